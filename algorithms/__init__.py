@@ -1,0 +1,1 @@
+"""The methods' mathematics. Knows nothing of keys or networks."""

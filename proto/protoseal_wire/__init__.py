@@ -1,0 +1,1 @@
+"""The wire: schema, generated stubs and the codec."""

@@ -1,0 +1,1 @@
+"""The site: data, model, training, and its half of the protocol."""

@@ -1,0 +1,1 @@
+"""The coordinator: round machine, store, aggregation bridge and gRPC service."""
