@@ -1,0 +1,170 @@
+"""What the two sides say to each other, as plain values.
+
+:mod:`protoseal_wire.codec` turns these into protobuf messages and back; nothing else touches message fields.
+Every value here has passed the codec's bounds when it came from the wire.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crypto.roster import Statement
+from crypto.sealed import SealedSecret
+
+PROTOCOL_VERSION = 1
+
+
+class Phase(IntEnum):
+    """One request/answer step. The coordinator's request is downloaded, the site's answer uploaded."""
+
+    ROSTER = 1
+    """Request: :class:`Roster`. Answer: :class:`RosterAnswer`."""
+    SECRET = 2
+    """Request: the :class:`crypto.sealed.SealedSecret` for this site. Answer: :class:`Acknowledgement`."""
+    PRESENCE = 3
+    """Request: :class:`RoundStart`; the site trains. Answer: :class:`PresenceStatement`."""
+    VALUES = 4
+    """Request: :class:`ActiveList`. Answer: :class:`crypto.protection.Payload`."""
+    RESULT = 5
+    """Request: the :class:`crypto.protection.Payload` for this site. Answer: :class:`Acknowledgement`."""
+
+
+@dataclass(frozen=True, order=True)
+class PhaseKey:
+    """Which step of which attempt. Round 0 is the set-up (ROSTER, SECRET); rounds and attempts count from 1."""
+
+    run: str
+    round: int
+    attempt: int
+    phase: Phase
+
+
+@dataclass(frozen=True)
+class JoinRequest:
+    """A site's wish to take part: the agreement it holds (SHA-256, 32 bytes) and its signed channel key."""
+
+    protocol: int
+    run: str
+    site: str
+    agreement_hash: bytes
+    statement: Statement
+
+
+@dataclass(frozen=True)
+class JoinReply:
+    """``poll_seconds``: how long the coordinator holds a NextTask call open."""
+
+    protocol: int
+    poll_seconds: float
+
+
+@dataclass(frozen=True)
+class TaskRequest:
+    """A site asks what to do next."""
+
+    protocol: int
+    run: str
+    site: str
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Nothing to do now: ask again."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A phase to answer. The request of ``size`` bytes and this SHA-256 is to be downloaded."""
+
+    key: PhaseKey
+    size: int
+    sha256: bytes
+    seconds_left: float
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The run is complete."""
+
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """The run ended without completing; its state is kept at the coordinator."""
+
+    reason: str
+
+
+Task = Wait | Work | Finished | Stopped
+
+
+@dataclass(frozen=True)
+class UploadHeader:
+    """Announces an answer: what it answers, whose it is, its size in bytes and its SHA-256."""
+
+    key: PhaseKey
+    site: str
+    size: int
+    sha256: bytes
+
+
+@dataclass(frozen=True)
+class DownloadRequest:
+    """Asks for the request of a phase."""
+
+    key: PhaseKey
+    site: str
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The signed statements of every site of the run."""
+
+    statements: tuple[Statement, ...]
+
+
+@dataclass(frozen=True)
+class GroupKeys:
+    """From the site that made the group secret: public evaluation keys, and the secret sealed to each other site."""
+
+    evaluation_keys: bytes
+    sealed: tuple[SealedSecret, ...]
+
+
+@dataclass(frozen=True)
+class RosterAnswer:
+    """The hash of the roster that a site verified; with the group's keys when the site is their maker."""
+
+    roster_hash: bytes
+    keys: GroupKeys | None = None
+
+
+@dataclass(frozen=True)
+class RoundStart:
+    """Train, then say which classes you hold."""
+
+
+@dataclass(frozen=True)
+class PresenceStatement:
+    """A site's signed word, for one attempt, on which classes it holds: bool of shape (K,)."""
+
+    site: str
+    holds: NDArray[np.bool_]
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class ActiveList:
+    """The presence statements of all participants of the attempt: who adds values for which class follows."""
+
+    statements: tuple[PresenceStatement, ...]
+
+
+@dataclass(frozen=True)
+class Acknowledgement:
+    """Received; says nothing about the content."""
