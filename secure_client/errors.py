@@ -1,0 +1,52 @@
+"""The exceptions of :mod:`secure_client`: one type per outcome that a caller can tell apart.
+
+    SiteError
+    ├── PluginError     a "module:function" that cannot be imported or called
+    ├── DataError       data that is missing, unreadable or not what the federation agreed on
+    ├── ModelError      a model that does not keep the contract, or a state that does not fit it
+    ├── DeviceError     a compute device that this machine does not have
+    ├── TrainingError   training that cannot start or went wrong
+    ├── StateError      a state directory of another run, damaged, or in use
+    └── Violation       the coordinator asked for, or sent, what the protocol does not allow
+        └── ConflictingRequest   it asked one phase twice with different content
+
+Each message is one line and names the remedy.
+"""
+
+from __future__ import annotations
+
+
+class SiteError(Exception):
+    """Base of every error of this package."""
+
+
+class PluginError(SiteError):
+    """A ``module:function`` cannot be imported, or does not take the arguments it is called with."""
+
+
+class DataError(SiteError):
+    """Data is missing, unreadable, or not what the federation agreed on."""
+
+
+class ModelError(SiteError):
+    """A model does not keep the contract, or a stored state does not fit it."""
+
+
+class DeviceError(SiteError):
+    """A compute device is not there."""
+
+
+class TrainingError(SiteError):
+    """Training cannot start, or its loss is no longer a number."""
+
+
+class StateError(SiteError):
+    """The site's state belongs to another run, is damaged, or is held by another process."""
+
+
+class Violation(SiteError):
+    """The coordinator asked for, or sent, what the protocol does not allow. The site answers nothing and leaves."""
+
+
+class ConflictingRequest(Violation):
+    """The coordinator asked one phase of one attempt twice with different content."""
