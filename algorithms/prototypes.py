@@ -1,0 +1,78 @@
+"""Prototypes at a site: class means, the public norm bound, and the nearest prototype (torch)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from algorithms.linear import Bool, Float
+
+
+@dataclass(frozen=True)
+class Targets:
+    """A prototype for some of the classes: ``rows`` (K, d) and ``present`` (K,) bool, on one device.
+
+    A row of a class that is not present is never read.
+    """
+
+    rows: Tensor
+    present: Tensor
+
+    @classmethod
+    def of(cls, rows: Float, present: Bool) -> Targets:
+        """Float32 on the CPU. Raises ``ValueError`` for shapes that do not fit or a target not finite."""
+        if rows.ndim != 2 or present.shape != rows.shape[:1] or present.dtype != np.bool_:
+            raise ValueError(f"rows {rows.shape} and present {present.shape} do not fit together")
+        if not np.isfinite(rows[present]).all():
+            raise ValueError("a target is not finite")
+        return cls(torch.tensor(rows, dtype=torch.float32), torch.tensor(present))
+
+    def to(self, device: torch.device) -> Targets:
+        """The same targets on ``device``."""
+        return Targets(self.rows.to(device), self.present.to(device))
+
+
+def class_means(batches: Iterable[tuple[Tensor, Tensor]], classes: int, dim: int) -> tuple[Tensor, Tensor]:
+    """C^k, the mean feature vector of each class (equations 1 and 2), over batches of (features, labels).
+
+    Features are (B, d) on any device, labels int64 (B,) in [0, K). Returns float64 means (K, d), zeros for a
+    class without samples, and int64 counts (K,), on the CPU. Sums run in float64 and in one order, so that
+    the same features give the same bits. The caller sees to ``eval()`` mode and to samples without
+    augmentation.
+    """
+    sums = torch.zeros(classes, dim, dtype=torch.float64)
+    counts = torch.zeros(classes, dtype=torch.int64)
+    for features, labels in batches:
+        members = torch.nn.functional.one_hot(labels.cpu(), classes)
+        sums += members.double().T @ features.detach().cpu().double()
+        counts += members.sum(dim=0)
+    return sums / counts.clamp(min=1).unsqueeze(1), counts
+
+
+def project_to_norm(rows: Float, bound: float) -> tuple[NDArray[np.float64], int]:
+    """Rows (K, d) with Euclidean norm at most ``bound``, and how many had to be shortened.
+
+    A longer row keeps its direction. The bound is public and the same at all sites; a caller reports a count
+    above 0, because then what is sent is no longer the class mean. Raises ``ValueError`` unless bound > 0.
+    """
+    if not bound > 0.0:
+        raise ValueError(f"the norm bound is above 0, not {bound}")
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    factors = np.where(norms > bound, bound / np.maximum(norms, bound), 1.0)
+    return rows * factors, int((norms > bound).sum())
+
+
+def nearest_prototype(features: Tensor, targets: Targets) -> Tensor:
+    """argmin_k ‖z_b − C̄^k‖₂ over the classes present, int64 (B,); the lower class on a tie.
+
+    ``features`` is (B, d). Raises ``ValueError`` when no class is present.
+    """
+    if not bool(targets.present.any()):
+        raise ValueError("no class has a prototype")
+    distances = torch.cdist(features, targets.rows, compute_mode="donot_use_mm_for_euclid_dist")
+    return distances.masked_fill(~targets.present, float("inf")).argmin(dim=1)
