@@ -1,0 +1,42 @@
+"""The configuration files: the agreement of a run, the coordinator's file, a site's file, a simulation's.
+
+Each is TOML, validated when it is loaded: a model here that exists is one that can be used. Unknown keys, and
+what belongs to a later version, are refused by name.
+"""
+
+from protoseal.config.agreement import (
+    Agreement,
+    PfplSection,
+    PreprocessingSection,
+    TrainingSection,
+    load_agreement,
+)
+from protoseal.config.capabilities import CONTROLS, Method, Presence, Protection
+from protoseal.config.deployment import (
+    CoordinatorConfig,
+    DeadlinesSection,
+    LogLevel,
+    SiteConfig,
+    load_coordinator,
+    load_site,
+)
+from protoseal.config.reading import ConfigError
+
+__all__ = [
+    "CONTROLS",
+    "Agreement",
+    "ConfigError",
+    "CoordinatorConfig",
+    "DeadlinesSection",
+    "LogLevel",
+    "Method",
+    "PfplSection",
+    "PreprocessingSection",
+    "Presence",
+    "Protection",
+    "SiteConfig",
+    "TrainingSection",
+    "load_agreement",
+    "load_coordinator",
+    "load_site",
+]

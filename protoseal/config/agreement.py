@@ -1,0 +1,240 @@
+"""The agreement: what the coordinator and every site of a run hold in common, checked by hash at join."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+
+from algorithms.pfpl import Weighting
+from protoseal.config.capabilities import (
+    BUILT_IN_MODELS,
+    CONTROLS,
+    LATER_METHODS,
+    LATER_PRESENCES,
+    LATER_PROTECTIONS,
+    Method,
+    Presence,
+    Protection,
+    check_protection_serves,
+    known_name,
+)
+from protoseal.config.reading import Section, nearest, read_toml, validate
+
+NAME_PATTERN = r"^[a-z0-9][a-z0-9.-]{0,62}$"
+Name = Annotated[str, Field(pattern=NAME_PATTERN)]
+"""A federation's, run's or site's name: lower-case letters, digits, dots and hyphens, 63 at most."""
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+
+HASH_LABEL = b"protoseal/v1/agreement\x00"
+FEWEST_SAFE_HOLDERS = 3
+"""With two holders, each one's answer is the other's prototype; with one, there is nobody to hide behind."""
+
+CKKS_SLOTS = 4096
+"""Values in one ciphertext; all classes of one feature must fit into it."""
+
+
+def model_spec(value: str) -> str:
+    """The value, if it names a built-in model or is of the form ``module:function``; else ``ValueError``."""
+    if value in BUILT_IN_MODELS or re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", value):
+        return value
+    raise ValueError(f"unknown model {value!r}, and not module:function{nearest(value, BUILT_IN_MODELS)}")
+
+
+ModelSpec = Annotated[
+    str, BeforeValidator(lambda value: model_spec(value) if isinstance(value, str) else value)
+]
+
+
+class PreprocessingSection(Section):
+    """How every site turns an image into the model's input: square, scaled to [0, 1], normalised."""
+
+    image_size: Annotated[int, Field(ge=1, le=4096)]
+    channels: Annotated[int, Field(ge=1, le=64)]
+    mean: tuple[Annotated[float, Field(allow_inf_nan=False)], ...]
+    std: tuple[Positive, ...]
+
+    @model_validator(mode="after")
+    def _one_for_each_channel(self) -> Self:
+        if not len(self.mean) == len(self.std) == self.channels:
+            raise ValueError(f"mean and std need one number for each of the {self.channels} channels")
+        return self
+
+
+class PfplSection(Section):
+    """PFPL's own settings: equations 4 and 5 of the paper (docs/notation.md)."""
+
+    weighting: Weighting = Weighting.COMPLEMENT
+    squared: bool = True
+    alpha: Fraction = 0.3
+    alignment: NotNegative = Field(default=1.0, alias="lambda")
+    literal_regulariser: bool = False
+
+    @model_validator(mode="after")
+    def _unsquared_is_distance(self) -> Self:
+        if not self.squared and self.weighting is not Weighting.DISTANCE:
+            raise ValueError(
+                "squared = false is a form of weighting 'distance' alone; set that or remove squared"
+            )
+        return self
+
+
+class TrainingSection(Section):
+    """Local training, the same at every site. ``init_seed`` makes the common initial model."""
+
+    model: ModelSpec = "small-cnn"
+    init_seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    lr: Positive = 0.01
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    weight_decay: NotNegative = 1e-5
+    batch_size: Count = 32
+    local_epochs: Count = 1
+
+
+class Agreement(Section):
+    """What all parties of a run hold in common. Any difference changes :meth:`hash`.
+
+    ``min_holders`` counts *sites* that have a class, the receiver included: below it the class is withheld in
+    that round, in every protection. Fewer than three give a peer's prototype away, so they need protection
+    ``plain``, which hides nothing from anyone, or ``allow_fewer_holders_reveals_peers``. It bounds one
+    answer, not a run: from two rounds of exact answers with unmoving peers a site can recover a peer's
+    prototype.
+
+    ``min_sites`` is the fewest sites that may take part in a round. It is at least two, since one site has no
+    peers, and at least ``min_holders``, since with fewer sites every class of every round would be withheld.
+    ``agreement_threshold`` (tau) is in units of ``norm_bound`` squared: at or below it, peers count as equal.
+    """
+
+    federation: Name
+    run: Name
+    method: Method
+    protection: Protection
+    rounds: Annotated[int, Field(ge=1, le=100_000)]
+    classes: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = Field(
+        min_length=2, max_length=CKKS_SLOTS
+    )
+    dim: Annotated[int, Field(ge=1, le=1 << 20)]
+    min_holders: Count = FEWEST_SAFE_HOLDERS
+    min_sites: Annotated[int, Field(ge=2)] = FEWEST_SAFE_HOLDERS
+    allow_fewer_holders_reveals_peers: bool = False
+    norm_bound: Positive = 10.0
+    agreement_threshold: Positive = 1e-4
+    presence: Presence = Presence.PUBLIC
+    preprocessing: PreprocessingSection | None = None
+    pfpl: PfplSection = PfplSection()
+    training: TrainingSection = TrainingSection()
+
+    @field_validator("method", mode="before")
+    @classmethod
+    def _known_method(cls, value: object) -> object:
+        return known_name(value, "method", Method, LATER_METHODS)
+
+    @field_validator("protection", mode="before")
+    @classmethod
+    def _known_protection(cls, value: object) -> object:
+        return known_name(value, "protection", Protection, LATER_PROTECTIONS)
+
+    @field_validator("presence", mode="before")
+    @classmethod
+    def _known_presence(cls, value: object) -> object:
+        return known_name(value, "presence", Presence, LATER_PRESENCES)
+
+    @field_validator("classes", mode="after")
+    @classmethod
+    def _distinct_classes(cls, classes: tuple[str, ...]) -> tuple[str, ...]:
+        repeated = sorted({name for name in classes if classes.count(name) > 1})
+        if repeated:
+            raise ValueError(f"class {repeated[0]!r} is named more than once")
+        return classes
+
+    @model_validator(mode="after")
+    def _enough_holders_and_sites(self) -> Self:
+        if self.min_holders < FEWEST_SAFE_HOLDERS:
+            self._check_few_holders_are_meant()
+        if self.min_sites < self.min_holders:
+            raise ValueError(
+                f"min_sites ({self.min_sites}) is below min_holders ({self.min_holders}), so a"
+                " round could withhold every class; raise min_sites or lower min_holders"
+            )
+        return self
+
+    def _check_few_holders_are_meant(self) -> None:
+        if self.protection is not Protection.PLAIN and not self.allow_fewer_holders_reveals_peers:
+            raise ValueError(
+                f"min_holders = {self.min_holders} lets a site compute another site's prototype; set it"
+                " to 3 or more, or say allow_fewer_holders_reveals_peers = true"
+            )
+
+    @model_validator(mode="after")
+    def _protection_serves_method(self) -> Self:
+        check_protection_serves(self.method, self.pfpl.weighting, self.pfpl.squared, self.protection)
+        return self
+
+    @model_validator(mode="after")
+    def _built_in_models_know_their_input(self) -> Self:
+        if self.preprocessing is None and self.training.model in BUILT_IN_MODELS:
+            raise ValueError(
+                f"model {self.training.model!r} needs a table [preprocessing] with image_size, channels, mean"
+                " and std; without one, name a model of your own as module:function"
+            )
+        return self
+
+    def to_json(self) -> str:
+        """The canonical JSON text: sorted keys, no spaces, ASCII, every default written out."""
+        content = self.model_dump(mode="json", by_alias=True)
+        return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str, *, source: str) -> Agreement:
+        """The agreement that :meth:`to_json` wrote; raises ``ConfigError`` naming ``source``."""
+        return validate(cls, json.loads(text), source=source, directory=Path())
+
+    def hash(self) -> bytes:
+        """SHA-256 (32 bytes) over a version label and :meth:`to_json`: equal when all settings are."""
+        return hashlib.sha256(HASH_LABEL + self.to_json().encode("ascii")).digest()
+
+    @property
+    def needs_group_secret(self) -> bool:
+        """Whether the sites share a secret that one of them makes and seals to the others."""
+        return self.protection is Protection.CKKS
+
+
+def load_agreement(path: Path) -> Agreement:
+    """The agreement in a TOML file; raises ``ConfigError``."""
+    return read_toml(path, Agreement)
+
+
+def _agreement_of(value: object, info: ValidationInfo) -> object:
+    """A path becomes the agreement that the file holds, a table the agreement it is."""
+    context = info.context or {}
+    directory: Path = context.get("directory", Path())
+    match value:
+        case str():
+            return load_agreement(directory / Path(value).expanduser())
+        case dict():
+            return validate(
+                Agreement, value, source=f"{context.get('source')}: agreement", directory=directory
+            )
+        case _:
+            return value
+
+
+def _deployable(agreement: Agreement) -> Agreement:
+    if agreement.method in CONTROLS:
+        raise ValueError(
+            f"method {agreement.method.value!r} is a control without peers: it runs in `protoseal simulate`"
+            " only; choose 'pfpl'"
+        )
+    return agreement
+
+
+DeployedAgreement = Annotated[Agreement, AfterValidator(_deployable), BeforeValidator(_agreement_of)]
+"""In a coordinator's or site's file: the path of the agreement's file, or the agreement as a table."""

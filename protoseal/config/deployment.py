@@ -1,0 +1,168 @@
+"""The coordinator's file and the site's file."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
+
+from protoseal.config.agreement import Count, DeployedAgreement, ModelSpec, Name, Positive
+from protoseal.config.reading import LocalPath, Section, read_toml
+
+Seconds = Annotated[float, Field(gt=0, le=30 * 86_400)]
+
+
+def _address(value: str) -> str:
+    if (
+        re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}", value)
+        and int(value.rpartition(":")[2]) < 65_536
+    ):
+        return value
+    raise ValueError(f"{value!r} is not host:port, such as coordinator.example.org:8443")
+
+
+Address = Annotated[str, AfterValidator(_address)]
+
+
+class LogLevel(StrEnum):
+    """The least severe message that is logged."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class DeadlinesSection(Section):
+    """How long the coordinator waits for sites, in seconds, before it goes on without them."""
+
+    join: Seconds = 3600.0
+    setup: Seconds = 300.0
+    train: Seconds = 7200.0
+    values: Seconds = 900.0
+    result: Seconds = 900.0
+
+
+class _PartyFile(Section):
+    """What the coordinator's and a site's file have in common.
+
+    ``key`` is the encrypted private key; its passphrase comes from the environment, from ``passphrase_file``
+    or, on a terminal, from a prompt: never from this file.
+    """
+
+    agreement: DeployedAgreement
+    ca: LocalPath
+    certificate: LocalPath
+    key: LocalPath
+    passphrase_file: LocalPath | None = None
+    state_dir: LocalPath
+    log_level: LogLevel = LogLevel.INFO
+
+
+class CoordinatorConfig(_PartyFile):
+    """``coordinator.toml``. Only sites on the list ``sites`` may join; ``workers = 0`` uses every core.
+
+    ``record_view`` keeps every message that the coordinator receives, for audits and tests; it grows with the
+    run.
+    """
+
+    listen: Address
+    sites: tuple[Name, ...]
+    deadlines: DeadlinesSection = DeadlinesSection()
+    max_attempts: Annotated[int, Field(ge=1, le=100)] = 3
+    workers: Annotated[int, Field(ge=0, le=1024)] = 0
+    record_view: bool = False
+
+    @model_validator(mode="after")
+    def _roster_suffices(self) -> Self:
+        repeated = sorted({name for name in self.sites if self.sites.count(name) > 1})
+        if repeated:
+            raise ValueError(f"sites: {repeated[0]!r} is listed more than once")
+        if len(self.sites) < self.agreement.min_sites:
+            raise ValueError(
+                f"sites: {len(self.sites)} listed, but the agreement's min_sites is"
+                f" {self.agreement.min_sites}; list every site that may join"
+            )
+        return self
+
+
+class SiteConfig(_PartyFile):
+    """``site.toml``. ``out`` receives the trained model, the prototypes and the site's log.
+
+    ``min_holders`` and ``min_sites`` are what *this site* insists on, whatever the coordinator says: the
+    agreement's values unless given, and never less. ``pins`` maps a peer's name to the SHA-256 fingerprint of
+    its certificate: with a pin, not even the CA can put another certificate in the peer's place.
+    """
+
+    name: Name
+    coordinator: Address
+    data: Annotated[str, Field(min_length=1)]
+    data_root: LocalPath | None = None
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
+    out: LocalPath
+    model: ModelSpec | None = None
+    min_holders: Count | None = None
+    min_sites: Annotated[int, Field(ge=2)] | None = None
+    pins: dict[Name, str] = Field(default_factory=dict)
+    retry_seconds: Positive = 600.0
+
+    @property
+    def model_spec(self) -> str:
+        """This site's model: its own when the file names one, else the agreement's."""
+        return self.model or self.agreement.training.model
+
+    @property
+    def required_holders(self) -> int:
+        """Fewest holders, this site included, for a class that this site sends or accepts."""
+        return self.min_holders or self.agreement.min_holders
+
+    @property
+    def required_sites(self) -> int:
+        """Fewest sites, this one included, in a round that this site takes part in."""
+        return self.min_sites or self.agreement.min_sites
+
+    @field_validator("data", mode="after")
+    @classmethod
+    def _data_from_directory(cls, spec: str, info: ValidationInfo) -> str:
+        directory = (info.context or {}).get("directory")
+        kind, separator, path = spec.partition(":")
+        if directory is None or not separator or kind not in {"npz", "folder"}:
+            return spec
+        return f"{kind}:{directory / Path(path).expanduser()}"
+
+    @field_validator("pins", mode="after")
+    @classmethod
+    def _plain_fingerprints(cls, pins: dict[str, str]) -> dict[str, str]:
+        return {name: _fingerprint(name, text) for name, text in pins.items()}
+
+    @model_validator(mode="after")
+    def _only_stricter(self) -> Self:
+        if self.required_holders < self.agreement.min_holders:
+            raise ValueError(_looser("min_holders", self.required_holders, self.agreement.min_holders))
+        if self.required_sites < self.agreement.min_sites:
+            raise ValueError(_looser("min_sites", self.required_sites, self.agreement.min_sites))
+        return self
+
+
+def _looser(key: str, own: int, agreed: int) -> str:
+    return f"{key}: {own} is below the agreement's {agreed}; a site's own minimum may only be stricter"
+
+
+def _fingerprint(name: str, text: str) -> str:
+    plain = text.replace(":", "").lower()
+    if not re.fullmatch(r"[0-9a-f]{64}", plain):
+        raise ValueError(f"the pin of {name!r} is not a SHA-256 fingerprint of 64 hexadecimal digits")
+    return plain
+
+
+def load_coordinator(path: Path) -> CoordinatorConfig:
+    """The coordinator's file; raises ``ConfigError``."""
+    return read_toml(path, CoordinatorConfig)
+
+
+def load_site(path: Path) -> SiteConfig:
+    """The site's file; raises ``ConfigError``."""
+    return read_toml(path, SiteConfig)
