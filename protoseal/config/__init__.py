@@ -21,6 +21,7 @@ from protoseal.config.deployment import (
     load_site,
 )
 from protoseal.config.reading import ConfigError
+from protoseal.config.simulation import SimulationConfig, load_simulation
 
 __all__ = [
     "CONTROLS",
@@ -34,9 +35,11 @@ __all__ = [
     "PreprocessingSection",
     "Presence",
     "Protection",
+    "SimulationConfig",
     "SiteConfig",
     "TrainingSection",
     "load_agreement",
     "load_coordinator",
+    "load_simulation",
     "load_site",
 ]

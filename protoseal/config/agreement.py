@@ -14,16 +14,14 @@ from algorithms.pfpl import Weighting
 from protoseal.config.capabilities import (
     BUILT_IN_MODELS,
     CONTROLS,
-    LATER_METHODS,
-    LATER_PRESENCES,
-    LATER_PROTECTIONS,
-    Method,
+    KnownMethod,
+    KnownPresence,
+    KnownProtection,
     Presence,
     Protection,
     check_protection_serves,
-    known_name,
 )
-from protoseal.config.reading import Section, nearest, read_toml, validate
+from protoseal.config.reading import Section, directory_of, nearest, read_toml, source_of, validate
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9.-]{0,62}$"
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
@@ -115,8 +113,8 @@ class Agreement(Section):
 
     federation: Name
     run: Name
-    method: Method
-    protection: Protection
+    method: KnownMethod
+    protection: KnownProtection
     rounds: Annotated[int, Field(ge=1, le=100_000)]
     classes: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = Field(
         min_length=2, max_length=CKKS_SLOTS
@@ -127,25 +125,10 @@ class Agreement(Section):
     allow_fewer_holders_reveals_peers: bool = False
     norm_bound: Positive = 10.0
     agreement_threshold: Positive = 1e-4
-    presence: Presence = Presence.PUBLIC
+    presence: KnownPresence = Presence.PUBLIC
     preprocessing: PreprocessingSection | None = None
     pfpl: PfplSection = PfplSection()
     training: TrainingSection = TrainingSection()
-
-    @field_validator("method", mode="before")
-    @classmethod
-    def _known_method(cls, value: object) -> object:
-        return known_name(value, "method", Method, LATER_METHODS)
-
-    @field_validator("protection", mode="before")
-    @classmethod
-    def _known_protection(cls, value: object) -> object:
-        return known_name(value, "protection", Protection, LATER_PROTECTIONS)
-
-    @field_validator("presence", mode="before")
-    @classmethod
-    def _known_presence(cls, value: object) -> object:
-        return known_name(value, "presence", Presence, LATER_PRESENCES)
 
     @field_validator("classes", mode="after")
     @classmethod
@@ -214,15 +197,12 @@ def load_agreement(path: Path) -> Agreement:
 
 def _agreement_of(value: object, info: ValidationInfo) -> object:
     """A path becomes the agreement that the file holds, a table the agreement it is."""
-    context = info.context or {}
-    directory: Path = context.get("directory", Path())
+    directory = directory_of(info) or Path()
     match value:
         case str():
             return load_agreement(directory / Path(value).expanduser())
         case dict():
-            return validate(
-                Agreement, value, source=f"{context.get('source')}: agreement", directory=directory
-            )
+            return validate(Agreement, value, source=f"{source_of(info)}: agreement", directory=directory)
         case _:
             return value
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import Annotated
+
+from pydantic import BeforeValidator
 
 from algorithms.pfpl import Weighting, served_by
 from crypto.protection import Offer
@@ -69,6 +72,17 @@ def known_name(value: object, kind: str, known: type[StrEnum], later: Mapping[st
     if value.lower() in later:
         raise ValueError(f"{kind} {value!r} {later[value.lower()]}; choose {' or '.join(names)}")
     raise ValueError(f"unknown {kind} {value!r}{nearest(value, names)}")
+
+
+KnownMethod = Annotated[
+    Method, BeforeValidator(lambda value: known_name(value, "method", Method, LATER_METHODS))
+]
+KnownProtection = Annotated[
+    Protection, BeforeValidator(lambda value: known_name(value, "protection", Protection, LATER_PROTECTIONS))
+]
+KnownPresence = Annotated[
+    Presence, BeforeValidator(lambda value: known_name(value, "presence", Presence, LATER_PRESENCES))
+]
 
 
 def check_protection_serves(

@@ -10,7 +10,7 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from protoseal.config.agreement import Count, DeployedAgreement, ModelSpec, Name, Positive
-from protoseal.config.reading import LocalPath, Section, read_toml
+from protoseal.config.reading import LocalPath, Section, data_spec, directory_of, read_toml
 
 Seconds = Annotated[float, Field(gt=0, le=30 * 86_400)]
 
@@ -25,6 +25,10 @@ def _address(value: str) -> str:
 
 
 Address = Annotated[str, AfterValidator(_address)]
+
+
+Device = Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")]
+"""``auto`` is the GPU when there is one."""
 
 
 class LogLevel(StrEnum):
@@ -101,7 +105,7 @@ class SiteConfig(_PartyFile):
     coordinator: Address
     data: Annotated[str, Field(min_length=1)]
     data_root: LocalPath | None = None
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
+    device: Device = "auto"
     out: LocalPath
     model: ModelSpec | None = None
     min_holders: Count | None = None
@@ -127,11 +131,7 @@ class SiteConfig(_PartyFile):
     @field_validator("data", mode="after")
     @classmethod
     def _data_from_directory(cls, spec: str, info: ValidationInfo) -> str:
-        directory = (info.context or {}).get("directory")
-        kind, separator, path = spec.partition(":")
-        if directory is None or not separator or kind not in {"npz", "folder"}:
-            return spec
-        return f"{kind}:{directory / Path(path).expanduser()}"
+        return data_spec(spec, directory_of(info))
 
     @field_validator("pins", mode="after")
     @classmethod

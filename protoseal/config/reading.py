@@ -41,13 +41,17 @@ def read_toml(path: Path, model: type[SectionT]) -> SectionT:
 
     Raises :class:`ConfigError` for a file that is missing, not TOML, or wrong in any of its keys.
     """
+    return validate(model, parse_toml(path), source=str(path), directory=path.parent)
+
+
+def parse_toml(path: Path) -> dict[str, Any]:
+    """The content of a TOML file, not validated; raises :class:`ConfigError` if it is missing or not TOML."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(str(path), [f"cannot be read ({error.strerror})"]) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(str(path), [f"is not TOML: {error}"]) from error
-    return validate(model, table, source=str(path), directory=path.parent)
 
 
 def validate(model: type[SectionT], table: dict[str, Any], *, source: str, directory: Path) -> SectionT:
@@ -75,8 +79,35 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {matches[0]!r}?" if matches else f"; known: {', '.join(names)}"
 
 
+def directory_of(info: ValidationInfo) -> Path | None:
+    """The directory that relative paths are taken from; None for a model that was made without a file."""
+    return (info.context or {}).get("directory")
+
+
+def source_of(info: ValidationInfo) -> str:
+    """What the content being validated is called in errors."""
+    return str((info.context or {}).get("source", ""))
+
+
+def data_spec(spec: str, directory: Path | None) -> str:
+    """A data set's name with its relative paths (``npz:``, ``folder:``, ``sites:``) taken from ``directory``.
+
+    Domains joined by ``+`` are treated one by one; other forms stay as they are.
+    """
+    if directory is None:
+        return spec
+    return "+".join(_domain_spec(part, directory) for part in spec.split("+"))
+
+
+def _domain_spec(spec: str, directory: Path) -> str:
+    kind, separator, path = spec.partition(":")
+    if separator and kind in {"npz", "folder", "sites"}:
+        return f"{kind}:{directory / Path(path).expanduser()}"
+    return spec
+
+
 def _from_directory(path: Path, info: ValidationInfo) -> Path:
-    directory = (info.context or {}).get("directory")
+    directory = directory_of(info)
     return path if directory is None else directory / path.expanduser()
 
 
