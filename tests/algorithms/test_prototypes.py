@@ -1,0 +1,80 @@
+"""Class means, the norm bound and the nearest prototype against loops."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from algorithms.linear import Float
+from algorithms.prototypes import Targets, class_means, nearest_prototype, project_to_norm
+
+ROWS = npst.arrays(np.float64, (4, 3), elements=st.floats(-1e3, 1e3))
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=20), st.integers(1, 7))
+def test_class_means_do_not_depend_on_batches(labels: list[int], size: int) -> None:
+    features = torch.randn(len(labels), 5, generator=torch.Generator().manual_seed(len(labels)))
+    target = torch.tensor(labels)
+    means, counts = class_means(
+        zip(torch.split(features, size), torch.split(target, size), strict=True), 4, 5
+    )
+    assert means.dtype == torch.float64
+    for k in range(4):
+        members = [features[b].double() for b, label in enumerate(labels) if label == k]
+        assert counts[k] == len(members)
+        expected = sum(members) / len(members) if members else torch.zeros(5, dtype=torch.float64)
+        torch.testing.assert_close(means[k], expected)
+
+
+def test_class_means_are_summed_in_float64() -> None:
+    """A known failure of float32: 2^24 + 1 + 1 loses both ones."""
+    features = torch.tensor([[2.0**24], [1.0], [1.0]])
+    means, _ = class_means([(features, torch.zeros(3, dtype=torch.int64))], 1, 1)
+    assert means.item() == (2.0**24 + 2) / 3
+
+
+@given(ROWS, st.floats(0.1, 100))
+def test_projection_keeps_direction_and_short_rows(rows: Float, bound: float) -> None:
+    projected, shortened = project_to_norm(rows, bound)
+    norms = np.linalg.norm(rows, axis=1)
+    assert shortened == sum(norm > bound for norm in norms)
+    for row, result, norm in zip(rows, projected, norms, strict=True):
+        if norm <= bound:
+            np.testing.assert_array_equal(result, row)
+        else:
+            np.testing.assert_allclose(result, row * bound / norm)
+            assert np.linalg.norm(result) <= bound * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("bound", [0.0, -1.0, float("nan")])
+def test_a_bound_that_is_not_above_zero_is_refused(bound: float) -> None:
+    with pytest.raises(ValueError, match="norm bound"):
+        project_to_norm(np.ones((1, 2)), bound)
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_nearest_prototype_among_those_present(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows, present = rng.normal(size=(6, 3)), rng.random(6) < 0.6
+    present[rng.integers(6)] = True
+    features = torch.tensor(rng.normal(size=(9, 3)), dtype=torch.float32)
+    chosen = nearest_prototype(features, Targets.of(rows, present))
+    for z, label in zip(features.numpy(), chosen.tolist(), strict=True):
+        distances = [np.linalg.norm(z - rows[k]) if present[k] else np.inf for k in range(6)]
+        assert distances[label] == pytest.approx(min(distances), abs=1e-5)
+
+
+def test_a_row_that_is_not_present_is_never_read() -> None:
+    targets = Targets.of(np.array([[np.nan, 0.0], [9.0, 9.0]]), np.array([False, True]))
+    assert nearest_prototype(torch.zeros(2, 2), targets).tolist() == [1, 1]
+
+
+def test_targets_and_predictions_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ValueError, match="not finite"):
+        Targets.of(np.array([[np.inf]]), np.array([True]))
+    with pytest.raises(ValueError, match="do not fit"):
+        Targets.of(np.zeros((2, 3)), np.array([True]))
+    with pytest.raises(ValueError, match="no class has a prototype"):
+        nearest_prototype(torch.zeros(1, 2), Targets.of(np.zeros((2, 2)), np.array([False, False])))
