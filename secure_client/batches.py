@@ -1,0 +1,92 @@
+"""Batches from a site's data set: a pair of tensors stays on the device, anything else is read as needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence, Sized
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from secure_client.errors import DataError
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Source(Protocol):
+    """Samples by index, in batches, on the device that trains."""
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        ...
+
+    def batches(self, groups: Sequence[Sequence[int]]) -> Iterator[Batch]:
+        """(inputs, int64 labels) for each group of indices, in the given order."""
+        ...
+
+
+class TensorSource:
+    """A pair of tensors, copied to the device once."""
+
+    def __init__(self, dataset: TensorDataset, device: torch.device) -> None:
+        inputs, labels = dataset.tensors
+        self._inputs = inputs.to(device)
+        self._labels = labels.to(device, torch.int64)
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def batches(self, groups: Sequence[Sequence[int]]) -> Iterator[Batch]:
+        for group in groups:
+            chosen = torch.tensor(group, device=self._labels.device)
+            yield self._inputs[chosen], self._labels[chosen]
+
+
+class DatasetSource:
+    """Any map-style data set of (tensor, int label); decoded in this process, each time it is read."""
+
+    def __init__(self, dataset: Dataset[Any], device: torch.device) -> None:
+        self._dataset = dataset
+        self._device = device
+
+    def __len__(self) -> int:
+        return len(cast("Sized", self._dataset))
+
+    def batches(self, groups: Sequence[Sequence[int]]) -> Iterator[Batch]:
+        loader = DataLoader(
+            self._dataset,
+            batch_sampler=groups,  # type: ignore[arg-type]  # any iterable will do
+            generator=torch.Generator(),  # else it draws from the one that shuffles and drops out
+        )
+        for inputs, labels in loader:
+            yield inputs.to(self._device), torch.as_tensor(labels, dtype=torch.int64).to(self._device)
+
+
+def open_source(dataset: Dataset[Any], device: torch.device) -> Source:
+    """The source for a data set; :class:`DataError` for one that has no length or no samples."""
+    if not hasattr(dataset, "__len__"):
+        raise DataError(f"a {type(dataset).__name__} has no length; give a map-style Dataset with __len__")
+    if len(dataset) == 0:
+        raise DataError("a data set without samples; leave the test set out or give the site some data")
+    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
+        return TensorSource(dataset, device)
+    return DatasetSource(dataset, device)
+
+
+def in_order(count: int, size: int) -> list[list[int]]:
+    """Indices 0 … count − 1 in batches of ``size``."""
+    return split(list(range(count)), size)
+
+
+def split(order: Sequence[int], size: int, *, join_single: bool = False) -> list[list[int]]:
+    """``order`` in batches of ``size``; the last may be shorter.
+
+    With ``join_single`` a last batch of one sample joins the one before it, because batch normalisation
+    cannot train on a single sample and leaving it out would lose it.
+    """
+    groups = [list(order[start : start + size]) for start in range(0, len(order), size)]
+    if join_single and len(groups) > 1 and len(groups[-1]) == 1:
+        last = groups.pop()
+        groups[-1] += last
+    return groups
