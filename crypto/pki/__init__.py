@@ -1,0 +1,24 @@
+"""Identity: a federation's CA, the certificates of its parties, and signatures made with their keys.
+
+ECDSA P-256 throughout (gRPC's TLS refuses Ed25519 client certificates). A party is who its certificate says:
+the URI ``spiffe://<federation>/site/<name>`` or ``spiffe://<federation>/coordinator``.
+"""
+
+from crypto.pki.authority import approve, create_authority
+from crypto.pki.credentials import Credentials, verify
+from crypto.pki.identity import Identity, Role
+from crypto.pki.requests import Request, create_request, read_request
+from crypto.pki.trust import TrustAnchor
+
+__all__ = [
+    "Credentials",
+    "Identity",
+    "Request",
+    "Role",
+    "TrustAnchor",
+    "approve",
+    "create_authority",
+    "create_request",
+    "read_request",
+    "verify",
+]

@@ -1,0 +1,169 @@
+"""The federation's CA: made once, and used to approve requests.
+
+Its key must not be at the coordinator: who holds it can make any identity, and with the coordinator's place
+in the middle that voids every signature between sites.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from crypto.errors import KeyStoreError, VerificationError
+from crypto.pki import files
+from crypto.pki.fields import extension, load_certificate
+from crypto.pki.identity import Role, check_name, federation_uri, host_name
+from crypto.pki.requests import Request, read_request, subject
+from crypto.pki.trust import EXTENDED_USAGE, TrustAnchor, check_validity
+
+CA_KEY_FILE = "ca.key.pem"
+CA_FILE = "ca.pem"
+DEFAULT_CA_DAYS = 3650
+LONGEST_DAYS = 36_500
+DEFAULT_DAYS = {Role.SITE: 365, Role.COORDINATOR: 30}
+"""A coordinator's certificate is short-lived: all sites dial whoever holds it."""
+
+_CLOCK_SKEW = timedelta(minutes=5)
+"""Certificates start this much early, for machines whose clocks lag."""
+
+
+def create_authority(
+    directory: Path,
+    federation: str,
+    passphrase: bytes,
+    days: int = DEFAULT_CA_DAYS,
+    *,
+    overwrite: bool = False,
+    now: datetime | None = None,
+) -> TrustAnchor:
+    """Make a CA: ``ca.key.pem`` (P-256, encrypted, mode 0600) and ``ca.pem``, to be handed to every party.
+
+    Raises ``ValueError`` for a bad name or number of days, :class:`KeyStoreError` for an empty passphrase and
+    for files that are there unless ``overwrite``, which voids every certificate that the old CA signed.
+    """
+    check_name("federation", federation)
+    key_path, certificate_path = directory / CA_KEY_FILE, directory / CA_FILE
+    if not overwrite:
+        files.check_absent(key_path, certificate_path)
+    key = ec.generate_private_key(ec.SECP256R1())
+    certificate = _authority_certificate(key, federation, days, now or datetime.now(UTC))
+    files.make_directory(directory)
+    files.write_key(key_path, key, passphrase, overwrite=overwrite)
+    content = certificate.public_bytes(serialization.Encoding.PEM)
+    files.write_public(certificate_path, content, overwrite=overwrite)
+    return TrustAnchor(content)
+
+
+def approve(
+    authority: Path,
+    passphrase: bytes,
+    request_pem: bytes,
+    days: int | None = None,
+    *,
+    now: datetime | None = None,
+) -> x509.Certificate:
+    """Sign a certificate for what a request asks, with the CA in the directory ``authority``.
+
+    The caller has compared the request's fingerprint with the requester's. Every extension is made here,
+    whatever the request carries. Valid for ``days`` (365 for a site, 30 for a coordinator), and never longer
+    than the CA. Raises as :func:`crypto.pki.read_request`, :class:`VerificationError` for a request of
+    another federation or a CA out of its validity, :class:`KeyStoreError` for a CA that is missing or does
+    not open.
+    """
+    moment = now or datetime.now(UTC)
+    content = files.read(authority / CA_FILE)
+    issuer = load_certificate(content)
+    request = read_request(request_pem)
+    _check_same_federation(request, TrustAnchor(content).federation)
+    check_validity(issuer, moment)
+    key = files.read_key(authority / CA_KEY_FILE, passphrase)
+    if issuer.public_key() != key.public_key():
+        raise KeyStoreError(f"{CA_FILE} and {CA_KEY_FILE} in {authority} do not belong together")
+    lifetime = _lifetime(DEFAULT_DAYS[request.identity.role] if days is None else days)
+    return _party_certificate(request, issuer, key, moment, lifetime)
+
+
+def _check_same_federation(request: Request, federation: str) -> None:
+    if request.identity.federation != federation:
+        raise VerificationError(f"a request for {request.identity}, but this is the CA of {federation}")
+
+
+def _lifetime(days: int) -> timedelta:
+    if not 1 <= days <= LONGEST_DAYS:
+        raise ValueError(f"a certificate is valid for 1 to {LONGEST_DAYS} days, not {days}")
+    return timedelta(days=days)
+
+
+def _authority_certificate(
+    key: ec.EllipticCurvePrivateKey, federation: str, days: int, moment: datetime
+) -> x509.Certificate:
+    name = x509.Name(
+        [
+            x509.NameAttribute(NameOID.ORGANIZATION_NAME, federation),
+            x509.NameAttribute(NameOID.COMMON_NAME, "federation CA"),
+        ]
+    )
+    uri = x509.UniformResourceIdentifier(federation_uri(federation))
+    return (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(moment - _CLOCK_SKEW)
+        .not_valid_after(moment + _lifetime(days))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(authority=True), critical=True)
+        .add_extension(x509.SubjectAlternativeName([uri]), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+
+
+def _party_certificate(
+    request: Request,
+    issuer: x509.Certificate,
+    key: ec.EllipticCurvePrivateKey,
+    moment: datetime,
+    lifetime: timedelta,
+) -> x509.Certificate:
+    names = [x509.UniformResourceIdentifier(request.identity.uri), *map(host_name, request.hosts)]
+    usage = EXTENDED_USAGE[request.identity.role]
+    issuer_key = extension(issuer, x509.SubjectKeyIdentifier)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject(request.identity))
+        .issuer_name(issuer.subject)
+        .public_key(request.public_key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(max(moment - _CLOCK_SKEW, issuer.not_valid_before_utc))
+        .not_valid_after(min(moment + lifetime, issuer.not_valid_after_utc))
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(authority=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(request.public_key), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer_key), critical=False
+        )
+        .sign(key, hashes.SHA256())
+    )
+
+
+def _key_usage(*, authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=authority,
+        crl_sign=authority,
+        encipher_only=False,
+        decipher_only=False,
+    )

@@ -1,0 +1,95 @@
+"""What a party holds of its own: its certificate and private key, to sign and to speak TLS with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from crypto.encoding import encode
+from crypto.errors import KeyStoreError, VerificationError
+from crypto.keys import StorageKey, derive
+from crypto.pki.fields import load_certificate
+from crypto.pki.files import read, read_key
+from crypto.pki.trust import fingerprint, identity_of
+
+_ALGORITHM = ec.ECDSA(hashes.SHA256())
+
+
+class Credentials:
+    """A party's certificate and private key. Whether the CA signed it is for ``TrustAnchor`` to say."""
+
+    def __init__(self, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
+        """:class:`KeyStoreError` unless the certificate is this key's."""
+        if certificate.public_key() != key.public_key():
+            raise KeyStoreError(
+                "the certificate is not this private key's; use the pair that belongs together"
+            )
+        self._certificate = certificate
+        self._key = key
+        self.identity = identity_of(certificate)
+
+    @classmethod
+    def load(cls, certificate_path: Path, key_path: Path, passphrase: bytes) -> Credentials:
+        """From a certificate file (PEM or DER) and an encrypted key file.
+
+        Raises :class:`KeyStoreError` for a file that cannot be read, a wrong passphrase or a pair that does
+        not belong together, :class:`crypto.errors.MalformedError` or :class:`VerificationError` for a
+        certificate that is not a party's.
+        """
+        return cls(load_certificate(read(certificate_path)), read_key(key_path, passphrase))
+
+    @property
+    def certificate_der(self) -> bytes:
+        """The certificate as DER, as it goes into statements."""
+        return self._certificate.public_bytes(serialization.Encoding.DER)
+
+    @property
+    def certificate_pem(self) -> bytes:
+        """The certificate as PEM, for TLS."""
+        return self._certificate.public_bytes(serialization.Encoding.PEM)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the certificate (DER) in hexadecimal: what a peer pins."""
+        return fingerprint(self._certificate)
+
+    def private_key_pem(self) -> bytes:
+        """The private key as PEM **without encryption**, because gRPC takes TLS keys in no other form.
+
+        It must stay in memory: never write it, log it or pass it to another process.
+        """
+        return self._key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+
+    def sign(self, label: str, *fields: bytes) -> bytes:
+        """ECDSA-SHA256 over :func:`crypto.encoding.encode` of the label and fields, DER.
+
+        Signing twice gives different bytes, and anyone can turn a signature into another valid one over the
+        same fields: a signature is no identifier.
+        """
+        return self._key.sign(encode(label, *fields), _ALGORITHM)
+
+    def storage_key(self, salt: bytes) -> StorageKey:
+        """The key for secrets at rest of one purpose, such as a run, named by ``salt``.
+
+        It follows from the private key, so what was stored is lost with that key: it does not open after a
+        certificate was renewed with a new one.
+        """
+        scalar = self._key.private_numbers().private_value.to_bytes(32, "big")
+        return StorageKey(derive(scalar, "storage-key", salt))
+
+    def __repr__(self) -> str:
+        return f"Credentials({self.identity.uri}, private=<redacted>)"
+
+
+def verify(public_key: ec.EllipticCurvePublicKey, signature: bytes, label: str, *fields: bytes) -> None:
+    """Raise :class:`VerificationError` unless the key's owner signed these fields under this label."""
+    try:
+        public_key.verify(signature, encode(label, *fields), _ALGORITHM)
+    except InvalidSignature as error:
+        raise VerificationError(f"a signature ({label}) does not hold") from error

@@ -1,0 +1,117 @@
+"""Key and certificate files: written once, whole, and never over what is there unless told to.
+
+Private keys are PKCS #8, encrypted under a passphrase (PBES2 with AES-256). The limit: the passphrase is
+stretched only modestly, so a stolen file is as safe as the passphrase is long; use a generated one.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from crypto.errors import KeyStoreError
+
+_PRIVATE = 0o600
+_PUBLIC = 0o644
+
+
+def check_absent(*paths: Path) -> None:
+    """:class:`KeyStoreError`, naming the remedy, if one of the files is there."""
+    for path in paths:
+        if path.exists() or path.is_symlink():
+            raise _already_there(path)
+
+
+def make_directory(directory: Path) -> None:
+    """Create a directory that only its owner can enter; one that exists is left as it is."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise KeyStoreError(f"{directory} cannot be created ({error.strerror})") from error
+
+
+def write_public(path: Path, content: bytes, *, overwrite: bool) -> None:
+    """Write a file that anyone may read. :class:`KeyStoreError` if it is there and may not be replaced."""
+    _write(path, content, _PUBLIC, overwrite)
+
+
+def write_key(path: Path, key: ec.EllipticCurvePrivateKey, passphrase: bytes, *, overwrite: bool) -> None:
+    """Write a private key encrypted, readable by its owner only. Raises like :func:`write_public`."""
+    content = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, _encryption(passphrase)
+    )
+    _write(path, content, _PRIVATE, overwrite)
+
+
+def read(path: Path) -> bytes:
+    """A file's content; :class:`KeyStoreError` if it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise KeyStoreError(f"{path} cannot be read ({error.strerror})") from error
+
+
+def read_key(path: Path, passphrase: bytes) -> ec.EllipticCurvePrivateKey:
+    """An encrypted P-256 key. :class:`KeyStoreError` if it is missing, not encrypted, or does not open."""
+    content = read(path)
+    try:
+        key = serialization.load_pem_private_key(content, passphrase)
+    except TypeError as error:
+        raise KeyStoreError(
+            f"{path} is not encrypted; make a new key with 'protoseal pki request'"
+        ) from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise KeyStoreError(f"{path} does not open: wrong passphrase, or not an encrypted PEM key") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise KeyStoreError(f"{path} is not an ECDSA P-256 key; make one with 'protoseal pki request'")
+    return key
+
+
+def _encryption(passphrase: bytes) -> serialization.KeySerializationEncryption:
+    if not passphrase:
+        raise KeyStoreError("the passphrase is empty; a private key is stored under a passphrase only")
+    return serialization.BestAvailableEncryption(passphrase)
+
+
+def _already_there(path: Path) -> KeyStoreError:
+    return KeyStoreError(
+        f"{path} is already there and what it holds would be lost: "
+        "choose another place, move it away, or ask for it to be overwritten"
+    )
+
+
+def _write(path: Path, content: bytes, mode: int, overwrite: bool) -> None:
+    """A crash leaves the old file or the new one, never a part; two writers at once never both succeed."""
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                os.fchmod(file.fileno(), mode)
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            if overwrite:
+                Path(temporary).replace(path)
+            else:
+                # Unlike a rename, a link fails when the name is taken.
+                os.link(temporary, path)
+        finally:
+            Path(temporary).unlink(missing_ok=True)
+        _sync_directory(path.parent)
+    except FileExistsError as error:
+        raise _already_there(path) from error
+    except OSError as error:
+        raise KeyStoreError(f"{path} cannot be written ({error.strerror})") from error
+
+
+def _sync_directory(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

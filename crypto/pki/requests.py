@@ -1,0 +1,129 @@
+"""Certificate requests (PKCS #10): made where the key is used, read where they are approved."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from crypto.errors import MalformedError, VerificationError
+from crypto.pki import files
+from crypto.pki.fields import extension, only_uri, p256_key
+from crypto.pki.identity import Identity, Role, host_name
+
+KEY_FILE = "key.pem"
+REQUEST_FILE = "request.pem"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a verified request asks for; nothing else in it is believed or kept.
+
+    ``hosts`` are the DNS names and IP addresses of a coordinator, as text.
+    """
+
+    identity: Identity
+    hosts: tuple[str, ...]
+    public_key: ec.EllipticCurvePublicKey = field(repr=False)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the public key (DER) in hexadecimal: what the requester reads out to the CA's holder."""
+        encoding, form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+        return hashlib.sha256(self.public_key.public_bytes(encoding, form)).hexdigest()
+
+
+def create_request(
+    directory: Path,
+    identity: Identity,
+    passphrase: bytes,
+    hosts: Sequence[str] = (),
+    *,
+    overwrite: bool = False,
+) -> Request:
+    """Make a P-256 key (``key.pem``, encrypted, mode 0600) and a certificate request (``request.pem``).
+
+    A coordinator needs at least one host (DNS name or IP address) under which sites reach it; a site has
+    none. Raises ``ValueError`` for hosts that are not so, :class:`crypto.errors.KeyStoreError` for an empty
+    passphrase and for files that are there unless ``overwrite``, which destroys the old key.
+    """
+    key_path, request_path = directory / KEY_FILE, directory / REQUEST_FILE
+    names = [host_name(host) for host in dict.fromkeys(hosts)]
+    _check_hosts(identity.role, hosts)
+    if not overwrite:
+        files.check_absent(key_path, request_path)
+    key = ec.generate_private_key(ec.SECP256R1())
+    alternatives = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(identity.uri), *names])
+    csr = (
+        x509.CertificateSigningRequestBuilder()
+        .subject_name(subject(identity))
+        .add_extension(alternatives, critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    files.make_directory(directory)
+    files.write_key(key_path, key, passphrase, overwrite=overwrite)
+    content = csr.public_bytes(serialization.Encoding.PEM)
+    files.write_public(request_path, content, overwrite=overwrite)
+    return read_request(content)
+
+
+def read_request(content: bytes) -> Request:
+    """What a PEM request asks for.
+
+    Raises :class:`MalformedError` for other bytes, and :class:`VerificationError` unless it is signed with
+    its own P-256 key, names exactly one identity, and has hosts if and only if that is a coordinator's. It
+    does not show *who* made it: that is what comparing :attr:`Request.fingerprint` over another channel is
+    for.
+    """
+    try:
+        csr = x509.load_pem_x509_csr(content)
+    except ValueError as error:
+        raise MalformedError("these bytes are not a PEM certificate request") from error
+    _check_self_signed(csr)
+    identity = Identity.from_uri(only_uri(csr))
+    try:
+        hosts = _hosts(csr)
+        _check_hosts(identity.role, hosts)
+    except ValueError as error:
+        raise VerificationError(f"a request for {identity} cannot be approved: {error}") from error
+    return Request(identity, hosts, p256_key(csr))
+
+
+def subject(identity: Identity) -> x509.Name:
+    """The X.509 subject of a party: for people to read; nothing is decided by it."""
+    return x509.Name(
+        [
+            x509.NameAttribute(NameOID.ORGANIZATION_NAME, identity.federation),
+            x509.NameAttribute(NameOID.COMMON_NAME, identity.name),
+        ]
+    )
+
+
+def _check_self_signed(csr: x509.CertificateSigningRequest) -> None:
+    if not csr.is_signature_valid:
+        raise VerificationError("a request was not signed with the key that it names")
+
+
+def _check_hosts(role: Role, hosts: Sequence[str]) -> None:
+    if role is Role.COORDINATOR and not hosts:
+        raise ValueError(
+            "a coordinator needs at least one host name or IP address under which sites reach it"
+        )
+    if role is Role.SITE and hosts:
+        raise ValueError("a site has no host name: nothing listens at a site")
+
+
+def _hosts(csr: x509.CertificateSigningRequest) -> tuple[str, ...]:
+    """DNS names and IP addresses; a name of any other kind (an e-mail address, say) is refused."""
+    names = extension(csr, x509.SubjectAlternativeName)
+    others = [name for name in names if not isinstance(name, x509.UniformResourceIdentifier)]
+    hosts = [str(name.value) for name in others]
+    if [host_name(host) for host in hosts] != others:
+        raise ValueError("it has names that are neither an identity nor a host")
+    return tuple(hosts)

@@ -1,0 +1,174 @@
+"""The roster: which sites take part in a run, each with the channel key that it signed itself.
+
+The coordinator relays statements and can neither add, swap nor alter a key: each site verifies every
+statement against the CA, finds its own unaltered, and insists on its own minimum. What is left to the
+coordinator is whom it leaves out, and telling two sites different rosters; whatever depends on everyone
+seeing the same one binds the roster's hash. Whoever holds the CA's key can add members of its own making,
+except under the name of a site that is pinned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from types import MappingProxyType
+
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from crypto.encoding import encode
+from crypto.errors import VerificationError
+from crypto.keys import check_channel_public
+from crypto.pki import Credentials, Identity, Role, TrustAnchor, verify
+from crypto.pki.fields import load_certificate, p256_key
+from crypto.pki.trust import fingerprint
+
+_LABEL = "channel-key"
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A site's word for its channel key (X25519, 32 bytes) in one run, with its certificate (DER)."""
+
+    site: str
+    certificate: bytes = field(repr=False)
+    channel_key: bytes
+    signature: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A site whose statement holds. ``fingerprint``: SHA-256 of its certificate (DER), hexadecimal."""
+
+    name: str
+    channel_key: bytes
+    public_key: ec.EllipticCurvePublicKey = field(repr=False)
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The verified members by name, sorted and read-only, and the hash (32 bytes) of all they stated."""
+
+    members: Mapping[str, Member]
+    hash: bytes
+
+    @property
+    def maker(self) -> str:
+        """The member that makes the group's secrets: the first by name, so that nobody chooses."""
+        return next(iter(self.members))
+
+
+def sign_statement(
+    credentials: Credentials, run: str, agreement_hash: bytes, channel_public: bytes
+) -> Statement:
+    """State this site's channel key for a run under an agreement (its SHA-256)."""
+    site, certificate = credentials.identity.name, credentials.certificate_der
+    fields = _fields(site, certificate, channel_public, run, agreement_hash)
+    return Statement(site, certificate, channel_public, credentials.sign(_LABEL, *fields))
+
+
+def verify_statement(
+    trust: TrustAnchor, statement: Statement, run: str, agreement_hash: bytes, at: datetime
+) -> Member:
+    """The member that made the statement, for this run and agreement, at the time ``at`` (with a time zone).
+
+    Raises :class:`VerificationError` unless the certificate is a site's of this federation and of that name,
+    it signed exactly this, and the channel key is usable; :class:`crypto.errors.MalformedError` if the
+    certificate is none.
+    """
+    identity = trust.identify(statement.certificate, Role.SITE, at)
+    _check_name(statement, identity)
+    check_channel_public(statement.channel_key)
+    certificate = load_certificate(statement.certificate)
+    public_key = p256_key(certificate)
+    _check_signature(statement, public_key, run, agreement_hash)
+    return Member(identity.name, statement.channel_key, public_key, fingerprint(certificate))
+
+
+def verify_roster(
+    statements: Sequence[Statement],
+    *,
+    trust: TrustAnchor,
+    run: str,
+    agreement_hash: bytes,
+    own: Statement,
+    minimum: int,
+    pins: Mapping[str, str],
+    at: datetime,
+) -> Roster:
+    """What a site makes of the statements that the coordinator relays.
+
+    ``minimum`` counts sites, this one included, and is the site's own. ``pins`` maps a peer's name to the
+    fingerprint (64 lower-case hexadecimal digits) of the only certificate it may have; a name without a pin
+    rests on the CA alone. Raises as :func:`verify_statement`, and :class:`VerificationError` when ``own`` is
+    absent or altered, a name or a channel key is there twice, a pin does not match, or there are fewer than
+    ``minimum``.
+    """
+    _check_names_distinct(statements)
+    _check_own(statements, own)
+    _check_minimum(len(statements), minimum)
+    verified = [verify_statement(trust, statement, run, agreement_hash, at) for statement in statements]
+    _check_keys_distinct(verified)
+    _check_pins(verified, pins)
+    members = {member.name: member for member in sorted(verified, key=lambda member: member.name)}
+    return Roster(MappingProxyType(members), _hash(statements, run, agreement_hash))
+
+
+def _fields(
+    site: str, certificate: bytes, channel_key: bytes, run: str, agreement_hash: bytes
+) -> tuple[bytes, ...]:
+    return (site.encode(), certificate, channel_key, run.encode(), agreement_hash)
+
+
+def _hash(statements: Sequence[Statement], run: str, agreement_hash: bytes) -> bytes:
+    """Signatures are left out: they can be altered without becoming invalid."""
+    fields = [run.encode(), agreement_hash]
+    for statement in sorted(statements, key=lambda statement: statement.site):
+        fields += [statement.site.encode(), statement.certificate, statement.channel_key]
+    return hashlib.sha256(encode("roster", *fields)).digest()
+
+
+def _check_name(statement: Statement, identity: Identity) -> None:
+    if statement.site != identity.name:
+        raise VerificationError(
+            f"a statement of {statement.site} comes with the certificate of {identity.name}"
+        )
+
+
+def _check_signature(
+    statement: Statement, public_key: ec.EllipticCurvePublicKey, run: str, agreement_hash: bytes
+) -> None:
+    fields = _fields(statement.site, statement.certificate, statement.channel_key, run, agreement_hash)
+    verify(public_key, statement.signature, _LABEL, *fields)
+
+
+def _check_names_distinct(statements: Sequence[Statement]) -> None:
+    if len({statement.site for statement in statements}) != len(statements):
+        raise VerificationError("the roster names a site twice")
+
+
+def _check_own(statements: Sequence[Statement], own: Statement) -> None:
+    if own not in statements:
+        raise VerificationError(f"the roster does not hold what {own.site} stated itself")
+
+
+def _check_minimum(count: int, minimum: int) -> None:
+    if count < minimum:
+        raise VerificationError(f"the roster has {count} sites; this site takes part with {minimum} or more")
+
+
+def _check_keys_distinct(members: Sequence[Member]) -> None:
+    """Two sites with one channel key would be one party counted twice."""
+    if len({member.channel_key for member in members}) != len(members):
+        raise VerificationError("two sites of the roster have the same channel key")
+
+
+def _check_pins(members: Sequence[Member], pins: Mapping[str, str]) -> None:
+    for member in members:
+        if pins.get(member.name, member.fingerprint) != member.fingerprint:
+            raise VerificationError(
+                f"the certificate of {member.name} ({member.fingerprint}) is not the pinned one; "
+                "ask that site, and change the pin only if it renewed its certificate"
+            )
