@@ -1,0 +1,118 @@
+"""Labelled samples as arrays, checked when they are made. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from secure_client.errors import DataError
+
+Inputs = NDArray[Any]
+"""uint8 or float32; see :class:`Samples`."""
+Labels = NDArray[np.int64]
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Images or rows of features, with their labels. Make them with :func:`checked_samples`.
+
+    ``inputs``: images (N, H, W, C), uint8 in [0, 255] or float32; or features (N, F), float32.
+    ``labels``: (N,), indices into the class names. ``domains``: (N,), indices into the domain names.
+    """
+
+    inputs: Inputs
+    labels: Labels
+    domains: Labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, indices: Indices) -> Samples:
+        """The samples at ``indices``, in that order."""
+        return Samples(self.inputs[indices], self.labels[indices], self.domains[indices])
+
+    @property
+    def is_images(self) -> bool:
+        """Whether the inputs are images, not rows of features."""
+        return self.inputs.ndim == 4
+
+
+@dataclass(frozen=True)
+class TrainTest:
+    """Training and test samples over the same classes and domains; ``test`` is None where there is none."""
+
+    train: Samples
+    test: Samples | None
+    classes: tuple[str, ...]
+    domains: tuple[str, ...]
+
+
+def checked_samples(inputs: Any, labels: Any, domains: Any = None, *, where: str) -> Samples:
+    """Samples from raw arrays; ``where`` (a file, a function) opens each error.
+
+    Images may be (N, H, W, C), or (N, H, W) when they are grey, of dtype uint8, uint16 (scaled to [0, 1]) or
+    float; features (N, F) of any real dtype. Labels are whole numbers from 0. Raises :class:`DataError`.
+    """
+    inputs, labels = np.asarray(inputs), _whole_numbers(labels, "labels", where)
+    domains = np.zeros_like(labels) if domains is None else _whole_numbers(domains, "domains", where)
+    if inputs.ndim not in (2, 3, 4):
+        raise DataError(
+            f"{where}: inputs have shape {inputs.shape}; give images (N, H, W, C) or features (N, F)"
+        )
+    if not len(inputs) == len(labels) == len(domains):
+        raise DataError(f"{where}: {len(inputs)} inputs, {len(labels)} labels; give as many of each")
+    if 0 in inputs.shape:
+        raise DataError(f"{where}: holds no samples (shape {inputs.shape})")
+    images = inputs[..., np.newaxis] if inputs.ndim == 3 else inputs
+    return Samples(_as_inputs(images, where), labels, domains)
+
+
+def join_samples(parts: Sequence[Samples]) -> Samples:
+    """The samples one after the other; images of mixed dtype become float32 in [0, 1]. Shapes must agree."""
+    inputs = [part.inputs for part in parts]
+    if len({array.dtype for array in inputs}) > 1:
+        inputs = [as_floats(array) for array in inputs]
+    return Samples(
+        np.concatenate(inputs),
+        np.concatenate([part.labels for part in parts]),
+        np.concatenate([part.domains for part in parts]),
+    )
+
+
+def as_floats(inputs: Inputs) -> NDArray[np.float32]:
+    """float32, with uint8 scaled from [0, 255] to [0, 1]."""
+    if inputs.dtype == np.uint8:
+        return inputs.astype(np.float32) / np.float32(255)
+    return inputs.astype(np.float32, copy=False)
+
+
+def _whole_numbers(values: Any, what: str, where: str) -> Labels:
+    array = np.asarray(values)
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+        raise DataError(
+            f"{where}: {what} have shape {array.shape} and dtype {array.dtype}; give N whole numbers"
+        )
+    if len(array) and int(array.min()) < 0:
+        raise DataError(f"{where}: {what} start at {array.min()}; number them from 0")
+    return array.astype(np.int64)
+
+
+def _as_inputs(inputs: NDArray[Any], where: str) -> Inputs:
+    if inputs.ndim == 4 and inputs.dtype == np.uint8:
+        return inputs
+    if inputs.ndim == 4 and inputs.dtype == np.uint16:
+        return inputs.astype(np.float32) / np.float32(65535)
+    integers_are_features = inputs.ndim == 2 and np.issubdtype(inputs.dtype, np.integer)
+    if not (np.issubdtype(inputs.dtype, np.floating) or integers_are_features):
+        raise DataError(f"{where}: inputs are {inputs.dtype}; give uint8, uint16 or floats")
+    with np.errstate(over="ignore"):  # what overflows becomes infinite, which is refused below
+        floats = inputs.astype(np.float32, copy=False)
+    finite = np.isfinite(floats).reshape(len(floats), -1).all(axis=1)
+    if not finite.all():
+        raise DataError(f"{where}: sample {int(finite.argmin())} has values that are NaN or infinite")
+    return floats

@@ -1,0 +1,140 @@
+"""The preprocessing that all sites agree on: from images as they come to what a model takes.
+
+Two steps, so that data can be kept small in between: :func:`fit_images` gives images the agreed size and
+channels, :func:`to_tensor` scales, normalises and moves the channels first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
+
+from protoseal.config import PreprocessingSection
+from secure_client.data.arrays import Inputs, Samples, as_floats
+from secure_client.errors import DataError
+
+LUMA = (0.299, 0.587, 0.114)
+"""Weights of red, green and blue in grey (ITU-R BT.601)."""
+
+CHUNK = 1024
+"""Images resized at once: bounds the memory for intermediate floats."""
+
+
+def fit_images(images: Inputs, agreed: PreprocessingSection, *, where: str) -> Inputs:
+    """(N, H, W, C) to (N, S, S, C′) with the agreed size S and channels C′; the dtype is kept.
+
+    Resizing is bilinear with antialiasing, and makes images square whatever their aspect was. Grey becomes
+    colour by repetition, colour grey by BT.601. Images that fit already are returned unchanged, so fitting
+    twice is fitting once. Raises :class:`DataError` for any other change of channels.
+    """
+    _check_channels(images.shape[3], agreed.channels, where)
+    if images.shape[1:] == (agreed.image_size, agreed.image_size, agreed.channels):
+        return images
+    chunks = (images[start : start + CHUNK] for start in range(0, len(images), CHUNK))
+    return np.concatenate([_fit_chunk(chunk, agreed) for chunk in chunks])
+
+
+def to_tensor(inputs: Inputs, agreed: PreprocessingSection | None, *, where: str) -> Tensor:
+    """What a model takes: float32 (N, C, S, S), normalised, for images; (N, F) for features.
+
+    Without an agreed preprocessing floats stay as they are and uint8 is scaled to [0, 1]. Raises
+    :class:`DataError` for features where images are agreed, and for float images outside [0, 1].
+    """
+    if inputs.ndim == 2 and agreed is None:
+        return torch.from_numpy(as_floats(inputs))
+    if inputs.ndim == 2:
+        raise DataError(
+            f"{where}: holds features, but the federation agreed on images: remove [preprocessing]"
+        )
+    if agreed is None:
+        return torch.from_numpy(as_floats(inputs)).permute(0, 3, 1, 2).contiguous()
+    _check_range(inputs, where)
+    fitted = torch.from_numpy(as_floats(fit_images(inputs, agreed, where=where))).permute(0, 3, 1, 2)
+    mean, std = torch.tensor(agreed.mean), torch.tensor(agreed.std)
+    return ((fitted - mean[:, None, None]) / std[:, None, None]).contiguous()
+
+
+def to_dataset(samples: Samples, agreed: PreprocessingSection | None, *, where: str) -> TensorDataset:
+    """A data set of (float32 tensor, int64 label), in memory."""
+    return TensorDataset(to_tensor(samples.inputs, agreed, where=where), torch.from_numpy(samples.labels))
+
+
+class PreprocessedDataset(Dataset[tuple[Tensor, int]]):
+    """A site's own data set under the agreed preprocessing, one sample at a time, none kept in memory.
+
+    The data set gives (tensor, label) with images (C, H, W) of floats in [0, 1] or uint8, as torchvision's
+    ``ToTensor`` does, or features (F,). Raises :class:`DataError` for anything else when it is read.
+    """
+
+    def __init__(
+        self, dataset: Dataset[Any], agreed: PreprocessingSection | None, classes: int, *, where: str
+    ) -> None:
+        self._dataset, self._agreed, self._classes, self._where = dataset, agreed, classes, where
+
+    def __len__(self) -> int:
+        return len(cast("Sized", self._dataset))
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        inputs, label = read_item(self._dataset, index, where=self._where)
+        if not 0 <= label < self._classes:
+            raise DataError(
+                f"{self._where}: sample {index} has label {label}, outside the {self._classes} agreed classes"
+            )
+        return to_tensor(inputs[np.newaxis], self._agreed, where=self._where)[0], label
+
+
+def read_item(dataset: Dataset[Any], index: int, *, where: str) -> tuple[Inputs, int]:
+    """One sample of a torch data set as an array, (H, W, C) or (F,), and its label."""
+    item = dataset[index]
+    if not (isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], Tensor)):
+        raise DataError(f"{where}: sample {index} is not (tensor, label); transform images with ToTensor()")
+    tensor, label = item[0].detach().cpu(), int(item[1])
+    if tensor.ndim not in (1, 3):
+        raise DataError(
+            f"{where}: sample {index} has shape {tuple(tensor.shape)}; give images (C, H, W) or features (F,)"
+        )
+    if not bool(torch.isfinite(tensor).all()):
+        raise DataError(f"{where}: sample {index} has values that are NaN or infinite")
+    array: NDArray[Any] = (tensor.permute(1, 2, 0) if tensor.ndim == 3 else tensor).numpy()
+    return (array if array.dtype == np.uint8 and array.ndim == 3 else array.astype(np.float32)), label
+
+
+def _check_channels(given: int, agreed: int, where: str) -> None:
+    if given != agreed and {given, agreed} != {1, 3}:
+        raise DataError(
+            f"{where}: images have {given} channels (axes are N, H, W, C) and {agreed} are agreed;"
+            " only grey and RGB are converted into each other"
+        )
+
+
+def _check_range(images: Inputs, where: str) -> None:
+    if images.dtype == np.uint8:
+        return
+    low, high = float(images.min()), float(images.max())
+    if low < 0.0 or high > 1.0:
+        raise DataError(
+            f"{where}: float images span {low:.4g} to {high:.4g}; scale them to [0, 1] (the agreed"
+            " preprocessing normalises them) or store uint8"
+        )
+
+
+def _fit_chunk(images: Inputs, agreed: PreprocessingSection) -> Inputs:
+    planes = torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2).float()
+    if agreed.channels < planes.shape[1]:
+        planes = (planes * torch.tensor(LUMA)[:, None, None]).sum(dim=1, keepdim=True)
+    size = (agreed.image_size, agreed.image_size)
+    if planes.shape[2:] != size:
+        planes = torch.nn.functional.interpolate(
+            planes, size, mode="bilinear", align_corners=False, antialias=True
+        )
+    planes = planes.expand(-1, agreed.channels, -1, -1).permute(0, 2, 3, 1)
+    if images.dtype == np.uint8:
+        return planes.round().clamp(0, 255).to(torch.uint8).contiguous().numpy()
+    # Interpolation stays in the range up to the last bit of its sums.
+    return planes.clamp(float(images.min()), float(images.max())).contiguous().numpy()
