@@ -50,13 +50,13 @@ class ChannelKey:
         return cls(X25519PrivateKey.generate())
 
     @classmethod
-    def from_bytes(cls, private: bytes) -> ChannelKey:
-        """The key that :meth:`to_bytes` gave; :class:`MalformedError` unless it has 32 bytes."""
+    def from_private_bytes(cls, private: bytes) -> ChannelKey:
+        """The key that :meth:`private_bytes` gave; :class:`MalformedError` unless it has 32 bytes."""
         if len(private) != KEY_BYTES:
             raise MalformedError(f"a channel key has {KEY_BYTES} bytes, not {len(private)}")
         return cls(X25519PrivateKey.from_private_bytes(private))
 
-    def to_bytes(self) -> bytes:
+    def private_bytes(self) -> bytes:
         """The *secret* half, 32 bytes. To be stored encrypted only (:class:`StorageKey`)."""
         return self._private.private_bytes_raw()
 
