@@ -87,6 +87,21 @@ def verify_statement(
     return Member(identity.name, statement.channel_key, public_key, fingerprint(certificate))
 
 
+def assemble_roster(
+    statements: Sequence[Statement], *, trust: TrustAnchor, run: str, agreement_hash: bytes, at: datetime
+) -> Roster:
+    """The members that the statements prove, each once and with a channel key of its own.
+
+    Raises as :func:`verify_statement`, and :class:`VerificationError` for a name or channel key that is there
+    twice. The limit: it says nothing of who is missing; a site uses :func:`verify_roster`.
+    """
+    _check_names_distinct(statements)
+    verified = [verify_statement(trust, statement, run, agreement_hash, at) for statement in statements]
+    _check_keys_distinct(verified)
+    members = {member.name: member for member in sorted(verified, key=lambda member: member.name)}
+    return Roster(MappingProxyType(members), _hash(statements, run, agreement_hash))
+
+
 def verify_roster(
     statements: Sequence[Statement],
     *,
@@ -102,18 +117,14 @@ def verify_roster(
 
     ``minimum`` counts sites, this one included, and is the site's own. ``pins`` maps a peer's name to the
     fingerprint (64 lower-case hexadecimal digits) of the only certificate it may have; a name without a pin
-    rests on the CA alone. Raises as :func:`verify_statement`, and :class:`VerificationError` when ``own`` is
-    absent or altered, a name or a channel key is there twice, a pin does not match, or there are fewer than
-    ``minimum``.
+    rests on the CA alone. Raises as :func:`assemble_roster`, and :class:`VerificationError` when ``own`` is
+    absent or altered, a pin does not match, or there are fewer than ``minimum``.
     """
-    _check_names_distinct(statements)
     _check_own(statements, own)
     _check_minimum(len(statements), minimum)
-    verified = [verify_statement(trust, statement, run, agreement_hash, at) for statement in statements]
-    _check_keys_distinct(verified)
-    _check_pins(verified, pins)
-    members = {member.name: member for member in sorted(verified, key=lambda member: member.name)}
-    return Roster(MappingProxyType(members), _hash(statements, run, agreement_hash))
+    roster = assemble_roster(statements, trust=trust, run=run, agreement_hash=agreement_hash, at=at)
+    _check_pins(tuple(roster.members.values()), pins)
+    return roster
 
 
 def _fields(

@@ -1,0 +1,36 @@
+# Everything here sets itself up, and can be repeated cheaply: the environment is rebuilt when pyproject.toml changes.
+PYTHON ?= $(shell for v in 3.13 3.12 3.11; do command -v python$$v >/dev/null 2>&1 && python$$v -c 'import venv, ensurepip' >/dev/null 2>&1 && { echo python$$v; break; }; done)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help env demo test check stubs bench clean
+
+help:  ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+env: $(READY)  ## the environment .venv with everything in it
+
+$(READY): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "protoseal needs Python 3.11, 3.12 or 3.13; name one: make PYTHON=/path/to/python3.12"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $(READY)
+
+demo: $(READY)  ## five sites and a coordinator on this machine, with real certificates and encryption
+	$(BIN)/protoseal demo --out runs/demo
+
+test: $(READY)  ## every test
+	$(BIN)/python -m pytest
+
+check: $(READY)  ## lint, formatting, types, and that the generated stubs are current
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy .
+	scripts/stubs.sh --check
+
+stubs:  ## regenerate the protobuf stubs
+	scripts/stubs.sh
+
+clean:  ## remove the environment and what the tools left
+	rm -rf $(VENV) .venv-stubs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

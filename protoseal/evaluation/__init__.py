@@ -1,0 +1,1 @@
+"""Evidence about a run: what its coordinator's recorded messages give away."""

@@ -1,0 +1,127 @@
+"""A site's process: from its configuration file to the end of a run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from crypto.pki import Credentials, Role, TrustAnchor
+from protoseal.config import Agreement, SiteConfig
+from protoseal.files import SiteLog, SiteRound, write_agreement, write_site_log
+from protoseal_wire.messages import Stopped
+from secure_client.build import build_learner
+from secure_client.data import SiteData, load_site_data
+from secure_client.errors import RunStopped, SiteError
+from secure_client.journal import Journal
+from secure_client.runner import take_part
+from secure_client.session import Session
+from secure_client.setup import Party
+from secure_client.trainee import Trainee
+from secure_client.transport import GrpcTransport
+
+_log = logging.getLogger("protoseal.site")
+
+
+def open_party(config: SiteConfig, passphrase: bytes) -> Party:
+    """The site's identity, checked against its own file and its CA. Raises a :class:`crypto.errors.CryptoError`."""
+    credentials = Credentials.load(config.certificate, config.key, passphrase)
+    trust = TrustAnchor.load(config.ca)
+    identity = trust.identify(credentials.certificate_der, Role.SITE, datetime.now(UTC))
+    if (identity.federation, identity.name) != (config.agreement.federation, config.name):
+        raise SiteError(
+            f"{config.certificate} is {identity.name} of {identity.federation}, but the configuration says "
+            f"{config.name} of {config.agreement.federation}: use the matching certificate"
+        )
+    return Party(credentials, trust, config.required_sites, config.pins)
+
+
+def open_journal(path: Path, agreement: Agreement, party: Party) -> Journal:
+    """The site's journal for this run; its secrets are encrypted under the certificate's key."""
+    return Journal(
+        path,
+        run=agreement.run,
+        agreement_hash=agreement.hash(),
+        site=party.name,
+        storage=party.credentials.storage_key(agreement.hash()),
+    )
+
+
+def run_site(
+    config: SiteConfig, passphrase: bytes, on_round: Callable[[SiteRound], None] = lambda figures: None
+) -> SiteLog:
+    """Take part in the run until it ends, writing ``site.json`` after every round and the model at the end.
+
+    Raises :class:`RunStopped` when the coordinator ends the run early, and whatever else went wrong as a
+    :class:`SiteError` or :class:`crypto.errors.CryptoError`. Started again, it continues where it was.
+    """
+    agreement, party = config.agreement, open_party(config, passphrase)
+    data = load_site_data(config.data, config.data_root, agreement)
+    with open_journal(config.state_dir / "journal.sqlite", agreement, party) as journal:
+        trainee = Trainee(
+            build_learner(agreement, party.name, data, model=config.model_spec, device=config.device),
+            journal,
+            agreement.norm_bound,
+        )
+        transport = GrpcTransport(
+            config.coordinator, party.credentials, party.trust, agreement.run, party.name,
+            retry_seconds=config.retry_seconds,
+        )
+        book = _LogBook(config, data, transport, journal, on_round)
+        try:
+            outcome = take_part(Session(agreement, party, trainee, journal, on_round=book.add), transport)
+        finally:
+            transport.close()
+        if trainee.has_trained:
+            trainee.save(config.out)
+    if isinstance(outcome, Stopped):
+        raise RunStopped(f"the coordinator stopped the run: {outcome.reason}")
+    return book.write()
+
+
+class _LogBook:
+    """Keeps ``site.json`` current. The journal holds a copy, from which a restarted site goes on."""
+
+    def __init__(
+        self,
+        config: SiteConfig,
+        data: SiteData,
+        transport: GrpcTransport,
+        journal: Journal,
+        on_round: Callable[[SiteRound], None],
+    ) -> None:
+        self._config, self._transport, self._journal, self._on_round = config, transport, journal, on_round
+        stored = journal.get("log")
+        self._before = (
+            SiteLog.model_validate_json(stored[1])
+            if stored
+            else SiteLog(
+                name=config.name,
+                model=config.model_spec,
+                train_samples=len(data.train),
+                bytes_up=0,
+                bytes_down=0,
+                rounds=(),
+            )
+        )
+        self._rounds = self._before.rounds
+        write_agreement(config.out, config.agreement)
+
+    def add(self, figures: SiteRound) -> None:
+        """One more round; the same round again (after a crash) replaces it."""
+        self._rounds = (*(each for each in self._rounds if each.round != figures.round), figures)
+        self._journal.put("log", figures.round, self.write().model_dump_json(by_alias=True).encode())
+        self._on_round(figures)
+
+    def write(self) -> SiteLog:
+        """Write and return what is known so far."""
+        log = self._before.model_copy(
+            update={
+                "bytes_up": self._before.bytes_up + self._transport.bytes_up,
+                "bytes_down": self._before.bytes_down + self._transport.bytes_down,
+                "rounds": self._rounds,
+            }
+        )
+        write_site_log(self._config.out, log)
+        return log

@@ -1,0 +1,163 @@
+"""A site's memory of a run: what it answered, what it must keep secret, and what it has learnt.
+
+One answer for each phase of each attempt. An answer is durable here before it is sent, so the same request gets the
+same bytes after a crash, and another request under the same name is refused for good: two answers over the same
+inputs could be subtracted.
+
+Secrets are stored encrypted (:class:`crypto.keys.StorageKey`). The limit: a copy of this file put back after newer
+answers were sent is not noticed here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+from pathlib import Path
+from types import TracebackType
+
+from crypto.keys import StorageKey
+from protoseal_wire.messages import Phase, PhaseKey
+from secure_client.errors import ConflictingRequest, StateError
+
+_SCHEMA_VERSION = 1
+_SCHEMA = """
+CREATE TABLE identity (schema INTEGER NOT NULL, run TEXT NOT NULL, agreement_hash BLOB NOT NULL, site TEXT NOT NULL);
+CREATE TABLE answers (
+    round INTEGER NOT NULL, attempt INTEGER NOT NULL, phase INTEGER NOT NULL,
+    request_hash BLOB NOT NULL, request BLOB NOT NULL, answer BLOB NOT NULL,
+    PRIMARY KEY (round, attempt, phase)
+) STRICT;
+CREATE TABLE secrets (name TEXT PRIMARY KEY, sealed BLOB NOT NULL) STRICT;
+CREATE TABLE documents (name TEXT PRIMARY KEY, round INTEGER NOT NULL, content BLOB NOT NULL) STRICT;
+"""
+
+
+class Journal:
+    """The journal of one site in one run; one process at a time."""
+
+    def __init__(self, path: Path, *, run: str, agreement_hash: bytes, site: str, storage: StorageKey) -> None:
+        """Open or create the file. :class:`StateError` if it belongs to another run, agreement or site, or is in use."""
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        self._storage = storage
+        self._run = run
+        self._db = sqlite3.connect(path, isolation_level=None, timeout=1.0, check_same_thread=False)
+        try:
+            self._prepare(path, (_SCHEMA_VERSION, run, agreement_hash, site))
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _prepare(self, path: Path, identity: tuple[int, str, bytes, str]) -> None:
+        try:
+            # Exclusive: a second process with the same identity could give a second answer.
+            self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            self._db.execute("BEGIN EXCLUSIVE")
+            if not self._db.execute("SELECT 1 FROM sqlite_master").fetchone():
+                for statement in _SCHEMA.split(";\n"):
+                    self._db.execute(statement)
+                self._db.execute("INSERT INTO identity VALUES (?, ?, ?, ?)", identity)
+            found = self._db.execute("SELECT schema, run, agreement_hash, site FROM identity").fetchone()
+            self._db.execute("COMMIT")
+        except sqlite3.OperationalError as error:
+            raise StateError(f"{path}: {error}; is another process of this site running?") from error
+        except sqlite3.DatabaseError as error:
+            raise StateError(f"{path} is not a journal: {error}") from error
+        if found != identity:
+            raise StateError(
+                f"{path} is of another run, agreement or site; give this run a state_dir of its own, "
+                "or go back to the agreement it was started with"
+            )
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the file."""
+        self._db.close()
+
+    # One answer for each phase
+
+    def answer(self, key: PhaseKey, request: bytes) -> bytes | None:
+        """The stored answer to this very request, or None. :class:`ConflictingRequest` if another was answered."""
+        row = self._row(key)
+        if row is None:
+            return None
+        check_same_request(key, row[0], hashlib.sha256(request).digest())
+        return bytes(row[2])
+
+    def record(self, key: PhaseKey, request: bytes, answer: bytes) -> None:
+        """Store an answer; durable when this returns."""
+        self._db.execute(
+            "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?)",
+            (key.round, key.attempt, key.phase, hashlib.sha256(request).digest(), request, answer),
+        )
+
+    def request(self, key: PhaseKey) -> bytes | None:
+        """The request that was answered under this key, or None."""
+        row = self._row(key)
+        return None if row is None else bytes(row[1])
+
+    def stored_answer(self, key: PhaseKey) -> bytes | None:
+        """The answer that was given under this key, or None."""
+        row = self._row(key)
+        return None if row is None else bytes(row[2])
+
+    def _row(self, key: PhaseKey) -> tuple[bytes, bytes, bytes] | None:
+        row: tuple[bytes, bytes, bytes] | None = self._db.execute(
+            "SELECT request_hash, request, answer FROM answers WHERE round=? AND attempt=? AND phase=?",
+            (key.round, key.attempt, key.phase),
+        ).fetchone()
+        return row
+
+    def latest(self, *phases: Phase) -> PhaseKey | None:
+        """The last (round, attempt) in which one of the phases was answered."""
+        marks = ", ".join("?" * len(phases))
+        row = self._db.execute(
+            f"SELECT round, attempt, phase FROM answers WHERE phase IN ({marks}) "  # noqa: S608 (marks are "?, ?")
+            "ORDER BY round DESC, attempt DESC, phase DESC LIMIT 1",
+            [int(phase) for phase in phases],
+        ).fetchone()
+        return None if row is None else PhaseKey(self._run, row[0], row[1], Phase(row[2]))
+
+    def forget_contents(self, before_round: int) -> None:
+        """Drop the bytes of old rounds; the hashes stay, so that a replay still meets its refusal."""
+        self._db.execute(
+            "UPDATE answers SET request = x'', answer = x'' WHERE round > 0 AND round < ?", (before_round,)
+        )
+
+    # Secrets and documents
+
+    def put_secret(self, name: str, secret: bytes) -> None:
+        """Store a secret encrypted, replacing one of the same name."""
+        sealed = self._storage.encrypt(secret, name.encode())
+        self._db.execute("INSERT OR REPLACE INTO secrets VALUES (?, ?)", (name, sealed))
+
+    def secret(self, name: str) -> bytes | None:
+        """The secret of that name, or None. :class:`crypto.errors.DecryptionError` if it was tampered with."""
+        row = self._db.execute("SELECT sealed FROM secrets WHERE name=?", (name,)).fetchone()
+        return None if row is None else self._storage.decrypt(bytes(row[0]), name.encode())
+
+    def put(self, name: str, round_number: int, content: bytes) -> None:
+        """Store a document with the round it is of, replacing the one of that name."""
+        self._db.execute("INSERT OR REPLACE INTO documents VALUES (?, ?, ?)", (name, round_number, content))
+
+    def get(self, name: str) -> tuple[int, bytes] | None:
+        """(round, content) of the document, or None."""
+        row = self._db.execute("SELECT round, content FROM documents WHERE name=?", (name,)).fetchone()
+        return None if row is None else (int(row[0]), bytes(row[1]))
+
+
+def check_same_request(key: PhaseKey, answered: bytes, asked: bytes) -> None:
+    """Raise :class:`ConflictingRequest` when a phase is asked again with other content."""
+    if answered != asked:
+        raise ConflictingRequest(
+            f"the coordinator asked {key.phase.name} of round {key.round}, attempt {key.attempt} again "
+            "with different content"
+        )

@@ -1,0 +1,157 @@
+"""Round 0 at a site: who takes part, and the secret that the sites share.
+
+The coordinator relays everything here and can add or change nothing: statements are signed under the federation's
+CA, the group secret is sealed to each site and signed by the site that the roster prescribes as its maker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from crypto.ckks.secret import CkksSecret
+from crypto.errors import CryptoError
+from crypto.keys import ChannelKey
+from crypto.pki import Credentials, TrustAnchor
+from crypto.roster import Roster, Statement, sign_statement, verify_roster
+from crypto.sealed import open_group_secret, seal_group_secret
+from protoseal.config import Agreement
+from protoseal.terms import limits_of
+from protoseal_wire import codec
+from protoseal_wire.messages import Acknowledgement, GroupKeys, Phase, PhaseKey, RosterAnswer
+from secure_client.errors import Violation
+from secure_client.journal import Journal
+
+_CHANNEL, _STATEMENT, _GROUP = "channel key", "statement", "group secret"
+_VERIFIED_AT = "roster verified at"
+
+
+@dataclass(frozen=True)
+class Party:
+    """Who a site is, whom it trusts, and the least it accepts whatever the coordinator says.
+
+    ``pins`` maps a peer's name to the SHA-256 fingerprint (hex) of its certificate.
+    """
+
+    credentials: Credentials
+    trust: TrustAnchor
+    min_sites: int
+    pins: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The site's name, from its certificate."""
+        return self.credentials.identity.name
+
+
+class Setup:
+    """A site's half of the set-up. Survives restarts through the journal."""
+
+    def __init__(
+        self, agreement: Agreement, party: Party, journal: Journal, now: Callable[[], datetime]
+    ) -> None:
+        self._agreement, self._party, self._journal, self._now = agreement, party, journal, now
+        self._limits = limits_of(agreement)
+        self._roster: Roster | None = None
+        self._channel, self.statement = self._load_statement() or self._make_statement()
+
+    def _load_statement(self) -> tuple[ChannelKey, Statement] | None:
+        private, statement = self._journal.secret(_CHANNEL), self._journal.secret(_STATEMENT)
+        if private is None or statement is None:
+            return None
+        return ChannelKey.from_private_bytes(private), codec.decode_statement(statement, self._limits)
+
+    def _make_statement(self) -> tuple[ChannelKey, Statement]:
+        channel = ChannelKey.generate()
+        statement = sign_statement(
+            self._party.credentials, self._agreement.run, self._agreement.hash(), channel.public_bytes
+        )
+        self._journal.put_secret(_CHANNEL, channel.private_bytes())
+        self._journal.put_secret(_STATEMENT, codec.encode_statement(statement))
+        return channel, statement
+
+    def answer_roster(self, key: PhaseKey, request: bytes) -> bytes:
+        """Verify the roster; the site whose turn it is also makes the group's keys."""
+        self._check_no_round_begun(key)
+        now = self._now()
+        self._roster = self._verified(request, now)
+        self._journal.put(_VERIFIED_AT, 0, now.isoformat().encode())
+        makes_keys = self._agreement.needs_group_secret and self._roster.maker == self._party.name
+        keys = self._make_group_keys(self._roster) if makes_keys else None
+        return codec.encode_roster_answer(RosterAnswer(self._roster.hash, keys))
+
+    def answer_secret(self, request: bytes) -> bytes:
+        """Open the group secret that was sealed to this site."""
+        sealed = codec.decode_sealed_secret(request, self._limits)
+        try:
+            secret, _ = open_group_secret(
+                sealed,
+                roster=self.roster(),
+                run=self._agreement.run,
+                recipient=self._party.name,
+                channel_key=self._channel,
+            )
+        except CryptoError as error:
+            raise Violation(f"the group secret that the coordinator delivered is refused: {error}") from error
+        self._journal.put_secret(_GROUP, secret)
+        return codec.encode_acknowledgement(Acknowledgement())
+
+    def roster(self) -> Roster:
+        """The roster this site verified last. :class:`Violation` if the coordinator skipped that step.
+
+        A certificate that ends during the run does not end the run: what counts is when it was verified.
+        """
+        if self._roster is None:
+            key, stamp = self._journal.latest(Phase.ROSTER), self._journal.get(_VERIFIED_AT)
+            request = self._journal.request(key) if key else None
+            if request is None or stamp is None:
+                raise Violation("the coordinator went on before it sent the roster")
+            self._roster = self._verified(request, datetime.fromisoformat(stamp[1].decode()))
+        return self._roster
+
+    def group_secret(self) -> CkksSecret:
+        """The secret key that the sites share. :class:`Violation` if the coordinator skipped that step."""
+        secret = self._journal.secret(_GROUP)
+        if secret is None:
+            raise Violation("the coordinator began a round before it delivered the group secret")
+        return CkksSecret.from_bytes(secret)
+
+    def _verified(self, request: bytes, at: datetime) -> Roster:
+        statements = codec.decode_roster(request, self._limits).statements
+        try:
+            return verify_roster(
+                statements,
+                trust=self._party.trust,
+                run=self._agreement.run,
+                agreement_hash=self._agreement.hash(),
+                own=self.statement,
+                minimum=max(self._agreement.min_sites, self._party.min_sites),
+                pins=self._party.pins,
+                at=at,
+            )
+        except CryptoError as error:
+            raise Violation(f"the roster that the coordinator sent is refused: {error}") from error
+
+    def _make_group_keys(self, roster: Roster) -> GroupKeys:
+        secret, evaluation_keys = CkksSecret.generate()
+        content = secret.to_bytes()
+        self._journal.put_secret(_GROUP, content)
+        sealed = tuple(
+            seal_group_secret(
+                self._party.credentials,
+                roster,
+                self._agreement.run,
+                recipient=name,
+                secret=content,
+                public_hash=evaluation_keys.hash,
+            )
+            for name in roster.members
+            if name != self._party.name
+        )
+        return GroupKeys(evaluation_keys.to_bytes(), sealed)
+
+    def _check_no_round_begun(self, key: PhaseKey) -> None:
+        # A new roster means a new group secret; under it, the rounds already run could be run again.
+        if self._journal.latest(Phase.PRESENCE) is not None:
+            raise Violation(f"the coordinator sent a new roster (attempt {key.attempt}) after rounds had begun")

@@ -1,0 +1,55 @@
+"""The one bridge between methods and protections at the coordinator.
+
+A method says which weights it wants, a protection says how it can combine; here the two meet. Nothing else in the
+coordinator knows either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from functools import partial
+from pathlib import Path
+
+from algorithms.pfpl.aggregation import peer_weights
+from crypto.ckks.server import CkksServer
+from crypto.plain import PlainServer
+from crypto.protection import Cohort, Combination, Payload, ServerHalf
+from protoseal.cohort import cohort_of
+from protoseal.config import Agreement, Protection
+from protoseal_wire.messages import ActiveList
+
+
+def server_half(agreement: Agreement, keys_path: Path, executor: Executor | None) -> ServerHalf:
+    """The server's half of the agreed protection, set up for the agreed method.
+
+    ``keys_path`` is where the group's evaluation keys lie once a site has made them (``ckks`` only). Heavy work
+    goes to ``executor``, or is done in this thread when there is none.
+    """
+    pfpl = agreement.pfpl
+    if agreement.protection is Protection.CKKS:
+        return CkksServer(Combination(pfpl.weighting.value), keys_path, executor)
+    weights = partial(
+        peer_weights, weighting=pfpl.weighting, squared=pfpl.squared, tau=agreement.agreement_threshold
+    )
+    return PlainServer(weights)
+
+
+class Aggregator:
+    """Combines the payloads of one attempt."""
+
+    def __init__(self, agreement: Agreement, keys_path: Path, executor: Executor | None = None) -> None:
+        self._agreement = agreement
+        self._server = server_half(agreement, keys_path, executor)
+
+    def validate(self, payload: Payload, site: str, active: ActiveList) -> None:
+        """Raise :class:`crypto.errors.MalformedError` unless the payload may enter :meth:`combine`."""
+        self._server.validate(payload, site, cohort_of(active, self._agreement))
+
+    def combine(self, payloads: Mapping[str, Payload], active: ActiveList) -> dict[str, Payload]:
+        """One answer for each participant."""
+        return self._server.combine(payloads, cohort_of(active, self._agreement))
+
+    def cohort(self, active: ActiveList) -> Cohort:
+        """Who contributes to what in this attempt."""
+        return cohort_of(active, self._agreement)

@@ -1,0 +1,90 @@
+"""The coordinator's process: from its configuration file to the end of a run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import os
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from datetime import UTC, datetime
+
+from crypto.pki import Credentials, Role, TrustAnchor
+from protoseal.config import CoordinatorConfig, DeadlinesSection
+from protoseal_wire.messages import Phase
+from secure_server.aggregate import Aggregator
+from secure_server.coordinator import Coordinator
+from secure_server.errors import WrongIdentity
+from secure_server.rounds import Rules, State
+from secure_server.serve import serve
+from secure_server.store import Store
+
+_log = logging.getLogger("protoseal.coordinator")
+
+
+def rules_of(config: CoordinatorConfig) -> Rules:
+    """What the run keeps to, from the coordinator's file."""
+    return Rules(
+        run=config.agreement.run,
+        roster=tuple(sorted(config.sites)),
+        min_sites=config.agreement.min_sites,
+        rounds=config.agreement.rounds,
+        max_attempts=config.max_attempts,
+        needs_secret=config.agreement.needs_group_secret,
+        join_seconds=config.deadlines.join,
+        phase_seconds=_phase_seconds(config.deadlines),
+    )
+
+
+def _phase_seconds(deadlines: DeadlinesSection) -> dict[Phase, float]:
+    return {
+        Phase.ROSTER: deadlines.setup,
+        Phase.SECRET: deadlines.setup,
+        Phase.PRESENCE: deadlines.train,
+        Phase.VALUES: deadlines.values,
+        Phase.RESULT: deadlines.result,
+    }
+
+
+def open_identity(config: CoordinatorConfig, passphrase: bytes) -> tuple[Credentials, TrustAnchor]:
+    """The coordinator's certificate and key, checked against its own CA and federation."""
+    credentials = Credentials.load(config.certificate, config.key, passphrase)
+    trust = TrustAnchor.load(config.ca)
+    identity = trust.identify(credentials.certificate_der, Role.COORDINATOR, datetime.now(UTC))
+    if identity.federation != config.agreement.federation:
+        raise WrongIdentity(
+            f"{config.certificate} is of federation {identity.federation}, the agreement of "
+            f"{config.agreement.federation}: use the matching certificate"
+        )
+    return credentials, trust
+
+
+def run_coordinator(
+    config: CoordinatorConfig, passphrase: bytes, on_ready: Callable[[int], None] = lambda port: None
+) -> State:
+    """Serve one run until it ends; the final state. Started again on the same state_dir, it goes on where it was.
+
+    ``on_ready`` gets the TCP port once sites can connect.
+    """
+    credentials, trust = open_identity(config, passphrase)
+    agreement, workers = config.agreement, config.workers or os.cpu_count() or 1
+    # Worker processes start before gRPC does: fork under its threads is unsafe, and spawn needs no such care.
+    context = multiprocessing.get_context("spawn")
+    with (
+        Store.open(
+            config.state_dir / "coordinator.sqlite", agreement.run, agreement.hash(), record=config.record_view
+        ) as store,
+        ProcessPoolExecutor(workers, mp_context=context) as processes,
+        ThreadPoolExecutor(1, thread_name_prefix="aggregation") as background,
+    ):
+        coordinator = Coordinator(
+            agreement=agreement,
+            rules=rules_of(config),
+            trust=trust,
+            store=store,
+            aggregator=Aggregator(agreement, config.state_dir / "evaluation-keys.bin", processes),
+            background=background,
+        )
+        asyncio.run(serve(coordinator, credentials=credentials, trust=trust, listen=config.listen, ready=on_ready))
+        return coordinator.state
