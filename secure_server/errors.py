@@ -1,0 +1,81 @@
+"""What the coordinator refuses, and why.
+
+CoordinatorError
+├── NotOnRoster      the certificate is good, but this run's coordinator file does not name the site
+├── WrongIdentity    a message speaks for another site than its certificate's
+├── WrongProtocol    the peer speaks another protocol version
+├── WrongAgreement   the peer holds another agreement (classes, d, preprocessing, method, ...)
+├── NotJoined        the site has to join (again) first
+├── JoinClosed       the run has begun without the site
+├── WrongPhase       the phase is over, or is of another round or run, or was not asked of this site
+├── Conflict         the same key was answered before, with other content
+├── BadPayload       the content is malformed
+├── TooLarge         the content is larger than its phase allows
+├── Corrupt          the content does not match its announced size or hash
+└── StoreError       the coordinator's own state cannot be used; never sent to a peer
+    ├── WrongStore   the file is of another run, agreement or version, or is damaged
+    └── StoreInUse   another process has it open
+"""
+# ruff: noqa: N818 (each is named by its outcome, as a log line shows it)
+
+from __future__ import annotations
+
+
+class CoordinatorError(Exception):
+    """Base of all of these. The message says what to do."""
+
+
+class NotOnRoster(CoordinatorError):
+    """The coordinator's file does not name this site."""
+
+
+class WrongIdentity(CoordinatorError):
+    """A message names a site that its sender's certificate does not."""
+
+
+class WrongProtocol(CoordinatorError):
+    """The peer speaks another version of the protocol."""
+
+
+class WrongAgreement(CoordinatorError):
+    """The peer holds another agreement."""
+
+
+class NotJoined(CoordinatorError):
+    """The site has not joined this run, or has left it."""
+
+
+class JoinClosed(CoordinatorError):
+    """The run has begun, and the site is not one of its members."""
+
+
+class WrongPhase(CoordinatorError):
+    """The phase is over, or is of another round or run, or was not asked of this site."""
+
+
+class Conflict(CoordinatorError):
+    """The same phase was answered before with other content."""
+
+
+class BadPayload(CoordinatorError):
+    """The content is malformed."""
+
+
+class TooLarge(CoordinatorError):
+    """The content is larger than its phase allows."""
+
+
+class Corrupt(CoordinatorError):
+    """The content does not match its announced size or hash."""
+
+
+class StoreError(CoordinatorError):
+    """The coordinator's own state cannot be used. Never sent to a peer."""
+
+
+class WrongStore(StoreError):
+    """The file is of another run, agreement or version, or is damaged."""
+
+
+class StoreInUse(StoreError):
+    """Another process has the file open."""
