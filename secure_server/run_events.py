@@ -1,0 +1,61 @@
+"""What can happen to a run. :func:`secure_server.rounds.step` says what follows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protoseal_wire.messages import PhaseKey
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A site asks to take part, for the first time or after a restart."""
+
+    site: str
+
+
+@dataclass(frozen=True)
+class Polled:
+    """A site asks for its task: it is there."""
+
+    site: str
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A site's answer to ``key`` arrived, and its content is good."""
+
+    site: str
+    key: PhaseKey
+
+
+@dataclass(frozen=True)
+class Left:
+    """A site says that it goes."""
+
+    site: str
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed."""
+
+
+@dataclass(frozen=True)
+class Computed:
+    """The current attempt's results are there."""
+
+
+@dataclass(frozen=True)
+class ComputeFailed:
+    """The current attempt's results cannot be computed."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """The coordinator was started again on a stored state."""
+
+
+Event = Joined | Polled | Answered | Left | Tick | Computed | ComputeFailed | Resumed

@@ -1,0 +1,95 @@
+"""Plays a run against the round machine, one event at a time, with a clock that the test moves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from protoseal_wire.messages import Phase, PhaseKey
+from secure_server import rounds
+from secure_server.rounds import Rules, Stage, State
+
+SITES = ("ada", "bea", "cid", "dot")
+RULES = Rules(
+    run="r1",
+    roster=SITES,
+    min_sites=3,
+    rounds=2,
+    max_attempts=3,
+    needs_secret=True,
+    join_seconds=100.0,
+    phase_seconds={
+        Phase.ROSTER: 10.0,
+        Phase.SECRET: 10.0,
+        Phase.PRESENCE: 50.0,
+        Phase.VALUES: 20.0,
+        Phase.RESULT: 20.0,
+    },
+)
+START = 1000.0
+
+
+class Player:
+    """A run in play."""
+
+    def __init__(self, rules: Rules = RULES) -> None:
+        self.rules = rules
+        self.now = START
+        self.state: State = rounds.start(rules, self.now)
+
+    @property
+    def stage(self) -> Stage:
+        return self.state.stage
+
+    def do(self, *events: rounds.Event) -> None:
+        for event in events:
+            self.state = rounds.step(self.rules, self.state, event, self.now)
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.do(rounds.Tick())
+
+    def to_deadline(self) -> None:
+        self.now = self.state.deadline
+        self.do(rounds.Tick())
+
+    def task(self, site: str) -> PhaseKey | None:
+        return rounds.task_for(self.rules, self.state, site)
+
+    def phase(self, site: str) -> Phase | None:
+        task = self.task(site)
+        return None if task is None else task.phase
+
+    def join(self, *sites: str) -> None:
+        self.do(*(rounds.Joined(site) for site in sites))
+
+    def answer(self, *sites: str) -> None:
+        """Each of the sites, in turn, answers its current task."""
+        for site in sites:
+            task = self.task(site)
+            assert task is not None, f"{site} has nothing to answer in {self.stage}"
+            self.do(rounds.Answered(site, task))
+
+    def set_up(self, *sites: str) -> None:
+        """Join with all of the roster and have ``sites`` do their set-up."""
+        self.join(*self.rules.roster)
+        self.answer(*sites)
+        if self.rules.needs_secret:
+            self.answer(*(site for site in sites if site != self.state.maker))
+
+    def compute(self) -> None:
+        """Have all sites of the roster go through the round, up to its result."""
+        self.answer(*self.rules.roster)
+        self.answer(*self.rules.roster)
+        self.do(rounds.Computed())
+
+
+def in_round(rules: Rules = RULES) -> Player:
+    """At the first round's PRESENCE, with every site set up."""
+    player = Player(rules)
+    player.set_up(*rules.roster)
+    return player
+
+
+def without_secret(rules: Rules = RULES) -> Rules:
+    """The same rules for a protection that needs no group keys."""
+    return replace(rules, needs_secret=False)
