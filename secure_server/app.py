@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import multiprocessing
 import os
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import asdict
 from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import TypeAdapter
 
 from crypto.pki import Credentials, Role, TrustAnchor
 from protoseal.config import CoordinatorConfig, DeadlinesSection
 from protoseal_wire.messages import Phase
 from secure_server.aggregate import Aggregator
-from secure_server.coordinator import Coordinator
+from secure_server.coordinator import Coordinator, CoordinatorRound
 from secure_server.errors import WrongIdentity
 from secure_server.rounds import Rules, State
 from secure_server.serve import serve
 from secure_server.store import Store
 
 _log = logging.getLogger("protoseal.coordinator")
+ROUNDS_LOG, ADDRESS = "rounds.jsonl", "address"
+"""In the state directory: a JSON line for each completed round; host:port while the coordinator serves."""
 
 
 def rules_of(config: CoordinatorConfig) -> Rules:
@@ -78,6 +85,7 @@ def run_coordinator(
         ProcessPoolExecutor(workers, mp_context=context) as processes,
         ThreadPoolExecutor(1, thread_name_prefix="aggregation") as background,
     ):
+        rounds_log = config.state_dir / ROUNDS_LOG
         coordinator = Coordinator(
             agreement=agreement,
             rules=rules_of(config),
@@ -85,6 +93,27 @@ def run_coordinator(
             store=store,
             aggregator=Aggregator(agreement, config.state_dir / "evaluation-keys.bin", processes),
             background=background,
+            on_round=lambda completed: append_round(rounds_log, completed),
         )
-        asyncio.run(serve(coordinator, credentials=credentials, trust=trust, listen=config.listen, ready=on_ready))
+
+        def ready(port: int) -> None:
+            _log.info("run %s: serving on port %d", agreement.run, port)
+            address = f"{config.listen.rpartition(':')[0]}:{port}"
+            (config.state_dir / ADDRESS).write_text(address, encoding="utf-8")
+            on_ready(port)
+
+        asyncio.run(serve(coordinator, credentials=credentials, trust=trust, listen=config.listen, ready=ready))
         return coordinator.state
+
+
+def append_round(path: Path, completed: CoordinatorRound) -> None:
+    """Add a line to the log of rounds."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(completed)) + "\n")
+
+
+def read_rounds(path: Path) -> list[CoordinatorRound]:
+    """The completed rounds, oldest first; a round that a restarted coordinator logged again counts once."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    rounds = [TypeAdapter(CoordinatorRound).validate_json(line) for line in lines]
+    return list({each.round: each for each in rounds}.values())

@@ -1,0 +1,6 @@
+"""``python -m protoseal``."""
+
+from protoseal.cli import main
+
+if __name__ == "__main__":
+    main()
