@@ -52,6 +52,25 @@ class TrainTest:
     domains: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Source:
+    """A data set as it was stored, before classes and preprocessing are agreed.
+
+    ``where`` names it in errors; ``classes`` is None where its labels are only numbers.
+    """
+
+    where: str
+    train: Samples
+    test: Samples | None
+    classes: tuple[str, ...] | None
+    domains: tuple[str, ...]
+
+    @property
+    def parts(self) -> list[Samples]:
+        """Training samples, and test samples where there are any."""
+        return [self.train] if self.test is None else [self.train, self.test]
+
+
 def checked_samples(inputs: Any, labels: Any, domains: Any = None, *, where: str) -> Samples:
     """Samples from raw arrays; ``where`` (a file, a function) opens each error.
 
@@ -70,6 +89,15 @@ def checked_samples(inputs: Any, labels: Any, domains: Any = None, *, where: str
         raise DataError(f"{where}: holds no samples (shape {inputs.shape})")
     images = inputs[..., np.newaxis] if inputs.ndim == 3 else inputs
     return Samples(_as_inputs(images, where), labels, domains)
+
+
+def check_labels(samples: Samples, classes: tuple[str, ...], where: str) -> None:
+    """Raise :class:`DataError`, opened by ``where``, for a label that is no index into ``classes``."""
+    highest = int(samples.labels.max())
+    if highest >= len(classes):
+        raise DataError(
+            f"{where}: has label {highest}, but the {len(classes)} classes end at {len(classes) - 1}"
+        )
 
 
 def join_samples(parts: Sequence[Samples]) -> Samples:

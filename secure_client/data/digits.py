@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.datasets import load_digits
 
 from secure_client.data.arrays import Labels, Samples, TrainTest
 
@@ -62,6 +61,8 @@ def digits_in_five_appearances(seed: int) -> TrainTest:
     Which scan gets which appearance, and the noise, follow from ``seed``. Every domain has 34 to 37 scans of
     each class.
     """
+    from sklearn.datasets import load_digits  # noqa: PLC0415 (slow to import, and most sites never need it)
+
     scans = load_digits()
     labels = scans.target.astype(np.int64)
     rng = np.random.default_rng(seed)

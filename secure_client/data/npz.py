@@ -1,0 +1,91 @@
+"""Data in an ``.npz`` file: ``x_train``, ``y_train`` and, where there are any, ``x_test`` and ``y_test``.
+
+Inputs are images (N, H, W, C), grey ones also (N, H, W), or features (N, F); labels (N,) number the classes
+from 0. Optional: ``class_names``, ``domain_train`` and ``domain_test`` (N,), ``domain_names``. Nothing is
+unpickled.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from lzma import LZMAError
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from secure_client.data.arrays import Samples, Source, TrainTest, checked_samples
+from secure_client.errors import DataError
+
+KEYS = (
+    "x_train",
+    "y_train",
+    "x_test",
+    "y_test",
+    "domain_train",
+    "domain_test",
+    "domain_names",
+    "class_names",
+)
+Arrays = dict[str, NDArray[Any]]
+
+
+def read_npz(path: Path) -> Source:
+    """The data in the file; arrays by other names are left unread. :class:`DataError` for a bad file."""
+    arrays, where = _arrays(path), str(path)
+    train = _part(arrays, "train", where)
+    if train is None:
+        raise DataError(f"{where}: has no x_train and y_train")
+    test = _part(arrays, "test", where)
+    count = 1 + max(int(part.domains.max()) for part in (train, test) if part is not None)
+    default = (path.stem,) if count == 1 else tuple(str(number) for number in range(count))
+    domains = _names(arrays, "domain_names", where) or default
+    if len(domains) < count:
+        raise DataError(f"{where}: has {count} domains and {len(domains)} domain_names")
+    return Source(where, train, test, _names(arrays, "class_names", where), domains)
+
+
+def write_npz(path: Path, data: TrainTest) -> None:
+    """Write the data in the form that :func:`read_npz` reads."""
+    arrays: Arrays = {"class_names": np.array(data.classes), "domain_names": np.array(data.domains)}
+    for kind, part in (("train", data.train), ("test", data.test)):
+        if part is not None:
+            arrays |= {f"x_{kind}": part.inputs, f"y_{kind}": part.labels, f"domain_{kind}": part.domains}
+    np.savez_compressed(path, **arrays)  # type: ignore[arg-type]  # no key is its allow_pickle
+
+
+def _arrays(path: Path) -> Arrays:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise DataError(f"{path}: holds a single array; save several by numpy.savez")
+            return {key: archive[key] for key in KEYS if key in archive.files}
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: there is no such file") from error
+    except NotImplementedError as error:  # zipfile, for a member's compression
+        raise DataError(f"{path}: {error}; use a Python that was built with it, or numpy.savez") from error
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, LZMAError) as error:
+        raise DataError(
+            f"{path}: is damaged, not an .npz, or holds Python objects, which are never read"
+            f" ({error}); save plain arrays by numpy.savez"
+        ) from error
+
+
+def _part(arrays: Arrays, kind: str, where: str) -> Samples | None:
+    inputs, labels = arrays.get(f"x_{kind}"), arrays.get(f"y_{kind}")
+    if inputs is None and labels is None:
+        return None
+    if inputs is None or labels is None:
+        raise DataError(f"{where}: has only one of x_{kind} and y_{kind}; give both")
+    return checked_samples(inputs, labels, arrays.get(f"domain_{kind}"), where=f"{where}: {kind}")
+
+
+def _names(arrays: Arrays, key: str, where: str) -> tuple[str, ...] | None:
+    if key not in arrays:
+        return None
+    names = arrays[key]
+    if names.ndim != 1 or names.dtype.kind != "U":
+        raise DataError(f"{where}: {key} is not a list of text")
+    return tuple(names.tolist())

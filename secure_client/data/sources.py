@@ -1,0 +1,168 @@
+"""From the name of a data set to samples: one reader for each form, then agreed classes and preprocessing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from protoseal.config import PreprocessingSection
+from protoseal.config.reading import nearest
+from secure_client.data.arrays import Samples, Source, TrainTest, check_labels, join_samples
+from secure_client.data.digits import digits_in_five_appearances
+from secure_client.data.folder import read_folder
+from secure_client.data.npz import read_npz
+from secure_client.data.own import read_own
+from secure_client.data.preprocess import fit_images
+from secure_client.data.published import PUBLISHED, read_published
+from secure_client.errors import DataError
+
+DIGITS = "digits"
+NAMES = (DIGITS, *PUBLISHED)
+FILE_FORMS = frozenset({"npz", "folder", "sites"})
+
+
+def load(
+    spec: str,
+    *,
+    data_root: Path | None,
+    agreed: PreprocessingSection | None,
+    classes: tuple[str, ...] | None,
+    seed: int = 0,
+) -> TrainTest:
+    """:func:`read`, then :func:`join`."""
+    return join(read(spec, data_root=data_root, agreed=agreed, seed=seed), agreed, classes)
+
+
+def read(
+    spec: str, *, data_root: Path | None, agreed: PreprocessingSection | None, seed: int = 0
+) -> list[Source]:
+    """The data set that ``spec`` names, or the several that ``+`` joins.
+
+    Names are ``digits``, the published ``mnist``, ``fashion-mnist``, ``usps``, ``svhn``, ``cifar10`` and
+    ``cifar100`` (from files under ``data_root``), ``npz:PATH``, ``folder:PATH`` and ``module:function``.
+
+    ``agreed`` serves only to keep folders of images small while they are read; ``seed`` deals out the digits'
+    appearances. Raises :class:`DataError`, or :class:`PluginError` for ``module:function``.
+    """
+    return [_read_one(part.strip(), data_root, agreed, seed) for part in spec.split("+")]
+
+
+def join(
+    sources: Sequence[Source], agreed: PreprocessingSection | None, classes: tuple[str, ...] | None
+) -> TrainTest:
+    """All sources over the same classes, their images of the agreed size, each source a domain or more.
+
+    Where a source names its classes, they are matched by name; elsewhere labels number the agreed classes.
+    Without ``classes`` the sources' own are taken. Raises :class:`DataError` for classes that are not agreed,
+    and for sources that cannot be put together.
+    """
+    classes = classes or own_classes(sources)
+    adapted = [_fitted(_matched(source, classes), agreed) for source in sources]
+    _check_alike(adapted)
+    firsts = np.cumsum([0, *(len(source.domains) for source in adapted)]).tolist()
+    train = [_numbered_from(source.train, first) for source, first in zip(adapted, firsts, strict=False)]
+    test = [
+        _numbered_from(source.test, first)
+        for source, first in zip(adapted, firsts, strict=False)
+        if source.test is not None
+    ]
+    domains = tuple(domain for source in adapted for domain in source.domains)
+    return TrainTest(join_samples(train), join_samples(test) if test else None, classes, domains)
+
+
+def is_own(spec: str) -> bool:
+    """Whether ``spec`` is a single ``module:function``."""
+    form, separator, _ = spec.partition(":")
+    return bool(separator) and form not in FILE_FORMS and "+" not in spec
+
+
+def own_classes(sources: Sequence[Source]) -> tuple[str, ...]:
+    """The classes that the sources name, in order; where none does, the numbers up to the highest label."""
+    named = dict.fromkeys(name for source in sources for name in source.classes or ())
+    highest = max(int(part.labels.max()) for source in sources for part in source.parts)
+    return tuple(named) or tuple(str(label) for label in range(highest + 1))
+
+
+def suggest_preprocessing(sources: Sequence[Source]) -> PreprocessingSection | None:
+    """A preprocessing that loses nothing: the longest side and most channels of all images, to [−1, 1].
+
+    None for features. From the images' shape alone: statistics of their values would be private.
+    """
+    shapes = [part.inputs.shape[1:] for source in sources for part in source.parts if part.is_images]
+    if not shapes:
+        return None
+    channels = max(shape[2] for shape in shapes)
+    half = (0.5,) * channels
+    return PreprocessingSection(
+        image_size=max(max(shape[:2]) for shape in shapes), channels=channels, mean=half, std=half
+    )
+
+
+def _read_one(spec: str, data_root: Path | None, agreed: PreprocessingSection | None, seed: int) -> Source:
+    form, separator, rest = spec.partition(":")
+    if spec == DIGITS:
+        data = digits_in_five_appearances(seed)
+        return Source(spec, data.train, data.test, data.classes, data.domains)
+    if spec in PUBLISHED:
+        return read_published(spec, data_root)
+    if not separator:
+        raise DataError(
+            f"no data set is called {spec!r}{nearest(spec, NAMES)}; others are npz:PATH, folder:PATH and"
+            " module:function"
+        )
+    match form:
+        case "npz":
+            return read_npz(Path(rest))
+        case "folder":
+            return read_folder(Path(rest), agreed)
+        case "sites":
+            raise DataError(f"{spec}: holds several sites' data; one site's is npz:{Path(rest) / 'NAME.npz'}")
+    return read_own(spec, data_root)
+
+
+def _matched(source: Source, classes: tuple[str, ...]) -> Source:
+    """The source with labels that number ``classes``."""
+    named = source.classes or classes
+    for part in source.parts:
+        check_labels(part, named, source.where)
+    for name in named:
+        if name not in classes:
+            raise DataError(f"{source.where}: class {name!r} is not an agreed class{nearest(name, classes)}")
+    numbers = np.array([classes.index(name) for name in named])
+    return _adapted(source, lambda part: replace(part, labels=numbers[part.labels]))
+
+
+def _fitted(source: Source, agreed: PreprocessingSection | None) -> Source:
+    """The source with images of the agreed size and channels."""
+    if agreed is None or not source.train.is_images:
+        return source
+    return _adapted(
+        source, lambda part: replace(part, inputs=fit_images(part.inputs, agreed, where=source.where))
+    )
+
+
+def _adapted(source: Source, change: Callable[[Samples], Samples]) -> Source:
+    test = None if source.test is None else change(source.test)
+    return replace(source, train=change(source.train), test=test)
+
+
+def _numbered_from(samples: Samples, first_domain: int) -> Samples:
+    return replace(samples, domains=samples.domains + first_domain)
+
+
+def _check_alike(sources: Sequence[Source]) -> None:
+    """:class:`DataError` unless all parts have samples of one shape, and all sources a test part or none."""
+    if len({source.test is None for source in sources}) > 1:
+        without = next(source.where for source in sources if source.test is None)
+        raise DataError(f"{without}: has no test part and others have; join data sets that all do, or none")
+    shape = sources[0].train.inputs.shape[1:]
+    for source in sources:
+        for part in source.parts:
+            if part.inputs.shape[1:] != shape:
+                raise DataError(
+                    f"{source.where}: has samples of shape {part.inputs.shape[1:]}, beside others of {shape};"
+                    " agree on [preprocessing]"
+                )
