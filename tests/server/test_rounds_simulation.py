@@ -16,7 +16,7 @@ from secure_server import rounds
 from secure_server.rounds import Rules, Stage, State
 from tests.server.simulated_run import InvariantError, SimulatedRun
 
-RUNS = 500
+RUNS = 320
 
 
 def simulate(seed: int) -> SimulatedRun:

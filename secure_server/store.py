@@ -1,0 +1,315 @@
+"""The coordinator's memory of a run: its state, the sites' statements and uploads, the results.
+
+One SQLite file. Each :meth:`Store.save` is one transaction over the new state and what caused it, synced to
+the disk before it returns: what is acknowledged after it survives SIGKILL and power loss, and nothing is ever
+half there. The limit: that holds as far as the disk keeps what it says it has synced, and an older copy of
+the file put back in its place is not noticed here.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+from protoseal_wire.messages import Phase, PhaseKey
+from secure_server.errors import Conflict, StoreInUse, WrongPhase, WrongStore
+from secure_server.run_state import State
+
+_SCHEMA_VERSION = 1
+_SCHEMA = (
+    "CREATE TABLE identity (schema INTEGER NOT NULL, run TEXT NOT NULL, agreement_hash BLOB NOT NULL) STRICT",
+    "CREATE TABLE state (id INTEGER PRIMARY KEY CHECK (id = 1), json TEXT NOT NULL) STRICT",
+    """CREATE TABLE statements (
+        site TEXT PRIMARY KEY, content BLOB NOT NULL, received_at REAL NOT NULL
+    ) STRICT""",
+    # The content of an old round may be pruned; its hash stays, so that a replay still meets its refusal.
+    """CREATE TABLE uploads (
+        round INTEGER NOT NULL, attempt INTEGER NOT NULL, phase INTEGER NOT NULL, site TEXT NOT NULL,
+        sha256 BLOB NOT NULL, content BLOB, received_at REAL NOT NULL,
+        PRIMARY KEY (round, attempt, phase, site)
+    ) STRICT""",
+    """CREATE TABLE results (
+        round INTEGER NOT NULL, attempt INTEGER NOT NULL, phase INTEGER NOT NULL, site TEXT NOT NULL,
+        content BLOB NOT NULL,
+        PRIMARY KEY (round, attempt, phase, site)
+    ) STRICT""",
+)
+
+
+@dataclass(frozen=True)
+class Received:
+    """A message that a site sent and the coordinator took: a statement (``key`` is None) or an answer.
+
+    ``received_at`` is in seconds since the epoch, by the coordinator's clock.
+    """
+
+    site: str
+    key: PhaseKey | None
+    content: bytes
+    received_at: float
+
+
+class Store:
+    """One run's store; one process at a time. Calls come from one thread at a time."""
+
+    def __init__(
+        self,
+        database: sqlite3.Connection,
+        lock: BinaryIO,
+        run: str,
+        *,
+        record: bool,
+        clock: Callable[[], float],
+    ) -> None:
+        """Use :meth:`open`."""
+        self._db, self._lock, self._run, self._record, self._clock = database, lock, run, record, clock
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        run: str,
+        agreement_hash: bytes,
+        *,
+        record: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> Self:
+        """Open or create the file, readable by its owner alone.
+
+        With ``record`` no upload is ever pruned: :meth:`received` is then all that the coordinator took in.
+        :class:`StoreInUse` if a store has it open, :class:`WrongStore` if it is of another run, agreement or
+        version, or no store at all.
+        """
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = _lock(path.with_name(path.name + ".lock"))
+        try:
+            database = _open_database(path, (_SCHEMA_VERSION, run, agreement_hash))
+        except BaseException:
+            lock.close()
+            raise
+        return cls(database, lock, run, record=record, clock=clock)
+
+    def close(self) -> None:
+        """Release the file; once more is harmless."""
+        self._db.close()
+        self._lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # The state and what caused it
+
+    def load(self) -> State | None:
+        """The last saved state; None in a new store. :class:`WrongStore` if it is damaged."""
+        row = self._db.execute("SELECT json FROM state").fetchone()
+        try:
+            return None if row is None else State.from_json(row[0])
+        except ValueError as error:
+            raise WrongStore(f"the stored state of run {self._run} cannot be read: {error}") from error
+
+    def save(
+        self,
+        state: State,
+        *,
+        upload: tuple[PhaseKey, str, bytes] | None = None,
+        statement: tuple[str, bytes] | None = None,
+        results: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """Store ``state`` with what caused it, all or nothing; durable when this returns.
+
+        ``upload`` is (key, site, content), ``statement`` (site, content); the same content again is harmless,
+        other content is a :class:`Conflict` and changes nothing. ``results`` (site → content) are those of
+        ``state.result_key``.
+        """
+        with self._transaction():
+            if upload is not None:
+                self._put_upload(*upload)
+            if statement is not None:
+                self._put_statement(*statement)
+            for site, content in (results or {}).items():
+                self._put_result(state.result_key, site, content)
+            self._put_state(state)
+
+    def prune(self, before_round: int) -> None:
+        """Drop results and, unless recording, contents of uploads of rounds 1 to ``before_round`` - 1."""
+        with self._transaction():
+            self._db.execute("DELETE FROM results WHERE round < ?", (before_round,))
+            if not self._record:
+                self._db.execute(
+                    "UPDATE uploads SET content = NULL WHERE round BETWEEN 1 AND ?", (before_round - 1,)
+                )
+
+    # What is stored
+
+    def upload(self, key: PhaseKey, site: str) -> bytes | None:
+        """The answer of ``site`` to ``key``; None if there is none, or it is pruned."""
+        return self._one(
+            "SELECT content FROM uploads WHERE (round, attempt, phase, site) = (?, ?, ?, ?)", key, site
+        )
+
+    def upload_hash(self, key: PhaseKey, site: str) -> bytes | None:
+        """The SHA-256 (32 bytes) of the answer of ``site`` to ``key``, pruned or not; None if none came."""
+        return self._one(
+            "SELECT sha256 FROM uploads WHERE (round, attempt, phase, site) = (?, ?, ?, ?)", key, site
+        )
+
+    def result(self, key: PhaseKey, site: str) -> bytes | None:
+        """The result for ``site`` under a RESULT key; None if there is none, or it is pruned."""
+        return self._one(
+            "SELECT content FROM results WHERE (round, attempt, phase, site) = (?, ?, ?, ?)", key, site
+        )
+
+    def statements(self) -> dict[str, bytes]:
+        """Each joined site's signed statement."""
+        return dict(self._db.execute("SELECT site, content FROM statements"))
+
+    def received(self) -> Iterator[Received]:
+        """The messages taken in, oldest first: all of the run if it was recorded from its start to now.
+
+        The same bytes sent twice are listed once; what was refused is not listed.
+        """
+        rows = self._db.execute(
+            "SELECT site, NULL, NULL, NULL, content, received_at FROM statements UNION ALL "
+            "SELECT site, round, attempt, phase, content, received_at FROM uploads WHERE content IS NOT NULL "
+            "ORDER BY received_at"
+        )
+        for site, round_, attempt, phase, content, received_at in rows:
+            key = None if phase is None else PhaseKey(self._run, round_, attempt, Phase(phase))
+            yield Received(site, key, content, received_at)
+
+    # Rows
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:  # SQLite itself rolls back after some errors, such as a full disk
+                self._db.execute("ROLLBACK")
+            raise
+
+    def _put_state(self, state: State) -> None:
+        self._db.execute("INSERT OR REPLACE INTO state VALUES (1, ?)", (state.to_json(),))
+
+    def _put_statement(self, site: str, content: bytes) -> None:
+        stored = self.statements().get(site)
+        if stored is not None:
+            check_same(f"{site}'s statement in run {self._run}", stored, content)
+            return
+        self._db.execute("INSERT INTO statements VALUES (?, ?, ?)", (site, content, self._clock()))
+
+    def _put_upload(self, key: PhaseKey, site: str, content: bytes) -> None:
+        digest = hashlib.sha256(content).digest()
+        stored = self.upload_hash(key, site)
+        if stored is not None:
+            check_same(f"{site}'s answer to {key.phase.name} of round {key.round}", stored, digest)
+            return
+        self._db.execute(
+            "INSERT INTO uploads VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (*_step(key), site, digest, content, self._clock()),
+        )
+
+    def _put_result(self, key: PhaseKey, site: str, content: bytes) -> None:
+        stored = self.result(key, site)
+        if stored is not None:
+            check_same(f"the result for {site} in round {key.round}", stored, content)
+            return
+        self._db.execute("INSERT INTO results VALUES (?, ?, ?, ?, ?)", (*_step(key), site, content))
+
+    def _one(self, query: str, key: PhaseKey, site: str) -> bytes | None:
+        check_run(key, self._run)
+        row = self._db.execute(query, (*_step(key), site)).fetchone()
+        return None if row is None else row[0]
+
+
+def check_same(what: str, stored: bytes, given: bytes) -> None:
+    """:class:`Conflict` unless the two are equal."""
+    if stored != given:
+        raise Conflict(f"{what} is already stored with other content, and stays as it is")
+
+
+def check_run(key: PhaseKey, run: str) -> None:
+    """:class:`WrongPhase` if the key is of another run."""
+    if key.run != run:
+        raise WrongPhase(f"{key.phase.name} of run {key.run!r}: this is run {run!r}")
+
+
+def check_identity(path: Path, found: object, expected: tuple[int, str, bytes]) -> None:
+    """:class:`WrongStore` unless the file is of this version of the schema, run and agreement."""
+    if found != expected:
+        raise WrongStore(
+            f"{path} is of another run, agreement or version of protoseal; give this run a state_dir of its "
+            "own, or go back to the agreement it was started with"
+        )
+
+
+def _step(key: PhaseKey) -> tuple[int, int, int]:
+    return key.round, key.attempt, int(key.phase)
+
+
+def _lock(path: Path) -> BinaryIO:
+    """Hold an exclusive lock while the returned file is open; the kernel frees a dead process's."""
+    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise StoreInUse(
+            f"{path.with_suffix('')} is in use: is another coordinator of this run running?"
+        ) from error
+    return file
+
+
+def _open_database(path: Path, identity: tuple[int, str, bytes]) -> sqlite3.Connection:
+    # SQLite gives its own files beside this one (-wal, -shm) the same mode.
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    os.chmod(path, 0o600)
+    _sync_directory(path.parent)
+    database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    try:
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute("PRAGMA synchronous=FULL")
+        if database.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
+            _create(database, identity)
+        found = database.execute("SELECT schema, run, agreement_hash FROM identity").fetchone()
+        check_identity(path, found, identity)
+    except sqlite3.DatabaseError as error:
+        database.close()
+        raise WrongStore(f"{path} is not a coordinator's store: {error}") from error
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _create(database: sqlite3.Connection, identity: tuple[int, str, bytes]) -> None:
+    database.execute("BEGIN IMMEDIATE")
+    for table in _SCHEMA:
+        database.execute(table)
+    database.execute("INSERT INTO identity VALUES (?, ?, ?)", identity)
+    database.execute("COMMIT")
+
+
+def _sync_directory(path: Path) -> None:
+    """Make the creation of a file in it durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
