@@ -60,8 +60,9 @@ def open_group_secret(
     _check_maker(sealed.maker, roster)
     _check_recipient(sealed, recipient)
     _check_roster(sealed, roster)
-    _check_signature(sealed, roster, run)
-    context = _context(sealed.maker, recipient, run, roster.hash, sealed.public_hash)
+    # What must hold is taken from the receiver's own knowledge, never from what the secret says of itself.
+    context = _context(roster.maker, recipient, run, roster.hash, sealed.public_hash)
+    _check_signature(sealed, roster, context)
     return channel_key.open(sealed.sealed, _info(context)), sealed.public_hash
 
 
@@ -96,7 +97,7 @@ def _check_roster(sealed: SealedSecret, roster: Roster) -> None:
         raise VerificationError("a group secret was sealed for another roster")
 
 
-def _check_signature(sealed: SealedSecret, roster: Roster, run: str) -> None:
+def _check_signature(sealed: SealedSecret, roster: Roster, context: tuple[bytes, ...]) -> None:
     """The signer is the maker's certified key, never a key that travels with the secret."""
-    context = _context(sealed.maker, sealed.recipient, run, sealed.roster_hash, sealed.public_hash)
-    verify(roster.members[roster.maker].public_key, sealed.signature, _LABEL, *context, sealed.sealed)
+    maker = roster.members[roster.maker]
+    verify(maker.public_key, sealed.signature, _LABEL, *context, sealed.sealed)

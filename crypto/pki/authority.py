@@ -66,8 +66,8 @@ def approve(
     days: int | None = None,
     *,
     now: datetime | None = None,
-) -> x509.Certificate:
-    """Sign a certificate for what a request asks, with the CA in the directory ``authority``.
+) -> bytes:
+    """The certificate (PEM) for what a request asks, signed by the CA in the directory ``authority``.
 
     The caller has compared the request's fingerprint with the requester's. Every extension is made here,
     whatever the request carries. Valid for ``days`` (365 for a site, 30 for a coordinator), and never longer
@@ -85,7 +85,8 @@ def approve(
     if issuer.public_key() != key.public_key():
         raise KeyStoreError(f"{CA_FILE} and {CA_KEY_FILE} in {authority} do not belong together")
     lifetime = _lifetime(DEFAULT_DAYS[request.identity.role] if days is None else days)
-    return _party_certificate(request, issuer, key, moment, lifetime)
+    certificate = _party_certificate(request, issuer, key, moment, lifetime)
+    return certificate.public_bytes(serialization.Encoding.PEM)
 
 
 def _check_same_federation(request: Request, federation: str) -> None:

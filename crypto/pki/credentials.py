@@ -13,7 +13,7 @@ from crypto.encoding import encode
 from crypto.errors import KeyStoreError, VerificationError
 from crypto.keys import StorageKey, derive
 from crypto.pki.fields import load_certificate
-from crypto.pki.files import read, read_key
+from crypto.pki.files import naming, read, read_key
 from crypto.pki.trust import fingerprint, identity_of
 
 _ALGORITHM = ec.ECDSA(hashes.SHA256())
@@ -40,7 +40,9 @@ class Credentials:
         not belong together, :class:`crypto.errors.MalformedError` or :class:`VerificationError` for a
         certificate that is not a party's.
         """
-        return cls(load_certificate(read(certificate_path)), read_key(key_path, passphrase))
+        key = read_key(key_path, passphrase)
+        with naming(certificate_path):
+            return cls(load_certificate(read(certificate_path)), key)
 
     @property
     def certificate_der(self) -> bytes:
@@ -74,14 +76,14 @@ class Credentials:
         """
         return self._key.sign(encode(label, *fields), _ALGORITHM)
 
-    def storage_key(self, salt: bytes) -> StorageKey:
-        """The key for secrets at rest of one purpose, such as a run, named by ``salt``.
+    def storage_key(self, run: str) -> StorageKey:
+        """The key for this party's secrets at rest in one run.
 
         It follows from the private key, so what was stored is lost with that key: it does not open after a
         certificate was renewed with a new one.
         """
         scalar = self._key.private_numbers().private_value.to_bytes(32, "big")
-        return StorageKey(derive(scalar, "storage-key", salt))
+        return StorageKey(derive(scalar, "storage-key", run.encode()))
 
     def __repr__(self) -> str:
         return f"Credentials({self.identity.uri}, private=<redacted>)"

@@ -1,20 +1,23 @@
 """Key and certificate files: written once, whole, and never over what is there unless told to.
 
-Private keys are PKCS #8, encrypted under a passphrase (PBES2 with AES-256). The limit: the passphrase is
-stretched only modestly, so a stolen file is as safe as the passphrase is long; use a generated one.
+Private keys are PKCS #8, encrypted under a passphrase (PBES2: AES-256-CBC, PBKDF2 with 2048 rounds). The
+limit: so few rounds hardly slow a guesser, so a stolen file is as safe as the passphrase is hard to guess;
+use a generated one.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from crypto.errors import KeyStoreError
+from crypto.errors import KeyStoreError, MalformedError, VerificationError
 
 _PRIVATE = 0o600
 _PUBLIC = 0o644
@@ -56,6 +59,15 @@ def read(path: Path) -> bytes:
         raise KeyStoreError(f"{path} cannot be read ({error.strerror})") from error
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Put the file's name before what is found wrong with its content."""
+    try:
+        yield
+    except (MalformedError, VerificationError) as error:
+        raise type(error)(f"{path}: {error}") from error
+
+
 def read_key(path: Path, passphrase: bytes) -> ec.EllipticCurvePrivateKey:
     """An encrypted P-256 key. :class:`KeyStoreError` if it is missing, not encrypted, or does not open."""
     content = read(path)
@@ -81,7 +93,7 @@ def _encryption(passphrase: bytes) -> serialization.KeySerializationEncryption:
 def _already_there(path: Path) -> KeyStoreError:
     return KeyStoreError(
         f"{path} is already there and what it holds would be lost: "
-        "choose another place, move it away, or ask for it to be overwritten"
+        "choose another place, move it away, or give --overwrite"
     )
 
 

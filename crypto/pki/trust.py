@@ -16,7 +16,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from crypto.errors import VerificationError
 from crypto.pki.fields import extension, load_certificate, only_uri, p256_key
-from crypto.pki.files import read
+from crypto.pki.files import naming, read
 from crypto.pki.identity import Identity, Role, federation_of
 
 EXTENDED_USAGE = {
@@ -40,7 +40,8 @@ class TrustAnchor:
     @classmethod
     def load(cls, path: Path) -> TrustAnchor:
         """From a file; raises like the class, and ``KeyStoreError`` when it cannot be read."""
-        return cls(read(path))
+        with naming(path):
+            return cls(read(path))
 
     @property
     def certificate_pem(self) -> bytes:

@@ -1,0 +1,148 @@
+"""Channel keys, sealing and storage."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crypto.errors import DecryptionError, MalformedError, UnknownSchemeError, VerificationError
+from crypto.keys import ChannelKey, StorageKey, check_channel_public, derive, seal
+
+VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "channel_keys.json").read_text())
+
+
+# Channel keys
+
+
+def test_what_is_sealed_opens_with_the_key_and_context() -> None:
+    key = ChannelKey.generate()
+    sealed = seal(key.public_bytes, b"secret", b"context")
+    assert key.open(sealed, b"context") == b"secret"
+    assert len(sealed) == len(b"secret") + 48
+    assert seal(key.public_bytes, b"secret", b"context") != sealed
+
+
+@given(st.binary(max_size=200), st.binary(max_size=50), st.integers(min_value=0), st.integers(0, 7))
+def test_what_is_altered_does_not_open(secret: bytes, info: bytes, position: int, bit: int) -> None:
+    key = ChannelKey.generate()
+    sealed = seal(key.public_bytes, secret, info)
+    altered = bytearray(sealed)
+    altered[position % len(sealed)] ^= 1 << bit
+    for content, context in ((bytes(altered), info), (sealed, info + b"x"), (sealed[:-1], info), (b"", info)):
+        # X25519 ignores the top bit of the encapsulated key, but HPKE binds its bytes.
+        with pytest.raises(DecryptionError, match="does not open"):
+            key.open(content, context)
+    with pytest.raises(DecryptionError):
+        ChannelKey.generate().open(sealed, info)
+
+
+def test_a_sealed_message_is_frozen() -> None:
+    """Sealing is random; opening a message sealed once must go on working."""
+    case = VECTORS["sealed"]
+    key = ChannelKey.from_private_bytes(bytes.fromhex(case["private_key"]))
+    assert key.public_bytes.hex() == case["public_key"]
+    opened = key.open(bytes.fromhex(case["message"]), bytes.fromhex(case["info"]))
+    assert opened.hex() == case["plaintext"]
+    for twin in VECTORS["bad_sealed"]:
+        with pytest.raises(DecryptionError):
+            key.open(bytes.fromhex(twin["message"]), bytes.fromhex(twin["info"]))
+
+
+def test_a_channel_key_goes_through_its_bytes_and_hides_them() -> None:
+    key = ChannelKey.generate()
+    private = key.private_bytes()
+    assert ChannelKey.from_private_bytes(private).public_bytes == key.public_bytes
+    assert private.hex()[:8] not in repr(key)
+    assert "<redacted>" in repr(key)
+    for bad in (b"", private[:-1], private + b"\x00"):
+        with pytest.raises(MalformedError, match="32 bytes"):
+            ChannelKey.from_private_bytes(bad)
+
+
+@pytest.mark.parametrize("case", VECTORS["bad_public_keys"], ids=lambda case: case["name"])
+def test_unusable_public_keys_are_refused(case: dict[str, str]) -> None:
+    public = bytes.fromhex(case["public_key"])
+    with pytest.raises(VerificationError, match=case["failure"]):
+        check_channel_public(public)
+    with pytest.raises(VerificationError, match=case["failure"]):
+        seal(public, b"secret", b"")
+
+
+@pytest.mark.parametrize("case", VECTORS["public_keys"], ids=lambda case: case["name"])
+def test_usable_public_keys_are_taken(case: dict[str, str]) -> None:
+    check_channel_public(bytes.fromhex(case["public_key"]))
+
+
+def test_why_one_form_of_a_key_is_allowed() -> None:
+    """Other bytes, the same point: without the check, one party could stand on a roster twice."""
+    key, mine = X25519PrivateKey.generate(), X25519PrivateKey.generate()
+    public = key.public_key().public_bytes_raw()
+    twin = public[:-1] + bytes([public[-1] | 0x80])
+    assert mine.exchange(X25519PublicKey.from_public_bytes(twin)) == mine.exchange(key.public_key())
+    check_channel_public(public)
+    with pytest.raises(VerificationError, match="canonical"):
+        check_channel_public(twin)
+
+
+# Derived keys
+
+
+def test_a_derived_key_depends_on_all_it_is_derived_from() -> None:
+    keys = {
+        derive(b"s" * 32, "a"),
+        derive(b"t" * 32, "a"),
+        derive(b"s" * 32, "b"),
+        derive(b"s" * 32, "a", b""),
+        derive(b"s" * 32, "a", b"x", b"y"),
+        derive(b"s" * 32, "a", b"xy"),
+    }
+    assert len(keys) == 6
+    assert {len(key) for key in keys} == {32}
+
+
+# Storage
+
+
+def test_what_is_stored_opens_under_its_name() -> None:
+    key = StorageKey(b"k" * 32)
+    stored = key.encrypt(b"secret", b"name")
+    assert key.decrypt(stored, b"name") == b"secret"
+    assert key.encrypt(b"secret", b"name") != stored
+    assert b"secret" not in stored
+    assert repr(key) == "StorageKey(<redacted>)"
+
+
+@given(st.binary(max_size=100), st.integers(min_value=0), st.integers(0, 7))
+def test_what_was_altered_at_rest_is_noticed(secret: bytes, position: int, bit: int) -> None:
+    key = StorageKey(b"k" * 32)
+    stored = key.encrypt(secret, b"name")
+    altered = bytearray(stored)
+    altered[position % len(stored)] ^= 1 << bit
+    with pytest.raises((DecryptionError, UnknownSchemeError)):
+        key.decrypt(bytes(altered), b"name")
+    for size in range(0, len(stored), 7):
+        with pytest.raises((DecryptionError, UnknownSchemeError)):
+            key.decrypt(stored[:size], b"name")
+    with pytest.raises(DecryptionError):
+        key.decrypt(stored, b"another name")
+    with pytest.raises(DecryptionError):
+        StorageKey(b"l" * 32).decrypt(stored, b"name")
+
+
+def test_another_version_is_named_as_such() -> None:
+    key = StorageKey(b"k" * 32)
+    stored = key.encrypt(b"secret", b"name").replace(b"stored-1:", b"stored-2:")
+    with pytest.raises(UnknownSchemeError, match="version marker"):
+        key.decrypt(stored, b"name")
+
+
+def test_a_stored_secret_is_frozen() -> None:
+    case = VECTORS["stored"]
+    key = StorageKey(bytes.fromhex(case["key"]))
+    opened = key.decrypt(bytes.fromhex(case["content"]), bytes.fromhex(case["associated"]))
+    assert opened.hex() == case["plaintext"]

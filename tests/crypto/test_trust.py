@@ -1,0 +1,173 @@
+"""What a certificate must be to be believed: each attack succeeds only where its one check is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from crypto.errors import MalformedError, VerificationError
+from crypto.pki import Identity, Role, TrustAnchor
+
+if TYPE_CHECKING:
+    from tests.crypto.conftest import Federation
+
+NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+CLIENT, SERVER = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
+SITE_URI = "spiffe://clinics.example/site/clinic-a"
+COORDINATOR_URI = "spiffe://clinics.example/coordinator"
+
+
+def der(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.DER)
+
+
+UNKNOWN = x509.UnrecognizedExtension(x509.ObjectIdentifier("1.3.6.1.4.1.99999.1"), b"\x05\x00")
+
+
+def test_honest_parties_are_who_they_are(federation: Federation) -> None:
+    site, coordinator, trust = federation.site("clinic-a"), federation.coordinator(), federation.trust
+    assert trust.identify(site.certificate_der, Role.SITE, NOW) == Identity.site(
+        "clinics.example", "clinic-a"
+    )
+    assert trust.identify(site.certificate_pem, Role.SITE, NOW) == site.identity
+    assert trust.identify(coordinator.certificate_der, Role.COORDINATOR, NOW) == coordinator.identity
+    for party, other in ((site, Role.COORDINATOR), (coordinator, Role.SITE)):
+        with pytest.raises(VerificationError, match="extended key usage"):
+            trust.identify(party.certificate_der, other, NOW)
+
+
+Attack = Callable[["Federation", "Federation"], x509.Certificate]
+ATTACKS: dict[str, tuple[str, Role, str, Attack]] = {
+    "another CA's": (
+        "_check_issuer",
+        Role.SITE,
+        "not signed by this federation's CA",
+        lambda _own, stranger: x509.load_der_x509_certificate(stranger.site("clinic-a").certificate_der),
+    ),
+    "expired": (
+        "check_validity",
+        Role.SITE,
+        "is valid from",
+        lambda own, _stranger: own.odd_certificate(days=(-30, -1)),
+    ),
+    "not yet valid": (
+        "check_validity",
+        Role.SITE,
+        "is valid from",
+        lambda own, _stranger: own.odd_certificate(days=(1, 30)),
+    ),
+    "another kind of key": (
+        "_check_key",
+        Role.SITE,
+        "not ECDSA P-256",
+        lambda own, _stranger: own.odd_certificate(key=ec.generate_private_key(ec.SECP384R1())),
+    ),
+    "a CA under the CA": (
+        "_check_not_authority",
+        Role.SITE,
+        "CA's certificate where a party's is due",
+        lambda own, _stranger: own.odd_certificate(authority=True),
+    ),
+    "a critical extension that nobody knows": (
+        "_check_critical_extensions",
+        Role.SITE,
+        "unknown critical extension 1.3.6.1.4.1.99999.1",
+        lambda own, _stranger: own.odd_certificate(more=[UNKNOWN]),
+    ),
+    "a key that may not sign": (
+        "_check_key_usage",
+        Role.SITE,
+        "may not sign",
+        lambda own, _stranger: own.odd_certificate(may_sign=False),
+    ),
+    "a client as coordinator": (
+        "_check_extended_usage",
+        Role.COORDINATOR,
+        "extended key usage",
+        lambda own, _stranger: own.odd_certificate(uris=[COORDINATOR_URI], usages=[CLIENT]),
+    ),
+    "both usages": (
+        "_check_extended_usage",
+        Role.SITE,
+        "extended key usage",
+        lambda own, _stranger: own.odd_certificate(usages=[CLIENT, SERVER]),
+    ),
+    "another federation's name": (
+        "_check_federation",
+        Role.SITE,
+        "not of the federation",
+        lambda own, _stranger: own.odd_certificate(uris=["spiffe://elsewhere/site/clinic-a"]),
+    ),
+    "a site's name as coordinator": (
+        "_check_role",
+        Role.COORDINATOR,
+        "is not a coordinator",
+        lambda own, _stranger: own.odd_certificate(uris=[SITE_URI], usages=[SERVER]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_attack_meets_its_check(
+    name: str, federation: Federation, stranger: Federation, weaken: Callable[[str], None]
+) -> None:
+    check, role, problem, attack = ATTACKS[name]
+    certificate = der(attack(federation, stranger))
+    with pytest.raises(VerificationError, match=problem):
+        federation.trust.identify(certificate, role, NOW)
+    weaken(f"crypto.pki.trust.{check}")
+    assert federation.trust.identify(certificate, role, NOW).name in {"clinic-a", "coordinator"}
+
+
+@pytest.mark.parametrize("uris", [[], [SITE_URI, COORDINATOR_URI], [SITE_URI, SITE_URI]])
+def test_a_certificate_names_one_identity(federation: Federation, uris: list[str]) -> None:
+    certificate = der(federation.odd_certificate(uris=uris))
+    with pytest.raises(VerificationError, match=r"usable SubjectAlternativeName|identities where one is due"):
+        federation.trust.identify(certificate, Role.SITE, NOW)
+
+
+def test_a_party_cannot_sign_for_another(federation: Federation) -> None:
+    """A site's own certificate is no anchor, and what it signs is nobody's."""
+    with pytest.raises(VerificationError, match="not signed by this federation's CA"):
+        TrustAnchor(federation.site("clinic-a").certificate_der)
+
+
+def test_an_anchor_is_a_ca_of_a_federation(federation: Federation) -> None:
+    again = TrustAnchor.load(federation.authority / "ca.pem")
+    assert again.federation == "clinics.example"
+    assert again.fingerprint == federation.trust.fingerprint
+    with pytest.raises(MalformedError):
+        TrustAnchor(b"nothing")
+
+
+def test_a_certificate_dies_with_its_ca(federation: Federation) -> None:
+    """The certificate outlives the CA here, as an honest CA's never does."""
+    certificate = der(federation.odd_certificate(days=(0, 5000)))
+    assert federation.trust.identify(certificate, Role.SITE, NOW + timedelta(days=3649))
+    with pytest.raises(VerificationError, match="federation CA"):
+        federation.trust.identify(certificate, Role.SITE, NOW + timedelta(days=3651))
+
+
+def test_validity_includes_its_ends(federation: Federation) -> None:
+    certificate = federation.odd_certificate(days=(1, 2))
+    start, end, second = NOW + timedelta(days=1), NOW + timedelta(days=2), timedelta(seconds=1)
+    for at in (start, end):
+        assert federation.trust.identify(der(certificate), Role.SITE, at)
+    for at in (start - second, end + second):
+        with pytest.raises(VerificationError):
+            federation.trust.identify(der(certificate), Role.SITE, at)
+
+
+@pytest.mark.parametrize("position", [0.1, 0.3, 0.5, 0.7, 0.9])
+def test_an_altered_certificate_is_refused(federation: Federation, position: float) -> None:
+    content = bytearray(federation.site("clinic-a").certificate_der)
+    content[int(position * len(content))] ^= 0x01
+    with pytest.raises((VerificationError, MalformedError)):
+        federation.trust.identify(bytes(content), Role.SITE, NOW)
