@@ -1,0 +1,1 @@
+"""The commands of ``protoseal``, a module for each group."""

@@ -1,0 +1,66 @@
+"""Where a private key's passphrase comes from: a file, the environment or a prompt, no argument."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from pathlib import Path
+
+import click
+
+VARIABLE = "PROTOSEAL_KEY_PASSPHRASE"
+
+passphrase_option = click.option(
+    "--passphrase-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help=f"File with the key's passphrase, open to you alone.  [default: ${VARIABLE}, else a prompt]",
+)
+
+
+def read_passphrase(file: Path | None, *, what: str, new: bool = False) -> bytes:
+    """The passphrase of ``what`` (``the CA's key``, say), as bytes.
+
+    From ``file`` if one is given, else from the environment variable ``PROTOSEAL_KEY_PASSPHRASE``, else from
+    a hidden prompt, which asks twice for a ``new`` one. Raises :class:`click.ClickException` for an empty
+    passphrase, a file that others can read, and when there is none of the three. The limit of the
+    environment: processes of the same user can read it.
+    """
+    if file is not None:
+        return _not_empty(_from_file(file), str(file))
+    variable = os.environ.get(VARIABLE)
+    if variable is not None:
+        return _not_empty(os.fsencode(variable), VARIABLE)
+    if not on_terminal():
+        raise click.ClickException(
+            f"the passphrase of {what} is needed: set {VARIABLE} or give a file with --passphrase-file"
+        )
+    prompt = f"{'New passphrase' if new else 'Passphrase'} of {what}"
+    return str(click.prompt(prompt, hide_input=True, confirmation_prompt=new, err=True)).encode()
+
+
+def on_terminal() -> bool:
+    """Whether somebody can be asked."""
+    return sys.stdin.isatty()
+
+
+def _from_file(file: Path) -> bytes:
+    """The file's content without the newline at its end."""
+    try:
+        mode = file.stat().st_mode
+        _check_private(file, mode)
+        content = file.read_bytes()
+    except OSError as error:
+        raise click.ClickException(f"{file} cannot be read ({error.strerror})") from error
+    return content.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def _check_private(file: Path, mode: int) -> None:
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise click.ClickException(f"{file} is open to others on this machine: run chmod 600 {file}")
+
+
+def _not_empty(passphrase: bytes, source: str) -> bytes:
+    if not passphrase:
+        raise click.ClickException(f"{source} holds an empty passphrase; put one there")
+    return passphrase

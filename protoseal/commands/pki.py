@@ -1,0 +1,194 @@
+"""``protoseal pki``: a federation's CA, and the certificates of its parties.
+
+Each party makes its key where it is used and sends a request; the CA's holder compares fingerprints with the
+requester over another channel, approves, and sends the certificate back. No private key ever travels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import click
+
+from crypto.errors import CryptoError, VerificationError
+from crypto.pki import Identity, Request, Role, approve, create_authority, create_request, read_request
+from crypto.pki.authority import CA_FILE, CA_KEY_FILE, DEFAULT_CA_DAYS, DEFAULT_DAYS, LONGEST_DAYS
+from crypto.pki.files import check_absent, naming, read, write_public
+from crypto.pki.requests import KEY_FILE, REQUEST_FILE
+from protoseal.commands.facts import Facts, certificate_facts, fact_lines, print_facts, request_facts
+from protoseal.commands.passphrase import on_terminal, passphrase_option, read_passphrase
+
+Command = TypeVar("Command", bound=Callable[..., None])
+_DIRECTORY = click.Path(file_okay=False, path_type=Path)
+_FILE = click.Path(dir_okay=False, path_type=Path)
+_DAYS = click.IntRange(1, LONGEST_DAYS)
+_DEFAULT_DAYS_HELP = f"{DEFAULT_DAYS[Role.SITE]}, a coordinator's {DEFAULT_DAYS[Role.COORDINATOR]}"
+
+_federation_option = click.option("--federation", required=True, help="Name, such as 'clinics.example'.")
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def _directory_option(content: str) -> Callable[[Command], Command]:
+    return click.option("--dir", "directory", type=_DIRECTORY, required=True, help=f"Where to put {content}.")
+
+
+def _overwrite_option(loss: str) -> Callable[[Command], Command]:
+    return click.option("--overwrite", is_flag=True, help=f"Replace what is there: {loss}.")
+
+
+@click.group()
+def pki() -> None:
+    """Make the federation's CA, and the certificates of its sites and coordinator."""
+
+
+@pki.command("init")
+@_directory_option("the CA, which must not be on the coordinator")
+@_federation_option
+@click.option("--days", type=_DAYS, default=DEFAULT_CA_DAYS, show_default=True, help="How long it is valid.")
+@passphrase_option
+@_overwrite_option("the certificates of the old CA become void")
+@_json_option
+def init_command(
+    *,
+    directory: Path,
+    federation: str,
+    days: int,
+    passphrase_file: Path | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Make the federation's CA: ca.key.pem, to be guarded, and ca.pem, to be given to every party."""
+    with _one_line_errors():
+        if not overwrite:
+            check_absent(directory / CA_KEY_FILE, directory / CA_FILE)
+        passphrase = read_passphrase(passphrase_file, what="the CA's key", new=True)
+        trust = create_authority(directory, federation, passphrase, days, overwrite=overwrite)
+        facts = certificate_facts(trust.certificate_pem)
+    files: Facts = {"certificate": str(directory / CA_FILE), "key": str(directory / CA_KEY_FILE)}
+    print_facts(facts | files, as_json=as_json)
+
+
+@pki.command("request")
+@_directory_option("the key and the request")
+@_federation_option
+@click.option("--site", help="Name of the site.")
+@click.option("--coordinator", is_flag=True, help="Request the coordinator's certificate instead.")
+@click.option("--host", "hosts", multiple=True, help="The coordinator's DNS name or IP address; repeatable.")
+@passphrase_option
+@_overwrite_option("the old private key is destroyed")
+@_json_option
+def request_command(
+    *,
+    directory: Path,
+    federation: str,
+    site: str | None,
+    coordinator: bool,
+    hosts: tuple[str, ...],
+    passphrase_file: Path | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Make a private key, and the request for its certificate.
+
+    Send the request to the CA's holder, and read out its fingerprint to them over a channel that they know
+    to be yours.
+    """
+    with _one_line_errors():
+        identity = _identity(federation, site, coordinator)
+        if not overwrite:
+            check_absent(directory / KEY_FILE, directory / REQUEST_FILE)
+        passphrase = read_passphrase(passphrase_file, what=f"the key of {identity}", new=True)
+        request = create_request(directory, identity, passphrase, hosts, overwrite=overwrite)
+    files: Facts = {"request": str(directory / REQUEST_FILE), "key": str(directory / KEY_FILE)}
+    print_facts(request_facts(request) | files, as_json=as_json)
+
+
+@pki.command("approve")
+@click.option("--ca", "authority", type=_DIRECTORY, required=True, help="Directory of the CA.")
+@click.option("--request", "request_path", type=_FILE, required=True, help="The request.")
+@click.option("--out", type=_FILE, required=True, help="Where to put the certificate.")
+@click.option("--days", type=_DAYS, help=f"How long it is valid.  [default: {_DEFAULT_DAYS_HELP}]")
+@click.option("--fingerprint", help="The request's fingerprint, as the requester read it out.")
+@click.option("--yes-without-checking", is_flag=True, help="Believe that it is from whom it names.")
+@passphrase_option
+@_overwrite_option("an old certificate stays valid until it expires")
+@_json_option
+def approve_command(
+    *,
+    authority: Path,
+    request_path: Path,
+    out: Path,
+    days: int | None,
+    fingerprint: str | None,
+    yes_without_checking: bool,
+    passphrase_file: Path | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Sign the certificate that a request asks for, after its fingerprint was compared."""
+    with _one_line_errors():
+        if not overwrite:
+            check_absent(out)
+        content = read(request_path)
+        with naming(request_path):
+            request = read_request(content)
+        _compare(request, fingerprint, yes_without_checking)
+        passphrase = read_passphrase(passphrase_file, what="the CA's key")
+        certificate = approve(authority, passphrase, content, days)
+        write_public(out, certificate, overwrite=overwrite)
+        facts = certificate_facts(certificate)
+    print_facts(facts | {"certificate": str(out)}, as_json=as_json)
+
+
+@pki.command("show")
+@click.argument("file", type=_FILE)
+@_json_option
+def show_command(*, file: Path, as_json: bool) -> None:
+    """Say what a certificate or request says of itself. Nothing is verified against a CA."""
+    with _one_line_errors():
+        content = read(file)
+        is_request = b"CERTIFICATE REQUEST" in content
+        with naming(file):
+            facts = request_facts(read_request(content)) if is_request else certificate_facts(content)
+    print_facts(facts, as_json=as_json)
+
+
+def _identity(federation: str, site: str | None, coordinator: bool) -> Identity:
+    if coordinator == (site is not None):
+        raise click.UsageError("give either --site NAME or --coordinator")
+    return Identity.coordinator(federation) if site is None else Identity.site(federation, site)
+
+
+def _compare(request: Request, fingerprint: str | None, unchecked: bool) -> None:
+    """Whether a request is from whom it names is for the CA's holder to say, and for nobody else."""
+    if fingerprint is not None:
+        _check_fingerprint(request, fingerprint)
+    elif unchecked:
+        click.echo(f"warning: {request.identity} is believed without comparing fingerprints", err=True)
+    elif on_terminal():
+        click.echo(fact_lines(request_facts(request)), err=True)
+        click.confirm("Did the requester read out this very fingerprint?", abort=True, err=True)
+    else:
+        raise click.ClickException(
+            f"nobody compared the fingerprint of the request of {request.identity}: "
+            "give --fingerprint as the requester reads it out, or --yes-without-checking"
+        )
+
+
+def _check_fingerprint(request: Request, fingerprint: str) -> None:
+    if fingerprint.replace(":", "").replace(" ", "").lower() != request.fingerprint:
+        raise VerificationError(
+            f"the request's fingerprint is {request.fingerprint}, not the one given: "
+            f"somebody else may have made it in the name of {request.identity}"
+        )
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    try:
+        yield
+    except (CryptoError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
