@@ -76,14 +76,14 @@ class Credentials:
         """
         return self._key.sign(encode(label, *fields), _ALGORITHM)
 
-    def storage_key(self, run: str) -> StorageKey:
-        """The key for this party's secrets at rest in one run.
+    def storage_key(self, salt: bytes) -> StorageKey:
+        """The key for this party's secrets at rest in one run, which ``salt`` (public) tells apart.
 
         It follows from the private key, so what was stored is lost with that key: it does not open after a
         certificate was renewed with a new one.
         """
         scalar = self._key.private_numbers().private_value.to_bytes(32, "big")
-        return StorageKey(derive(scalar, "storage-key", run.encode()))
+        return StorageKey(derive(scalar, "storage-key", salt))
 
     def __repr__(self) -> str:
         return f"Credentials({self.identity.uri}, private=<redacted>)"

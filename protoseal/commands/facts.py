@@ -6,6 +6,7 @@ import json
 
 import click
 from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from crypto.errors import VerificationError
 from crypto.pki import Request
@@ -13,6 +14,7 @@ from crypto.pki.fields import extension, load_certificate, only_uri
 from crypto.pki.trust import fingerprint
 
 Facts = dict[str, str | list[str]]
+_USAGES = {ExtendedKeyUsageOID.CLIENT_AUTH: "clientAuth", ExtendedKeyUsageOID.SERVER_AUTH: "serverAuth"}
 
 
 def request_facts(request: Request) -> Facts:
@@ -67,4 +69,4 @@ def _usage(certificate: x509.Certificate) -> list[str]:
         usages = extension(certificate, x509.ExtendedKeyUsage)
     except VerificationError:
         return []
-    return [usage._name for usage in usages]
+    return [_USAGES.get(usage, usage.dotted_string) for usage in usages]

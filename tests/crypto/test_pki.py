@@ -370,8 +370,8 @@ def test_a_key_in_the_clear_is_refused(federation: Federation, tmp_path: Path) -
 
 def test_storage_keys_follow_from_the_private_key_and_the_run(federation: Federation) -> None:
     credentials, other = federation.site("clinic-a"), federation.site("clinic-b")
-    stored = credentials.storage_key("run-1").encrypt(b"secret", b"name")
-    assert credentials.storage_key("run-1").decrypt(stored, b"name") == b"secret"
-    for key in (credentials.storage_key("run-2"), other.storage_key("run-1")):
+    stored = credentials.storage_key(b"run-1").encrypt(b"secret", b"name")
+    assert credentials.storage_key(b"run-1").decrypt(stored, b"name") == b"secret"
+    for key in (credentials.storage_key(b"run-2"), other.storage_key(b"run-1")):
         with pytest.raises(DecryptionError, match="another certificate's key"):
             key.decrypt(stored, b"name")

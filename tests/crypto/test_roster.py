@@ -15,7 +15,7 @@ import pytest
 from crypto.errors import CryptoError, MalformedError, VerificationError
 from crypto.keys import ChannelKey
 from crypto.pki import Credentials, Identity, TrustAnchor
-from crypto.roster import Roster, Statement, sign_statement, verify_roster, verify_statement
+from crypto.roster import Roster, Statement, assemble_roster, sign_statement, verify_roster, verify_statement
 
 if TYPE_CHECKING:
     from tests.crypto.conftest import Federation
@@ -96,6 +96,15 @@ def test_whatever_differs_differs_in_the_hash(scene: Scene) -> None:
         ),
     ]
     assert len({roster.hash for roster in rosters}) == len(rosters)
+
+
+def test_the_coordinator_arrives_at_the_same_roster(scene: Scene) -> None:
+    trust = scene.own.trust
+    roster = assemble_roster(scene.statements, trust=trust, run=RUN, agreement_hash=AGREEMENT, at=NOW)
+    assert roster == scene.verify(scene.statements)
+    for attack in (_swapped_key, _name_twice, _key_twice):
+        with pytest.raises(VerificationError):
+            assemble_roster(attack(scene), trust=trust, run=RUN, agreement_hash=AGREEMENT, at=NOW)
 
 
 def test_pins_that_match_and_pins_of_others_are_met(scene: Scene) -> None:
