@@ -7,12 +7,16 @@ dealt out by it, so no sample is at two sites. Everything follows from a seed.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protoseal.config import PreprocessingSection
+from protoseal.config.reading import nearest
 from secure_client.data import SiteData
 from secure_client.data.arrays import Indices, Samples, TrainTest
 from secure_client.data.preprocess import to_dataset
@@ -28,7 +32,7 @@ DRAWS = 100
 
 @dataclass(frozen=True)
 class SiteArrays:
-    """One site's samples. ``domains`` names those it has training samples of."""
+    """One site's samples; their domains number ``domains``, the names of those that the site has."""
 
     name: str
     train: Samples
@@ -117,6 +121,83 @@ def dirichlet(
     )
 
 
+class Split(Protocol):
+    """A way to divide a data set that only wants the number of sites and a seed."""
+
+    def __call__(self, data: TrainTest, *, sites: int, seed: int) -> tuple[SiteArrays, ...]:
+        """Each site's samples; raises :class:`DataError` where the data do not suffice."""
+        ...
+
+
+def parse_split(spec: str) -> Split:
+    """The split that ``spec`` names.
+
+    ``iid``, ``domains``, ``mixed:n=6.5[,max=25]``, ``shots:n=3,k=100`` or ``dirichlet:0.3[,min=10]``. Raises
+    :class:`DataError` naming the nearest known name or option.
+    """
+    kind, _, text = spec.partition(":")
+    if kind not in SPLITS:
+        raise DataError(f"no split is called {kind!r}{nearest(kind, SPLITS)}")
+    form = SPLITS[kind]
+    values = dict(_option(spec, form, item) for item in text.split(",") if item)
+    for name in form.options:
+        if name not in values and name not in form.optional:
+            raise DataError(f"split {spec!r} lacks {name}; write {form.example}")
+    return partial(form.divide, **{form.options[name].keyword: value for name, value in values.items()})
+
+
+@dataclass(frozen=True)
+class _Option:
+    keyword: str
+    convert: Callable[[str], float]
+
+
+@dataclass(frozen=True)
+class _Form:
+    """A split's function, and how its options are written; ``unnamed`` may stand without a name."""
+
+    divide: Callable[..., tuple[SiteArrays, ...]]
+    example: str
+    options: Mapping[str, _Option] = field(default_factory=dict)
+    optional: frozenset[str] = frozenset()
+    unnamed: str = ""
+
+
+SPLITS = {
+    "iid": _Form(iid, "iid"),
+    "domains": _Form(by_domain, "domains"),
+    "mixed": _Form(
+        mixed,
+        "mixed:n=6.5,max=25",
+        {"n": _Option("n", float), "max": _Option("max_per_class", int)},
+        optional=frozenset({"max"}),
+    ),
+    "shots": _Form(shots, "shots:n=3,k=100", {"n": _Option("n", int), "k": _Option("k", int)}),
+    "dirichlet": _Form(
+        dirichlet,
+        "dirichlet:0.3,min=10",
+        {"beta": _Option("beta", float), "min": _Option("minimum", int)},
+        optional=frozenset({"min"}),
+        unnamed="beta",
+    ),
+}
+
+
+def _option(spec: str, form: _Form, item: str) -> tuple[str, float]:
+    name, separator, text = item.partition("=")
+    if not separator:
+        name, text = form.unnamed, item
+    if name not in form.options:
+        raise DataError(f"split {spec!r}: {item!r} is not one of its options; write {form.example}")
+    try:
+        value = form.options[name].convert(text)
+    except ValueError as error:
+        raise DataError(f"split {spec!r}: {text!r} is not a number as in {form.example}") from error
+    if not 0 < value < math.inf:
+        raise DataError(f"split {spec!r}: {text} is not above 0; write {form.example}")
+    return name, value
+
+
 def _divide(
     data: TrainTest,
     shares: Shares,
@@ -174,7 +255,9 @@ def _site(data: TrainTest, name: str, train_indices: Indices, rest: Indices) -> 
     for part, kind in ((train, "training"), (test, "test")):
         if not len(part):
             raise DataError(f"this split leaves {name} without {kind} samples; use fewer sites or more data")
-    return SiteArrays(name, train, test, tuple(data.domains[i] for i in np.unique(train.domains)))
+    here = np.union1d(train.domains, test.domains)
+    train, test = (replace(part, domains=np.searchsorted(here, part.domains)) for part in (train, test))
+    return SiteArrays(name, train, test, tuple(data.domains[domain] for domain in here))
 
 
 def _like(test: Samples, train: Samples) -> Samples:

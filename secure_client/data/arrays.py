@@ -88,7 +88,8 @@ def checked_samples(inputs: Any, labels: Any, domains: Any = None, *, where: str
     if 0 in inputs.shape:
         raise DataError(f"{where}: holds no samples (shape {inputs.shape})")
     images = inputs[..., np.newaxis] if inputs.ndim == 3 else inputs
-    return Samples(_as_inputs(images, where), labels, domains)
+    writable = np.require(_as_inputs(images, where), requirements="W")  # torch shares only writable memory
+    return Samples(writable, labels, domains)
 
 
 def check_labels(samples: Samples, classes: tuple[str, ...], where: str) -> None:

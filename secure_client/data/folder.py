@@ -49,8 +49,8 @@ def _pixels(image: Image.Image) -> Inputs:
     if image.mode in DEEP_MODES:
         return (np.asarray(image).astype(np.float32) / np.float32(65535))[..., np.newaxis]
     if image.mode in {"1", "L", "LA"}:
-        return np.asarray(image.convert("L"))[..., np.newaxis]
-    return np.asarray(image.convert("RGB"))
+        return np.array(image.convert("L"))[..., np.newaxis]
+    return np.array(image.convert("RGB"))
 
 
 def _folders(path: Path) -> list[Path]:

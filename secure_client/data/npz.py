@@ -58,10 +58,8 @@ def write_npz(path: Path, data: TrainTest) -> None:
 
 def _arrays(path: Path) -> Arrays:
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise DataError(f"{path}: holds a single array; save several by numpy.savez")
-            return {key: archive[key] for key in KEYS if key in archive.files}
+        with path.open("rb") as file:
+            return _members(np.load(file, allow_pickle=False), path)
     except FileNotFoundError as error:
         raise DataError(f"{path}: there is no such file") from error
     except NotImplementedError as error:  # zipfile, for a member's compression
@@ -71,6 +69,13 @@ def _arrays(path: Path) -> Arrays:
             f"{path}: is damaged, not an .npz, or holds Python objects, which are never read"
             f" ({error}); save plain arrays by numpy.savez"
         ) from error
+
+
+def _members(loaded: Any, path: Path) -> Arrays:
+    if not isinstance(loaded, np.lib.npyio.NpzFile):
+        raise DataError(f"{path}: holds a single array; save several by numpy.savez")
+    with loaded as archive:
+        return {key: archive[key] for key in KEYS if key in archive.files}
 
 
 def _part(arrays: Arrays, kind: str, where: str) -> Samples | None:

@@ -1,0 +1,91 @@
+"""From the names of a data set and a split to each simulated site's samples, and a file for each site."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from protoseal.config import PreprocessingSection
+from protoseal.config.agreement import NAME_PATTERN
+from protoseal.splits import SiteArrays, iid, parse_split
+from secure_client.data.arrays import TrainTest
+from secure_client.data.npz import read_npz, write_npz
+from secure_client.data.sources import join, own_classes, read, suggest_preprocessing
+from secure_client.errors import DataError
+
+SITES_FORM = "sites:"
+
+
+@dataclass(frozen=True)
+class DividedData:
+    """Each site's samples, and what the sites then agree on."""
+
+    sites: tuple[SiteArrays, ...]
+    classes: tuple[str, ...]
+    preprocessing: PreprocessingSection | None
+
+
+def divide(
+    dataset: str,
+    split: str,
+    *,
+    sites: int,
+    seed: int,
+    data_root: Path | None = None,
+    agreed: PreprocessingSection | None = None,
+    classes: tuple[str, ...] | None = None,
+) -> DividedData:
+    """Read ``dataset`` and divide it among ``sites`` sites, called site-1 and so on.
+
+    With ``sites:DIR`` the split is given: a site for each file, whatever ``sites`` and ``split`` say. Classes
+    and preprocessing follow from the data unless given. Raises a :class:`secure_client.errors.SiteError`.
+    """
+    if dataset.startswith(SITES_FORM):
+        return read_sites(Path(dataset.removeprefix(SITES_FORM)), agreed=agreed, classes=classes)
+    divider = parse_split(split)
+    sources = read(dataset, data_root=data_root, agreed=agreed, seed=seed)
+    agreed = agreed or suggest_preprocessing(sources)
+    data = join(sources, agreed, classes)
+    return DividedData(divider(data, sites=sites, seed=seed), data.classes, agreed)
+
+
+def read_sites(
+    directory: Path, *, agreed: PreprocessingSection | None = None, classes: tuple[str, ...] | None = None
+) -> DividedData:
+    """``directory/NAME.npz`` for each site, in the form of :mod:`secure_client.data.npz`.
+
+    Where a site has no test part, a quarter of each of its classes becomes one; which, follows from the file
+    alone. Raises :class:`DataError`.
+    """
+    files = sorted(directory.glob("*.npz"))
+    if not files:
+        raise DataError(f"{SITES_FORM}{directory}: holds no .npz file; it needs one for each site")
+    for file in files:
+        if not re.fullmatch(NAME_PATTERN, file.stem):
+            raise DataError(
+                f"{file}: a site's name has lower-case letters, digits, dots and hyphens only; rename it"
+            )
+    sources = [read_npz(file) for file in files]
+    agreed, classes = agreed or suggest_preprocessing(sources), classes or own_classes(sources)
+    data = [join([source], agreed, classes) for source in sources]
+    sites = (_alone(file.stem, part) for file, part in zip(files, data, strict=True))
+    return DividedData(tuple(sites), classes, agreed)
+
+
+def write_sites(directory: Path, data: DividedData) -> None:
+    """Write ``directory/NAME.npz`` for each site: what :func:`read_sites` and ``npz:`` read.
+
+    Each holds that site's samples and domains and nothing of the others'.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    for site in data.sites:
+        write_npz(
+            directory / f"{site.name}.npz", TrainTest(site.train, site.test, data.classes, site.domains)
+        )
+
+
+def _alone(name: str, data: TrainTest) -> SiteArrays:
+    if data.test is None:
+        return replace(iid(data, sites=1, seed=0)[0], name=name)
+    return SiteArrays(name, data.train, data.test, data.domains)

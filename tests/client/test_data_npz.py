@@ -1,0 +1,114 @@
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from secure_client.data.arrays import Samples, TrainTest
+from secure_client.data.npz import read_npz, write_npz
+from secure_client.errors import DataError
+
+IMAGES = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3, 1)
+LABELS = np.array([0, 1])
+
+
+def saved(path: Path, **arrays: Any) -> Path:
+    np.savez(path, **arrays)
+    return path
+
+
+def test_reads_back_what_was_written(tmp_path: Path) -> None:
+    part = Samples(IMAGES, LABELS, np.array([1, 0]))
+    write_npz(tmp_path / "a.npz", TrainTest(part, part.take(np.array([1])), ("cat", "dog"), ("day", "night")))
+    source = read_npz(tmp_path / "a.npz")
+    assert (source.classes, source.domains) == (("cat", "dog"), ("day", "night"))
+    assert (source.train.inputs == IMAGES).all()
+    assert source.train.domains.tolist() == [1, 0]
+    assert source.test is not None
+    assert source.test.labels.tolist() == [1]
+
+
+def test_a_test_part_domains_and_names_are_optional(tmp_path: Path) -> None:
+    source = read_npz(saved(tmp_path / "clinic.npz", x_train=IMAGES, y_train=LABELS, other=LABELS))
+    assert (source.test, source.classes, source.domains) == (None, None, ("clinic",))
+    two = read_npz(saved(tmp_path / "two.npz", x_train=IMAGES, y_train=LABELS, domain_train=LABELS))
+    assert two.domains == ("0", "1")
+
+
+def test_members_compressed_with_lzma(tmp_path: Path) -> None:
+    plain = saved(tmp_path / "plain.npz", x_train=IMAGES, y_train=LABELS)
+    with zipfile.ZipFile(plain) as source, zipfile.ZipFile(tmp_path / "lzma.npz", "w") as target:
+        for name in source.namelist():
+            target.writestr(name, source.read(name), compress_type=zipfile.ZIP_LZMA)
+    assert (read_npz(tmp_path / "lzma.npz").train.inputs == IMAGES).all()
+
+
+class Trap:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+def test_python_objects_are_never_unpickled(tmp_path: Path) -> None:
+    trap = np.array([Trap(tmp_path / "sprung"), None], dtype=object)
+    path = saved(tmp_path / "trap.npz", x_train=IMAGES, y_train=trap)
+    with np.load(path, allow_pickle=True) as archive:  # the trap works
+        archive["y_train"]
+    (tmp_path / "sprung").unlink()
+    with pytest.raises(DataError, match=r"trap\.npz: .*Python objects, which are never read"):
+        read_npz(path)
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"y_train": LABELS}, "has only one of x_train and y_train"),
+        ({"x_test": IMAGES, "y_test": LABELS}, "has no x_train and y_train"),
+        ({"x_train": IMAGES, "y_train": LABELS, "x_test": IMAGES}, "has only one of x_test and y_test"),
+        ({"x_train": IMAGES, "y_train": LABELS[:1]}, "2 inputs, 1 labels"),
+        ({"x_train": IMAGES, "y_train": [0.0, 1.0]}, "give N whole numbers"),
+        ({"x_train": IMAGES, "y_train": [[0], [1]]}, "give N whole numbers"),
+        ({"x_train": IMAGES, "y_train": [-1, 1]}, "start at -1; number them from 0"),
+        ({"x_train": IMAGES[:0], "y_train": LABELS[:0]}, "holds no samples"),
+        ({"x_train": LABELS, "y_train": LABELS}, r"inputs have shape \(2,\)"),
+        ({"x_train": IMAGES.astype(np.int32), "y_train": LABELS}, "inputs are int32; give uint8"),
+        ({"x_train": [[0.0], [np.nan]], "y_train": LABELS}, "sample 1 has values that are NaN or infinite"),
+        ({"x_train": [[1e300], [0.0]], "y_train": LABELS}, "sample 0 has values that are NaN or infinite"),
+        ({"x_train": IMAGES, "y_train": LABELS, "class_names": [1, 2]}, "class_names is not a list of text"),
+        (
+            {"x_train": IMAGES, "y_train": LABELS, "domain_train": LABELS, "domain_names": ["day"]},
+            "2 domains and 1 domain_names",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named_with_the_file(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=rf"bad\.npz: .*{message}") as caught:
+        read_npz(saved(tmp_path / "bad.npz", **arrays))
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_damaged_and_other_files(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"none\.npz: there is no such file"):
+        read_npz(tmp_path / "none.npz")
+    path = saved(tmp_path / "cut.npz", x_train=IMAGES, y_train=LABELS)
+    whole = path.read_bytes()
+    for content in (whole[:-40], whole[:40] + bytes(60) + whole[100:], b"x_train,y_train\n", b""):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=r"cut\.npz: is damaged"):
+            read_npz(path)
+    np.save(tmp_path / "single.npy", IMAGES)
+    with pytest.raises(DataError, match="holds a single array"):
+        read_npz(tmp_path / "single.npy")
+
+
+def test_sixteen_bit_images_are_scaled(tmp_path: Path) -> None:
+    deep = np.array([[[0, 65535]], [[32768, 1]]], dtype=np.uint16)
+    source = read_npz(saved(tmp_path / "deep.npz", x_train=deep, y_train=LABELS))
+    np.testing.assert_allclose(source.train.inputs[..., 0], deep / 65535, rtol=1e-6)
+    assert source.train.inputs.shape == (2, 1, 2, 1)
