@@ -106,18 +106,20 @@ def dirichlet(
 ) -> tuple[SiteArrays, ...]:
     """Each class divided among the sites in proportions drawn from Dirichlet(beta, …, beta).
 
-    Drawn again until every site has ``minimum`` training samples; :class:`DataError` after 100 draws.
+    Drawn again until every site has ``minimum`` training samples and some to test on; :class:`DataError`
+    after 100 draws.
     """
     rng = np.random.default_rng(seed)
     for _ in range(DRAWS):
         proportions = rng.dirichlet(np.full(sites, beta), size=len(data.classes)).T
         shares = np.repeat(proportions[:, np.newaxis], len(data.domains), axis=1)
         trains, tests = _indices(data, shares, None, rng)
-        if min(map(len, trains)) >= minimum:
+        testable = data.test is not None or all(map(len, tests))
+        if testable and min(map(len, trains)) >= minimum:
             return _sites(data, trains, tests)
     raise DataError(
-        f"dirichlet:{beta:g} left a site with fewer than {minimum} training samples in {DRAWS} draws; use"
-        " fewer sites, a larger number after dirichlet:, or a smaller min="
+        f"dirichlet:{beta:g} left a site with fewer than {minimum} training samples, or none to test"
+        f" on, in {DRAWS} draws; use fewer sites, a larger number after dirichlet:, or a smaller min="
     )
 
 
