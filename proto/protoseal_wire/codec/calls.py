@@ -1,0 +1,241 @@
+"""The messages of the five calls: one ``encode_`` and one ``decode_`` for each.
+
+Every ``decode_`` raises a :class:`CodecError` for a message with a field out of its bounds or unknown to this
+version. A peer of another protocol version is told apart first, whatever else its message looks like.
+"""
+
+from __future__ import annotations
+
+from google.protobuf.message import Message
+
+from protoseal_wire.codec.contents import read_statement, statement_message
+from protoseal_wire.codec.errors import Malformed, OtherProtocol
+from protoseal_wire.codec.fields import (
+    check_content_size,
+    check_exact,
+    check_known_fields,
+    check_name,
+    check_seconds,
+    check_there,
+)
+from protoseal_wire.messages import (
+    PROTOCOL_VERSION,
+    DownloadRequest,
+    Finished,
+    JoinReply,
+    JoinRequest,
+    Phase,
+    PhaseKey,
+    Stopped,
+    Task,
+    TaskRequest,
+    UploadHeader,
+    Wait,
+    Work,
+)
+from protoseal_wire.v1 import protoseal_pb2 as pb
+
+LONGEST_POLL_SECONDS = 600.0
+_LONGEST_REASON = 500
+_SETUP = (Phase.ROSTER, Phase.SECRET)
+
+
+def encode_join(request: JoinRequest) -> pb.JoinRequest:
+    """A site's wish to take part."""
+    return pb.JoinRequest(
+        protocol=request.protocol,
+        run=request.run,
+        site=request.site,
+        agreement_hash=request.agreement_hash,
+        statement=statement_message(request.statement),
+    )
+
+
+def decode_join(message: pb.JoinRequest) -> JoinRequest:
+    """The reverse of :func:`encode_join`."""
+    _check_protocol(message.protocol)
+    _check_whole(message, "statement")
+    return JoinRequest(
+        message.protocol,
+        check_name("run", message.run),
+        check_name("site", message.site),
+        check_exact("agreement_hash", message.agreement_hash),
+        read_statement(message.statement),
+    )
+
+
+def encode_join_reply(reply: JoinReply) -> pb.JoinReply:
+    """The coordinator's welcome."""
+    return pb.JoinReply(protocol=reply.protocol, poll_seconds=reply.poll_seconds)
+
+
+def decode_join_reply(message: pb.JoinReply) -> JoinReply:
+    """The reverse of :func:`encode_join_reply`."""
+    _check_protocol(message.protocol)
+    _check_whole(message)
+    return JoinReply(
+        message.protocol, check_seconds("poll_seconds", message.poll_seconds, LONGEST_POLL_SECONDS)
+    )
+
+
+def encode_task_request(request: TaskRequest) -> pb.TaskRequest:
+    """A site's question what to do next."""
+    return pb.TaskRequest(protocol=request.protocol, run=request.run, site=request.site)
+
+
+def decode_task_request(message: pb.TaskRequest) -> TaskRequest:
+    """The reverse of :func:`encode_task_request`."""
+    _check_protocol(message.protocol)
+    _check_whole(message)
+    return TaskRequest(message.protocol, check_name("run", message.run), check_name("site", message.site))
+
+
+def encode_task(task: Task) -> pb.Task:
+    """What a site is to do. A reason is cut to 500 printable characters."""
+    match task:
+        case Wait():
+            return pb.Task(wait=pb.Wait())
+        case Work():
+            return pb.Task(work=_work_message(task))
+        case Finished(rounds):
+            return pb.Task(finished=pb.Finished(rounds=rounds))
+        case Stopped(reason):
+            return pb.Task(stopped=pb.Stopped(reason=_printable(reason)))
+
+
+def decode_task(message: pb.Task) -> Task:
+    """The reverse of :func:`encode_task`."""
+    _check_whole(message)
+    match message.WhichOneof("task"):
+        case "wait":
+            return Wait()
+        case "work":
+            return _read_work(message.work)
+        case "finished":
+            return Finished(message.finished.rounds)
+        case "stopped":
+            return Stopped(_check_reason(message.stopped.reason))
+        case _:
+            raise Malformed("a Task says nothing")
+
+
+def encode_upload_header(header: UploadHeader) -> pb.UploadFrame:
+    """The first frame of an upload."""
+    return pb.UploadFrame(
+        header=pb.UploadHeader(
+            key=_key_message(header.key), site=header.site, size=header.size, sha256=header.sha256
+        )
+    )
+
+
+def decode_upload_header(frame: pb.UploadFrame) -> UploadHeader:
+    """The reverse of :func:`encode_upload_header`."""
+    _check_whole(frame, "header")
+    check_there(frame.header, "key")
+    return UploadHeader(
+        _read_key(frame.header.key),
+        check_name("site", frame.header.site),
+        check_content_size(frame.header.size),
+        check_exact("sha256", frame.header.sha256),
+    )
+
+
+def encode_upload_chunk(chunk: bytes) -> pb.UploadFrame:
+    """A later frame of an upload."""
+    return pb.UploadFrame(chunk=chunk)
+
+
+def decode_upload_chunk(frame: pb.UploadFrame) -> bytes:
+    """The reverse of :func:`encode_upload_chunk`."""
+    _check_whole(frame, "chunk")
+    return frame.chunk
+
+
+def encode_download(request: DownloadRequest) -> pb.DownloadRequest:
+    """Asks for the request of a phase."""
+    return pb.DownloadRequest(key=_key_message(request.key), site=request.site)
+
+
+def decode_download(message: pb.DownloadRequest) -> DownloadRequest:
+    """The reverse of :func:`encode_download`."""
+    _check_whole(message, "key")
+    return DownloadRequest(_read_key(message.key), check_name("site", message.site))
+
+
+def encode_download_chunk(chunk: bytes) -> pb.DownloadFrame:
+    """A frame of a download."""
+    return pb.DownloadFrame(chunk=chunk)
+
+
+def decode_download_chunk(frame: pb.DownloadFrame) -> bytes:
+    """The reverse of :func:`encode_download_chunk`."""
+    _check_whole(frame)
+    return frame.chunk
+
+
+def encode_leave(site: str) -> pb.LeaveRequest:
+    """A site's word that it takes no further part."""
+    return pb.LeaveRequest(site=site)
+
+
+def decode_leave(message: pb.LeaveRequest) -> str:
+    """The reverse of :func:`encode_leave`: the site's name."""
+    _check_whole(message)
+    return check_name("site", message.site)
+
+
+def _check_protocol(protocol: int) -> None:
+    if protocol != PROTOCOL_VERSION:
+        raise OtherProtocol(
+            f"the peer speaks protocol {protocol}, this build {PROTOCOL_VERSION}: install matching releases"
+        )
+
+
+def _check_whole(message: Message, *fields: str) -> None:
+    check_known_fields(message)
+    check_there(message, *fields)
+
+
+def _key_message(key: PhaseKey) -> pb.PhaseKey:
+    return pb.PhaseKey(
+        run=key.run, round=key.round, attempt=key.attempt, phase=pb.Phase.ValueType(int(key.phase))
+    )
+
+
+def _read_key(message: pb.PhaseKey) -> PhaseKey:
+    try:
+        phase = Phase(message.phase)
+    except ValueError as error:
+        raise Malformed(f"there is no phase {message.phase}") from error
+    if (message.round == 0) != (phase in _SETUP):
+        raise Malformed(f"{phase.name} does not belong to round {message.round}")
+    if message.attempt == 0:
+        raise Malformed("attempts count from 1")
+    return PhaseKey(check_name("run", message.run), message.round, message.attempt, phase)
+
+
+def _work_message(work: Work) -> pb.Work:
+    return pb.Work(
+        key=_key_message(work.key), size=work.size, sha256=work.sha256, seconds_left=work.seconds_left
+    )
+
+
+def _read_work(message: pb.Work) -> Work:
+    check_there(message, "key")
+    return Work(
+        _read_key(message.key),
+        check_content_size(message.size),
+        check_exact("sha256", message.sha256),
+        check_seconds("seconds_left", message.seconds_left),
+    )
+
+
+def _printable(reason: str) -> str:
+    return "".join(each if each.isprintable() else " " for each in reason[:_LONGEST_REASON])
+
+
+def _check_reason(reason: str) -> str:
+    """It ends up on terminals: no control characters."""
+    if len(reason) > _LONGEST_REASON or not reason.isprintable():
+        raise Malformed(f"a reason is not at most {_LONGEST_REASON} printable characters")
+    return reason

@@ -1,0 +1,60 @@
+"""Contents in chunks: cut apart by the sender, put together and checked by the receiver."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+from protoseal_wire.codec.errors import Corrupted, Malformed, TooLarge
+
+CHUNK_BYTES = 256 * 1024
+
+
+def chunks(content: bytes) -> Iterator[bytes]:
+    """The content in pieces of 256 KiB, the last one possibly shorter."""
+    for start in range(0, len(content), CHUNK_BYTES):
+        yield content[start : start + CHUNK_BYTES]
+
+
+class Assembly:
+    """Puts a content together that was announced with its size in bytes and its SHA-256.
+
+    Holds at most ``size`` bytes, however many arrive.
+    """
+
+    def __init__(self, size: int, sha256: bytes) -> None:
+        self._size, self._sha256 = size, sha256
+        self._content = bytearray()
+
+    def add(self, chunk: bytes) -> None:
+        """The next piece. :class:`TooLarge` when it goes beyond the announced size."""
+        _check_chunk(chunk)
+        _check_room(len(self._content) + len(chunk), self._size)
+        self._content += chunk
+
+    def content(self) -> bytes:
+        """The whole. :class:`Corrupted` unless it has the announced size and hash."""
+        content = bytes(self._content)
+        _check_complete(content, self._size)
+        _check_hash(content, self._sha256)
+        return content
+
+
+def _check_chunk(chunk: bytes) -> None:
+    if not 1 <= len(chunk) <= CHUNK_BYTES:
+        raise Malformed(f"a chunk has {len(chunk)} bytes, not 1 to {CHUNK_BYTES}")
+
+
+def _check_room(received: int, size: int) -> None:
+    if received > size:
+        raise TooLarge(f"more than the announced {size} bytes came")
+
+
+def _check_complete(content: bytes, size: int) -> None:
+    if len(content) != size:
+        raise Corrupted(f"{len(content)} of the announced {size} bytes came")
+
+
+def _check_hash(content: bytes, sha256: bytes) -> None:
+    if hashlib.sha256(content).digest() != sha256:
+        raise Corrupted("the content does not have the announced SHA-256")
