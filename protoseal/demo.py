@@ -16,14 +16,20 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from algorithms.pfpl.objective import Control
 from crypto.pki import Identity, approve, create_authority, create_request
-from protoseal.config import Agreement, PfplSection, PreprocessingSection, TrainingSection, load_coordinator
+from protoseal.config import (
+    Agreement,
+    Method,
+    PfplSection,
+    PreprocessingSection,
+    Protection,
+    TrainingSection,
+    load_coordinator,
+)
 from protoseal.evaluation.recording import describe
 from protoseal.federation import run_control
 from protoseal.files import FileError, RunResult, SiteLog, read_prototypes, read_site_log, write_result
@@ -53,12 +59,12 @@ class Progress:
     sites: Mapping[str, SiteLog]
 
 
-def demo_agreement(*, seed: int, rounds: int, protection: str = "ckks") -> Agreement:
+def demo_agreement(*, seed: int, rounds: int, protection: Protection = Protection.CKKS) -> Agreement:
     """PFPL with `complement`, α 0.3, λ 10 and two local epochs; the model's settings were chosen on seeds 100-109."""
     return Agreement(
         federation=FEDERATION,
         run="demo",
-        method="pfpl",
+        method=Method.PFPL,
         protection=protection,
         rounds=rounds,
         classes=CLASSES,
@@ -66,7 +72,7 @@ def demo_agreement(*, seed: int, rounds: int, protection: str = "ckks") -> Agree
         min_holders=3,
         min_sites=3,
         preprocessing=PreprocessingSection(image_size=8, channels=1, mean=(0.5,), std=(0.5,)),
-        pfpl=PfplSection(weighting="complement", alpha=0.3, **{"lambda": 10.0}),
+        pfpl=PfplSection.model_validate({"weighting": "complement", "alpha": 0.3, "lambda": 10.0}),
         training=TrainingSection(model="small-cnn", init_seed=seed, batch_size=4, local_epochs=2),
     )
 
@@ -89,7 +95,9 @@ def run_demo(
     on_progress(Progress("making certificates and writing configurations", {}))
     _prepare(out, agreement, sites)
     _run_processes(out, [site.name for site in sites], on_progress)
-    on_progress(Progress("training the controls: local and self", _logs_of(out, [site.name for site in sites])))
+    on_progress(
+        Progress("training the controls: local and self", _logs_of(out, [site.name for site in sites]))
+    )
     result = _collect(out, agreement, sites, seed)
     write_result(out, result)
     return result
@@ -126,13 +134,7 @@ def _prepare(out: Path, agreement: Agreement, sites: Sequence[SiteArrays]) -> No
     for site in sites:
         folder = out / "sites" / site.name
         _enrol(ca, ca_passphrase, folder, Identity.site(FEDERATION, site.name), [])
-        write_npz(folder / "data.npz", _one_domain(site))
-
-
-def _one_domain(site: SiteArrays) -> TrainTest:
-    """The site's samples without a trace of the other sites' domains."""
-    train, test = (replace(part, domains=np.zeros_like(part.domains)) for part in (site.train, site.test))
-    return TrainTest(train, test, CLASSES, site.domains)
+        write_npz(folder / "data.npz", TrainTest(site.train, site.test, CLASSES, site.domains))
 
 
 def _enrol(ca: Path, ca_passphrase: bytes, folder: Path, identity: Identity, hosts: Sequence[str]) -> None:
@@ -149,7 +151,12 @@ def _enrol(ca: Path, ca_passphrase: bytes, folder: Path, identity: Identity, hos
 
 
 def _identity_files() -> dict[str, str]:
-    return {"ca": "ca.pem", "certificate": "certificate.pem", "key": "key.pem", "passphrase_file": "passphrase"}
+    return {
+        "ca": "ca.pem",
+        "certificate": "certificate.pem",
+        "key": "key.pem",
+        "passphrase_file": "passphrase",
+    }
 
 
 def _write_site_file(out: Path, site: str, address: str) -> None:
@@ -168,7 +175,9 @@ def _write_site_file(out: Path, site: str, address: str) -> None:
 
 def _write_toml(path: Path, **values: object) -> None:
     # JSON's strings, numbers, booleans and arrays are TOML's too.
-    path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()), encoding="utf-8")
+    path.write_text(
+        "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()), encoding="utf-8"
+    )
 
 
 def _agreement_toml(agreement: Agreement) -> str:
@@ -257,7 +266,9 @@ def _watch(
         if all(code == 0 for code in states.values()):
             return
         time.sleep(0.3)
-    raise DemoError(f"the run did not end within {_RUN_SECONDS:.0f} seconds; see the log.txt of each party in {out}")
+    raise DemoError(
+        f"the run did not end within {_RUN_SECONDS:.0f} seconds; see the log.txt of each party in {out}"
+    )
 
 
 # Looking at what came out

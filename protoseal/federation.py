@@ -13,8 +13,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from algorithms.pfpl.objective import Control, control_targets
 from algorithms.prototypes import project_to_norm
@@ -86,15 +88,17 @@ class DirectTransport:
 
 @dataclass
 class Outcome:
-    """What a simulated federation leaves: each site's log, the coordinator's rounds, and what it received."""
+    """What a federation leaves: each site's log, the coordinator's rounds, and what it received."""
 
-    sites: dict[str, SiteLog] = field(default_factory=dict)
-    rounds: list[CoordinatorRound] = field(default_factory=list)
-    received: list[Received] = field(default_factory=list)
+    sites: dict[str, SiteLog]
+    rounds: list[CoordinatorRound]
+    received: list[Received]
 
 
 @dataclass
-class _Site:
+class LocalSite:
+    """One site of a federation in this process."""
+
     session: Session
     transport: DirectTransport
     trainee: Trainee
@@ -102,19 +106,108 @@ class _Site:
 
     @property
     def name(self) -> str:
+        """The site's name."""
         return self.session.site
 
-    def save(self, agreement: Agreement, out: Path, train_samples: int) -> SiteLog:
-        folder = site_folder(out, self.name)
-        self.trainee.save(folder)
-        write_agreement(folder, agreement)
+    def join(self) -> None:
+        """Ask to take part."""
+        self.transport.join(self.session.join_request())
+
+    def step(self) -> Task:
+        """Do one task."""
+        return step(self.session, self.transport)
+
+
+class LocalFederation:
+    """A coordinator and sites that take turns. Close it when done: it holds journals and a store open."""
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        data: Mapping[str, SiteData],
+        *,
+        device: str = "cpu",
+        executor: Executor | None = None,
+        record: bool = False,
+        on_round: Callable[[str, SiteRound], None] = lambda site, figures: None,
+    ) -> None:
+        """``data`` maps site names to their data. With ``record`` every message received is kept."""
+        self.agreement, self._data, self._device, self._on_round = agreement, data, device, on_round
+        self.rounds: list[CoordinatorRound] = []
+        self._stack = ExitStack()
+        try:
+            self._state = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="protoseal-")))
+            self.parties, trust = make_parties(self._state, agreement, sorted(data))
+            self.store = self._stack.enter_context(
+                Store.open(self._state / "coordinator.sqlite", agreement.run, agreement.hash(), record=record)
+            )
+            self.coordinator = Coordinator(
+                agreement=agreement,
+                rules=_patient_rules(agreement, sorted(data)),
+                trust=trust,
+                store=self.store,
+                aggregator=Aggregator(agreement, self._state / "evaluation-keys.bin", executor),
+                on_round=self.rounds.append,
+            )
+            self.sites = [self._open_site(party) for party in self.parties]
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def run(self) -> None:
+        """All rounds. Raises :class:`secure_client.errors.RunStopped` when the run does not complete."""
+        for site in self.sites:
+            site.join()
+        while True:
+            for site in self.sites:
+                task = site.step()
+                if isinstance(task, Stopped):
+                    raise RunStopped(f"the run stopped: {task.reason}")
+                if isinstance(task, Finished):
+                    return
+
+    def save(self, out: Path) -> Outcome:
+        """Write every site's files to ``out/sites/NAME``."""
+        logs = {site.name: self._save_site(site, site_folder(out, site.name)) for site in self.sites}
+        return Outcome(logs, self.rounds, list(self.store.received()))
+
+    def _open_site(self, party: Party) -> LocalSite:
+        journal = self._stack.enter_context(
+            open_journal(self._state / "sites" / party.name / "journal.sqlite", self.agreement, party)
+        )
+        model = self.agreement.training.model
+        learner = build_learner(
+            self.agreement, party.name, self._data[party.name], model=model, device=self._device
+        )
+        trainee = Trainee(learner, journal, self.agreement.norm_bound)
+        figures: list[SiteRound] = []
+
+        def add(each: SiteRound) -> None:
+            figures.append(each)
+            self._on_round(party.name, each)
+
+        session = Session(self.agreement, party, trainee, journal, on_round=add)
+        transport = DirectTransport(self.coordinator, self.agreement.run, party.name)
+        return LocalSite(session, transport, trainee, figures)
+
+    def _save_site(self, site: LocalSite, folder: Path) -> SiteLog:
+        site.trainee.save(folder)
+        write_agreement(folder, self.agreement)
         log = SiteLog(
-            name=self.name,
-            model=agreement.training.model,
-            train_samples=train_samples,
-            bytes_up=self.transport.bytes_up,
-            bytes_down=self.transport.bytes_down,
-            rounds=tuple(self.figures),
+            name=site.name,
+            model=self.agreement.training.model,
+            train_samples=self._data[site.name].train_samples,
+            bytes_up=site.transport.bytes_up,
+            bytes_down=site.transport.bytes_down,
+            rounds=tuple(site.figures),
         )
         write_site_log(folder, log)
         return log
@@ -128,40 +221,19 @@ def run_federation(
     device: str,
     executor: Executor | None = None,
     on_round: Callable[[str, SiteRound], None] = lambda site, figures: None,
-    record: bool = False,
 ) -> Outcome:
     """Run the agreement over ``data`` (site name → its data); every site's files go to ``out/sites/NAME``.
 
-    With ``record`` the outcome holds every message that the coordinator received. Raises
-    :class:`secure_client.errors.RunStopped` when the run does not complete.
+    Raises :class:`secure_client.errors.RunStopped` when the run does not complete.
     """
-    outcome = Outcome()
-    with ExitStack() as stack:
-        state = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="protoseal-")))
-        parties, trust = make_parties(state, agreement, sorted(data))
-        store = stack.enter_context(
-            Store.open(state / "coordinator.sqlite", agreement.run, agreement.hash(), record=record)
-        )
-        coordinator = Coordinator(
-            agreement=agreement,
-            rules=_patient_rules(agreement, sorted(data)),
-            trust=trust,
-            store=store,
-            aggregator=Aggregator(agreement, state / "evaluation-keys.bin", executor),
-            on_round=outcome.rounds.append,
-        )
-        sites = [
-            _open_site(stack, agreement, party, data[party.name], coordinator, state, device, on_round)
-            for party in parties
-        ]
-        _take_turns(sites)
-        for site in sites:
-            outcome.sites[site.name] = site.save(agreement, out, len(data[site.name].train))
-        outcome.received = list(store.received())
-    return outcome
+    with LocalFederation(agreement, data, device=device, executor=executor, on_round=on_round) as federation:
+        federation.run()
+        return federation.save(out)
 
 
-def make_parties(directory: Path, agreement: Agreement, names: Sequence[str]) -> tuple[list[Party], TrustAnchor]:
+def make_parties(
+    directory: Path, agreement: Agreement, names: Sequence[str]
+) -> tuple[list[Party], TrustAnchor]:
     """A federation's CA and sites, with keys that live in ``directory`` under a passphrase nobody learns."""
     passphrase = secrets.token_bytes(32)
     authority = directory / "ca"
@@ -185,7 +257,9 @@ def run_control(
     return {name: _train_alone(agreement, control, name, data[name], device) for name in sorted(data)}
 
 
-def _train_alone(agreement: Agreement, control: Control, name: str, data: SiteData, device: str) -> list[SiteRound]:
+def _train_alone(
+    agreement: Agreement, control: Control, name: str, data: SiteData, device: str
+) -> list[SiteRound]:
     learner = build_learner(agreement, name, data, model=agreement.training.model, device=device)
     figures, targets = [], None
     for number in range(1, agreement.rounds + 1):
@@ -210,38 +284,3 @@ def _patient_rules(agreement: Agreement, names: Sequence[str]) -> Rules:
         join_seconds=_AGES,
         phase_seconds=dict.fromkeys(Phase, _AGES),
     )
-
-
-def _open_site(
-    stack: ExitStack,
-    agreement: Agreement,
-    party: Party,
-    data: SiteData,
-    coordinator: Coordinator,
-    state: Path,
-    device: str,
-    on_round: Callable[[str, SiteRound], None],
-) -> _Site:
-    journal = stack.enter_context(open_journal(state / "sites" / party.name / "journal.sqlite", agreement, party))
-    learner = build_learner(agreement, party.name, data, model=agreement.training.model, device=device)
-    trainee = Trainee(learner, journal, agreement.norm_bound)
-    figures: list[SiteRound] = []
-
-    def add(each: SiteRound) -> None:
-        figures.append(each)
-        on_round(party.name, each)
-
-    session = Session(agreement, party, trainee, journal, on_round=add)
-    return _Site(session, DirectTransport(coordinator, agreement.run, party.name), trainee, figures)
-
-
-def _take_turns(sites: Sequence[_Site]) -> None:
-    for site in sites:
-        site.transport.join(site.session.join_request())
-    while True:
-        for site in sites:
-            task = step(site.session, site.transport)
-            if isinstance(task, Stopped):
-                raise RunStopped(f"the run stopped: {task.reason}")
-            if isinstance(task, Finished):
-                return

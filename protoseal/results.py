@@ -58,18 +58,20 @@ def _site_figures(log: SiteLog, controls: Controls) -> SiteFigures:
     return SiteFigures(
         name=log.name,
         train_samples=log.train_samples,
-        accuracy=last and last.accuracy_classifier,
+        accuracy=last.accuracy_classifier if last else None,
         bytes_up=log.bytes_up,
         bytes_down=log.bytes_down,
-        accuracy_classifier=last and last.accuracy_classifier,
-        accuracy_prototype=last and last.accuracy_prototype,
+        accuracy_classifier=last.accuracy_classifier if last else None,
+        accuracy_prototype=last.accuracy_prototype if last else None,
         accuracy_local=beside.get(Control.LOCAL),
         accuracy_self=beside.get(Control.SELF),
         withheld=last.withheld if last else (),
     )
 
 
-def _round_figures(completed: CoordinatorRound, sites: Mapping[str, SiteLog], controls: Controls) -> RoundFigures:
+def _round_figures(
+    completed: CoordinatorRound, sites: Mapping[str, SiteLog], controls: Controls
+) -> RoundFigures:
     here = {name: _of_round(log.rounds, completed.round) for name, log in sites.items()}
     accuracies = {name: value for name, rounds in here.items() if (value := _accuracy(rounds)) is not None}
     beside = {

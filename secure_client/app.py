@@ -65,7 +65,11 @@ def run_site(
             agreement.norm_bound,
         )
         transport = GrpcTransport(
-            config.coordinator, party.credentials, party.trust, agreement.run, party.name,
+            config.coordinator,
+            party.credentials,
+            party.trust,
+            agreement.run,
+            party.name,
             retry_seconds=config.retry_seconds,
         )
         book = _LogBook(config, data, transport, journal, on_round)
@@ -99,7 +103,7 @@ class _LogBook:
             else SiteLog(
                 name=config.name,
                 model=config.model_spec,
-                train_samples=len(data.train),
+                train_samples=data.train_samples,
                 bytes_up=0,
                 bytes_down=0,
                 rounds=(),

@@ -36,8 +36,10 @@ CREATE TABLE documents (name TEXT PRIMARY KEY, round INTEGER NOT NULL, content B
 class Journal:
     """The journal of one site in one run; one process at a time."""
 
-    def __init__(self, path: Path, *, run: str, agreement_hash: bytes, site: str, storage: StorageKey) -> None:
-        """Open or create the file. :class:`StateError` if it belongs to another run, agreement or site, or is in use."""
+    def __init__(
+        self, path: Path, *, run: str, agreement_hash: bytes, site: str, storage: StorageKey
+    ) -> None:
+        """Open or create the file. :class:`StateError` if it is of another run, agreement or site, or in use."""
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         self._storage = storage
@@ -75,7 +77,9 @@ class Journal:
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:

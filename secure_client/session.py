@@ -117,7 +117,9 @@ class Session:
     def _check_fresh(self, key: PhaseKey) -> None:
         last = self._journal.latest(Phase.PRESENCE)
         if last is not None and (key.round, key.attempt) <= (last.round, last.attempt):
-            raise Violation(f"round {key.round}, attempt {key.attempt} is not after {last.round}, {last.attempt}")
+            raise Violation(
+                f"round {key.round}, attempt {key.attempt} is not after {last.round}, {last.attempt}"
+            )
         if not 1 <= key.round <= self._agreement.rounds:
             raise Violation(f"round {key.round} is not one of the agreed {self._agreement.rounds}")
 
@@ -131,7 +133,9 @@ class Session:
         last = self._journal.latest(Phase.PRESENCE)
         asked = PhaseKey(key.run, key.round, key.attempt, before)
         if last is None or (last.round, last.attempt) != (key.round, key.attempt):
-            raise Violation(f"{key.phase.name} of round {key.round}, attempt {key.attempt} is not the one begun")
+            raise Violation(
+                f"{key.phase.name} of round {key.round}, attempt {key.attempt} is not the one begun"
+            )
         if self._journal.request(asked) is None:
             raise Violation(f"{key.phase.name} came before {before.name}")
 
@@ -179,7 +183,9 @@ class Session:
     def _check_enough_sites(self, sites: int) -> None:
         least = max(self._agreement.min_sites, self._party.min_sites)
         if sites < least:
-            raise Violation(f"the coordinator asked for values among {sites} sites, at least {least} are agreed")
+            raise Violation(
+                f"the coordinator asked for values among {sites} sites, at least {least} are agreed"
+            )
 
     def _check_own_presence(self, begun: PhaseKey, statements: list[bytes]) -> None:
         if self._journal.stored_answer(begun) not in statements:
@@ -221,8 +227,8 @@ def site_round(
         attempt=attempt,
         sites=sites,
         withheld=withheld,
-        accuracy_classifier=accuracy and accuracy.accuracy_classifier,
-        accuracy_prototype=accuracy and accuracy.accuracy_prototype,
+        accuracy_classifier=accuracy.accuracy_classifier if accuracy else None,
+        accuracy_prototype=accuracy.accuracy_prototype if accuracy else None,
         seconds=dict(seconds),
     )
 

@@ -154,4 +154,6 @@ class Setup:
     def _check_no_round_begun(self, key: PhaseKey) -> None:
         # A new roster means a new group secret; under it, the rounds already run could be run again.
         if self._journal.latest(Phase.PRESENCE) is not None:
-            raise Violation(f"the coordinator sent a new roster (attempt {key.attempt}) after rounds had begun")
+            raise Violation(
+                f"the coordinator sent a new roster (attempt {key.attempt}) after rounds had begun"
+            )

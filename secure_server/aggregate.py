@@ -11,12 +11,13 @@ from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
 
-from algorithms.pfpl.aggregation import peer_weights
 from crypto.ckks.server import CkksServer
+
+from algorithms.pfpl.aggregation import peer_weights
 from crypto.plain import PlainServer
-from crypto.protection import Cohort, Combination, Payload, ServerHalf
-from protoseal.cohort import cohort_of
+from crypto.protection import Combination, Payload, ServerHalf
 from protoseal.config import Agreement, Protection
+from protoseal.terms import cohort_of
 from protoseal_wire.messages import ActiveList
 
 
@@ -39,7 +40,7 @@ class Aggregator:
     """Combines the payloads of one attempt."""
 
     def __init__(self, agreement: Agreement, keys_path: Path, executor: Executor | None = None) -> None:
-        self._agreement = agreement
+        self._agreement, self._keys_path = agreement, keys_path
         self._server = server_half(agreement, keys_path, executor)
 
     def validate(self, payload: Payload, site: str, active: ActiveList) -> None:
@@ -50,6 +51,10 @@ class Aggregator:
         """One answer for each participant."""
         return self._server.combine(payloads, cohort_of(active, self._agreement))
 
-    def cohort(self, active: ActiveList) -> Cohort:
-        """Who contributes to what in this attempt."""
-        return cohort_of(active, self._agreement)
+    def keep_keys(self, evaluation_keys: bytes) -> None:
+        """Put the group's evaluation keys, which are public, where the worker processes read them."""
+        if self._keys_path.exists() and self._keys_path.read_bytes() == evaluation_keys:
+            return
+        scratch = self._keys_path.with_suffix(".new")
+        scratch.write_bytes(evaluation_keys)
+        scratch.replace(self._keys_path)

@@ -17,7 +17,9 @@ from secure_server.rounds import State
 class AnswerCheck:
     """Knows what a well-formed answer to each phase looks like."""
 
-    def __init__(self, agreement: Agreement, requests: Requests, aggregator: Aggregator, limits: Limits) -> None:
+    def __init__(
+        self, agreement: Agreement, requests: Requests, aggregator: Aggregator, limits: Limits
+    ) -> None:
         self._needs_secret = agreement.protection is Protection.CKKS
         self._classes = len(agreement.classes)
         self._requests = requests
@@ -52,5 +54,7 @@ class AnswerCheck:
     def _check_presence(self, member: Member, key: PhaseKey, roster_hash: bytes, content: bytes) -> None:
         statement = codec.decode_presence(content, self._limits)
         if statement.holds.shape != (self._classes,):
-            raise BadPayload(f"{member.name} states presence for {statement.holds.size} classes, not {self._classes}")
+            raise BadPayload(
+                f"{member.name} states presence for {statement.holds.size} classes, not {self._classes}"
+            )
         verify_presence(member, statement, key, roster_hash)

@@ -40,14 +40,15 @@ def rules_of(config: CoordinatorConfig) -> Rules:
         max_attempts=config.max_attempts,
         needs_secret=config.agreement.needs_group_secret,
         join_seconds=config.deadlines.join,
-        phase_seconds=_phase_seconds(config.deadlines),
+        phase_seconds=_phase_seconds(config.deadlines, config.agreement.needs_group_secret),
     )
 
 
-def _phase_seconds(deadlines: DeadlinesSection) -> dict[Phase, float]:
+def _phase_seconds(deadlines: DeadlinesSection, needs_secret: bool) -> dict[Phase, float]:
+    setup = deadlines.setup / 2 if needs_secret else deadlines.setup  # the set-up may take both together
     return {
-        Phase.ROSTER: deadlines.setup,
-        Phase.SECRET: deadlines.setup,
+        Phase.ROSTER: setup,
+        Phase.SECRET: setup,
         Phase.PRESENCE: deadlines.train,
         Phase.VALUES: deadlines.values,
         Phase.RESULT: deadlines.result,
@@ -80,7 +81,10 @@ def run_coordinator(
     context = multiprocessing.get_context("spawn")
     with (
         Store.open(
-            config.state_dir / "coordinator.sqlite", agreement.run, agreement.hash(), record=config.record_view
+            config.state_dir / "coordinator.sqlite",
+            agreement.run,
+            agreement.hash(),
+            record=config.record_view,
         ) as store,
         ProcessPoolExecutor(workers, mp_context=context) as processes,
         ThreadPoolExecutor(1, thread_name_prefix="aggregation") as background,
@@ -102,7 +106,9 @@ def run_coordinator(
             (config.state_dir / ADDRESS).write_text(address, encoding="utf-8")
             on_ready(port)
 
-        asyncio.run(serve(coordinator, credentials=credentials, trust=trust, listen=config.listen, ready=ready))
+        asyncio.run(
+            serve(coordinator, credentials=credentials, trust=trust, listen=config.listen, ready=ready)
+        )
         return coordinator.state
 
 

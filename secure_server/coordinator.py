@@ -19,7 +19,7 @@ from crypto.pki import TrustAnchor
 from crypto.protection import Payload
 from crypto.roster import Member, Roster, Statement, assemble_roster, verify_statement
 from protoseal.config import Agreement
-from protoseal.terms import limits_of
+from protoseal.terms import cohort_of, limits_of
 from protoseal_wire import codec
 from protoseal_wire.messages import (
     PROTOCOL_VERSION,
@@ -85,6 +85,7 @@ class Coordinator:
         self._callbacks: list[Callable[[], None]] = []
         self._job: Future[dict[str, Payload]] | None = None
         self._told: set[str] = set()
+        self._roster: Roster | None = None
         self._ended_at: float | None = None
         self._round_began = self._compute_began = self._compute_seconds = 0.0
         stored = store.load()
@@ -92,6 +93,9 @@ class Coordinator:
         if stored:
             _log.info("resuming at %s of round %d", stored.stage.name, stored.round)
             self._step(rounds.Resumed())
+            self._keep_keys()
+            if self._state.stage is Stage.COMPUTING and self._job is None:
+                self._start_job()
 
     @property
     def state(self) -> State:
@@ -103,8 +107,10 @@ class Coordinator:
         """The run has ended, and every member was told or the time for that has passed."""
         if self._ended_at is None:
             return False
-        present = set(self._state.members) - self._state.absent
-        return self._told >= present or self._clock() - self._ended_at > _GRACE_SECONDS
+        return (
+            self._told >= self._state.joined - self._state.absent
+            or self._clock() - self._ended_at > _GRACE_SECONDS
+        )
 
     def subscribe(self, callback: Callable[[], None]) -> None:
         """Have ``callback`` called whenever tasks may have changed."""
@@ -129,7 +135,7 @@ class Coordinator:
     def next_task(self, site: str, request: TaskRequest) -> Task:
         """What the site is to do now; :class:`Wait` when that is nothing."""
         self._check_caller(site, request.protocol, request.run)
-        self._check_joined(site)
+        rounds.check_joined(self._rules, self._state, site)
         self._step(rounds.Polled(site))
         if self._state.stage is Stage.FINISHED:
             self._told.add(site)
@@ -146,17 +152,19 @@ class Coordinator:
 
     def download(self, site: str, request: DownloadRequest) -> bytes:
         """The request that the site's current task announced."""
-        self._check_joined(site)
+        rounds.check_joined(self._rules, self._state, site)
         if request.key != rounds.task_for(self._rules, self._state, site):
             raise errors.WrongPhase(f"{_name(request.key)} is not {site}'s task; ask for the next one")
         return self._requests.content(self._state, request.key, site)
 
     def check_upload(self, site: str, header: UploadHeader) -> None:
         """Refuse an upload by its header: too large for its phase, or for a phase that is not the site's."""
-        self._check_joined(site)
+        rounds.check_joined(self._rules, self._state, site)
         limit = self._limits.answer_bytes(header.key.phase)
         if header.size > limit:
-            raise errors.TooLarge(f"{_name(header.key)}: {header.size} bytes announced, at most {limit} taken")
+            raise errors.TooLarge(
+                f"{_name(header.key)}: {header.size} bytes announced, at most {limit} taken"
+            )
         if self._store.upload_hash(header.key, site) is None:
             rounds.check_expected(self._rules, self._state, site, header.key)
 
@@ -186,13 +194,19 @@ class Coordinator:
     # Inside
 
     def roster(self) -> Roster:
-        """The members of the run with their keys, as every site verifies them."""
-        statements = self._requests.roster(self._state).statements
-        return assemble_roster(
-            [verified(self._trust, self._agreement, statement) for statement in statements],
-            run=self._agreement.run,
-            agreement_hash=self._agreement.hash(),
-        )
+        """The members of the run with their keys, as every site verifies them.
+
+        As of joining: a certificate that ends during the run is refused at its owner's next call, not here.
+        """
+        if self._roster is None or tuple(self._roster.members) != self._state.members:
+            self._roster = assemble_roster(
+                self._requests.roster(self._state).statements,
+                trust=self._trust,
+                run=self._agreement.run,
+                agreement_hash=self._agreement.hash(),
+                at=self._store.last_join(),
+            )
+        return self._roster
 
     def _step(
         self,
@@ -214,11 +228,11 @@ class Coordinator:
     def _after(self, before: State, after: State) -> None:
         if after.stage is not before.stage or after.attempt != before.attempt:
             _log.info("%s: round %d, attempt %d", after.stage.name, after.round, after.attempt)
+        if before.stage is Stage.RESULT and after.stage is not Stage.RESULT:
+            self._report(before)
         if after.round > before.round:
             self._store.prune(after.round)
             self._round_began = time.perf_counter()
-        if before.stage is Stage.RESULT and after.stage is not Stage.RESULT:
-            self._report(before)
         if after.stage in (Stage.FINISHED, Stage.STOPPED) and self._ended_at is None:
             self._ended_at = self._clock()
             _log.log(
@@ -226,23 +240,37 @@ class Coordinator:
                 "the run is over: %s",
                 after.reason or "finished",
             )
+        if after.verified != before.verified:
+            self._keep_keys()
         if after.stage is Stage.COMPUTING and self._job is None:
             self._start_job()
         for callback in self._callbacks:
             callback()
 
     def _report(self, completed: State) -> None:
-        withheld = ~self._aggregator.cohort(self._active).holds.any(axis=0)
+        active = self._requests.active_list(completed)
+        counts = cohort_of(active, self._agreement).counts
         self._on_round(
             CoordinatorRound(
                 round=completed.round,
                 attempt=completed.attempt,
                 sites=completed.participants,
-                withheld=tuple(name for name, out in zip(self._agreement.classes, withheld, strict=True) if out),
+                withheld=tuple(
+                    name
+                    for name, holders in zip(self._agreement.classes, counts, strict=True)
+                    if not holders
+                ),
                 aggregate_seconds=self._compute_seconds,
                 total_seconds=time.perf_counter() - self._round_began,
             )
         )
+
+    def _keep_keys(self) -> None:
+        """Lay the group's evaluation keys where the protection looks for them, once their maker sent them."""
+        if self._state.members and self._state.maker in self._state.verified:
+            keys = self._requests.group_keys(self._state)
+            if keys is not None:
+                self._aggregator.keep_keys(keys.evaluation_keys)
 
     def _start_job(self) -> None:
         self._compute_began = time.perf_counter()
@@ -259,7 +287,9 @@ class Coordinator:
         else:
             self._job = self._background.submit(self._aggregator.combine, payloads, active)
 
-    def _run_inline(self, job: Future[dict[str, Payload]], payloads: Mapping[str, Payload], active: ActiveList) -> None:
+    def _run_inline(
+        self, job: Future[dict[str, Payload]], payloads: Mapping[str, Payload], active: ActiveList
+    ) -> None:
         try:
             job.set_result(self._aggregator.combine(payloads, active))
         except Exception as error:  # the same road as a background job's failure
@@ -287,30 +317,20 @@ class Coordinator:
         if statement.site != site:
             raise errors.WrongIdentity(f"{site} presents a statement of {statement.site}")
         try:
-            return verified(self._trust, self._agreement, statement)
+            return verify_statement(
+                self._trust, statement, self._agreement.run, self._agreement.hash(), datetime.now(UTC)
+            )
         except CryptoError as error:
             raise errors.BadPayload(f"{site}'s statement does not verify: {error}") from error
 
     def _check_caller(self, site: str, protocol: int, run: str) -> None:
         if protocol != PROTOCOL_VERSION:
             raise errors.WrongProtocol(
-                f"{site} speaks protocol {protocol}, this coordinator {PROTOCOL_VERSION}: install matching releases"
+                f"{site} speaks protocol {protocol}, this coordinator {PROTOCOL_VERSION}: install the same release"
             )
         if run != self._agreement.run:
             raise errors.WrongAgreement(f"this coordinator serves run {self._agreement.run}, not {run}")
-        if site not in self._rules.roster:
-            raise errors.NotOnRoster(f"{site} is not on this run's roster; the operator adds it under `sites`")
-
-    def _check_joined(self, site: str) -> None:
-        if site not in self._rules.roster:
-            raise errors.NotOnRoster(f"{site} is not on this run's roster; the operator adds it under `sites`")
-        if site not in self._state.joined:
-            raise errors.NotJoined(f"{site} has not joined: call Join first")
-
-
-def verified(trust: TrustAnchor, agreement: Agreement, statement: Statement) -> Member:
-    """The member that a statement proves; :class:`crypto.errors.VerificationError` if it proves none."""
-    return verify_statement(trust, statement, agreement.run, agreement.hash(), datetime.now(UTC))
+        rounds.check_on_roster(self._rules, site)
 
 
 def _name(key: PhaseKey) -> str:

@@ -47,9 +47,7 @@ class Requests:
         key = state.presence_key
         contents = [self._store.upload(key, site) for site in state.participants]
         return ActiveList(
-            tuple(
-                codec.decode_presence(content, self._limits) for content in contents if content is not None
-            )
+            tuple(codec.decode_presence(content, self._limits) for content in contents if content is not None)
         )
 
     def _sealed_secret(self, state: State, site: str) -> bytes:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
@@ -176,6 +177,13 @@ class Store:
     def statements(self) -> dict[str, bytes]:
         """Each joined site's signed statement."""
         return dict(self._db.execute("SELECT site, content FROM statements"))
+
+    def last_join(self) -> datetime:
+        """When the newest statement came; ``ValueError`` as long as there is none."""
+        (received_at,) = self._db.execute("SELECT max(received_at) FROM statements").fetchone()
+        if received_at is None:
+            raise ValueError("no site has joined")
+        return datetime.fromtimestamp(received_at, UTC)
 
     def received(self) -> Iterator[Received]:
         """The messages taken in, oldest first: all of the run if it was recorded from its start to now.

@@ -24,7 +24,12 @@ def describe(
 ) -> tuple[ViewLine, ...]:
     """What the recording shows, checked against the sites' own prototypes of the last round."""
     values = [each for each in received if each.key is not None and each.key.phase is Phase.VALUES]
-    return (_messages(received), _presence(received), _arrays(values, agreement), _prototypes(values, prototypes))
+    return (
+        _messages(received),
+        _presence(received),
+        _arrays(values, agreement),
+        _prototypes(values, prototypes),
+    )
 
 
 def held_prototypes(prototypes: Iterable[SitePrototypes]) -> Vectors:
@@ -33,7 +38,9 @@ def held_prototypes(prototypes: Iterable[SitePrototypes]) -> Vectors:
     return np.asarray(rows[np.ptp(rows, axis=1) > 0])
 
 
-def compare(values: Sequence[Received], vectors: Vectors, *, rounds: int, twins: int, seed: int = 0) -> Likeness:
+def compare(
+    values: Sequence[Received], vectors: Vectors, *, rounds: int, twins: int, seed: int = 0
+) -> Likeness:
     """How close the last ``rounds`` recorded messages of each site come to ``vectors`` (V, d)."""
     by_site: dict[str, list[bytes]] = {}
     for each in values:
@@ -43,7 +50,9 @@ def compare(values: Sequence[Received], vectors: Vectors, *, rounds: int, twins:
 
 def _messages(received: Sequence[Received]) -> ViewLine:
     kinds = Counter(_kind(each) for each in received)
-    sizes = Counter({kind: sum(len(each.content) for each in received if _kind(each) == kind) for kind in kinds})
+    sizes = Counter(
+        {kind: sum(len(each.content) for each in received if _kind(each) == kind) for kind in kinds}
+    )
     listed = ", ".join(f"{kinds[kind]} {kind} ({sizes[kind]:,} bytes)" for kind in kinds)
     return ViewLine(what="messages, their sizes and times", seen=True, evidence=listed)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch.utils.data import Dataset
 
@@ -21,6 +22,11 @@ class SiteData:
 
     train: Dataset[Any]
     test: Dataset[Any] | None
+
+    @property
+    def train_samples(self) -> int:
+        """Number of training samples."""
+        return len(cast("Sized", self.train))
 
 
 def load_site_data(spec: str, data_root: Path | None, agreement: Agreement) -> SiteData:
