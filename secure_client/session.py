@@ -36,6 +36,7 @@ from secure_client.setup import Party, Setup
 from secure_client.trainee import Trainee
 
 _log = logging.getLogger("protoseal.site")
+_VIOLATION = "violation"
 
 
 class Session:
@@ -64,7 +65,8 @@ class Session:
         return self._party.name
 
     def join_request(self) -> JoinRequest:
-        """The same bytes at every start of this site in this run."""
+        """The same bytes at every start of this site in this run. :class:`Violation` if it left the run."""
+        self._check_still_in()
         return JoinRequest(
             PROTOCOL_VERSION, self._agreement.run, self.site, self._agreement.hash(), self._setup.statement
         )
@@ -72,9 +74,18 @@ class Session:
     def answer(self, key: PhaseKey, request: bytes) -> bytes:
         """Answer a phase, once: the same request gets the same bytes again, after a restart too.
 
-        Raises :class:`Violation` (and answers nothing, now or later) when the request is one that the protocol
+        Raises :class:`Violation` (and answers nothing more in this run, restarted or not) when the request is one that the protocol
         does not allow here, or its content does not verify.
         """
+        self._check_still_in()
+        try:
+            return self._answer(key, request)
+        except Violation as error:
+            # For good: an answer that was refused for what it decrypted to tells one bit, and must not tell more.
+            self._journal.put(_VIOLATION, key.round, str(error).encode())
+            raise
+
+    def _answer(self, key: PhaseKey, request: bytes) -> bytes:
         stored = self._journal.answer(key, request)
         if stored is not None:
             return stored
@@ -85,6 +96,11 @@ class Session:
             raise Violation(f"{key.phase.name} of round {key.round} does not decode: {error}") from error
         self._journal.record(key, request, answer)
         return answer
+
+    def _check_still_in(self) -> None:
+        stored = self._journal.get(_VIOLATION)
+        if stored is not None:
+            raise Violation(f"this site left the run for good: {stored[1].decode()}")
 
     def _work(self, key: PhaseKey, request: bytes) -> bytes:
         match key.phase:
