@@ -19,6 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from algorithms.pfpl import Weighting
 from algorithms.pfpl.objective import Control
 from crypto.pki import Identity, approve, create_authority, create_request
 from protoseal.config import (
@@ -72,7 +73,7 @@ def demo_agreement(*, seed: int, rounds: int, protection: Protection = Protectio
         min_holders=3,
         min_sites=3,
         preprocessing=PreprocessingSection(image_size=8, channels=1, mean=(0.5,), std=(0.5,)),
-        pfpl=PfplSection.model_validate({"weighting": "complement", "alpha": 0.3, "lambda": 10.0}),
+        pfpl=PfplSection.model_validate({"weighting": Weighting.COMPLEMENT, "alpha": 0.3, "lambda": 10.0}),
         training=TrainingSection(model="small-cnn", init_seed=seed, batch_size=4, local_epochs=2),
     )
 

@@ -37,13 +37,12 @@ from protoseal_wire.messages import (
     UploadHeader,
     Work,
 )
-from secure_client.app import open_journal
 from secure_client.build import build_learner
 from secure_client.data import SiteData
 from secure_client.errors import RunStopped
 from secure_client.runner import step
 from secure_client.session import Session, site_round
-from secure_client.setup import Party
+from secure_client.setup import Party, open_journal
 from secure_client.trainee import Trainee
 from secure_server.aggregate import Aggregator
 from secure_server.coordinator import Coordinator, CoordinatorRound

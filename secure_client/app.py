@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 
 from crypto.pki import Credentials, Role, TrustAnchor
-from protoseal.config import Agreement, SiteConfig
+from protoseal.config import SiteConfig
 from protoseal.files import SiteLog, SiteRound, write_agreement, write_site_log
 from protoseal_wire.messages import Stopped
 from secure_client.build import build_learner
@@ -17,7 +16,7 @@ from secure_client.errors import RunStopped, SiteError
 from secure_client.journal import Journal
 from secure_client.runner import take_part
 from secure_client.session import Session
-from secure_client.setup import Party
+from secure_client.setup import Party, open_journal
 from secure_client.trainee import Trainee
 from secure_client.transport import GrpcTransport
 
@@ -35,17 +34,6 @@ def open_party(config: SiteConfig, passphrase: bytes) -> Party:
             f"{config.name} of {config.agreement.federation}: use the matching certificate"
         )
     return Party(credentials, trust, config.required_sites, config.pins)
-
-
-def open_journal(path: Path, agreement: Agreement, party: Party) -> Journal:
-    """The site's journal for this run; its secrets are encrypted under the certificate's key."""
-    return Journal(
-        path,
-        run=agreement.run,
-        agreement_hash=agreement.hash(),
-        site=party.name,
-        storage=party.credentials.storage_key(agreement.hash()),
-    )
 
 
 def run_site(

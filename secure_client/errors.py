@@ -7,6 +7,10 @@
     ├── DeviceError     a compute device that this machine does not have
     ├── TrainingError   training that cannot start or went wrong
     ├── StateError      a state directory of another run, damaged, or in use
+    ├── RunStopped      the coordinator ended the run early
+    ├── PhaseOver       the coordinator went on: the phase is no longer asked of this site
+    ├── Unreachable     no coordinator, or none that this site trusts, could be reached
+    ├── Refused         the coordinator refuses this site or what it sent
     └── Violation       the coordinator asked for, or sent, what the protocol does not allow
         └── ConflictingRequest   it asked one phase twice with different content
 
@@ -42,6 +46,22 @@ class TrainingError(SiteError):
 
 class StateError(SiteError):
     """The site's state belongs to another run, is damaged, or is held by another process."""
+
+
+class RunStopped(SiteError):
+    """The coordinator ended the run before its last round."""
+
+
+class PhaseOver(SiteError):
+    """The coordinator went on: the phase is no longer asked of this site. Ask for the next task."""
+
+
+class Unreachable(SiteError):
+    """The coordinator could not be reached, or has failed, for as long as the site keeps trying."""
+
+
+class Refused(SiteError):
+    """The coordinator refuses this site or what it sent. Trying again as it is will not help."""
 
 
 class Violation(SiteError):

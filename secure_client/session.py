@@ -74,8 +74,8 @@ class Session:
     def answer(self, key: PhaseKey, request: bytes) -> bytes:
         """Answer a phase, once: the same request gets the same bytes again, after a restart too.
 
-        Raises :class:`Violation` (and answers nothing more in this run, restarted or not) when the request is one that the protocol
-        does not allow here, or its content does not verify.
+        Raises :class:`Violation`, and answers nothing more in this run, restarted or not, when the request is
+        one that the protocol does not allow here, or its content does not verify.
         """
         self._check_still_in()
         try:

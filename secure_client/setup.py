@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 
 from crypto.ckks.secret import CkksSecret
 from crypto.errors import CryptoError
@@ -43,6 +44,17 @@ class Party:
     def name(self) -> str:
         """The site's name, from its certificate."""
         return self.credentials.identity.name
+
+
+def open_journal(path: Path, agreement: Agreement, party: Party) -> Journal:
+    """The site's journal for this run; its secrets are encrypted under the certificate's key."""
+    return Journal(
+        path,
+        run=agreement.run,
+        agreement_hash=agreement.hash(),
+        site=party.name,
+        storage=party.credentials.storage_key(agreement.hash()),
+    )
 
 
 class Setup:

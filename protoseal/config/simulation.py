@@ -41,7 +41,7 @@ class SimulationConfig(Section):
     method: KnownMethod = Method.PFPL
     protection: KnownProtection = Protection.PLAIN
     dataset: Annotated[str, Field(min_length=1)] = "digits"
-    split: Annotated[str, Field(min_length=1)] = "mixed:n=6,max=25"
+    split: Annotated[str, Field(min_length=1)] = "mixed:n=6.5,max=25"
     sites: Annotated[int, Field(ge=2, le=1000)] = 5
     rounds: Annotated[int, Field(ge=1, le=100_000)] = 5
     seed: Seed = 0

@@ -1,0 +1,98 @@
+"""``protoseal demo``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from protoseal.commands.site_extra import needs_site_extra
+
+if TYPE_CHECKING:
+    from protoseal.demo import Progress
+
+
+@click.command()
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), default=Path("runs/demo"), show_default=True
+)
+@click.option("--rounds", type=click.IntRange(1, 100), default=5, show_default=True)
+@click.option("--seed", type=click.IntRange(0, 2**31), default=0, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print result.json instead of tables.")
+@needs_site_extra
+def demo(out: Path, rounds: int, seed: int, as_json: bool) -> None:
+    """Run a whole federation on this machine: a CA, a coordinator and five sites as processes, under ckks.
+
+    Everything lies in OUT afterwards: each party's folder with its log, result.json and report.html.
+    """
+    from protoseal.demo import DemoError, run_demo
+    from protoseal.report import write_report
+    from protoseal.tables import result_tables
+
+    try:
+        with _display(Console(stderr=True)) as show:
+            result = run_demo(out.absolute(), seed=seed, rounds=rounds, on_progress=show)
+        report = write_report(out)
+    except DemoError as error:
+        raise click.ClickException(str(error)) from error
+    if as_json:
+        click.echo(result.model_dump_json(by_alias=True, indent=2))
+        return
+    for table in result_tables(result):
+        Console().print(table)
+    click.echo(f"Everything is in {out}; open {report}")
+
+
+@contextmanager
+def _display(console: Console) -> Iterator[Callable[[Progress], None]]:
+    """On a terminal a table that updates itself, elsewhere a line for each site and round."""
+    if not console.is_terminal:
+        yield _Lines(console).show
+        return
+    with Live(console=console, transient=True, refresh_per_second=4) as live:
+        yield lambda progress: live.update(_table(progress))
+
+
+def _table(progress: Progress) -> Table:
+    table = Table(title=progress.step, title_justify="left")
+    for name in ("site", "round", "accuracy %", "kB up", "kB down"):
+        table.add_column(name, justify="left" if name == "site" else "right")
+    for name, log in sorted(progress.sites.items()):
+        if log.rounds:
+            last, traffic = log.rounds[-1], (log.bytes_up, log.bytes_down)
+            accuracy = (
+                f"{100 * last.accuracy_classifier:.1f}" if last.accuracy_classifier is not None else "-"
+            )
+            table.add_row(name, str(last.round), accuracy, *(f"{count / 1000:,.0f}" for count in traffic))
+    return table
+
+
+class _Lines:
+    """Says each thing once."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._step = ""
+        self._rounds: dict[str, int] = {}
+
+    def show(self, progress: Progress) -> None:
+        """Print what is new."""
+        if progress.step != self._step:
+            self._step = progress.step
+            self._console.print(progress.step)
+        for name, log in sorted(progress.sites.items()):
+            if len(log.rounds) > self._rounds.get(name, 0):
+                self._rounds[name] = len(log.rounds)
+                last = log.rounds[-1]
+                accuracy = (
+                    ""
+                    if last.accuracy_classifier is None
+                    else f", accuracy {100 * last.accuracy_classifier:.1f} %"
+                )
+                self._console.print(f"  {name}: round {last.round}{accuracy}")

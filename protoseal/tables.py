@@ -1,0 +1,77 @@
+"""A run's result as tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from protoseal.files import RunResult
+
+
+def result_tables(result: RunResult) -> list[Table]:
+    """Accuracy and traffic by site, seconds by round, and what the coordinator saw where that was recorded."""
+    tables = [sites_table(result), rounds_table(result)]
+    return [*tables, view_table(result)] if result.coordinator_view else tables
+
+
+def sites_table(result: RunResult) -> Table:
+    """Each site's accuracy beside the controls', payload bytes each way, and classes withheld from it."""
+    controls = [name for name in ("local", "self") if name in result.compared]
+    table = _table(f"{result.method} under {result.protection}, {result.dataset}")
+    _columns(
+        table,
+        ["site"],
+        [f"{result.method} %", *(f"{name} %" for name in controls), "train", "kB up", "kB down"],
+    )
+    table.add_column("withheld")
+    for site in result.sites:
+        beside = {"local": site.accuracy_local, "self": site.accuracy_self}
+        numbers = [
+            percent(site.accuracy),
+            *(percent(beside[name]) for name in controls),
+            str(site.train_samples),
+        ]
+        traffic = [f"{count / 1000:,.0f}" for count in (site.bytes_up, site.bytes_down)]
+        table.add_row(site.name, *numbers, *traffic, " ".join(site.withheld) or "-")
+    table.add_section()
+    table.add_row(
+        "mean", percent(result.mean_accuracy), *(percent(result.compared[name]) for name in controls)
+    )
+    return table
+
+
+def rounds_table(result: RunResult) -> Table:
+    """Mean accuracy and seconds of each round: the slowest site's training and protection, the coordinator's part."""
+    table = _table("rounds")
+    _columns(table, ["round"], ["mean %", "train s", "protect s", "aggregate s", "total s"])
+    for each in result.rounds:
+        seconds = (each.seconds.train, each.seconds.protect, each.seconds.aggregate, each.seconds.total)
+        table.add_row(str(each.round), percent(each.mean_accuracy), *(f"{value:.2f}" for value in seconds))
+    return table
+
+
+def view_table(result: RunResult) -> Table:
+    """What the coordinator's own recording of the run shows."""
+    table = _table("what the coordinator saw, from its recording")
+    for name in ("", "seen", "evidence"):
+        table.add_column(name, overflow="fold")
+    for line in result.coordinator_view:
+        table.add_row(line.what, "yes" if line.seen else "no", line.evidence)
+    return table
+
+
+def percent(share: float | None) -> str:
+    """A share in per cent, with one decimal; "-" for none."""
+    return "-" if share is None else f"{100 * share:.1f}"
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold")
+
+
+def _columns(table: Table, left: Sequence[str], right: Sequence[str]) -> None:
+    for name in left:
+        table.add_column(name)
+    for name in right:
+        table.add_column(name, justify="right")

@@ -1,0 +1,75 @@
+"""Calls that are tried again: lost connections pass, refusals do not."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar, cast
+
+import grpc
+from grpc import StatusCode
+
+from protoseal_wire.codec import CodecError, OtherProtocol
+from secure_client.errors import PhaseOver, Refused, SiteError, Unreachable, Violation
+
+_log = logging.getLogger("protoseal.site")
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 15.0
+R = TypeVar("R")
+
+FINAL: Mapping[StatusCode, type[SiteError]] = {
+    StatusCode.ABORTED: PhaseOver,
+    StatusCode.ALREADY_EXISTS: Refused,
+    StatusCode.FAILED_PRECONDITION: Refused,
+    StatusCode.INVALID_ARGUMENT: Refused,
+    StatusCode.PERMISSION_DENIED: Refused,
+    StatusCode.RESOURCE_EXHAUSTED: Refused,
+    StatusCode.UNIMPLEMENTED: Refused,
+}
+"""What the coordinator has decided. Any other status is a call that was lost, or a coordinator in trouble."""
+
+
+def call_once(call: Callable[[], R]) -> R:
+    """The call's outcome; :class:`Unreachable`, or the error that the coordinator's answer stands for."""
+    try:
+        return call()
+    except grpc.RpcError as error:
+        raise _meaning(error) from error
+    except OtherProtocol as error:
+        raise Refused(str(error)) from error
+    except CodecError as error:
+        raise Violation(f"the coordinator's answer does not decode: {error}") from error
+
+
+def call_until(call: Callable[[], R], seconds: float) -> R:
+    """Like :func:`call_once`, but tries again for ``seconds`` before it raises :class:`Unreachable`.
+
+    ``call`` must be harmless to repeat. Pauses double up to 15 s, each drawn from its upper half, so that
+    sites do not come back all at once.
+    """
+    pauses, end = _pauses(), time.monotonic() + seconds
+    while True:
+        try:
+            return call_once(call)
+        except Unreachable as error:
+            pause = next(pauses)
+            if time.monotonic() + pause > end:
+                raise
+            _log.warning("%s; trying again", error)
+            time.sleep(pause)
+
+
+def _pauses() -> Iterator[float]:
+    pause = _FIRST_PAUSE
+    while True:
+        yield secrets.SystemRandom().uniform(pause / 2, pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _meaning(error: grpc.RpcError) -> SiteError:
+    call = cast(grpc.Call, error)  # an RpcError that a call raised is also that call
+    code, details = call.code(), call.details()
+    if code in FINAL:
+        return FINAL[code](f"the coordinator refused: {details}")
+    return Unreachable(f"the coordinator cannot be reached ({code.name}): {details}")

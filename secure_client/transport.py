@@ -1,0 +1,146 @@
+"""A site's way to the coordinator: gRPC over mutual TLS. The site dials out; nothing listens here."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from typing import Self, TypeVar
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from crypto.pki import Credentials, TrustAnchor
+from protoseal_wire import codec
+from protoseal_wire.messages import (
+    PROTOCOL_VERSION,
+    DownloadRequest,
+    JoinReply,
+    JoinRequest,
+    PhaseKey,
+    Task,
+    TaskRequest,
+    UploadHeader,
+    Work,
+)
+from protoseal_wire.v1 import protoseal_pb2 as pb
+from protoseal_wire.v1 import protoseal_pb2_grpc as pb_grpc
+from secure_client.errors import Unreachable
+from secure_client.retry import call_once, call_until
+
+_CALL_SECONDS = 30.0
+_SLOWEST_BYTES_PER_SECOND = 16 * 1024
+_OPTIONS = (
+    ("grpc.max_receive_message_length", 2 * codec.CHUNK_BYTES),
+    ("grpc.max_send_message_length", 2 * codec.CHUNK_BYTES),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 5_000),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
+)
+R = TypeVar("R")
+
+
+class GrpcTransport:
+    """Calls of one site in one run; :class:`secure_client.runner.Transport` is the contract.
+
+    The coordinator is who can show a certificate for server authentication, of this federation's CA alone and for
+    the host in ``target`` (host:port); gRPC checks all three. A call that is lost is tried again for
+    ``retry_seconds``; then, and for what the coordinator refuses, it raises a
+    :class:`secure_client.errors.SiteError`. ``bytes_up`` and ``bytes_down`` count the contents that got across,
+    each once, without what gRPC and TLS add.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        credentials: Credentials,
+        trust: TrustAnchor,
+        run: str,
+        site: str,
+        *,
+        retry_seconds: float,
+    ) -> None:
+        """Dials only when something is called."""
+        self._run, self._site, self._retry_seconds = run, site, retry_seconds
+        self._poll_seconds = 0.0
+        self.bytes_up = self.bytes_down = 0
+        tls = grpc.ssl_channel_credentials(
+            root_certificates=trust.certificate_pem,
+            private_key=credentials.private_key_pem(),
+            certificate_chain=credentials.certificate_pem,
+        )
+        self._channel = grpc.secure_channel(target, tls, options=_OPTIONS)
+        self._stub = pb_grpc.CoordinatorStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Hang up."""
+        self._channel.close()
+
+    def check(self) -> None:
+        """Find out, once, whether the coordinator can be reached and serves. Tells it nothing."""
+        stub = health_pb2_grpc.HealthStub(self._channel)
+        reply = call_once(lambda: stub.Check(health_pb2.HealthCheckRequest(), timeout=_CALL_SECONDS))
+        if reply.status != health_pb2.HealthCheckResponse.SERVING:
+            raise Unreachable("the coordinator answers, but does not serve at present; try again later")
+
+    def join(self, request: JoinRequest) -> JoinReply:
+        """Ask to take part."""
+        message = codec.encode_join(request)
+        reply = self._call(lambda: codec.decode_join_reply(self._stub.Join(message, timeout=_CALL_SECONDS)))
+        self._poll_seconds = reply.poll_seconds
+        return reply
+
+    def next_task(self) -> Task:
+        """What to do now; blocks for as long as the coordinator holds the call open."""
+        message = codec.encode_task_request(TaskRequest(PROTOCOL_VERSION, self._run, self._site))
+        seconds = self._poll_seconds + _CALL_SECONDS
+        return self._call(lambda: codec.decode_task(self._stub.NextTask(message, timeout=seconds)))
+
+    def download(self, work: Work) -> bytes:
+        """The request that ``work`` announces. :class:`Violation` unless it has the announced size and hash."""
+        content = self._call(lambda: self._download(work))
+        self.bytes_down += len(content)
+        return content
+
+    def upload(self, key: PhaseKey, content: bytes) -> None:
+        """Hand in an answer. Safe to repeat: the coordinator takes the same bytes as often as they come."""
+        header = UploadHeader(key, self._site, len(content), hashlib.sha256(content).digest())
+        seconds = _seconds_for(len(content))
+        self._call(lambda: self._stub.Upload(_frames(header, content), timeout=seconds))
+        self.bytes_up += len(content)
+
+    def leave(self) -> None:
+        """Say that the site takes no further part. Tried once: the coordinator notices anyway."""
+        message = codec.encode_leave(self._site)
+        call_once(lambda: self._stub.Leave(message, timeout=_CALL_SECONDS))
+
+    def _call(self, call: Callable[[], R]) -> R:
+        return call_until(call, self._retry_seconds)
+
+    def _download(self, work: Work) -> bytes:
+        message = codec.encode_download(DownloadRequest(work.key, self._site))
+        assembly = codec.Assembly(work.size, work.sha256)
+        frames = self._stub.Download(message, timeout=_seconds_for(work.size))
+        try:
+            for frame in frames:
+                assembly.add(codec.decode_download_chunk(frame))
+        finally:
+            frames.cancel()
+        return assembly.content()
+
+
+def _frames(header: UploadHeader, content: bytes) -> Iterator[pb.UploadFrame]:
+    yield codec.encode_upload_header(header)
+    for chunk in codec.chunks(content):
+        yield codec.encode_upload_chunk(chunk)
+
+
+def _seconds_for(size: int) -> float:
+    return _CALL_SECONDS + size / _SLOWEST_BYTES_PER_SECOND
