@@ -1,0 +1,42 @@
+"""Tests of random draws that fail a right sample with a probability below 1e-9."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+_LOG_FALSE_ALARM = math.log(2e9)
+
+_cdf = np.vectorize(lambda x: 0.5 * (1.0 + math.erf(x / math.sqrt(2.0))), otypes=[np.float64])
+
+
+class WrongNoiseError(AssertionError):
+    """The sample is not what it should be."""
+
+
+def check_sigma(draws: NDArray[np.float64], sigma: float) -> None:
+    """Mean 0 and standard deviation sigma, by the tail of chi squared of Laurent and Massart (2000, lemma 1)."""
+    n, x = draws.size, _LOG_FALSE_ALARM
+    energy = float(np.square(draws / sigma).sum())
+    if not n - 2.0 * math.sqrt(n * x) <= energy <= n + 2.0 * math.sqrt(n * x) + 2.0 * x:
+        raise WrongNoiseError(f"{n} draws of sigma {math.sqrt(energy / n) * sigma}, not {sigma}")
+    if abs(float(draws.mean())) > sigma * math.sqrt(2.0 * x / n):
+        raise WrongNoiseError(f"the mean of {n} draws is {draws.mean()}")
+
+
+def check_shape(draws: NDArray[np.float64], sigma: float) -> None:
+    """Distributed as N(0, sigma²), by the inequality of Dvoretzky, Kiefer and Wolfowitz."""
+    n = draws.size
+    expected = _cdf(np.sort(draws) / sigma)
+    steps = np.arange(n + 1) / n
+    distance = max(float(np.abs(expected - steps[1:]).max()), float(np.abs(expected - steps[:-1]).max()))
+    if distance > math.sqrt(_LOG_FALSE_ALARM / (2.0 * n)):
+        raise WrongNoiseError(f"{n} draws are {distance} from the normal distribution")
+
+
+def check_independent(left: NDArray[np.float64], right: NDArray[np.float64]) -> None:
+    """Uncorrelated, also in their squares; both are samples of one normal distribution of mean 0."""
+    for x, y in ((left, right), (np.square(left), np.square(right))):
+        correlation = float(np.corrcoef(x, y)[0, 1])
+        if abs(correlation) > 7.0 / math.sqrt(left.size):
+            raise WrongNoiseError(f"draws correlate: {correlation}")

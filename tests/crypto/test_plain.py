@@ -1,0 +1,123 @@
+"""``plain``: the server computes W·C, both sides refuse what is not rows, and nothing else travels."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from crypto import plain
+from crypto.errors import MalformedError, UnknownSchemeError
+from crypto.plain import PlainServer, PlainSite
+from crypto.protection import Cohort, Payload, Rows
+
+SITES = ("a", "b", "c")
+HOLDS = np.array([[True, True], [True, False], [True, True]])
+COHORT = Cohort(SITES, HOLDS, dim=3)
+
+
+def mean_of_peers(gram: NDArray[np.float64], holds: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Weights that look at the Gram matrix only to check that it is one."""
+    assert gram.shape == (2, 3, 3)
+    assert (gram == gram.transpose(0, 2, 1)).all()
+    both = holds.T[:, :, None] & holds.T[:, None, :] & ~np.eye(3, dtype=np.bool_)
+    return np.asarray(both / np.maximum(both.sum(axis=-1, keepdims=True), 1))
+
+
+@pytest.fixture
+def rows() -> dict[str, Rows]:
+    values = np.random.default_rng(5).normal(size=(3, 2, 3))
+    values /= np.linalg.norm(values, axis=-1, keepdims=True)
+    return dict(zip(SITES, values, strict=True))
+
+
+def exchange(rows: dict[str, Rows]) -> dict[str, Rows]:
+    site, server = PlainSite(), PlainServer(mean_of_peers)
+    payloads = {name: site.protect(rows[name], name, COHORT) for name in SITES}
+    for name, payload in payloads.items():
+        server.validate(payload, name, COHORT)
+    answers = server.combine(payloads, COHORT)
+    return {name: site.unprotect(answers[name], rows[name], name, COHORT) for name in SITES}
+
+
+def test_each_site_gets_its_combination_of_peers(rows: dict[str, Rows]) -> None:
+    received = exchange(rows)
+    np.testing.assert_allclose(received["a"][0], (rows["b"][0] + rows["c"][0]) / 2, atol=1e-15)
+    np.testing.assert_allclose(received["a"][1], rows["c"][1], atol=1e-15)
+    np.testing.assert_allclose(received["c"][1], rows["a"][1], atol=1e-15)
+
+
+def test_a_site_keeps_its_row_of_a_class_it_does_not_hold(rows: dict[str, Rows]) -> None:
+    assert (exchange(rows)["b"][1] == rows["b"][1]).all()
+
+
+def test_the_server_gets_the_gram_matrix(rows: dict[str, Rows]) -> None:
+    def weights(gram: NDArray[np.float64], holds: NDArray[np.bool_]) -> NDArray[np.float64]:
+        assert gram[0, 0, 2] == pytest.approx(rows["a"][0] @ rows["c"][0], abs=1e-15)
+        assert gram[1, 0, 1] == 0.0
+        return np.zeros((2, 3, 3))
+
+    payloads = {name: PlainSite().protect(rows[name], name, COHORT) for name in SITES}
+    answers = PlainServer(weights).combine(payloads, COHORT)
+    assert not answers["a"].arrays[0].any()
+
+
+def test_rows_of_other_classes_do_not_travel(rows: dict[str, Rows]) -> None:
+    rows["b"][1] = np.nan
+    payload = PlainSite().protect(rows["b"], "b", COHORT)
+    assert not payload.arrays[0][1].any()
+
+
+def _nan(rows: Rows) -> Rows:
+    return np.where(np.eye(2, 3, dtype=np.bool_), np.nan, rows)
+
+
+BAD_ROWS: list[tuple[Callable[[Rows], Rows], str]] = [
+    (_nan, "not finite"),
+    (lambda rows: np.where(rows == rows.max(), np.inf, rows), "not finite"),
+    (lambda rows: rows * 1.001, "norm"),
+    (lambda rows: rows[:, :2].copy(), "shape"),
+    (lambda rows: rows[:1], "shape"),
+    (lambda rows: rows.astype(np.float32), "float64"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "reason"), BAD_ROWS)
+def test_bad_rows_are_refused_on_each_way(
+    rows: dict[str, Rows], spoil: Callable[[Rows], Rows], reason: str
+) -> None:
+    bad = spoil(rows["a"])
+    with pytest.raises(MalformedError, match=reason):
+        PlainSite().protect(bad, "a", COHORT)
+    payload = Payload("plain/1", arrays=(bad,))
+    with pytest.raises(MalformedError, match=reason):
+        PlainServer(mean_of_peers).validate(payload, "a", COHORT)
+    with pytest.raises(MalformedError, match=reason):
+        PlainSite().unprotect(payload, rows["a"], "a", COHORT)
+
+
+def test_a_row_for_a_class_the_site_does_not_hold_is_refused(
+    rows: dict[str, Rows], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    payload, server = Payload("plain/1", arrays=(rows["b"],)), PlainServer(mean_of_peers)
+    with pytest.raises(MalformedError, match="does not hold"):
+        server.validate(payload, "b", COHORT)
+    monkeypatch.setattr(plain, "_check_absent", lambda rows, holds: None)
+    server.validate(payload, "b", COHORT)
+
+
+@pytest.mark.parametrize(
+    ("payload", "error"),
+    [
+        (Payload("ckks/1", arrays=(np.zeros((2, 3)),)), UnknownSchemeError),
+        (Payload("plain/2", arrays=(np.zeros((2, 3)),)), UnknownSchemeError),
+        (Payload("plain/1"), MalformedError),
+        (Payload("plain/1", arrays=(np.zeros((2, 3)), np.zeros((2, 3)))), MalformedError),
+        (Payload("plain/1", arrays=(np.zeros((2, 3)),), blobs=(b"x",)), MalformedError),
+    ],
+)
+def test_other_payloads_are_refused(payload: Payload, error: type[Exception], rows: dict[str, Rows]) -> None:
+    with pytest.raises(error):
+        PlainServer(mean_of_peers).validate(payload, "a", COHORT)
+    with pytest.raises(error):
+        PlainSite().unprotect(payload, rows["a"], "a", COHORT)
