@@ -1,0 +1,45 @@
+"""Noise that drowns the slots whose answer a site may not have: classes that it does not hold.
+
+Gaussian, sigma = 2^17, drawn again beyond 2^19. In the numerators each slot gets a draw of its own. In the
+denominator all slots of a class hold the same value, so they get the same draw: independent ones could be averaged.
+
+What remains: let Δ be how two possible inputs of the peers differ in the drowned slots, a denominator counted
+once. The decrypted slots are then at most
+
+    TV ≤ ‖Δ‖₂ / (√(2π)·sigma·Z) + 1.34e-4·‖Δ‖₁/sigma,      Z = (1 − 6.4e-5)^(number of draws)
+
+apart in total variation (the second term and Z are the price of truncation); ``docs/ckks-error.md`` has it for
+common sizes. Answers of several rounds add up. The bound is about values. It does not cover the
+randomness of the ciphertext itself, which is not drawn anew: CKKS has no circuit privacy towards who has the key.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crypto.ckks.packing import Float, Packing
+from crypto.randomness import truncated_gaussian
+
+SIGMA = 2.0**17
+BOUND = 2.0**19
+
+
+def drown_rows(packing: Packing, drowned: NDArray[np.bool_]) -> list[Float]:
+    """Noise for each slot of the drowned classes (bool, (K,)); one vector (4096,) for each part."""
+    return [_independent(packing, drowned) for _ in range(packing.parts)]
+
+
+def drown_replicated(packing: Packing, drowned: NDArray[np.bool_]) -> Float:
+    """One draw for each drowned class, in all of its slots; a vector (4096,)."""
+    values = np.zeros(packing.classes)
+    values[drowned] = truncated_gaussian(int(drowned.sum()), SIGMA, BOUND)
+    return packing.replicate(values)
+
+
+def _independent(packing: Packing, drowned: NDArray[np.bool_]) -> Float:
+    slots = np.zeros((packing.features, packing.stride))
+    classes = np.flatnonzero(drowned)
+    draws = truncated_gaussian(packing.features * classes.size, SIGMA, BOUND)
+    slots[:, classes] = draws.reshape(packing.features, classes.size)
+    return slots.reshape(-1)

@@ -1,0 +1,84 @@
+"""The public keys with which the coordinator computes: one to relinearise, one for each rotation.
+
+They open nothing. Still they are encryptions under the group's secret key, made by one site, and a coordinator
+that is given others computes garbage: their hash is bound to the sealed secret by the maker's signature.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+from tenseal import sealapi
+
+from crypto.ckks.parameters import POLY_DEGREE, SLOTS, context
+from crypto.ckks.serialization import load
+from crypto.errors import MalformedError, UnknownSchemeError
+
+_MARKER = b"protoseal-ckks-evaluation-1:"
+_LENGTH_BYTES = 8
+
+GALOIS_ELEMENTS = [pow(3, 1 << step, 2 * POLY_DEGREE) for step in range(SLOTS.bit_length() - 1)]
+"""Rotation by s slots is X -> X^(3^s). All powers of two, so that one set of keys serves any number of classes."""
+
+
+@dataclass(frozen=True)
+class LoadedKeys:
+    """Keys in SEAL's own types."""
+
+    relinearisation: Any
+    rotation: Any
+
+
+@dataclass(frozen=True, repr=False)
+class EvaluationKeys:
+    """SEAL's serialization of relinearisation and Galois keys, about 9 MB. Public."""
+
+    relinearisation: bytes
+    rotation: bytes
+
+    def to_bytes(self) -> bytes:
+        """Version marker, length of the first part (8 bytes, big-endian), both parts."""
+        length = len(self.relinearisation).to_bytes(_LENGTH_BYTES, "big")
+        return _MARKER + length + self.relinearisation + self.rotation
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> EvaluationKeys:
+        """The inverse of :meth:`to_bytes`. The parts are not looked at before :meth:`load`.
+
+        Raises :class:`UnknownSchemeError` without this version's marker.
+        """
+        if not content.startswith(_MARKER):
+            raise UnknownSchemeError("evaluation keys have no version marker of this build")
+        body = content.removeprefix(_MARKER)
+        split = _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "big")
+        return cls(body[_LENGTH_BYTES:split], body[split:])
+
+    @property
+    def hash(self) -> bytes:
+        """SHA-256 of :meth:`to_bytes`."""
+        return hashlib.sha256(self.to_bytes()).digest()
+
+    def load(self) -> LoadedKeys:
+        """The keys, ready for use; :class:`MalformedError` unless they are all there, and no others."""
+        relinearisation = load(sealapi.RelinKeys(), self.relinearisation)
+        rotation = load(sealapi.GaloisKeys(), self.rotation)
+        _check_key_level(relinearisation)
+        _check_key_level(rotation)
+        _check_elements(rotation)
+        return LoadedKeys(relinearisation, rotation)
+
+    def __repr__(self) -> str:
+        return f"EvaluationKeys(sha256={self.hash.hex()[:16]}…)"
+
+
+def _check_key_level(keys: Any) -> None:
+    if list(keys.parms_id()) != list(context().key_parms_id()):
+        raise MalformedError("evaluation keys of other parameters")
+
+
+def _check_elements(rotation: Any) -> None:
+    present = [rotation.has_key(element) for element in GALOIS_ELEMENTS]
+    if not all(present) or rotation.size() != len(present):
+        raise MalformedError("rotation keys for other steps than the powers of two")

@@ -1,0 +1,53 @@
+"""How far an answer under ``ckks`` may be from the exact one. ``docs/ckks-error.md`` derives the constants."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crypto.errors import PrecisionError
+
+Float = NDArray[np.float64]
+
+MAX_SITES = 256
+"""With more, n²-fold sums beside the drowning noise could wrap around the last modulus."""
+
+_DISTANCE_ERROR = 1.2e-5
+_MEAN_DISTANCE_ERROR = 2e-6
+_ROUNDING = 1e-7
+
+
+def check_cohort_size(sites: int) -> None:
+    """Raise :class:`PrecisionError` for fewer than two sites or more than :data:`MAX_SITES`."""
+    if not 2 <= sites <= MAX_SITES:
+        raise PrecisionError(f"protection 'ckks' serves 2 to {MAX_SITES} sites, not {sites}")
+
+
+def total_error(sites: int) -> float:
+    """Bound on the error of D_i, averaged over the slots of a class, with ``sites`` in the cohort."""
+    return _MEAN_DISTANCE_ERROR * (sites - 1)
+
+
+def check_tau(tau: float, sites: int) -> None:
+    """Raise :class:`PrecisionError` unless tau is at least the error of D: below, equal peers look different."""
+    if tau < total_error(sites):
+        raise PrecisionError(
+            f"an agreement threshold of {tau:g} is below what {sites} sites under 'ckks' can tell from 0; "
+            f"set agreement_threshold to {total_error(sites):g} or more"
+        )
+
+
+def peer_error(total: Float, counts: NDArray[np.int64], sites: int) -> Float:
+    """Bound on the error of each coordinate of a site's combination of peers; shape (K,), like its arguments.
+
+    ``total`` is D_i = Σ_m ‖C_i − C_m‖² over the cnt holders (``counts``) of each class, and above 0. Holders'
+    errors cancel up to how far they are apart, which is at most 2·√D; those of the n − cnt absent sites do not:
+
+        ε·(2(n − 1)/√D + (n − cnt)/D) + η/D
+
+    With D = 1 the bound also covers classes in which nothing is divided by D: all of ``uniform``'s, and those
+    of ``complement`` with two holders.
+    """
+    absent = (sites - counts) / total
+    apart = 2.0 * (sites - 1) / np.sqrt(total)
+    return np.asarray(_DISTANCE_ERROR * (apart + absent) + _ROUNDING / total)

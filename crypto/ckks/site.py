@@ -1,0 +1,124 @@
+"""A site's half of ``ckks``: rows to ciphertexts, the coordinator's answer to a combination of peers.
+
+A site learns its combination of peers and D_i = Σ_m ‖C_i − C_m‖² for the classes it holds. Sites share one secret
+key, so nothing here protects a site from a coordinator that colludes with another.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crypto.ckks.packing import Float, Packing
+from crypto.ckks.parameters import SCHEME, answer_forms, upload_forms
+from crypto.ckks.precision import check_cohort_size, check_tau
+from crypto.ckks.secret import CkksSecret
+from crypto.ckks.serialization import read_payload
+from crypto.errors import CryptoError, MalformedError
+from crypto.protection import Cohort, Combination, Payload, Rows
+from crypto.rows import contributed
+
+_REFUSED = "the coordinator's answer is not what the scheme prescribes"
+# A convex combination is no longer than 1; more than twice that is no rounding error.
+_LONGEST = 2.0
+
+
+class CkksSite:
+    """Protects rows under the group's secret key and reads the answers."""
+
+    scheme = SCHEME
+
+    def __init__(self, secret: CkksSecret, combination: Combination, tau: float) -> None:
+        """``tau``: at or below it D_i counts as 0, and the site keeps its own row. In units of the norm bound²."""
+        self._secret = secret
+        self._combination = combination
+        self._tau = tau
+
+    def protect(self, rows: Rows, site: str, cohort: Cohort) -> Payload:
+        """Encrypted rows, and for ``complement`` the encrypted correction; zeros where the site holds no class.
+
+        Raises :class:`MalformedError` for rows that are too long or not finite, :class:`PrecisionError` when tau
+        is too small for so many sites.
+        """
+        check_cohort_size(len(cohort.sites))
+        check_tau(self._tau, len(cohort.sites))
+        packing = Packing(cohort.classes, cohort.dim)
+        sent = contributed(rows, site, cohort)
+        vectors = packing.pack(sent)
+        if self._combination is Combination.COMPLEMENT:
+            vectors.append(packing.replicate(_correction(sent, cohort)))
+        forms = upload_forms(self._combination, packing.parts)
+        blobs = [self._secret.encrypt(vector, form) for vector, form in zip(vectors, forms, strict=True)]
+        return Payload(SCHEME, blobs=tuple(blobs))
+
+    def unprotect(self, answer: Payload, rows: Rows, site: str, cohort: Cohort) -> Rows:
+        """The combination of peers, within :func:`crypto.ckks.precision.peer_error`.
+
+        The own row stands where the site is the only holder, holds nothing, or agrees with all its peers
+        (D_i ≤ tau). ``rows`` are the very rows that were protected.
+
+        Every answer that will not do raises the same :class:`MalformedError`. That it was raised is already one
+        bit about a decryption, so a caller must not let the coordinator try again: see :mod:`crypto.ckks.secret`.
+        """
+        own = contributed(rows, site, cohort)
+        try:
+            combined = self._combined(answer, own, cohort)
+            holds = cohort.holds[cohort.index(site)]
+            result = np.where((holds & (cohort.counts > 1))[:, None], combined, rows)
+            check_plausible(result[holds])
+        except CryptoError as error:
+            raise MalformedError(_REFUSED) from error
+        return result
+
+    def _combined(self, answer: Payload, own: Rows, cohort: Cohort) -> Rows:
+        packing = Packing(cohort.classes, cohort.dim)
+        ciphertexts = read_payload(answer, answer_forms(self._combination, packing.parts))
+        vectors = [self._secret.decrypt(ciphertext).real for ciphertext in ciphertexts]
+        if self._combination is Combination.UNIFORM:
+            return packing.unpack(vectors) / np.maximum(cohort.counts - 1, 1)[:, None]
+        denominator = vectors.pop()
+        absent = _absent_norms(own, cohort)
+        # Slot by slot: d_im has the same error in a slot of the numerator as in that of the denominator.
+        total = packing.unpack([denominator] * packing.parts) - absent[:, None]
+        mean_total = packing.replicas(denominator).mean(axis=1) - absent
+        agree = self._compared(cohort) & (mean_total <= self._tau)
+        combined = _divide(packing.unpack(vectors), self._divisor(total, cohort))
+        return np.where(agree[:, None], own, combined)
+
+    def _compared(self, cohort: Cohort) -> NDArray[np.bool_]:
+        """Classes (K,) whose weights depend on D_i at all: ``complement`` gives a single peer weight 1."""
+        return cohort.counts > (2 if self._combination is Combination.COMPLEMENT else 1)
+
+    def _divisor(self, total: Rows, cohort: Cohort) -> Rows:
+        """What turns the numerators into a convex combination: D, or (cnt − 2)·D, or −1 (:func:`_correction`)."""
+        if self._combination is Combination.DISTANCE:
+            return total
+        counts = cohort.counts[:, None]
+        return np.where(counts == 2, -1.0, (counts - 2) * total)
+
+
+def _absent_norms(own: Rows, cohort: Cohort) -> Float:
+    """What the zeros of absent sites add to Σ_m ‖C_i − C_m‖²: (n − cnt)·‖C_i‖² for each class, shape (K,)."""
+    absent = len(cohort.sites) - cohort.counts
+    return np.asarray(absent * np.square(own).sum(axis=1), dtype=np.float64)
+
+
+def _correction(own: Rows, cohort: Cohort) -> Float:
+    """What the coordinator subtracts from den, shape (K,): what absent sites added to it.
+
+    With two holders D − d_im is 0 for the one peer, whose weight is 1. One more is subtracted there, so that
+    (D − 1)·C_m − D·C_m leaves −C_m, and no division by D is needed.
+    """
+    return np.asarray(_absent_norms(own, cohort) + (cohort.counts == 2), dtype=np.float64)
+
+
+def _divide(numerators: Rows, divisor: Rows) -> Rows:
+    """A dishonest answer can make the divisor 0; :func:`check_plausible` refuses what comes of it."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        return np.asarray(numerators / divisor)
+
+
+def check_plausible(rows: Rows) -> None:
+    """Raise :class:`MalformedError` for rows that no convex combination of rows of norm 1 can be."""
+    if not (np.linalg.norm(rows, axis=1) <= _LONGEST).all():
+        raise MalformedError("a decrypted row is not a number, or far longer than any peer's")
