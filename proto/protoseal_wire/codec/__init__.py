@@ -1,5 +1,6 @@
 """Values to bytes and back, with every bound checked: the only code that touches message fields."""
 
+from protoseal_wire.codec.assembly import CHUNK_BYTES, Assembly, chunks
 from protoseal_wire.codec.calls import (
     decode_download,
     decode_download_chunk,
@@ -20,7 +21,6 @@ from protoseal_wire.codec.calls import (
     encode_upload_chunk,
     encode_upload_header,
 )
-from protoseal_wire.codec.chunks import CHUNK_BYTES, Assembly, chunks
 from protoseal_wire.codec.contents import (
     decode_acknowledgement,
     decode_active_list,

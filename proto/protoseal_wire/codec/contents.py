@@ -212,6 +212,7 @@ def _check_kind(message: pb.Content, kind: str) -> None:
 
 
 def _check_canonical(message: pb.Content, content: bytes, kind: str) -> None:
+    message.DiscardUnknownFields()  # else they would be serialised again
     if message.SerializeToString(deterministic=True) != content:
         raise Malformed(f"a {kind} has unknown fields or is not in canonical form")
 

@@ -10,7 +10,6 @@ CodecError
 
 Messages say which field is wrong and never repeat what was in it: they are logged and sent to peers.
 """
-# ruff: noqa: N818 (each is named by its outcome, as a log line shows it)
 
 from __future__ import annotations
 
