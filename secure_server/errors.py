@@ -11,12 +11,11 @@ CoordinatorError
 ├── Conflict         the same key was answered before, with other content
 ├── BadPayload       the content is malformed
 ├── TooLarge         the content is larger than its phase allows
-├── Corrupt          the content does not match its announced size or hash
+├── CannotListen     the address cannot be bound; never sent to a peer
 └── StoreError       the coordinator's own state cannot be used; never sent to a peer
     ├── WrongStore   the file is of another run, agreement or version, or is damaged
     └── StoreInUse   another process has it open
 """
-# ruff: noqa: N818 (each is named by its outcome, as a log line shows it)
 
 from __future__ import annotations
 
@@ -65,8 +64,8 @@ class TooLarge(CoordinatorError):
     """The content is larger than its phase allows."""
 
 
-class Corrupt(CoordinatorError):
-    """The content does not match its announced size or hash."""
+class CannotListen(CoordinatorError):
+    """The configured address cannot be bound. Never sent to a peer."""
 
 
 class StoreError(CoordinatorError):
