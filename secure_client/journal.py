@@ -18,7 +18,7 @@ from types import TracebackType
 
 from crypto.keys import StorageKey
 from protoseal_wire.messages import Phase, PhaseKey
-from secure_client.errors import ConflictingRequest, StateError
+from secure_client.errors import ConflictingRequest, StateError, Violation
 
 _SCHEMA_VERSION = 1
 _SCHEMA = """
@@ -89,11 +89,16 @@ class Journal:
     # One answer for each phase
 
     def answer(self, key: PhaseKey, request: bytes) -> bytes | None:
-        """The stored answer to this very request, or None. :class:`ConflictingRequest` if another was answered."""
+        """The stored answer to this very request, or None if this phase was never answered.
+
+        :class:`ConflictingRequest` if another request was answered, :class:`Violation` if the answer is of a round
+        so long over that it is no longer kept.
+        """
         row = self._row(key)
         if row is None:
             return None
         check_same_request(key, row[0], hashlib.sha256(request).digest())
+        check_still_kept(key, row[2])
         return bytes(row[2])
 
     def record(self, key: PhaseKey, request: bytes, answer: bytes) -> None:
@@ -165,3 +170,9 @@ def check_same_request(key: PhaseKey, answered: bytes, asked: bytes) -> None:
             f"the coordinator asked {key.phase.name} of round {key.round}, attempt {key.attempt} again "
             "with different content"
         )
+
+
+def check_still_kept(key: PhaseKey, answer: bytes) -> None:
+    """Raise :class:`Violation` when the answer's bytes were dropped; no answer is empty by itself."""
+    if not answer:
+        raise Violation(f"{key.phase.name} of round {key.round} was asked again after later rounds' results")

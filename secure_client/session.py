@@ -86,6 +86,7 @@ class Session:
             raise
 
     def _answer(self, key: PhaseKey, request: bytes) -> bytes:
+        self._check_run(key)
         stored = self._journal.answer(key, request)
         if stored is not None:
             return stored
@@ -105,7 +106,7 @@ class Session:
     def _work(self, key: PhaseKey, request: bytes) -> bytes:
         match key.phase:
             case Phase.ROSTER:
-                return self._setup.answer_roster(key, request)
+                return self._setup.answer_roster(request)
             case Phase.SECRET:
                 return self._setup.answer_secret(request)
             case Phase.PRESENCE:
@@ -119,16 +120,42 @@ class Session:
     # The rules of order, one check each
 
     def _check_order(self, key: PhaseKey) -> None:
+        match key.phase:
+            case Phase.ROSTER | Phase.SECRET:
+                self._check_set_up_round(key)
+                self._check_no_round_begun(key)
+                self._check_set_up_attempt(key)
+            case Phase.PRESENCE:
+                self._check_agreed_round(key)
+                self._check_fresh(key)
+                self._check_one_result_each_round(key)
+            case Phase.VALUES | Phase.RESULT:
+                self._check_attempt_open(key)
+                self._check_step_before(key)
+
+    def _check_run(self, key: PhaseKey) -> None:
         if key.run != self._agreement.run:
             raise Violation(f"asked for run {key.run}, this site takes part in {self._agreement.run}")
-        if key.phase in (Phase.ROSTER, Phase.SECRET):
-            if key.round != 0:
-                raise Violation(f"{key.phase.name} belongs to round 0, not {key.round}")
-        elif key.phase is Phase.PRESENCE:
-            self._check_fresh(key)
-            self._check_one_result_each_round(key)
-        else:
-            self._check_follows(key)
+
+    def _check_set_up_round(self, key: PhaseKey) -> None:
+        if key.round != 0:
+            raise Violation(f"{key.phase.name} belongs to round 0, not {key.round}")
+
+    def _check_no_round_begun(self, key: PhaseKey) -> None:
+        # A new roster means a new group secret; under it, the rounds already run could be run again.
+        if self._journal.latest(Phase.PRESENCE) is not None:
+            raise Violation(f"{key.phase.name} (attempt {key.attempt}) came after rounds had begun")
+
+    def _check_set_up_attempt(self, key: PhaseKey) -> None:
+        """A roster replaces only an earlier one, and a secret comes with the roster in force."""
+        last = self._journal.latest(Phase.ROSTER)
+        begun = last.attempt if last is not None else 0
+        if key.attempt <= begun if key.phase is Phase.ROSTER else key.attempt != begun:
+            raise Violation(f"{key.phase.name} of set-up attempt {key.attempt} came in attempt {begun}")
+
+    def _check_agreed_round(self, key: PhaseKey) -> None:
+        if not 1 <= key.round <= self._agreement.rounds:
+            raise Violation(f"round {key.round} is not one of the agreed {self._agreement.rounds}")
 
     def _check_fresh(self, key: PhaseKey) -> None:
         last = self._journal.latest(Phase.PRESENCE)
@@ -136,23 +163,22 @@ class Session:
             raise Violation(
                 f"round {key.round}, attempt {key.attempt} is not after {last.round}, {last.attempt}"
             )
-        if not 1 <= key.round <= self._agreement.rounds:
-            raise Violation(f"round {key.round} is not one of the agreed {self._agreement.rounds}")
 
     def _check_one_result_each_round(self, key: PhaseKey) -> None:
         last = self._journal.latest(Phase.RESULT)
         if last is not None and key.round <= last.round:
             raise Violation(f"round {key.round} has had its result; another could be subtracted from it")
 
-    def _check_follows(self, key: PhaseKey) -> None:
-        before = Phase.PRESENCE if key.phase is Phase.VALUES else Phase.VALUES
+    def _check_attempt_open(self, key: PhaseKey) -> None:
         last = self._journal.latest(Phase.PRESENCE)
-        asked = PhaseKey(key.run, key.round, key.attempt, before)
         if last is None or (last.round, last.attempt) != (key.round, key.attempt):
             raise Violation(
                 f"{key.phase.name} of round {key.round}, attempt {key.attempt} is not the one begun"
             )
-        if self._journal.request(asked) is None:
+
+    def _check_step_before(self, key: PhaseKey) -> None:
+        before = Phase.PRESENCE if key.phase is Phase.VALUES else Phase.VALUES
+        if self._journal.request(PhaseKey(key.run, key.round, key.attempt, before)) is None:
             raise Violation(f"{key.phase.name} came before {before.name}")
 
     # The phases of a round

@@ -20,11 +20,11 @@ from crypto.sealed import open_group_secret, seal_group_secret
 from protoseal.config import Agreement
 from protoseal.terms import limits_of
 from protoseal_wire import codec
-from protoseal_wire.messages import Acknowledgement, GroupKeys, Phase, PhaseKey, RosterAnswer
+from protoseal_wire.messages import Acknowledgement, GroupKeys, Phase, RosterAnswer
 from secure_client.errors import Violation
 from secure_client.journal import Journal
 
-_CHANNEL, _STATEMENT, _GROUP = "channel key", "statement", "group secret"
+_CHANNEL, _STATEMENT = "channel key", "statement"
 _VERIFIED_AT = "roster verified at"
 
 
@@ -83,9 +83,8 @@ class Setup:
         self._journal.put_secret(_STATEMENT, codec.encode_statement(statement))
         return channel, statement
 
-    def answer_roster(self, key: PhaseKey, request: bytes) -> bytes:
+    def answer_roster(self, request: bytes) -> bytes:
         """Verify the roster; the site whose turn it is also makes the group's keys."""
-        self._check_no_round_begun(key)
         now = self._now()
         self._roster = self._verified(request, now)
         self._journal.put(_VERIFIED_AT, 0, now.isoformat().encode())
@@ -106,7 +105,7 @@ class Setup:
             )
         except CryptoError as error:
             raise Violation(f"the group secret that the coordinator delivered is refused: {error}") from error
-        self._journal.put_secret(_GROUP, secret)
+        self._journal.put_secret(_group_name(self.roster()), secret)
         return codec.encode_acknowledgement(Acknowledgement())
 
     def roster(self) -> Roster:
@@ -124,7 +123,7 @@ class Setup:
 
     def group_secret(self) -> CkksSecret:
         """The secret key that the sites share. :class:`Violation` if the coordinator skipped that step."""
-        secret = self._journal.secret(_GROUP)
+        secret = self._journal.secret(_group_name(self.roster()))
         if secret is None:
             raise Violation("the coordinator began a round before it delivered the group secret")
         return CkksSecret.from_bytes(secret)
@@ -148,7 +147,7 @@ class Setup:
     def _make_group_keys(self, roster: Roster) -> GroupKeys:
         secret, evaluation_keys = CkksSecret.generate()
         content = secret.to_bytes()
-        self._journal.put_secret(_GROUP, content)
+        self._journal.put_secret(_group_name(roster), content)
         sealed = tuple(
             seal_group_secret(
                 self._party.credentials,
@@ -163,9 +162,7 @@ class Setup:
         )
         return GroupKeys(evaluation_keys.to_bytes(), sealed)
 
-    def _check_no_round_begun(self, key: PhaseKey) -> None:
-        # A new roster means a new group secret; under it, the rounds already run could be run again.
-        if self._journal.latest(Phase.PRESENCE) is not None:
-            raise Violation(
-                f"the coordinator sent a new roster (attempt {key.attempt}) after rounds had begun"
-            )
+
+def _group_name(roster: Roster) -> str:
+    """A group secret serves the roster it was sealed for, and none that came after it."""
+    return f"group secret of {roster.hash.hex()}"

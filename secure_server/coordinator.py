@@ -181,6 +181,7 @@ class Coordinator:
 
     def leave(self, site: str) -> None:
         """The site takes no further part until it joins again."""
+        rounds.check_on_roster(self._rules, site)
         self._step(rounds.Left(site))
         _log.info("%s left", site)
 

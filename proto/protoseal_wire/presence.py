@@ -47,10 +47,19 @@ def verify_presence(member: Member, statement: PresenceStatement, key: PhaseKey,
 
 def verify_active_list(active: ActiveList, roster: Roster, key: PhaseKey) -> None:
     """Raise :class:`VerificationError` unless every statement is by a distinct member, for this very attempt."""
-    names = [statement.site for statement in active.statements]
+    _check_names_distinct([statement.site for statement in active.statements])
+    for statement in active.statements:
+        verify_presence(_member(roster, statement.site), statement, key, roster.hash)
+
+
+def _check_names_distinct(names: list[str]) -> None:
+    """A site that counted twice would stand for a holder that is not there."""
     if len(set(names)) != len(names):
         raise VerificationError("the active list names a site twice")
-    for statement in active.statements:
-        if statement.site not in roster.members:
-            raise VerificationError(f"the active list names {statement.site}, which is not on the roster")
-        verify_presence(roster.members[statement.site], statement, key, roster.hash)
+
+
+def _member(roster: Roster, site: str) -> Member:
+    member = roster.members.get(site)
+    if member is None:
+        raise VerificationError(f"the active list names {site}, which is not on the roster")
+    return member
