@@ -102,10 +102,10 @@ class CkksServer:
 
 
 def pair_blocks(sites: int, workers: int) -> list[list[work.Pair]]:
-    """All pairs i < m, in blocks that touch few sites each; at least as many blocks as workers, largest first.
+    """All pairs of sites, in blocks that touch few sites each; the largest block first.
 
     Sites are split into g groups, and the pairs within a group or between two of them are a block. A block
-    returns sums for each site it touches, so g is kept as small as will do: g·n sums come back in all.
+    returns sums for each site it touches, g·n in all, so g is the smallest that keeps all workers busy.
     """
     count = 1
     while count * (count + 1) // 2 < workers and count < sites:

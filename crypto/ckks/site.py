@@ -62,7 +62,7 @@ class CkksSite:
         """
         own = contributed(rows, site, cohort)
         try:
-            combined = self._combined(answer, own, cohort)
+            combined = self._combined(answer, own, site, cohort)
             holds = cohort.holds[cohort.index(site)]
             result = np.where((holds & (cohort.counts > 1))[:, None], combined, rows)
             check_plausible(result[holds])
@@ -70,7 +70,7 @@ class CkksSite:
             raise MalformedError(_REFUSED) from error
         return result
 
-    def _combined(self, answer: Payload, own: Rows, cohort: Cohort) -> Rows:
+    def _combined(self, answer: Payload, own: Rows, site: str, cohort: Cohort) -> Rows:
         packing = Packing(cohort.classes, cohort.dim)
         ciphertexts = read_payload(answer, answer_forms(self._combination, packing.parts))
         vectors = [self._secret.decrypt(ciphertext).real for ciphertext in ciphertexts]
@@ -81,7 +81,9 @@ class CkksSite:
         # Slot by slot: d_im has the same error in a slot of the numerator as in that of the denominator.
         total = packing.unpack([denominator] * packing.parts) - absent[:, None]
         mean_total = packing.replicas(denominator).mean(axis=1) - absent
-        agree = self._compared(cohort) & (mean_total <= self._tau)
+        compared = self._compared(cohort)
+        check_totals(mean_total[compared & cohort.holds[cohort.index(site)]], self._tau, len(cohort.sites))
+        agree = compared & (mean_total <= self._tau)
         combined = _divide(packing.unpack(vectors), self._divisor(total, cohort))
         return np.where(agree[:, None], own, combined)
 
@@ -116,6 +118,16 @@ def _divide(numerators: Rows, divisor: Rows) -> Rows:
     """A dishonest answer can make the divisor 0; :func:`check_plausible` refuses what comes of it."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         return np.asarray(numerators / divisor)
+
+
+def check_totals(totals: Float, tau: float, sites: int) -> None:
+    """Raise :class:`MalformedError` unless each D_i is what n − 1 squared distances of rows of norm 1 can be.
+
+    tau is above the error of D_i (:func:`crypto.ckks.precision.check_tau`). Without this check, garbage below 0
+    would pass for agreement.
+    """
+    if not ((totals >= -tau) & (totals <= 4.0 * (sites - 1) + tau)).all():
+        raise MalformedError("a decrypted sum of squared distances is out of range")
 
 
 def check_plausible(rows: Rows) -> None:

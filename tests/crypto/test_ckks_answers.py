@@ -1,0 +1,143 @@
+"""What an answer holds beside what its receiver may have: noise for classes it has not, nothing anywhere else."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from crypto.ckks import drowning
+from crypto.ckks.drowning import BOUND, SIGMA, drown_replicated, drown_rows
+from crypto.ckks.packing import Packing
+from crypto.ckks.parameters import answer_forms
+from crypto.ckks.serialization import read_payload
+from crypto.protection import Combination
+from tests.crypto.ckks_reference import (
+    Stack,
+    cohort_of,
+    expected,
+    group,
+    random_stack,
+    received,
+    server_half,
+    uploads,
+)
+from tests.crypto.noise_checks import WrongNoiseError, check_independent, check_shape, check_sigma
+
+ALL = list(Combination)
+PACKING = Packing(classes=10, dim=300)
+STACK = random_stack((4, 10, 300), 0.5, seed=11)
+MISSING = [0, 3, 5, 6, 7]
+HOLDS = np.ones((4, 10), dtype=np.bool_)
+HOLDS[0, MISSING] = False
+HOLDS[:, 9] = False
+COHORT = cohort_of(HOLDS, 300)
+
+
+def slots(combination: Combination) -> list[NDArray[np.complex128]]:
+    """The first site's answer, decrypted: every slot of every ciphertext."""
+    answer = server_half(combination).combine(uploads(STACK, COHORT, combination), COHORT)[COHORT.sites[0]]
+    ciphertexts = read_payload(answer, answer_forms(combination, PACKING.parts))
+    return [group().secret.decrypt(ciphertext) for ciphertext in ciphertexts]
+
+
+def by_class(vector: NDArray[np.complex128]) -> NDArray[np.complex128]:
+    """(Kpad, F): the padding's classes too."""
+    return vector.reshape(PACKING.features, PACKING.stride).T
+
+
+@pytest.fixture(scope="module", params=ALL)
+def answer(request: pytest.FixtureRequest) -> list[NDArray[np.complex128]]:
+    return slots(request.param)
+
+
+def test_classes_a_site_has_not_are_noise_of_the_right_size(answer: list[NDArray[np.complex128]]) -> None:
+    noise = np.concatenate([by_class(part)[MISSING].real.ravel() for part in answer[: PACKING.parts]])
+    check_sigma(noise, SIGMA)
+    check_shape(noise, SIGMA)
+    check_independent(noise[:-1], noise[1:])
+    for factor in (2 / 3, 3 / 2):
+        with pytest.raises(WrongNoiseError):
+            check_sigma(noise, factor * SIGMA)
+
+
+def test_imaginary_parts_and_padding_hold_nothing(answer: list[NDArray[np.complex128]]) -> None:
+    for vector in answer:
+        assert np.abs(vector.imag).max() < 1e-4
+        assert np.abs(by_class(vector)[10:]).max() < 1e-4
+    last = by_class(answer[PACKING.parts - 1])[:9, 300 - PACKING.features :]
+    held = np.setdiff1d(np.arange(9), MISSING)
+    assert np.abs(last[held]).max() < 1e-4
+
+
+def test_a_withheld_class_is_drowned_for_everyone() -> None:
+    for vector in slots(Combination.DISTANCE):
+        assert np.abs(by_class(vector)[9]).max() > 1.0
+
+
+def peer_seen(combination: Combination) -> Stack:
+    """What the first site makes of its answer if it reads the classes it has not as if it had them."""
+    answer = slots(combination)
+    rows = PACKING.unpack([part.real for part in answer[: PACKING.parts]])
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows
+
+
+def cosines(seen: Stack) -> NDArray[np.float64]:
+    """With the combination of peers of each class the first site has not, up to its length and sign."""
+    others = np.where((np.arange(4) > 0)[:, None, None], STACK, 0.0)
+    weights = np.square(others).sum(axis=-1, keepdims=True)
+    truth = (weights * others).sum(axis=0)
+    truth /= np.linalg.norm(truth, axis=1, keepdims=True)
+    return np.asarray(np.abs((seen * truth).sum(axis=1))[MISSING])
+
+
+@pytest.mark.parametrize("combination", ALL)
+def test_only_without_drowning_a_site_reads_classes_it_has_not(
+    combination: Combination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A random direction has a cosine of sigma 1/√300 with any other: 0.4 is seven of them.
+    assert (cosines(peer_seen(combination)) < 0.4).all()
+    monkeypatch.setattr(drowning, "drown_rows", lambda packing, drowned: [np.zeros(4096)] * packing.parts)
+    assert (cosines(peer_seen(combination)) > 0.99).all()
+
+
+@pytest.mark.parametrize("combination", [Combination.DISTANCE, Combination.COMPLEMENT])
+def test_the_denominator_is_drowned_too(combination: Combination, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would tell the peers' norms: a site without the class sends zeros, so that d_im = ‖C_m‖²."""
+    drowned = by_class(slots(combination)[-1])[MISSING].real
+    assert (np.abs(drowned[:, 0] - 3.0) > 1.0).all()
+    # All slots of a class share one draw: independent ones could be averaged.
+    assert np.ptp(drowned, axis=1).max() < 1e-3
+    monkeypatch.setattr(drowning, "drown_replicated", lambda packing, drowned: np.zeros(4096))
+    open_ = by_class(slots(combination)[-1])[MISSING].real
+    np.testing.assert_allclose(open_, 3.0, atol=1e-3)
+
+
+def test_drowning_costs_the_other_classes_no_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    payloads = uploads(STACK, COHORT, Combination.COMPLEMENT)
+    server, truth = server_half(Combination.COMPLEMENT), expected(STACK, HOLDS, Combination.COMPLEMENT)
+    drowned = received(server.combine(payloads, COHORT), STACK, COHORT, Combination.COMPLEMENT)
+    monkeypatch.setattr(drowning, "drown_rows", lambda packing, drowned: [np.zeros(4096)] * packing.parts)
+    clear = received(server.combine(payloads, COHORT), STACK, COHORT, Combination.COMPLEMENT)
+    assert np.abs(drowned - clear).max() < 1e-8
+    assert np.abs(clear - truth).max() < 1e-4
+
+
+def test_replicated_draws_are_independent_between_classes() -> None:
+    """With one feature a ciphertext and 4096 classes, every slot is a draw of its own."""
+    packing = Packing(classes=4096, dim=1)
+    drowned = np.ones(4096, dtype=np.bool_)
+    first, second = drown_replicated(packing, drowned), drown_replicated(packing, drowned)
+    check_sigma(first, SIGMA)
+    check_shape(first, SIGMA)
+    check_independent(first, second)
+    check_independent(*drown_rows(Packing(classes=4096, dim=2), drowned))
+
+
+def test_noise_stays_in_its_classes_and_bounds() -> None:
+    drowned = np.array([False, True, False])
+    packing = Packing(classes=3, dim=2000)
+    for vector in (*drown_rows(packing, drowned), drown_replicated(packing, drowned)):
+        slots = vector.reshape(packing.features, packing.stride)
+        assert slots[:, 1].all()
+        assert not slots[:, [0, 2, 3]].any()
+        assert np.abs(slots).max() <= BOUND

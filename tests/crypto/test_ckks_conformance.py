@@ -1,0 +1,119 @@
+"""``ckks`` gives what the loops give, within the written bound, whatever the shapes and whoever holds what."""
+
+import numpy as np
+import pytest
+
+from crypto.ckks.precision import peer_error, total_error
+from crypto.errors import PrecisionError
+from crypto.protection import Combination
+from tests.crypto.ckks_reference import (
+    TAU,
+    Bool,
+    Stack,
+    cohort_of,
+    exchange,
+    expected,
+    random_stack,
+    site_half,
+    totals,
+)
+
+ALL = list(Combination)
+SHAPES = [(2, 3, 5), (3, 3, 64), (3, 10, 5), (5, 17, 64), (8, 10, 512)]
+
+
+def presence(sites: int, classes: int) -> Bool:
+    """Different and missing classes at each site; the last class is withheld, the first has one holder."""
+    rng = np.random.default_rng(sites * classes)
+    holds = rng.random((sites, classes)) < 0.7
+    holds[:, 0] = np.arange(sites) == 0
+    holds[:, 1] = True
+    holds[:, -1] = False
+    return holds
+
+
+def bounds(stack: Stack, holds: Bool, combination: Combination) -> Stack:
+    """The written bound for each site and class, (n, K)."""
+    counts = holds.sum(axis=0)
+    compared = (
+        counts
+        > {Combination.DISTANCE: 1, Combination.COMPLEMENT: 2, Combination.UNIFORM: np.inf}[combination]
+    )
+    spread = np.where(compared & (totals(stack, holds) > TAU), totals(stack, holds), 1.0)
+    return np.stack([peer_error(total, counts, len(holds)) for total in spread])
+
+
+def excess(got: Stack, stack: Stack, holds: Bool, combination: Combination) -> float:
+    """The largest error in units of its bound."""
+    wrong = np.abs(got - expected(stack, holds, combination)).max(axis=-1)
+    return float((wrong / bounds(stack, holds, combination)).max())
+
+
+def check(stack: Stack, holds: Bool, combination: Combination) -> None:
+    got = exchange(stack, cohort_of(holds, stack.shape[2]), combination)
+    assert excess(got, stack, holds, combination) <= 1.0
+
+
+@pytest.mark.parametrize("combination", ALL)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_answers_are_the_loops_combinations(shape: tuple[int, int, int], combination: Combination) -> None:
+    check(random_stack(shape, 0.5, seed=1), presence(*shape[:2]), combination)
+
+
+def test_the_bound_tells_combinations_apart() -> None:
+    stack, holds = random_stack((5, 10, 64), 0.5, seed=1), presence(5, 10)
+    got = exchange(stack, cohort_of(holds, 64), Combination.COMPLEMENT)
+    assert excess(got, stack, holds, Combination.DISTANCE) > 100.0
+    assert excess(got, stack, holds, Combination.UNIFORM) > 100.0
+
+
+@pytest.mark.parametrize("combination", ALL)
+@pytest.mark.parametrize("spread", [0.1, 0.01])
+def test_nearly_equal_prototypes_stay_within_the_bound(spread: float, combination: Combination) -> None:
+    check(random_stack((4, 10, 64), spread, seed=2), presence(4, 10), combination)
+
+
+@pytest.mark.parametrize("combination", ALL)
+@pytest.mark.parametrize("holders", [1, 2])
+def test_two_sites(holders: int, combination: Combination) -> None:
+    holds = np.array([[True, True], [holders == 2, True]])
+    stack = random_stack((2, 2, 5), 0.5, seed=3)
+    check(stack, holds, combination)
+    got = exchange(stack, cohort_of(holds, 5), combination)
+    np.testing.assert_allclose(got[0, 1], stack[1, 1], atol=1e-4)
+
+
+@pytest.mark.parametrize("combination", [Combination.DISTANCE, Combination.COMPLEMENT])
+def test_peers_that_agree_leave_the_own_row(combination: Combination) -> None:
+    stack = np.repeat(random_stack((1, 3, 8), 0.0, seed=4), 4, axis=0)
+    got = exchange(stack, cohort_of(np.ones((4, 3), dtype=np.bool_), 8), combination)
+    assert (got == stack).all()
+
+
+def test_a_zero_row_is_a_row() -> None:
+    """A class whose features are all zero (dead units) is held all the same."""
+    stack = random_stack((3, 2, 8), 0.5, seed=5)
+    stack[1, 0] = 0.0
+    check(stack, np.ones((3, 2), dtype=np.bool_), Combination.COMPLEMENT)
+
+
+def test_the_bound_grows_as_prototypes_come_together() -> None:
+    counts = np.array([5, 5, 5])
+    bound = peer_error(np.array([1.0, 1e-2, 1e-4]), counts, 5)
+    assert (np.diff(bound) > 0).all()
+    assert bound[0] < 2e-4
+    assert (peer_error(np.ones(3), counts - 1, 5) > peer_error(np.ones(3), counts, 5)).all()
+
+
+def test_a_tau_that_errors_reach_is_refused() -> None:
+    cohort = cohort_of(np.ones((60, 2), dtype=np.bool_), 4)
+    assert total_error(60) > TAU
+    with pytest.raises(PrecisionError, match=r"agreement_threshold to 0\.000118 or more"):
+        site_half(Combination.DISTANCE).protect(np.zeros((2, 4)), cohort.sites[0], cohort)
+
+
+@pytest.mark.parametrize("sites", [1, 257])
+def test_too_few_or_many_sites_are_refused(sites: int) -> None:
+    cohort = cohort_of(np.ones((sites, 2), dtype=np.bool_), 4)
+    with pytest.raises(PrecisionError, match="2 to 256 sites"):
+        site_half(Combination.DISTANCE).protect(np.zeros((2, 4)), cohort.sites[0], cohort)

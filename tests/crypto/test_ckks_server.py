@@ -1,0 +1,98 @@
+"""The coordinator's work: split over processes, with keys from a file, and never with secret material."""
+
+import multiprocessing
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crypto.ckks import work
+from crypto.ckks.packing import Packing
+from crypto.ckks.server import CkksServer, pair_blocks
+from crypto.errors import KeyStoreError, MalformedError, UnknownSchemeError, VerificationError
+from crypto.protection import Combination
+from tests.crypto.ckks_reference import cohort_of, group, random_stack, server_half, uploads
+
+COHORT = cohort_of(np.ones((5, 3), dtype=np.bool_), 8)
+STACK = random_stack((5, 3, 8), 0.5, seed=21)
+
+
+def test_processes_give_the_very_bytes_of_inline_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing is drowned: sums of ciphertexts are exact, in whatever order they are made."""
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(2, mp_context=context) as executor:
+        for combination in Combination:
+            payloads = uploads(STACK, COHORT, combination)
+            split = CkksServer(combination, group().keys_path, executor).combine(payloads, COHORT)
+            assert split == server_half(combination).combine(payloads, COHORT)
+
+
+def test_errors_come_back_from_processes() -> None:
+    payloads = uploads(STACK, COHORT, Combination.DISTANCE)
+    payloads[COHORT.sites[1]] = payloads[COHORT.sites[0]]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as executor:
+        server = CkksServer(Combination.DISTANCE, group().keys_path, executor)
+        with pytest.raises(MalformedError, match="cannot be combined"):
+            server.combine(payloads, COHORT)
+
+
+@given(sites=st.integers(2, 60), workers=st.integers(1, 70))
+def test_blocks_hold_each_pair_once(sites: int, workers: int) -> None:
+    blocks = pair_blocks(sites, workers)
+    pairs = [frozenset(pair) for block in blocks for pair in block]
+    assert len(pairs) == len(set(pairs)) == sites * (sites - 1) // 2
+    assert all(len(pair) == 2 for pair in pairs)
+    assert len(blocks) >= min(workers, sites // 2)
+    assert [len(block) for block in blocks] == sorted(map(len, blocks), reverse=True)
+
+
+def test_one_worker_gets_one_block() -> None:
+    assert len(pair_blocks(20, 1)) == 1
+
+
+def test_missing_keys_are_named(tmp_path: Path) -> None:
+    server = CkksServer(Combination.DISTANCE, tmp_path / "none.bin", None)
+    with pytest.raises(KeyStoreError, match=r"none\.bin"):
+        server.combine(uploads(STACK, COHORT, Combination.DISTANCE), COHORT)
+
+
+def test_a_file_that_is_no_keys_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "keys.bin"
+    path.write_bytes(b"something else")
+    with pytest.raises(UnknownSchemeError):
+        CkksServer(Combination.DISTANCE, path, None).combine(
+            uploads(STACK, COHORT, Combination.DISTANCE), COHORT
+        )
+
+
+def test_keys_that_change_under_a_worker_are_refused() -> None:
+    setting = work.Setting(group().keys_path, b"\0" * 32, Combination.UNIFORM, Packing(3, 8))
+    with pytest.raises(VerificationError, match="changed while"):
+        work.add_up(setting, [])
+
+
+def test_new_keys_in_the_same_place_are_used(tmp_path: Path) -> None:
+    """After a maker failed, another one makes the group's keys."""
+    path, payloads = tmp_path / "keys.bin", uploads(STACK, COHORT, Combination.DISTANCE)
+    server = CkksServer(Combination.DISTANCE, path, None)
+    path.write_bytes(group(1).keys.to_bytes())
+    garbage = server.combine(payloads, COHORT)
+    path.write_bytes(group().keys.to_bytes())
+    assert server.combine(payloads, COHORT) == server_half(Combination.DISTANCE).combine(payloads, COHORT)
+    assert server.combine(payloads, COHORT) != garbage
+
+
+def test_the_coordinators_modules_import_neither_torch_nor_the_secret() -> None:
+    code = (
+        "import sys, crypto.ckks.server;"
+        "print([name for name in ('torch', 'crypto.ckks.secret', 'crypto.ckks.site') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
