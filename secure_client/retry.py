@@ -16,6 +16,7 @@ from secure_client.errors import PhaseOver, Refused, SiteError, Unreachable, Vio
 
 _log = logging.getLogger("protoseal.site")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 15.0
+_CANNOT_CONNECT = "; check the address, and that both certificates are valid and of the same CA"
 R = TypeVar("R")
 
 FINAL: Mapping[StatusCode, type[SiteError]] = {
@@ -72,4 +73,5 @@ def _meaning(error: grpc.RpcError) -> SiteError:
     code, details = call.code(), call.details()
     if code in FINAL:
         return FINAL[code](f"the coordinator refused: {details}")
-    return Unreachable(f"the coordinator cannot be reached ({code.name}): {details}")
+    remedy = _CANNOT_CONNECT if code is StatusCode.UNAVAILABLE else ""
+    return Unreachable(f"the coordinator cannot be reached ({code.name}): {details}{remedy}")

@@ -1,0 +1,70 @@
+"""Parties of a federation, honest ones and others, with certificates that are good now unless they say not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from crypto.pki import Credentials, Identity, approve, create_authority, create_request
+from crypto.pki.files import read_key
+from crypto.pki.identity import host_name
+
+NAME = "clinics.example"
+CLIENT, SERVER = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
+_PASSPHRASE = b"correct horse"
+
+
+class Federation:
+    """A CA on disk and the parties it approved."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.trust = create_authority(directory / "ca", NAME, _PASSPHRASE)
+
+    def site(self, name: str = "clinic-a") -> Credentials:
+        """A site, approved the honest way."""
+        return self._approved(Identity.site(NAME, name))
+
+    def coordinator(self, *hosts: str) -> Credentials:
+        """A coordinator, approved the honest way; reached at 127.0.0.1 unless told otherwise."""
+        return self._approved(Identity.coordinator(NAME), hosts or ("127.0.0.1",))
+
+    def odd(
+        self,
+        identity: Identity,
+        usages: Sequence[x509.ObjectIdentifier],
+        hosts: Sequence[str] = (),
+        days: tuple[int, int] = (-1, 1),
+    ) -> Credentials:
+        """A party with a certificate that this CA signed, but never would by its own rules."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        ca = x509.load_pem_x509_certificate(self.trust.certificate_pem)
+        names = [x509.UniformResourceIdentifier(identity.uri), *map(host_name, hosts)]
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name([]))
+            .issuer_name(ca.subject)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(datetime.now(UTC) + timedelta(days=days[0]))
+            .not_valid_after(datetime.now(UTC) + timedelta(days=days[1]))
+            .add_extension(x509.BasicConstraints(False, None), critical=True)
+            .add_extension(x509.KeyUsage(True, *[False] * 8), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+            .add_extension(x509.SubjectAlternativeName(names), critical=True)
+            .sign(read_key(self._directory / "ca" / "ca.key.pem", _PASSPHRASE), hashes.SHA256())
+        )
+        return Credentials(certificate, key)
+
+    def _approved(self, identity: Identity, hosts: Sequence[str] = ()) -> Credentials:
+        folder = self._directory / identity.name
+        create_request(folder, identity, _PASSPHRASE, hosts, overwrite=True)
+        request = (folder / "request.pem").read_bytes()
+        (folder / "certificate.pem").write_bytes(approve(self._directory / "ca", _PASSPHRASE, request))
+        return Credentials.load(folder / "certificate.pem", folder / "key.pem", _PASSPHRASE)
