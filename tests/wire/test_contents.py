@@ -172,7 +172,7 @@ class TestLimits:
     LARGEST: Mapping[str, object] = {
         "statement": STATEMENT,
         "roster": Roster((STATEMENT,) * 5),
-        "roster_answer": RosterAnswer(bytes(32), GroupKeys(bytes(2**25), (SEALED,) * 5)),
+        "roster_answer": RosterAnswer(bytes(32), GroupKeys(bytes(2**24), (SEALED,) * 5)),
         "sealed_secret": SEALED,
         "round_start": RoundStart(),
         "presence": PRESENCE,

@@ -13,9 +13,9 @@ CERTIFICATE_BYTES = 4096
 SIGNATURE_BYTES = 72
 """Of ECDSA P-256 in DER, at most."""
 SEALED_BYTES = 2**19
-"""A CKKS secret key at N = 8192 takes 262 kB."""
-EVALUATION_KEYS_BYTES = 2**25
-"""Relinearisation and rotation keys at N = 8192 take 12 to 21 MB."""
+"""A CKKS secret key at N = 8192 takes 0.23 MB."""
+EVALUATION_KEYS_BYTES = 2**24
+"""Relinearisation and rotation keys at N = 8192 take 9 MB, with one rotation for each power of two."""
 BLOB_BYTES = 2**19
 """A fresh ciphertext of two polynomials at N = 8192 takes at most 393 kB."""
 CONTENT_CEILING = 2**30
