@@ -6,10 +6,10 @@ denominator all slots of a class hold the same value, so they get the same draw:
 What remains: let Δ be how two possible inputs of the peers differ in the drowned slots, a denominator counted
 once. The decrypted slots are then at most
 
-    TV ≤ ‖Δ‖₂ / (√(2π)·sigma·Z) + 1.34e-4·‖Δ‖₁/sigma,      Z = (1 − 6.4e-5)^(number of draws)
+    TV ≤ ‖Δ‖₂ / (√(2π)·sigma·Z) + 1.4e-4·‖Δ‖₁/sigma,      Z = (1 − 6.4e-5)^(number of draws)
 
 apart in total variation (the second term and Z are the price of truncation); ``docs/ckks-error.md`` has it for
-common sizes. Answers of several rounds add up. The bound is about values. It does not cover the
+common sizes. Over several rounds the Δ join to one longer vector. The bound is about values. It does not cover the
 randomness of the ciphertext itself, which is not drawn anew: CKKS has no circuit privacy towards who has the key.
 """
 

@@ -13,7 +13,7 @@ MAX_SITES = 256
 """With more, n²-fold sums beside the drowning noise could wrap around the last modulus."""
 
 _DISTANCE_ERROR = 1.2e-5
-_MEAN_DISTANCE_ERROR = 2e-6
+_MEAN_DISTANCE_ERROR = 3e-6
 _ROUNDING = 1e-7
 
 

@@ -108,7 +108,7 @@ def test_the_bound_grows_as_prototypes_come_together() -> None:
 def test_a_tau_that_errors_reach_is_refused() -> None:
     cohort = cohort_of(np.ones((60, 2), dtype=np.bool_), 4)
     assert total_error(60) > TAU
-    with pytest.raises(PrecisionError, match=r"agreement_threshold to 0\.000118 or more"):
+    with pytest.raises(PrecisionError, match=r"agreement_threshold to 0\.000177 or more"):
         site_half(Combination.DISTANCE).protect(np.zeros((2, 4)), cohort.sites[0], cohort)
 
 
