@@ -31,6 +31,8 @@ CREATE TABLE answers (
 CREATE TABLE secrets (name TEXT PRIMARY KEY, sealed BLOB NOT NULL) STRICT;
 CREATE TABLE documents (name TEXT PRIMARY KEY, round INTEGER NOT NULL, content BLOB NOT NULL) STRICT;
 """
+# Beside the check of what was asked before: the table's key makes a second answer impossible to store.
+_RECORD_ONCE = "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?)"
 
 
 class Journal:
@@ -104,7 +106,7 @@ class Journal:
     def record(self, key: PhaseKey, request: bytes, answer: bytes) -> None:
         """Store an answer; durable when this returns."""
         self._db.execute(
-            "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?)",
+            _RECORD_ONCE,
             (key.round, key.attempt, key.phase, hashlib.sha256(request).digest(), request, answer),
         )
 

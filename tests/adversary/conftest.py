@@ -1,0 +1,61 @@
+"""The sites, the hostile coordinator's certificates, and a play for each test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+
+from algorithms.pfpl import Weighting
+from crypto.pki import Credentials, Identity, approve, create_authority, create_request
+from protoseal.config import Protection
+from secure_client.setup import Party
+from tests.adversary.hostile import Cast, Hostile
+from tests.support.small import FEDERATION, HOLDINGS, small_agreement, small_data
+
+torch.set_num_threads(1)
+
+Open = Callable[[Protection, Weighting], Hostile]
+_PASSPHRASE = b"the tests'"
+
+
+class _Authority:
+    """A CA on disk, and certificates made the honest way."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self.trust = create_authority(home / "ca", FEDERATION, _PASSPHRASE)
+
+    def enrol(self, identity: Identity, *hosts: str) -> Credentials:
+        folder = self._home / identity.name
+        create_request(folder, identity, _PASSPHRASE, hosts)
+        certificate = approve(self._home / "ca", _PASSPHRASE, (folder / "request.pem").read_bytes())
+        (folder / "certificate.pem").write_bytes(certificate)
+        return Credentials.load(folder / "certificate.pem", folder / "key.pem", _PASSPHRASE)
+
+
+@pytest.fixture(scope="session")
+def cast(tmp_path_factory: pytest.TempPathFactory) -> Cast:
+    """One federation for all plays: certificates are slow to make."""
+    home = _Authority(tmp_path_factory.mktemp("federation"))
+    elsewhere = _Authority(tmp_path_factory.mktemp("stranger"))
+    agreement = small_agreement()
+    sites = {name: home.enrol(Identity.site(FEDERATION, name)) for name in HOLDINGS}
+    return Cast(
+        {name: Party(site, home.trust, agreement.min_sites) for name, site in sites.items()},
+        home.enrol(Identity.coordinator(FEDERATION), "localhost"),
+        elsewhere.enrol(Identity.site(FEDERATION, "clinic-z")),
+        small_data(agreement),
+    )
+
+
+@pytest.fixture
+def open_play(tmp_path: Path, cast: Cast) -> Iterator[Open]:
+    """Sites of a new run under an agreement, for a hostile coordinator to ask."""
+    with ExitStack() as stack:
+        yield lambda protection, weighting: stack.enter_context(
+            Hostile(tmp_path, small_agreement(protection, weighting), cast)
+        )

@@ -1,0 +1,231 @@
+"""A coordinator in the tests' hands: it asks real sites whatever it likes, honest step or attack."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import safetensors.numpy
+from numpy.typing import NDArray
+
+from crypto.ckks.packing import Packing
+from crypto.ckks.parameters import upload_forms
+from crypto.ckks.secret import CkksSecret
+from crypto.ckks.serialization import read_payload
+from crypto.pki import Credentials
+from crypto.protection import Combination, Payload
+from crypto.roster import Statement
+from protoseal.config import Agreement
+from protoseal.terms import cohort_of, limits_of
+from protoseal_wire import codec
+from protoseal_wire.messages import (
+    ActiveList,
+    GroupKeys,
+    Phase,
+    PhaseKey,
+    PresenceStatement,
+    Roster,
+    RosterAnswer,
+    RoundStart,
+)
+from secure_client.build import build_learner
+from secure_client.data import SiteData
+from secure_client.journal import Journal
+from secure_client.session import Session
+from secure_client.setup import Party, open_journal
+from secure_client.trainee import Trainee
+from secure_server.aggregate import Aggregator
+
+Rows = NDArray[np.float64]
+
+
+@dataclass
+class Site:
+    """A real site, as its process has it open."""
+
+    session: Session
+    trainee: Trainee
+    journal: Journal
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The last request, and what the site had stored under its key before it came."""
+
+    site: str
+    key: PhaseKey
+    answered_before: bytes | None
+
+
+@dataclass(frozen=True)
+class Cast:
+    """Who plays: the sites, the coordinator's own certificate, and a site of another CA with the same name."""
+
+    parties: Mapping[str, Party]
+    coordinator: Credentials
+    stranger: Credentials
+    data: Mapping[str, SiteData]
+
+
+class Hostile:
+    """Holds a run's sites and asks them. Sites are opened when first asked."""
+
+    def __init__(self, directory: Path, agreement: Agreement, cast: Cast) -> None:
+        self.agreement, self.cast = agreement, cast
+        self.parties = dict(cast.parties)
+        self.limits = limits_of(agreement)
+        self.last: Asked | None = None
+        self._directory = directory
+        self._sites: dict[str, Site] = {}
+        self._aggregator = Aggregator(agreement, directory / "evaluation-keys.bin")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        for site in self._sites.values():
+            site.journal.close()
+
+    # Sites
+
+    def site(self, name: str) -> Site:
+        """The site's open process."""
+        if name not in self._sites:
+            party = self.parties[name]
+            journal = open_journal(self._directory / name / "journal.sqlite", self.agreement, party)
+            model = self.agreement.training.model
+            learner = build_learner(self.agreement, name, self.cast.data[name], model=model, device="cpu")
+            trainee = Trainee(learner, journal, self.agreement.norm_bound)
+            self._sites[name] = Site(Session(self.agreement, party, trainee, journal), trainee, journal)
+        return self._sites[name]
+
+    def restart(self, name: str) -> None:
+        """End the site's process; the next request meets a new one on the same journal."""
+        self._sites.pop(name).journal.close()
+
+    def lose_state(self, name: str) -> None:
+        """End the site's process and empty its state directory."""
+        self.restart(name)
+        shutil.rmtree(self._directory / name)
+
+    def insist(self, name: str, min_sites: int) -> None:
+        """The site's own file asks for more sites than the agreement."""
+        self.parties[name] = replace(self.parties[name], min_sites=min_sites)
+
+    def rows(self, name: str, round_number: int = 1) -> Rows:
+        """The site's secret: its prototypes of a round in units of the norm bound, (K, d)."""
+        return np.asarray(self.site(name).trainee.trained(round_number)[0] / self.agreement.norm_bound)
+
+    def peers_received(self, name: str, round_number: int = 1) -> Rows:
+        """The combination of peers that a site takes out of its result: C̄ = α·C + (1 − α)·peers."""
+        stored = self.site(name).journal.get("targets")
+        targets = safetensors.numpy.load(stored[1])["rows"] if stored else np.zeros((0, 0))
+        alpha = self.agreement.pfpl.alpha
+        return np.asarray(
+            (targets / self.agreement.norm_bound - alpha * self.rows(name, round_number)) / (1.0 - alpha)
+        )
+
+    # Requests
+
+    def ask(
+        self,
+        name: str,
+        phase: Phase,
+        content: bytes,
+        *,
+        round_number: int = 1,
+        attempt: int = 1,
+        run: str | None = None,
+    ) -> bytes:
+        """Ask one site and return its answer, or let its refusal through."""
+        site = self.site(name)
+        key = PhaseKey(run or self.agreement.run, round_number, attempt, phase)
+        self.last = Asked(name, key, site.journal.stored_answer(key))
+        return site.session.answer(key, content)
+
+    def statement(self, name: str) -> Statement:
+        """What the site stated when it joined."""
+        return self.site(name).session.join_request().statement
+
+    def statements(self, names: Iterable[str]) -> list[Statement]:
+        """The same for some sites."""
+        return [self.statement(name) for name in names]
+
+    def give_roster(self, name: str, statements: Iterable[Statement], *, attempt: int = 1) -> RosterAnswer:
+        """ROSTER with these statements."""
+        content = codec.encode_roster(Roster(tuple(statements)))
+        answer = self.ask(name, Phase.ROSTER, content, round_number=0, attempt=attempt)
+        return codec.decode_roster_answer(answer, self.limits)
+
+    def set_up(self, *names: str, attempt: int = 1) -> GroupKeys | None:
+        """An honest ROSTER for these sites, and SECRET where there is one; the maker's keys."""
+        statements = self.statements(names)
+        answers = [self.give_roster(name, statements, attempt=attempt) for name in names]
+        keys = answers[0].keys
+        if keys is not None:
+            self._aggregator.keep_keys(keys.evaluation_keys)
+            for name in names[1:]:
+                self.give_secret(name, keys, attempt=attempt)
+        return keys
+
+    def give_secret(self, name: str, keys: GroupKeys, *, attempt: int = 1) -> bytes:
+        """SECRET with what the maker sealed to this site."""
+        (sealed,) = (each for each in keys.sealed if each.recipient == name)
+        content = codec.encode_sealed_secret(sealed)
+        return self.ask(name, Phase.SECRET, content, round_number=0, attempt=attempt)
+
+    def presence(self, name: str, *, round_number: int = 1, attempt: int = 1) -> PresenceStatement:
+        """PRESENCE."""
+        start = codec.encode_round_start(RoundStart())
+        answer = self.ask(name, Phase.PRESENCE, start, round_number=round_number, attempt=attempt)
+        return codec.decode_presence(answer, self.limits)
+
+    def begin(self, *names: str, round_number: int = 1, attempt: int = 1) -> ActiveList:
+        """PRESENCE of these sites."""
+        return ActiveList(
+            tuple(self.presence(name, round_number=round_number, attempt=attempt) for name in names)
+        )
+
+    def values(self, name: str, active: ActiveList, *, round_number: int = 1, attempt: int = 1) -> Payload:
+        """VALUES of one site."""
+        content = codec.encode_active_list(active)
+        answer = self.ask(name, Phase.VALUES, content, round_number=round_number, attempt=attempt)
+        return codec.decode_payload(answer, self.limits)
+
+    def all_values(
+        self, active: ActiveList, *, round_number: int = 1, attempt: int = 1
+    ) -> dict[str, Payload]:
+        """VALUES of every site on the list."""
+        names = [statement.site for statement in active.statements]
+        return {name: self.values(name, active, round_number=round_number, attempt=attempt) for name in names}
+
+    def combine(self, payloads: Mapping[str, Payload], active: ActiveList) -> dict[str, Payload]:
+        """What the honest coordinator computes."""
+        return self._aggregator.combine(payloads, active)
+
+    def give_result(self, name: str, payload: Payload, *, round_number: int = 1, attempt: int = 1) -> bytes:
+        """RESULT for one site."""
+        content = codec.encode_payload(payload)
+        return self.ask(name, Phase.RESULT, content, round_number=round_number, attempt=attempt)
+
+    def play_round(self, *names: str, round_number: int = 1, attempt: int = 1) -> None:
+        """An honest attempt from PRESENCE to RESULT."""
+        active = self.begin(*names, round_number=round_number, attempt=attempt)
+        payloads = self.all_values(active, round_number=round_number, attempt=attempt)
+        for name, payload in self.combine(payloads, active).items():
+            self.give_result(name, payload, round_number=round_number, attempt=attempt)
+
+    def decrypt(self, secret: CkksSecret, payload: Payload, active: ActiveList) -> Rows:
+        """What whoever has a group secret reads in an upload, (K, d)."""
+        cohort = cohort_of(active, self.agreement)
+        packing = Packing(cohort.classes, cohort.dim)
+        forms = upload_forms(Combination(self.agreement.pfpl.weighting.value), packing.parts)
+        vectors = [secret.decrypt(each).real for each in read_payload(payload, forms)]
+        return packing.unpack(vectors[: packing.parts])

@@ -1,0 +1,303 @@
+"""Attacks on the rounds: who is said to take part, what is asked twice, and what is sent back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from tenseal import sealapi
+
+from algorithms.pfpl import Weighting
+from crypto.ckks.serialization import dump, load
+from crypto.protection import Payload
+from protoseal.config import Protection
+from protoseal_wire import codec
+from protoseal_wire.messages import ActiveList, Phase, PhaseKey, PresenceStatement, RoundStart
+from protoseal_wire.presence import verify_presence
+from tests.adversary.attack import (
+    COHORT_INDEX,
+    JOURNAL_LOOKUP,
+    JOURNAL_ONCE,
+    PRESENCE_FIELDS,
+    SESSION,
+    Attack,
+)
+from tests.adversary.hostile import Hostile, Rows
+
+A, B, C, D = "clinic-a", "clinic-b", "clinic-c", "clinic-d"
+_EXACT = 1e-9
+
+
+def _without(active: ActiveList, *names: str) -> ActiveList:
+    return ActiveList(tuple(each for each in active.statements if each.site not in names))
+
+
+def _swapped(active: ActiveList, statement: PresenceStatement) -> ActiveList:
+    """The list with another statement for the same site."""
+    return ActiveList((*_without(active, statement.site).statements, statement))
+
+
+def _assert_is(found: Rows, secret: Rows) -> None:
+    """The gain: one single site's prototypes, which no honest answer holds."""
+    assert np.linalg.norm(secret, axis=1).min() > 0.1
+    np.testing.assert_allclose(found, secret, atol=_EXACT)
+
+
+# Who takes part
+
+
+def forged_holder(play: Hostile) -> None:
+    """A class that two sites hold is passed off as held by three: each one's answer is the other's prototype."""
+    play.set_up(A, B, C)
+    active = play.begin(A, B, C)
+    own = next(each for each in active.statements if each.site == C)
+    assert not own.holds[2]
+    forged = _swapped(active, replace(own, holds=np.array([True, True, True])))
+    values = {name: play.values(name, forged) for name in (A, B)}
+    values[C] = play.values(C, active)
+    play.give_result(A, play.combine(values, forged)[A])
+    _assert_is(2 * play.peers_received(A)[2:], play.rows(B)[2:])  # the mean of clinic-b's and nothing
+
+
+def replayed_attempt(play: Hostile) -> None:
+    """Two sites are gone: their presence of the attempt before stands in for them."""
+    play.set_up(A, B, C, D)
+    before = play.begin(A, B, C, D)
+    now = play.begin(A, B, attempt=2)
+    mixed = ActiveList((*now.statements, *_without(before, A, B).statements))
+    assert play.values(A, mixed, attempt=2).arrays[0].any()
+
+
+def replayed_round(play: Hostile) -> None:
+    """The same with the presence of an earlier round."""
+    play.set_up(A, B, C)
+    before = play.begin(A, B, C)
+    play.combine(play.all_values(before), before)
+    now = play.begin(A, B, round_number=2)
+    mixed = ActiveList((*now.statements, *_without(before, A, B).statements))
+    assert play.values(A, mixed, round_number=2).arrays[0].any()
+
+
+def left_out(play: Hostile) -> None:
+    """A site is asked for values among participants that it is not one of."""
+    play.set_up(A, B, C, D)
+    active = play.begin(A, B, C, D)
+    assert play.values(A, _without(active, A)).arrays[0].any()
+
+
+def repeated_participant(play: Hostile) -> None:
+    """One peer is listed twice: two sites count as three, and the answer is the peer's prototype."""
+    play.set_up(A, B, C)
+    active = play.begin(A, B, C)
+    by_site = {each.site: each for each in active.statements}
+    twice = ActiveList((by_site[A], by_site[B], by_site[B]))
+    values = {name: play.values(name, twice) for name in (A, B)}
+    play.give_result(A, play.combine(values, twice)[A])
+    _assert_is(play.peers_received(A), play.rows(B))
+
+
+def too_few(play: Hostile) -> None:
+    """As many as the agreement asks for, but fewer than the site's own file does."""
+    play.insist(A, 4)
+    play.set_up(A, B, C, D)
+    active = play.begin(A, B, C, D)
+    assert play.values(A, _without(active, D)).arrays[0].any()
+
+
+# What is asked twice
+
+
+def _two_lists(play: Hostile, *, restart: bool) -> None:
+    play.set_up(A, B, C, D)
+    active = play.begin(A, B, C, D)
+    first = play.values(A, active).arrays[0]
+    if restart:
+        play.restart(A)
+    second = play.values(A, _without(active, D)).arrays[0]
+    np.testing.assert_array_equal(first[:2], second[:2])
+    assert first[2].any()
+    assert not second[2].any()  # two answers over the same inputs
+
+
+def two_lists(play: Hostile) -> None:
+    """VALUES twice, with two lists of participants."""
+    _two_lists(play, restart=False)
+
+
+def two_lists_over_a_restart(play: Hostile) -> None:
+    """The same, the site's process having ended in between."""
+    _two_lists(play, restart=True)
+
+
+def _two_results(play: Hostile, *, restart: bool) -> None:
+    play.set_up(A, B, C, D)
+    active = play.begin(A, B, C, D)
+    values = play.all_values(active)
+    play.give_result(A, play.combine(values, active)[A])
+    first = play.peers_received(A)
+    if restart:
+        play.restart(A)
+    nothing = Payload(values[D].scheme, (np.zeros_like(values[D].arrays[0]),))
+    play.give_result(A, play.combine({**values, D: nothing}, active)[A])
+    _assert_is(3 * (first - play.peers_received(A))[:2], play.rows(D)[:2])
+
+
+def two_results(play: Hostile) -> None:
+    """RESULT twice, once without one peer: the difference is that peer's prototype."""
+    _two_results(play, restart=False)
+
+
+def two_results_over_a_restart(play: Hostile) -> None:
+    """The same, the site's process having ended in between."""
+    _two_results(play, restart=True)
+
+
+def _difference(first: Rows, second: Rows) -> Rows:
+    """clinic-d's rows of classes 0 and 1, from the means over B, C, D and over B, C."""
+    return np.asarray((3 * first - 2 * second)[:2])
+
+
+def attempt_after_result(play: Hostile) -> None:
+    """A round is attempted again, without one site, after its result: the difference is that site's prototype."""
+    play.set_up(A, B, C, D)
+    play.play_round(A, B, C, D)
+    first = play.peers_received(A)
+    play.play_round(A, B, C, attempt=2)
+    _assert_is(_difference(first, play.peers_received(A)), play.rows(D)[:2])
+
+
+def earlier_round(play: Hostile) -> None:
+    """A round that was skipped is asked for after a later one: the same prototypes under two names."""
+    play.set_up(A, B, C, D)
+    play.play_round(A, B, C, D, round_number=2)
+    first = play.peers_received(A, 2)
+    play.play_round(A, B, C, round_number=1)
+    _assert_is(_difference(first, play.peers_received(A, 2)), play.rows(D, 2)[:2])
+
+
+def two_open_attempts(play: Hostile) -> None:
+    """Two attempts of a round are begun, and then both are carried on."""
+    play.set_up(A, B, C, D)
+    one, two = play.begin(A, B, C, D), play.begin(A, B, C, attempt=2)
+    values = play.all_values(one)
+    play.give_result(A, play.combine(values, one)[A])
+    first = play.peers_received(A)
+    values = play.all_values(two, attempt=2)
+    play.give_result(A, play.combine(values, two)[A], attempt=2)
+    _assert_is(_difference(first, play.peers_received(A)), play.rows(D)[:2])
+
+
+def more_rounds(play: Hostile) -> None:
+    """A round beyond the last one agreed."""
+    play.set_up(A, B, C)
+    beyond = play.agreement.rounds + 1
+    play.play_round(A, B, C, round_number=beyond)
+    assert play.peers_received(A, beyond).any()
+
+
+def another_run(play: Hostile) -> None:
+    """A site's signature for a run that it does not take part in."""
+    play.set_up(A, B, C)
+    start = codec.encode_round_start(RoundStart())
+    answer = play.ask(A, Phase.PRESENCE, start, run="run-2")
+    roster = play.site(A).session._setup.roster()
+    statement = codec.decode_presence(answer, play.limits)
+    verify_presence(roster.members[A], statement, PhaseKey("run-2", 1, 1, Phase.PRESENCE), roster.hash)
+
+
+# What is sent back
+
+
+def _encrypted_round(play: Hostile) -> tuple[Mapping[str, Payload], Mapping[str, Payload]]:
+    play.set_up(A, B, C, D)
+    active = play.begin(A, B, C, D)
+    values = play.all_values(active)
+    return values, play.combine(values, active)
+
+
+def other_scale(play: Hostile) -> None:
+    """The numerators' scale is written over: the site reads half of what its peers are."""
+    _, results = _encrypted_round(play)
+    numerators, denominator = results[A].blobs
+    ciphertext = load(sealapi.Ciphertext(), numerators)
+    ciphertext.scale *= 2.0
+    play.give_result(A, replace(results[A], blobs=(dump(ciphertext), denominator)))
+    halved = play.peers_received(A)[:2]
+    play.give_result(B, results[B])  # an honest answer, to compare with
+    honest = play.peers_received(B)[:2]
+    ratio = np.linalg.norm(halved, axis=1) / np.linalg.norm(honest, axis=1)
+    assert (ratio < 0.7).all()
+
+
+def other_level(play: Hostile) -> None:
+    """The site's own correction comes back as the denominator: it believes that all its peers agree with it."""
+    values, results = _encrypted_round(play)
+    (numerators, _), correction = results[A].blobs, values[A].blobs[-1]
+    play.give_result(A, replace(results[A], blobs=(numerators, correction)))
+    np.testing.assert_allclose(play.peers_received(A), play.rows(A), atol=_EXACT)
+    play.give_result(B, results[B])
+    assert np.abs(play.peers_received(B) - play.rows(B)).max() > 0.01
+
+
+_CKKS = (Protection.CKKS, Weighting.COMPLEMENT)
+_LIST = "the active list of round . is refused: "
+_SIGNED = _LIST + r"a signature \(presence\) does not hold"
+_TWICE = "again with different content"
+_SCHEME = "the result of round 1 is refused: the coordinator's answer is not what the scheme prescribes"
+_FRESH, _ONE_RESULT = SESSION + "_check_fresh", SESSION + "_check_one_result_each_round"
+_OPEN = SESSION + "_check_attempt_open"
+
+ROUND_ATTACKS: dict[str, Attack] = {
+    "claims a holder that did not sign": Attack(
+        ("protoseal_wire.presence.verify_presence",), A, Phase.VALUES, _SIGNED, forged_holder
+    ),
+    "replays presence of another attempt": Attack(
+        (PRESENCE_FIELDS,), A, Phase.VALUES, _SIGNED, replayed_attempt
+    ),
+    "replays presence of another round": Attack((PRESENCE_FIELDS,), A, Phase.VALUES, _SIGNED, replayed_round),
+    "leaves the site out": Attack(
+        (SESSION + "_check_own_presence", COHORT_INDEX), A, Phase.VALUES, "its|own presence", left_out
+    ),
+    "lists a participant twice": Attack(
+        ("protoseal_wire.presence._check_names_distinct", "crypto.protection.Cohort.__post_init__"),
+        A, Phase.VALUES, _LIST + "the active list names a site twice", repeated_participant,
+    ),
+    "asks among too few": Attack(
+        (SESSION + "_check_enough_sites",), A, Phase.VALUES, "among 3 sites, at least 4", too_few
+    ),
+    "asks for values twice": Attack(
+        (JOURNAL_LOOKUP, JOURNAL_ONCE), A, Phase.VALUES, _TWICE, two_lists
+    ),
+    "asks for values twice over a restart": Attack(
+        (JOURNAL_LOOKUP, JOURNAL_ONCE), A, Phase.VALUES, _TWICE, two_lists_over_a_restart
+    ),
+    "sends two results": Attack(
+        (JOURNAL_LOOKUP, JOURNAL_ONCE), A, Phase.RESULT, _TWICE, two_results
+    ),
+    "sends two results over a restart": Attack(
+        (JOURNAL_LOOKUP, JOURNAL_ONCE), A, Phase.RESULT, _TWICE, two_results_over_a_restart
+    ),
+    "attempts a round again after its result": Attack(
+        (_ONE_RESULT,), A, Phase.PRESENCE, "round 1 has had its result", attempt_after_result
+    ),
+    "goes back to an earlier round": Attack(
+        (_FRESH, _ONE_RESULT, _OPEN), A, Phase.PRESENCE, "is not after 2, 1", earlier_round
+    ),
+    "carries on two attempts": Attack(
+        (_OPEN,), A, Phase.VALUES, "attempt 1 is not the one begun", two_open_attempts
+    ),
+    "asks for more rounds": Attack(
+        (SESSION + "_check_agreed_round",), A, Phase.PRESENCE, "is not one of the agreed 2", more_rounds
+    ),
+    "asks for another run": Attack(
+        (SESSION + "_check_run",), A, Phase.PRESENCE, "asked for run run-2", another_run
+    ),
+    "sends another scale": Attack(
+        ("crypto.ckks.serialization.check_scale",), A, Phase.RESULT, _SCHEME, other_scale, *_CKKS
+    ),
+    "sends another level": Attack(
+        ("crypto.ckks.serialization.check_level",), A, Phase.RESULT, _SCHEME, other_level, *_CKKS
+    ),
+}  # fmt: skip
+"""By what the coordinator does."""

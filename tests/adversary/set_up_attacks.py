@@ -1,0 +1,251 @@
+"""Attacks on round 0: who is on the roster, and whose key the sites encrypt under."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+import crypto.sealed
+from algorithms.pfpl import Weighting
+from crypto.ckks.secret import CkksSecret
+from crypto.keys import ChannelKey, seal
+from crypto.pki import Credentials
+from crypto.roster import Statement, sign_statement
+from crypto.sealed import SealedSecret
+from protoseal.config import Protection
+from protoseal_wire import codec
+from protoseal_wire.messages import ActiveList, GroupKeys, Phase
+from protoseal_wire.presence import verify_presence
+from tests.adversary.attack import JOURNAL_LOOKUP, JOURNAL_ONCE, SEALED_INFO, SESSION, Attack
+from tests.adversary.hostile import Hostile
+
+A, B, C, D = "clinic-a", "clinic-b", "clinic-c", "clinic-d"
+_PRECISION = 1e-5
+
+
+def coordinators_own_key(play: Hostile) -> None:
+    """The coordinator makes a group secret itself and gives it to a site as if the maker had."""
+    statements = play.statements([A, B, C])
+    for name in (A, B, C):
+        roster_hash = play.give_roster(name, statements).roster_hash
+    secret, public = CkksSecret.generate()
+    context = crypto.sealed._context(A, B, play.agreement.run, roster_hash, public.hash)
+    sealed = seal(play.statement(B).channel_key, secret.to_bytes(), crypto.sealed._info(context))
+    signature = play.cast.coordinator.sign("group-secret", *context, sealed)
+    own = SealedSecret(A, B, roster_hash, public.hash, sealed, signature)
+    play.ask(B, Phase.SECRET, codec.encode_sealed_secret(own), round_number=0)
+    _assert_reads(play, secret, B, play.begin(A, B, C))
+
+
+def other_evaluation_keys(play: Hostile) -> None:
+    """The coordinator claims that the secret goes with evaluation keys of another hash."""
+    statements = play.statements([A, B, C])
+    keys = play.give_roster(A, statements).keys
+    play.give_roster(B, statements)
+    (sealed,) = (each for each in _made(keys).sealed if each.recipient == B)
+    swapped = replace(sealed, public_hash=b"q" * 32)
+    answer = play.ask(B, Phase.SECRET, codec.encode_sealed_secret(swapped), round_number=0)
+    codec.decode_acknowledgement(answer, play.limits)
+
+
+def swapped_channel_key(play: Hostile) -> None:
+    """Another channel key in a site's statement: what the maker seals to that site, the coordinator opens."""
+    key = ChannelKey.generate()
+    statements = play.statements([A, B, C, D])
+    statements[1] = replace(statements[1], channel_key=key.public_bytes)
+    _read_with_secret_sealed_to(play, B, key, statements)
+
+
+def member_of_another_ca(play: Hostile) -> None:
+    """A site that only another CA knows is put on the roster, with a channel key of the coordinator's."""
+    _add_member(play, play.cast.stranger)
+
+
+def coordinator_as_member(play: Hostile) -> None:
+    """The coordinator's own certificate, good under this CA, stands on the roster as a site's."""
+    _add_member(play, play.cast.coordinator)
+
+
+def _add_member(play: Hostile, credentials: Credentials) -> None:
+    key, agreement = ChannelKey.generate(), play.agreement
+    own = sign_statement(credentials, agreement.run, agreement.hash(), key.public_bytes)
+    _read_with_secret_sealed_to(play, own.site, key, [*play.statements([A, B, C, D]), own])
+
+
+def _read_with_secret_sealed_to(
+    play: Hostile, name: str, key: ChannelKey, statements: list[Statement]
+) -> None:
+    """Set up A, C and D with a roster on which ``name`` has the coordinator's key, and read what A sends."""
+    answer = play.give_roster(A, statements)
+    (sealed,) = (each for each in _made(answer.keys).sealed if each.recipient == name)
+    context = crypto.sealed._context(A, name, play.agreement.run, answer.roster_hash, sealed.public_hash)
+    secret = CkksSecret.from_bytes(key.open(sealed.sealed, crypto.sealed._info(context)))
+    for peer in (C, D):
+        play.give_roster(peer, statements)
+    _assert_reads(play, secret, A, play.begin(A, C, D))
+
+
+def _assert_reads(
+    play: Hostile, secret: CkksSecret, victim: str, active: ActiveList, *, attempt: int = 1
+) -> None:
+    """The gain: with a key of its own, the coordinator decrypts the site's prototypes."""
+    read = play.decrypt(secret, play.values(victim, active, attempt=attempt), active)
+    held = play.rows(victim)[:2]
+    assert np.linalg.norm(held, axis=1).min() > 0.1
+    np.testing.assert_allclose(read[:2], held, atol=_PRECISION)
+
+
+def _made(keys: GroupKeys | None) -> GroupKeys:
+    assert keys is not None, "the maker made no keys"
+    return keys
+
+
+def repeated_member(play: Hostile) -> None:
+    """One site counts as two, by statements from before and after it lost its state."""
+    old = play.statement(B)
+    play.lose_state(B)
+    assert play.statement(B) != old
+    play.give_roster(A, [play.statement(A), old, play.statement(B)])
+    assert play.presence(A).site == A  # it takes part with one peer, though it insists on two
+
+
+def too_small_roster(play: Hostile) -> None:
+    """Two sites, where three are agreed."""
+    play.give_roster(A, play.statements([A, B]))
+    assert play.presence(A).site == A
+
+
+def dropped_site(play: Hostile) -> None:
+    """A site is given a roster that it is not on."""
+    play.give_roster(A, play.statements([B, C, D]))
+    assert play.presence(A).site == A  # it says what it holds, for a run that it is not part of
+
+
+def two_rosters(play: Hostile) -> None:
+    """ROSTER twice in one attempt."""
+    first = play.give_roster(A, play.statements([A, B, C, D])).roster_hash
+    second = play.give_roster(A, play.statements([A, B, C])).roster_hash
+    assert first != second  # two words for one phase
+
+
+def two_rosters_over_a_restart(play: Hostile) -> None:
+    """ROSTER twice in one attempt, the site's process having ended in between."""
+    first = play.give_roster(A, play.statements([A, B, C, D])).roster_hash
+    play.restart(A)
+    assert play.give_roster(A, play.statements([A, B, C])).roster_hash != first
+
+
+def roster_after_rounds_began(play: Hostile) -> None:
+    """A smaller roster once a round is over: the site goes on among fewer peers than it set out with."""
+    play.set_up(A, B, C, D)
+    play.play_round(A, B, C, D)
+    smaller = play.give_roster(A, play.statements([A, B, C]), attempt=2).roster_hash
+    statement = play.presence(A, round_number=2)
+    member = play.site(A).session._setup.roster().members[A]
+    assert play.last is not None
+    verify_presence(member, statement, play.last.key, smaller)
+
+
+def secret_after_rounds_began(play: Hostile) -> None:
+    """Another group secret in the middle of the run: the same prototypes under two keys."""
+    play.set_up(A, B, C)
+    second = _made(play.give_roster(A, play.statements([A, B, C]), attempt=2).keys)
+    play.give_roster(B, play.statements([A, B, C]), attempt=2)
+    play.give_roster(C, play.statements([A, B, C]), attempt=2)
+    first = play.site(B).session._setup.group_secret()
+    active = play.begin(A, B, C)
+    _assert_reads(play, first, B, active)
+    play.give_secret(B, second, attempt=2)
+    again = play.begin(A, B, C, attempt=2)
+    _assert_reads(play, play.site(B).session._setup.group_secret(), B, again, attempt=2)
+    assert play.site(B).session._setup.group_secret().to_bytes() != first.to_bytes()
+
+
+def earlier_secret(play: Hostile) -> None:
+    """The secret of an earlier set-up once a later one is in force."""
+    first = _made(play.give_roster(A, play.statements([A, B, C])).keys)
+    play.give_roster(B, play.statements([A, B, C]))
+    play.set_up(A, B, C, attempt=2)
+    play.give_secret(B, first, attempt=1)
+    made = play.site(A).session._setup.group_secret().to_bytes()
+    assert play.site(B).session._setup.group_secret().to_bytes() != made  # the group is split
+
+
+_CKKS = (Protection.CKKS, Weighting.COMPLEMENT)
+_REFUSED = "the roster that the coordinator sent is refused: "
+_UNSEALED = "the group secret that the coordinator delivered is refused: "
+_TWICE = "asked ROSTER of round 0, attempt 1 again with different content"
+_ORDER, _BEGUN = SESSION + "_check_set_up_attempt", SESSION + "_check_no_round_begun"
+
+SET_UP_ATTACKS: dict[str, Attack] = {
+    "seals its own key to a site": Attack(
+        ("crypto.sealed._check_signature",),
+        B,
+        Phase.SECRET,
+        _UNSEALED + ".*does not hold",
+        coordinators_own_key,
+        *_CKKS,
+    ),
+    "swaps the hash of the evaluation keys": Attack(
+        ("crypto.sealed._check_signature", SEALED_INFO),
+        B,
+        Phase.SECRET,
+        _UNSEALED + ".*does not hold",
+        other_evaluation_keys,
+        *_CKKS,
+    ),
+    "swaps a channel key": Attack(
+        ("crypto.roster._check_signature",),
+        A,
+        Phase.ROSTER,
+        _REFUSED + ".*does not hold",
+        swapped_channel_key,
+        *_CKKS,
+    ),
+    "adds a member of another CA": Attack(
+        ("crypto.pki.trust._check_issuer",),
+        A,
+        Phase.ROSTER,
+        _REFUSED + ".*not signed by this federation's CA",
+        member_of_another_ca,
+        *_CKKS,
+    ),
+    "adds itself as a member": Attack(
+        ("crypto.pki.trust._check_extended_usage", "crypto.pki.trust._check_role"),
+        A,
+        Phase.ROSTER,
+        _REFUSED + ".*extended key usage",
+        coordinator_as_member,
+        *_CKKS,
+    ),
+    "repeats a member": Attack(
+        ("crypto.roster._check_names_distinct",),
+        A,
+        Phase.ROSTER,
+        _REFUSED + "the roster names a site twice",
+        repeated_member,
+    ),
+    "sends too small a roster": Attack(
+        ("crypto.roster._check_minimum",), A, Phase.ROSTER, _REFUSED + "the roster has 2", too_small_roster
+    ),
+    "drops the site from its roster": Attack(
+        ("crypto.roster._check_own",), A, Phase.ROSTER, _REFUSED + ".*does not hold what", dropped_site
+    ),
+    "asks for two rosters": Attack(
+        (JOURNAL_LOOKUP, JOURNAL_ONCE, _ORDER), A, Phase.ROSTER, _TWICE, two_rosters
+    ),
+    "asks for two rosters over a restart": Attack(
+        (JOURNAL_LOOKUP, JOURNAL_ONCE, _ORDER), A, Phase.ROSTER, _TWICE, two_rosters_over_a_restart
+    ),
+    "sends a new roster after rounds began": Attack(
+        (_BEGUN,), A, Phase.ROSTER, "came after rounds had begun", roster_after_rounds_began
+    ),
+    "sends a new secret after rounds began": Attack(
+        (_BEGUN,), B, Phase.SECRET, "came after rounds had begun", secret_after_rounds_began, *_CKKS
+    ),
+    "goes back to an earlier secret": Attack(
+        (_ORDER,), B, Phase.SECRET, "of set-up attempt 1 came in attempt 2", earlier_secret, *_CKKS
+    ),
+}
+"""By what the coordinator does."""

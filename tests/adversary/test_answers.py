@@ -1,0 +1,156 @@
+"""What a site says after a result, and after a restart: the same bytes, whatever it decrypted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from algorithms.pfpl import Weighting
+from crypto.ckks.parameters import NUMERATOR, SLOTS
+from crypto.ckks.secret import CkksSecret
+from crypto.protection import Payload
+from protoseal.config import Protection
+from protoseal_wire import codec
+from protoseal_wire.messages import (
+    Acknowledgement,
+    Finished,
+    JoinReply,
+    JoinRequest,
+    Phase,
+    PhaseKey,
+    Roster,
+    RoundStart,
+    Task,
+    Work,
+)
+from secure_client.errors import Violation
+from secure_client.runner import step
+from tests.adversary.conftest import Open
+from tests.adversary.hostile import Hostile
+
+A, B, C, D = NAMES = ("clinic-a", "clinic-b", "clinic-c", "clinic-d")
+BOTH = [(Protection.PLAIN, Weighting.COMPLEMENT), (Protection.CKKS, Weighting.COMPLEMENT)]
+
+
+class OneTask:
+    """A transport with a single task, that notes every call."""
+
+    def __init__(self, key: PhaseKey, content: bytes) -> None:
+        self._work, self._content = Work(key, len(content), b"", 1.0), content
+        self.said: list[tuple[str, bytes]] = []
+
+    def join(self, request: JoinRequest) -> JoinReply:
+        self.said.append(("join", codec.encode_statement(request.statement)))
+        return JoinReply(request.protocol, 1.0)
+
+    def next_task(self) -> Task:
+        return self._work if not self.said else Finished(1)
+
+    def download(self, work: Work) -> bytes:
+        assert work == self._work
+        return self._content
+
+    def upload(self, key: PhaseKey, content: bytes) -> None:
+        assert key == self._work.key
+        self.said.append(("upload", content))
+
+    def leave(self) -> None:
+        self.said.append(("leave", b""))
+
+
+def _up_to_result(play: Hostile) -> dict[str, Payload]:
+    play.set_up(*NAMES)
+    active = play.begin(*NAMES)
+    return play.combine(play.all_values(active), active)
+
+
+def _take(play: Hostile, name: str, payload: Payload) -> list[tuple[str, bytes]]:
+    """Everything the site says when it finds this result waiting."""
+    key = PhaseKey(play.agreement.run, 1, 1, Phase.RESULT)
+    transport = OneTask(key, codec.encode_payload(payload))
+    try:
+        step(play.site(name).session, transport)
+    except Violation:
+        transport.said.append(("refused", b""))
+    return transport.said
+
+
+@pytest.mark.parametrize(("protection", "weighting"), BOTH)
+def test_an_accepted_result_is_acknowledged_in_the_same_bytes(
+    protection: Protection, weighting: Weighting, open_play: Open
+) -> None:
+    play = open_play(protection, weighting)
+    results = _up_to_result(play)
+    # clinic-b is given what belongs to clinic-a: well-formed, and other values.
+    said = {name: _take(play, name, results[given]) for name, given in ((A, A), (B, A), (C, C), (D, D))}
+    assert play.peers_received(A).any()
+    for each in said.values():
+        assert each == [("upload", codec.encode_acknowledgement(Acknowledgement()))]
+
+
+def test_a_refused_result_is_answered_with_leaving_and_not_with_why(open_play: Open) -> None:
+    play = open_play(*BOTH[1])
+    results = _up_to_result(play)
+    numerators, denominator = results[A].blobs
+    stranger, _ = CkksSecret.generate()
+    noise = stranger.encrypt(np.zeros(SLOTS), NUMERATOR)  # well-formed; under the group's key it is noise
+    bad = {
+        A: replace(results[A], blobs=(denominator, numerators)),
+        B: replace(results[B], blobs=(noise, denominator)),
+        C: replace(results[C], blobs=results[C].blobs[:1]),
+        D: Payload("ckks/2", blobs=results[D].blobs),
+    }
+    for name, payload in bad.items():
+        assert _take(play, name, payload) == [("leave", b""), ("refused", b"")]
+
+
+@pytest.mark.parametrize(("protection", "weighting"), BOTH)
+def test_presence_says_the_same_whatever_the_result_was(
+    protection: Protection, weighting: Weighting, open_play: Open
+) -> None:
+    play = open_play(protection, weighting)
+    results = _up_to_result(play)
+    before = {name: play.presence(name).holds.tolist() for name in (A, B)}
+    _take(play, A, results[A])
+    _take(play, B, results[A])
+    assert {name: play.presence(name, round_number=2).holds.tolist() for name in (A, B)} == before
+
+
+@pytest.mark.parametrize(("protection", "weighting"), BOTH)
+def test_a_restarted_site_gives_its_answers_again_byte_for_byte(
+    protection: Protection, weighting: Weighting, open_play: Open
+) -> None:
+    play = open_play(protection, weighting)
+    play.set_up(*NAMES)
+    active = play.begin(*NAMES)
+    results = play.combine(play.all_values(active), active)
+    requests = {
+        (0, Phase.ROSTER): codec.encode_roster(Roster(tuple(play.statements(NAMES)))),
+        (1, Phase.PRESENCE): codec.encode_round_start(RoundStart()),
+        (1, Phase.VALUES): codec.encode_active_list(active),
+        (1, Phase.RESULT): codec.encode_payload(results[A]),
+    }
+
+    def answers() -> list[bytes]:
+        return [
+            play.ask(A, phase, content, round_number=round_number)
+            for (round_number, phase), content in requests.items()
+        ]
+
+    statement, first = play.statement(A), answers()
+    for _ in range(2):
+        play.restart(A)
+        assert answers() == first
+        assert play.statement(A) == statement
+
+
+def test_a_round_long_over_is_refused_even_in_the_same_words(open_play: Open) -> None:
+    play = open_play(*BOTH[0])
+    play.set_up(*NAMES)
+    play.play_round(*NAMES)
+    play.presence(A)  # as long as no later round has its result, the answer is there
+    play.play_round(*NAMES, round_number=2)
+    with pytest.raises(Violation, match="asked again after later rounds' results"):
+        play.presence(A)

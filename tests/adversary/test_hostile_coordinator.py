@@ -1,0 +1,83 @@
+"""A coordinator that attacks: each attack succeeds against a double, and fails against the code as it is.
+
+The double lacks every layer that holds the attack off by itself; each layer is one line, and no configuration can
+take it away. What the attack gains is asserted by the attack.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+
+from secure_client.errors import ConflictingRequest, Violation
+from tests.adversary.attack import weaken
+from tests.adversary.conftest import Open
+from tests.adversary.hostile import Asked, Hostile
+from tests.adversary.round_attacks import ROUND_ATTACKS
+from tests.adversary.set_up_attacks import SET_UP_ATTACKS
+
+ATTACKS = SET_UP_ATTACKS | ROUND_ATTACKS
+BY_LAYER = [
+    (name, layer) for name, attack in ATTACKS.items() for layer in attack.layers if len(attack.layers) > 1
+]
+
+
+def _assert_nothing_answered(play: Hostile) -> Asked:
+    """The last request, which was refused, left no answer behind at its site."""
+    last = play.last
+    assert last is not None
+    assert play.site(last.site).journal.stored_answer(last.key) == last.answered_before
+    return last
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_attack_succeeds_against_the_double(
+    name: str, open_play: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attack = ATTACKS[name]
+    for layer in attack.layers:
+        weaken(layer, monkeypatch)
+    attack.play(open_play(attack.protection, attack.weighting))
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_attack_is_refused(name: str, open_play: Open) -> None:
+    attack = ATTACKS[name]
+    play = open_play(attack.protection, attack.weighting)
+    with pytest.raises(Violation, match=attack.refusal):
+        attack.play(play)
+    last = _assert_nothing_answered(play)
+    assert (last.site, last.key.phase) == (attack.victim, attack.phase)
+    _assert_out_for_good(play, attack.victim)
+
+
+def _assert_out_for_good(play: Hostile, victim: str) -> None:
+    """Nothing more is to be had from the site: not by a proper request, not after a restart."""
+    for _ in range(2):
+        with pytest.raises(Violation, match="left the run for good"):
+            play.presence(victim, round_number=play.agreement.rounds)
+        with pytest.raises(Violation, match="left the run for good"):
+            play.statement(victim)
+        play.restart(victim)
+
+
+@pytest.mark.parametrize(("name", "layer"), BY_LAYER)
+def test_each_layer_holds_by_itself(
+    name: str, layer: str, open_play: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attack = ATTACKS[name]
+    for other in attack.layers:
+        if other != layer:
+            weaken(other, monkeypatch)
+    play = open_play(attack.protection, attack.weighting)
+    # Inner layers were not made to be met, and speak as what they are.
+    with pytest.raises((Violation, ValueError, sqlite3.IntegrityError)):
+        attack.play(play)
+    _assert_nothing_answered(play)
+
+
+def test_a_conflict_has_a_type_of_its_own(open_play: Open) -> None:
+    attack = ATTACKS["asks for values twice"]
+    with pytest.raises(ConflictingRequest):
+        attack.play(open_play(attack.protection, attack.weighting))
