@@ -51,6 +51,26 @@ def rounds_table(result: RunResult) -> Table:
     return table
 
 
+def seeds_table(result: RunResult) -> Table:
+    """Each seed's mean accuracy beside the others', and by how much the method is above each."""
+    names = sorted({name for each in result.seeds for name in each.compared})
+    table = _table("mean accuracy by seed, and paired differences")
+    above = [f"- {name}" for name in names]
+    _columns(table, ["seed"], [f"{result.method} %", *(f"{name} %" for name in names), *above])
+    for each in result.seeds:
+        differences = [_difference(each.mean_accuracy, each.compared.get(name)) for name in names]
+        beside = [percent(each.compared.get(name)) for name in names]
+        table.add_row(str(each.seed), percent(each.mean_accuracy), *beside, *differences)
+    if result.spread:
+        mean, deviation = percent(result.spread.mean), percent(result.spread.standard_deviation)
+        table.caption = f"mean {mean}, standard deviation {deviation}"
+    return table
+
+
+def _difference(value: float | None, other: float | None) -> str:
+    return "-" if value is None or other is None else f"{100 * (value - other):+.1f}"
+
+
 def view_table(result: RunResult) -> Table:
     """What the coordinator's own recording of the run shows."""
     table = _table("what the coordinator saw, from its recording")

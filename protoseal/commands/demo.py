@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from protoseal.commands.site_extra import needs_site_extra
+from protoseal.commands.reporting import one_line_errors
 
 if TYPE_CHECKING:
     from protoseal.demo import Progress
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.option("--rounds", type=click.IntRange(1, 100), default=5, show_default=True)
 @click.option("--seed", type=click.IntRange(0, 2**31), default=0, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print result.json instead of tables.")
-@needs_site_extra
+@one_line_errors
 def demo(out: Path, rounds: int, seed: int, as_json: bool) -> None:
     """Run a whole federation on this machine: a CA, a coordinator and five sites as processes, under ckks.
 

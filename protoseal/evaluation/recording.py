@@ -12,23 +12,21 @@ from protoseal.evaluation.view import Likeness, Vectors, likeness
 from protoseal.files import SitePrototypes, ViewLine
 from protoseal.terms import limits_of
 from protoseal_wire import codec
-from protoseal_wire.messages import Phase
 from secure_server.store import Received
 
-_ROUNDS = 2  # of recorded values: the last, and the one before for means and differences
-_TWINS = 3
+_ROUNDS = 2  # of the values that are searched: the last and the one before, with their mean and difference
 
 
 def describe(
     received: Sequence[Received], agreement: Agreement, prototypes: Mapping[str, SitePrototypes]
 ) -> tuple[ViewLine, ...]:
     """What the recording shows, checked against the sites' own prototypes of the last round."""
-    values = [each for each in received if each.key is not None and each.key.phase is Phase.VALUES]
+    values = [each for each in received if _kind(each) == "values"]
     return (
         _messages(received),
         _presence(received),
         _arrays(values, agreement),
-        _prototypes(values, prototypes),
+        _prototypes(_last_rounds(values), agreement, prototypes),
     )
 
 
@@ -38,14 +36,26 @@ def held_prototypes(prototypes: Iterable[SitePrototypes]) -> Vectors:
     return np.asarray(rows[np.ptp(rows, axis=1) > 0])
 
 
-def compare(
-    values: Sequence[Received], vectors: Vectors, *, rounds: int, twins: int, seed: int = 0
-) -> Likeness:
-    """How close the last ``rounds`` recorded messages of each site come to ``vectors`` (V, d)."""
-    by_site: dict[str, list[bytes]] = {}
-    for each in values:
-        by_site.setdefault(each.site, []).append(each.content)
-    return likeness([contents[-rounds:] for contents in by_site.values()], vectors, twins=twins, seed=seed)
+def compare(received: Sequence[Received], agreement: Agreement, vectors: Vectors) -> Likeness:
+    """How close the messages, and what follows from them over rounds, come to ``vectors`` (V, d)."""
+    series: dict[tuple[str, str, int], list[bytes]] = {}
+    for each in received:
+        for index, part in enumerate(_parts(each, agreement)):
+            series.setdefault((each.site, _kind(each), index), []).append(part)
+    return likeness([each.content for each in received], series.values(), vectors)
+
+
+def _parts(message: Received, agreement: Agreement) -> Sequence[bytes]:
+    """What stands at the same place in the same kind of message of another round."""
+    if _kind(message) != "values":
+        return [message.content]
+    payload = codec.decode_payload(message.content, limits_of(agreement))
+    return [*(array.tobytes() for array in payload.arrays), *payload.blobs]
+
+
+def _last_rounds(values: Sequence[Received]) -> list[Received]:
+    rounds = sorted({each.key.round for each in values if each.key is not None})[-_ROUNDS:]
+    return [each for each in values if each.key is not None and each.key.round in rounds]
 
 
 def _messages(received: Sequence[Received]) -> ViewLine:
@@ -82,13 +92,15 @@ def _arrays(values: Sequence[Received], agreement: Agreement) -> ViewLine:
     )
 
 
-def _prototypes(values: Sequence[Received], prototypes: Mapping[str, SitePrototypes]) -> ViewLine:
-    found = compare(values, held_prototypes(prototypes.values()), rounds=_ROUNDS, twins=_TWINS)
+def _prototypes(
+    values: Sequence[Received], agreement: Agreement, prototypes: Mapping[str, SitePrototypes]
+) -> ViewLine:
+    found = compare(values, agreement, held_prototypes(prototypes.values()))
     return ViewLine(
         what="prototypes anywhere in the bytes of its uploads",
         seen=found.leaks,
         evidence=(
-            f"best cosine with a prototype {found.prototypes:.3f}, with shuffled copies of it {found.twins:.3f} "
-            f"(standard score {found.z:+.1f}; the last {_ROUNDS} rounds, read as four number types at every offset)"
+            f"best cosine with a prototype {found.prototypes:.3f}, with shuffled copies of it {found.twins:.3f}, "
+            f"a leak above {found.threshold:.3f} (the last {_ROUNDS} rounds, read as four number types at every offset)"
         ),
     )

@@ -1,12 +1,20 @@
 """Do the bytes that a coordinator received look like any site's prototypes?
 
-Every received message is read as float32, float64, int32 and int64 at every alignment, alone, and as mean and
-difference with the same site's message of other rounds. Each window of d consecutive values is compared by cosine
-with each prototype, and with *twins* of it: the same numbers in a random order. Where nothing leaks, a prototype is
-exchangeable with its twins, so its best cosine ranks among theirs like a random draw.
+Every message is read as float32, float64, int32 and int64 at every alignment, and what one site sent in several
+rounds also as means and differences. Each window of d consecutive values is compared by cosine with each prototype,
+and with *twins* of it: the same numbers in a random order.
 
-The limit: this finds values that are there to be read, not values that could be computed from what is there. It is
-the check that a protection was applied at all, and applied to everything.
+**False alarms.** Where the bytes have nothing to do with the prototypes, the best cosine of a twin is drawn like
+that of a prototype. Windows of unrelated numbers point anywhere, so the chance that one comes closer than a cosine
+of c to a given vector falls at least like (1 − c²)^((d − 1)/4); independent windows in all directions would fall
+like (1 − c²)^((d − 1)/2), and half the exponent leaves room for lopsided ones. Prototypes therefore leak if their
+1 − c² is below the twins' by the factor that makes this chance :data:`FALSE_ALARM`.
+
+**Limits.** This finds values that are there to be read, not values that could be computed from what is there;
+compressed bytes are read as they are. It is the check that a protection was applied at all, and applied to
+everything. :attr:`Likeness.threshold` says how close a copy must come to be found: with few features, or few that
+are not zero, it is near 1. The order of features must mean nothing, as in a trained embedding: a smooth curve
+resembles any other smooth curve.
 """
 
 from __future__ import annotations
@@ -20,96 +28,135 @@ from numpy.typing import NDArray
 
 Vectors = NDArray[np.float64]
 
+FALSE_ALARM = 1e-6
+"""Probability that unrelated bytes are taken for a leak, at most."""
+
 _DTYPES = ("<f4", "<f8", "<i4", "<i8")
-_LARGEST = 1e150  # squares of a window still fit float64
-_CHUNK = 1 << 15  # windows at a time: bounds the memory
+_TWINS = 2
+_LARGEST = 1e150  # sums of a window still fit float64
+_SMALLEST = 1e-6  # of 1 − c²: below it float32 sees no difference
+_CHUNK = 1 << 12  # windows at a time: bounds the memory
 
 
 @dataclass(frozen=True)
 class Likeness:
-    """How close the view comes to the prototypes (``prototypes``) and to their twins (``twins``): best cosines.
-
-    ``z`` is the standard score of the prototypes' mean rank among their twins: about standard normal where nothing
-    leaks.
-    """
+    """Best cosines with the view: of the prototypes, of their twins, and what counts as a leak, each 0 to 1."""
 
     prototypes: float
     twins: float
-    z: float
+    threshold: float
 
     @property
     def leaks(self) -> bool:
-        """A prototype is in the view as it is, or prototypes are closer to it than chance would have them."""
-        return self.prototypes > 1 - 1e-6 or self.z > 6.0
+        """Prototypes are closer to the view than their twins by more than chance would have them."""
+        return self.prototypes > self.threshold
 
 
-def likeness(messages: Sequence[Sequence[bytes]], vectors: Vectors, *, twins: int, seed: int) -> Likeness:
-    """Compare ``messages[site][round]`` with ``vectors`` of shape (V, d), each with ``twins`` twins.
+def likeness(
+    messages: Iterable[bytes], series: Iterable[Sequence[bytes]], vectors: Vectors, *, seed: int = 0
+) -> Likeness:
+    """Compare ``messages``, and means and differences within each of ``series``, with ``vectors`` of shape (V, d).
 
-    Raises ``ValueError`` for a vector that is constant: it equals its twins.
+    A series is what one site sent as the same part of its message in successive rounds; only the combinations are
+    read, so each of its parts belongs among the messages too. ``seed`` makes the twins. Raises ``ValueError`` for a
+    vector that is constant (it equals its twins), or not finite.
     """
+    _check_distinguishable(vectors)
+    generator = np.random.default_rng(seed)
+    candidates = np.concatenate([vectors, *(generator.permuted(vectors, axis=1) for _ in range(_TWINS))])
+    units = candidates / np.linalg.norm(candidates, axis=1, keepdims=True)
+    spread = float(_spread(np.abs(vectors).sum(axis=1), np.abs(vectors).max(axis=1)).min())
+    best = np.zeros(len(units))
+    for values in _readings(messages, series):
+        best = np.maximum(best, best_cosines(values, units, spread / 2))
+    twins = float(best[len(vectors) :].max())
+    return Likeness(float(best[: len(vectors)].max()), twins, leak_threshold(twins, vectors.shape[1]))
+
+
+def leak_threshold(twins: float, dim: int) -> float:
+    """The cosine above which something is a leak when the twins' best is ``twins`` (0 to 1), in d = ``dim``."""
+    factor = FALSE_ALARM ** (4.0 / (dim - 1))
+    return float(np.sqrt(1.0 - max(factor * (1.0 - twins**2), _SMALLEST)))
+
+
+def best_cosines(values: Vectors, units: Vectors, least_spread: float) -> Vectors:
+    """The best \\|cosine\\| of each unit vector, (V, d), with any window of d consecutive ``values``; (V,).
+
+    Windows whose sum of absolute values is below ``least_spread`` times their maximum are passed over: a few large
+    values are near to a few large values anywhere, and unrelated bytes read as floats are mostly that.
+    """
+    dim = units.shape[1]
+    best = np.zeros(len(units), dtype=np.float32)
+    if len(values) < dim:
+        return best.astype(np.float64)
+    sizes = np.abs(values)
+    largest = _sliding(np.maximum, sizes, dim)
+    kept = np.flatnonzero(_spread(_sliding(np.add, sizes, dim), largest) >= least_spread)
+    windows = np.lib.stride_tricks.sliding_window_view(values, dim)
+    targets = np.ascontiguousarray(units.T, dtype=np.float32)
+    for start in range(0, len(kept), _CHUNK):
+        chunk = kept[start : start + _CHUNK]
+        scaled = np.empty((len(chunk), dim), dtype=np.float32)
+        np.divide(windows[chunk], largest[chunk, None], out=scaled, casting="same_kind")
+        scaled /= np.sqrt(np.einsum("ij,ij->i", scaled, scaled))[:, None]
+        products = scaled @ targets
+        best = np.maximum(best, np.maximum(products.max(axis=0), -products.min(axis=0)))
+    return best.astype(np.float64)
+
+
+def _check_distinguishable(vectors: Vectors) -> None:
+    if vectors.ndim != 2 or len(vectors) == 0 or not np.isfinite(vectors).all():
+        raise ValueError("vectors are a matrix of finite numbers, with at least one row")
     if np.any(np.ptp(vectors, axis=1) == 0):
         raise ValueError("a constant vector has no twin that differs from it")
-    generator = np.random.default_rng(seed)
-    candidates = np.stack([vectors, *(generator.permuted(vectors, axis=1) for _ in range(twins))])
-    candidates /= np.linalg.norm(candidates, axis=2, keepdims=True)
-    flat = candidates.reshape(-1, vectors.shape[1])
-    best = np.full(len(flat), -1.0)
-    for values in readings(messages):
-        best = np.maximum(best, best_cosines(values, flat))
-    table = best.reshape(twins + 1, len(vectors))
-    return Likeness(float(table[0].max()), float(table[1:].max()), _rank_score(table))
 
 
-def readings(messages: Sequence[Sequence[bytes]]) -> Iterator[Vectors]:
-    """All ways to read the messages as numbers."""
-    for by_round in messages:
-        for dtype in _DTYPES:
-            for offset in range(np.dtype(dtype).itemsize):
-                yield from _with_combinations([_read(message, dtype, offset) for message in by_round])
+def _spread(total: Vectors, largest: Vectors) -> Vectors:
+    """Over how many values a window is spread, 1 to d; 0 for a window of zeros."""
+    return np.divide(total, largest, out=np.zeros_like(total), where=largest > 0)
 
 
-def _with_combinations(rounds: list[Vectors]) -> Iterator[Vectors]:
-    yield from rounds
-    same = [values for values in rounds if values.shape == rounds[0].shape]
-    for first, second in pairwise(same):
+def _sliding(combine: np.ufunc, values: Vectors, dim: int) -> Vectors:
+    """``combine`` over each window of ``dim`` values, by doubling: log₂(dim) passes over the values."""
+    result, covered = None, 0
+    power, width = values, 1
+    while covered < dim:
+        if dim & width:
+            count = len(values) - covered - width + 1
+            part = power[covered : covered + count]
+            result = part if result is None else combine(result[:count], part)
+            covered += width
+        if covered < dim:
+            power, width = combine(power[:-width], power[width:]), width * 2
+    return np.asarray(values if result is None else result)
+
+
+def _readings(messages: Iterable[bytes], series: Iterable[Sequence[bytes]]) -> Iterator[Vectors]:
+    """All ways to read the bytes as numbers."""
+    for message in messages:
+        yield from _read(message)
+    for parts in series:
+        length = min(map(len, parts), default=0)  # compressed parts differ a little in length
+        for same in zip(*(_read(part[:length]) for part in parts), strict=True):
+            yield from _combinations(same)
+
+
+def _combinations(rounds: Sequence[Vectors]) -> Iterator[Vectors]:
+    for first, second in pairwise(rounds):
         yield first - second
-    if len(same) > 1:
-        yield np.mean(same, axis=0)
+    if len(rounds) > 1:
+        yield np.mean(rounds, axis=0)
 
 
-def _read(message: bytes, dtype: str, offset: int) -> Vectors:
-    size = np.dtype(dtype).itemsize
-    count = max(0, (len(message) - offset) // size)
-    values = np.frombuffer(message, dtype=dtype, count=count, offset=offset if count else 0)
+def _read(message: bytes) -> Iterator[Vectors]:
+    for dtype in _DTYPES:
+        size = np.dtype(dtype).itemsize
+        for offset in range(min(size, len(message))):
+            count = (len(message) - offset) // size
+            yield _finite(np.frombuffer(message, dtype=dtype, count=count, offset=offset))
+
+
+def _finite(values: NDArray[np.generic]) -> Vectors:
     with np.errstate(invalid="ignore", over="ignore"):
-        finite = np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
-    return np.clip(finite, -_LARGEST, _LARGEST)
-
-
-def best_cosines(values: Vectors, units: Vectors) -> Vectors:
-    """The best |cosine| of each unit vector, (V, d), with any window of d consecutive ``values``."""
-    dim = units.shape[1]
-    best = np.zeros(len(units))
-    if len(values) < dim:
-        return best
-    windows = np.lib.stride_tricks.sliding_window_view(values, dim)
-    for chunk in _chunks(windows):
-        # Scaled first, so that neither the smallest nor the largest float64 is lost in its square.
-        scaled = chunk / np.maximum(np.abs(chunk).max(axis=1, keepdims=True), np.finfo(np.float64).tiny)
-        scaled /= np.maximum(np.linalg.norm(scaled, axis=1, keepdims=True), np.finfo(np.float64).tiny)
-        cosines = np.abs(scaled.astype(np.float32) @ units.T.astype(np.float32))
-        best = np.maximum(best, cosines.max(axis=0))
-    return best
-
-
-def _chunks(windows: Vectors) -> Iterable[Vectors]:
-    return (windows[start : start + _CHUNK] for start in range(0, len(windows), _CHUNK))
-
-
-def _rank_score(table: Vectors) -> float:
-    """Mean mid-rank of row 0 among all rows, column by column, as a standard score."""
-    rows, columns = table.shape
-    below = (table[1:] < table[0]).sum(axis=0) + 0.5 * (table[1:] == table[0]).sum(axis=0)
-    mean, variance = (rows - 1) / 2, (rows * rows - 1) / 12
-    return float((below.mean() - mean) / np.sqrt(variance / columns))
+        converted = np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+    return np.clip(converted, -_LARGEST, _LARGEST)

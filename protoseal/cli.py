@@ -1,0 +1,40 @@
+"""The command ``protoseal``. Each subcommand is imported when it is used: a coordinator has no torch."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import click
+
+COMMANDS = {
+    "client": "A site: take part in a run, or check that it could.",
+    "demo": "Run a whole federation on this machine, as processes with real certificates.",
+    "pki": "Keys and certificates of a federation.",
+    "predict": "Predict classes with a site's trained model.",
+    "report": "Write the HTML page of a run.",
+    "server": "The coordinator: serve a run.",
+    "simulate": "Run a federation in one process, for research.",
+}
+
+
+class _OnDemand(click.Group):
+    """Knows the subcommands' names and help without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = getattr(import_module(f"protoseal.commands.{cmd_name}"), cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(COMMANDS.items()))
+
+
+@click.group(cls=_OnDemand)
+@click.version_option(package_name="protoseal")
+def main() -> None:
+    """Federated prototype learning between institutions that must not show each other their data."""

@@ -1,0 +1,83 @@
+"""``protoseal client``: a site."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from protoseal.commands.logs import start_log
+from protoseal.commands.passphrase import read_passphrase
+from protoseal.commands.reporting import one_line_errors
+from protoseal.config import SiteConfig, load_site
+
+if TYPE_CHECKING:
+    from protoseal.files import SiteRound
+
+config_option = click.option(
+    "--config",
+    type=click.Path(dir_okay=False, path_type=Path),
+    required=True,
+    help="The site's file (site.toml).",
+)
+
+
+@click.group()
+def client() -> None:
+    """A site: take part in a run, or check that it could."""
+
+
+@client.command()
+@config_option
+@click.option("--json", "as_json", is_flag=True, help="Print the site's log (site.json) at the end.")
+@one_line_errors
+def run(config: Path, as_json: bool) -> None:
+    """Take part in the run until it ends. Started again, it goes on where it was."""
+    from secure_client.app import run_site
+
+    loaded = load_site(config)
+    start_log(loaded.log_level)
+    log = run_site(loaded, _passphrase(loaded), on_round=_show)
+    if as_json:
+        click.echo(log.model_dump_json(by_alias=True, indent=2))
+    else:
+        click.echo(f"The run is complete; the model and prototypes are in {loaded.out}")
+
+
+@client.command()
+@config_option
+@click.option("--json", "as_json", is_flag=True)
+@one_line_errors
+def check(config: Path, as_json: bool) -> None:
+    """Try everything that a run needs: certificate, agreement, data, model, coordinator. Sends no data."""
+    from secure_client.check import check_site
+
+    loaded = load_site(config)
+    findings = []
+    for finding in check_site(loaded, _passphrase(loaded)):
+        findings.append(finding)
+        if not as_json:
+            click.echo(f"{'ok    ' if finding.ok else 'FAILED'}  {finding.what}: {finding.detail}")
+    if as_json:
+        click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+    failed = [finding.what for finding in findings if not finding.ok]
+    if failed:
+        raise click.ClickException(f"not ready: {', '.join(failed)}")
+
+
+def _passphrase(config: SiteConfig) -> bytes:
+    return read_passphrase(config.passphrase_file, what=f"the key of {config.name}")
+
+
+def _show(figures: SiteRound) -> None:
+    accuracy = figures.accuracy_classifier
+    parts = [
+        f"round {figures.round} with {figures.sites} sites",
+        *([] if accuracy is None else [f"accuracy {100 * accuracy:.1f} %"]),
+        *(f"{phase} {seconds:.1f} s" for phase, seconds in figures.seconds.items()),
+        *([f"withheld: {', '.join(figures.withheld)}"] if figures.withheld else []),
+    ]
+    click.echo(", ".join(parts))

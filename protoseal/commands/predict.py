@@ -1,0 +1,89 @@
+"""``protoseal predict``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from protoseal.commands.reporting import one_line_errors
+
+if TYPE_CHECKING:
+    from torch.utils.data import Dataset
+
+    from protoseal.config import Agreement
+
+
+@click.command()
+@click.option(
+    "--run",
+    "folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    required=True,
+    help="A site's output folder.",
+)
+@click.option("--data", help="Labelled data: npz:PATH, folder:PATH, a torchvision name or module:function.")
+@click.option("--data-root", type=click.Path(path_type=Path), help="Where torchvision's files are.")
+@click.option(
+    "--image", "images", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
+@click.option("--by", type=click.Choice(["classifier", "prototype"]), default="classifier", show_default=True)
+@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda:N.")
+@click.option("--json", "as_json", is_flag=True)
+@one_line_errors
+def predict(
+    folder: Path,
+    data: str | None,
+    data_root: Path | None,
+    images: tuple[Path, ...],
+    by: str,
+    device: str,
+    as_json: bool,
+) -> None:
+    """Predict classes with a site's trained model: of images, or of a data set's test part with its accuracy."""
+    from protoseal.prediction import By, load_trained
+    from protoseal.prediction import predict as run
+
+    if (data is None) == (not images):
+        raise click.UsageError("give either --data or one or more --image")
+    trained = load_trained(folder)
+    agreement = trained.agreement
+    inputs, names = _of_images(images, agreement) if images else _of_data(str(data), data_root, agreement)
+    predicted, labels = run(trained, inputs, By(by), device=device)
+    chosen = [
+        {"sample": name, "class": agreement.classes[index]}
+        for name, index in zip(names, predicted, strict=True)
+    ]
+    result: dict[str, Any] = {"by": by, "predictions": chosen}
+    if not images:
+        result["accuracy"] = sum(p == y for p, y in zip(predicted, labels, strict=True)) / len(labels)
+    click.echo(json.dumps(result, indent=2) if as_json else _lines(result))
+
+
+def _of_images(images: tuple[Path, ...], agreement: Agreement) -> tuple[Dataset[Any], list[str]]:
+    import torch
+    from torch.utils.data import TensorDataset
+
+    from secure_client.data.folder import read_image
+    from secure_client.data.preprocess import to_tensor
+
+    tensors = [to_tensor(read_image(path)[None], agreement.preprocessing, where=str(path)) for path in images]
+    return TensorDataset(torch.cat(tensors), torch.zeros(len(images), dtype=torch.int64)), [
+        str(p) for p in images
+    ]
+
+
+def _of_data(spec: str, data_root: Path | None, agreement: Agreement) -> tuple[Dataset[Any], list[str]]:
+    from secure_client.data import load_site_data
+
+    data = load_site_data(spec, data_root, agreement)
+    part = data.train if data.test is None else data.test
+    return part, [str(number) for number in range(len(part))]  # type: ignore[arg-type]  # map-style: it has a length
+
+
+def _lines(result: dict[str, Any]) -> str:
+    lines = [f"{each['sample']}\t{each['class']}" for each in result["predictions"]]
+    accuracy = result.get("accuracy")
+    return "\n".join([*lines, *([] if accuracy is None else [f"accuracy {accuracy:.4f}"])])

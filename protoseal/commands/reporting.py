@@ -1,0 +1,38 @@
+"""Errors that a user can do something about, as one line and an exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+import click
+
+from crypto.errors import CryptoError
+from protoseal.config import ConfigError
+from secure_client.errors import SiteError
+from secure_server.errors import CoordinatorError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+SITE_EXTRA = frozenset({"jinja2", "matplotlib", "PIL", "safetensors", "sklearn", "torch", "torchvision"})
+
+
+def one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
+    """A command whose expected failures end in one line that says what to do. Others keep their traceback."""
+
+    @wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return command(*args, **kwargs)
+        except (ConfigError, CryptoError, SiteError, CoordinatorError) as error:
+            raise click.ClickException(str(error)) from error
+        except ModuleNotFoundError as error:
+            if error.name and error.name.partition(".")[0] in SITE_EXTRA:
+                raise click.ClickException(
+                    f"this command needs {error.name}: run pip install 'protoseal[site]'"
+                ) from error
+            raise
+
+    return wrapped

@@ -1,0 +1,87 @@
+"""``protoseal simulate``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from protoseal.commands.reporting import one_line_errors
+
+if TYPE_CHECKING:
+    from protoseal.config.simulation import SimulationConfig
+    from protoseal.files import RunResult
+
+
+def _numbers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    """``0,1,5`` or ``0-4``, or both."""
+    if value is None:
+        return None
+    seeds: list[int] = []
+    for part in value.split(","):
+        first, dash, last = part.partition("-")
+        try:
+            seeds += range(int(first), int(last if dash else first) + 1)
+        except ValueError as error:
+            raise click.BadParameter(f"{part!r} is not a number or a range such as 0-4") from error
+    return tuple(seeds)
+
+
+def _words(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    return None if value is None else tuple(word.strip() for word in value.split(",") if word.strip())
+
+
+@click.command()
+@click.option(
+    "--config", type=click.Path(dir_okay=False, path_type=Path), help="TOML file; flags win over it."
+)
+@click.option("--method", help="pfpl, local or self.")
+@click.option("--protection", help="plain or ckks.")
+@click.option(
+    "--dataset", help="A name, several joined by +, npz:PATH, folder:PATH, sites:DIR or module:function."
+)
+@click.option("--split", help="mixed:n=6.5,max=25, dirichlet:0.3, shots:n=3,k=100, domains or iid.")
+@click.option("--sites", type=int, help="Number of sites.")
+@click.option("--rounds", type=int, help="Number of rounds.")
+@click.option("--seed", type=int, help="Of split, initial model and training.")
+@click.option("--seeds", callback=_numbers, help="Several runs: 0,1,2 or 0-4.")
+@click.option("--compare", callback=_words, help="Methods and controls beside it: local,self.")
+@click.option("--device", help="auto, cpu or cuda:N.")
+@click.option("--data-root", type=click.Path(path_type=Path), help="Where torchvision's files are.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for results.")
+@click.option("--json", "as_json", is_flag=True, help="Print result.json instead of tables.")
+@one_line_errors
+def simulate(config: Path | None, as_json: bool, **flags: object) -> None:
+    """Run a federation in this process, with the code of a deployment but without sockets."""
+    from protoseal.config.simulation import load_simulation
+    from protoseal.report import write_report
+
+    loaded = load_simulation(config, flags)
+    result = _run(loaded)
+    write_report(loaded.out)
+    if as_json:
+        click.echo(result.model_dump_json(by_alias=True, indent=2))
+        return
+    _print(result, loaded)
+
+
+def _run(config: SimulationConfig) -> RunResult:
+    from protoseal.simulation import simulate as run
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        total = len(config.all_seeds) * config.rounds * config.sites
+        task = progress.add_task("site rounds", total=total)
+        return run(config, lambda _: progress.advance(task))
+
+
+def _print(result: RunResult, config: SimulationConfig) -> None:
+    from protoseal.tables import result_tables, seeds_table
+
+    for table in [*result_tables(result), *([seeds_table(result)] if result.seeds else [])]:
+        Console().print(table)
+    click.echo(f"Everything is in {config.out}")

@@ -1,0 +1,285 @@
+"""The files of a run: ``result.json``, and what each site leaves in its own folder.
+
+``RUN/result.json`` and ``RUN/report.html``; ``RUN/sites/NAME/`` (or a deployed site's ``out``) holds
+``agreement.json``, ``site.json``, ``model.safetensors`` and ``prototypes.safetensors``. A site's folder is
+its own: sample counts, accuracies and prototypes in it are not protected and go nowhere by themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from protoseal.config import Agreement, ConfigError
+
+RESULT, SITE_LOG, AGREEMENT = "result.json", "site.json", "agreement.json"
+MODEL, PROTOTYPES = "model.safetensors", "prototypes.safetensors"
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Bytes = Annotated[int, Field(ge=0)]
+Samples = Annotated[int, Field(ge=0)]
+Duration = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class FileError(Exception):
+    """A file of a run that is missing or not what it should be. One line that names it and the remedy."""
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+class Seconds(_Record):
+    """Wall-clock seconds of one round: the slowest site's ``train`` and ``protect``."""
+
+    train: Duration
+    protect: Duration
+    aggregate: Duration
+    total: Duration
+
+
+class SiteFigures(_Record):
+    """One site after the last round. Accuracies are shares of its own test set, None without one.
+
+    ``accuracy`` is by the method's own inference; ``accuracy_local`` and ``accuracy_self`` are the controls',
+    where they ran. ``epsilon`` is None: nothing here is differentially private. Bytes are payload bytes.
+    """
+
+    name: str
+    train_samples: Samples
+    accuracy: Share | None
+    epsilon: None = None
+    bytes_up: Bytes
+    bytes_down: Bytes
+    accuracy_classifier: Share | None = None
+    accuracy_prototype: Share | None = None
+    accuracy_local: Share | None = None
+    accuracy_self: Share | None = None
+    withheld: tuple[str, ...] = ()
+    """Classes that the site has and got no answer for in the last round, since too few sites hold them."""
+
+
+class RoundFigures(_Record):
+    """One round over all sites. ``accuracies`` maps site to accuracy."""
+
+    round: Annotated[int, Field(ge=1)]
+    mean_accuracy: Share | None
+    seconds: Seconds
+    accuracies: dict[str, Share] = Field(default_factory=dict)
+    mean_accuracy_local: Share | None = None
+    mean_accuracy_self: Share | None = None
+
+
+class SeedFigures(_Record):
+    """The mean accuracy of one seed's run, and of the other methods that ran on the same data."""
+
+    seed: int
+    mean_accuracy: Share | None
+    compared: dict[str, Share] = Field(default_factory=dict)
+
+
+class Spread(_Record):
+    """Over seeds: mean and sample standard deviation of the mean accuracy."""
+
+    mean: Share
+    standard_deviation: Annotated[float, Field(ge=0)]
+
+
+class ViewLine(_Record):
+    """One thing that the coordinator could have seen, whether it did, and how that was found."""
+
+    what: str
+    seen: bool
+    evidence: str
+
+
+class RunResult(_Record):
+    """``result.json``. Where there were several seeds, ``sites`` and ``rounds`` are those of ``seed``."""
+
+    schema_version: Literal[1] = Field(default=1, alias="schema")
+    method: str
+    protection: str
+    dataset: str
+    seed: int
+    sites: tuple[SiteFigures, ...]
+    rounds: tuple[RoundFigures, ...]
+    mean_accuracy: Share | None
+    config: dict[str, Any]
+    classes: tuple[str, ...] = ()
+    withheld: tuple[str, ...] = ()
+    """Classes that too few sites hold, in the last round."""
+    compared: dict[str, Share] = Field(default_factory=dict)
+    """Mean accuracy of each other method and control on the same data with the same budget."""
+    seeds: tuple[SeedFigures, ...] = ()
+    spread: Spread | None = None
+    coordinator_view: tuple[ViewLine, ...] = ()
+
+
+class SiteRound(_Record):
+    """One round as one site saw it."""
+
+    round: Annotated[int, Field(ge=1)]
+    attempt: Annotated[int, Field(ge=1)]
+    sites: Annotated[int, Field(ge=1)]
+    withheld: tuple[str, ...]
+    accuracy_classifier: Share | None
+    accuracy_prototype: Share | None
+    seconds: dict[str, Duration]
+
+
+class SiteLog(_Record):
+    """``site.json``: the site's own record of a run, which no one else receives."""
+
+    schema_version: Literal[1] = Field(default=1, alias="schema")
+    name: str
+    model: str
+    train_samples: Samples
+    bytes_up: Bytes
+    bytes_down: Bytes
+    rounds: tuple[SiteRound, ...]
+
+
+@dataclass(frozen=True)
+class SitePrototypes:
+    """Prototypes of one site after the last round, in feature units.
+
+    ``local`` and ``personal`` are float64 (K, d); rows of ``personal`` mean something where ``has_personal``,
+    bool (K,), is true; ``counts``, int64 (K,), are training samples per class: a row of ``local`` with none
+    is zero.
+    """
+
+    local: NDArray[np.float64]
+    personal: NDArray[np.float64]
+    has_personal: NDArray[np.bool_]
+    counts: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        classes = (len(self.local),)
+        _check_array("local", self.local, np.float64, self.local.shape[:1] + self.local.shape[-1:])
+        _check_array("personal", self.personal, np.float64, self.local.shape)
+        _check_array("has_personal", self.has_personal, np.bool_, classes)
+        _check_array("counts", self.counts, np.int64, classes)
+
+
+def _check_array(name: str, array: NDArray[Any], dtype: type[np.generic], shape: tuple[int, ...]) -> None:
+    if array.dtype != dtype or array.shape != shape:
+        raise ValueError(f"{name} is {array.dtype}{array.shape}, not {np.dtype(dtype)}{shape}")
+    if not np.isfinite(array).all():
+        raise ValueError(f"{name} holds values that are not finite")
+
+
+RecordT = TypeVar("RecordT", bound=_Record)
+
+
+def write_result(run: Path, result: RunResult) -> Path:
+    """Write ``result.json`` into the folder of a run and return its path."""
+    return _write_json(run / RESULT, result)
+
+
+def read_result(run: Path) -> RunResult:
+    """The ``result.json`` of a run; raises :class:`FileError`."""
+    return _read_json(run / RESULT, RunResult, "give the folder that a run wrote to")
+
+
+def write_site_log(folder: Path, log: SiteLog) -> Path:
+    """Write ``site.json`` into a site's folder and return its path."""
+    return _write_json(folder / SITE_LOG, log)
+
+
+def read_site_log(folder: Path) -> SiteLog:
+    """The ``site.json`` of a site's folder; raises :class:`FileError`."""
+    return _read_json(folder / SITE_LOG, SiteLog, "give the folder that a site wrote to (out)")
+
+
+def write_agreement(folder: Path, agreement: Agreement) -> Path:
+    """Write ``agreement.json`` into a site's folder and return its path."""
+    return write_text(folder / AGREEMENT, agreement.to_json() + "\n")
+
+
+def read_agreement(folder: Path) -> Agreement:
+    """The agreement under which a site's folder was written; raises :class:`FileError`."""
+    path = folder / AGREEMENT
+    try:
+        return Agreement.from_json(
+            _read_text(path, "give the folder that a site wrote to (out)"), source=str(path)
+        )
+    except (ConfigError, ValueError) as error:
+        raise FileError(f"{path} is not an agreement of this version: {_first_line(error)}") from error
+
+
+def write_prototypes(folder: Path, prototypes: SitePrototypes) -> Path:
+    """Write ``prototypes.safetensors`` into a site's folder and return its path."""
+    path = folder / PROTOTYPES
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays = {name: np.ascontiguousarray(array) for name, array in vars(prototypes).items()}
+    _replace(path, safetensors.numpy.save(arrays))
+    return path
+
+
+def read_prototypes(folder: Path) -> SitePrototypes:
+    """The prototypes in a site's folder; raises :class:`FileError`."""
+    path = folder / PROTOTYPES
+    try:
+        return SitePrototypes(**safetensors.numpy.load_file(path))
+    except FileNotFoundError as error:
+        raise FileError(f"{path} is missing; give the folder that a site wrote to (out)") from error
+    except (OSError, TypeError, ValueError, safetensors.SafetensorError) as error:
+        raise FileError(f"{path} does not hold a site's prototypes: {_first_line(error)}") from error
+
+
+def site_folder(run: Path, site: str) -> Path:
+    """Where a site's files lie in the folder of a simulated run."""
+    return run / "sites" / site
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Replace a file in one step, making its folder if need be; returns the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _replace(path, text.encode())
+    return path
+
+
+def _write_json(path: Path, record: _Record) -> Path:
+    # Validated once more, since model_copy and model_construct do not.
+    checked = type(record).model_validate(record.model_dump(by_alias=True))
+    return write_text(path, checked.model_dump_json(by_alias=True, indent=2) + "\n")
+
+
+def _read_json(path: Path, model: type[RecordT], remedy: str) -> RecordT:
+    try:
+        return model.model_validate_json(_read_text(path, remedy))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise FileError(f"{path} is not of this version: {where}: {first['msg']}") from error
+
+
+def _read_text(path: Path, remedy: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise FileError(f"{path} cannot be read ({error.strerror}); {remedy}") from error
+
+
+def _replace(path: Path, content: bytes) -> None:
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,85 @@
+"""Using a trained model: a site's output folder in, classes out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from algorithms.prototypes import Targets, nearest_prototype
+from protoseal.config import Agreement
+from protoseal.files import MODEL, FileError, SitePrototypes, read_agreement, read_prototypes, read_site_log
+from secure_client.build import build_agreed_model
+from secure_client.learner import choose_device
+from secure_client.models import PrototypeModel
+
+_BATCH = 256
+
+
+class By(StrEnum):
+    """What decides the class."""
+
+    CLASSIFIER = "classifier"
+    PROTOTYPE = "prototype"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a site ends a run with. The model is in ``eval()`` mode."""
+
+    agreement: Agreement
+    model: PrototypeModel
+    prototypes: SitePrototypes
+
+
+def load_trained(folder: Path) -> Trained:
+    """Read what a site wrote to its ``out``. Raises :class:`protoseal.files.FileError` or a ``SiteError``."""
+    agreement, log = read_agreement(folder), read_site_log(folder)
+    model = build_agreed_model(agreement, log.model)
+    path = folder / MODEL
+    try:
+        model.load_state_dict(safetensors.torch.load_file(path))
+    except FileNotFoundError as error:
+        raise FileError(f"{path} is missing; give the folder that a site wrote to (out)") from error
+    except (RuntimeError, safetensors.SafetensorError) as error:
+        reason = " ".join(str(error).split())
+        raise FileError(f"{path} does not fit the model {log.model!r}: {reason}") from error
+    model.eval()
+    return Trained(agreement, model, read_prototypes(folder))
+
+
+def predict(trained: Trained, inputs: Dataset[Any], by: By, *, device: str) -> tuple[list[int], list[int]]:
+    """Predicted classes and the data set's labels, as indices into the agreement's classes.
+
+    ``inputs`` yields (float32 tensor, int label). :class:`FileError` for ``prototype`` without personalised
+    prototypes, which a run whose classes were all withheld leaves.
+    """
+    where = choose_device(device)
+    model = trained.model.to(where)
+    targets = _targets(trained).to(where) if by is By.PROTOTYPE else None
+    predicted: list[int] = []
+    labels: list[int] = []
+    for batch, known in DataLoader(inputs, batch_size=_BATCH):
+        with torch.no_grad():
+            features = model.features(batch.to(where))
+            chosen = (
+                nearest_prototype(features, targets) if targets else model.classifier(features).argmax(dim=1)
+            )
+        predicted += chosen.tolist()
+        labels += torch.as_tensor(known).tolist()
+    return predicted, labels
+
+
+def _targets(trained: Trained) -> Targets:
+    prototypes = trained.prototypes
+    if not prototypes.has_personal.any():
+        raise FileError(
+            "this site has no personalised prototypes: every class was withheld; use --by classifier"
+        )
+    return Targets.of(prototypes.personal, prototypes.has_personal)

@@ -1,0 +1,118 @@
+"""``report.html``: one self-contained page about a run, from its ``result.json`` and its sites' folders."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+from protoseal.config.reading import nearest
+from protoseal.figures import accuracy_curves, project, prototype_scatter, traffic_bars
+from protoseal.files import (
+    FileError,
+    RunResult,
+    SiteLog,
+    SitePrototypes,
+    read_prototypes,
+    read_result,
+    read_site_log,
+    site_folder,
+    write_text,
+)
+
+REPORT = "report.html"
+
+
+def write_report(run: Path, class_name: str | None = None) -> Path:
+    """Write ``report.html`` into the folder of a run and return its path.
+
+    It needs ``result.json``; sites' folders add the prototypes of one class (``class_name``, or the class
+    that most sites got an answer for) and seconds at each site. The page loads nothing from anywhere else.
+
+    Raises :class:`FileError` when a file is missing or malformed, or the class is unknown.
+    """
+    result = read_result(run)
+    page = _template().render(
+        result=result,
+        curves=_image(accuracy_curves(result)),
+        traffic=_image(traffic_bars(result)),
+        prototypes=_prototype_figure(result, _read_each(run, result, read_prototypes), class_name),
+        seconds={name: _site_seconds(log) for name, log in _read_each(run, result, read_site_log).items()},
+        differences=_differences(result),
+        config=json.dumps(result.config, indent=2, ensure_ascii=False, default=str),
+    )
+    return write_text(run / REPORT, page)
+
+
+def _read_each(run: Path, result: RunResult, read: Any) -> dict[str, Any]:
+    """What ``read`` finds in the folder of each site that has one."""
+    folders = {site.name: site_folder(run, site.name) for site in result.sites}
+    return {name: read(folder) for name, folder in folders.items() if folder.is_dir()}
+
+
+def _prototype_figure(
+    result: RunResult, prototypes: Mapping[str, SitePrototypes], class_name: str | None
+) -> dict[str, str] | None:
+    """The figure and the name of its class; None where no site has a personalised prototype."""
+    if class_name is not None and class_name not in result.classes:
+        raise FileError(f"the run has no class {class_name!r}{nearest(class_name, result.classes)}")
+    answered = [
+        sum(bool(each.has_personal[index]) for each in prototypes.values() if len(each.has_personal) > index)
+        for index in range(len(result.classes))
+    ]
+    if not any(answered):
+        return None
+    index = answered.index(max(answered)) if class_name is None else result.classes.index(class_name)
+    if answered[index] == 0:
+        raise FileError(f"no site has a personalised prototype of class {class_name!r}; choose another class")
+    return {"name": result.classes[index], "image": _image(prototype_scatter(project(prototypes, index)))}
+
+
+def _site_seconds(log: SiteLog) -> dict[str, float]:
+    """Mean seconds in a round, by phase."""
+    phases = sorted({phase for each in log.rounds for phase in each.seconds})
+    return {
+        phase: sum(each.seconds.get(phase, 0.0) for each in log.rounds) / len(log.rounds) for phase in phases
+    }
+
+
+def _differences(result: RunResult) -> list[dict[str, Any]]:
+    """For each method compared over several seeds: paired differences of mean accuracy, and their mean."""
+    names = sorted({name for seed in result.seeds for name in seed.compared})
+    rows = []
+    for name in names:
+        pairs = {
+            seed.seed: seed.mean_accuracy - seed.compared[name]
+            for seed in result.seeds
+            if seed.mean_accuracy is not None and name in seed.compared
+        }
+        rows.append({"name": name, "by_seed": pairs, "mean": sum(pairs.values()) / max(1, len(pairs))})
+    return rows
+
+
+def _template() -> Any:
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["percent"] = _percent
+    environment.filters["points"] = lambda value: f"{100 * value:+.1f}"
+    environment.filters["size"] = _size
+    return environment.from_string((files("protoseal") / "report.html").read_text(encoding="utf-8"))
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.1f}"
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:.2f} MiB" if count >= 2**20 else f"{count / 2**10:.1f} KiB"
+
+
+def _image(svg: str) -> str:
+    """A data URI: as an image, the SVG runs no scripts and its identifiers collide with no other's."""
+    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode("ascii")
