@@ -74,7 +74,7 @@ def demo_agreement(*, seed: int, rounds: int, protection: Protection = Protectio
         min_sites=3,
         preprocessing=PreprocessingSection(image_size=8, channels=1, mean=(0.5,), std=(0.5,)),
         pfpl=PfplSection.model_validate({"weighting": Weighting.COMPLEMENT, "alpha": 0.3, "lambda": 10.0}),
-        training=TrainingSection(model="small-cnn", init_seed=seed, batch_size=4, local_epochs=2),
+        training=TrainingSection(model="small-cnn", init_seed=seed, lr=0.01, batch_size=8, local_epochs=2),
     )
 
 

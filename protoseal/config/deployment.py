@@ -9,7 +9,10 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
+from crypto.ckks.precision import check_cohort_size, check_tau
+from crypto.errors import PrecisionError
 from protoseal.config.agreement import Count, DeployedAgreement, ModelSpec, Name, Positive
+from protoseal.config.capabilities import Protection
 from protoseal.config.reading import LocalPath, Section, data_spec, directory_of, read_toml
 
 Seconds = Annotated[float, Field(gt=0, le=30 * 86_400)]
@@ -92,12 +95,23 @@ class CoordinatorConfig(_PartyFile):
             )
         return self
 
+    @model_validator(mode="after")
+    def _threshold_suffices(self) -> Self:
+        if self.agreement.protection is Protection.CKKS:
+            try:
+                check_cohort_size(len(self.sites))
+                check_tau(self.agreement.agreement_threshold, len(self.sites))
+            except PrecisionError as error:
+                raise ValueError(str(error)) from error
+        return self
+
 
 class SiteConfig(_PartyFile):
     """``site.toml``. ``out`` receives the trained model, the prototypes and the site's log.
 
-    ``min_holders`` and ``min_sites`` are what *this site* insists on, whatever the coordinator says: the
-    agreement's values unless given, and never less. ``pins`` maps a peer's name to the SHA-256 fingerprint of
+    ``min_holders`` and ``min_sites`` are what *this site* insists on. An agreement with fewer holders is refused
+    when this file is loaded; a roster or round with fewer sites is refused when it comes, whatever the
+    coordinator says. ``pins`` maps a peer's name to the SHA-256 fingerprint of
     its certificate: with a pin, not even the CA can put another certificate in the peer's place.
     """
 
@@ -119,14 +133,9 @@ class SiteConfig(_PartyFile):
         return self.model or self.agreement.training.model
 
     @property
-    def required_holders(self) -> int:
-        """Fewest holders, this site included, for a class that this site sends or accepts."""
-        return self.min_holders or self.agreement.min_holders
-
-    @property
     def required_sites(self) -> int:
         """Fewest sites, this one included, in a round that this site takes part in."""
-        return self.min_sites or self.agreement.min_sites
+        return max(self.min_sites or 0, self.agreement.min_sites)
 
     @field_validator("data", mode="after")
     @classmethod
@@ -139,16 +148,13 @@ class SiteConfig(_PartyFile):
         return {name: _fingerprint(name, text) for name, text in pins.items()}
 
     @model_validator(mode="after")
-    def _only_stricter(self) -> Self:
-        if self.required_holders < self.agreement.min_holders:
-            raise ValueError(_looser("min_holders", self.required_holders, self.agreement.min_holders))
-        if self.required_sites < self.agreement.min_sites:
-            raise ValueError(_looser("min_sites", self.required_sites, self.agreement.min_sites))
+    def _agreement_suffices(self) -> Self:
+        if self.min_holders and self.min_holders > self.agreement.min_holders:
+            raise ValueError(
+                f"min_holders: this site insists on {self.min_holders} holders of a class, the agreement has"
+                f" {self.agreement.min_holders}; have the federation raise it, or do not take part"
+            )
         return self
-
-
-def _looser(key: str, own: int, agreed: int) -> str:
-    return f"{key}: {own} is below the agreement's {agreed}; a site's own minimum may only be stricter"
 
 
 def _fingerprint(name: str, text: str) -> str:
