@@ -11,9 +11,9 @@ from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
 
-from crypto.ckks.server import CkksServer
-
 from algorithms.pfpl.aggregation import peer_weights
+from crypto.ckks.evaluation_keys import EvaluationKeys
+from crypto.ckks.server import CkksServer
 from crypto.plain import PlainServer
 from crypto.protection import Combination, Payload, ServerHalf
 from protoseal.config import Agreement, Protection
@@ -50,6 +50,15 @@ class Aggregator:
     def combine(self, payloads: Mapping[str, Payload], active: ActiveList) -> dict[str, Payload]:
         """One answer for each participant."""
         return self._server.combine(payloads, cohort_of(active, self._agreement))
+
+    def check_keys(self, evaluation_keys: bytes) -> bytes:
+        """The keys' SHA-256; :class:`crypto.errors.MalformedError` unless they can be computed with.
+
+        Once they are accepted, a round that fails for want of good keys is not its sites' fault and fails again.
+        """
+        keys = EvaluationKeys.from_bytes(evaluation_keys)
+        keys.load()
+        return keys.hash
 
     def keep_keys(self, evaluation_keys: bytes) -> None:
         """Put the group's evaluation keys, which are public, where the worker processes read them."""

@@ -6,7 +6,7 @@ from crypto.roster import Member, Roster
 from protoseal.config import Agreement, Protection
 from protoseal_wire import codec
 from protoseal_wire.codec import Limits
-from protoseal_wire.messages import Phase, PhaseKey, RosterAnswer
+from protoseal_wire.messages import GroupKeys, Phase, PhaseKey, RosterAnswer
 from protoseal_wire.presence import verify_presence
 from secure_server.aggregate import Aggregator
 from secure_server.errors import BadPayload
@@ -47,9 +47,14 @@ class AnswerCheck:
         if (answer.keys is not None) != makes_keys:
             raise BadPayload(f"{site} {'must' if makes_keys else 'must not'} send group keys")
         if answer.keys is not None:
-            recipients = sorted(sealed.recipient for sealed in answer.keys.sealed)
-            if recipients != sorted(set(roster.members) - {site}):
-                raise BadPayload(f"{site} must seal the group secret to each other member, once")
+            self._check_group_keys(answer.keys, sorted(set(roster.members) - {site}), site)
+
+    def _check_group_keys(self, keys: GroupKeys, recipients: list[str], site: str) -> None:
+        if sorted(sealed.recipient for sealed in keys.sealed) != recipients:
+            raise BadPayload(f"{site} must seal the group secret to each other member, once")
+        public_hash = self._aggregator.check_keys(keys.evaluation_keys)
+        if any(sealed.public_hash != public_hash for sealed in keys.sealed):
+            raise BadPayload(f"{site} sealed a secret that goes with other evaluation keys")
 
     def _check_presence(self, member: Member, key: PhaseKey, roster_hash: bytes, content: bytes) -> None:
         statement = codec.decode_presence(content, self._limits)

@@ -1,0 +1,109 @@
+"""A federation stopped where one of its sites is about to answer, for uploads that site should not make."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protoseal.config import Agreement
+from protoseal.federation import LocalFederation, LocalSite
+from protoseal_wire.messages import DownloadRequest, Finished, Phase, PhaseKey, UploadHeader
+from secure_server import rounds
+from secure_server.coordinator import Coordinator
+from secure_server.rounds import State
+from tests.support.small import small_data
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What is sent: under whose certificate, as the answer to what, and which bytes.
+
+    ``announced`` is the size that the header gives, the content's own unless it lies.
+    """
+
+    site: str
+    key: PhaseKey
+    content: bytes
+    announced: int | None = None
+
+
+@dataclass
+class Scene:
+    """``honest`` is what ``victim`` would answer to ``key`` now."""
+
+    federation: LocalFederation
+    victim: LocalSite
+    key: PhaseKey
+    request: bytes
+    honest: bytes
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """The real one."""
+        return self.federation.coordinator
+
+    def upload(self, content: bytes) -> Upload:
+        """This content in the honest answer's place."""
+        return Upload(self.victim.name, self.key, content)
+
+    def other(self, name: str) -> LocalSite:
+        """Another site of the federation."""
+        return next(site for site in self.federation.sites if site.name == name)
+
+    def send(self, upload: Upload) -> None:
+        """To the coordinator, as its service hands it on."""
+        size = len(upload.content) if upload.announced is None else upload.announced
+        digest = hashlib.sha256(upload.content).digest()
+        header = UploadHeader(upload.key, upload.site, size, digest)
+        self.coordinator.check_upload(upload.site, header)
+        self.coordinator.upload(upload.site, header, upload.content)
+
+    def memory(self) -> tuple[State, list[tuple[object, ...]]]:
+        """All that the coordinator knows and has stored."""
+        database = sqlite3.connect(self.federation._state / "coordinator.sqlite")
+        tables = ("state", "statements", "uploads", "results")
+        try:
+            rows = [row for table in tables for row in database.execute(f"SELECT * FROM {table}")]  # noqa: S608
+        finally:
+            database.close()
+        return self.coordinator.state, rows
+
+
+@contextmanager
+def stopped_at(agreement: Agreement, victim: str, phase: Phase) -> Iterator[Scene]:
+    """The run up to where ``victim`` is first asked for ``phase``; all others go on as far as they can."""
+    with LocalFederation(agreement, small_data(agreement)) as federation:
+        for site in federation.sites:
+            site.join()
+        site = next(each for each in federation.sites if each.name == victim)
+        key = _play_up_to(federation, site, phase)
+        request = federation.coordinator.download(victim, DownloadRequest(key, victim))
+        yield Scene(federation, site, key, request, site.session.answer(key, request))
+
+
+def _play_up_to(federation: LocalFederation, victim: LocalSite, phase: Phase) -> PhaseKey:
+    coordinator = federation.coordinator
+    while True:
+        for site in federation.sites:
+            key = rounds.task_for(coordinator._rules, coordinator.state, victim.name)
+            if key is not None and key.phase is phase:
+                return key
+            if isinstance(site.step(), Finished):
+                raise RuntimeError(f"{victim.name} was never asked for {phase.name}")
+
+
+def personalised(federation: LocalFederation) -> dict[str, NDArray[np.float64]]:
+    """Each site's targets after the run, (K, d) float32 values, zero where it has none."""
+    found = {}
+    for site in federation.sites:
+        targets = site.trainee._personal
+        if targets is None:
+            raise RuntimeError(f"{site.name} took no result")
+        found[site.name] = np.where(targets.present.numpy()[:, None], targets.rows.double().numpy(), 0.0)
+    return found
