@@ -1,0 +1,124 @@
+"""Federations in this process of any number of sites, classes and features, and what each site got out of a round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+from sklearn.datasets import load_digits
+
+from algorithms.pfpl import Weighting
+from algorithms.prototypes import Targets, nearest_prototype
+from protoseal.config import Agreement, Protection
+from protoseal.federation import LocalFederation
+from protoseal.files import MODEL, SitePrototypes, SiteRound, read_prototypes
+from secure_client.build import build_agreed_model
+from secure_client.data import SiteData
+from secure_client.data.arrays import Samples
+from secure_client.data.preprocess import to_dataset
+from tests.support.small import small_agreement
+
+Bool = NDArray[np.bool_]
+
+_TRAIN, _TEST = 6, 4
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A site after the result of a round; ``predictions`` are (2, N): by classifier and by nearest prototype."""
+
+    prototypes: SitePrototypes
+    predictions: NDArray[np.int64]
+
+
+Record = dict[tuple[int, str], Taken]
+"""By round and site."""
+
+
+def agreement_for(
+    protection: Protection, weighting: Weighting, *, classes: int, dim: int, rounds: int = 2, **settings: Any
+) -> Agreement:
+    """The small federation's agreement with other classes and dimension, and any further ``settings``."""
+    names = tuple(str(k) for k in range(classes))
+    changed = {"classes": names, "dim": dim, "norm_bound": dim**0.5, **settings}
+    return Agreement.model_validate(
+        {**dict(small_agreement(protection, weighting, rounds=rounds)), **changed}
+    )
+
+
+def holdings(sites: int, classes: int) -> Bool:
+    """Different and missing classes, (n, K): two that all sites hold, and one that is at two sites only."""
+    holds = np.random.default_rng(sites * classes).random((sites, classes)) < 0.75
+    holds[:, :2] = True
+    holds[:, -1] = np.arange(sites) < 2
+    return holds
+
+
+def data_for(agreement: Agreement, holds: Bool) -> dict[str, SiteData]:
+    """Real scans of the classes that each site holds, site-1 and so on; no scan is at two sites."""
+    return {f"site-{i + 1}": _site_data(agreement, i, np.flatnonzero(row)) for i, row in enumerate(holds)}
+
+
+@cache
+def _scans() -> Any:
+    return load_digits()
+
+
+def _site_data(agreement: Agreement, position: int, classes: NDArray[np.int64]) -> SiteData:
+    scans = _scans()
+    pile = _TRAIN + _TEST
+    of_class = [np.flatnonzero(scans.target == k)[position * pile : (position + 1) * pile] for k in classes]
+
+    def part(chosen: slice) -> Any:
+        indices = np.concatenate([each[chosen] for each in of_class])
+        labels = scans.target[indices].astype(np.int64)
+        pixels = (scans.images[indices] / 16.0).astype(np.float32)[..., np.newaxis]
+        return to_dataset(
+            Samples(pixels, labels, np.zeros_like(labels)), agreement.preprocessing, where="scans"
+        )
+
+    return SiteData(part(slice(0, _TRAIN)), part(slice(_TRAIN, None)))
+
+
+def run(agreement: Agreement, data: Mapping[str, SiteData], folder: Path) -> Record:
+    """Run it from beginning to end and return what every site had after every round."""
+    record: Record = {}
+    with recording_federation(agreement, data, folder, record) as federation:
+        federation.run()
+    return record
+
+
+def recording_federation(
+    agreement: Agreement, data: Mapping[str, SiteData], folder: Path, record: Record, *, keep: bool = False
+) -> LocalFederation:
+    """A federation that fills ``record`` as it goes; with ``keep`` it also keeps every message."""
+
+    def take(name: str, figures: SiteRound) -> None:
+        site = next(each for each in federation.sites if each.name == name)
+        site.trainee.save(folder)
+        record[figures.round, name] = taken_from(folder, agreement, data[name])
+
+    federation = LocalFederation(agreement, data, record=keep, on_round=take)
+    return federation
+
+
+def taken_from(folder: Path, agreement: Agreement, data: SiteData) -> Taken:
+    """What the files of a site say, and predict on its own test samples."""
+    prototypes = read_prototypes(folder)
+    model = build_agreed_model(agreement, agreement.training.model)
+    model.load_state_dict(safetensors.torch.load_file(folder / MODEL))
+    model.eval()
+    dataset: Any = data.test
+    inputs = torch.stack([dataset[i][0] for i in range(len(dataset))])
+    with torch.no_grad():
+        features = model.features(inputs)
+        by_classifier = model.classifier(features).argmax(dim=1)
+        near = nearest_prototype(features, Targets.of(prototypes.personal, prototypes.has_personal))
+    return Taken(prototypes, torch.stack([by_classifier, near]).numpy())
