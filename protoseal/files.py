@@ -169,6 +169,11 @@ class SitePrototypes:
         _check_array("has_personal", self.has_personal, np.bool_, classes)
         _check_array("counts", self.counts, np.int64, classes)
 
+    def for_inference(self) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Rows (K, d) and which classes have one (K,): personalised, or the site's own where a class was withheld."""
+        rows = np.where(self.has_personal[:, np.newaxis], self.personal, self.local)
+        return rows, self.has_personal | (self.counts > 0)
+
 
 def _check_array(name: str, array: NDArray[Any], dtype: type[np.generic], shape: tuple[int, ...]) -> None:
     if array.dtype != dtype or array.shape != shape:

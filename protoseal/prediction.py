@@ -57,12 +57,11 @@ def load_trained(folder: Path) -> Trained:
 def predict(trained: Trained, inputs: Dataset[Any], by: By, *, device: str) -> tuple[list[int], list[int]]:
     """Predicted classes and the data set's labels, as indices into the agreement's classes.
 
-    ``inputs`` yields (float32 tensor, int label). :class:`FileError` for ``prototype`` without personalised
-    prototypes, which a run whose classes were all withheld leaves.
+    ``inputs`` yields (float32 tensor, int label).
     """
     where = choose_device(device)
     model = trained.model.to(where)
-    targets = _targets(trained).to(where) if by is By.PROTOTYPE else None
+    targets = Targets.of(*trained.prototypes.for_inference()).to(where) if by is By.PROTOTYPE else None
     predicted: list[int] = []
     labels: list[int] = []
     for batch, known in DataLoader(inputs, batch_size=_BATCH):
@@ -74,12 +73,3 @@ def predict(trained: Trained, inputs: Dataset[Any], by: By, *, device: str) -> t
         predicted += chosen.tolist()
         labels += torch.as_tensor(known).tolist()
     return predicted, labels
-
-
-def _targets(trained: Trained) -> Targets:
-    prototypes = trained.prototypes
-    if not prototypes.has_personal.any():
-        raise FileError(
-            "this site has no personalised prototypes: every class was withheld; use --by classifier"
-        )
-    return Targets.of(prototypes.personal, prototypes.has_personal)

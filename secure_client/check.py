@@ -60,7 +60,8 @@ def _learner(config: SiteConfig) -> str:
     absent = [name for name, out in zip(agreement.classes, missing, strict=True) if out]
     per_class = ", ".join(f"{n}: {c}" for n, c in zip(agreement.classes, counts, strict=True) if c)
     without = f"; no samples of {', '.join(absent)}" if absent else ""
-    return f"{data.train_samples} training samples ({per_class}){without}; {config.model_spec} on {choose_device(config.device)}"
+    samples = f"{data.train_samples} training samples ({per_class}){without}"
+    return f"{samples}; {config.model_spec} on {choose_device(config.device)}"
 
 
 def _reach(config: SiteConfig, party: Party) -> str:

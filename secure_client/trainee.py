@@ -74,19 +74,24 @@ class Trainee:
         self._journal.put(_TARGETS, round_number, content)
 
     def evaluate(self) -> Evaluation | None:
-        """Accuracy on the site's own test set; it stays at the site."""
-        return self._learner.evaluate(self._personal)
+        """Accuracy on the site's own test set; it stays at the site. By prototype once there are personalised ones."""
+        if self._personal is None:
+            return self._learner.evaluate(None)
+        return self._learner.evaluate(Targets.of(*self._prototypes().for_inference()))
 
     def save(self, out: Path) -> None:
         """Write ``model.safetensors`` and ``prototypes.safetensors``, which ``protoseal predict`` loads."""
+        write_prototypes(out, self._prototypes())
+        safetensors.torch.save_file(self._learner.state(), out / MODEL)
+
+    def _prototypes(self) -> SitePrototypes:
         rows, counts = self._rows, self._require_counts()
         if rows is None:
-            raise RuntimeError("asked to save before it trained")
+            raise RuntimeError("asked for prototypes before training")
         personal, present = np.zeros_like(rows), np.zeros(len(rows), dtype=np.bool_)
         if self._personal is not None:
             personal, present = self._personal.rows.double().numpy(), self._personal.present.numpy()
-        write_prototypes(out, SitePrototypes(rows, personal, present, counts))
-        safetensors.torch.save_file(self._learner.state(), out / MODEL)
+        return SitePrototypes(rows, personal, present, counts)
 
     def _require_counts(self) -> NDArray[np.int64]:
         if self._counts is None:
