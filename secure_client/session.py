@@ -101,7 +101,8 @@ class Session:
     def _check_still_in(self) -> None:
         stored = self._journal.get(_VIOLATION)
         if stored is not None:
-            raise Violation(f"this site left the run for good: {stored[1].decode()}")
+            why = stored[1].decode()
+            raise Violation(f"this site left the run for good, and can take part in another only: {why}")
 
     def _work(self, key: PhaseKey, request: bytes) -> bytes:
         match key.phase:
