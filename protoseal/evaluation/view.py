@@ -93,14 +93,14 @@ def best_cosines(values: Vectors, units: Vectors, least_spread: float) -> Vector
     largest = _sliding(np.maximum, sizes, dim)
     kept = np.flatnonzero(_spread(_sliding(np.add, sizes, dim), largest) >= least_spread)
     windows = np.lib.stride_tricks.sliding_window_view(values, dim)
-    targets = np.ascontiguousarray(units.T, dtype=np.float32)
+    targets = units.astype(np.float32)
     for start in range(0, len(kept), _CHUNK):
         chunk = kept[start : start + _CHUNK]
         scaled = np.empty((len(chunk), dim), dtype=np.float32)
         np.divide(windows[chunk], largest[chunk, None], out=scaled, casting="same_kind")
         scaled /= np.sqrt(np.einsum("ij,ij->i", scaled, scaled))[:, None]
-        products = scaled @ targets
-        best = np.maximum(best, np.maximum(products.max(axis=0), -products.min(axis=0)))
+        products = targets @ scaled.T
+        best = np.maximum(best, np.maximum(products.max(axis=1), -products.min(axis=1)))
     return best.astype(np.float64)
 
 

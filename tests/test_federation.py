@@ -1,0 +1,106 @@
+"""A federation in one process: what it leaves on disk, what it counts, how it ends."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from algorithms.pfpl.objective import Control
+from crypto.errors import MalformedError
+from protoseal.federation import LocalFederation, run_control, run_federation
+from protoseal.files import SiteRound, read_agreement, read_prototypes, read_site_log, site_folder
+from protoseal_wire.messages import PhaseKey
+from secure_client.errors import RunStopped
+from secure_server.aggregate import Aggregator
+from tests.support.small import HOLDINGS, small_agreement, small_data
+
+
+def figures(rounds: tuple[SiteRound, ...] | list[SiteRound]) -> list[dict[str, object]]:
+    """Without the times, which differ from run to run."""
+    return [each.model_dump(exclude={"seconds"}) for each in rounds]
+
+
+def test_it_leaves_each_site_its_files_and_its_log(tmp_path: Path) -> None:
+    agreement = small_agreement()
+    outcome = run_federation(agreement, small_data(agreement), tmp_path, device="cpu")
+    assert list(outcome.sites) == list(HOLDINGS)
+    assert [(each.round, each.attempt, each.sites) for each in outcome.rounds] == [
+        (1, 1, tuple(HOLDINGS)),
+        (2, 1, tuple(HOLDINGS)),
+    ]
+    for site, classes in HOLDINGS.items():
+        folder = site_folder(tmp_path, site)
+        assert read_site_log(folder) == outcome.sites[site]
+        assert read_agreement(folder) == agreement
+        prototypes = read_prototypes(folder)
+        assert tuple(np.flatnonzero(prototypes.has_personal)) == classes
+        assert prototypes.counts.tolist() == [6 if k in classes else 0 for k in range(3)]
+        assert [each.round for each in outcome.sites[site].rounds] == [1, 2]
+        assert outcome.sites[site].train_samples == 6 * len(classes)
+
+
+def test_the_same_run_again_gives_the_same(tmp_path: Path) -> None:
+    agreement = small_agreement()
+    for name in ("first", "second"):
+        run_federation(agreement, small_data(agreement), tmp_path / name, device="cpu")
+    for site in HOLDINGS:
+        first, second = (site_folder(tmp_path / name, site) for name in ("first", "second"))
+        assert figures(read_site_log(first).rounds) == figures(read_site_log(second).rounds)
+        for name in ("model.safetensors", "prototypes.safetensors"):
+            assert (first / name).read_bytes() == (second / name).read_bytes()
+
+
+def test_bytes_are_those_of_all_requests_and_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    agreement = small_agreement()
+    up: Counter[str] = Counter()
+    down: Counter[str] = Counter()
+    with LocalFederation(agreement, small_data(agreement), record=True) as federation:
+        for site in federation.sites:
+            monkeypatch.setattr(site.session, "answer", counting(site.name, site.session.answer, up, down))
+        federation.run()
+        outcome = federation.save(tmp_path)
+    assert {name: log.bytes_up for name, log in outcome.sites.items()} == dict(up)
+    assert {name: log.bytes_down for name, log in outcome.sites.items()} == dict(down)
+    recorded: Counter[str] = Counter()
+    for each in outcome.received:
+        if each.key is not None:
+            recorded[each.site] += len(each.content)
+    assert recorded == up
+
+
+def counting(
+    site: str, answer: Callable[[PhaseKey, bytes], bytes], up: Counter[str], down: Counter[str]
+) -> Callable[[PhaseKey, bytes], bytes]:
+    def counted(key: PhaseKey, request: bytes) -> bytes:
+        given = answer(key, request)
+        up[site] += len(given)
+        down[site] += len(request)
+        return given
+
+    return counted
+
+
+def test_a_run_whose_aggregation_fails_stops_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MalformedError("the payloads cannot be combined")
+
+    monkeypatch.setattr(Aggregator, "combine", fail)
+    agreement = small_agreement()
+    with (
+        LocalFederation(agreement, small_data(agreement)) as federation,
+        pytest.raises(RunStopped, match=r"the run stopped: .*the payloads cannot be combined"),
+    ):
+        federation.run()
+
+
+def test_a_control_is_the_same_training_without_peers() -> None:
+    agreement = small_agreement(rounds=2)
+    data = small_data(agreement)
+    logs = run_control(agreement, Control.LOCAL, data, device="cpu")
+    assert list(logs) == sorted(data)
+    assert all([each.round for each in rounds] == [1, 2] for rounds in logs.values())
+    assert all(each.sites == 1 and not each.withheld for rounds in logs.values() for each in rounds)

@@ -1,0 +1,95 @@
+"""From logs to ``result.json``: each number is checked against one worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from algorithms.pfpl.objective import Control
+from protoseal.files import SiteLog, SiteRound, ViewLine
+from protoseal.results import mean, run_result
+from secure_server.coordinator import CoordinatorRound
+from tests.support.small import small_agreement
+
+
+def site_round(number: int, accuracy: float | None, *, train: float = 1.0, attempt: int = 1) -> SiteRound:
+    return SiteRound(
+        round=number,
+        attempt=attempt,
+        sites=3,
+        withheld=("2",),
+        accuracy_classifier=accuracy,
+        accuracy_prototype=None if accuracy is None else accuracy / 2,
+        seconds={"train": train, "protect": train / 4},
+    )
+
+
+def log(name: str, *rounds: SiteRound) -> SiteLog:
+    return SiteLog(
+        name=name, model="small-cnn", train_samples=18, bytes_up=100, bytes_down=50, rounds=tuple(rounds)
+    )
+
+
+SITES = {
+    "clinic-b": log("clinic-b", site_round(1, 0.4, train=3.0), site_round(2, 0.6)),
+    "clinic-a": log("clinic-a", site_round(1, 0.2), site_round(2, 0.8, train=2.0)),
+    "clinic-c": log("clinic-c", site_round(1, 0.5)),  # it missed round 2
+    "clinic-d": log("clinic-d", site_round(1, None), site_round(2, None)),  # nothing to test on
+}
+ROUNDS = [
+    CoordinatorRound(1, 1, tuple(sorted(SITES)), (), 0.5, 4.0),
+    CoordinatorRound(2, 3, ("clinic-a", "clinic-b", "clinic-d"), ("2",), 0.25, 3.0),
+]
+CONTROLS = {
+    Control.LOCAL: {
+        name: [site_round(1, 0.1), site_round(2, 0.3)] for name in ("clinic-a", "clinic-b", "clinic-c")
+    }
+    | {"clinic-d": [site_round(1, None), site_round(2, None)]},
+}
+VIEW = (ViewLine(what="sizes", seen=True, evidence="10 messages"),)
+RESULT = run_result(small_agreement(), SITES, ROUNDS, CONTROLS, dataset="digits", seed=7, view=VIEW)
+
+
+def test_sites_are_listed_by_name_with_their_last_round() -> None:
+    assert [each.name for each in RESULT.sites] == sorted(SITES)
+    first, _, third, fourth = RESULT.sites
+    assert (first.accuracy, first.accuracy_prototype, first.accuracy_local) == (0.8, 0.4, 0.3)
+    assert first.accuracy_self is None  # that control did not run
+    assert third.accuracy == 0.5
+    assert fourth.accuracy is None
+    assert (first.bytes_up, first.bytes_down, first.train_samples, first.withheld) == (100, 50, 18, ("2",))
+
+
+def test_means_are_over_the_sites_that_have_an_accuracy() -> None:
+    assert RESULT.mean_accuracy == pytest.approx((0.8 + 0.6 + 0.5) / 3)
+    assert RESULT.compared == {"local": pytest.approx(0.3)}
+    assert mean([None, 0.5]) == 0.5
+    assert mean([None]) is None
+    assert mean([]) is None
+
+
+def test_rounds_have_the_slowest_site_and_the_sites_that_took_part() -> None:
+    first, second = RESULT.rounds
+    assert first.mean_accuracy == pytest.approx((0.4 + 0.2 + 0.5) / 3)
+    assert first.mean_accuracy_local == pytest.approx(0.1)
+    assert first.mean_accuracy_self is None
+    assert (first.seconds.train, first.seconds.protect) == (3.0, 0.75)
+    assert (first.seconds.aggregate, first.seconds.total) == (0.5, 4.0)
+    assert second.accuracies == {"clinic-a": 0.8, "clinic-b": 0.6}
+    assert second.seconds.train == 2.0
+
+
+def test_the_rest_is_the_agreements_and_the_callers() -> None:
+    agreement = small_agreement()
+    assert (RESULT.method, RESULT.protection, RESULT.dataset, RESULT.seed) == ("pfpl", "plain", "digits", 7)
+    assert RESULT.config == agreement.model_dump(mode="json", by_alias=True)
+    assert RESULT.classes == agreement.classes
+    assert RESULT.withheld == ("2",)
+    assert RESULT.coordinator_view == VIEW
+
+
+def test_a_run_without_a_completed_round_still_has_a_result() -> None:
+    nothing = {"clinic-a": log("clinic-a")}
+    result = run_result(small_agreement(), nothing, [], {}, dataset="digits", seed=0)
+    assert result.rounds == ()
+    assert result.mean_accuracy is None
+    assert result.sites[0].accuracy is None
