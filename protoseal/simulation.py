@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from protoseal.results import Controls, run_result
 from protoseal.site_files import divide
 from secure_client.data import SiteData
 from secure_server.coordinator import CoordinatorRound
+from secure_server.workers import worker_processes
 
 
 @dataclass(frozen=True)
@@ -139,6 +139,5 @@ def _workers(config: SimulationConfig) -> Iterator[Executor | None]:
     if config.protection is not Protection.CKKS or config.method in CONTROLS:
         yield None
         return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(config.workers or os.cpu_count() or 1, mp_context=context) as executor:
+    with worker_processes(config.workers or os.cpu_count() or 1) as executor:
         yield executor

@@ -52,6 +52,7 @@ def step(session: Session, transport: Transport) -> Task:
     if isinstance(task, Work):
         try:
             transport.upload(task.key, session.answer(task.key, transport.download(task)))
+            _log.debug("handed in %s of round %d", task.key.phase.name, task.key.round)
         except PhaseOver as error:
             _log.warning("too late for %s of round %d: %s", task.key.phase.name, task.key.round, error)
         except Violation as error:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import multiprocessing
 import os
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +23,7 @@ from secure_server.errors import WrongIdentity
 from secure_server.rounds import Rules, State
 from secure_server.serve import serve
 from secure_server.store import Store
+from secure_server.workers import worker_processes
 
 _log = logging.getLogger("protoseal.coordinator")
 ROUNDS_LOG, ADDRESS = "rounds.jsonl", "address"
@@ -77,8 +77,6 @@ def run_coordinator(
     """
     credentials, trust = open_identity(config, passphrase)
     agreement, workers = config.agreement, config.workers or os.cpu_count() or 1
-    # Worker processes start before gRPC does: fork under its threads is unsafe, and spawn needs no such care.
-    context = multiprocessing.get_context("spawn")
     with (
         Store.open(
             config.state_dir / "coordinator.sqlite",
@@ -86,10 +84,10 @@ def run_coordinator(
             agreement.hash(),
             record=config.record_view,
         ) as store,
-        ProcessPoolExecutor(workers, mp_context=context) as processes,
+        worker_processes(workers) as processes,
         ThreadPoolExecutor(1, thread_name_prefix="aggregation") as background,
     ):
-        rounds_log = config.state_dir / ROUNDS_LOG
+        rounds_log, address_file = config.state_dir / ROUNDS_LOG, config.state_dir / ADDRESS
         coordinator = Coordinator(
             agreement=agreement,
             rules=rules_of(config),
@@ -103,12 +101,16 @@ def run_coordinator(
         def ready(port: int) -> None:
             _log.info("run %s: serving on port %d", agreement.run, port)
             address = f"{config.listen.rpartition(':')[0]}:{port}"
-            (config.state_dir / ADDRESS).write_text(address, encoding="utf-8")
+            address_file.write_text(address, encoding="utf-8")
             on_ready(port)
 
-        asyncio.run(
-            serve(coordinator, credentials=credentials, trust=trust, listen=config.listen, ready=ready)
-        )
+        address_file.unlink(missing_ok=True)  # of a process that was killed
+        try:
+            asyncio.run(
+                serve(coordinator, credentials=credentials, trust=trust, listen=config.listen, ready=ready)
+            )
+        finally:
+            address_file.unlink(missing_ok=True)
         return coordinator.state
 
 

@@ -71,11 +71,15 @@ class Coordinator:
         store: Store,
         aggregator: Aggregator,
         background: Executor | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
         poll_seconds: float = 20.0,
         on_round: Callable[[CoordinatorRound], None] = lambda completed: None,
     ) -> None:
-        """``background`` runs the aggregation; without one it runs inside the call that completed the uploads."""
+        """``background`` runs the aggregation; without one it runs inside the call that completed the uploads.
+
+        ``clock`` is not the time of day, which may be set while a phase is open. A restart begins anew with it:
+        the phase then gets its full time again.
+        """
         self._agreement, self._rules, self._trust, self._store = agreement, rules, trust, store
         self._aggregator, self._background, self._clock = aggregator, background, clock
         self._poll_seconds, self._on_round = poll_seconds, on_round
@@ -94,6 +98,8 @@ class Coordinator:
             _log.info("resuming at %s of round %d", stored.stage.name, stored.round)
             self._step(rounds.Resumed())
             self._keep_keys()
+            if self._state.stage is Stage.FINISHED:  # it ended, but perhaps not every site has been told
+                self._ended_at = clock()
             if self._state.stage is Stage.COMPUTING and self._job is None:
                 self._start_job()
 

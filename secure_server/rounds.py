@@ -55,7 +55,7 @@ __all__ = [
 
 
 def start(rules: Rules, now: float) -> State:
-    """A new run, open for joining. ``now`` in seconds, of any epoch that outlives restarts."""
+    """A new run, open for joining. ``now`` in seconds; :class:`Resumed` may begin another epoch."""
     return State(rules.run, Stage.JOINING, now + rules.join_seconds)
 
 

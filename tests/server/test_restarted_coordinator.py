@@ -1,0 +1,66 @@
+"""A coordinator that is started again on what its store holds, after the last round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from protoseal.config import Agreement
+from protoseal.federation import LocalFederation, make_parties
+from protoseal_wire.messages import PROTOCOL_VERSION, Finished, Phase, TaskRequest
+from secure_server.aggregate import Aggregator
+from secure_server.coordinator import Coordinator
+from secure_server.rounds import Rules
+from tests.support.small import HOLDINGS, small_agreement, small_data
+
+
+def rules_of(agreement: Agreement) -> Rules:
+    return Rules(
+        run=agreement.run,
+        roster=tuple(HOLDINGS),
+        min_sites=agreement.min_sites,
+        rounds=agreement.rounds,
+        max_attempts=1,
+        needs_secret=False,
+        join_seconds=60.0,
+        phase_seconds=dict.fromkeys(Phase, 60.0),
+    )
+
+
+class Clock:
+    """Seconds that pass when told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_started_again_after_the_end_it_tells_the_sites_and_ends(tmp_path: Path) -> None:
+    agreement, clock = small_agreement(rounds=1), Clock()
+    _, trust = make_parties(tmp_path, agreement, [])
+    with LocalFederation(agreement, small_data(agreement)) as federation:
+        federation.run()
+
+        def again() -> Coordinator:
+            return Coordinator(
+                agreement=agreement,
+                rules=rules_of(agreement),
+                trust=trust,
+                store=federation.store,
+                aggregator=Aggregator(agreement, tmp_path / "keys"),
+                clock=clock,
+            )
+
+        ended = [again().finished]
+        asked = again()
+        for site in HOLDINGS:
+            ended.append(asked.finished)
+            assert isinstance(
+                asked.next_task(site, TaskRequest(PROTOCOL_VERSION, agreement.run, site)), Finished
+            )
+        assert [*ended, asked.finished] == [False] * 5 + [True]
+
+        patient = again()
+        clock.now += 31.0  # and nobody came
+        assert patient.finished
