@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean, stdev
 
 from rich.table import Table
 
@@ -61,10 +62,21 @@ def seeds_table(result: RunResult) -> Table:
         differences = [_difference(each.mean_accuracy, each.compared.get(name)) for name in names]
         beside = [percent(each.compared.get(name)) for name in names]
         table.add_row(str(each.seed), percent(each.mean_accuracy), *beside, *differences)
+    if len(result.seeds) > 1:
+        table.add_section()
+        gains = [_mean_gain(result, name) for name in names]
+        table.add_row("mean", *[""] * (1 + len(names)), *gains)
     if result.spread:
         mean, deviation = percent(result.spread.mean), percent(result.spread.standard_deviation)
         table.caption = f"mean {mean}, standard deviation {deviation}"
     return table
+
+
+def _mean_gain(result: RunResult, name: str) -> str:
+    """Mean paired difference ± its standard error, in points."""
+    pairs = [(each.mean_accuracy, each.compared.get(name)) for each in result.seeds]
+    gains = [100 * (value - other) for value, other in pairs if value is not None and other is not None]
+    return f"{fmean(gains):+.1f} ± {stdev(gains) / len(gains) ** 0.5:.1f}" if len(gains) > 1 else "-"
 
 
 def _difference(value: float | None, other: float | None) -> str:
