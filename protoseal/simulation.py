@@ -70,7 +70,9 @@ def _one_seed(
     data = {site.name: site.to_data(divided.preprocessing) for site in divided.sites}
     methods = tuple(dict.fromkeys((config.method, *config.compare)))
     agreements = {
-        method: config.agreement(method=method, seed=seed, classes=divided.classes, preprocessing=divided.preprocessing)
+        method: config.agreement(
+            method=method, seed=seed, classes=divided.classes, preprocessing=divided.preprocessing
+        )
         for method in methods
     }
     controls: Controls = {

@@ -263,9 +263,7 @@ class Coordinator:
                 attempt=completed.attempt,
                 sites=completed.participants,
                 withheld=tuple(
-                    name
-                    for name, holders in zip(self._agreement.classes, counts, strict=True)
-                    if not holders
+                    name for name, holders in zip(self._agreement.classes, counts, strict=True) if not holders
                 ),
                 aggregate_seconds=self._compute_seconds,
                 total_seconds=time.perf_counter() - self._round_began,

@@ -1,0 +1,53 @@
+"""Runs that cannot go on end with a reason on both sides, within their deadlines, and can be taken up again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.e2e.federations import check_saved, simulated, small_agreement, small_sites
+from tests.support.processes import Federation, Running
+
+
+def test_a_run_short_of_sites_or_without_a_coordinator_stops_and_can_be_continued(tmp_path: Path) -> None:
+    agreement, sites = small_agreement(rounds=3), small_sites(3)
+    with Federation(
+        tmp_path / "run",
+        agreement,
+        sites,
+        deadlines={"values": 10.0},
+        max_attempts=1,
+        retry_seconds=5.0,
+    ) as federation:
+        _lose_a_site_in_round_2(federation)
+        _lose_the_coordinator_in_round_3(federation)
+        coordinator, running = federation.start_coordinator(), federation.start_sites()
+        assert [each.exit_code() for each in (*running.values(), coordinator)] == [0, 0, 0, 0]
+        check_saved(federation, simulated(agreement, sites, tmp_path / "undisturbed"))
+
+
+def _lose_a_site_in_round_2(federation: Federation) -> None:
+    federation.hold("site-2", 2)
+    coordinator, running = federation.start_coordinator(), federation.start_sites()
+    victim = running.pop("site-1")
+    victim.wait_for_log("handed in PRESENCE of round 2")
+    victim.kill()
+    federation.release("site-2")
+    for each in (*running.values(), coordinator):
+        assert each.exit_code() != 0
+        assert "round 2, attempt 1: no values from site-1" in _last_line(each)
+
+
+def _lose_the_coordinator_in_round_3(federation: Federation) -> None:
+    federation.hold("site-1", 3)
+    coordinator, running = federation.start_coordinator(), federation.start_sites()
+    assert "resuming at STOPPED of round 2" in coordinator.log()
+    federation.wait_for_held("site-1")
+    coordinator.kill()
+    federation.release("site-1")
+    for each in running.values():
+        assert each.exit_code() != 0
+        assert "the coordinator cannot be reached" in _last_line(each)
+
+
+def _last_line(running: Running) -> str:
+    return running.log().strip().splitlines()[-1]

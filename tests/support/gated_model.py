@@ -1,0 +1,52 @@
+"""small-cnn for the tests' 8×8 scans that waits in training while the file ``hold`` in its folder names the round.
+
+A plug-in like any site's own: copied into the site's folder and named as ``model = "gated_model:build"``. It lets a
+test stop a run at a known point without guessing at times.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import cast
+
+from torch import Tensor
+
+from secure_client.models import PrototypeModel, small_cnn
+
+HOLD, HELD = Path("hold"), Path("held")
+
+
+class GatedModel(PrototypeModel):
+    """The built-in model behind a gate."""
+
+    def __init__(self, classes: int, dim: int) -> None:
+        super().__init__()
+        plain = small_cnn(classes, dim, channels=1, image_size=8)
+        self.backbone, self.classifier = plain.backbone, plain.classifier
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """As small-cnn, once the gate is open."""
+        if self.training:
+            _wait()
+        return cast("Tensor", self.backbone(inputs))
+
+
+def build(num_classes: int, dim: int) -> GatedModel:
+    """The same initial weights as small-cnn's."""
+    return GatedModel(num_classes, dim)
+
+
+def _wait() -> None:
+    while HOLD.exists() and HOLD.read_text(encoding="utf-8") == str(_round()):
+        HELD.touch()
+        time.sleep(0.02)
+    HELD.unlink(missing_ok=True)
+
+
+def _round() -> int:
+    """The round being trained, from the site's own log of those that it completed."""
+    log = Path("site.json")
+    rounds = json.loads(log.read_text(encoding="utf-8"))["rounds"] if log.exists() else []
+    return len(rounds) + 1

@@ -1,0 +1,300 @@
+"""A federation on disk, as operators set one up, and its processes: started, watched, stopped and killed.
+
+Nothing waits for a fixed time: everything is polled for, with a deadline that only a fault reaches.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from crypto.pki import Credentials, Identity, TrustAnchor, approve, create_authority, create_request
+from protoseal.config import Agreement
+from protoseal.files import SitePrototypes, read_prototypes
+from protoseal.splits import SiteArrays
+from secure_client.data.arrays import TrainTest
+from secure_client.data.npz import write_npz
+from secure_server.app import ADDRESS
+from tests.support import gated_model
+
+PATIENCE = 120.0
+"""Seconds until a wait counts as failed, far above what it takes on a busy machine."""
+
+_REPOSITORY = Path(__file__).parents[2]
+_PASSPHRASE = secrets.token_hex(16).encode()
+_PORTS = range(20_000, 32_000)  # below the ports that systems hand out by themselves
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
+    """Poll until ``condition`` holds; ``AssertionError`` naming ``what`` when it does not in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds:.0f} s: {what}")
+        time.sleep(0.02)
+
+
+class Running:
+    """One process, and what it wrote since it started."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.log_path = folder / "log.txt"
+        self._log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "protoseal", *arguments],
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment(),
+            )
+
+    def workers(self) -> list[Path]:
+        """The processes that it started, as folders under /proc that are there for as long as they are."""
+        return [each for each in Path("/proc").glob("[0-9]*") if _parent(each) == self._process.pid]
+
+    def log(self) -> str:
+        """Standard output and error of this process, without those of its forerunners in the same folder."""
+        return self.log_path.read_bytes()[self._log_start :].decode("utf-8", errors="replace")
+
+    def wait_for_log(self, text: str, seconds: float = PATIENCE) -> None:
+        """Until the log has ``text``; fails at once when the process ends without having written it."""
+
+        def found() -> bool:
+            over = self._process.poll() is not None
+            if text in self.log():
+                return True
+            assert not over, f"ended with {self._process.returncode} before {text!r}:\n{self.log()}"
+            return False
+
+        try:
+            wait_until(found, f"{text!r} in {self.log_path}", seconds)
+        except AssertionError as failure:
+            failure.add_note(self.log())
+            raise
+
+    def exit_code(self, seconds: float = PATIENCE) -> int:
+        """Of the process, once it ended by itself."""
+        wait_until(
+            lambda: self._process.poll() is not None, f"end of the process of {self.log_path}", seconds
+        )
+        return self._process.wait()
+
+    def kill(self) -> None:
+        """SIGKILL: no handler runs, nothing is flushed."""
+        self._process.kill()
+        self._process.wait()
+
+    def send(self, number: signal.Signals) -> None:
+        """SIGTERM, SIGSTOP or SIGCONT, say."""
+        self._process.send_signal(number)
+
+
+def environment() -> dict[str, str]:
+    """Ours, with one thread a process (several share the cores) and the repository importable."""
+    path = os.pathsep.join(str(folder) for folder in (_REPOSITORY, _REPOSITORY / "proto"))
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+
+
+class Federation:
+    """A CA, a coordinator and sites, each in a folder of its own under ``root``, and their processes."""
+
+    def __init__(
+        self,
+        root: Path,
+        agreement: Agreement,
+        sites: Sequence[SiteArrays],
+        *,
+        deadlines: Mapping[str, float] | None = None,
+        retry_seconds: float = PATIENCE,
+        max_attempts: int = 3,
+        gated: bool = True,
+    ) -> None:
+        """``gated`` gives every site the plug-in of ``tests/support/gated_model.py`` in place of small-cnn."""
+        self.root, self.agreement, self.names = root, agreement, [site.name for site in sites]
+        self.port = _free_port()
+        self._running: dict[str, Running] = {}
+        create_authority(root / "ca", agreement.federation, _PASSPHRASE, now=_days_ago(3))
+        self.trust = TrustAnchor.load(root / "ca" / "ca.pem")
+        (root / "agreement.toml").write_text(_agreement_toml(agreement), encoding="utf-8")
+        self._write_coordinator(deadlines or {}, max_attempts)
+        for site in sites:
+            self._write_site(site, retry_seconds, gated=gated)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        for running in self._running.values():
+            running.kill()
+
+    @property
+    def address(self) -> str:
+        """Where the coordinator listens; the same after a restart."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def address_file(self) -> Path:
+        """What the coordinator writes for others to find it, for as long as it serves."""
+        return self.root / "coordinator" / "state" / ADDRESS
+
+    def folder(self, site: str) -> Path:
+        """A site's configuration, data, state and results."""
+        return self.root / "sites" / site
+
+    def prototypes(self, site: str) -> SitePrototypes:
+        """What the site saved at the end."""
+        return read_prototypes(self.folder(site))
+
+    def credentials(self, site: str) -> Credentials:
+        """A site's certificate and key, for a test that plays a dishonest site."""
+        folder = self.folder(site)
+        return Credentials.load(folder / "certificate.pem", folder / "key.pem", _PASSPHRASE)
+
+    # Processes
+
+    def start_coordinator(self) -> Running:
+        """``protoseal server run``, returned once sites can connect."""
+        running = self._start("coordinator", self.root / "coordinator", "server", "coordinator.toml")
+        running.wait_for_log("serving on port")
+        return running
+
+    def start_site(self, name: str) -> Running:
+        """``protoseal client run``."""
+        return self._start(name, self.folder(name), "client", "site.toml")
+
+    def start_sites(self) -> dict[str, Running]:
+        """All of them, by name."""
+        return {name: self.start_site(name) for name in self.names}
+
+    def _start(self, name: str, folder: Path, side: str, config: str) -> Running:
+        self._running[name] = Running(folder, side, "run", "--config", config)
+        return self._running[name]
+
+    # The gate of a site's training
+
+    def hold(self, site: str, round_number: int) -> None:
+        """Have the site stop in the training of that round."""
+        self.release(site)
+        (self.folder(site) / gated_model.HOLD).write_text(str(round_number), encoding="utf-8")
+
+    def wait_for_held(self, site: str) -> None:
+        """Until the site is in that training."""
+        wait_until((self.folder(site) / gated_model.HELD).exists, f"{site} held in training")
+
+    def release(self, site: str) -> None:
+        """Let it go on."""
+        (self.folder(site) / gated_model.HOLD).unlink(missing_ok=True)
+
+    # Files
+
+    def enrol(self, name: str, *, expired: bool = False) -> Credentials:
+        """A further site of this federation, which the coordinator's file does not name."""
+        now = _days_ago(2) if expired else None
+        self._enrol(self.folder(name), Identity.site(self.agreement.federation, name), now=now)
+        return self.credentials(name)
+
+    def _enrol(
+        self, folder: Path, identity: Identity, hosts: Sequence[str] = (), now: datetime | None = None
+    ) -> None:
+        """Key, certificate and the CA's certificate, as `pki request` and `pki approve` leave them."""
+        create_request(folder, identity, _PASSPHRASE, hosts)
+        request = (folder / "request.pem").read_bytes()
+        certificate = approve(self.root / "ca", _PASSPHRASE, request, days=1, now=now)
+        (folder / "certificate.pem").write_bytes(certificate)
+        shutil.copy(self.root / "ca" / "ca.pem", folder)
+        (folder / "passphrase").touch(mode=0o600)
+        (folder / "passphrase").write_bytes(_PASSPHRASE)
+
+    def _write_coordinator(self, deadlines: Mapping[str, float], max_attempts: int) -> None:
+        folder = self.root / "coordinator"
+        self._enrol(folder, Identity.coordinator(self.agreement.federation), ["127.0.0.1"])
+        text = _party_toml(
+            agreement="../agreement.toml",
+            listen=self.address,
+            sites=self.names,
+            max_attempts=max_attempts,
+            workers=1,
+            record_view=True,
+        )
+        tables = "".join(f"{name} = {value}\n" for name, value in deadlines.items())
+        (folder / "coordinator.toml").write_text(f"{text}[deadlines]\n{tables}", encoding="utf-8")
+
+    def _write_site(self, site: SiteArrays, retry_seconds: float, *, gated: bool) -> None:
+        folder = self.folder(site.name)
+        self._enrol(folder, Identity.site(self.agreement.federation, site.name))
+        write_npz(folder / "data.npz", TrainTest(site.train, site.test, self.agreement.classes, site.domains))
+        shutil.copy(str(gated_model.__file__), folder)
+        text = _party_toml(
+            agreement="../../agreement.toml",
+            name=site.name,
+            coordinator=self.address,
+            data="npz:data.npz",
+            device="cpu",
+            out=".",
+            retry_seconds=retry_seconds,
+            log_level="debug",
+            **({"model": "gated_model:build"} if gated else {}),
+        )
+        (folder / "site.toml").write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def frozen(running: Running) -> Iterator[None]:
+    """A process that is there but does nothing, as on a machine that hangs."""
+    running.send(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        running.send(signal.SIGCONT)
+
+
+def _parent(process: Path) -> int | None:
+    try:
+        return int((process / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+        return None
+
+
+def _days_ago(days: int) -> datetime:
+    return datetime.now(UTC) - timedelta(days=days)
+
+
+def _free_port() -> int:
+    while True:
+        port = secrets.choice(_PORTS)
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return port
+
+
+def _party_toml(**values: object) -> str:
+    files = {"ca": "ca.pem", "certificate": "certificate.pem", "key": "key.pem"}
+    state = {"passphrase_file": "passphrase", "state_dir": "state"}
+    # JSON's strings, numbers, booleans and arrays are TOML's too.
+    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in {**files, **state, **values}.items())
+
+
+def _agreement_toml(agreement: Agreement) -> str:
+    content = agreement.model_dump(mode="json", by_alias=True)
+    lines = [f"{key} = {json.dumps(value)}" for key, value in content.items() if not isinstance(value, dict)]
+    for key, table in content.items():
+        if isinstance(table, dict):
+            lines += [f"[{key}]", *(f"{name} = {json.dumps(value)}" for name, value in table.items())]
+    return "\n".join(lines) + "\n"
