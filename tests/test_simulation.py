@@ -117,7 +117,9 @@ def test_ckks_in_worker_processes_reaches_what_plain_reaches(one_seed: OneSeed, 
     result = simulate(config)
     assert result.mean_accuracy is not None
     assert result.mean_accuracy > 0.3  # of ten classes: something was learnt that could differ
-    assert [each.accuracies for each in result.rounds] == [each.accuracies for each in plain.rounds]
+    for got, expected in zip(result.rounds, plain.rounds, strict=True):
+        # A site has over 400 test samples; after the first round noise may break a tie among them.
+        assert got.accuracies == pytest.approx(expected.accuracies, abs=0.01)
     assert min(each.bytes_up for each in result.sites) > 100 * max(each.bytes_up for each in plain.sites)
 
 

@@ -35,7 +35,7 @@ _DTYPES = ("<f4", "<f8", "<i4", "<i8")
 _TWINS = 2
 _LARGEST = 1e150  # sums of a window still fit float64
 _SMALLEST = 1e-6  # of 1 − c²: below it float32 sees no difference
-_CHUNK = 1 << 12  # windows at a time: bounds the memory
+_CHUNK = 1 << 14  # windows at a time: bounds the memory, and keeps BLAS's threads busy
 
 
 @dataclass(frozen=True)

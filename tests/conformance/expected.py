@@ -16,7 +16,7 @@ from crypto.ckks.precision import peer_error
 from crypto.plain import PlainServer
 from crypto.protection import Cohort, Payload
 from protoseal.config import Agreement
-from tests.conformance.runs import Record
+from tests.conformance.runs import Record, Taken
 
 Stack = NDArray[np.float64]
 
@@ -24,6 +24,8 @@ _ALL_COMPARED = {Weighting.DISTANCE: 1, Weighting.COMPLEMENT: 2}
 """With more holders than this, weights depend on distances; before it, and for `uniform`, the divisor is a count."""
 
 _FLOAT32 = 2.0**-23
+_TIE = 1e-3
+"""A lead of less than this is a tie, which noise of 1e-5 in a target may break either way in later rounds."""
 
 
 @dataclass(frozen=True)
@@ -81,3 +83,10 @@ def excess(agreement: Agreement, record: Record, number: int, weighting: Weighti
     got = np.stack([record[number, site].prototypes.personal for site in inputs.cohort.sites])
     off = np.abs(got - personalised(agreement, inputs, weighting)).max(axis=2)
     return float((off / bounds(agreement, inputs))[inputs.cohort.holds].max())
+
+
+def check_predictions(got: Taken, reference: Taken) -> None:
+    """``AssertionError`` unless they predict the same wherever the reference has made up its mind, nearly always."""
+    decided = reference.margins > _TIE
+    assert decided.mean() > 0.95
+    np.testing.assert_array_equal(got.predictions[decided], reference.predictions[decided])

@@ -13,6 +13,7 @@ import safetensors.torch
 import torch
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
+from torch import Tensor
 
 from algorithms.pfpl import Weighting
 from algorithms.prototypes import Targets, nearest_prototype
@@ -32,10 +33,15 @@ _TRAIN, _TEST = 6, 4
 
 @dataclass(frozen=True)
 class Taken:
-    """A site after the result of a round; ``predictions`` are (2, N): by classifier and by nearest prototype."""
+    """A site after the result of a round, and what it predicts for its own N test samples.
+
+    ``predictions`` are (2, N), by classifier and by nearest prototype; ``margins`` are by how much logit or
+    distance the first choice is ahead of the second.
+    """
 
     prototypes: SitePrototypes
     predictions: NDArray[np.int64]
+    margins: NDArray[np.float64]
 
 
 Record = dict[tuple[int, str], Taken]
@@ -119,6 +125,15 @@ def taken_from(folder: Path, agreement: Agreement, data: SiteData) -> Taken:
     inputs = torch.stack([dataset[i][0] for i in range(len(dataset))])
     with torch.no_grad():
         features = model.features(inputs)
-        by_classifier = model.classifier(features).argmax(dim=1)
+        logits = model.classifier(features)
         near = nearest_prototype(features, Targets.of(prototypes.personal, prototypes.has_personal))
-    return Taken(prototypes, torch.stack([by_classifier, near]).numpy())
+    present = torch.from_numpy(prototypes.personal[prototypes.has_personal]).float()
+    margins = torch.stack([_gap(logits), _gap(-torch.cdist(features, present))])
+    predictions = torch.stack([logits.argmax(dim=1), near])
+    return Taken(prototypes, predictions.numpy(), margins.double().numpy())
+
+
+def _gap(scores: Tensor) -> Tensor:
+    """How far the best score of each row is ahead of the next, (N,)."""
+    best = scores.topk(2, dim=1).values
+    return best[:, 0] - best[:, 1]
