@@ -27,6 +27,7 @@ def small_agreement(
         rounds=rounds,
         classes=CLASSES,
         dim=12,
+        norm_bound=1.0,
         min_holders=3,
         min_sites=min_sites,
         preprocessing=PreprocessingSection(image_size=8, channels=1, mean=(0.5,), std=(0.5,)),
