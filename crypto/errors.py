@@ -5,6 +5,7 @@
     │   └── UnknownSchemeError   a scheme or version marker that this build does not know
     ├── VerificationError    a signature, certificate or binding that does not hold
     ├── DecryptionError      an authenticated ciphertext that does not open
+    ├── ImplausibleError     a decrypted answer that no honest computation gives
     ├── PrecisionError       a value that the chosen parameters cannot carry
     └── KeyStoreError        a key file that is missing, already there, or locked by another passphrase
 
@@ -32,6 +33,13 @@ class VerificationError(CryptoError):
 
 class DecryptionError(CryptoError):
     """An authenticated ciphertext does not open. The cause is not told apart, on purpose."""
+
+
+class ImplausibleError(CryptoError):
+    """A decrypted answer is none that an honest computation gives.
+
+    Whether this was raised follows from a decryption, so it must not show to whoever sent the answer.
+    """
 
 
 class PrecisionError(CryptoError):

@@ -92,7 +92,8 @@ class SiteHalf(Protocol):
         """The combination of peers for each class the site holds; its own row where there is nothing to combine.
 
         ``rows`` are the very rows that were protected. Raises :class:`crypto.errors.MalformedError` for an answer
-        that is not what the scheme prescribes.
+        that is not what the scheme prescribes, and :class:`crypto.errors.ImplausibleError` for one that only
+        its decryption shows to be wrong: the server must not learn of that.
         """
         ...
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from crypto.pki import Credentials, Role, TrustAnchor
 from protoseal.config import SiteConfig
 from protoseal.files import SiteLog, SiteRound, write_agreement, write_site_log
-from protoseal_wire.messages import Stopped
+from protoseal_wire.messages import Finished, Stopped
 from secure_client.build import build_learner
 from secure_client.data import SiteData, load_site_data
 from secure_client.errors import RunStopped, SiteError
@@ -67,9 +67,17 @@ def run_site(
             transport.close()
         if trainee.has_trained:
             trainee.save(config.out)
+        check_complete(outcome, agreement.rounds, trained=trainee.has_trained)
+    return book.write()
+
+
+def check_complete(outcome: Finished | Stopped, rounds: int, *, trained: bool) -> None:
+    """Raise :class:`RunStopped` unless the run had its agreed rounds and this site trained in it."""
     if isinstance(outcome, Stopped):
         raise RunStopped(f"the coordinator stopped the run: {outcome.reason}")
-    return book.write()
+    if outcome.rounds != rounds or not trained:
+        part = "" if trained else ", and this site took part in none"
+        raise RunStopped(f"the coordinator ended the run after {outcome.rounds} of {rounds} rounds{part}")
 
 
 class _LogBook:

@@ -13,6 +13,8 @@ from __future__ import annotations
 import hashlib
 import os
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -44,6 +46,8 @@ class Journal:
         """Open or create the file. :class:`StateError` if it is of another run, agreement or site, or in use."""
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        path.chmod(0o600)
+        _sync_directory(path.parent)
         self._storage = storage
         self._run = run
         self._db = sqlite3.connect(path, isolation_level=None, timeout=1.0, check_same_thread=False)
@@ -87,6 +91,18 @@ class Journal:
     def close(self) -> None:
         """Release the file."""
         self._db.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All that is stored inside, or, if an exception ends it, nothing."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:  # SQLite itself rolls back after some errors, such as a full disk
+                self._db.execute("ROLLBACK")
+            raise
 
     # One answer for each phase
 
@@ -163,6 +179,15 @@ class Journal:
         """(round, content) of the document, or None."""
         row = self._db.execute("SELECT round, content FROM documents WHERE name=?", (name,)).fetchone()
         return None if row is None else (int(row[0]), bytes(row[1]))
+
+
+def _sync_directory(directory: Path) -> None:
+    """Without this a new file's name may be lost with the power, and every answer in it."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def check_same_request(key: PhaseKey, answered: bytes, asked: bytes) -> None:

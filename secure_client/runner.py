@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import Protocol
 
+from crypto.errors import CryptoError
 from protoseal_wire.messages import Finished, JoinReply, JoinRequest, PhaseKey, Stopped, Task, Work
-from secure_client.errors import PhaseOver, SiteError, Violation
+from secure_client.errors import PhaseOver, SiteError, Unreachable
 from secure_client.session import Session
 
 _log = logging.getLogger("protoseal.site")
+_SHORTEST_TURN_SECONDS = 0.05
 
 
 class Transport(Protocol):
@@ -37,28 +40,43 @@ class Transport(Protocol):
 
 
 def take_part(session: Session, transport: Transport) -> Finished | Stopped:
-    """Join, then work until the run ends. A :class:`Violation` ends the site's part at once."""
+    """Join, then work until the run ends.
+
+    A site that cannot go on says so to the coordinator, which then does not wait for it, and raises: after a
+    :class:`Violation`, a failed training, a refusal. An unreachable coordinator is told nothing.
+    """
     transport.join(session.join_request())
     _log.info("joined as %s", session.site)
+    try:
+        return _work(session, transport)
+    except Unreachable:
+        raise
+    except (SiteError, CryptoError) as error:
+        _log.error("leaving the run: %s", error)
+        _leave(transport)
+        raise
+
+
+def _work(session: Session, transport: Transport) -> Finished | Stopped:
     while True:
+        start = time.monotonic()
         task = step(session, transport)
         if isinstance(task, Finished | Stopped):
             return task
+        # The coordinator holds a poll open; should it not, this keeps the site from asking in a tight loop.
+        time.sleep(max(0.0, _SHORTEST_TURN_SECONDS - (time.monotonic() - start)))
 
 
 def step(session: Session, transport: Transport) -> Task:
     """One task: fetched, and if it is work, done and handed in."""
     task = transport.next_task()
     if isinstance(task, Work):
+        session.check_size(task)
         try:
             transport.upload(task.key, session.answer(task.key, transport.download(task)))
             _log.debug("handed in %s of round %d", task.key.phase.name, task.key.round)
         except PhaseOver as error:
             _log.warning("too late for %s of round %d: %s", task.key.phase.name, task.key.round, error)
-        except Violation as error:
-            _log.error("leaving the run: %s", error)
-            _leave(transport)
-            raise
     return task
 
 

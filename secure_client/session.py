@@ -19,15 +19,15 @@ import numpy as np
 
 from algorithms.pfpl.aggregation import personalise
 from crypto.ckks.site import CkksSite
-from crypto.errors import CryptoError
+from crypto.errors import CryptoError, ImplausibleError
 from crypto.plain import PlainSite
-from crypto.protection import Cohort, Combination, Rows, SiteHalf
+from crypto.protection import Cohort, Combination, Payload, Rows, SiteHalf
 from protoseal.config import Agreement
 from protoseal.files import SiteRound
 from protoseal.terms import cohort_of, limits_of
 from protoseal_wire import codec
 from protoseal_wire.codec import CodecError
-from protoseal_wire.messages import PROTOCOL_VERSION, Acknowledgement, JoinRequest, Phase, PhaseKey
+from protoseal_wire.messages import PROTOCOL_VERSION, Acknowledgement, JoinRequest, Phase, PhaseKey, Work
 from protoseal_wire.presence import sign_presence, verify_active_list
 from secure_client.errors import Violation
 from secure_client.journal import Journal
@@ -36,7 +36,6 @@ from secure_client.setup import Party, Setup
 from secure_client.trainee import Trainee
 
 _log = logging.getLogger("protoseal.site")
-_VIOLATION = "violation"
 
 
 class Session:
@@ -65,8 +64,7 @@ class Session:
         return self._party.name
 
     def join_request(self) -> JoinRequest:
-        """The same bytes at every start of this site in this run. :class:`Violation` if it left the run."""
-        self._check_still_in()
+        """The same bytes at every start of this site in this run."""
         return JoinRequest(
             PROTOCOL_VERSION, self._agreement.run, self.site, self._agreement.hash(), self._setup.statement
         )
@@ -74,35 +72,35 @@ class Session:
     def answer(self, key: PhaseKey, request: bytes) -> bytes:
         """Answer a phase, once: the same request gets the same bytes again, after a restart too.
 
-        Raises :class:`Violation`, and answers nothing more in this run, restarted or not, when the request is
-        one that the protocol does not allow here, or its content does not verify.
+        Raises :class:`Violation`, and answers nothing, when the request is one that the protocol does not allow
+        here, or its content does not verify.
         """
-        self._check_still_in()
-        try:
-            return self._answer(key, request)
-        except Violation as error:
-            # For good: an answer that was refused for what it decrypted to tells one bit, and must not tell more.
-            self._journal.put(_VIOLATION, key.round, str(error).encode())
-            raise
-
-    def _answer(self, key: PhaseKey, request: bytes) -> bytes:
         self._check_run(key)
         stored = self._journal.answer(key, request)
         if stored is not None:
             return stored
         self._check_order(key)
-        try:
-            answer = self._work(key, request)
-        except CodecError as error:
-            raise Violation(f"{key.phase.name} of round {key.round} does not decode: {error}") from error
-        self._journal.record(key, request, answer)
+        # With what follows from the request: a crash leaves either all of it or a phase not yet answered.
+        with self._journal.transaction():
+            answer = self._decoded(key, request)
+            self._journal.record(key, request, answer)
+        if key.phase is Phase.RESULT:
+            self._report(key)
         return answer
 
-    def _check_still_in(self) -> None:
-        stored = self._journal.get(_VIOLATION)
-        if stored is not None:
-            why = stored[1].decode()
-            raise Violation(f"this site left the run for good, and can take part in another only: {why}")
+    def check_size(self, work: Work) -> None:
+        """Raise :class:`Violation` for a request larger than its phase can need, before it is downloaded."""
+        limit = self._limits.request_bytes(work.key.phase)
+        if work.size > limit:
+            raise Violation(
+                f"{work.key.phase.name}: a request of {work.size} bytes, at most {limit} are expected"
+            )
+
+    def _decoded(self, key: PhaseKey, request: bytes) -> bytes:
+        try:
+            return self._work(key, request)
+        except CodecError as error:
+            raise Violation(f"{key.phase.name} of round {key.round} does not decode: {error}") from error
 
     def _work(self, key: PhaseKey, request: bytes) -> bytes:
         match key.phase:
@@ -199,18 +197,33 @@ class Session:
         return codec.encode_payload(payload)
 
     def _result(self, key: PhaseKey, request: bytes) -> bytes:
-        active = self._journal.request(PhaseKey(key.run, key.round, key.attempt, Phase.VALUES))
-        cohort = self._verified_cohort(key, active or b"")
+        cohort = self._agreed_cohort(key)
         payload = codec.decode_payload(request, self._limits)
         rows = self._rows(key)
         with _Stopwatch(self._seconds, "protect"):
-            try:
-                peers = self._protection().unprotect(payload, rows, self.site, cohort)
-            except CryptoError as error:
-                raise Violation(f"the result of round {key.round} is refused: {error}") from error
-        self._take_targets(key, rows, peers, cohort)
+            peers = self._peers(key, payload, rows, cohort)
+        if peers is not None:
+            targets = personalise(rows, peers, self._agreement.pfpl.alpha) * self._agreement.norm_bound
+            self._trainee.take_targets(key.round, targets, cohort.holds[cohort.index(self.site)])
         self._journal.forget_contents(key.round)
         return codec.encode_acknowledgement(Acknowledgement())
+
+    def _peers(self, key: PhaseKey, payload: Payload, rows: Rows, cohort: Cohort) -> Rows | None:
+        """What peers combine to; None, which only this site's log shows, for a decryption that cannot be right."""
+        try:
+            return self._protection().unprotect(payload, rows, self.site, cohort)
+        except ImplausibleError as error:
+            _log.error(
+                "the result of round %d is not used, the targets stay as they are: %s", key.round, error
+            )
+            return None
+        except CryptoError as error:
+            raise Violation(f"the result of round {key.round} is refused: {error}") from error
+
+    def _agreed_cohort(self, key: PhaseKey) -> Cohort:
+        """The cohort that this site protected its values for."""
+        request = self._journal.request(PhaseKey(key.run, key.round, key.attempt, Phase.VALUES))
+        return self._verified_cohort(key, request or b"")
 
     def _verified_cohort(self, key: PhaseKey, request: bytes) -> Cohort:
         active = codec.decode_active_list(request, self._limits)
@@ -239,11 +252,9 @@ class Session:
         rows, _ = self._trainee.trained(key.round)
         return np.asarray(rows / self._agreement.norm_bound)
 
-    def _take_targets(self, key: PhaseKey, rows: Rows, peers: Rows, cohort: Cohort) -> None:
-        holds = cohort.holds[cohort.index(self.site)]
-        targets = personalise(rows, peers, self._agreement.pfpl.alpha) * self._agreement.norm_bound
-        self._trainee.take_targets(key.round, targets, holds)
-        withheld = self._trainee.held_classes() & ~holds
+    def _report(self, key: PhaseKey) -> None:
+        cohort = self._agreed_cohort(key)
+        withheld = self._trainee.held_classes() & ~cohort.holds[cohort.index(self.site)]
         names = tuple(self._agreement.classes[k] for k in np.flatnonzero(withheld))
         accuracy = self._trainee.evaluate()
         self._on_round(site_round(key.round, key.attempt, len(cohort.sites), names, accuracy, self._seconds))

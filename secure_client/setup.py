@@ -6,6 +6,7 @@ CA, the group secret is sealed to each site and signed by the site that the rost
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -24,6 +25,7 @@ from protoseal_wire.messages import Acknowledgement, GroupKeys, Phase, RosterAns
 from secure_client.errors import Violation
 from secure_client.journal import Journal
 
+_log = logging.getLogger("protoseal.site")
 _CHANNEL, _STATEMENT = "channel key", "statement"
 _VERIFIED_AT = "roster verified at"
 
@@ -87,6 +89,8 @@ class Setup:
         """Verify the roster; the site whose turn it is also makes the group's keys."""
         now = self._now()
         self._roster = self._verified(request, now)
+        for name in sorted(set(self._party.pins) - set(self._roster.members)):
+            _log.warning("there is a pin for %s, but no such site is on the roster", name)
         self._journal.put(_VERIFIED_AT, 0, now.isoformat().encode())
         makes_keys = self._agreement.needs_group_secret and self._roster.maker == self._party.name
         keys = self._make_group_keys(self._roster) if makes_keys else None
@@ -103,6 +107,7 @@ class Setup:
                 recipient=self._party.name,
                 channel_key=self._channel,
             )
+            CkksSecret.from_bytes(secret)
         except CryptoError as error:
             raise Violation(f"the group secret that the coordinator delivered is refused: {error}") from error
         self._journal.put_secret(_group_name(self.roster()), secret)

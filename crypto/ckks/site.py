@@ -14,11 +14,10 @@ from crypto.ckks.parameters import SCHEME, answer_forms, upload_forms
 from crypto.ckks.precision import check_cohort_size, check_tau
 from crypto.ckks.secret import CkksSecret
 from crypto.ckks.serialization import read_payload
-from crypto.errors import CryptoError, MalformedError
+from crypto.errors import ImplausibleError
 from crypto.protection import Cohort, Combination, Payload, Rows
 from crypto.rows import contributed
 
-_REFUSED = "the coordinator's answer is not what the scheme prescribes"
 # A convex combination is no longer than 1; more than twice that is no rounding error.
 _LONGEST = 2.0
 
@@ -57,26 +56,26 @@ class CkksSite:
         The own row stands where the site is the only holder, holds nothing, or agrees with all its peers
         (D_i ≤ tau). ``rows`` are the very rows that were protected.
 
-        Every answer that will not do raises the same :class:`MalformedError`. That it was raised is already one
-        bit about a decryption, so a caller must not let the coordinator try again: see :mod:`crypto.ckks.secret`.
+        Raises :class:`MalformedError` for an answer of another form than prescribed, which the coordinator could
+        tell as well, and :class:`ImplausibleError` for what shows only in the decryption. The caller must act on
+        the second so that the coordinator cannot tell: whoever learns it can compare a sealed value with a
+        bound of his choice (:mod:`crypto.ckks.secret`).
         """
         own = contributed(rows, site, cohort)
-        try:
-            combined = self._combined(answer, own, site, cohort)
-            holds = cohort.holds[cohort.index(site)]
-            result = np.where((holds & (cohort.counts > 1))[:, None], combined, rows)
-            check_plausible(result[holds])
-        except CryptoError as error:
-            raise MalformedError(_REFUSED) from error
-        return result
-
-    def _combined(self, answer: Payload, own: Rows, site: str, cohort: Cohort) -> Rows:
         packing = Packing(cohort.classes, cohort.dim)
         ciphertexts = read_payload(answer, answer_forms(self._combination, packing.parts))
         vectors = [self._secret.decrypt(ciphertext).real for ciphertext in ciphertexts]
+        combined = self._combined(vectors, own, site, cohort)
+        holds = cohort.holds[cohort.index(site)]
+        result = np.where((holds & (cohort.counts > 1))[:, None], combined, rows)
+        check_plausible(result[holds])
+        return result
+
+    def _combined(self, vectors: list[Float], own: Rows, site: str, cohort: Cohort) -> Rows:
+        packing = Packing(cohort.classes, cohort.dim)
         if self._combination is Combination.UNIFORM:
             return packing.unpack(vectors) / np.maximum(cohort.counts - 1, 1)[:, None]
-        denominator = vectors.pop()
+        *numerators, denominator = vectors
         absent = _absent_norms(own, cohort)
         # Slot by slot: d_im has the same error in a slot of the numerator as in that of the denominator.
         total = packing.unpack([denominator] * packing.parts) - absent[:, None]
@@ -84,7 +83,7 @@ class CkksSite:
         compared = self._compared(cohort)
         check_totals(mean_total[compared & cohort.holds[cohort.index(site)]], self._tau, len(cohort.sites))
         agree = compared & (mean_total <= self._tau)
-        combined = _divide(packing.unpack(vectors), self._divisor(total, cohort))
+        combined = _divide(packing.unpack(numerators), self._divisor(total, cohort))
         return np.where(agree[:, None], own, combined)
 
     def _compared(self, cohort: Cohort) -> NDArray[np.bool_]:
@@ -121,16 +120,16 @@ def _divide(numerators: Rows, divisor: Rows) -> Rows:
 
 
 def check_totals(totals: Float, tau: float, sites: int) -> None:
-    """Raise :class:`MalformedError` unless each D_i is what n − 1 squared distances of rows of norm 1 can be.
+    """Raise :class:`ImplausibleError` unless each D_i is what n − 1 squared distances of rows of norm 1 can be.
 
     tau is above the error of D_i (:func:`crypto.ckks.precision.check_tau`). Without this check, garbage below 0
     would pass for agreement.
     """
     if not ((totals >= -tau) & (totals <= 4.0 * (sites - 1) + tau)).all():
-        raise MalformedError("a decrypted sum of squared distances is out of range")
+        raise ImplausibleError("a decrypted sum of squared distances is out of range")
 
 
 def check_plausible(rows: Rows) -> None:
-    """Raise :class:`MalformedError` for rows that no convex combination of rows of norm 1 can be."""
+    """Raise :class:`ImplausibleError` for rows that no convex combination of rows of norm 1 can be."""
     if not (np.linalg.norm(rows, axis=1) <= _LONGEST).all():
-        raise MalformedError("a decrypted row is not a number, or far longer than any peer's")
+        raise ImplausibleError("a decrypted row is not a number, or far longer than any peer's")

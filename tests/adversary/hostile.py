@@ -59,6 +59,7 @@ class Asked:
 
     site: str
     key: PhaseKey
+    content: bytes
     answered_before: bytes | None
 
 
@@ -132,6 +133,10 @@ class Hostile:
             (targets / self.agreement.norm_bound - alpha * self.rows(name, round_number)) / (1.0 - alpha)
         )
 
+    def evaluation_keys(self) -> bytes:
+        """The group's public keys, as their maker sent them."""
+        return (self._directory / "evaluation-keys.bin").read_bytes()
+
     # Requests
 
     def ask(
@@ -147,7 +152,7 @@ class Hostile:
         """Ask one site and return its answer, or let its refusal through."""
         site = self.site(name)
         key = PhaseKey(run or self.agreement.run, round_number, attempt, phase)
-        self.last = Asked(name, key, site.journal.stored_answer(key))
+        self.last = Asked(name, key, content, site.journal.stored_answer(key))
         return site.session.answer(key, content)
 
     def statement(self, name: str) -> Statement:

@@ -244,7 +244,7 @@ _CKKS = (Protection.CKKS, Weighting.COMPLEMENT)
 _LIST = "the active list of round . is refused: "
 _SIGNED = _LIST + r"a signature \(presence\) does not hold"
 _TWICE = "again with different content"
-_SCHEME = "the result of round 1 is refused: the coordinator's answer is not what the scheme prescribes"
+_FORM = "the result of round 1 is refused: a ciphertext of another "
 _FRESH, _ONE_RESULT = SESSION + "_check_fresh", SESSION + "_check_one_result_each_round"
 _OPEN = SESSION + "_check_attempt_open"
 
@@ -294,10 +294,10 @@ ROUND_ATTACKS: dict[str, Attack] = {
         (SESSION + "_check_run",), A, Phase.PRESENCE, "asked for run run-2", another_run
     ),
     "sends another scale": Attack(
-        ("crypto.ckks.serialization.check_scale",), A, Phase.RESULT, _SCHEME, other_scale, *_CKKS
+        ("crypto.ckks.serialization.check_scale",), A, Phase.RESULT, _FORM + "scale", other_scale, *_CKKS
     ),
     "sends another level": Attack(
-        ("crypto.ckks.serialization.check_level",), A, Phase.RESULT, _SCHEME, other_level, *_CKKS
+        ("crypto.ckks.serialization.check_level",), A, Phase.RESULT, _FORM + "level", other_level, *_CKKS
     ),
 }  # fmt: skip
 """By what the coordinator does."""

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from algorithms.pfpl import Weighting
+from crypto.ckks.circuit import Circuit
+from crypto.ckks.evaluation_keys import EvaluationKeys
 from crypto.ckks.parameters import NUMERATOR, SLOTS
 from crypto.ckks.secret import CkksSecret
+from crypto.ckks.serialization import dump, read_ciphertext
 from crypto.protection import Payload
 from protoseal.config import Protection
 from protoseal_wire import codec
@@ -26,7 +29,7 @@ from protoseal_wire.messages import (
     Work,
 )
 from secure_client.errors import Violation
-from secure_client.runner import step
+from secure_client.runner import step, take_part
 from tests.adversary.conftest import Open
 from tests.adversary.hostile import Hostile
 
@@ -46,7 +49,7 @@ class OneTask:
         return JoinReply(request.protocol, 1.0)
 
     def next_task(self) -> Task:
-        return self._work if not self.said else Finished(1)
+        return Finished(1) if any(kind == "upload" for kind, _ in self.said) else self._work
 
     def download(self, work: Work) -> bytes:
         assert work == self._work
@@ -66,10 +69,13 @@ def _up_to_result(play: Hostile) -> dict[str, Payload]:
     return play.combine(play.all_values(active), active)
 
 
+def _result_waiting(play: Hostile, payload: Payload) -> OneTask:
+    return OneTask(PhaseKey(play.agreement.run, 1, 1, Phase.RESULT), codec.encode_payload(payload))
+
+
 def _take(play: Hostile, name: str, payload: Payload) -> list[tuple[str, bytes]]:
     """Everything the site says when it finds this result waiting."""
-    key = PhaseKey(play.agreement.run, 1, 1, Phase.RESULT)
-    transport = OneTask(key, codec.encode_payload(payload))
+    transport = _result_waiting(play, payload)
     try:
         step(play.site(name).session, transport)
     except Violation:
@@ -90,20 +96,40 @@ def test_an_accepted_result_is_acknowledged_in_the_same_bytes(
         assert each == [("upload", codec.encode_acknowledgement(Acknowledgement()))]
 
 
-def test_a_refused_result_is_answered_with_leaving_and_not_with_why(open_play: Open) -> None:
+def test_a_result_of_another_form_is_refused_and_the_site_leaves(open_play: Open) -> None:
+    play = open_play(*BOTH[1])
+    results = _up_to_result(play)
+    numerators, denominator = results[A].blobs
+    bad = {
+        A: replace(results[A], blobs=(denominator, numerators)),
+        C: replace(results[C], blobs=results[C].blobs[:1]),
+        D: Payload("ckks/2", blobs=results[D].blobs),
+    }
+    for name, payload in bad.items():
+        assert _take(play, name, payload) == [("refused", b"")]
+    transport = _result_waiting(play, bad[A])
+    with pytest.raises(Violation):
+        take_part(play.site(A).session, transport)
+    assert [kind for kind, _ in transport.said] == ["join", "leave"]
+
+
+def test_what_only_a_decryption_shows_to_be_wrong_is_acknowledged_like_any_result(open_play: Open) -> None:
+    """Else a coordinator could compare sealed values with bounds of its choice, a site and round at a time."""
     play = open_play(*BOTH[1])
     results = _up_to_result(play)
     numerators, denominator = results[A].blobs
     stranger, _ = CkksSecret.generate()
     noise = stranger.encrypt(np.zeros(SLOTS), NUMERATOR)  # well-formed; under the group's key it is noise
-    bad = {
-        A: replace(results[A], blobs=(denominator, numerators)),
+    circuit = Circuit(EvaluationKeys.from_bytes(play.evaluation_keys()).load())
+    shifted = circuit.add_values(read_ciphertext(numerators, NUMERATOR), np.full(SLOTS, 2.0**12))
+    wrong = {
+        A: replace(results[A], blobs=(dump(shifted), denominator)),
         B: replace(results[B], blobs=(noise, denominator)),
-        C: replace(results[C], blobs=results[C].blobs[:1]),
-        D: Payload("ckks/2", blobs=results[D].blobs),
     }
-    for name, payload in bad.items():
-        assert _take(play, name, payload) == [("leave", b""), ("refused", b"")]
+    for name, payload in wrong.items():
+        assert _take(play, name, payload) == [("upload", codec.encode_acknowledgement(Acknowledgement()))]
+        assert play.site(name).journal.get("targets") is None
+        assert play.presence(name, round_number=2).holds.any()
 
 
 @pytest.mark.parametrize(("protection", "weighting"), BOTH)

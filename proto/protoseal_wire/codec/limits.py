@@ -52,6 +52,16 @@ class Limits:
             Phase.RESULT: self.empty,
         }[phase]
 
+    def request_bytes(self, phase: Phase) -> int:
+        """The most bytes that the coordinator's request of a phase may have."""
+        return {
+            Phase.ROSTER: self.roster,
+            Phase.SECRET: self.sealed_secret,
+            Phase.PRESENCE: self.empty,
+            Phase.VALUES: self.active_list,
+            Phase.RESULT: self.payload,
+        }[phase]
+
     @property
     def blobs(self) -> int:
         """The most ciphertexts in one payload: real and imaginary parts, and two more for norms."""
