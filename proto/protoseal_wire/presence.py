@@ -1,7 +1,8 @@
 """Signed class presence: every participant's word, for one attempt, on which classes it holds.
 
 A site takes part in sums only over classes that enough *sites* say they hold, in their own signature. So the
-coordinator cannot invent holders. The limit: a site that lies about its own classes is believed.
+coordinator cannot invent holders. The limits: a site that lies about its own classes is believed, and it
+bounds what is uploaded, not what the coordinator answers.
 """
 
 from __future__ import annotations
