@@ -8,12 +8,16 @@ from algorithms.holders import active_classes
 from crypto.protection import Cohort
 from protoseal.config import Agreement
 from protoseal_wire.codec import Limits
+from protoseal_wire.codec.limits import MOST_SITES
 from protoseal_wire.messages import ActiveList
 
 
-def limits_of(agreement: Agreement) -> Limits:
-    """The sizes that the codec enforces in a run under this agreement."""
-    return Limits(classes=len(agreement.classes), dim=agreement.dim)
+def limits_of(agreement: Agreement, sites: int = MOST_SITES) -> Limits:
+    """The sizes that the codec enforces in a run under this agreement, with ``sites`` sites at most.
+
+    The coordinator knows how many sites its file names. A site does not, and allows for as many as there may be.
+    """
+    return Limits(classes=len(agreement.classes), dim=agreement.dim, sites=sites)
 
 
 def cohort_of(active: ActiveList, agreement: Agreement) -> Cohort:

@@ -11,13 +11,11 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
 
-from crypto.errors import CryptoError
 from crypto.pki import TrustAnchor
 from crypto.protection import Payload
-from crypto.roster import Member, Roster, Statement, assemble_roster, verify_statement
+from crypto.roster import Roster
 from protoseal.config import Agreement
 from protoseal.terms import cohort_of, limits_of
 from protoseal_wire import codec
@@ -28,6 +26,7 @@ from protoseal_wire.messages import (
     Finished,
     JoinReply,
     JoinRequest,
+    Phase,
     PhaseKey,
     Stopped,
     Task,
@@ -39,17 +38,23 @@ from protoseal_wire.messages import (
 from secure_server import errors, rounds
 from secure_server.aggregate import Aggregator
 from secure_server.answers import AnswerCheck
+from secure_server.members import Members
 from secure_server.requests import Requests
 from secure_server.rounds import Rules, Stage, State
 from secure_server.store import Store
 
 _log = logging.getLogger("protoseal.coordinator")
 _GRACE_SECONDS = 30.0
+_HASH_ANSWER_BYTES = 512
+"""The answer to ROSTER from all but the maker of group keys: a hash, and what is around it."""
 
 
 @dataclass(frozen=True)
 class CoordinatorRound:
-    """A completed round as the coordinator knows it. Seconds count from the start of this process at the earliest."""
+    """A completed round as the coordinator knows it. Seconds count from the start of this process at the earliest.
+
+    A coordinator that was killed just after it reported a round reports it once more.
+    """
 
     round: int
     attempt: int
@@ -78,20 +83,21 @@ class Coordinator:
         """``background`` runs the aggregation; without one it runs inside the call that completed the uploads.
 
         ``clock`` is not the time of day, which may be set while a phase is open. A restart begins anew with it:
-        the phase then gets its full time again.
+        the phase then gets its full time again. What ``on_round`` raises is logged and stops nothing.
         """
-        self._agreement, self._rules, self._trust, self._store = agreement, rules, trust, store
+        self._agreement, self._rules, self._store = agreement, rules, store
         self._aggregator, self._background, self._clock = aggregator, background, clock
         self._poll_seconds, self._on_round = poll_seconds, on_round
-        self._limits = limits_of(agreement)
+        self._limits = limits_of(agreement, len(rules.roster))
         self._requests = Requests(store, self._limits)
+        self._members = Members(agreement, trust, store, self._limits, rules.seconds(Stage.SETUP))
         self._check = AnswerCheck(agreement, self._requests, aggregator, self._limits)
         self._callbacks: list[Callable[[], None]] = []
         self._job: Future[dict[str, Payload]] | None = None
         self._told: set[str] = set()
-        self._roster: Roster | None = None
         self._ended_at: float | None = None
-        self._round_began = self._compute_began = self._compute_seconds = 0.0
+        self._round_began = self._compute_began = time.perf_counter()
+        self._compute_seconds = 0.0
         stored = store.load()
         self._state = stored or rounds.start(rules, clock())
         if stored:
@@ -133,7 +139,7 @@ class Coordinator:
                 f"{self._agreement.hash().hex()[:16]}: use the same agreement file (classes and their order, d, "
                 "preprocessing, method)"
             )
-        member = self._verified(site, request.statement)
+        member = self._members.check_joining(site, request.statement, self._state)
         self._step(rounds.Joined(site), statement=(site, codec.encode_statement(request.statement)))
         _log.info("%s joined (certificate %s)", site, member.fingerprint[:16])
         return JoinReply(PROTOCOL_VERSION, self._poll_seconds)
@@ -166,7 +172,7 @@ class Coordinator:
     def check_upload(self, site: str, header: UploadHeader) -> None:
         """Refuse an upload by its header: too large for its phase, or for a phase that is not the site's."""
         rounds.check_joined(self._rules, self._state, site)
-        limit = self._limits.answer_bytes(header.key.phase)
+        limit = self._most_bytes(site, header.key.phase)
         if header.size > limit:
             raise errors.TooLarge(
                 f"{_name(header.key)}: {header.size} bytes announced, at most {limit} taken"
@@ -201,19 +207,8 @@ class Coordinator:
     # Inside
 
     def roster(self) -> Roster:
-        """The members of the run with their keys, as every site verifies them.
-
-        As of joining: a certificate that ends during the run is refused at its owner's next call, not here.
-        """
-        if self._roster is None or tuple(self._roster.members) != self._state.members:
-            self._roster = assemble_roster(
-                self._requests.roster(self._state).statements,
-                trust=self._trust,
-                run=self._agreement.run,
-                agreement_hash=self._agreement.hash(),
-                at=self._store.last_join(),
-            )
-        return self._roster
+        """The members of the run with their keys, as every site verifies them."""
+        return self._members.roster(self._state)
 
     def _step(
         self,
@@ -224,50 +219,72 @@ class Coordinator:
         results: Mapping[str, bytes] | None = None,
     ) -> None:
         """Step the machine, store the outcome with what caused it, then act on it."""
-        before = self._state
-        after = rounds.step(self._rules, before, event, self._clock())
+        before, after = self._state, self._following(event)
         if after == before and statement is None and upload is None and results is None:
             return
+        if before.stage is Stage.RESULT and after.stage is not Stage.RESULT:
+            # Before it is stored: whoever is killed in between reports the round twice, rather than never.
+            self._report(before)
         self._store.save(after, statement=statement, upload=upload, results=results)
         self._state = after
         self._after(before, after)
 
+    def _following(self, event: rounds.Event) -> State:
+        """The state after ``event``. A site whose certificate ends before the set-up does becomes no member.
+
+        Every other site would refuse the whole roster for it. It can take part in a run that begins later.
+        """
+        now = self._clock()
+        after = rounds.step(self._rules, self._state, event, now)
+        if self._state.members or not after.members:
+            return after
+        lapsed = self._members.lapsed(self._state.joined)
+        if not lapsed:
+            return after
+        _log.warning("left out, their certificates end too soon: %s", ", ".join(sorted(lapsed)))
+        staying = replace(self._state, joined=self._state.joined - lapsed)
+        return rounds.step(self._rules, staying, event, now)
+
     def _after(self, before: State, after: State) -> None:
+        """What the run depends on comes first."""
         if after.stage is not before.stage or after.attempt != before.attempt:
             _log.info("%s: round %d, attempt %d", after.stage.name, after.round, after.attempt)
-        if before.stage is Stage.RESULT and after.stage is not Stage.RESULT:
-            self._report(before)
-        if after.round > before.round:
-            self._store.prune(after.round)
-            self._round_began = time.perf_counter()
-        if after.stage in (Stage.FINISHED, Stage.STOPPED) and self._ended_at is None:
-            self._ended_at = self._clock()
-            _log.log(
-                logging.INFO if after.stage is Stage.FINISHED else logging.ERROR,
-                "the run is over: %s",
-                after.reason or "finished",
-            )
+        if after.over and self._ended_at is None:
+            self._note_end(after)
         if after.verified != before.verified:
             self._keep_keys()
-        if after.stage is Stage.COMPUTING and self._job is None:
+        if after.stage is not Stage.COMPUTING:
+            self._drop_job()
+        elif self._job is None:
             self._start_job()
+        if after.round > before.round:
+            self._round_began = time.perf_counter()
+            self._store.prune(after.round)
         for callback in self._callbacks:
             callback()
 
+    def _note_end(self, ended: State) -> None:
+        self._ended_at = self._clock()
+        level = logging.INFO if ended.stage is Stage.FINISHED else logging.ERROR
+        _log.log(level, "the run is over: %s", ended.reason or "finished")
+
     def _report(self, completed: State) -> None:
-        active = self._requests.active_list(completed)
-        counts = cohort_of(active, self._agreement).counts
-        self._on_round(
-            CoordinatorRound(
-                round=completed.round,
-                attempt=completed.attempt,
-                sites=completed.participants,
-                withheld=tuple(
-                    name for name, holders in zip(self._agreement.classes, counts, strict=True) if not holders
-                ),
-                aggregate_seconds=self._compute_seconds,
-                total_seconds=time.perf_counter() - self._round_began,
-            )
+        try:
+            self._on_round(self._figures(completed))
+        except Exception:  # a log that cannot be written must not end a run of several hospitals
+            _log.exception("round %d could not be reported", completed.round)
+
+    def _figures(self, completed: State) -> CoordinatorRound:
+        counts = cohort_of(self._requests.active_list(completed), self._agreement).counts
+        return CoordinatorRound(
+            round=completed.round,
+            attempt=completed.attempt,
+            sites=completed.participants,
+            withheld=tuple(
+                name for name, holders in zip(self._agreement.classes, counts, strict=True) if not holders
+            ),
+            aggregate_seconds=self._compute_seconds,
+            total_seconds=time.perf_counter() - self._round_began,
         )
 
     def _keep_keys(self) -> None:
@@ -292,6 +309,12 @@ class Coordinator:
         else:
             self._job = self._background.submit(self._aggregator.combine, payloads, active)
 
+    def _drop_job(self) -> None:
+        """A job that took too long: what it may still come to belongs to no attempt."""
+        if self._job is not None:
+            self._job.cancel()
+            self._job = None
+
     def _run_inline(
         self, job: Future[dict[str, Payload]], payloads: Mapping[str, Payload], active: ActiveList
     ) -> None:
@@ -303,8 +326,8 @@ class Coordinator:
     def _take_results(self, job: Future[dict[str, Payload]]) -> None:
         error = job.exception()
         if error is not None:
-            _log.error("aggregation failed", exc_info=error)
-            self._step(rounds.ComputeFailed(f"aggregation failed: {error}"))
+            _log.error("aggregation failed", exc_info=error)  # sites are told only that it did
+            self._step(rounds.ComputeFailed())
             return
         self._compute_seconds = time.perf_counter() - self._compute_began
         self._step(
@@ -318,15 +341,12 @@ class Coordinator:
             raise RuntimeError(f"the store lost {site}'s answer to {_name(key)}")
         return content
 
-    def _verified(self, site: str, statement: Statement) -> Member:
-        if statement.site != site:
-            raise errors.WrongIdentity(f"{site} presents a statement of {statement.site}")
-        try:
-            return verify_statement(
-                self._trust, statement, self._agreement.run, self._agreement.hash(), datetime.now(UTC)
-            )
-        except CryptoError as error:
-            raise errors.BadPayload(f"{site}'s statement does not verify: {error}") from error
+    def _most_bytes(self, site: str, phase: Phase) -> int:
+        """The most that the site's answer may have. Only the maker of group keys answers ROSTER at length."""
+        makes_keys = self._rules.needs_secret and site in self._state.members[:1]
+        if phase is Phase.ROSTER and not makes_keys:
+            return _HASH_ANSWER_BYTES
+        return self._limits.answer_bytes(phase)
 
     def _check_caller(self, site: str, protocol: int, run: str) -> None:
         if protocol != PROTOCOL_VERSION:

@@ -16,6 +16,7 @@ class Requests:
     def __init__(self, store: Store, limits: Limits) -> None:
         self._store = store
         self._limits = limits
+        self._group_keys: tuple[PhaseKey, GroupKeys] | None = None
 
     def content(self, state: State, key: PhaseKey, site: str) -> bytes:
         """The request of ``key`` for ``site``. :class:`WrongPhase` when there is none."""
@@ -39,8 +40,12 @@ class Requests:
     def group_keys(self, state: State) -> GroupKeys | None:
         """What the maker of the group's keys uploaded, or None as long as it has not."""
         key = state.roster_key
-        content = self._store.upload(key, state.maker)
-        return None if content is None else codec.decode_roster_answer(content, self._limits).keys
+        if self._group_keys is None or self._group_keys[0] != key:
+            # Megabytes, and asked for at every call of every site in the set-up: decoded once.
+            content = self._store.upload(key, state.maker)
+            keys = None if content is None else codec.decode_roster_answer(content, self._limits).keys
+            self._group_keys = None if keys is None else (key, keys)
+        return None if self._group_keys is None else self._group_keys[1]
 
     def active_list(self, state: State) -> ActiveList:
         """The participants' presence statements for the current attempt."""

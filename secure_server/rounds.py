@@ -9,12 +9,16 @@ Too few sites, or ``max_attempts`` failures in a row, end in STOPPED, from which
 Guaranteed, whatever the order of events and however the clock jumps: an attempt is computed only over sites
 that answered PRESENCE and VALUES of that very attempt, at least ``min_sites`` of them; a round has one
 computed attempt at most; what a key asks never changes (a ROSTER's members, a VALUES step's participants).
-The limit: whether an answer's *content* is good is not known here. Check it before stepping.
+A site that cost a round an attempt (it answered PRESENCE and then left, or sent no VALUES in time) is benched:
+not asked again in that round. So a run in which ``min_sites`` sites answer in time finishes, whatever fewer than
+``max_attempts`` others do.
+The limits: ``max_attempts`` sites that misbehave one after another in one round do stop the run. Whether an
+answer's *content* is good is not known here: check it before stepping.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import replace
 from itertools import dropwhile
 
@@ -79,9 +83,9 @@ def step(rules: Rules, state: State, event: Event, now: float) -> State:
         case Computed():
             # Not settled at once: the results are to be stored under this very state's key.
             return _computed(rules, state, now)
-        case ComputeFailed(reason):
+        case ComputeFailed():
             check_computing(state)
-            return _failed(rules, state, f"the computation failed: {reason}", now)
+            return _failed(rules, state, "the aggregation failed; see the coordinator's log", now)
         case Resumed():
             return _resumed(rules, state, now)
         case Tick():
@@ -100,8 +104,13 @@ def task_for(rules: Rules, state: State, site: str) -> PhaseKey | None:
         return state.roster_key
     if site not in ready_sites(rules, state):
         return state.secret_key if state.maker in state.verified else None
-    asked = set(state.members) if state.stage is Stage.PRESENCE else set(state.participants)
+    asked = asked_sites(rules, state) if state.stage is Stage.PRESENCE else set(state.participants)
     return state.asked_key if site in asked - state.answered else None
+
+
+def asked_sites(rules: Rules, state: State) -> frozenset[str]:
+    """The members that the current attempt asks for PRESENCE: those set up, without the benched."""
+    return ready_sites(rules, state) - state.benched
 
 
 def ready_sites(rules: Rules, state: State) -> frozenset[str]:
@@ -203,9 +212,9 @@ def _resumed(rules: Rules, state: State, now: float) -> State:
     if state.stage is Stage.FINISHED:
         return state
     if state.stage is not Stage.STOPPED:
-        return replace(state, deadline=now + rules.seconds(state.stage))
+        return replace(state, deadline=now + rules.seconds(state.stage), benched=frozenset())
     # A stopped run is started again by an operator, who wants everyone back: nobody counts as absent.
-    state = replace(state, failures=0, absent=frozenset(), reason="")
+    state = replace(state, failures=0, absent=frozenset(), benched=frozenset(), reason="")
     if not state.members:
         return _enter(rules, state, Stage.JOINING, now)
     if not state.round:
@@ -217,20 +226,22 @@ def _resumed(rules: Rules, state: State, now: float) -> State:
 
 
 def _settled(rules: Rules, state: State, now: float) -> State:
-    late = now >= state.deadline
     match state.stage:
         case Stage.JOINING:
-            return _settled_joining(rules, state, now, late=late)
+            settled = _settled_joining
         case Stage.SETUP:
-            return _settled_setup(rules, state, now, late=late)
+            settled = _settled_setup
         case Stage.PRESENCE:
-            return _settled_presence(rules, state, now, late=late)
+            settled = _settled_presence
         case Stage.VALUES:
-            return _settled_values(rules, state, now, late=late)
+            settled = _settled_values
+        case Stage.COMPUTING:
+            settled = _settled_computing
         case Stage.RESULT:
-            return _settled_result(rules, state, now, late=late)
+            settled = _settled_result
         case _:
             return state
+    return settled(rules, state, now, late=now >= state.deadline)
 
 
 def _settled_joining(rules: Rules, state: State, now: float, *, late: bool) -> State:
@@ -281,14 +292,18 @@ def _next_maker(rules: Rules, state: State, now: float) -> State:
 
 def _settled_presence(rules: Rules, state: State, now: float, *, late: bool) -> State:
     present = state.answered - state.absent
-    missing = ready_sites(rules, state) - present
+    missing = asked_sites(rules, state) - present
     if not late and not missing <= state.absent:
         return state
     if len(present) >= rules.min_sites:
         state = replace(state, participants=tuple(sorted(present)), absent=state.absent | missing)
         return _enter(rules, state, Stage.VALUES, now)
     # Too few are there. Absent sites have until the deadline to come back: an attempt is not given up before.
-    return _failed(rules, state, f"no presence from {_list(missing)}", now, absent=missing) if late else state
+    if not late:
+        return state
+    # Without the benched there are too few, so they get another chance.
+    state = replace(state, absent=state.absent | missing, benched=frozenset())
+    return _failed(rules, state, f"no presence from {_list(missing)}", now)
 
 
 def _settled_values(rules: Rules, state: State, now: float, *, late: bool) -> State:
@@ -296,32 +311,50 @@ def _settled_values(rules: Rules, state: State, now: float, *, late: bool) -> St
     if not missing:
         return _enter(rules, state, Stage.COMPUTING, now)
     if late:
-        return _failed(rules, state, f"no values from {_list(missing)}", now, absent=missing)
+        return _failed(rules, state, f"no values from {_list(missing)}", now, lost=missing)
     gone = missing & state.absent
-    return _failed(rules, state, f"{_list(gone)} left", now) if gone else state
+    return _failed(rules, state, f"{_list(gone)} left", now, lost=gone) if gone else state
+
+
+def _settled_computing(rules: Rules, state: State, now: float, *, late: bool) -> State:
+    """A result that comes after this is of no attempt any more: it must not be taken for a later one's."""
+    return _failed(rules, state, "the aggregation took too long", now) if late else state
 
 
 def _settled_result(rules: Rules, state: State, now: float, *, late: bool) -> State:
     missing = set(state.participants) - state.answered
     if not late and not missing <= state.absent:
         return state
-    state = replace(state, failures=0, absent=state.absent | missing, reason="")
+    state = replace(state, failures=0, absent=state.absent | missing, benched=frozenset(), reason="")
     if state.round >= rules.rounds:
         return replace(state, stage=Stage.FINISHED)
     state = replace(state, round=state.round + 1, attempt=1, participants=())
     return _enter(rules, state, Stage.PRESENCE, now)
 
 
-def _failed(rules: Rules, state: State, why: str, now: float, absent: Iterable[str] = ()) -> State:
-    """Give the attempt up: ``absent`` missed its deadline. Repeat the round, or stop it."""
+def _failed(rules: Rules, state: State, why: str, now: float, lost: Set[str] = frozenset()) -> State:
+    """Give the attempt up, which ``lost`` cost it. Repeat the round, or stop it."""
     failures = state.failures + 1
     why = f"round {state.round}, attempt {state.attempt}: {why}"
-    state = replace(state, failures=failures, absent=state.absent | set(absent), reason=why)
+    state = replace(
+        state,
+        failures=failures,
+        participants=(),
+        absent=state.absent | lost,
+        benched=_benched(rules, state, lost),
+        reason=why,
+    )
     return _stopped(state, why) if failures >= rules.max_attempts else _next_attempt(rules, state, now)
 
 
+def _benched(rules: Rules, state: State, lost: Set[str]) -> frozenset[str]:
+    """Who is not asked again in this round: nobody, if that left too few to ask."""
+    benched = state.benched | lost
+    return benched if len(ready_sites(rules, state) - benched) >= rules.min_sites else frozenset()
+
+
 def _next_attempt(rules: Rules, state: State, now: float) -> State:
-    return _enter(rules, replace(state, attempt=state.attempt + 1, participants=()), Stage.PRESENCE, now)
+    return _enter(rules, replace(state, attempt=state.attempt + 1), Stage.PRESENCE, now)
 
 
 def _enter(rules: Rules, state: State, stage: Stage, now: float) -> State:

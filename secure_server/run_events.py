@@ -48,9 +48,7 @@ class Computed:
 
 @dataclass(frozen=True)
 class ComputeFailed:
-    """The current attempt's results cannot be computed."""
-
-    reason: str
+    """The current attempt's results cannot be computed. Why is for the coordinator's log, not for sites."""
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,9 @@ ASKED: Mapping[Stage, Phase] = {
 }
 """The phase that each of a round's stages asks of sites."""
 
+_COMPUTING_FACTOR = 10
+"""Computing may take this many times what VALUES may: a bound for a worker that hangs, not for slow ones."""
+
 
 @dataclass(frozen=True)
 class Rules:
@@ -70,7 +73,7 @@ class Rules:
             raise ValueError("times must be finite and above 0 seconds")
 
     def seconds(self, stage: Stage) -> float:
-        """How long a stage may take. COMPUTING's is only what late-comers are told: it is not enforced."""
+        """How long a stage may take, at most."""
         times = self.phase_seconds
         match stage:
             case Stage.JOINING:
@@ -78,7 +81,7 @@ class Rules:
             case Stage.SETUP:
                 return times[Phase.ROSTER] + (times[Phase.SECRET] if self.needs_secret else 0.0)
             case Stage.COMPUTING:
-                return times[Phase.VALUES]
+                return _COMPUTING_FACTOR * times[Phase.VALUES]
             case _:
                 return times[ASKED[stage]]
 
@@ -91,7 +94,8 @@ class State:
     open and then fixed, but for a maker of group keys that failed to deliver. ``verified`` and ``keyed`` have
     answered ROSTER and SECRET of ``setup_attempt``. ``participants`` (sorted) are those whose presence the
     current attempt rests on, ``answered`` those who have answered the current stage. ``absent`` missed a
-    deadline or left, and are not waited for. ``failures`` counts failed attempts since the last success.
+    deadline or left, and are not waited for. ``benched`` cost the current round an attempt, and are not asked
+    again in it. ``failures`` counts failed attempts since the last success.
     ``deadline`` is in the unit and epoch of the ``now`` given to the machine. ``reason`` tells why the last
     attempt failed or the run stopped, and is empty after a success.
     """
@@ -112,16 +116,21 @@ class State:
     participants: tuple[str, ...] = ()
     answered: frozenset[str] = frozenset()
     absent: frozenset[str] = frozenset()
+    benched: frozenset[str] = frozenset()
     reason: str = ""
 
     def __post_init__(self) -> None:
         members = set(self.members)
         if list(self.members) != sorted(members) or list(self.participants) != sorted(set(self.participants)):
             raise ValueError("members and participants must be sorted, each named once")
-        if not members >= self.verified >= self.keyed or not members >= self.absent | self.answered:
-            raise ValueError("only members can have verified, be keyed, have answered or be absent")
+        if not members >= self.verified >= self.keyed:
+            raise ValueError("only members can have verified, and only those be keyed")
+        if not members >= self.absent | self.answered | self.benched:
+            raise ValueError("only members can have answered, be absent or be benched")
         if not self.verified.issuperset(self.participants):
             raise ValueError("a participant must have verified the roster")
+        if not self.benched.isdisjoint(self.participants):
+            raise ValueError("a benched site takes no part")
         if self.setup_attempt < 1 or self.round < 0 or self.attempt < 1 or self.failures < 0:
             raise ValueError("rounds and failures count from 0, attempts from 1")
 

@@ -173,7 +173,7 @@ class SimulatedRun:
         """The aggregation ends, if one is running."""
         if self.state.stage is Stage.COMPUTING:
             failed = self.rng.random() < fails
-            self.do(rounds.ComputeFailed("chance") if failed else rounds.Computed())
+            self.do(rounds.ComputeFailed() if failed else rounds.Computed())
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
@@ -197,7 +197,7 @@ class SimulatedRun:
             lambda: self.replay(site),
             lambda: self.do(rounds.Answered(site, self.made_up_key())),
             lambda: (
-                self.do(self.rng.choice((rounds.Computed(), rounds.ComputeFailed("stray"))))
+                self.do(self.rng.choice((rounds.Computed(), rounds.ComputeFailed())))
                 if self.state.stage is not Stage.COMPUTING
                 else None
             ),

@@ -184,17 +184,25 @@ class TestComputing:
         player = in_round()
         player.answer(*SITES)
         player.answer(*SITES)
-        player.do(rounds.ComputeFailed("out of memory"))
+        player.do(rounds.ComputeFailed())
         assert (player.stage, player.state.attempt) == (Stage.PRESENCE, 2)
-        assert player.state.reason == "round 1, attempt 1: the computation failed: out of memory"
+        assert player.state.reason == (
+            "round 1, attempt 1: the aggregation failed; see the coordinator's log"
+        )
         assert player.state.absent == frozenset()
 
-    def test_has_no_deadline(self) -> None:
+    def test_that_takes_ten_times_as_long_as_values_may_is_a_failure_of_no_site(self) -> None:
         player = in_round()
         player.answer(*SITES)
         player.answer(*SITES)
-        player.wait(1e6)
+        player.wait(10 * 20 - 0.1)
         assert player.stage is Stage.COMPUTING
+        player.wait(0.2)
+        assert (player.stage, player.state.attempt) == (Stage.PRESENCE, 2)
+        assert player.state.reason == "round 1, attempt 1: the aggregation took too long"
+        assert (player.state.absent, player.state.benched) == (frozenset(), frozenset())
+        with pytest.raises(WrongPhase):
+            player.do(rounds.Computed())
 
     def test_a_round_has_one_result(self, monkeypatch: pytest.MonkeyPatch) -> None:
         player = in_round()
@@ -202,9 +210,9 @@ class TestComputing:
         with pytest.raises(WrongPhase):
             player.do(rounds.Computed())
         with pytest.raises(WrongPhase):
-            player.do(rounds.ComputeFailed("late"))
+            player.do(rounds.ComputeFailed())
         monkeypatch.setattr(rounds, "check_computing", lambda *_: None)
-        player.do(rounds.ComputeFailed("late"))
+        player.do(rounds.ComputeFailed())
         player.compute()
         assert player.state.result_key == PhaseKey("r1", 1, 2, Phase.RESULT), (
             "a second result, without the check"

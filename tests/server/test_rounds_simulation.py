@@ -101,8 +101,8 @@ def too_few_may_be_present(rules: Rules, state: State, now: float, *, late: bool
     )
 
 
-def never_gives_up(rules: Rules, state: State, why: str, now: float, absent: object = ()) -> State:
-    return rounds._next_attempt(rules, state, now)
+def never_gives_up(rules: Rules, state: State, why: str, now: float, lost: object = ()) -> State:
+    return rounds._next_attempt(rules, replace(state, participants=()), now)
 
 
 def any_deadline(rules: Rules, state: State, now: float) -> State:
