@@ -10,6 +10,7 @@ from protoseal_wire.messages import PROTOCOL_VERSION, Finished, Phase, TaskReque
 from secure_server.aggregate import Aggregator
 from secure_server.coordinator import Coordinator
 from secure_server.rounds import Rules
+from tests.server.clock import Clock
 from tests.support.small import HOLDINGS, small_agreement, small_data
 
 
@@ -24,16 +25,6 @@ def rules_of(agreement: Agreement) -> Rules:
         join_seconds=60.0,
         phase_seconds=dict.fromkeys(Phase, 60.0),
     )
-
-
-class Clock:
-    """Seconds that pass when told to."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_started_again_after_the_end_it_tells_the_sites_and_ends(tmp_path: Path) -> None:

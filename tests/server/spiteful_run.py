@@ -1,0 +1,65 @@
+"""Whole runs in which enough sites do all they are asked, and the others whatever may hold a run up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from protoseal_wire.messages import Phase
+from secure_server import rounds
+from secure_server.rounds import Stage
+from tests.server.simulated_run import SimulatedRun, require
+
+_STEP_SECONDS = 2.0
+
+
+class SpitefulRun(SimulatedRun):
+    """``good`` sites, at least ``min_sites``, and ``spiteful`` ones, fewer than ``max_attempts``."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        roster = self.rules.roster
+        self.good = set(self.rng.sample(roster, self.rng.randint(2, len(roster) - 1)))
+        self.spiteful = set(roster) - self.good
+        self.rules = replace(
+            self.rules,
+            min_sites=self.rng.randint(2, len(self.good)),
+            max_attempts=len(self.spiteful) + 1,
+        )
+        self.idleness = self.rng.choice((0.1, 0.5, 0.9))
+
+    def spite(self, site: str) -> None:
+        """Any of the ways to be in the run and of no use to it."""
+        if self.rng.random() < self.idleness:
+            return
+        if self.rng.random() < 0.1:
+            self.do(rounds.Left(site))
+            return
+        if site not in self.state.joined:
+            self.join(site)
+        if site in self.out or not self.do(rounds.Polled(site)):
+            return
+        task = rounds.task_for(self.rules, self.state, site)
+        if task is None:
+            return
+        if task.phase is Phase.VALUES:
+            self.seen["spite"] += 1
+            if self.rng.random() < 0.5:
+                self.do(rounds.Left(site))
+        elif self.rng.random() < 0.9:
+            self.do(rounds.Answered(site, task))
+
+    def run(self) -> None:
+        """From joining to the end, which is the last round's result and not an operator's work."""
+        rules = self.rules
+        stages = [stage for stage in Stage if stage not in (Stage.FINISHED, Stage.STOPPED)]
+        bound = rules.rounds * rules.max_attempts * sum(rules.seconds(stage) for stage in stages)
+        end = self.now + 2 * bound
+        while not self.state.over and self.now <= end:
+            for site in rules.roster:
+                if site in self.good:
+                    self.visit(site)
+                else:
+                    self.spite(site)
+            self.compute()
+            self.pass_time(_STEP_SECONDS)
+        require(self.state.stage is Stage.FINISHED, f"enough sites are good, and yet: {self.state}")

@@ -1,0 +1,160 @@
+"""A site that costs a round an attempt is not asked again in it: spite and bad luck of a few stop nobody else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from secure_server import rounds
+from secure_server.errors import WrongPhase
+from secure_server.rounds import Rules, Stage, State
+from tests.server.round_player import RULES, SITES, Player, in_round
+from tests.server.simulated_run import InvariantError
+from tests.server.spiteful_run import SpitefulRun
+
+OTHERS = ("ada", "bea", "cid")
+
+
+def keeps_nobody_out(rules: Rules, state: State, lost: object) -> frozenset[str]:
+    """In the place of the machine's rule: as if nothing had been learnt from the failed attempt."""
+    return state.benched
+
+
+def lose_values(player: Player) -> None:
+    """All state presence; dot's values are late, and it polls again as soon as they are."""
+    player.answer(*SITES)
+    player.answer(*OTHERS)
+    player.to_deadline()
+    if player.stage is not Stage.STOPPED:
+        player.do(rounds.Polled("dot"))
+
+
+def leave_after_presence(player: Player) -> None:
+    player.answer(*SITES)
+    player.do(rounds.Left("dot"))
+    if player.stage is not Stage.STOPPED:
+        player.join("dot")
+
+
+@pytest.mark.parametrize("spite", [lose_values, leave_after_presence])
+class TestOneSite:
+    def test_costs_a_round_one_attempt_and_is_asked_again_in_the_next(
+        self, spite: Callable[[Player], None]
+    ) -> None:
+        player = in_round()
+        for number in (1, 2):
+            spite(player)
+            assert (player.stage, player.state.attempt) == (Stage.PRESENCE, 2)
+            assert player.state.benched == {"dot"}
+            assert player.state.absent == frozenset(), "it is there again"
+            assert player.task("dot") is None
+            with pytest.raises(WrongPhase):
+                player.do(rounds.Answered("dot", player.state.presence_key))
+            player.answer(*OTHERS)
+            assert (player.stage, player.state.participants) == (Stage.VALUES, OTHERS), "nobody waits for it"
+            player.answer(*OTHERS)
+            player.do(rounds.Computed())
+            player.answer(*OTHERS)
+            assert player.state.benched == frozenset()
+            assert player.stage is (Stage.PRESENCE if number == 1 else Stage.FINISHED)
+
+    def test_would_stop_the_run_if_nobody_were_benched(
+        self, spite: Callable[[Player], None], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(rounds, "_benched", keeps_nobody_out)
+        player = in_round()
+        for _ in range(RULES.max_attempts):
+            spite(player)
+        assert (player.stage, player.state.round) == (Stage.STOPPED, 1)
+
+
+def test_the_limit_is_as_many_spiteful_sites_as_a_round_has_attempts() -> None:
+    roster = (*SITES, "eli", "fay")
+    player = in_round(replace(RULES, roster=roster))
+    for site in ("dot", "eli", "fay"):
+        player.answer(*(each for each in roster if player.task(each)))
+        player.do(rounds.Left(site))
+    assert player.stage is Stage.STOPPED
+    assert player.state.reason == "round 1, attempt 3: fay left"
+
+
+def test_with_too_few_others_it_is_asked_again_at_once() -> None:
+    player = in_round(replace(RULES, min_sites=4))
+    lose_values(player)
+    assert player.state.benched == frozenset()
+    player.answer(*SITES)
+    assert (player.stage, player.state.participants) == (Stage.VALUES, SITES)
+
+
+def test_those_who_fail_together_are_all_asked_again_if_too_few_are_left() -> None:
+    player = in_round()
+    player.answer(*SITES)
+    player.answer("ada", "bea")
+    player.to_deadline()
+    assert (player.state.attempt, player.state.benched) == (2, frozenset())
+
+
+def test_it_is_asked_again_when_others_fail_to_state_presence() -> None:
+    player = in_round()
+    lose_values(player)
+    player.answer("ada", "bea")
+    player.to_deadline()
+    assert (player.stage, player.state.attempt, player.state.benched) == (Stage.PRESENCE, 3, frozenset())
+    player.answer("ada", "bea", "dot")
+    assert (player.stage, player.state.participants) == (Stage.VALUES, ("ada", "bea", "dot"))
+
+
+def test_it_is_asked_again_once_an_operator_started_the_coordinator_anew() -> None:
+    player = in_round()
+    lose_values(player)
+    player.do(rounds.Resumed())
+    assert (player.state.benched, player.state.attempt) == (frozenset(), 2)
+    player.answer(*SITES)
+    assert player.state.participants == SITES
+
+
+def test_a_failed_aggregation_is_no_sites_fault() -> None:
+    player = in_round()
+    lose_values(player)
+    player.answer(*OTHERS)
+    player.answer(*OTHERS)
+    player.do(rounds.ComputeFailed())
+    assert player.state.benched == {"dot"}, "as before"
+
+
+def test_a_stored_state_keeps_it_and_refuses_it_as_participant() -> None:
+    player = in_round()
+    lose_values(player)
+    assert State.from_json(player.state.to_json()) == player.state
+    with pytest.raises(ValueError, match="takes no part"):
+        replace(player.state, participants=("cid", "dot"))
+    with pytest.raises(ValueError, match="only members"):
+        replace(player.state, benched=frozenset({"eve"}))
+
+
+def run_spiteful(count: int = 200) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for seed in range(count):
+        run = SpitefulRun(seed)
+        try:
+            run.run()
+        except InvariantError as violation:
+            violation.add_note(f"seed {seed}")
+            raise
+        total += run.seen
+    return total
+
+
+class TestManySpitefulSites:
+    def test_stop_no_run_that_has_enough_good_ones(self) -> None:
+        seen = run_spiteful()
+        assert seen["spite"] > 200
+        assert seen["failed attempt"] > 100
+
+    def test_would_stop_it_if_nobody_were_benched(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(rounds, "_benched", keeps_nobody_out)
+        with pytest.raises(InvariantError, match="enough sites are good"):
+            run_spiteful()
