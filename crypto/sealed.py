@@ -53,17 +53,24 @@ def open_group_secret(
 ) -> tuple[bytes, bytes]:
     """(secret, public hash), from what the coordinator relayed to the member ``recipient``.
 
-    Raises :class:`VerificationError` unless the maker that the roster prescribes signed it for this
-    recipient, run and roster, and :class:`crypto.errors.DecryptionError` if it does not open with this
-    channel key.
+    Raises as :func:`verify_sealed` does, and :class:`crypto.errors.DecryptionError` if it does not open with
+    this channel key.
+    """
+    verify_sealed(sealed, roster=roster, run=run, recipient=recipient)
+    context = _context(roster.maker, recipient, run, roster.hash, sealed.public_hash)
+    return channel_key.open(sealed.sealed, _info(context)), sealed.public_hash
+
+
+def verify_sealed(sealed: SealedSecret, *, roster: Roster, run: str, recipient: str) -> None:
+    """Raise :class:`VerificationError` unless the roster's maker signed it for this recipient, run and roster.
+
+    That it opens, and what is in it, only the recipient can tell.
     """
     _check_maker(sealed.maker, roster)
     _check_recipient(sealed, recipient)
     _check_roster(sealed, roster)
-    # What must hold is taken from the receiver's own knowledge, never from what the secret says of itself.
-    context = _context(roster.maker, recipient, run, roster.hash, sealed.public_hash)
-    _check_signature(sealed, roster, context)
-    return channel_key.open(sealed.sealed, _info(context)), sealed.public_hash
+    # What must hold is taken from the verifier's own knowledge, never from what the secret says of itself.
+    _check_signature(sealed, roster, _context(roster.maker, recipient, run, roster.hash, sealed.public_hash))
 
 
 def _context(

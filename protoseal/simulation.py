@@ -19,7 +19,7 @@ from protoseal.results import Controls, run_result
 from protoseal.site_files import divide
 from secure_client.data import SiteData
 from secure_server.coordinator import CoordinatorRound
-from secure_server.workers import worker_processes
+from secure_server.workers import Workers
 
 
 @dataclass(frozen=True)
@@ -141,5 +141,5 @@ def _workers(config: SimulationConfig) -> Iterator[Executor | None]:
     if config.protection is not Protection.CKKS or config.method in CONTROLS:
         yield None
         return
-    with worker_processes(config.workers or os.cpu_count() or 1) as executor:
+    with Workers(config.workers or os.cpu_count() or 1) as executor:
         yield executor

@@ -7,18 +7,20 @@ coordinator knows either.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import Executor
+from concurrent.futures import BrokenExecutor, Executor
 from functools import partial
 from pathlib import Path
 
 from algorithms.pfpl.aggregation import peer_weights
-from crypto.ckks.evaluation_keys import EvaluationKeys
+from crypto.ckks import work
 from crypto.ckks.server import CkksServer
+from crypto.errors import MalformedError
 from crypto.plain import PlainServer
 from crypto.protection import Combination, Payload, ServerHalf
 from protoseal.config import Agreement, Protection
 from protoseal.terms import cohort_of
 from protoseal_wire.messages import ActiveList
+from secure_server.workers import run_apart
 
 
 def server_half(agreement: Agreement, keys_path: Path, executor: Executor | None) -> ServerHalf:
@@ -40,7 +42,7 @@ class Aggregator:
     """Combines the payloads of one attempt."""
 
     def __init__(self, agreement: Agreement, keys_path: Path, executor: Executor | None = None) -> None:
-        self._agreement, self._keys_path = agreement, keys_path
+        self._agreement, self._keys_path, self._executor = agreement, keys_path, executor
         self._server = server_half(agreement, keys_path, executor)
 
     def validate(self, payload: Payload, site: str, active: ActiveList) -> None:
@@ -55,10 +57,15 @@ class Aggregator:
         """The keys' SHA-256; :class:`crypto.errors.MalformedError` unless they can be computed with.
 
         Once they are accepted, a round that fails for want of good keys is not its sites' fault and fails again.
+        Where heavy work goes to processes, this is waited for, but it takes a process of its own with bounded
+        memory and time. Without, nothing is bounded: the sites are then this process's own.
         """
-        keys = EvaluationKeys.from_bytes(evaluation_keys)
-        keys.load()
-        return keys.hash
+        if self._executor is None:
+            return work.check_keys(evaluation_keys)
+        try:
+            return run_apart(work.check_keys, evaluation_keys)
+        except BrokenExecutor as error:
+            raise MalformedError("evaluation keys that take too much time or memory to load") from error
 
     def keep_keys(self, evaluation_keys: bytes) -> None:
         """Put the group's evaluation keys, which are public, where the worker processes read them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from crypto.roster import Member, Roster
+from crypto.sealed import verify_sealed
 from protoseal.config import Agreement, Protection
 from protoseal_wire import codec
 from protoseal_wire.codec import Limits
@@ -31,7 +32,7 @@ class AnswerCheck:
         match key.phase:
             case Phase.ROSTER:
                 answer = codec.decode_roster_answer(content, self._limits)
-                self._check_roster_answer(answer, roster, site)
+                self._check_roster_answer(answer, roster, key.run, site)
             case Phase.PRESENCE:
                 self._check_presence(roster.members[site], key, roster.hash, content)
             case Phase.VALUES:
@@ -40,18 +41,21 @@ class AnswerCheck:
             case Phase.SECRET | Phase.RESULT:
                 codec.decode_acknowledgement(content, self._limits)
 
-    def _check_roster_answer(self, answer: RosterAnswer, roster: Roster, site: str) -> None:
+    def _check_roster_answer(self, answer: RosterAnswer, roster: Roster, run: str, site: str) -> None:
         if answer.roster_hash != roster.hash:
             raise BadPayload(f"{site} verified another roster")
         makes_keys = self._needs_secret and site == roster.maker
         if (answer.keys is not None) != makes_keys:
             raise BadPayload(f"{site} {'must' if makes_keys else 'must not'} send group keys")
         if answer.keys is not None:
-            self._check_group_keys(answer.keys, sorted(set(roster.members) - {site}), site)
+            self._check_group_keys(answer.keys, roster, run, site)
 
-    def _check_group_keys(self, keys: GroupKeys, recipients: list[str], site: str) -> None:
-        if sorted(sealed.recipient for sealed in keys.sealed) != recipients:
+    def _check_group_keys(self, keys: GroupKeys, roster: Roster, run: str, site: str) -> None:
+        """What is wrong here is found here, where the maker answers for it, and not by the sites it is sent to."""
+        if sorted(sealed.recipient for sealed in keys.sealed) != sorted(set(roster.members) - {site}):
             raise BadPayload(f"{site} must seal the group secret to each other member, once")
+        for sealed in keys.sealed:
+            verify_sealed(sealed, roster=roster, run=run, recipient=sealed.recipient)
         public_hash = self._aggregator.check_keys(keys.evaluation_keys)
         if any(sealed.public_hash != public_hash for sealed in keys.sealed):
             raise BadPayload(f"{site} sealed a secret that goes with other evaluation keys")

@@ -23,7 +23,7 @@ from secure_server.errors import WrongIdentity
 from secure_server.rounds import Rules, State
 from secure_server.serve import serve
 from secure_server.store import Store
-from secure_server.workers import worker_processes
+from secure_server.workers import Workers
 
 _log = logging.getLogger("protoseal.coordinator")
 ROUNDS_LOG, ADDRESS = "rounds.jsonl", "address"
@@ -84,7 +84,7 @@ def run_coordinator(
             agreement.hash(),
             record=config.record_view,
         ) as store,
-        worker_processes(workers) as processes,
+        Workers(workers) as processes,
         ThreadPoolExecutor(1, thread_name_prefix="aggregation") as background,
     ):
         rounds_log, address_file = config.state_dir / ROUNDS_LOG, config.state_dir / ADDRESS

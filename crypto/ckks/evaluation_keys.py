@@ -1,23 +1,30 @@
 """The public keys with which the coordinator computes: one to relinearise, one for each rotation.
 
 They open nothing. Still they are encryptions under the group's secret key, made by one site, and a coordinator
-that is given others computes garbage: their hash is bound to the sealed secret by the maker's signature.
+that is given others computes garbage. Their hash is bound to the sealed secret by the maker's signature, which the
+coordinator verifies; that the maker made them with the very secret that it sealed, nobody but its peers can find out,
+by what they decrypt.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from tenseal import sealapi
 
-from crypto.ckks.parameters import POLY_DEGREE, SLOTS, context
+from crypto.ckks.parameters import POLY_DEGREE, SLOTS, Level, context
 from crypto.ckks.serialization import load
 from crypto.errors import MalformedError, UnknownSchemeError
 
 _MARKER = b"protoseal-ckks-evaluation-1:"
 _LENGTH_BYTES = 8
+_PARTS = int(Level.UPLOAD)
+"""A key has a part for each prime that a ciphertext can have."""
+_POWER = 2
+"""A product of two ciphertexts is relinearised at once, so that no higher power of the secret key occurs."""
 
 GALOIS_ELEMENTS = [pow(3, 1 << step, 2 * POLY_DEGREE) for step in range(SLOTS.bit_length() - 1)]
 """Rotation by s slots is X -> X^(3^s). All powers of two, so that one set of keys serves any number of classes."""
@@ -61,12 +68,18 @@ class EvaluationKeys:
         return hashlib.sha256(self.to_bytes()).digest()
 
     def load(self) -> LoadedKeys:
-        """The keys, ready for use; :class:`MalformedError` unless they are all there, and no others."""
+        """The keys, ready for use; :class:`MalformedError` unless they are all there, and no others.
+
+        SEAL holds each part of a key to its parameters; how many parts and keys there are, it leaves open. It
+        inflates the content before anything can be said about it: a few megabytes can take gigabytes. Keys that
+        nobody has checked belong in a process with bounded memory.
+        """
         relinearisation = load(sealapi.RelinKeys(), self.relinearisation)
         rotation = load(sealapi.GaloisKeys(), self.rotation)
         _check_key_level(relinearisation)
         _check_key_level(rotation)
-        _check_elements(rotation)
+        _check_parts(relinearisation, [sealapi.RelinKeys.get_index(_POWER)])
+        _check_parts(rotation, map(sealapi.GaloisKeys.get_index, GALOIS_ELEMENTS))
         return LoadedKeys(relinearisation, rotation)
 
     def __repr__(self) -> str:
@@ -78,7 +91,8 @@ def _check_key_level(keys: Any) -> None:
         raise MalformedError("evaluation keys of other parameters")
 
 
-def _check_elements(rotation: Any) -> None:
-    present = [rotation.has_key(element) for element in GALOIS_ELEMENTS]
-    if not all(present) or rotation.size() != len(present):
-        raise MalformedError("rotation keys for other steps than the powers of two")
+def _check_parts(keys: Any, places: Iterable[int]) -> None:
+    """Whole keys in these places and nowhere else: SEAL's arithmetic reads past the end of one with fewer parts."""
+    present = {place: len(parts) for place, parts in enumerate(keys.data()) if parts}
+    if present != dict.fromkeys(places, _PARTS):
+        raise MalformedError("evaluation keys for other steps than the circuit's, or without all their parts")

@@ -30,7 +30,9 @@ def dump(item: Any) -> bytes:
 def load(item: Any, content: bytes) -> Any:
     """Fill an empty SEAL object from bytes and return it; :class:`MalformedError` when SEAL cannot.
 
-    SEAL checks that the content fits the context, and little more: most flipped bits pass.
+    SEAL checks that the content fits the context, and little more: most flipped bits pass. It inflates while it
+    reads. A ciphertext or secret key of wrong dimensions is refused before that, so neither takes more than its
+    16 polynomials; a set of evaluation keys takes as much memory as its sender likes.
     """
     descriptor = os.memfd_create("seal")
     try:
@@ -41,6 +43,8 @@ def load(item: Any, content: bytes) -> Any:
         raise MalformedError(
             f"not the serialization of a SEAL object of these parameters: {error}"
         ) from error
+    except MemoryError as error:
+        raise MalformedError("the serialization of a SEAL object that takes too much memory") from error
     finally:
         os.close(descriptor)
     return item

@@ -52,6 +52,13 @@ class Receiver:
     total: Sequence[bytes] = field(default=(), repr=False)
 
 
+def check_keys(content: bytes) -> bytes:
+    """The SHA-256 of a group's evaluation keys; :class:`MalformedError` unless they can be computed with."""
+    keys = EvaluationKeys.from_bytes(content)
+    keys.load()
+    return keys.hash
+
+
 def add_up(setting: Setting, uploads: Sequence[Sequence[bytes]]) -> list[bytes]:
     """Σ_m C_m over all sites, part by part, at the level of products."""
     circuit = _circuit(setting)

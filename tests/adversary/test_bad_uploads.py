@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from tenseal import sealapi
 
 from algorithms.pfpl import Weighting
-from crypto.ckks.secret import CkksSecret
 from crypto.ckks.serialization import dump, load
 from crypto.errors import MalformedError, UnknownSchemeError, VerificationError
 from crypto.protection import Payload
@@ -21,11 +20,12 @@ from protoseal.config import Agreement, Protection
 from protoseal.federation import LocalFederation
 from protoseal.terms import limits_of
 from protoseal_wire import codec
-from protoseal_wire.messages import Acknowledgement, Phase, PresenceStatement, RosterAnswer, RoundStart
+from protoseal_wire.messages import Acknowledgement, Phase, PresenceStatement, RoundStart
 from protoseal_wire.presence import sign_presence
 from protoseal_wire.v1 import protoseal_pb2 as pb
 from secure_server import errors
 from secure_server.status import status_of
+from tests.adversary.bad_set_ups import MAKERS, NOT_MAKERS, OTHER_HASH, SEALED, UNSIGNED, Case
 from tests.adversary.victim import Scene, Upload, personalised, stopped_at
 from tests.support.small import small_agreement, small_data
 
@@ -34,7 +34,6 @@ A, B, C = "clinic-a", "clinic-b", "clinic-c"
 ACKNOWLEDGED = codec.encode_acknowledgement(Acknowledgement())
 INVALID, ABORTED = StatusCode.INVALID_ARGUMENT, StatusCode.ABORTED
 
-Case = tuple[type[Exception], StatusCode, Callable[[Scene], Upload]]
 Stop = tuple[Protection, Phase, str]
 
 
@@ -99,62 +98,6 @@ ANY: dict[str, Case] = {
         errors.NotOnRoster,
         StatusCode.PERMISSION_DENIED,
         lambda s: replace(s.upload(s.honest), site="clinic-z"),
-    ),
-}
-
-
-# The set-up
-
-
-def _roster_answer(scene: Scene, **changes: object) -> Upload:
-    answer = codec.decode_roster_answer(scene.honest, limits_of(scene.federation.agreement))
-    return scene.upload(codec.encode_roster_answer(replace(answer, **changes)))  # type: ignore[arg-type]
-
-
-def _with_keys(scene: Scene) -> Upload:
-    """Group keys from a site that is not their maker: what the maker would send."""
-    made = scene.other(A).session.answer(scene.key, scene.request)
-    return scene.upload(made)
-
-
-def _keys_changed(change: Callable[[RosterAnswer], RosterAnswer]) -> Callable[[Scene], Upload]:
-    def upload(scene: Scene) -> Upload:
-        answer = codec.decode_roster_answer(scene.honest, limits_of(scene.federation.agreement))
-        return scene.upload(codec.encode_roster_answer(change(answer)))
-
-    return upload
-
-
-def _keys(answer: RosterAnswer, **changes: object) -> RosterAnswer:
-    assert answer.keys is not None
-    return replace(answer, keys=replace(answer.keys, **changes))  # type: ignore[arg-type]
-
-
-def _sealed(answer: RosterAnswer, *order: int) -> RosterAnswer:
-    assert answer.keys is not None
-    return _keys(answer, sealed=tuple(answer.keys.sealed[index] for index in order))
-
-
-OTHER_HASH: Case = (errors.BadPayload, INVALID, lambda s: _roster_answer(s, roster_hash=b"h" * 32))
-MAKERS: dict[str, Case] = {
-    "another roster's hash": OTHER_HASH,
-    "no keys": (errors.BadPayload, INVALID, lambda s: _roster_answer(s, keys=None)),
-    "a recipient too few": (errors.BadPayload, INVALID, _keys_changed(lambda a: _sealed(a, 0, 1))),
-    "a recipient twice": (errors.BadPayload, INVALID, _keys_changed(lambda a: _sealed(a, 0, 1, 1))),
-    "no evaluation keys": (
-        MalformedError,
-        INVALID,
-        _keys_changed(lambda a: _keys(a, evaluation_keys=b"protoseal-ckks-evaluation-1:" + bytes(64))),
-    ),
-    "evaluation keys of another hash than sealed": (
-        errors.BadPayload,
-        INVALID,
-        _keys_changed(lambda a: _keys(a, evaluation_keys=CkksSecret.generate()[1].to_bytes())),
-    ),
-    "evaluation keys without marker": (
-        UnknownSchemeError,
-        INVALID,
-        _keys_changed(lambda a: _keys(a, evaluation_keys=b"keys")),
     ),
 }
 
@@ -288,10 +231,8 @@ STOPS: Mapping[Stop, Mapping[str, Case]] = {
     (PLAIN, Phase.VALUES, B): ANY | ROWS,
     (PLAIN, Phase.VALUES, C): NOT_HELD,
     (PLAIN, Phase.RESULT, B): ANY,
-    (CKKS, Phase.ROSTER, A): MAKERS,
-    (CKKS, Phase.ROSTER, B): {
-        "keys of a site that is not their maker": (errors.BadPayload, INVALID, _with_keys)
-    },
+    (CKKS, Phase.ROSTER, A): MAKERS | SEALED,
+    (CKKS, Phase.ROSTER, B): NOT_MAKERS,
     (CKKS, Phase.SECRET, B): ANY,
     (CKKS, Phase.VALUES, B): ANY | CIPHERTEXTS,
 }
@@ -316,6 +257,13 @@ def test_a_bad_upload_changes_nothing_and_the_run_goes_on(stop: Stop) -> None:
         found = personalised(scene.federation)
     for site, expected in _undisturbed(protection).items():
         np.testing.assert_allclose(found[site], expected, atol=0.0 if protection is PLAIN else 1e-4)
+
+
+def test_without_its_check_an_unsigned_secret_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    with stopped_at(_agreement(CKKS), A, Phase.ROSTER) as scene:
+        monkeypatch.setattr("crypto.sealed._check_signature", lambda *_args: None)
+        scene.send(UNSIGNED[2](scene))
+        assert A in scene.coordinator.state.verified
 
 
 def _assert_duplicates_are_harmless(scene: Scene) -> None:

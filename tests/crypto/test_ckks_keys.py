@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 from tenseal import sealapi
 
+from crypto.ckks import evaluation_keys
 from crypto.ckks.evaluation_keys import GALOIS_ELEMENTS, EvaluationKeys
 from crypto.ckks.parameters import POLY_DEGREE, PROTOTYPE, context
 from crypto.ckks.secret import CkksSecret
 from crypto.ckks.serialization import dump, read_ciphertext
 from crypto.errors import MalformedError, UnknownSchemeError
 from tests.crypto.ckks_reference import group
+from tests.support.seal_keys import EMPTY, FULL, key_set
 
 
 def test_a_secret_that_travelled_opens_what_the_maker_encrypted() -> None:
@@ -84,8 +86,44 @@ def rotation_keys(elements: list[int]) -> bytes:
     "elements", [GALOIS_ELEMENTS[1:], [*GALOIS_ELEMENTS[1:], 5], [*GALOIS_ELEMENTS, 2 * POLY_DEGREE - 1]]
 )
 def test_rotation_keys_for_other_steps_are_refused(elements: list[int]) -> None:
-    with pytest.raises(MalformedError, match="powers of two"):
+    with pytest.raises(MalformedError, match="other steps"):
         EvaluationKeys(group().keys.relinearisation, rotation_keys(elements)).load()
+
+
+RELINEARISATION = {
+    "no key": [],
+    "an empty key": [EMPTY],
+    "two keys": [FULL, FULL],
+    "a key for another power only": [EMPTY, FULL],
+    "a key of a part too few": [FULL - 1],
+    "a key of a part too many": [FULL + 1],
+}
+
+
+@pytest.mark.parametrize("name", RELINEARISATION)
+def test_relinearisation_keys_are_exactly_one_whole_key(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SEAL loads all of these, and rotation keys of the same kinds."""
+    bad, good = EvaluationKeys(key_set(RELINEARISATION[name]), group().keys.rotation), key_set([FULL])
+    with pytest.raises(MalformedError, match="all their parts"):
+        bad.load()
+    EvaluationKeys(good, group().keys.rotation).load()
+    monkeypatch.setattr(evaluation_keys, "_check_parts", lambda keys, places: None)
+    bad.load()
+
+
+def test_rotation_keys_without_all_their_parts_are_refused() -> None:
+    places = [sealapi.GaloisKeys.get_index(element) for element in GALOIS_ELEMENTS]
+    whole = [FULL if place in places else EMPTY for place in range(max(places) + 1)]
+    EvaluationKeys(key_set([FULL]), key_set(whole)).load()
+    short = [*whole[:-1], FULL - 1]
+    with pytest.raises(MalformedError, match="all their parts"):
+        EvaluationKeys(key_set([FULL]), key_set(short)).load()
+
+
+@pytest.mark.parametrize("announced", [2**40, 2**62])
+def test_more_keys_announced_than_memory_holds_are_refused(announced: int) -> None:
+    with pytest.raises(MalformedError):
+        EvaluationKeys(key_set([FULL], announced), group().keys.rotation).load()
 
 
 def test_swapped_parts_are_refused() -> None:
