@@ -84,7 +84,9 @@ def counting(
     return counted
 
 
-def test_a_run_whose_aggregation_fails_stops_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_whose_aggregation_fails_stops_and_logs_why(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def fail(*_: object) -> None:
         raise MalformedError("the payloads cannot be combined")
 
@@ -92,9 +94,10 @@ def test_a_run_whose_aggregation_fails_stops_and_says_why(monkeypatch: pytest.Mo
     agreement = small_agreement()
     with (
         LocalFederation(agreement, small_data(agreement)) as federation,
-        pytest.raises(RunStopped, match=r"the run stopped: .*the payloads cannot be combined"),
+        pytest.raises(RunStopped, match="the aggregation failed; see the coordinator's log"),
     ):
         federation.run()
+    assert "the payloads cannot be combined" in caplog.text
 
 
 def test_a_control_is_the_same_training_without_peers() -> None:
