@@ -31,6 +31,7 @@ from protoseal.config import (
     TrainingSection,
     load_coordinator,
 )
+from protoseal.errors import UserError
 from protoseal.evaluation.recording import describe
 from protoseal.federation import run_control
 from protoseal.files import FileError, RunResult, SiteLog, read_prototypes, read_site_log, write_result
@@ -48,7 +49,7 @@ _MARK = ".protoseal-demo"
 _START_SECONDS, _RUN_SECONDS = 120.0, 900.0
 
 
-class DemoError(Exception):
+class DemoError(UserError):
     """The demo cannot start, or one of its processes failed. One line."""
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from protoseal.config import Agreement, ConfigError
+from protoseal.errors import UserError
 
 RESULT, SITE_LOG, AGREEMENT = "result.json", "site.json", "agreement.json"
 MODEL, PROTOTYPES = "model.safetensors", "prototypes.safetensors"
@@ -30,7 +31,7 @@ Samples = Annotated[int, Field(ge=0)]
 Duration = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class FileError(Exception):
+class FileError(UserError):
     """A file of a run that is missing or not what it should be. One line that names it and the remedy."""
 
 

@@ -31,16 +31,13 @@ def demo(out: Path, rounds: int, seed: int, as_json: bool) -> None:
 
     Everything lies in OUT afterwards: each party's folder with its log, result.json and report.html.
     """
-    from protoseal.demo import DemoError, run_demo
+    from protoseal.demo import run_demo
     from protoseal.report import write_report
     from protoseal.tables import result_tables
 
-    try:
-        with _display(Console(stderr=True)) as show:
-            result = run_demo(out.absolute(), seed=seed, rounds=rounds, on_progress=show)
-        report = write_report(out)
-    except DemoError as error:
-        raise click.ClickException(str(error)) from error
+    with _display(Console(stderr=True)) as show:
+        result = run_demo(out.absolute(), seed=seed, rounds=rounds, on_progress=show)
+    report = write_report(out)
     if as_json:
         click.echo(result.model_dump_json(by_alias=True, indent=2))
         return

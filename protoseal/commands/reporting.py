@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -9,7 +10,7 @@ from typing import ParamSpec, TypeVar
 import click
 
 from crypto.errors import CryptoError
-from protoseal.config import ConfigError
+from protoseal.errors import UserError
 from secure_client.errors import SiteError
 from secure_server.errors import CoordinatorError
 
@@ -26,8 +27,12 @@ def one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return command(*args, **kwargs)
-        except (ConfigError, CryptoError, SiteError, CoordinatorError) as error:
+        except (UserError, CryptoError, SiteError, CoordinatorError) as error:
             raise click.ClickException(str(error)) from error
+        except sqlite3.Error as error:
+            raise click.ClickException(f"the state cannot be stored: {error}") from error
+        except OSError as error:
+            raise click.ClickException(_of_system(error)) from error
         except ModuleNotFoundError as error:
             if error.name and error.name.partition(".")[0] in SITE_EXTRA:
                 raise click.ClickException(
@@ -36,3 +41,9 @@ def one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
             raise
 
     return wrapped
+
+
+def _of_system(error: OSError) -> str:
+    """Which file, and what is wrong with it: a full disk, a folder that may not be written."""
+    place = f"{error.filename}: " if error.filename else ""
+    return f"{place}{error.strerror or error}"

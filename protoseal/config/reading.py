@@ -11,6 +11,8 @@ from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo
 
+from protoseal.errors import UserError
+
 NOT_IN_THIS_VERSION = {
     "privacy": "differential privacy is not in this version; remove it",
     "dp": "differential privacy is not in this version; remove it",
@@ -19,7 +21,7 @@ NOT_IN_THIS_VERSION = {
 """Keys of a later version: refused by name wherever they stand, so that nobody takes them to be in force."""
 
 
-class ConfigError(Exception):
+class ConfigError(UserError):
     """A configuration that cannot be used: a line for each problem, with the file and the key's path."""
 
     def __init__(self, source: str, problems: Iterable[str]) -> None:

@@ -1,0 +1,294 @@
+"""The configuration files: what is refused, by what name, and what the agreement's hash covers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protoseal.config import Agreement, ConfigError, load_agreement, load_coordinator, load_site
+from protoseal.config.simulation import load_simulation
+
+ROOT = Path(__file__).parent.parent
+SAMPLES = ROOT / "deploy" / "samples"
+
+AGREEMENT: dict[str, Any] = {
+    "federation": "hospital-net",
+    "run": "run-1",
+    "method": "pfpl",
+    "protection": "ckks",
+    "rounds": 3,
+    "classes": ["a", "b"],
+    "dim": 8,
+    "preprocessing": {"image_size": 8, "channels": 1, "mean": [0.5], "std": [0.5]},
+}
+PARTY: dict[str, Any] = {"ca": "ca.pem", "certificate": "c.pem", "key": "k.pem", "state_dir": "state"}
+SITE = PARTY | {"name": "north", "coordinator": "localhost:8443", "data": "npz:d.npz", "out": "out"}
+COORDINATOR = PARTY | {"listen": "0.0.0.0:8443", "sites": ["north", "south", "west"]}
+KNOWN_HASH = "65a564635c9de08b771cc2d200c578abbe97a0ed1ff69df1339b6d3abbaa1787"
+
+
+def toml(table: dict[str, Any]) -> str:
+    """The table as TOML: JSON's values are TOML's, but for nested tables."""
+    plain = {key: value for key, value in table.items() if not isinstance(value, dict)}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in plain.items()]
+    for key, value in table.items():
+        if isinstance(value, dict):
+            lines += [f"[{key}]", *(f"{name} = {json.dumps(each)}" for name, each in value.items())]
+    return "\n".join(lines)
+
+
+def write(path: Path, table: dict[str, Any]) -> Path:
+    path.write_text(toml(table), encoding="utf-8")
+    return path
+
+
+def agreement(tmp_path: Path, **changes: Any) -> Agreement:
+    return load_agreement(write(tmp_path / "agreement.toml", AGREEMENT | changes))
+
+
+def problem(tmp_path: Path, **changes: Any) -> str:
+    """The one line that a changed agreement is refused with."""
+    with pytest.raises(ConfigError) as refused:
+        agreement(tmp_path, **changes)
+    (line,) = str(refused.value).splitlines()
+    assert line.startswith(str(tmp_path / "agreement.toml") + ": ")
+    return line
+
+
+LATER_METHODS = (
+    *("fedpc", "feddbp", "fedplcc", "fedavg", "fedprox", "fedproto"),
+    *("fedbn", "fedper", "fedrep", "ditto", "fpl", "fedplvm"),
+)
+
+
+@pytest.mark.parametrize("method", LATER_METHODS)
+def test_methods_of_later_versions_are_refused_by_name(tmp_path: Path, method: str) -> None:
+    line = problem(tmp_path, method=method)
+    assert f"method {method!r} is not in this version" in line
+    assert "choose pfpl" in line
+
+
+@pytest.mark.parametrize("protection", ["masked", "pairwise", "rotation"])
+def test_protections_of_later_versions_are_refused_by_name(tmp_path: Path, protection: str) -> None:
+    assert f"protection {protection!r} is not in this version" in problem(tmp_path, protection=protection)
+
+
+def test_hidden_presence_is_refused_by_name(tmp_path: Path) -> None:
+    assert "presence 'hidden' is not in this version" in problem(tmp_path, presence="hidden")
+
+
+@pytest.mark.parametrize("table", ["privacy", "dp"])
+def test_differential_privacy_is_refused_by_name(tmp_path: Path, table: str) -> None:
+    line = problem(tmp_path, **{table: {"epsilon": 3.0}})
+    assert table in line
+    assert "differential privacy is not in this version" in line
+
+
+@pytest.mark.parametrize("control", ["local", "self"])
+@pytest.mark.parametrize("side", ["coordinator", "site"])
+def test_controls_are_refused_in_a_deployment(tmp_path: Path, control: str, side: str) -> None:
+    write(tmp_path / "agreement.toml", AGREEMENT | {"method": control})
+    table = {"agreement": "agreement.toml"} | (COORDINATOR if side == "coordinator" else SITE)
+    load = load_coordinator if side == "coordinator" else load_site
+    with pytest.raises(ConfigError, match=f"method '{control}' is a control without peers"):
+        load(write(tmp_path / "party.toml", table))
+
+
+@pytest.mark.parametrize(
+    ("pfpl", "named"),
+    [({"weighting": "inverse"}, "'inverse'"), ({"weighting": "distance", "squared": False}, "unsquared")],
+)
+def test_what_cannot_be_computed_on_ciphertexts_is_refused_by_capability(
+    tmp_path: Path, pfpl: dict[str, Any], named: str
+) -> None:
+    line = problem(tmp_path, pfpl=pfpl)
+    assert named in line
+    assert "needs 'gram', and protection 'ckks' offers 'distance weights'" in line
+    agreement(tmp_path, pfpl=pfpl, protection="plain")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"protecton": "ckks"}, "did you mean 'protection'"),
+        ({"method": "pfl"}, "did you mean 'pfpl'"),
+        ({"pfpl": {"alhpa": 0.3}}, "did you mean 'alpha'"),
+        ({"pfpl": {"alpha": 1.5}}, "pfpl.alpha"),
+        ({"rounds": 0}, "rounds"),
+        ({"rounds": "3"}, "rounds"),
+        ({"classes": ["a", "a"]}, "class 'a' is named more than once"),
+        ({"classes": ["a"]}, "classes"),
+        ({"min_holders": 2}, "allow_fewer_holders_reveals_peers"),
+        ({"min_sites": 2}, "min_sites (2) is below min_holders (3)"),
+        ({"federation": "Hospital Net"}, "federation"),
+        ({"preprocessing": {"image_size": 8, "channels": 3, "mean": [0.5], "std": [0.5]}}, "3 channels"),
+        ({"training": {"model": "small-cn"}}, "did you mean 'small-cnn'"),
+        ({"training": {"lr": -1.0}}, "training.lr"),
+    ],
+)
+def test_a_wrong_agreement_is_refused_in_a_line_that_names_the_key(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    assert said in problem(tmp_path, **changes)
+
+
+def test_few_holders_have_to_be_meant(tmp_path: Path) -> None:
+    few = {"min_holders": 1, "min_sites": 2}
+    assert agreement(tmp_path, **few, allow_fewer_holders_reveals_peers=True).min_holders == 1
+    assert agreement(tmp_path, **few, protection="plain").min_holders == 1
+
+
+def test_a_missing_file_and_broken_toml_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read") as missing:
+        load_agreement(tmp_path / "none.toml")
+    (tmp_path / "broken.toml").write_text("rounds = = 3", encoding="utf-8")
+    with pytest.raises(ConfigError, match="is not TOML") as broken:
+        load_agreement(tmp_path / "broken.toml")
+    assert all("\n" not in str(refused.value) for refused in (missing, broken))
+
+
+# The hash
+
+
+def test_the_hash_is_the_one_written_down(tmp_path: Path) -> None:
+    assert agreement(tmp_path).hash().hex() == KNOWN_HASH
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"federation": "other"},
+        {"run": "run-2"},
+        {"protection": "plain"},
+        {"rounds": 4},
+        {"classes": ["b", "a"]},
+        {"dim": 9},
+        {"min_holders": 4, "min_sites": 4},
+        {"min_sites": 4},
+        {"norm_bound": 11.0},
+        {"agreement_threshold": 2e-4},
+        {"allow_fewer_holders_reveals_peers": True},
+        {"preprocessing": AGREEMENT["preprocessing"] | {"mean": [0.4]}},
+        {"pfpl": {"alpha": 0.4}},
+        {"pfpl": {"lambda": 2.0}},
+        {"pfpl": {"weighting": "uniform"}},
+        {"pfpl": {"literal_regulariser": True}},
+        {"training": {"init_seed": 1}},
+        {"training": {"batch_size": 33}},
+    ],
+)
+def test_every_setting_changes_the_hash(tmp_path: Path, changes: dict[str, Any]) -> None:
+    assert agreement(tmp_path, **changes).hash() != agreement(tmp_path).hash()
+
+
+def test_writing_out_a_default_changes_nothing(tmp_path: Path) -> None:
+    assert agreement(tmp_path, presence="public").hash() == agreement(tmp_path).hash()
+    again = Agreement.from_json(agreement(tmp_path).to_json(), source="test")
+    assert again.hash() == agreement(tmp_path).hash()
+
+
+# The parties' files
+
+
+def load_party(tmp_path: Path, base: dict[str, Any], **changes: Any) -> Any:
+    table = {"agreement": "agreement.toml"} | base | changes
+    path = write(tmp_path / "party.toml", table)
+    return load_site(path) if "coordinator" in base else load_coordinator(path)
+
+
+@pytest.fixture
+def agreed(tmp_path: Path) -> Path:
+    return write(tmp_path / "agreement.toml", AGREEMENT).parent
+
+
+def test_paths_are_taken_from_the_file_that_names_them(agreed: Path) -> None:
+    site = load_party(agreed, SITE, data="npz:d.npz+folder:f")
+    assert site.ca == agreed / "ca.pem"
+    assert site.data == f"npz:{agreed}/d.npz+folder:{agreed}/f"
+
+
+def test_the_agreement_may_stand_in_the_file_itself(tmp_path: Path) -> None:
+    inline = (
+        "{" + ", ".join(f"{k} = {json.dumps(v)}" for k, v in AGREEMENT.items() if k != "preprocessing") + "}"
+    )
+    own = inline.removesuffix("}") + ', training = { model = "mine:build" } }'
+    path = tmp_path / "site.toml"
+    path.write_text(f"agreement = {own}\n{toml(SITE)}", encoding="utf-8")
+    assert load_site(path).agreement.run == "run-1"
+
+
+def test_a_site_refuses_an_agreement_with_fewer_holders_than_it_insists_on(agreed: Path) -> None:
+    assert load_party(agreed, SITE, min_holders=3).min_holders == 3
+    with pytest.raises(ConfigError, match="insists on 4 holders of a class, the agreement has 3"):
+        load_party(agreed, SITE, min_holders=4)
+
+
+def test_a_site_may_insist_on_more_sites_in_a_round(agreed: Path) -> None:
+    assert load_party(agreed, SITE, min_sites=5).required_sites == 5
+    assert load_party(agreed, SITE, min_sites=2).required_sites == 3
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "said"),
+    [
+        (SITE, {"coordinator": "localhost"}, "is not host:port"),
+        (SITE, {"nmae": "x"}, "did you mean 'name'"),
+        (SITE, {"pins": {"south": "abc"}}, "the pin of 'south' is not a SHA-256 fingerprint"),
+        (SITE, {"share_metrics": True}, "metrics are never sent in this version"),
+        (COORDINATOR, {"sites": ["north", "south"]}, "2 listed, but the agreement's min_sites is 3"),
+        (COORDINATOR, {"sites": ["north", "north", "south"]}, "'north' is listed more than once"),
+        (COORDINATOR, {"deadlines": {"tran": 3.0}}, "did you mean 'train'"),
+        (COORDINATOR, {"sites": [f"site-{n}" for n in range(60)]}, "agreement threshold of 0.0001"),
+        (COORDINATOR, {"sites": [f"site-{n}" for n in range(300)]}, "serves 2 to 256 sites"),
+        (COORDINATOR, {"max_attempts": 0}, "max_attempts"),
+    ],
+)
+def test_a_wrong_party_file_is_refused_in_a_line(
+    agreed: Path, base: dict[str, Any], changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_party(agreed, base, **changes)
+    (line,) = str(refused.value).splitlines()
+    assert said in line
+
+
+# Simulations, samples, experiments
+
+
+def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
+    path = write(tmp_path / "simulation.toml", {"rounds": 7, "sites": 4})
+    config = load_simulation(path, {"rounds": 2, "seed": None})
+    assert (config.rounds, config.sites, config.seed) == (2, 4, 0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"method": "fedpc"}, "not in this version"),
+        ({"protection": "mask"}, "unknown protection 'mask'"),
+        ({"sites": 2}, "sites = 2 is below 3"),
+        ({"compare": ("fedavg",)}, "not in this version"),
+    ],
+)
+def test_a_wrong_simulation_is_refused(flags: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_simulation(None, flags)
+
+
+def test_the_samples_load() -> None:
+    assert load_agreement(SAMPLES / "agreement.toml").hash()
+    coordinator, site = load_coordinator(SAMPLES / "coordinator.toml"), load_site(SAMPLES / "site.toml")
+    assert coordinator.agreement.hash() == site.agreement.hash()
+    assert site.name in coordinator.sites
+
+
+def test_every_sample_is_loaded_by_a_test() -> None:
+    assert {path.name for path in SAMPLES.iterdir()} == {"agreement.toml", "coordinator.toml", "site.toml"}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "experiments").glob("*.toml")), ids=lambda path: path.stem)
+def test_the_experiments_load(path: Path) -> None:
+    assert load_simulation(path, {}).rounds
