@@ -57,8 +57,9 @@ class Aggregator:
         """The keys' SHA-256; :class:`crypto.errors.MalformedError` unless they can be computed with.
 
         Once they are accepted, a round that fails for want of good keys is not its sites' fault and fails again.
-        Where heavy work goes to processes, this is waited for, but it takes a process of its own with bounded
-        memory and time. Without, nothing is bounded: the sites are then this process's own.
+        Where heavy work goes to processes, this takes one of its own, with bounded memory and time (:func:`run_apart`).
+        It is waited for, so that a maker can keep this thread busy for as long, and again with each try until its
+        set-up's deadline. Without processes nothing is bounded: the sites are then this process's own.
         """
         if self._executor is None:
             return work.check_keys(evaluation_keys)
