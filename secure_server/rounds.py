@@ -333,15 +333,19 @@ def _settled_result(rules: Rules, state: State, now: float, *, late: bool) -> St
 
 
 def _failed(rules: Rules, state: State, why: str, now: float, lost: Set[str] = frozenset()) -> State:
-    """Give the attempt up, which ``lost`` cost it. Repeat the round, or stop it."""
-    failures = state.failures + 1
+    """Give the attempt up, which ``lost`` cost it. Repeat the round, or stop it.
+
+    An attempt that only taught us whom to leave out counts for nothing: there are as many of these as sites.
+    """
+    benched = _benched(rules, state, lost)
+    failures = state.failures + (0 if benched > state.benched else 1)
     why = f"round {state.round}, attempt {state.attempt}: {why}"
     state = replace(
         state,
         failures=failures,
         participants=(),
         absent=state.absent | lost,
-        benched=_benched(rules, state, lost),
+        benched=benched,
         reason=why,
     )
     return _stopped(state, why) if failures >= rules.max_attempts else _next_attempt(rules, state, now)

@@ -83,7 +83,8 @@ class SimulatedRun:
         self.state = after
         self._check_requests()
         self.seen[after.stage] += after.stage is not before.stage
-        self.seen["failed attempt"] += after.failures > before.failures
+        # A failure that benched a site counts for nothing, but is one.
+        self.seen["failed attempt"] += after.failures > before.failures or after.benched > before.benched
         self.seen["new maker"] += after.setup_attempt > before.setup_attempt
         return True
 

@@ -13,7 +13,7 @@ _STEP_SECONDS = 2.0
 
 
 class SpitefulRun(SimulatedRun):
-    """``good`` sites, at least ``min_sites``, and ``spiteful`` ones, fewer than ``max_attempts``."""
+    """``good`` sites, at least ``min_sites``, and any number of ``spiteful`` ones."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -23,7 +23,7 @@ class SpitefulRun(SimulatedRun):
         self.rules = replace(
             self.rules,
             min_sites=self.rng.randint(2, len(self.good)),
-            max_attempts=len(self.spiteful) + 1,
+            max_attempts=2,
         )
         self.idleness = self.rng.choice((0.1, 0.5, 0.9))
 
@@ -52,7 +52,8 @@ class SpitefulRun(SimulatedRun):
         """From joining to the end, which is the last round's result and not an operator's work."""
         rules = self.rules
         stages = [stage for stage in Stage if stage not in (Stage.FINISHED, Stage.STOPPED)]
-        bound = rules.rounds * rules.max_attempts * sum(rules.seconds(stage) for stage in stages)
+        attempts = (len(self.spiteful) + 1) * rules.max_attempts
+        bound = rules.rounds * attempts * sum(rules.seconds(stage) for stage in stages)
         end = self.now + 2 * bound
         while not self.state.over and self.now <= end:
             for site in rules.roster:

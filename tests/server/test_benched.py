@@ -71,14 +71,17 @@ class TestOneSite:
         assert (player.stage, player.state.round) == (Stage.STOPPED, 1)
 
 
-def test_the_limit_is_as_many_spiteful_sites_as_a_round_has_attempts() -> None:
-    roster = (*SITES, "eli", "fay")
+def test_more_spiteful_sites_than_attempts_stop_nothing_one_after_another() -> None:
+    spiteful = ("dot", "eli", "fay", "gus")
+    roster = tuple(sorted({*SITES, *spiteful}))
     player = in_round(replace(RULES, roster=roster))
-    for site in ("dot", "eli", "fay"):
+    for site in spiteful:
         player.answer(*(each for each in roster if player.task(each)))
         player.do(rounds.Left(site))
-    assert player.stage is Stage.STOPPED
-    assert player.state.reason == "round 1, attempt 3: fay left"
+    assert len(spiteful) > RULES.max_attempts
+    assert (player.stage, player.state.failures) == (Stage.PRESENCE, 0)
+    player.answer(*OTHERS)
+    assert (player.stage, player.state.participants) == (Stage.VALUES, OTHERS)
 
 
 def test_with_too_few_others_it_is_asked_again_at_once() -> None:
