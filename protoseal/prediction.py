@@ -10,6 +10,7 @@ from typing import Any
 import safetensors
 import safetensors.torch
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from algorithms.prototypes import Targets, nearest_prototype
@@ -57,7 +58,8 @@ def load_trained(folder: Path) -> Trained:
 def predict(trained: Trained, inputs: Dataset[Any], by: By, *, device: str) -> tuple[list[int], list[int]]:
     """Predicted classes and the data set's labels, as indices into the agreement's classes.
 
-    ``inputs`` yields (float32 tensor, int label).
+    ``inputs`` yields (float32 tensor, int label). :class:`protoseal.files.FileError` for inputs that the model
+    cannot take.
     """
     where = choose_device(device)
     model = trained.model.to(where)
@@ -73,3 +75,9 @@ def predict(trained: Trained, inputs: Dataset[Any], by: By, *, device: str) -> t
         predicted += chosen.tolist()
         labels += torch.as_tensor(known).tolist()
     return predicted, labels
+
+
+def _classes_of(model: PrototypeModel, batch: Tensor, targets: Targets | None) -> Tensor:
+    with torch.no_grad():
+        features = model.features(batch)
+        return nearest_prototype(features, targets) if targets else model.classifier(features).argmax(dim=1)

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from algorithms.pfpl.objective import Control
-from protoseal.config import CONTROLS, Agreement, Method, Protection
+from protoseal.config import CONTROLS, Agreement, ConfigError, Method, Protection
 from protoseal.config.simulation import SimulationConfig
 from protoseal.federation import run_control, run_federation
 from protoseal.files import RunResult, SeedFigures, SiteLog, SiteRound, Spread, write_result
@@ -67,6 +67,11 @@ def _one_seed(
         agreed=config.preprocessing,
         classes=config.classes,
     )
+    if len(divided.sites) < config.fewest_sites:
+        raise ConfigError(
+            config.dataset,
+            [f"{len(divided.sites)} sites, but min_holders and min_sites ask for {config.fewest_sites}"],
+        )
     data = {site.name: site.to_data(divided.preprocessing) for site in divided.sites}
     methods = tuple(dict.fromkeys((config.method, *config.compare)))
     agreements = {

@@ -21,6 +21,7 @@ from secure_client.trainee import Trainee
 from secure_client.transport import GrpcTransport
 
 _log = logging.getLogger("protoseal.site")
+_COMPLETE = "complete"
 
 
 def open_party(config: SiteConfig, passphrase: bytes) -> Party:
@@ -42,7 +43,8 @@ def run_site(
     """Take part in the run until it ends, writing ``site.json`` after every round and the model at the end.
 
     Raises :class:`RunStopped` when the coordinator ends the run early, and whatever else went wrong as a
-    :class:`SiteError` or :class:`crypto.errors.CryptoError`. Started again, it continues where it was.
+    :class:`SiteError` or :class:`crypto.errors.CryptoError`. Started again, it continues where it was, and after
+    the end it needs no coordinator to say so.
     """
     agreement, party = config.agreement, open_party(config, passphrase)
     data = load_site_data(config.data, config.data_root, agreement)
@@ -61,6 +63,9 @@ def run_site(
             retry_seconds=config.retry_seconds,
         )
         book = _LogBook(config, data, transport, journal, on_round)
+        if journal.get(_COMPLETE):
+            transport.close()
+            return book.write()
         try:
             outcome = take_part(Session(agreement, party, trainee, journal, on_round=book.add), transport)
         finally:
@@ -68,13 +73,14 @@ def run_site(
         if trainee.has_trained:
             trainee.save(config.out)
         check_complete(outcome, agreement.rounds, trained=trainee.has_trained)
-    return book.write()
+        journal.put(_COMPLETE, agreement.rounds, b"")
+        return book.write()
 
 
 def check_complete(outcome: Finished | Stopped, rounds: int, *, trained: bool) -> None:
     """Raise :class:`RunStopped` unless the run had its agreed rounds and this site trained in it."""
     if isinstance(outcome, Stopped):
-        raise RunStopped(f"the coordinator stopped the run: {outcome.reason}")
+        raise RunStopped(f"the coordinator stopped the run: {outcome.reason}; start again once it runs again")
     if outcome.rounds != rounds or not trained:
         part = "" if trained else ", and this site took part in none"
         raise RunStopped(f"the coordinator ended the run after {outcome.rounds} of {rounds} rounds{part}")

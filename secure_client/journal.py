@@ -69,6 +69,9 @@ class Journal:
                     self._db.execute(statement)
                 self._db.execute("INSERT INTO identity VALUES (?, ?, ?, ?)", identity)
             found = self._db.execute("SELECT schema, run, agreement_hash, site FROM identity").fetchone()
+            if found != identity and found[0] == _SCHEMA_VERSION and self._unused():
+                self._start_over(identity)
+                found = identity
             self._db.execute("COMMIT")
         except sqlite3.OperationalError as error:
             raise StateError(f"{path}: {error}; is another process of this site running?") from error
@@ -79,6 +82,15 @@ class Journal:
                 f"{path} is of another run, agreement or site; give this run a state_dir of its own, "
                 "or go back to the agreement it was started with"
             )
+
+    def _unused(self) -> bool:
+        return self._db.execute("SELECT 1 FROM answers").fetchone() is None
+
+    def _start_over(self, identity: tuple[int, str, bytes, str]) -> None:
+        """Nothing was answered yet: a corrected configuration may start in the same place."""
+        for table in ("secrets", "documents", "identity"):
+            self._db.execute(f"DELETE FROM {table}")  # noqa: S608 (the three names above)
+        self._db.execute("INSERT INTO identity VALUES (?, ?, ?, ?)", identity)
 
     def __enter__(self) -> Journal:
         return self

@@ -245,10 +245,22 @@ class Coordinator:
         staying = replace(self._state, joined=self._state.joined - lapsed)
         return rounds.step(self._rules, staying, event, now)
 
-    def _after(self, before: State, after: State) -> None:
-        """What the run depends on comes first."""
+    def _log_progress(self, before: State, after: State) -> None:
+        """For the operator: where the run is, and whom it waits for or goes on without."""
+        if after.reason and after.reason != before.reason:
+            _log.warning("%s", after.reason)
+        left_out = (after.absent | after.benched) - (before.absent | before.benched)
+        if left_out:
+            _log.warning("going on without %s", ", ".join(sorted(left_out)))
         if after.stage is not before.stage or after.attempt != before.attempt:
             _log.info("%s: round %d, attempt %d", after.stage.name, after.round, after.attempt)
+        if after.stage is Stage.JOINING and after.joined != before.joined:
+            missing = sorted(set(self._rules.roster) - after.joined)
+            _log.info("waiting for %s", ", ".join(missing))
+
+    def _after(self, before: State, after: State) -> None:
+        """What the run depends on comes first."""
+        self._log_progress(before, after)
         if after.over and self._ended_at is None:
             self._note_end(after)
         if after.verified != before.verified:

@@ -295,6 +295,8 @@ def _open_database(path: Path, identity: tuple[int, str, bytes]) -> sqlite3.Conn
         database.execute("PRAGMA synchronous=FULL")
         if database.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
             _create(database, identity)
+        if database.execute("SELECT 1 FROM statements").fetchone() is None:
+            _start_over(database, identity)
         found = database.execute("SELECT schema, run, agreement_hash FROM identity").fetchone()
         check_identity(path, found, identity)
     except sqlite3.DatabaseError as error:
@@ -311,6 +313,18 @@ def _create(database: sqlite3.Connection, identity: tuple[int, str, bytes]) -> N
     for table in _SCHEMA:
         database.execute(table)
     database.execute("INSERT INTO identity VALUES (?, ?, ?)", identity)
+    database.execute("COMMIT")
+
+
+def _start_over(database: sqlite3.Connection, identity: tuple[int, str, bytes]) -> None:
+    """No site has joined yet: a corrected agreement may start in the same place. Of this schema only."""
+    database.execute("BEGIN IMMEDIATE")
+    changed = database.execute(
+        "UPDATE identity SET run = ?, agreement_hash = ? WHERE schema = ? AND (run, agreement_hash) != (?, ?)",
+        (*identity[1:], identity[0], *identity[1:]),
+    )
+    if changed.rowcount:
+        database.execute("DELETE FROM state")
     database.execute("COMMIT")
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from protoseal.commands.logs import start_log
-from protoseal.commands.passphrase import read_passphrase
+from protoseal.commands.passphrase import IN_CONFIG, read_passphrase
 from protoseal.commands.reporting import one_line_errors
 from protoseal.config import SiteConfig, load_site
 
@@ -69,7 +69,7 @@ def check(config: Path, as_json: bool) -> None:
 
 
 def _passphrase(config: SiteConfig) -> bytes:
-    return read_passphrase(config.passphrase_file, what=f"the key of {config.name}")
+    return read_passphrase(config.passphrase_file, what=f"the key of {config.name}", remedy=IN_CONFIG)
 
 
 def _show(figures: SiteRound) -> None:

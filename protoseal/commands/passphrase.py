@@ -11,6 +11,8 @@ import click
 
 VARIABLE = "PROTOSEAL_KEY_PASSPHRASE"
 
+IN_CONFIG = "name a file as passphrase_file in the configuration"
+
 passphrase_option = click.option(
     "--passphrase-file",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -18,13 +20,15 @@ passphrase_option = click.option(
 )
 
 
-def read_passphrase(file: Path | None, *, what: str, new: bool = False) -> bytes:
+def read_passphrase(
+    file: Path | None, *, what: str, new: bool = False, remedy: str = "give a file with --passphrase-file"
+) -> bytes:
     """The passphrase of ``what`` (``the CA's key``, say), as bytes.
 
     From ``file`` if one is given, else from the environment variable ``PROTOSEAL_KEY_PASSPHRASE``, else from
     a hidden prompt, which asks twice for a ``new`` one. Raises :class:`click.ClickException` for an empty
-    passphrase, a file that others can read, and when there is none of the three. The limit of the
-    environment: processes of the same user can read it.
+    passphrase, a file that others can read, and when there is none of the three (``remedy`` says how to name a
+    file). The limit of the environment: processes of the same user can read it.
     """
     if file is not None:
         return _not_empty(_from_file(file), str(file))
@@ -32,9 +36,7 @@ def read_passphrase(file: Path | None, *, what: str, new: bool = False) -> bytes
     if variable is not None:
         return _not_empty(os.fsencode(variable), VARIABLE)
     if not on_terminal():
-        raise click.ClickException(
-            f"the passphrase of {what} is needed: set {VARIABLE} or give a file with --passphrase-file"
-        )
+        raise click.ClickException(f"the passphrase of {what} is needed: set {VARIABLE} or {remedy}")
     prompt = f"{'New passphrase' if new else 'Passphrase'} of {what}"
     return str(click.prompt(prompt, hide_input=True, confirmation_prompt=new, err=True)).encode()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from protoseal.commands.logs import start_log
-from protoseal.commands.passphrase import read_passphrase
+from protoseal.commands.passphrase import IN_CONFIG, read_passphrase
 from protoseal.commands.reporting import one_line_errors
 from protoseal.config import load_coordinator
 
@@ -34,7 +34,7 @@ def run(config: Path, as_json: bool) -> None:
 
     loaded = load_coordinator(config)
     start_log(loaded.log_level)
-    passphrase = read_passphrase(loaded.passphrase_file, what="the coordinator's key")
+    passphrase = read_passphrase(loaded.passphrase_file, what="the coordinator's key", remedy=IN_CONFIG)
     state = run_coordinator(loaded, passphrase)
     if as_json:
         click.echo(

@@ -27,6 +27,8 @@ def _numbers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[
             seeds += range(int(first), int(last if dash else first) + 1)
         except ValueError as error:
             raise click.BadParameter(f"{part!r} is not a number or a range such as 0-4") from error
+    if not seeds:
+        raise click.BadParameter(f"{value!r} names no seed; a range goes upwards, such as 0-4")
     return tuple(seeds)
 
 

@@ -63,10 +63,23 @@ def test_a_journal_is_one_runs_one_sites_and_one_processs(tmp_path: Path) -> Non
     path = tmp_path / "journal.sqlite"
     with open_journal(path), pytest.raises(StateError, match="another process"):
         open_journal(path)
+    with open_journal(path) as journal:
+        journal.record(KEY, b"request", b"answer")
     for other in ({"run": "run-2"}, {"site": "clinic-b"}):
         with pytest.raises(StateError, match="another run, agreement or site"):
             open_journal(path, **other)
     assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_journal_without_answers_may_start_over_under_a_corrected_agreement(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    with open_journal(path) as journal:
+        journal.put_secret("channel key", b"of the mistaken agreement")
+    with open_journal(path, run="run-2") as journal:
+        assert journal.secret("channel key") is None
+        journal.record(KEY, b"request", b"answer")
+    with pytest.raises(StateError, match="another run"):
+        open_journal(path)
 
 
 def test_a_secret_is_nowhere_in_the_file(tmp_path: Path) -> None:

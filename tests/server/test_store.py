@@ -196,11 +196,19 @@ class TestOpening:
     def test_another_runs_file_is_refused(
         self, store: Store, path: Path, run: str, agreement: bytes, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        store.save(BEGUN, statement=("ann", b"joined"))
         store.close()
         with pytest.raises(WrongStore, match="another run, agreement or version"):
             Store.open(path, run, agreement)
         monkeypatch.setattr(store_module, "check_identity", lambda *_: None)
         Store.open(path, run, agreement).close()
+
+    def test_before_anyone_joined_a_corrected_agreement_starts_over(self, store: Store, path: Path) -> None:
+        store.save(BEGUN)
+        store.close()
+        corrected = Store.open(path, "r1", b"b" * 32)
+        assert corrected.load() is None
+        corrected.close()
 
     def test_a_file_of_another_version_is_refused(self, store: Store, path: Path) -> None:
         store._db.execute("UPDATE identity SET schema = 2")
@@ -236,6 +244,7 @@ class TestOpening:
         Store.open(path, "r1", AGREEMENT).close()
 
     def test_a_refused_file_is_not_left_locked(self, store: Store, path: Path) -> None:
+        store.save(BEGUN, statement=("ann", b"joined"))
         store.close()
         with pytest.raises(WrongStore):
             Store.open(path, "r2", AGREEMENT)
