@@ -12,12 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner, Result
 from PIL import Image
+from torch.utils.data import TensorDataset
 
 from protoseal.cli import COMMANDS, main
 from protoseal.demo import demo_agreement, demo_sites
-from protoseal.files import read_result
+from protoseal.files import FileError, read_result
+from protoseal.prediction import By, load_trained, predict
 from tests.support.processes import Federation
 
 EXPERIMENT = Path(__file__).parents[2] / "experiments" / "digits.toml"
@@ -126,6 +129,7 @@ def test_simulate_prints_json_on_request(tmp_path: Path) -> None:
         (["--method", "fedpc"], "'fedpc' is not in this version"),
         (["--protection", "masked"], "'masked' is not in this version"),
         (["--seeds", "0,x"], "'x' is not a number"),
+        (["--seeds", "4-1"], "names no seed"),
         (["--device", "cuda:99"], "use auto, cpu or cuda:N"),
         (["--config", "none.toml"], "none.toml"),
     ],
@@ -195,6 +199,12 @@ def test_predict_says_what_is_wrong(run: Path, tmp_path: Path) -> None:
     assert "there is no such file" in failure(
         "predict", "--run", folder, "--data", f"npz:{tmp_path}/none.npz"
     )
+    wrong = tmp_path / "wrong.npz"
+    np.savez(wrong, x_train=np.zeros((4, 30)), y_train=np.zeros(4, dtype=np.int64))
+    assert "agreed on images" in failure("predict", "--run", folder, "--data", f"npz:{wrong}")
+    small = TensorDataset(torch.zeros(2, 1, 3, 3), torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(FileError, match="fails on inputs of shape"):
+        predict(load_trained(folder), small, By.CLASSIFIER, device="cpu")
     broken = shutil.copytree(folder, tmp_path / "broken")
     (broken / "model.safetensors").write_bytes(b"no model")
     assert "does not fit the model" in failure("predict", "--run", broken, "--data", "digits")
