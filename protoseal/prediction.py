@@ -67,11 +67,11 @@ def predict(trained: Trained, inputs: Dataset[Any], by: By, *, device: str) -> t
     predicted: list[int] = []
     labels: list[int] = []
     for batch, known in DataLoader(inputs, batch_size=_BATCH):
-        with torch.no_grad():
-            features = model.features(batch.to(where))
-            chosen = (
-                nearest_prototype(features, targets) if targets else model.classifier(features).argmax(dim=1)
-            )
+        try:
+            chosen = _classes_of(model, batch.to(where), targets)
+        except RuntimeError as error:
+            shape, reason = tuple(batch.shape[1:]), str(error).splitlines()[0]
+            raise FileError(f"the model fails on inputs of shape {shape}: {reason}") from error
         predicted += chosen.tolist()
         labels += torch.as_tensor(known).tolist()
     return predicted, labels
