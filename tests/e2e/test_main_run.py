@@ -198,6 +198,11 @@ def test_report_works_on_its_folder(run: MainRun) -> None:
     assert "site-4" in (root / page).read_text(encoding="utf-8")
 
 
+def test_a_site_that_was_told_of_the_end_needs_no_coordinator_to_say_so_again(run: MainRun) -> None:
+    folder = run.federation.folder("site-1")
+    assert "The run is complete" in protoseal(folder, "client", "run", "--config", "site.toml")
+
+
 def protoseal(folder: Path, *arguments: str) -> str:
     """Standard output of the command, which succeeds."""
     done = subprocess.run(
