@@ -49,7 +49,7 @@ def call_until(call: Callable[[], R], seconds: float) -> R:
     ``call`` must be harmless to repeat. Pauses double up to 15 s, each drawn from its upper half, so that
     sites do not come back all at once.
     """
-    pauses, end = _pauses(), time.monotonic() + seconds
+    pauses, end, warned = _pauses(), time.monotonic() + seconds, False
     while True:
         try:
             return call_once(call)
@@ -57,7 +57,10 @@ def call_until(call: Callable[[], R], seconds: float) -> R:
             pause = next(pauses)
             if time.monotonic() + pause > end:
                 raise
-            _log.warning("%s; trying again", error)
+            # Once in full; a long absence need not fill the log.
+            level = logging.DEBUG if warned else logging.WARNING
+            warned = True
+            _log.log(level, "%s; trying again for %.0f seconds", error, end - time.monotonic())
             time.sleep(pause)
 
 

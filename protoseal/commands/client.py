@@ -40,7 +40,10 @@ def run(config: Path, as_json: bool) -> None:
 
     loaded = load_site(config)
     start_log(loaded.log_level)
-    log = run_site(loaded, _passphrase(loaded), on_round=_show)
+    try:
+        log = run_site(loaded, _passphrase(loaded), on_round=_show)
+    except KeyboardInterrupt as error:
+        raise click.ClickException("stopped by a signal; start the same command again to go on") from error
     if as_json:
         click.echo(log.model_dump_json(by_alias=True, indent=2))
     else:
