@@ -88,10 +88,20 @@ class Running:
             raise
 
     def exit_code(self, seconds: float = PATIENCE) -> int:
-        """Of the process, once it ended by itself."""
-        wait_until(
-            lambda: self._process.poll() is not None, f"end of the process of {self.log_path}", seconds
-        )
+        """Of the process, once it ended by itself.
+
+        When it does not, the failure shows every party's log, and in this one's where each thread was.
+        """
+        try:
+            wait_until(
+                lambda: self._process.poll() is not None, f"end of the process of {self.log_path}", seconds
+            )
+        except AssertionError as failure:
+            self.send(signal.SIGABRT)  # faulthandler's cue
+            self._process.wait()
+            for log in sorted(_federation_of(self.log_path).rglob("log.txt")):
+                failure.add_note(f"--- {log}\n{log.read_text(encoding='utf-8', errors='replace')}")
+            raise
         return self._process.wait()
 
     def kill(self) -> None:
@@ -107,7 +117,7 @@ class Running:
 def environment() -> dict[str, str]:
     """Ours, with one thread a process (several share the cores) and the repository importable."""
     path = os.pathsep.join(str(folder) for folder in (_REPOSITORY, _REPOSITORY / "proto"))
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", "PYTHONPATH": path}
 
 
 class Federation:
@@ -191,8 +201,9 @@ class Federation:
 
     def hold(self, site: str, round_number: int) -> None:
         """Have the site stop in the training of that round."""
-        self.release(site)
-        (self.folder(site) / gated_model.HOLD).write_text(str(round_number), encoding="utf-8")
+        written = self.folder(site) / "hold.new"
+        written.write_text(str(round_number), encoding="utf-8")
+        written.replace(self.folder(site) / gated_model.HOLD)  # never there but empty
 
     def wait_for_held(self, site: str) -> None:
         """Until the site is in that training."""
@@ -263,6 +274,12 @@ def frozen(running: Running) -> Iterator[None]:
         yield
     finally:
         running.send(signal.SIGCONT)
+
+
+def _federation_of(log_path: Path) -> Path:
+    """The folder of all parties' folders: two up from a site's, one from the coordinator's."""
+    folder = log_path.parent
+    return folder.parents[1] if folder.parent.name == "sites" else folder.parent
 
 
 def _parent(process: Path) -> int | None:
