@@ -6,7 +6,6 @@ import logging
 import time
 from typing import Protocol
 
-from crypto.errors import CryptoError
 from protoseal_wire.messages import Finished, JoinReply, JoinRequest, PhaseKey, Stopped, Task, Work
 from secure_client.errors import PhaseOver, SiteError, Unreachable
 from secure_client.session import Session
@@ -43,7 +42,8 @@ def take_part(session: Session, transport: Transport) -> Finished | Stopped:
     """Join, then work until the run ends.
 
     A site that cannot go on says so to the coordinator, which then does not wait for it, and raises: after a
-    :class:`Violation`, a failed training, a refusal. An unreachable coordinator is told nothing.
+    :class:`Violation`, a refusal, or whatever the site's own model or data raise in training. An unreachable
+    coordinator is told nothing.
     """
     transport.join(session.join_request())
     _log.info("joined as %s", session.site)
@@ -51,7 +51,7 @@ def take_part(session: Session, transport: Transport) -> Finished | Stopped:
         return _work(session, transport)
     except Unreachable:
         raise
-    except (SiteError, CryptoError) as error:
+    except Exception as error:
         _log.error("leaving the run: %s", error)
         _leave(transport)
         raise

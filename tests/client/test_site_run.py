@@ -10,11 +10,12 @@ import pytest
 
 from crypto.keys import StorageKey
 from protoseal.config import Protection
-from protoseal.federation import LocalFederation
-from protoseal_wire.messages import Finished, Phase, PhaseKey, Stopped, Work
+from protoseal.federation import DirectTransport, LocalFederation, LocalSite
+from protoseal_wire.messages import Finished, Phase, PhaseKey, Stopped, Task, Work
 from secure_client.app import check_complete
 from secure_client.errors import RunStopped, StateError, Violation
 from secure_client.journal import Journal
+from secure_client.runner import take_part
 from tests.support.small import small_agreement, small_data
 
 KEY = PhaseKey("run", 1, 1, Phase.RESULT)
@@ -97,6 +98,37 @@ def test_a_request_too_large_for_its_phase_is_not_downloaded() -> None:
         session.check_size(Work(KEY, 100, bytes(32), 1.0))
         with pytest.raises(Violation, match="RESULT: a request of 1000000000 bytes"):
             session.check_size(Work(KEY, 1_000_000_000, bytes(32), 1.0))
+
+
+def test_a_site_whose_own_model_fails_says_that_it_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the others would wait for it until training's deadline, which may be hours away."""
+    agreement = small_agreement(Protection.PLAIN)
+    with LocalFederation(agreement, small_data(agreement)) as federation:
+        failing, *others = federation.sites
+        for site in others:
+            site.join()
+        monkeypatch.setattr(failing.trainee, "trained", _fail)
+        with pytest.raises(FileNotFoundError, match="scan-7"):
+            take_part(failing.session, _FromOthers(failing.transport, others))
+        state = federation.coordinator.state
+    assert failing.name in state.absent
+
+
+def _fail(round_number: int) -> None:
+    raise FileNotFoundError(f"scan-7.png of round {round_number}")
+
+
+class _FromOthers(DirectTransport):
+    """The first site's calls, with the other sites doing their tasks in between."""
+
+    def __init__(self, first: DirectTransport, others: list[LocalSite]) -> None:
+        self.__dict__ = first.__dict__
+        self._others = others
+
+    def next_task(self) -> Task:
+        for site in self._others:
+            site.step()
+        return super().next_task()
 
 
 def test_a_pin_that_nobody_matches_is_pointed_out(caplog: pytest.LogCaptureFixture) -> None:
