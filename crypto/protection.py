@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Rows = NDArray[np.float64]
+Words = NDArray[np.uint32] | NDArray[np.uint64]
 
 
 class Combination(StrEnum):
@@ -37,11 +38,24 @@ class Offer(StrEnum):
 
 @dataclass(frozen=True)
 class Payload:
-    """What travels: a scheme marker, float64 arrays for schemes that send values, blobs for those that do not."""
+    """What travels: a scheme marker with float64 arrays, ciphertexts as blobs, or words of a ring (uint32, uint64)."""
 
     scheme: str
     arrays: tuple[Rows, ...] = ()
     blobs: tuple[bytes, ...] = field(default=(), repr=False)
+    words: tuple[Words, ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True)
+class PayloadForm:
+    """What a payload must consist of, from public facts alone: one of the three is not empty.
+
+    The shape of each array; (bits, length) of each vector of words; at most how many blobs.
+    """
+
+    arrays: tuple[tuple[int, ...], ...] = ()
+    words: tuple[tuple[int, int], ...] = ()
+    blobs: int = 0
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,12 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from crypto.pairwise.parts import MaskKeys, ReleasedShare, SealedShare
+from crypto.protection import Payload
 from crypto.roster import Statement
 from crypto.sealed import SealedSecret
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 class Phase(IntEnum):
@@ -28,14 +30,25 @@ class Phase(IntEnum):
     PRESENCE = 3
     """Request: :class:`RoundStart`; the site trains. Answer: :class:`PresenceStatement`."""
     VALUES = 4
-    """Request: :class:`ActiveList`. Answer: :class:`crypto.protection.Payload`."""
+    """Request: :class:`ActiveList`, or :class:`ReceivedShares` where masks are used. Answer:
+    :class:`crypto.protection.Payload`."""
     RESULT = 5
     """Request: the :class:`crypto.protection.Payload` for this site. Answer: :class:`Acknowledgement`."""
+    SHARES = 6
+    """Request: :class:`ActiveList`. Answer: :class:`SharesMade`."""
+    SURVIVORS = 7
+    """Request: :class:`SurvivorSet`. Answer: :class:`SurvivorSignature`."""
+    UNMASK = 8
+    """Request: :class:`SignedSurvivors`. Answer: :class:`ReleasedShares`."""
 
 
 @dataclass(frozen=True, order=True)
 class PhaseKey:
-    """Which step of which attempt. Round 0 is the set-up (ROSTER, SECRET); rounds and attempts count from 1."""
+    """Which step of which attempt; attempts count from 1.
+
+    Round 0 is what comes before training: the set-up (ROSTER, SECRET) and, where the method groups sites, their
+    clustering (PRESENCE, VALUES).
+    """
 
     run: str
     round: int
@@ -146,16 +159,31 @@ class RosterAnswer:
 
 @dataclass(frozen=True)
 class RoundStart:
-    """Train, then say which classes you hold."""
+    """Train, then say which classes you hold.
+
+    ``groups``: which sites average together, each sorted, by their first names; none where the method has no
+    groups. ``base``: SHA-256 of the result that this site's group trains from, empty before the first.
+    ``catch_up`` is that result, for a site that did not acknowledge it.
+    """
+
+    groups: tuple[tuple[str, ...], ...] = ()
+    base: bytes = b""
+    catch_up: Payload | None = None
 
 
 @dataclass(frozen=True)
 class PresenceStatement:
-    """A site's signed word, for one attempt, on which classes it holds: bool of shape (K,)."""
+    """A site's signed word for one attempt.
+
+    ``holds``: which classes it has, bool of shape (K,). ``base``: SHA-256 of the result that it trained from, empty
+    for none. ``keys``: its keys for this attempt's masks, where masks are used.
+    """
 
     site: str
     holds: NDArray[np.bool_]
     signature: bytes
+    base: bytes = b""
+    keys: MaskKeys | None = None
 
 
 @dataclass(frozen=True)
@@ -163,6 +191,50 @@ class ActiveList:
     """The presence statements of all participants of the attempt: who adds values for which class follows."""
 
     statements: tuple[PresenceStatement, ...]
+
+
+@dataclass(frozen=True)
+class SharesMade:
+    """Shares of a site's secrets of this attempt, one sealed to each other member of its group."""
+
+    shares: tuple[SealedShare, ...]
+
+
+@dataclass(frozen=True)
+class ReceivedShares:
+    """The shares that the other members of a site's group made for it. Whoever made none is out of the sum."""
+
+    shares: tuple[SealedShare, ...]
+
+
+@dataclass(frozen=True)
+class SurvivorSet:
+    """The members of a site's group whose masked values are in the sum, sorted."""
+
+    sites: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SurvivorSignature:
+    """A site's signature over the survivor set that it was told."""
+
+    site: str
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class SignedSurvivors:
+    """The survivor set again, with the signatures of those who saw the same one."""
+
+    sites: tuple[str, ...]
+    signatures: tuple[SurvivorSignature, ...]
+
+
+@dataclass(frozen=True)
+class ReleasedShares:
+    """For each member that made shares, one of the two that this site holds of it."""
+
+    shares: tuple[ReleasedShare, ...]
 
 
 @dataclass(frozen=True)
