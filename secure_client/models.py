@@ -18,7 +18,10 @@ from secure_client.plugins import call_function, load_function
 
 SMALL_CNN = "small-cnn"
 RESNET18 = "resnet18"
-BUILT_IN = (SMALL_CNN, RESNET18)
+FEDPC_CNN = "fedpc-cnn"
+BUILT_IN = (SMALL_CNN, RESNET18, FEDPC_CNN)
+FEDPC_HIDDEN = 384
+"""Width of the layer before the embedding in :func:`fedpc_cnn`."""
 
 
 class PrototypeModel(nn.Module):
@@ -69,6 +72,35 @@ def small_cnn(classes: int, dim: int, channels: int, image_size: int) -> SplitMo
     return SplitModel(backbone, nn.Linear(dim, classes))
 
 
+def fedpc_cnn(classes: int, dim: int, channels: int, image_size: int) -> SplitModel:
+    """FedPC's network: two 5×5 convolutions of 64 channels, each ReLU'd and 2×2 max-pooled; linear to 384 and to d.
+
+    Each linear layer of the extractor is ReLU'd. The paper's d is 192: agree on ``dim = 192`` for its network of
+    1600 → 384 → 192 on images of 32×32, 1024 → 384 → 192 on 28×28. No padding, so an image has at least 16 pixels
+    a side; :class:`ModelError` for a smaller one.
+    """
+    side = ((image_size - 4) // 2 - 4) // 2  # after two convolutions and two poolings
+    if side < 1:
+        raise ModelError(
+            f"{FEDPC_CNN} needs images of at least 16×16 pixels, not {image_size}×{image_size};"
+            f" use {SMALL_CNN}, or a larger image_size"
+        )
+    backbone = nn.Sequential(
+        nn.Conv2d(channels, 64, kernel_size=5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(64, 64, kernel_size=5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * side**2, FEDPC_HIDDEN),
+        nn.ReLU(),
+        nn.Linear(FEDPC_HIDDEN, dim),
+        nn.ReLU(),
+    )
+    return SplitModel(backbone, nn.Linear(dim, classes))
+
+
 def resnet18(classes: int, dim: int, channels: int) -> SplitModel:
     """ResNet18 with the stem for 32×32 images: a 3×3 convolution of stride 1 and no max pooling.
 
@@ -91,8 +123,8 @@ def build_model(
 ) -> PrototypeModel:
     """The model that ``spec`` names, on the CPU, with weights that follow from ``seed`` alone.
 
-    ``spec`` is ``small-cnn``, ``resnet18``, or ``module:function``, called with ``num_classes=`` and
-    ``dim=``; it returns a module with ``features`` and ``classifier``, or a pair (backbone, classifier) of
+    ``spec`` is ``small-cnn``, ``resnet18``, ``fedpc-cnn``, or ``module:function``, called with ``num_classes=``
+    and ``dim=``; it returns a module with ``features`` and ``classifier``, or a pair (backbone, classifier) of
     modules. The same seed gives every site the same initial model, as prototypes must be comparable,
     provided that a site's own function draws from torch's generator only and that all sites run the same
     version of torch.
@@ -104,6 +136,8 @@ def build_model(
         torch.manual_seed(seed)
         if spec == SMALL_CNN:
             return small_cnn(classes, dim, channels, image_size)
+        if spec == FEDPC_CNN:
+            return fedpc_cnn(classes, dim, channels, image_size)
         if spec == RESNET18:
             return resnet18(classes, dim, channels)
         if ":" in spec:

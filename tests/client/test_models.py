@@ -70,6 +70,10 @@ def build(spec: str, **changes: Any) -> PrototypeModel:
         ("small-cnn", 32, 3, 30),
         ("resnet18", 512, 3, 32),
         ("resnet18", 24, 1, 16),
+        ("fedpc-cnn", 192, 3, 32),
+        ("fedpc-cnn", 192, 1, 28),
+        ("fedpc-cnn", 24, 1, 16),
+        ("fedpc-cnn", 24, 2, 19),
     ],
 )
 def test_built_in_models_keep_the_contract(spec: str, dim: int, channels: int, size: int) -> None:
@@ -84,16 +88,38 @@ def test_built_in_models_keep_the_contract(spec: str, dim: int, channels: int, s
         torch.testing.assert_close(model(inputs), model.classifier(features))
 
 
-def test_resnet_does_nothing_in_place() -> None:
+@pytest.mark.parametrize("spec", ["resnet18", "fedpc-cnn", "small-cnn"])
+def test_nothing_is_done_in_place(spec: str) -> None:
     """Per-sample gradients need every activation as it was."""
-    assert not any(m.inplace for m in build("resnet18").modules() if isinstance(m, nn.ReLU))
+    found = [m.inplace for m in build(spec, image_size=16).modules() if isinstance(m, nn.ReLU)]
+    assert found
+    assert not any(found)
 
 
-@pytest.mark.parametrize("spec", ["small-cnn", "resnet18"])
+@pytest.mark.parametrize(
+    ("channels", "size", "flat", "extractor"), [(3, 32, 1600, 796_032), (1, 28, 1024, 571_648)]
+)
+def test_the_fedpc_network_is_the_papers(channels: int, size: int, flat: int, extractor: int) -> None:
+    """Two convolutions of 5×5 with 64 channels, then flat → 384 → 192 → K, counted by hand."""
+    model = build("fedpc-cnn", dim=192, channels=channels, image_size=size, classes=10)
+    layers = [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    assert [tuple(layer.weight.shape) for layer in layers] == [
+        (64, channels, 5, 5),
+        (64, 64, 5, 5),
+        (384, flat),
+        (192, 384),
+        (10, 192),
+    ]
+    classifier = sum(value.numel() for value in model.classifier.parameters())
+    assert classifier == 1930
+    assert sum(value.numel() for value in model.parameters()) - classifier == extractor
+
+
+@pytest.mark.parametrize("spec", ["small-cnn", "resnet18", "fedpc-cnn"])
 def test_the_same_seed_gives_the_same_model_whatever_was_drawn_before(spec: str) -> None:
-    first = build(spec).state_dict()
+    first = build(spec, image_size=16).state_dict()
     torch.rand(7)
-    second, other = build(spec).state_dict(), build(spec, seed=4).state_dict()
+    second, other = (build(spec, image_size=16, seed=seed).state_dict() for seed in (3, 4))
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert not all(torch.equal(first[name], other[name]) for name in first)
 
@@ -135,7 +161,11 @@ def test_a_bad_model_is_an_error_that_names_the_remedy(
 @pytest.mark.parametrize(
     ("spec", "error", "message"),
     [
-        ("resnet19", ModelError, "no model is called 'resnet19'; use small-cnn, resnet18 or module:function"),
+        (
+            "resnet19",
+            ModelError,
+            "no model is called 'resnet19'; use small-cnn, resnet18, fedpc-cnn or module:function",
+        ),
         ("model:", PluginError, "not of the form module:function"),
         ("a b:build", PluginError, "not of the form module:function"),
         ("no_such_module:build", PluginError, r"cannot import 'no_such_module'.*put no_such_module.py into"),
@@ -155,9 +185,11 @@ def test_a_file_in_the_working_directory_never_replaces_an_installed_module(
         build("colorsys:rgb_to_hsv")
 
 
-def test_too_small_an_image_is_refused() -> None:
-    with pytest.raises(ModelError, match="at least 4×4"):
-        build("small-cnn", image_size=3)
+@pytest.mark.parametrize(("spec", "least"), [("small-cnn", 4), ("fedpc-cnn", 16)])
+def test_too_small_an_image_is_refused(spec: str, least: int) -> None:
+    with pytest.raises(ModelError, match=f"at least {least}×{least} pixels, not {least - 1}×{least - 1}"):
+        build(spec, image_size=least - 1)
+    build(spec, image_size=least)
 
 
 class Wrong(nn.Module):
