@@ -1,16 +1,23 @@
 """Signed class presence: every participant's word, for one attempt, on which classes it holds.
 
 A site takes part in sums only over classes that enough *sites* say they hold, in their own signature. So the
-coordinator cannot invent holders. The limits: a site that lies about its own classes is believed, and it
-bounds what is uploaded, not what the coordinator answers.
+coordinator cannot invent holders. The same signature covers the result that the site trained from, so that no two
+are told different ones, and its keys for the attempt's masks, so that the coordinator cannot put its own in their
+place. The limits: a site that lies about its own classes is believed, and it bounds what is uploaded, not what the
+coordinator answers.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from crypto.errors import VerificationError
+from crypto.keys import check_channel_public
+from crypto.pairwise.parts import MaskKeys
 from crypto.pki import Credentials, verify
 from crypto.roster import Member, Roster
 from protoseal_wire.messages import ActiveList, PhaseKey, PresenceStatement
@@ -18,7 +25,67 @@ from protoseal_wire.messages import ActiveList, PhaseKey, PresenceStatement
 _LABEL = "presence"
 
 
-def _fields(site: str, key: PhaseKey, roster_hash: bytes, holds: NDArray[np.bool_]) -> tuple[bytes, ...]:
+def sign_presence(
+    credentials: Credentials,
+    key: PhaseKey,
+    roster_hash: bytes,
+    holds: NDArray[np.bool_],
+    *,
+    base: bytes = b"",
+    keys: MaskKeys | None = None,
+) -> PresenceStatement:
+    """State which classes this site holds (bool, shape (K,)) in the attempt that ``key`` names.
+
+    ``base``: SHA-256 of the result that it trained from, empty for none. ``keys``: its public keys for the
+    attempt's masks, fresh for each attempt.
+    """
+    site = credentials.identity.name
+    signature = credentials.sign(_LABEL, *_fields(site, key, roster_hash, holds, base, keys))
+    return PresenceStatement(site, holds, signature, base, keys)
+
+
+def verify_presence(member: Member, statement: PresenceStatement, key: PhaseKey, roster_hash: bytes) -> None:
+    """Raise :class:`VerificationError` unless ``member`` signed the statement for this very attempt.
+
+    Keys, where it has any, must be two different usable ones. The limit: whether it must have any is
+    :func:`check_keys_given`'s to say, and whether they are fresh nobody but their owner knows.
+    """
+    if statement.site != member.name:
+        raise VerificationError(f"a presence statement of {statement.site} where {member.name}'s was due")
+    base, keys = statement.base, statement.keys
+    fields = _fields(statement.site, key, roster_hash, statement.holds, base, keys)
+    verify(member.public_key, statement.signature, _LABEL, *fields)
+    if keys is not None:
+        _check_usable(keys, statement.site)
+
+
+def verify_active_list(active: ActiveList, roster: Roster, key: PhaseKey) -> None:
+    """Raise :class:`VerificationError` unless every statement is by a distinct member, for this very attempt.
+
+    No key of one member may be another's too.
+    """
+    _check_names_distinct([statement.site for statement in active.statements])
+    for statement in active.statements:
+        verify_presence(_member(roster, statement.site), statement, key, roster.hash)
+    _check_keys_distinct([statement.keys for statement in active.statements if statement.keys is not None])
+
+
+def check_keys_given(active: ActiveList) -> None:
+    """Raise :class:`VerificationError` unless every statement on the list has keys, as masks need them."""
+    for statement in active.statements:
+        if statement.keys is None:
+            raise VerificationError(f"{statement.site} states no keys for its masks")
+
+
+def _fields(
+    site: str,
+    key: PhaseKey,
+    roster_hash: bytes,
+    holds: NDArray[np.bool_],
+    base: bytes,
+    keys: MaskKeys | None,
+) -> tuple[bytes, ...]:
+    """A statement without keys has two fields less, so it is never one with other keys."""
     return (
         site.encode(),
         key.run.encode(),
@@ -26,31 +93,22 @@ def _fields(site: str, key: PhaseKey, roster_hash: bytes, holds: NDArray[np.bool
         key.attempt.to_bytes(8, "big"),
         roster_hash,
         holds.astype(np.uint8).tobytes(),
+        base,
+        *(() if keys is None else (keys.mask, keys.share)),
     )
 
 
-def sign_presence(
-    credentials: Credentials, key: PhaseKey, roster_hash: bytes, holds: NDArray[np.bool_]
-) -> PresenceStatement:
-    """State which classes this site holds (bool, shape (K,)) in the attempt that ``key`` names."""
-    site = credentials.identity.name
-    signature = credentials.sign(_LABEL, *_fields(site, key, roster_hash, holds))
-    return PresenceStatement(site, holds, signature)
+def _check_usable(keys: MaskKeys, site: str) -> None:
+    check_channel_public(keys.mask)
+    check_channel_public(keys.share)
+    if keys.mask == keys.share:  # the private half of one may be put together again, and must open nothing
+        raise VerificationError(f"{site} states one key for its masks and for its shares")
 
 
-def verify_presence(member: Member, statement: PresenceStatement, key: PhaseKey, roster_hash: bytes) -> None:
-    """Raise :class:`VerificationError` unless ``member`` signed the statement for this very attempt."""
-    if statement.site != member.name:
-        raise VerificationError(f"a presence statement of {statement.site} where {member.name}'s was due")
-    fields = _fields(statement.site, key, roster_hash, statement.holds)
-    verify(member.public_key, statement.signature, _LABEL, *fields)
-
-
-def verify_active_list(active: ActiveList, roster: Roster, key: PhaseKey) -> None:
-    """Raise :class:`VerificationError` unless every statement is by a distinct member, for this very attempt."""
-    _check_names_distinct([statement.site for statement in active.statements])
-    for statement in active.statements:
-        verify_presence(_member(roster, statement.site), statement, key, roster.hash)
+def _check_keys_distinct(keys: Sequence[MaskKeys]) -> None:
+    stated = list(chain.from_iterable((each.mask, each.share) for each in keys))
+    if len(set(stated)) != len(stated):
+        raise VerificationError("the active list names a key twice")
 
 
 def _check_names_distinct(names: list[str]) -> None:

@@ -1,4 +1,9 @@
-"""Values to bytes and back, with every bound checked: the only code that touches message fields."""
+"""Values to bytes and back, with every bound checked: the only code that touches message fields.
+
+There are calls (:mod:`~protoseal_wire.codec.calls`) and contents, which is what Upload and Download carry: those of the
+set-up, of the rounds and of masked sums. Every ``decode_`` of a content raises a :class:`CodecError` and nothing else,
+whatever the bytes are. The limit: shapes and sizes are checked here, signatures are not.
+"""
 
 from protoseal_wire.codec.assembly import CHUNK_BYTES, Assembly, chunks
 from protoseal_wire.codec.calls import (
@@ -21,26 +26,6 @@ from protoseal_wire.codec.calls import (
     encode_upload_chunk,
     encode_upload_header,
 )
-from protoseal_wire.codec.contents import (
-    decode_acknowledgement,
-    decode_active_list,
-    decode_payload,
-    decode_presence,
-    decode_roster,
-    decode_roster_answer,
-    decode_round_start,
-    decode_sealed_secret,
-    decode_statement,
-    encode_acknowledgement,
-    encode_active_list,
-    encode_payload,
-    encode_presence,
-    encode_roster,
-    encode_roster_answer,
-    encode_round_start,
-    encode_sealed_secret,
-    encode_statement,
-)
 from protoseal_wire.codec.errors import (
     CodecError,
     Corrupted,
@@ -51,6 +36,42 @@ from protoseal_wire.codec.errors import (
     UnknownVersion,
 )
 from protoseal_wire.codec.limits import Limits
+from protoseal_wire.codec.masking import (
+    decode_received_shares,
+    decode_released_shares,
+    decode_shares_made,
+    decode_signed_survivors,
+    decode_survivor_set,
+    decode_survivor_signature,
+    encode_received_shares,
+    encode_released_shares,
+    encode_shares_made,
+    encode_signed_survivors,
+    encode_survivor_set,
+    encode_survivor_signature,
+)
+from protoseal_wire.codec.rounds import (
+    decode_active_list,
+    decode_payload,
+    decode_presence,
+    decode_round_start,
+    encode_active_list,
+    encode_payload,
+    encode_presence,
+    encode_round_start,
+)
+from protoseal_wire.codec.setup import (
+    decode_acknowledgement,
+    decode_roster,
+    decode_roster_answer,
+    decode_sealed_secret,
+    decode_statement,
+    encode_acknowledgement,
+    encode_roster,
+    encode_roster_answer,
+    encode_sealed_secret,
+    encode_statement,
+)
 
 __all__ = [
     "CHUNK_BYTES",
@@ -73,11 +94,17 @@ __all__ = [
     "decode_leave",
     "decode_payload",
     "decode_presence",
+    "decode_received_shares",
+    "decode_released_shares",
     "decode_roster",
     "decode_roster_answer",
     "decode_round_start",
     "decode_sealed_secret",
+    "decode_shares_made",
+    "decode_signed_survivors",
     "decode_statement",
+    "decode_survivor_set",
+    "decode_survivor_signature",
     "decode_task",
     "decode_task_request",
     "decode_upload_chunk",
@@ -91,11 +118,17 @@ __all__ = [
     "encode_leave",
     "encode_payload",
     "encode_presence",
+    "encode_received_shares",
+    "encode_released_shares",
     "encode_roster",
     "encode_roster_answer",
     "encode_round_start",
     "encode_sealed_secret",
+    "encode_shares_made",
+    "encode_signed_survivors",
     "encode_statement",
+    "encode_survivor_set",
+    "encode_survivor_signature",
     "encode_task",
     "encode_task_request",
     "encode_upload_chunk",

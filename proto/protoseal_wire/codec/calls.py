@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from google.protobuf.message import Message
 
-from protoseal_wire.codec.contents import read_statement, statement_message
 from protoseal_wire.codec.errors import Malformed, OtherProtocol
 from protoseal_wire.codec.fields import (
     check_content_size,
@@ -18,6 +17,7 @@ from protoseal_wire.codec.fields import (
     check_seconds,
     check_there,
 )
+from protoseal_wire.codec.setup import read_statement, statement_message
 from protoseal_wire.messages import (
     PROTOCOL_VERSION,
     DownloadRequest,
@@ -37,7 +37,10 @@ from protoseal_wire.v1 import protoseal_pb2 as pb
 
 LONGEST_POLL_SECONDS = 600.0
 _LONGEST_REASON = 500
-_SETUP = (Phase.ROSTER, Phase.SECRET)
+_SETUP = frozenset({Phase.ROSTER, Phase.SECRET})
+_CLUSTERING = frozenset({Phase.PRESENCE, Phase.VALUES})
+_BEFORE_TRAINING = _SETUP | _CLUSTERING
+_IN_ROUNDS = frozenset(Phase) - _SETUP
 
 
 def encode_join(request: JoinRequest) -> pb.JoinRequest:
@@ -207,7 +210,7 @@ def _read_key(message: pb.PhaseKey) -> PhaseKey:
         phase = Phase(message.phase)
     except ValueError as error:
         raise Malformed(f"there is no phase {message.phase}") from error
-    if (message.round == 0) != (phase in _SETUP):
+    if phase not in (_BEFORE_TRAINING if message.round == 0 else _IN_ROUNDS):
         raise Malformed(f"{phase.name} does not belong to round {message.round}")
     if message.attempt == 0:
         raise Malformed("attempts count from 1")

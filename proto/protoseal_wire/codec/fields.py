@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sized
+from collections.abc import Iterable, Sequence, Sized
+from itertools import pairwise
 
 import numpy as np
 from google.protobuf.message import Message
 from numpy.typing import NDArray
 
 from crypto.pki.identity import NAME
+from crypto.protection import Words
 from protoseal_wire.codec.errors import Malformed, NotFinite, TooLarge
 from protoseal_wire.codec.limits import CONTENT_CEILING, HASH_BYTES, SIGNATURE_BYTES
 from protoseal_wire.v1 import protoseal_pb2 as pb
 
 _SCHEME = re.compile(r"[a-z][a-z0-9-]{0,30}/[1-9][0-9]{0,2}")
 _SHORTEST_SIGNATURE = 8
+_WORDS = {32: pb.D_TYPE_UINT32, 64: pb.D_TYPE_UINT64}
 
 
 def check_known_fields(message: Message) -> None:
@@ -55,9 +58,9 @@ def check_exact(field: str, value: bytes, size: int = HASH_BYTES) -> bytes:
     return value
 
 
-def check_bytes(field: str, value: bytes, most: int) -> bytes:
-    """Bytes, at least one."""
-    if not value:
+def check_bytes(field: str, value: bytes, most: int, least: int = 1) -> bytes:
+    """Bytes, by default at least one."""
+    if len(value) < least:
         raise Malformed(f"{field} is empty")
     if len(value) > most:
         raise TooLarge(f"{field} has {len(value)} bytes, at most {most} are taken")
@@ -75,6 +78,20 @@ def check_count(field: str, values: Sized, least: int, most: int) -> None:
     """Neither too few nor too many."""
     if not least <= len(values) <= most:
         raise Malformed(f"there are {len(values)} {field}, not {least} to {most}")
+
+
+def check_distinct(field: str, names: Sequence[str]) -> None:
+    """None of them twice."""
+    if len(set(names)) != len(names):
+        raise Malformed(f"{field} are not distinct")
+
+
+def check_sorted(field: str, names: Iterable[str]) -> tuple[str, ...]:
+    """Names in ascending order, none twice."""
+    checked = tuple(check_name(field, name) for name in names)
+    if any(first >= second for first, second in pairwise(checked)):
+        raise Malformed(f"{field} are not sorted and distinct")
+    return checked
 
 
 def check_content_size(size: int) -> int:
@@ -120,6 +137,22 @@ def decode_floats(tensor: pb.Tensor, shape: tuple[int, ...]) -> NDArray[np.float
     if not np.isfinite(values).all():
         raise NotFinite("an array holds NaN or an infinity")
     return values
+
+
+def encode_words(values: Words) -> pb.Tensor:
+    """Little-endian uint32 or uint64. ``ValueError`` for any other type, which is a mistake of the caller."""
+    if values.dtype.kind != "u" or values.dtype.itemsize * 8 not in _WORDS:
+        raise ValueError(f"words are uint32 or uint64, not {values.dtype}")
+    data = np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<")).tobytes()
+    return pb.Tensor(dtype=_WORDS[values.dtype.itemsize * 8], shape=values.shape, data=data)
+
+
+def decode_words(tensor: pb.Tensor, bits: int, length: int) -> Words:
+    """Exactly ``length`` words of ``bits`` bits: 32 or 64."""
+    _check_tensor(tensor, _WORDS[bits], (length,), itemsize=bits // 8)
+    if bits == 32:
+        return np.frombuffer(tensor.data, "<u4").astype(np.uint32)
+    return np.frombuffer(tensor.data, "<u8").astype(np.uint64)
 
 
 def _check_tensor(

@@ -18,6 +18,10 @@ EVALUATION_KEYS_BYTES = 2**24
 """Relinearisation and rotation keys at N = 8192 take 9 MB, with one rotation for each power of two."""
 BLOB_BYTES = 2**19
 """A fresh ciphertext of two polynomials at N = 8192 takes at most 393 kB."""
+SHARE_BYTES = 33
+"""A value modulo 2^256 + 297."""
+SEALED_SHARE_BYTES = 192
+"""Two shares, sealed, which adds 48 bytes; and room for a version marker."""
 CONTENT_CEILING = 2**30
 """What a header may announce at all. The bound of its phase is tighter; see :class:`Limits`."""
 
@@ -25,22 +29,35 @@ _SLOTS = 4096
 _FRAMING = 512
 """Field tags, lengths, names and whatever else is small in one message."""
 _EMPTY = 64
+_NAME = 72
+"""A name, its tag and its length."""
 
 
 @dataclass(frozen=True)
 class Limits:
     """The bounds of one run: K classes, feature dimension d, at most ``sites`` sites.
 
-    ``ValueError`` unless each is at least 1 and there are at most 256 sites.
+    ``parameters``: the extractor's parameters and buffers, where they travel. ``ValueError`` unless classes,
+    dimension and sites are at least 1, there are at most 256 sites, and no content of numbers exceeds what a header
+    may announce. The limit: a run that is too large for ciphertexts alone is not refused here, because it may use
+    none; such ciphertexts are :class:`TooLarge` when they come.
     """
 
     classes: int
     dim: int
     sites: int = MOST_SITES
+    parameters: int = 0
 
     def __post_init__(self) -> None:
         if self.classes < 1 or self.dim < 1 or not 1 <= self.sites <= MOST_SITES:
             raise ValueError(f"a run has classes, dimensions and 1 to {MOST_SITES} sites")
+        if self.parameters < 0:
+            raise ValueError("an extractor has no fewer than 0 parameters")
+        if self._numbers > self._room:
+            raise ValueError(
+                f"the numbers of one site take {self._numbers} bytes, and at most {self._room} can be sent:"
+                " choose a smaller model, or a smaller prototype dimension"
+            )
 
     def answer_bytes(self, phase: Phase) -> int:
         """The most bytes that a site's answer to a phase may have."""
@@ -50,6 +67,9 @@ class Limits:
             Phase.PRESENCE: self.presence,
             Phase.VALUES: self.payload,
             Phase.RESULT: self.empty,
+            Phase.SHARES: self.sealed_shares,
+            Phase.SURVIVORS: self.survivor_signature,
+            Phase.UNMASK: self.released_shares,
         }[phase]
 
     def request_bytes(self, phase: Phase) -> int:
@@ -57,9 +77,12 @@ class Limits:
         return {
             Phase.ROSTER: self.roster,
             Phase.SECRET: self.sealed_secret,
-            Phase.PRESENCE: self.empty,
-            Phase.VALUES: self.active_list,
+            Phase.PRESENCE: self.round_start,
+            Phase.VALUES: max(self.active_list, self.sealed_shares),
             Phase.RESULT: self.payload,
+            Phase.SHARES: self.active_list,
+            Phase.SURVIVORS: self.survivor_set,
+            Phase.UNMASK: self.signed_survivors,
         }[phase]
 
     @property
@@ -91,8 +114,13 @@ class Limits:
         return EVALUATION_KEYS_BYTES + self.sites * self.sealed_secret + _FRAMING
 
     @property
+    def round_start(self) -> int:
+        """Each site in a group of its own, a hash, and a result to catch up with."""
+        return self.payload + self._around_payload
+
+    @property
     def presence(self) -> int:
-        """A truth value for each class, signed."""
+        """A truth value for each class, a hash and two keys, signed."""
         return self.classes + _FRAMING
 
     @property
@@ -102,10 +130,48 @@ class Limits:
 
     @property
     def payload(self) -> int:
-        """A float64 array of shape (K, d), or ciphertexts."""
-        return max(8 * self.classes * self.dim, self.blobs * (BLOB_BYTES + 8)) + _FRAMING
+        """Numbers of 8 bytes (prototypes, extractor, and one for each class), or ciphertexts."""
+        return max(self._numbers, min(self.blobs * (BLOB_BYTES + 8), self._room)) + _FRAMING
+
+    @property
+    def sealed_shares(self) -> int:
+        """A sealed share for or from every site."""
+        return self.sites * (SEALED_SHARE_BYTES + _FRAMING) + _EMPTY
+
+    @property
+    def survivor_set(self) -> int:
+        """The name of every site."""
+        return self.sites * _NAME + _EMPTY
+
+    @property
+    def survivor_signature(self) -> int:
+        """A name and a signature."""
+        return _NAME + SIGNATURE_BYTES + _EMPTY
+
+    @property
+    def signed_survivors(self) -> int:
+        """The name and the signature of every site."""
+        return self.survivor_set + self.sites * self.survivor_signature
+
+    @property
+    def released_shares(self) -> int:
+        """A share of every site."""
+        return self.sites * (_NAME + SHARE_BYTES + _EMPTY) + _EMPTY
 
     @property
     def empty(self) -> int:
-        """What says nothing: a round's start, an acknowledgement."""
+        """What says nothing: an acknowledgement."""
         return _EMPTY
+
+    @property
+    def _numbers(self) -> int:
+        return 8 * (self.classes * self.dim + self.parameters) + 8 * self.classes
+
+    @property
+    def _around_payload(self) -> int:
+        return self.sites * (_NAME + 8) + _FRAMING
+
+    @property
+    def _room(self) -> int:
+        """For what a payload carries, so that a round's start that holds one can still be announced."""
+        return CONTENT_CEILING - _FRAMING - self._around_payload

@@ -24,17 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!protoseal_wire/v1/protoseal.proto\x12\x0cprotoseal.v1\"[\n\x08PhaseKey\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\"\n\x05phase\x18\x04 \x01(\x0e\x32\x13.protoseal.v1.Phase\"~\n\x0bJoinRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\x0c\n\x04site\x18\x03 \x01(\t\x12\x16\n\x0e\x61greement_hash\x18\x04 \x01(\x0c\x12*\n\tstatement\x18\x05 \x01(\x0b\x32\x17.protoseal.v1.Statement\"3\n\tJoinReply\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x14\n\x0cpoll_seconds\x18\x02 \x01(\x01\":\n\x0bTaskRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\x0c\n\x04site\x18\x03 \x01(\t\"\xac\x01\n\x04Task\x12\"\n\x04wait\x18\x01 \x01(\x0b\x32\x12.protoseal.v1.WaitH\x00\x12\"\n\x04work\x18\x02 \x01(\x0b\x32\x12.protoseal.v1.WorkH\x00\x12*\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x16.protoseal.v1.FinishedH\x00\x12(\n\x07stopped\x18\x04 \x01(\x0b\x32\x15.protoseal.v1.StoppedH\x00\x42\x06\n\x04task\"\x06\n\x04Wait\"_\n\x04Work\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.protoseal.v1.PhaseKey\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\x12\x14\n\x0cseconds_left\x18\x04 \x01(\x01\"\x1a\n\x08\x46inished\x12\x0e\n\x06rounds\x18\x01 \x01(\r\"\x19\n\x07Stopped\x12\x0e\n\x06reason\x18\x01 \x01(\t\"U\n\x0bUploadFrame\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1a.protoseal.v1.UploadHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x07\n\x05\x66rame\"_\n\x0cUploadHeader\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.protoseal.v1.PhaseKey\x12\x0c\n\x04site\x18\x02 \x01(\t\x12\x0c\n\x04size\x18\x03 \x01(\x04\x12\x0e\n\x06sha256\x18\x04 \x01(\x0c\"\r\n\x0bUploadReply\"D\n\x0f\x44ownloadRequest\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.protoseal.v1.PhaseKey\x12\x0c\n\x04site\x18\x02 \x01(\t\"\x1e\n\rDownloadFrame\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c\"\x1c\n\x0cLeaveRequest\x12\x0c\n\x04site\x18\x01 \x01(\t\"\x0c\n\nLeaveReply\"\xdd\x03\n\x07\x43ontent\x12\x0f\n\x07version\x18\x01 \x01(\r\x12,\n\tstatement\x18\x02 \x01(\x0b\x32\x17.protoseal.v1.StatementH\x00\x12&\n\x06roster\x18\x03 \x01(\x0b\x32\x14.protoseal.v1.RosterH\x00\x12\x33\n\rroster_answer\x18\x04 \x01(\x0b\x32\x1a.protoseal.v1.RosterAnswerH\x00\x12\x33\n\rsealed_secret\x18\x05 \x01(\x0b\x32\x1a.protoseal.v1.SealedSecretH\x00\x12/\n\x0bround_start\x18\x06 \x01(\x0b\x32\x18.protoseal.v1.RoundStartH\x00\x12\x33\n\x08presence\x18\x07 \x01(\x0b\x32\x1f.protoseal.v1.PresenceStatementH\x00\x12/\n\x0b\x61\x63tive_list\x18\x08 \x01(\x0b\x32\x18.protoseal.v1.ActiveListH\x00\x12(\n\x07payload\x18\t \x01(\x0b\x32\x15.protoseal.v1.PayloadH\x00\x12\x38\n\x0f\x61\x63knowledgement\x18\n \x01(\x0b\x32\x1d.protoseal.v1.AcknowledgementH\x00\x42\x06\n\x04\x62ody\"V\n\tStatement\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12\x13\n\x0b\x63hannel_key\x18\x03 \x01(\x0c\x12\x11\n\tsignature\x18\x04 \x01(\x0c\"5\n\x06Roster\x12+\n\nstatements\x18\x01 \x03(\x0b\x32\x17.protoseal.v1.Statement\"J\n\x0cRosterAnswer\x12\x13\n\x0broster_hash\x18\x01 \x01(\x0c\x12%\n\x04keys\x18\x02 \x01(\x0b\x32\x17.protoseal.v1.GroupKeys\"P\n\tGroupKeys\x12\x17\n\x0f\x65valuation_keys\x18\x01 \x01(\x0c\x12*\n\x06sealed\x18\x02 \x03(\x0b\x32\x1a.protoseal.v1.SealedSecret\"}\n\x0cSealedSecret\x12\r\n\x05maker\x18\x01 \x01(\t\x12\x11\n\trecipient\x18\x02 \x01(\t\x12\x13\n\x0broster_hash\x18\x03 \x01(\x0c\x12\x13\n\x0bpublic_hash\x18\x04 \x01(\x0c\x12\x0e\n\x06sealed\x18\x05 \x01(\x0c\x12\x11\n\tsignature\x18\x06 \x01(\x0c\"\x0c\n\nRoundStart\"Y\n\x11PresenceStatement\x12\x0c\n\x04site\x18\x01 \x01(\t\x12#\n\x05holds\x18\x02 \x01(\x0b\x32\x14.protoseal.v1.Tensor\x12\x11\n\tsignature\x18\x03 \x01(\x0c\"A\n\nActiveList\x12\x33\n\nstatements\x18\x01 \x03(\x0b\x32\x1f.protoseal.v1.PresenceStatement\"O\n\x07Payload\x12\x0e\n\x06scheme\x18\x01 \x01(\t\x12%\n\x07tensors\x18\x02 \x03(\x0b\x32\x14.protoseal.v1.Tensor\x12\r\n\x05\x62lobs\x18\x03 \x03(\x0c\"\x11\n\x0f\x41\x63knowledgement\"I\n\x06Tensor\x12\"\n\x05\x64type\x18\x01 \x01(\x0e\x32\x13.protoseal.v1.DType\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c*z\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x10\n\x0cPHASE_ROSTER\x10\x01\x12\x10\n\x0cPHASE_SECRET\x10\x02\x12\x12\n\x0ePHASE_PRESENCE\x10\x03\x12\x10\n\x0cPHASE_VALUES\x10\x04\x12\x10\n\x0cPHASE_RESULT\x10\x05*D\n\x05\x44Type\x12\x16\n\x12\x44_TYPE_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x44_TYPE_BOOL\x10\x01\x12\x12\n\x0e\x44_TYPE_FLOAT64\x10\x02\x32\xcf\x02\n\x0b\x43oordinator\x12:\n\x04Join\x12\x19.protoseal.v1.JoinRequest\x1a\x17.protoseal.v1.JoinReply\x12\x39\n\x08NextTask\x12\x19.protoseal.v1.TaskRequest\x1a\x12.protoseal.v1.Task\x12@\n\x06Upload\x12\x19.protoseal.v1.UploadFrame\x1a\x19.protoseal.v1.UploadReply(\x01\x12H\n\x08\x44ownload\x12\x1d.protoseal.v1.DownloadRequest\x1a\x1b.protoseal.v1.DownloadFrame0\x01\x12=\n\x05Leave\x12\x1a.protoseal.v1.LeaveRequest\x1a\x18.protoseal.v1.LeaveReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!protoseal_wire/v1/protoseal.proto\x12\x0cprotoseal.v1\"[\n\x08PhaseKey\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\"\n\x05phase\x18\x04 \x01(\x0e\x32\x13.protoseal.v1.Phase\"~\n\x0bJoinRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\x0c\n\x04site\x18\x03 \x01(\t\x12\x16\n\x0e\x61greement_hash\x18\x04 \x01(\x0c\x12*\n\tstatement\x18\x05 \x01(\x0b\x32\x17.protoseal.v1.Statement\"3\n\tJoinReply\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x14\n\x0cpoll_seconds\x18\x02 \x01(\x01\":\n\x0bTaskRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\x0c\n\x04site\x18\x03 \x01(\t\"\xac\x01\n\x04Task\x12\"\n\x04wait\x18\x01 \x01(\x0b\x32\x12.protoseal.v1.WaitH\x00\x12\"\n\x04work\x18\x02 \x01(\x0b\x32\x12.protoseal.v1.WorkH\x00\x12*\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x16.protoseal.v1.FinishedH\x00\x12(\n\x07stopped\x18\x04 \x01(\x0b\x32\x15.protoseal.v1.StoppedH\x00\x42\x06\n\x04task\"\x06\n\x04Wait\"_\n\x04Work\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.protoseal.v1.PhaseKey\x12\x0c\n\x04size\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\x12\x14\n\x0cseconds_left\x18\x04 \x01(\x01\"\x1a\n\x08\x46inished\x12\x0e\n\x06rounds\x18\x01 \x01(\r\"\x19\n\x07Stopped\x12\x0e\n\x06reason\x18\x01 \x01(\t\"U\n\x0bUploadFrame\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1a.protoseal.v1.UploadHeaderH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x07\n\x05\x66rame\"_\n\x0cUploadHeader\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.protoseal.v1.PhaseKey\x12\x0c\n\x04site\x18\x02 \x01(\t\x12\x0c\n\x04size\x18\x03 \x01(\x04\x12\x0e\n\x06sha256\x18\x04 \x01(\x0c\"\r\n\x0bUploadReply\"D\n\x0f\x44ownloadRequest\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.protoseal.v1.PhaseKey\x12\x0c\n\x04site\x18\x02 \x01(\t\"\x1e\n\rDownloadFrame\x12\r\n\x05\x63hunk\x18\x01 \x01(\x0c\"\x1c\n\x0cLeaveRequest\x12\x0c\n\x04site\x18\x01 \x01(\t\"\x0c\n\nLeaveReply\"\xad\x06\n\x07\x43ontent\x12\x0f\n\x07version\x18\x01 \x01(\r\x12,\n\tstatement\x18\x02 \x01(\x0b\x32\x17.protoseal.v1.StatementH\x00\x12&\n\x06roster\x18\x03 \x01(\x0b\x32\x14.protoseal.v1.RosterH\x00\x12\x33\n\rroster_answer\x18\x04 \x01(\x0b\x32\x1a.protoseal.v1.RosterAnswerH\x00\x12\x33\n\rsealed_secret\x18\x05 \x01(\x0b\x32\x1a.protoseal.v1.SealedSecretH\x00\x12/\n\x0bround_start\x18\x06 \x01(\x0b\x32\x18.protoseal.v1.RoundStartH\x00\x12\x33\n\x08presence\x18\x07 \x01(\x0b\x32\x1f.protoseal.v1.PresenceStatementH\x00\x12/\n\x0b\x61\x63tive_list\x18\x08 \x01(\x0b\x32\x18.protoseal.v1.ActiveListH\x00\x12(\n\x07payload\x18\t \x01(\x0b\x32\x15.protoseal.v1.PayloadH\x00\x12\x38\n\x0f\x61\x63knowledgement\x18\n \x01(\x0b\x32\x1d.protoseal.v1.AcknowledgementH\x00\x12/\n\x0bshares_made\x18\x0b \x01(\x0b\x32\x18.protoseal.v1.SharesMadeH\x00\x12\x37\n\x0freceived_shares\x18\x0c \x01(\x0b\x32\x1c.protoseal.v1.ReceivedSharesH\x00\x12\x31\n\x0csurvivor_set\x18\r \x01(\x0b\x32\x19.protoseal.v1.SurvivorSetH\x00\x12=\n\x12survivor_signature\x18\x0e \x01(\x0b\x32\x1f.protoseal.v1.SurvivorSignatureH\x00\x12\x39\n\x10signed_survivors\x18\x0f \x01(\x0b\x32\x1d.protoseal.v1.SignedSurvivorsH\x00\x12\x37\n\x0freleased_shares\x18\x10 \x01(\x0b\x32\x1c.protoseal.v1.ReleasedSharesH\x00\x42\x06\n\x04\x62ody\"V\n\tStatement\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12\x13\n\x0b\x63hannel_key\x18\x03 \x01(\x0c\x12\x11\n\tsignature\x18\x04 \x01(\x0c\"5\n\x06Roster\x12+\n\nstatements\x18\x01 \x03(\x0b\x32\x17.protoseal.v1.Statement\"J\n\x0cRosterAnswer\x12\x13\n\x0broster_hash\x18\x01 \x01(\x0c\x12%\n\x04keys\x18\x02 \x01(\x0b\x32\x17.protoseal.v1.GroupKeys\"P\n\tGroupKeys\x12\x17\n\x0f\x65valuation_keys\x18\x01 \x01(\x0c\x12*\n\x06sealed\x18\x02 \x03(\x0b\x32\x1a.protoseal.v1.SealedSecret\"}\n\x0cSealedSecret\x12\r\n\x05maker\x18\x01 \x01(\t\x12\x11\n\trecipient\x18\x02 \x01(\t\x12\x13\n\x0broster_hash\x18\x03 \x01(\x0c\x12\x13\n\x0bpublic_hash\x18\x04 \x01(\x0c\x12\x0e\n\x06sealed\x18\x05 \x01(\x0c\x12\x11\n\tsignature\x18\x06 \x01(\x0c\"h\n\nRoundStart\x12#\n\x06groups\x18\x01 \x03(\x0b\x32\x13.protoseal.v1.Group\x12\x0c\n\x04\x62\x61se\x18\x02 \x01(\x0c\x12\'\n\x08\x63\x61tch_up\x18\x03 \x01(\x0b\x32\x15.protoseal.v1.Payload\"\x16\n\x05Group\x12\r\n\x05sites\x18\x01 \x03(\t\"\x8d\x01\n\x11PresenceStatement\x12\x0c\n\x04site\x18\x01 \x01(\t\x12#\n\x05holds\x18\x02 \x01(\x0b\x32\x14.protoseal.v1.Tensor\x12\x11\n\tsignature\x18\x03 \x01(\x0c\x12\x0c\n\x04\x62\x61se\x18\x04 \x01(\x0c\x12$\n\x04keys\x18\x05 \x01(\x0b\x32\x16.protoseal.v1.MaskKeys\"\'\n\x08MaskKeys\x12\x0c\n\x04mask\x18\x01 \x01(\x0c\x12\r\n\x05share\x18\x02 \x01(\x0c\"A\n\nActiveList\x12\x33\n\nstatements\x18\x01 \x03(\x0b\x32\x1f.protoseal.v1.PresenceStatement\"t\n\x07Payload\x12\x0e\n\x06scheme\x18\x01 \x01(\t\x12%\n\x07tensors\x18\x02 \x03(\x0b\x32\x14.protoseal.v1.Tensor\x12\r\n\x05\x62lobs\x18\x03 \x03(\x0c\x12#\n\x05words\x18\x04 \x03(\x0b\x32\x14.protoseal.v1.Tensor\"\x11\n\x0f\x41\x63knowledgement\"7\n\nSharesMade\x12)\n\x06shares\x18\x01 \x03(\x0b\x32\x19.protoseal.v1.SealedShare\";\n\x0eReceivedShares\x12)\n\x06shares\x18\x01 \x03(\x0b\x32\x19.protoseal.v1.SealedShare\"S\n\x0bSealedShare\x12\x0e\n\x06sender\x18\x01 \x01(\t\x12\x11\n\trecipient\x18\x02 \x01(\t\x12\x0e\n\x06sealed\x18\x03 \x01(\x0c\x12\x11\n\tsignature\x18\x04 \x01(\x0c\"\x1c\n\x0bSurvivorSet\x12\r\n\x05sites\x18\x01 \x03(\t\"4\n\x11SurvivorSignature\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"U\n\x0fSignedSurvivors\x12\r\n\x05sites\x18\x01 \x03(\t\x12\x33\n\nsignatures\x18\x02 \x03(\x0b\x32\x1f.protoseal.v1.SurvivorSignature\"=\n\x0eReleasedShares\x12+\n\x06shares\x18\x01 \x03(\x0b\x32\x1b.protoseal.v1.ReleasedShare\"T\n\rReleasedShare\x12\r\n\x05owner\x18\x01 \x01(\t\x12%\n\x04kind\x18\x02 \x01(\x0e\x32\x17.protoseal.v1.ShareKind\x12\r\n\x05share\x18\x03 \x01(\x0c\"I\n\x06Tensor\x12\"\n\x05\x64type\x18\x01 \x01(\x0e\x32\x13.protoseal.v1.DType\x12\r\n\x05shape\x18\x02 \x03(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c*\xb3\x01\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x10\n\x0cPHASE_ROSTER\x10\x01\x12\x10\n\x0cPHASE_SECRET\x10\x02\x12\x12\n\x0ePHASE_PRESENCE\x10\x03\x12\x10\n\x0cPHASE_VALUES\x10\x04\x12\x10\n\x0cPHASE_RESULT\x10\x05\x12\x10\n\x0cPHASE_SHARES\x10\x06\x12\x13\n\x0fPHASE_SURVIVORS\x10\x07\x12\x10\n\x0cPHASE_UNMASK\x10\x08*P\n\tShareKind\x12\x1a\n\x16SHARE_KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0fSHARE_KIND_SEED\x10\x01\x12\x12\n\x0eSHARE_KIND_KEY\x10\x02*j\n\x05\x44Type\x12\x16\n\x12\x44_TYPE_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x44_TYPE_BOOL\x10\x01\x12\x12\n\x0e\x44_TYPE_FLOAT64\x10\x02\x12\x11\n\rD_TYPE_UINT32\x10\x03\x12\x11\n\rD_TYPE_UINT64\x10\x04\x32\xcf\x02\n\x0b\x43oordinator\x12:\n\x04Join\x12\x19.protoseal.v1.JoinRequest\x1a\x17.protoseal.v1.JoinReply\x12\x39\n\x08NextTask\x12\x19.protoseal.v1.TaskRequest\x1a\x12.protoseal.v1.Task\x12@\n\x06Upload\x12\x19.protoseal.v1.UploadFrame\x1a\x19.protoseal.v1.UploadReply(\x01\x12H\n\x08\x44ownload\x12\x1d.protoseal.v1.DownloadRequest\x1a\x1b.protoseal.v1.DownloadFrame0\x01\x12=\n\x05Leave\x12\x1a.protoseal.v1.LeaveRequest\x1a\x18.protoseal.v1.LeaveReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protoseal_wire.v1.protoseal_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PHASE']._serialized_start=2320
-  _globals['_PHASE']._serialized_end=2442
-  _globals['_DTYPE']._serialized_start=2444
-  _globals['_DTYPE']._serialized_end=2512
+  _globals['_PHASE']._serialized_start=3427
+  _globals['_PHASE']._serialized_end=3606
+  _globals['_SHAREKIND']._serialized_start=3608
+  _globals['_SHAREKIND']._serialized_end=3688
+  _globals['_DTYPE']._serialized_start=3690
+  _globals['_DTYPE']._serialized_end=3796
   _globals['_PHASEKEY']._serialized_start=51
   _globals['_PHASEKEY']._serialized_end=142
   _globals['_JOINREQUEST']._serialized_start=144
@@ -68,29 +70,49 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEAVEREPLY']._serialized_start=1051
   _globals['_LEAVEREPLY']._serialized_end=1063
   _globals['_CONTENT']._serialized_start=1066
-  _globals['_CONTENT']._serialized_end=1543
-  _globals['_STATEMENT']._serialized_start=1545
-  _globals['_STATEMENT']._serialized_end=1631
-  _globals['_ROSTER']._serialized_start=1633
-  _globals['_ROSTER']._serialized_end=1686
-  _globals['_ROSTERANSWER']._serialized_start=1688
-  _globals['_ROSTERANSWER']._serialized_end=1762
-  _globals['_GROUPKEYS']._serialized_start=1764
-  _globals['_GROUPKEYS']._serialized_end=1844
-  _globals['_SEALEDSECRET']._serialized_start=1846
-  _globals['_SEALEDSECRET']._serialized_end=1971
-  _globals['_ROUNDSTART']._serialized_start=1973
-  _globals['_ROUNDSTART']._serialized_end=1985
-  _globals['_PRESENCESTATEMENT']._serialized_start=1987
-  _globals['_PRESENCESTATEMENT']._serialized_end=2076
-  _globals['_ACTIVELIST']._serialized_start=2078
-  _globals['_ACTIVELIST']._serialized_end=2143
-  _globals['_PAYLOAD']._serialized_start=2145
-  _globals['_PAYLOAD']._serialized_end=2224
-  _globals['_ACKNOWLEDGEMENT']._serialized_start=2226
-  _globals['_ACKNOWLEDGEMENT']._serialized_end=2243
-  _globals['_TENSOR']._serialized_start=2245
-  _globals['_TENSOR']._serialized_end=2318
-  _globals['_COORDINATOR']._serialized_start=2515
-  _globals['_COORDINATOR']._serialized_end=2850
+  _globals['_CONTENT']._serialized_end=1879
+  _globals['_STATEMENT']._serialized_start=1881
+  _globals['_STATEMENT']._serialized_end=1967
+  _globals['_ROSTER']._serialized_start=1969
+  _globals['_ROSTER']._serialized_end=2022
+  _globals['_ROSTERANSWER']._serialized_start=2024
+  _globals['_ROSTERANSWER']._serialized_end=2098
+  _globals['_GROUPKEYS']._serialized_start=2100
+  _globals['_GROUPKEYS']._serialized_end=2180
+  _globals['_SEALEDSECRET']._serialized_start=2182
+  _globals['_SEALEDSECRET']._serialized_end=2307
+  _globals['_ROUNDSTART']._serialized_start=2309
+  _globals['_ROUNDSTART']._serialized_end=2413
+  _globals['_GROUP']._serialized_start=2415
+  _globals['_GROUP']._serialized_end=2437
+  _globals['_PRESENCESTATEMENT']._serialized_start=2440
+  _globals['_PRESENCESTATEMENT']._serialized_end=2581
+  _globals['_MASKKEYS']._serialized_start=2583
+  _globals['_MASKKEYS']._serialized_end=2622
+  _globals['_ACTIVELIST']._serialized_start=2624
+  _globals['_ACTIVELIST']._serialized_end=2689
+  _globals['_PAYLOAD']._serialized_start=2691
+  _globals['_PAYLOAD']._serialized_end=2807
+  _globals['_ACKNOWLEDGEMENT']._serialized_start=2809
+  _globals['_ACKNOWLEDGEMENT']._serialized_end=2826
+  _globals['_SHARESMADE']._serialized_start=2828
+  _globals['_SHARESMADE']._serialized_end=2883
+  _globals['_RECEIVEDSHARES']._serialized_start=2885
+  _globals['_RECEIVEDSHARES']._serialized_end=2944
+  _globals['_SEALEDSHARE']._serialized_start=2946
+  _globals['_SEALEDSHARE']._serialized_end=3029
+  _globals['_SURVIVORSET']._serialized_start=3031
+  _globals['_SURVIVORSET']._serialized_end=3059
+  _globals['_SURVIVORSIGNATURE']._serialized_start=3061
+  _globals['_SURVIVORSIGNATURE']._serialized_end=3113
+  _globals['_SIGNEDSURVIVORS']._serialized_start=3115
+  _globals['_SIGNEDSURVIVORS']._serialized_end=3200
+  _globals['_RELEASEDSHARES']._serialized_start=3202
+  _globals['_RELEASEDSHARES']._serialized_end=3263
+  _globals['_RELEASEDSHARE']._serialized_start=3265
+  _globals['_RELEASEDSHARE']._serialized_end=3349
+  _globals['_TENSOR']._serialized_start=3351
+  _globals['_TENSOR']._serialized_end=3424
+  _globals['_COORDINATOR']._serialized_start=3799
+  _globals['_COORDINATOR']._serialized_end=4134
 # @@protoc_insertion_point(module_scope)

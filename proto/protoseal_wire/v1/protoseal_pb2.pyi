@@ -33,6 +33,9 @@ class _PhaseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumType
     PHASE_PRESENCE: _Phase.ValueType  # 3
     PHASE_VALUES: _Phase.ValueType  # 4
     PHASE_RESULT: _Phase.ValueType  # 5
+    PHASE_SHARES: _Phase.ValueType  # 6
+    PHASE_SURVIVORS: _Phase.ValueType  # 7
+    PHASE_UNMASK: _Phase.ValueType  # 8
 
 class Phase(_Phase, metaclass=_PhaseEnumTypeWrapper):
     """Calls"""
@@ -43,7 +46,27 @@ PHASE_SECRET: Phase.ValueType  # 2
 PHASE_PRESENCE: Phase.ValueType  # 3
 PHASE_VALUES: Phase.ValueType  # 4
 PHASE_RESULT: Phase.ValueType  # 5
+PHASE_SHARES: Phase.ValueType  # 6
+PHASE_SURVIVORS: Phase.ValueType  # 7
+PHASE_UNMASK: Phase.ValueType  # 8
 Global___Phase: typing_extensions.TypeAlias = Phase
+
+class _ShareKind:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _ShareKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_ShareKind.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    SHARE_KIND_UNSPECIFIED: _ShareKind.ValueType  # 0
+    SHARE_KIND_SEED: _ShareKind.ValueType  # 1
+    SHARE_KIND_KEY: _ShareKind.ValueType  # 2
+
+class ShareKind(_ShareKind, metaclass=_ShareKindEnumTypeWrapper): ...
+
+SHARE_KIND_UNSPECIFIED: ShareKind.ValueType  # 0
+SHARE_KIND_SEED: ShareKind.ValueType  # 1
+SHARE_KIND_KEY: ShareKind.ValueType  # 2
+Global___ShareKind: typing_extensions.TypeAlias = ShareKind
 
 class _DType:
     ValueType = typing.NewType("ValueType", builtins.int)
@@ -56,6 +79,10 @@ class _DTypeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumType
     """a byte for each, 0 or 1"""
     D_TYPE_FLOAT64: _DType.ValueType  # 2
     """IEEE 754, little-endian"""
+    D_TYPE_UINT32: _DType.ValueType  # 3
+    """little-endian"""
+    D_TYPE_UINT64: _DType.ValueType  # 4
+    """little-endian"""
 
 class DType(_DType, metaclass=_DTypeEnumTypeWrapper): ...
 
@@ -64,6 +91,10 @@ D_TYPE_BOOL: DType.ValueType  # 1
 """a byte for each, 0 or 1"""
 D_TYPE_FLOAT64: DType.ValueType  # 2
 """IEEE 754, little-endian"""
+D_TYPE_UINT32: DType.ValueType  # 3
+"""little-endian"""
+D_TYPE_UINT64: DType.ValueType  # 4
+"""little-endian"""
 Global___DType: typing_extensions.TypeAlias = DType
 
 @typing.final
@@ -387,6 +418,12 @@ class Content(google.protobuf.message.Message):
     ACTIVE_LIST_FIELD_NUMBER: builtins.int
     PAYLOAD_FIELD_NUMBER: builtins.int
     ACKNOWLEDGEMENT_FIELD_NUMBER: builtins.int
+    SHARES_MADE_FIELD_NUMBER: builtins.int
+    RECEIVED_SHARES_FIELD_NUMBER: builtins.int
+    SURVIVOR_SET_FIELD_NUMBER: builtins.int
+    SURVIVOR_SIGNATURE_FIELD_NUMBER: builtins.int
+    SIGNED_SURVIVORS_FIELD_NUMBER: builtins.int
+    RELEASED_SHARES_FIELD_NUMBER: builtins.int
     version: builtins.int
     @property
     def statement(self) -> Global___Statement: ...
@@ -406,6 +443,18 @@ class Content(google.protobuf.message.Message):
     def payload(self) -> Global___Payload: ...
     @property
     def acknowledgement(self) -> Global___Acknowledgement: ...
+    @property
+    def shares_made(self) -> Global___SharesMade: ...
+    @property
+    def received_shares(self) -> Global___ReceivedShares: ...
+    @property
+    def survivor_set(self) -> Global___SurvivorSet: ...
+    @property
+    def survivor_signature(self) -> Global___SurvivorSignature: ...
+    @property
+    def signed_survivors(self) -> Global___SignedSurvivors: ...
+    @property
+    def released_shares(self) -> Global___ReleasedShares: ...
     def __init__(
         self,
         *,
@@ -419,10 +468,16 @@ class Content(google.protobuf.message.Message):
         active_list: Global___ActiveList | None = ...,
         payload: Global___Payload | None = ...,
         acknowledgement: Global___Acknowledgement | None = ...,
+        shares_made: Global___SharesMade | None = ...,
+        received_shares: Global___ReceivedShares | None = ...,
+        survivor_set: Global___SurvivorSet | None = ...,
+        survivor_signature: Global___SurvivorSignature | None = ...,
+        signed_survivors: Global___SignedSurvivors | None = ...,
+        released_shares: Global___ReleasedShares | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["acknowledgement", b"acknowledgement", "active_list", b"active_list", "body", b"body", "payload", b"payload", "presence", b"presence", "roster", b"roster", "roster_answer", b"roster_answer", "round_start", b"round_start", "sealed_secret", b"sealed_secret", "statement", b"statement"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["acknowledgement", b"acknowledgement", "active_list", b"active_list", "body", b"body", "payload", b"payload", "presence", b"presence", "roster", b"roster", "roster_answer", b"roster_answer", "round_start", b"round_start", "sealed_secret", b"sealed_secret", "statement", b"statement", "version", b"version"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["statement", "roster", "roster_answer", "sealed_secret", "round_start", "presence", "active_list", "payload", "acknowledgement"] | None: ...
+    def HasField(self, field_name: typing.Literal["acknowledgement", b"acknowledgement", "active_list", b"active_list", "body", b"body", "payload", b"payload", "presence", b"presence", "received_shares", b"received_shares", "released_shares", b"released_shares", "roster", b"roster", "roster_answer", b"roster_answer", "round_start", b"round_start", "sealed_secret", b"sealed_secret", "shares_made", b"shares_made", "signed_survivors", b"signed_survivors", "statement", b"statement", "survivor_set", b"survivor_set", "survivor_signature", b"survivor_signature"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["acknowledgement", b"acknowledgement", "active_list", b"active_list", "body", b"body", "payload", b"payload", "presence", b"presence", "received_shares", b"received_shares", "released_shares", b"released_shares", "roster", b"roster", "roster_answer", b"roster_answer", "round_start", b"round_start", "sealed_secret", b"sealed_secret", "shares_made", b"shares_made", "signed_survivors", b"signed_survivors", "statement", b"statement", "survivor_set", b"survivor_set", "survivor_signature", b"survivor_signature", "version", b"version"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["statement", "roster", "roster_answer", "sealed_secret", "round_start", "presence", "active_list", "payload", "acknowledgement", "shares_made", "received_shares", "survivor_set", "survivor_signature", "signed_survivors", "released_shares"] | None: ...
 
 Global___Content: typing_extensions.TypeAlias = Content
 
@@ -490,6 +545,8 @@ Global___RosterAnswer: typing_extensions.TypeAlias = RosterAnswer
 
 @typing.final
 class GroupKeys(google.protobuf.message.Message):
+    """evaluation_keys: empty where the protection has none."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     EVALUATION_KEYS_FIELD_NUMBER: builtins.int
@@ -539,38 +596,101 @@ Global___SealedSecret: typing_extensions.TypeAlias = SealedSecret
 
 @typing.final
 class RoundStart(google.protobuf.message.Message):
+    """groups: each site in one at most; sorted by their first names. base: SHA-256 of the Content that holds the result to
+    train from, empty for none. catch_up: that result.
+    """
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    GROUPS_FIELD_NUMBER: builtins.int
+    BASE_FIELD_NUMBER: builtins.int
+    CATCH_UP_FIELD_NUMBER: builtins.int
+    base: builtins.bytes
+    @property
+    def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Group]: ...
+    @property
+    def catch_up(self) -> Global___Payload: ...
     def __init__(
         self,
+        *,
+        groups: collections.abc.Iterable[Global___Group] | None = ...,
+        base: builtins.bytes = ...,
+        catch_up: Global___Payload | None = ...,
     ) -> None: ...
+    def HasField(self, field_name: typing.Literal["catch_up", b"catch_up"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["base", b"base", "catch_up", b"catch_up", "groups", b"groups"]) -> None: ...
 
 Global___RoundStart: typing_extensions.TypeAlias = RoundStart
 
 @typing.final
+class Group(google.protobuf.message.Message):
+    """sites: sorted, each once."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SITES_FIELD_NUMBER: builtins.int
+    @property
+    def sites(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        sites: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["sites", b"sites"]) -> None: ...
+
+Global___Group: typing_extensions.TypeAlias = Group
+
+@typing.final
 class PresenceStatement(google.protobuf.message.Message):
-    """holds: bool, shape (K)."""
+    """holds: bool, shape (K). base: as in RoundStart. keys: where masks are used."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SITE_FIELD_NUMBER: builtins.int
     HOLDS_FIELD_NUMBER: builtins.int
     SIGNATURE_FIELD_NUMBER: builtins.int
+    BASE_FIELD_NUMBER: builtins.int
+    KEYS_FIELD_NUMBER: builtins.int
     site: builtins.str
     signature: builtins.bytes
+    base: builtins.bytes
     @property
     def holds(self) -> Global___Tensor: ...
+    @property
+    def keys(self) -> Global___MaskKeys: ...
     def __init__(
         self,
         *,
         site: builtins.str = ...,
         holds: Global___Tensor | None = ...,
         signature: builtins.bytes = ...,
+        base: builtins.bytes = ...,
+        keys: Global___MaskKeys | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["holds", b"holds"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["holds", b"holds", "signature", b"signature", "site", b"site"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["holds", b"holds", "keys", b"keys"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["base", b"base", "holds", b"holds", "keys", b"keys", "signature", b"signature", "site", b"site"]) -> None: ...
 
 Global___PresenceStatement: typing_extensions.TypeAlias = PresenceStatement
+
+@typing.final
+class MaskKeys(google.protobuf.message.Message):
+    """Two public keys (X25519) for one attempt: masks come from one, shares are sealed to the other."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MASK_FIELD_NUMBER: builtins.int
+    SHARE_FIELD_NUMBER: builtins.int
+    mask: builtins.bytes
+    share: builtins.bytes
+    def __init__(
+        self,
+        *,
+        mask: builtins.bytes = ...,
+        share: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["mask", b"mask", "share", b"share"]) -> None: ...
+
+Global___MaskKeys: typing_extensions.TypeAlias = MaskKeys
 
 @typing.final
 class ActiveList(google.protobuf.message.Message):
@@ -590,26 +710,32 @@ Global___ActiveList: typing_extensions.TypeAlias = ActiveList
 
 @typing.final
 class Payload(google.protobuf.message.Message):
-    """tensors: float64, shape (K, d). A payload has tensors or blobs, not both."""
+    """tensors: float64. words: uint32 or uint64, one axis. A payload has one of tensors, blobs and words; which, how many
+    and of what shapes follows from the agreement and the phase.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SCHEME_FIELD_NUMBER: builtins.int
     TENSORS_FIELD_NUMBER: builtins.int
     BLOBS_FIELD_NUMBER: builtins.int
+    WORDS_FIELD_NUMBER: builtins.int
     scheme: builtins.str
     @property
     def tensors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Tensor]: ...
     @property
     def blobs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]: ...
+    @property
+    def words(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___Tensor]: ...
     def __init__(
         self,
         *,
         scheme: builtins.str = ...,
         tensors: collections.abc.Iterable[Global___Tensor] | None = ...,
         blobs: collections.abc.Iterable[builtins.bytes] | None = ...,
+        words: collections.abc.Iterable[Global___Tensor] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["blobs", b"blobs", "scheme", b"scheme", "tensors", b"tensors"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blobs", b"blobs", "scheme", b"scheme", "tensors", b"tensors", "words", b"words"]) -> None: ...
 
 Global___Payload: typing_extensions.TypeAlias = Payload
 
@@ -622,6 +748,167 @@ class Acknowledgement(google.protobuf.message.Message):
     ) -> None: ...
 
 Global___Acknowledgement: typing_extensions.TypeAlias = Acknowledgement
+
+@typing.final
+class SharesMade(google.protobuf.message.Message):
+    """shares: by one sender, to each recipient once."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SHARES_FIELD_NUMBER: builtins.int
+    @property
+    def shares(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SealedShare]: ...
+    def __init__(
+        self,
+        *,
+        shares: collections.abc.Iterable[Global___SealedShare] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["shares", b"shares"]) -> None: ...
+
+Global___SharesMade: typing_extensions.TypeAlias = SharesMade
+
+@typing.final
+class ReceivedShares(google.protobuf.message.Message):
+    """shares: to one recipient, by each sender once."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SHARES_FIELD_NUMBER: builtins.int
+    @property
+    def shares(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SealedShare]: ...
+    def __init__(
+        self,
+        *,
+        shares: collections.abc.Iterable[Global___SealedShare] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["shares", b"shares"]) -> None: ...
+
+Global___ReceivedShares: typing_extensions.TypeAlias = ReceivedShares
+
+@typing.final
+class SealedShare(google.protobuf.message.Message):
+    """sealed: the sender's shares of its two secrets of the attempt (HPKE to the recipient's share key)."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SENDER_FIELD_NUMBER: builtins.int
+    RECIPIENT_FIELD_NUMBER: builtins.int
+    SEALED_FIELD_NUMBER: builtins.int
+    SIGNATURE_FIELD_NUMBER: builtins.int
+    sender: builtins.str
+    recipient: builtins.str
+    sealed: builtins.bytes
+    signature: builtins.bytes
+    def __init__(
+        self,
+        *,
+        sender: builtins.str = ...,
+        recipient: builtins.str = ...,
+        sealed: builtins.bytes = ...,
+        signature: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["recipient", b"recipient", "sealed", b"sealed", "sender", b"sender", "signature", b"signature"]) -> None: ...
+
+Global___SealedShare: typing_extensions.TypeAlias = SealedShare
+
+@typing.final
+class SurvivorSet(google.protobuf.message.Message):
+    """sites: sorted, each once."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SITES_FIELD_NUMBER: builtins.int
+    @property
+    def sites(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        sites: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["sites", b"sites"]) -> None: ...
+
+Global___SurvivorSet: typing_extensions.TypeAlias = SurvivorSet
+
+@typing.final
+class SurvivorSignature(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SITE_FIELD_NUMBER: builtins.int
+    SIGNATURE_FIELD_NUMBER: builtins.int
+    site: builtins.str
+    signature: builtins.bytes
+    def __init__(
+        self,
+        *,
+        site: builtins.str = ...,
+        signature: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["signature", b"signature", "site", b"site"]) -> None: ...
+
+Global___SurvivorSignature: typing_extensions.TypeAlias = SurvivorSignature
+
+@typing.final
+class SignedSurvivors(google.protobuf.message.Message):
+    """sites: as in SurvivorSet. signatures: of each signer once."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SITES_FIELD_NUMBER: builtins.int
+    SIGNATURES_FIELD_NUMBER: builtins.int
+    @property
+    def sites(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @property
+    def signatures(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SurvivorSignature]: ...
+    def __init__(
+        self,
+        *,
+        sites: collections.abc.Iterable[builtins.str] | None = ...,
+        signatures: collections.abc.Iterable[Global___SurvivorSignature] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["signatures", b"signatures", "sites", b"sites"]) -> None: ...
+
+Global___SignedSurvivors: typing_extensions.TypeAlias = SignedSurvivors
+
+@typing.final
+class ReleasedShares(google.protobuf.message.Message):
+    """shares: of each owner one, so never both kinds."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SHARES_FIELD_NUMBER: builtins.int
+    @property
+    def shares(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ReleasedShare]: ...
+    def __init__(
+        self,
+        *,
+        shares: collections.abc.Iterable[Global___ReleasedShare] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["shares", b"shares"]) -> None: ...
+
+Global___ReleasedShares: typing_extensions.TypeAlias = ReleasedShares
+
+@typing.final
+class ReleasedShare(google.protobuf.message.Message):
+    """share: a value modulo 2^256 + 297, 33 bytes."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OWNER_FIELD_NUMBER: builtins.int
+    KIND_FIELD_NUMBER: builtins.int
+    SHARE_FIELD_NUMBER: builtins.int
+    owner: builtins.str
+    kind: Global___ShareKind.ValueType
+    share: builtins.bytes
+    def __init__(
+        self,
+        *,
+        owner: builtins.str = ...,
+        kind: Global___ShareKind.ValueType = ...,
+        share: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["kind", b"kind", "owner", b"owner", "share", b"share"]) -> None: ...
+
+Global___ReleasedShare: typing_extensions.TypeAlias = ReleasedShare
 
 @typing.final
 class Tensor(google.protobuf.message.Message):

@@ -1,0 +1,179 @@
+"""The contents of a masked sum: one ``encode_`` and one ``decode_`` for each kind.
+
+What is checked is form: names, sizes, counts, nothing twice. Who belongs to the group, who signed, and whether what
+is sealed opens is for :mod:`crypto.pairwise` and its callers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Sized
+
+from crypto.pairwise.parts import ReleasedShare, SealedShare, ShareKind
+from protoseal_wire.codec.canonical import parse, serialise
+from protoseal_wire.codec.errors import Malformed
+from protoseal_wire.codec.fields import (
+    check_bytes,
+    check_count,
+    check_distinct,
+    check_exact,
+    check_name,
+    check_signature,
+    check_sorted,
+)
+from protoseal_wire.codec.limits import SEALED_SHARE_BYTES, SHARE_BYTES, Limits
+from protoseal_wire.messages import (
+    ReceivedShares,
+    ReleasedShares,
+    SharesMade,
+    SignedSurvivors,
+    SurvivorSet,
+    SurvivorSignature,
+)
+from protoseal_wire.v1 import protoseal_pb2 as pb
+
+
+def encode_shares_made(made: SharesMade) -> bytes:
+    """The answer to SHARES."""
+    shares = [_sealed_share_message(share) for share in made.shares]
+    return serialise(pb.Content(shares_made=pb.SharesMade(shares=shares)))
+
+
+def decode_shares_made(content: bytes, limits: Limits) -> SharesMade:
+    """The reverse of :func:`encode_shares_made`: all by one sender, none of two to the same recipient."""
+    message = parse(content, "shares_made", limits.sealed_shares).shares_made
+    shares = _read_sealed_shares(message.shares, limits)
+    _check_same("senders", [share.sender for share in shares])
+    check_distinct("recipients", [share.recipient for share in shares])
+    return SharesMade(shares)
+
+
+def encode_received_shares(received: ReceivedShares) -> bytes:
+    """The request of VALUES where masks are used."""
+    shares = [_sealed_share_message(share) for share in received.shares]
+    return serialise(pb.Content(received_shares=pb.ReceivedShares(shares=shares)))
+
+
+def decode_received_shares(content: bytes, limits: Limits) -> ReceivedShares:
+    """The reverse of :func:`encode_received_shares`: all to one recipient, none of two by the same sender."""
+    message = parse(content, "received_shares", limits.sealed_shares).received_shares
+    shares = _read_sealed_shares(message.shares, limits)
+    _check_same("recipients", [share.recipient for share in shares])
+    check_distinct("senders", [share.sender for share in shares])
+    return ReceivedShares(shares)
+
+
+def encode_survivor_set(survivors: SurvivorSet) -> bytes:
+    """The request of SURVIVORS."""
+    return serialise(pb.Content(survivor_set=pb.SurvivorSet(sites=survivors.sites)))
+
+
+def decode_survivor_set(content: bytes, limits: Limits) -> SurvivorSet:
+    """The reverse of :func:`encode_survivor_set`."""
+    message = parse(content, "survivor_set", limits.survivor_set).survivor_set
+    return SurvivorSet(_read_survivors(message.sites, limits))
+
+
+def encode_survivor_signature(signature: SurvivorSignature) -> bytes:
+    """The answer to SURVIVORS."""
+    return serialise(pb.Content(survivor_signature=_signature_message(signature)))
+
+
+def decode_survivor_signature(content: bytes, limits: Limits) -> SurvivorSignature:
+    """The reverse of :func:`encode_survivor_signature`."""
+    message = parse(content, "survivor_signature", limits.survivor_signature)
+    return _read_signature(message.survivor_signature)
+
+
+def encode_signed_survivors(signed: SignedSurvivors) -> bytes:
+    """The request of UNMASK."""
+    signatures = [_signature_message(signature) for signature in signed.signatures]
+    return serialise(
+        pb.Content(signed_survivors=pb.SignedSurvivors(sites=signed.sites, signatures=signatures))
+    )
+
+
+def decode_signed_survivors(content: bytes, limits: Limits) -> SignedSurvivors:
+    """The reverse of :func:`encode_signed_survivors`: nobody signs twice, and no more than survived."""
+    message = parse(content, "signed_survivors", limits.signed_survivors).signed_survivors
+    sites = _read_survivors(message.sites, limits)
+    check_count("signatures", message.signatures, 1, len(sites))
+    signatures = tuple(_read_signature(signature) for signature in message.signatures)
+    check_distinct("signers", [signature.site for signature in signatures])
+    return SignedSurvivors(sites, signatures)
+
+
+def encode_released_shares(released: ReleasedShares) -> bytes:
+    """The answer to UNMASK."""
+    shares = [
+        pb.ReleasedShare(owner=each.owner, kind=pb.ShareKind.ValueType(int(each.kind)), share=each.share)
+        for each in released.shares
+    ]
+    return serialise(pb.Content(released_shares=pb.ReleasedShares(shares=shares)))
+
+
+def decode_released_shares(content: bytes, limits: Limits) -> ReleasedShares:
+    """The reverse of :func:`encode_released_shares`: of each owner one share, so never both kinds."""
+    message = parse(content, "released_shares", limits.released_shares).released_shares
+    _check_shares(message.shares, limits)
+    shares = tuple(_read_released_share(share) for share in message.shares)
+    check_distinct("owners", [share.owner for share in shares])
+    return ReleasedShares(shares)
+
+
+def _check_shares(shares: Sized, limits: Limits) -> None:
+    check_count("shares", shares, 1, limits.sites)
+
+
+def _check_same(field: str, names: Sequence[str]) -> None:
+    if len(set(names)) > 1:
+        raise Malformed(f"{field} are not all the same")
+
+
+def _sealed_share_message(share: SealedShare) -> pb.SealedShare:
+    return pb.SealedShare(
+        sender=share.sender, recipient=share.recipient, sealed=share.sealed, signature=share.signature
+    )
+
+
+def _read_sealed_shares(messages: Sequence[pb.SealedShare], limits: Limits) -> tuple[SealedShare, ...]:
+    _check_shares(messages, limits)
+    return tuple(_read_sealed_share(message) for message in messages)
+
+
+def _read_sealed_share(message: pb.SealedShare) -> SealedShare:
+    return SealedShare(
+        check_name("a share's sender", message.sender),
+        check_name("a share's recipient", message.recipient),
+        check_bytes("a sealed share", message.sealed, SEALED_SHARE_BYTES),
+        check_signature(message.signature),
+    )
+
+
+def _read_survivors(sites: Sequence[str], limits: Limits) -> tuple[str, ...]:
+    check_count("survivors", sites, 1, limits.sites)
+    return check_sorted("survivors", sites)
+
+
+def _signature_message(signature: SurvivorSignature) -> pb.SurvivorSignature:
+    return pb.SurvivorSignature(site=signature.site, signature=signature.signature)
+
+
+def _read_signature(message: pb.SurvivorSignature) -> SurvivorSignature:
+    return SurvivorSignature(
+        check_name("a signer of survivors", message.site), check_signature(message.signature)
+    )
+
+
+def _read_released_share(message: pb.ReleasedShare) -> ReleasedShare:
+    return ReleasedShare(
+        check_name("a share's owner", message.owner),
+        _read_kind(message.kind),
+        check_exact("a share", message.share, SHARE_BYTES),
+    )
+
+
+def _read_kind(kind: int) -> ShareKind:
+    try:
+        return ShareKind(kind)
+    except ValueError as error:
+        raise Malformed(f"there is no kind of share {kind}") from error

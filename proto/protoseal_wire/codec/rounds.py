@@ -1,0 +1,156 @@
+"""The contents of a round: one ``encode_`` and one ``decode_`` for each kind.
+
+What a payload consists of depends on the agreement and the phase, so its form is given to whatever decodes one.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from crypto.pairwise.parts import MaskKeys
+from crypto.protection import Payload, PayloadForm
+from protoseal_wire.codec.canonical import parse, serialise
+from protoseal_wire.codec.errors import Malformed
+from protoseal_wire.codec.fields import (
+    check_bytes,
+    check_count,
+    check_distinct,
+    check_exact,
+    check_name,
+    check_scheme,
+    check_signature,
+    check_sorted,
+    check_there,
+    decode_bools,
+    decode_floats,
+    decode_words,
+    encode_bools,
+    encode_floats,
+    encode_words,
+)
+from protoseal_wire.codec.limits import BLOB_BYTES, CHANNEL_KEY_BYTES, Limits
+from protoseal_wire.messages import ActiveList, PresenceStatement, RoundStart
+from protoseal_wire.v1 import protoseal_pb2 as pb
+
+
+def encode_round_start(start: RoundStart) -> bytes:
+    """The request of PRESENCE."""
+    groups = [pb.Group(sites=group) for group in start.groups]
+    catch_up = None if start.catch_up is None else _payload_message(start.catch_up)
+    return serialise(pb.Content(round_start=pb.RoundStart(groups=groups, base=start.base, catch_up=catch_up)))
+
+
+def decode_round_start(content: bytes, limits: Limits, form: PayloadForm) -> RoundStart:
+    """The reverse of :func:`encode_round_start`; ``form`` is that of a result, which ``catch_up`` must have.
+
+    The limit: whether ``catch_up`` has the hash ``base`` is for the receiver to check.
+    """
+    message = parse(content, "round_start", limits.round_start).round_start
+    catch_up = _read_payload(message.catch_up, form) if message.HasField("catch_up") else None
+    base = _check_base(message.base)
+    if catch_up is not None and not base:
+        raise Malformed("a result to catch up with lacks its hash")
+    return RoundStart(_read_groups(message, limits), base, catch_up)
+
+
+def encode_presence(statement: PresenceStatement) -> bytes:
+    """The answer to PRESENCE."""
+    return serialise(pb.Content(presence=_presence_message(statement)))
+
+
+def decode_presence(content: bytes, limits: Limits) -> PresenceStatement:
+    """The reverse of :func:`encode_presence`."""
+    return _read_presence(parse(content, "presence", limits.presence).presence, limits)
+
+
+def encode_active_list(active: ActiveList) -> bytes:
+    """The request of VALUES, or of SHARES where masks are used."""
+    statements = [_presence_message(statement) for statement in active.statements]
+    return serialise(pb.Content(active_list=pb.ActiveList(statements=statements)))
+
+
+def decode_active_list(content: bytes, limits: Limits) -> ActiveList:
+    """The reverse of :func:`encode_active_list`."""
+    statements = parse(content, "active_list", limits.active_list).active_list.statements
+    check_count("presence statements", statements, 1, limits.sites)
+    return ActiveList(tuple(_read_presence(statement, limits) for statement in statements))
+
+
+def encode_payload(payload: Payload) -> bytes:
+    """The answer to VALUES, and the request of RESULT."""
+    return serialise(pb.Content(payload=_payload_message(payload)))
+
+
+def decode_payload(content: bytes, limits: Limits, form: PayloadForm) -> Payload:
+    """The reverse of :func:`encode_payload`: exactly the arrays and words of ``form``, or at most its ciphertexts.
+
+    Arrays are finite. The limit: which schemes there are is for the protections to say.
+    """
+    return _read_payload(parse(content, "payload", limits.payload).payload, form)
+
+
+def _payload_message(payload: Payload) -> pb.Payload:
+    return pb.Payload(
+        scheme=payload.scheme,
+        tensors=[encode_floats(array) for array in payload.arrays],
+        blobs=payload.blobs,
+        words=[encode_words(words) for words in payload.words],
+    )
+
+
+def _read_payload(message: pb.Payload, form: PayloadForm) -> Payload:
+    check_count("arrays", message.tensors, len(form.arrays), len(form.arrays))
+    check_count("vectors of words", message.words, len(form.words), len(form.words))
+    check_count("ciphertexts", message.blobs, min(1, form.blobs), form.blobs)
+    return Payload(
+        check_scheme(message.scheme),
+        tuple(decode_floats(each, shape) for each, shape in zip(message.tensors, form.arrays, strict=True)),
+        tuple(check_bytes("a ciphertext", blob, BLOB_BYTES) for blob in message.blobs),
+        tuple(decode_words(each, *shape) for each, shape in zip(message.words, form.words, strict=True)),
+    )
+
+
+def _read_groups(message: pb.RoundStart, limits: Limits) -> tuple[tuple[str, ...], ...]:
+    """Each of them sorted, they themselves sorted by their first names, and no site in two."""
+    check_count("groups", message.groups, 0, limits.sites)
+    for group in message.groups:
+        check_count("sites in a group", group.sites, 1, limits.sites)
+    groups = tuple(check_sorted("a group's sites", group.sites) for group in message.groups)
+    check_sorted("the groups' first sites", [group[0] for group in groups])
+    everyone = list(chain.from_iterable(groups))
+    check_distinct("the sites of all groups", everyone)
+    check_count("sites in groups", everyone, 0, limits.sites)
+    return groups
+
+
+def _check_base(base: bytes) -> bytes:
+    return check_exact("base", base) if base else base
+
+
+def _presence_message(statement: PresenceStatement) -> pb.PresenceStatement:
+    keys = statement.keys
+    return pb.PresenceStatement(
+        site=statement.site,
+        holds=encode_bools(statement.holds),
+        signature=statement.signature,
+        base=statement.base,
+        keys=None if keys is None else pb.MaskKeys(mask=keys.mask, share=keys.share),
+    )
+
+
+def _read_presence(message: pb.PresenceStatement, limits: Limits) -> PresenceStatement:
+    check_there(message, "holds")
+    return PresenceStatement(
+        check_name("a presence statement's site", message.site),
+        decode_bools(message.holds, (limits.classes,)),
+        check_signature(message.signature),
+        _check_base(message.base),
+        _read_keys(message.keys) if message.HasField("keys") else None,
+    )
+
+
+def _read_keys(message: pb.MaskKeys) -> MaskKeys:
+    return MaskKeys(
+        check_exact("a mask key", message.mask, CHANNEL_KEY_BYTES),
+        check_exact("a share key", message.share, CHANNEL_KEY_BYTES),
+    )
