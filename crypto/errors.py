@@ -7,6 +7,7 @@
     ├── DecryptionError      an authenticated ciphertext that does not open
     ├── ImplausibleError     a decrypted answer that no honest computation gives
     ├── PrecisionError       a value that the chosen parameters cannot carry
+    │   └── BoundError           a value beyond the bound that was agreed for it
     └── KeyStoreError        a key file that is missing, already there, or locked by another passphrase
 
 A check that fails raises; nothing in this package returns a bool for "verified".
@@ -44,6 +45,10 @@ class ImplausibleError(CryptoError):
 
 class PrecisionError(CryptoError):
     """A value lies outside what the chosen parameters can carry."""
+
+
+class BoundError(PrecisionError):
+    """A value is not finite, or lies beyond the bound that was agreed for it: nothing may be sent."""
 
 
 class KeyStoreError(CryptoError):
