@@ -1,0 +1,97 @@
+"""Shares of a site's two secrets, sealed to each other member and signed by the site.
+
+The coordinator relays them and can read, swap or make none, given that the members' public keys are theirs. The
+limit: nothing shows that the shares inside are good ones. A member that shares badly spoils the sum, which is noticed
+at the end and not attributed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from crypto.encoding import encode
+from crypto.errors import VerificationError
+from crypto.keys import seal
+from crypto.pairwise.binding import Binding, check_member
+from crypto.pairwise.parts import MaskKeys, SealedShare
+from crypto.pairwise.secrets import AttemptSecrets, SharePair, check_own, check_public
+from crypto.pki import Credentials, verify
+from crypto.roster import Member
+from crypto.shamir import split
+
+_LABEL = "mask-share"
+
+
+def make_shares(
+    credentials: Credentials, secrets: AttemptSecrets, binding: Binding, public: Mapping[str, MaskKeys]
+) -> tuple[tuple[SealedShare, ...], SharePair]:
+    """A sealed share for each other member, by name, and the pair that stays here.
+
+    ``public``: each member's keys, as a statement with a signature that was checked gave them. Shares are random:
+    call it once an attempt. Raises :class:`VerificationError` for keys that are missing, unusable, there twice, or
+    not the own ones.
+    """
+    site = credentials.identity.name
+    check_own(secrets, binding, site, public)
+    check_public(binding, public)
+    pairs = _split(secrets, binding)
+    sealed = tuple(
+        _seal(credentials, binding, recipient, public[recipient], pairs[recipient])
+        for recipient in binding.group
+        if recipient != site
+    )
+    return sealed, pairs[site]
+
+
+def verify_share(share: SealedShare, member: Member, binding: Binding, recipient: str) -> None:
+    """Raise :class:`VerificationError` unless ``member``, of the group, signed it for ``recipient`` here and now.
+
+    What is inside only the recipient can tell.
+    """
+    check_member(binding, member.name)
+    check_member(binding, recipient)
+    _check_names(share, member.name, recipient)
+    # What must hold is taken from the verifier's own knowledge, never from what the share says of itself.
+    verify(
+        member.public_key, share.signature, _LABEL, *_context(binding, member.name, recipient), share.sealed
+    )
+
+
+def open_share(share: SealedShare, secrets: AttemptSecrets, binding: Binding) -> SharePair:
+    """The pair in a share that :func:`verify_share` let through.
+
+    Raises :class:`crypto.errors.DecryptionError` if it does not open with this attempt's key and binding, and
+    :class:`crypto.errors.MalformedError` if it is no pair of shares.
+    """
+    return SharePair.from_bytes(secrets.open(share.sealed, _info(binding, share.sender, share.recipient)))
+
+
+def _split(secrets: AttemptSecrets, binding: Binding) -> dict[str, SharePair]:
+    seeds = split(secrets.seed, binding.threshold, len(binding.group))
+    keys = split(secrets.mask, binding.threshold, len(binding.group))
+    return {site: SharePair(seeds[i], keys[i]) for i, site in enumerate(binding.group)}
+
+
+def _seal(
+    credentials: Credentials, binding: Binding, recipient: str, keys: MaskKeys, pair: SharePair
+) -> SealedShare:
+    sender = credentials.identity.name
+    sealed = seal(keys.share, pair.to_bytes(), _info(binding, sender, recipient))
+    signature = credentials.sign(_LABEL, *_context(binding, sender, recipient), sealed)
+    return SealedShare(sender, recipient, sealed, signature)
+
+
+def _context(binding: Binding, sender: str, recipient: str) -> tuple[bytes, ...]:
+    return (*binding.fields(), sender.encode(), recipient.encode())
+
+
+def _info(binding: Binding, sender: str, recipient: str) -> bytes:
+    """What the ciphertext itself is bound to (HPKE's ``info``)."""
+    return encode("mask-share-info", *_context(binding, sender, recipient))
+
+
+def _check_names(share: SealedShare, sender: str, recipient: str) -> None:
+    if (share.sender, share.recipient) != (sender, recipient) or sender == recipient:
+        raise VerificationError(
+            f"a share from {share.sender} to {share.recipient} where one from {sender} to {recipient} was due"
+        )

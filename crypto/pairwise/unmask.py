@@ -1,0 +1,117 @@
+"""The coordinator's half: released shares become masks, and masks leave the sum.
+
+What it learns is the sum, the self-masks of survivors and the mask keys of drop-outs. The limit: a wrong share of a
+seed goes unnoticed here when there are no more than the threshold, and the sum is then garbage, which
+:meth:`crypto.fixed_point.FixedPoint.decode_sum` refuses. Who spoilt it is not found out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from crypto.errors import MalformedError
+from crypto.pairwise.binding import Binding, check_survivors
+from crypto.pairwise.keystream import add_streams
+from crypto.pairwise.masks import check_words, pair_key, self_key
+from crypto.pairwise.parts import MaskKeys, ReleasedShare, ShareKind
+from crypto.pairwise.release import check_released
+from crypto.pairwise.secrets import check_public, public_of
+from crypto.protection import Words
+from crypto.shamir import combine
+
+
+def unmask(
+    masked: Mapping[str, Words],
+    released: Mapping[str, tuple[ReleasedShare, ...]],
+    binding: Binding,
+    sharers: Sequence[str],
+    survivors: Sequence[str],
+    public: Mapping[str, MaskKeys],
+) -> Words:
+    """Σ of the survivors' words in the full ring, shape (L,).
+
+    ``masked``: what each survivor sent; ``released``: the answers of at least the threshold of survivors. Raises
+    :class:`MalformedError` when an answer is not what was due, shares contradict each other, or a key put together
+    is not the one its owner stated; :class:`crypto.errors.VerificationError` for sets and keys that no site would
+    have gone along with.
+    """
+    check_survivors(binding, sharers, survivors)
+    check_public(binding, public)
+    _check_masked(masked, survivors)
+    _check_answers(released, binding, sharers, survivors)
+    minus = [
+        self_key(_secret(owner, ShareKind.SEED, released, binding), binding, owner) for owner in survivors
+    ]
+    plus: list[bytes] = []
+    for owner in sharers:
+        if owner not in survivors:
+            private = _mask_key(owner, released, binding, public)
+            for peer in survivors:
+                key = pair_key(private, public[peer].mask, binding, owner, peer)
+                # The peer added the stream if it comes first, so it is taken away again.
+                (minus if peer < owner else plus).append(key)
+    return add_streams(_total(masked, survivors), plus, minus)
+
+
+def _total(masked: Mapping[str, Words], survivors: Sequence[str]) -> Words:
+    total = masked[survivors[0]].copy()
+    for site in survivors[1:]:
+        np.add(total, masked[site], out=total)
+    return total
+
+
+def _secret(
+    owner: str, kind: ShareKind, released: Mapping[str, tuple[ReleasedShare, ...]], binding: Binding
+) -> bytes:
+    """The owner's secret of this kind from all answers, so that a wrong share among more than enough shows."""
+    shares = {
+        binding.position(site): item.share
+        for site, answer in released.items()
+        for item in answer
+        if (item.owner, item.kind) == (owner, kind)
+    }
+    try:
+        return combine(shares, binding.threshold)
+    except MalformedError as error:
+        raise MalformedError(f"a secret of {owner}: {error}") from error
+
+
+def _mask_key(
+    owner: str,
+    released: Mapping[str, tuple[ReleasedShare, ...]],
+    binding: Binding,
+    public: Mapping[str, MaskKeys],
+) -> bytes:
+    private = _secret(owner, ShareKind.KEY, released, binding)
+    _check_stated(owner, private, public)
+    return private
+
+
+def _check_stated(owner: str, private: bytes, public: Mapping[str, MaskKeys]) -> None:
+    if public_of(private) != public[owner].mask:
+        raise MalformedError(f"the mask key put together for {owner} is not the one that it stated")
+
+
+def _check_masked(masked: Mapping[str, Words], survivors: Sequence[str]) -> None:
+    if set(masked) != set(survivors):
+        raise MalformedError("there is one masked vector of each survivor, and no other")
+    for words in masked.values():
+        check_words(words)
+    if len({(words.dtype, words.shape) for words in masked.values()}) != 1:
+        raise MalformedError("masked vectors differ in length or ring")
+
+
+def _check_answers(
+    released: Mapping[str, tuple[ReleasedShare, ...]],
+    binding: Binding,
+    sharers: Sequence[str],
+    survivors: Sequence[str],
+) -> None:
+    if not set(released) <= set(survivors) or len(released) < binding.threshold:
+        raise MalformedError(
+            f"{len(released)} answers with shares; {binding.threshold} are needed, of survivors alone"
+        )
+    for answer in released.values():
+        check_released(answer, binding, sharers, survivors)
