@@ -22,6 +22,8 @@ class Need(StrEnum):
     """The inner products themselves; any weights that follow from them."""
     DISTANCE_WEIGHTS = "distance weights"
     """A combination known by name, evaluated without anyone seeing an inner product."""
+    SUM = "sum"
+    """The sum over a group of sites."""
 
 
 def gram(stack: Float) -> Float:

@@ -34,6 +34,8 @@ class Offer(StrEnum):
     """It sees inner products, so any weights that follow from them can be used."""
     DISTANCE_WEIGHTS = "distance weights"
     """It can evaluate :class:`Combination` blindly."""
+    SUM = "sum"
+    """It can add up what the sites of a group sent."""
 
 
 @dataclass(frozen=True)

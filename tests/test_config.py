@@ -59,7 +59,7 @@ def problem(tmp_path: Path, **changes: Any) -> str:
 
 
 LATER_METHODS = (
-    *("fedpc", "feddbp", "fedplcc", "fedavg", "fedprox", "fedproto"),
+    *("feddbp", "fedplcc", "fedavg", "fedprox", "fedproto"),
     *("fedbn", "fedper", "fedrep", "ditto", "fpl", "fedplvm"),
 )
 
@@ -71,9 +71,11 @@ def test_methods_of_later_versions_are_refused_by_name(tmp_path: Path, method: s
     assert "choose pfpl" in line
 
 
-@pytest.mark.parametrize("protection", ["masked", "pairwise", "rotation"])
-def test_protections_of_later_versions_are_refused_by_name(tmp_path: Path, protection: str) -> None:
-    assert f"protection {protection!r} is not in this version" in problem(tmp_path, protection=protection)
+@pytest.mark.parametrize("protection", ["pairwise", "rotation"])
+def test_the_parts_of_masked_are_no_protections_by_themselves(tmp_path: Path, protection: str) -> None:
+    line = problem(tmp_path, protection=protection)
+    assert f"protection {protection!r} is a part of 'masked'" in line
+    assert "choose plain or masked or ckks" in line
 
 
 def test_hidden_presence_is_refused_by_name(tmp_path: Path) -> None:
@@ -108,6 +110,51 @@ def test_what_cannot_be_computed_on_ciphertexts_is_refused_by_capability(
     assert named in line
     assert "needs 'gram', and protection 'ckks' offers 'distance weights'" in line
     agreement(tmp_path, pfpl=pfpl, protection="plain")
+
+
+FEDPC: dict[str, Any] = {"method": "fedpc", "protection": "masked", "fedpc": {"extractor_parameters": 1000}}
+
+
+def test_fedpc_runs_masked_and_plain_and_is_refused_under_ckks(tmp_path: Path) -> None:
+    assert agreement(tmp_path, **FEDPC).parameters == 1000
+    assert agreement(tmp_path, **FEDPC | {"protection": "plain"}).parameters == 1000
+    line = problem(tmp_path, **FEDPC | {"protection": "ckks"})
+    assert "method fedpc needs 'gram' and 'sum', and protection 'ckks' offers 'distance weights'" in line
+    assert "choose protection 'masked' or 'plain'" in line
+
+
+@pytest.mark.parametrize("weighting", ["complement", "distance", "inverse", "uniform"])
+def test_masked_serves_every_weighting(tmp_path: Path, weighting: str) -> None:
+    agreed = agreement(tmp_path, protection="masked", pfpl={"weighting": weighting})
+    assert agreed.needs_group_secret
+    assert agreed.parameters == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"fedpc": {}}, "set extractor_parameters in [fedpc]"),
+        ({"fedpc": {"extractor_buffers": 3}}, "extractor_buffers without extractor_parameters"),
+        ({"fedpc": {"extractor_parameters": 1000, "alignment": 1.0}}, "fedpc.alignment"),
+        ({"fedpc": {"extractor_parameters": 1000, "group": 2}}, "did you mean 'groups'"),
+        ({"masking": {"ring_bits": 48}}, "masking.ring_bits"),
+        (
+            {"masking": {"ring_bits": 32}, "norm_bound": 1000.0},
+            "masked sums do not fit ring_bits = 32",
+        ),
+        ({"method": "average"}, "fedpc with groups = 1 and alignment = 0"),
+    ],
+)
+def test_a_wrong_fedpc_agreement_is_refused_in_a_line(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    assert said in problem(tmp_path, **FEDPC | changes)
+
+
+def test_small_bounds_fit_a_ring_of_32_bits(tmp_path: Path) -> None:
+    small = {"extractor_parameters": 1000, "parameter_bound": 16.0}
+    agreed = agreement(tmp_path, **FEDPC | {"fedpc": small, "masking": {"ring_bits": 32}})
+    assert min(agreed.fixed_point().fraction_bits) >= 16
 
 
 @pytest.mark.parametrize(
@@ -178,6 +225,10 @@ def test_the_hash_is_the_one_written_down(tmp_path: Path) -> None:
         {"pfpl": {"literal_regulariser": True}},
         {"training": {"init_seed": 1}},
         {"training": {"batch_size": 33}},
+        {"training": {"optimiser": "adam"}},
+        {"fedpc": {"groups": 2}},
+        {"fedpc": {"extractor_parameters": 1000}},
+        {"masking": {"ring_bits": 32}},
     ],
 )
 def test_every_setting_changes_the_hash(tmp_path: Path, changes: dict[str, Any]) -> None:
@@ -267,7 +318,7 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ({"method": "fedpc"}, "not in this version"),
+        ({"method": "feddbp"}, "not in this version"),
         ({"protection": "mask"}, "unknown protection 'mask'"),
         ({"sites": 2}, "sites = 2 is below 3"),
         ({"compare": ("fedavg",)}, "not in this version"),

@@ -6,12 +6,13 @@ what belongs to a later version, are refused by name.
 
 from protoseal.config.agreement import (
     Agreement,
+    Optimiser,
     PfplSection,
     PreprocessingSection,
     TrainingSection,
     load_agreement,
 )
-from protoseal.config.capabilities import CONTROLS, Method, Presence, Protection
+from protoseal.config.capabilities import CONTROLS, SIMULATED, Method, Presence, Protection
 from protoseal.config.deployment import (
     CoordinatorConfig,
     DeadlinesSection,
@@ -20,17 +21,22 @@ from protoseal.config.deployment import (
     load_coordinator,
     load_site,
 )
+from protoseal.config.fedpc import FedpcSection, MaskingSection
 from protoseal.config.reading import ConfigError
 from protoseal.config.simulation import SimulationConfig, load_simulation
 
 __all__ = [
     "CONTROLS",
+    "SIMULATED",
     "Agreement",
     "ConfigError",
     "CoordinatorConfig",
     "DeadlinesSection",
+    "FedpcSection",
     "LogLevel",
+    "MaskingSection",
     "Method",
+    "Optimiser",
     "PfplSection",
     "PreprocessingSection",
     "Presence",

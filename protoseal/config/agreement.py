@@ -5,22 +5,27 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from algorithms.pfpl import Weighting
+from crypto.errors import PrecisionError
+from crypto.fixed_point import FixedPoint, Segment
 from protoseal.config.capabilities import (
     BUILT_IN_MODELS,
-    CONTROLS,
+    SIMULATED,
     KnownMethod,
     KnownPresence,
     KnownProtection,
+    Method,
     Presence,
     Protection,
     check_protection_serves,
 )
+from protoseal.config.fedpc import FedpcSection, MaskingSection
 from protoseal.config.reading import Section, directory_of, nearest, read_toml, source_of, validate
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9.-]{0,62}$"
@@ -35,6 +40,9 @@ Count = Annotated[int, Field(ge=1)]
 HASH_LABEL = b"protoseal/v1/agreement\x00"
 FEWEST_SAFE_HOLDERS = 3
 """With two holders, each one's answer is the other's prototype; with one, there is nobody to hide behind."""
+
+MOST_SITES = 256
+"""Of one run; sums in fixed point have room for as many terms."""
 
 CKKS_SLOTS = 4096
 """Values in one ciphertext; all classes of one feature must fit into it."""
@@ -85,11 +93,20 @@ class PfplSection(Section):
         return self
 
 
+class Optimiser(StrEnum):
+    """Which steps local training takes. Its state does not outlive a round."""
+
+    SGD = "sgd"
+    ADAM = "adam"
+    """Without ``momentum``: Adam's own is fixed."""
+
+
 class TrainingSection(Section):
     """Local training, the same at every site. ``init_seed`` makes the common initial model."""
 
     model: ModelSpec = "small-cnn"
     init_seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    optimiser: Optimiser = Optimiser.SGD
     lr: Positive = 0.01
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     weight_decay: NotNegative = 1e-5
@@ -128,6 +145,8 @@ class Agreement(Section):
     presence: KnownPresence = Presence.PUBLIC
     preprocessing: PreprocessingSection | None = None
     pfpl: PfplSection = PfplSection()
+    fedpc: FedpcSection = FedpcSection()
+    masking: MaskingSection = MaskingSection()
     training: TrainingSection = TrainingSection()
 
     @field_validator("classes", mode="after")
@@ -170,6 +189,45 @@ class Agreement(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _fedpc_knows_what_it_averages(self) -> Self:
+        if self.method is Method.AVERAGE:
+            raise ValueError("method 'average' is fedpc with groups = 1 and alignment = 0: say that")
+        if self.method is Method.FEDPC and not self.fedpc.extractor_parameters:
+            raise ValueError(
+                "method fedpc needs the size of what it averages: set extractor_parameters in [fedpc] to the"
+                " number of the model's parameters outside its classifier (`protoseal client check` tells it)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _sums_fit_the_ring(self) -> Self:
+        if self.method is Method.FEDPC and self.protection is Protection.MASKED:
+            try:
+                self.fixed_point()
+            except PrecisionError as error:
+                raise ValueError(
+                    f"masked sums do not fit ring_bits = {self.masking.ring_bits}: {error}"
+                ) from error
+        return self
+
+    def fixed_point(self) -> FixedPoint:
+        """How a site's contribution to a masked sum becomes integers: prototypes, parameters, buffers.
+
+        Sums may have as many terms as a run may have sites. Raises :class:`crypto.errors.PrecisionError`.
+        """
+        fedpc = self.fedpc
+        segments = (
+            Segment(len(self.classes) * self.dim, self.norm_bound),
+            Segment(fedpc.extractor_parameters, fedpc.parameter_bound),
+            Segment(fedpc.extractor_buffers, fedpc.buffer_bound),
+        )
+        return FixedPoint(
+            tuple(each for each in segments if each.length),
+            terms=MOST_SITES,
+            ring_bits=self.masking.ring_bits,
+        )
+
     def to_json(self) -> str:
         """The canonical JSON text: sorted keys, no spaces, ASCII, every default written out."""
         content = self.model_dump(mode="json", by_alias=True)
@@ -187,7 +245,13 @@ class Agreement(Section):
     @property
     def needs_group_secret(self) -> bool:
         """Whether the sites share a secret that one of them makes and seals to the others."""
-        return self.protection is Protection.CKKS
+        return self.protection in (Protection.CKKS, Protection.MASKED)
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers of a model travel: none where prototypes are all that is exchanged."""
+        fedpc = self.fedpc
+        return fedpc.extractor_parameters + fedpc.extractor_buffers if self.method is Method.FEDPC else 0
 
 
 def load_agreement(path: Path) -> Agreement:
@@ -208,10 +272,10 @@ def _agreement_of(value: object, info: ValidationInfo) -> object:
 
 
 def _deployable(agreement: Agreement) -> Agreement:
-    if agreement.method in CONTROLS:
+    if agreement.method in SIMULATED:
         raise ValueError(
             f"method {agreement.method.value!r} is a control without peers: it runs in `protoseal simulate`"
-            " only; choose 'pfpl'"
+            " only; choose 'pfpl' or 'fedpc'"
         )
     return agreement
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from enum import StrEnum
 from typing import Annotated
 
 from pydantic import BeforeValidator
 
+from algorithms.linear import Need
 from algorithms.pfpl import Weighting, served_by
 from crypto.protection import Offer
 from protoseal.config.reading import nearest
@@ -18,6 +19,10 @@ class Method(StrEnum):
 
     PFPL = "pfpl"
     """Personalised prototypes, weighted by distance."""
+    FEDPC = "fedpc"
+    """Sites grouped by their prototypes; extractor and prototypes averaged within groups and between them."""
+    AVERAGE = "average"
+    """Control: ``fedpc`` with one group and no alignment, so that the extractor is plainly averaged."""
     LOCAL = "local"
     """Control: each site trains alone."""
     SELF = "self"
@@ -29,6 +34,9 @@ class Protection(StrEnum):
 
     PLAIN = "plain"
     """Not at all: the coordinator sees every site's prototypes."""
+    MASKED = "masked"
+    """Vectors turned by a secret rotation, of which the coordinator sees the inner products; sums under pairwise
+    masks, of which it sees the sum."""
     CKKS = "ckks"
     """The coordinator computes on ciphertexts and sees no values, inner products or sample counts."""
 
@@ -41,20 +49,30 @@ class Presence(StrEnum):
 
 
 CONTROLS = frozenset({Method.LOCAL, Method.SELF})
-BUILT_IN_MODELS = ("small-cnn", "resnet18")
+"""What a site does alone, without a federation."""
+SIMULATED = CONTROLS | {Method.AVERAGE}
+"""What only a simulation runs."""
+BUILT_IN_MODELS = ("small-cnn", "fedpc-cnn", "resnet18")
 
-OFFERS = {Protection.PLAIN: frozenset({Offer.GRAM}), Protection.CKKS: frozenset({Offer.DISTANCE_WEIGHTS})}
+OFFERS = {
+    Protection.PLAIN: frozenset({Offer.GRAM, Offer.SUM}),
+    Protection.MASKED: frozenset({Offer.GRAM, Offer.SUM}),
+    Protection.CKKS: frozenset({Offer.DISTANCE_WEIGHTS}),
+}
 """What the coordinator's half of each protection can compute."""
+FEDPC_NEEDS = frozenset({Need.GRAM, Need.SUM})
+"""Inner products for the clustering, sums for the groups."""
 
 _LATER = "is not in this version"
 LATER_METHODS = dict.fromkeys(
     (
-        *("fedpc", "feddbp", "fedplcc"),
+        *("feddbp", "fedplcc"),
         *("fedavg", "fedprox", "fedproto", "fedbn", "fedper", "fedrep", "ditto", "fpl", "fedplvm"),
     ),
     _LATER,
 )
-LATER_PROTECTIONS = {"masked": _LATER, "pairwise": _LATER, "rotation": _LATER}
+_PART_OF_MASKED = "is a part of 'masked', which uses it where the method needs it"
+LATER_PROTECTIONS = {"pairwise": _PART_OF_MASKED, "rotation": _PART_OF_MASKED}
 LATER_PRESENCES = {
     "hidden": f"{_LATER}: it needs differential privacy, or the returned counts would give presence away",
 }
@@ -91,16 +109,31 @@ def check_protection_serves(
     """Raise ``ValueError``, naming both sides, unless the protection can compute what the method needs."""
     if method in CONTROLS:
         return
-    needs = served_by(weighting, squared=squared)
-    offers = OFFERS[protection]
-    if {str(need) for need in needs}.isdisjoint({str(offer) for offer in offers}):
-        form = weighting.value if squared else f"{weighting.value}, unsquared"
+    if method is Method.PFPL:
+        _check_pfpl_served(weighting, squared, protection)
+        return
+    if not _values(FEDPC_NEEDS) <= _values(OFFERS[protection]):
         raise ValueError(
-            f"method {method.value} with weighting {form!r} needs {_names(needs)}, and protection"
-            f" {protection.value!r} offers {_names(offers)}; choose weighting 'complement', 'distance' or"
-            " 'uniform', squared, or protection 'plain'"
+            f"method {method.value} needs {_names(FEDPC_NEEDS, 'and')}, and protection {protection.value!r} offers"
+            f" {_names(OFFERS[protection])}; choose protection 'masked' or 'plain'"
         )
 
 
-def _names(names: frozenset[StrEnum] | frozenset[Offer]) -> str:
-    return " or ".join(sorted(repr(str(name)) for name in names))
+def _check_pfpl_served(weighting: Weighting, squared: bool, protection: Protection) -> None:
+    needs, offers = served_by(weighting, squared=squared), OFFERS[protection]
+    if _values(needs).isdisjoint(_values(offers)):
+        form = weighting.value if squared else f"{weighting.value}, unsquared"
+        raise ValueError(
+            f"method pfpl with weighting {form!r} needs {_names(needs)}, and protection"
+            f" {protection.value!r} offers {_names(offers)}; choose weighting 'complement', 'distance' or"
+            " 'uniform', squared, or protection 'plain' or 'masked'"
+        )
+
+
+def _values(names: Set[StrEnum]) -> frozenset[str]:
+    """Methods' needs and protections' offers are enumerations of packages that do not know each other."""
+    return frozenset(str(name) for name in names)
+
+
+def _names(names: Set[StrEnum], link: str = "or") -> str:
+    return f" {link} ".join(sorted(repr(str(name)) for name in names))
