@@ -10,14 +10,13 @@ from crypto.pki import Credentials, Role, TrustAnchor
 from protoseal.config import SiteConfig
 from protoseal.files import SiteLog, SiteRound, write_agreement, write_site_log
 from protoseal_wire.messages import Finished, Stopped
-from secure_client.build import build_learner
+from secure_client.build import build_learner, build_trainee
 from secure_client.data import SiteData, load_site_data
 from secure_client.errors import RunStopped, SiteError
 from secure_client.journal import Journal
 from secure_client.runner import take_part
 from secure_client.session import Session
 from secure_client.setup import Party, open_journal
-from secure_client.trainee import Trainee
 from secure_client.transport import GrpcTransport
 
 _log = logging.getLogger("protoseal.site")
@@ -49,11 +48,8 @@ def run_site(
     agreement, party = config.agreement, open_party(config, passphrase)
     data = load_site_data(config.data, config.data_root, agreement)
     with open_journal(config.state_dir / "journal.sqlite", agreement, party) as journal:
-        trainee = Trainee(
-            build_learner(agreement, party.name, data, model=config.model_spec, device=config.device),
-            journal,
-            agreement.norm_bound,
-        )
+        learner = build_learner(agreement, party.name, data, model=config.model_spec, device=config.device)
+        trainee = build_trainee(agreement, learner, journal)
         transport = GrpcTransport(
             config.coordinator,
             party.credentials,

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from algorithms.linear import Bool
 from crypto.errors import CryptoError
 from crypto.pki.fields import load_certificate
-from protoseal.config import SiteConfig
+from protoseal.config import Agreement, Method, SiteConfig
 from secure_client.app import open_party
 from secure_client.build import build_learner
 from secure_client.data import load_site_data
@@ -61,7 +61,19 @@ def _learner(config: SiteConfig) -> str:
     per_class = ", ".join(f"{n}: {c}" for n, c in zip(agreement.classes, counts, strict=True) if c)
     without = f"; no samples of {', '.join(absent)}" if absent else ""
     samples = f"{data.train_samples} training samples ({per_class}){without}"
-    return f"{samples}; {config.model_spec} on {choose_device(config.device)}"
+    model = f"{config.model_spec} on {choose_device(config.device)}"
+    return f"{samples}; {model}{_averaged(agreement)}"
+
+
+def _averaged(agreement: Agreement) -> str:
+    """What of the model leaves the site, where the method averages some of it; the learner has its agreed size."""
+    if agreement.method is not Method.FEDPC:
+        return ""
+    fedpc = agreement.fedpc
+    return (
+        f"; {fedpc.extractor_parameters:,} parameters and {fedpc.extractor_buffers:,} buffers of it are averaged,"
+        " its classifier stays here"
+    )
 
 
 def _reach(config: SiteConfig, party: Party) -> str:

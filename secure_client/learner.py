@@ -6,17 +6,24 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
-from algorithms.pfpl.objective import Terms
+from algorithms import metrics
+from algorithms.linear import Float
 from algorithms.prototypes import Targets, class_means, nearest_prototype
+from algorithms.terms import Terms
+from protoseal.config import Optimiser
 from secure_client.batches import Source, in_order, open_source, split
 from secure_client.data import SiteData
 from secure_client.errors import DataError, DeviceError, ModelError, TrainingError
+from secure_client.extractor import Extractor
 from secure_client.models import PrototypeModel, check_model
 
 EVALUATION_BATCH = 256
@@ -27,13 +34,17 @@ BatchLoss = Callable[[Tensor, Tensor, Tensor, Targets | None], Terms]
 
 @dataclass(frozen=True)
 class Schedule:
-    """SGD's settings, the same in every round. Raises ``ValueError`` for a value out of its range."""
+    """Local training's settings, the same in every round. Raises ``ValueError`` for a value out of its range.
+
+    ``momentum`` is SGD's; Adam has its own (0.9 and 0.999). ``weight_decay`` is added to the gradient by both.
+    """
 
     lr: float
     momentum: float
     weight_decay: float
     batch_size: int
     local_epochs: int
+    optimiser: Optimiser = Optimiser.SGD
 
     def __post_init__(self) -> None:
         in_range = {
@@ -47,6 +58,12 @@ class Schedule:
             if not holds:
                 raise ValueError(f"in the schedule, {rule}")
 
+    def optimise(self, parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
+        """A fresh optimiser of these parameters."""
+        if self.optimiser is Optimiser.ADAM:
+            return torch.optim.Adam(parameters, lr=self.lr, weight_decay=self.weight_decay)
+        return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+
 
 @dataclass(frozen=True)
 class Losses:
@@ -59,10 +76,16 @@ class Losses:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Shares of the test set predicted rightly, in [0, 1]; by prototype only once there are prototypes."""
+    """Shares of a test set predicted rightly, in [0, 1]; by prototype only once there are prototypes.
+
+    PM(V) and PM(L) are of the classifier, weighted by the classes of the site's training samples (see
+    :mod:`algorithms.metrics`); None when the test set has no sample of these.
+    """
 
     accuracy_classifier: float
     accuracy_prototype: float | None
+    pm_v: float | None
+    pm_l: float | None
 
 
 def choose_device(name: str) -> torch.device:
@@ -118,20 +141,15 @@ class Learner:
         self._train = open_source(data.train, device)
         self._test = None if data.test is None else open_source(data.test, device)
         self._has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
-        self._check()
+        self._train_counts = self._check()
 
     def train(self, round_number: int, targets: Targets | None) -> Losses:
-        """The local epochs of a round, by a fresh SGD; without targets the objective has no alignment.
+        """The local epochs of a round, by a fresh optimiser; without targets the objective has no alignment.
 
         Raises :class:`TrainingError` when the loss is not finite.
         """
         on_device = None if targets is None else targets.to(self._device)
-        optimiser = torch.optim.SGD(
-            self._model.parameters(),
-            lr=self._schedule.lr,
-            momentum=self._schedule.momentum,
-            weight_decay=self._schedule.weight_decay,
-        )
+        optimiser = self._schedule.optimise(self._model.parameters())
         self._model.train()
         with _seeded(self._device, self._seed, self._site, round_number):
             for _ in range(self._schedule.local_epochs):
@@ -150,17 +168,14 @@ class Learner:
         return means.numpy(), counts.numpy()
 
     def evaluate(self, prototypes: Targets | None) -> Evaluation | None:
-        """Accuracy on the test set, by classifier and by nearest prototype; None without a test set."""
-        if self._test is None:
-            return None
-        near = None if prototypes is None else prototypes.to(self._device)
-        by_classifier = by_prototype = 0
-        for features, logits, labels in self._outputs(self._test):
-            by_classifier += int((logits.argmax(dim=1) == labels).sum())
-            if near is not None:
-                by_prototype += int((nearest_prototype(features, near) == labels).sum())
-        total = len(self._test)
-        return Evaluation(by_classifier / total, None if near is None else by_prototype / total)
+        """On the site's own test set, by classifier and by nearest prototype; None without a test set."""
+        return None if self._test is None else self._evaluated(self._test, prototypes)
+
+    def evaluate_on(self, dataset: Dataset[Any], prototypes: Targets | None) -> Evaluation:
+        """The same on another test set. Raises :class:`DataError` for one without samples or with other classes."""
+        source = open_source(dataset, self._device)
+        _count_labels(source, self._classes)
+        return self._evaluated(source, prototypes)
 
     def state(self) -> dict[str, Tensor]:
         """A copy of the model's parameters and buffers, on the CPU."""
@@ -173,6 +188,42 @@ class Learner:
         except RuntimeError as error:
             reason = " ".join(str(error).split())
             raise ModelError(f"the stored model does not fit the configured one: {reason}") from error
+
+    @property
+    def extractor_sizes(self) -> tuple[int, int]:
+        """(p, q): the numbers in the parameters and buffers of the model without its classifier."""
+        return self._extractor.sizes
+
+    def extractor_state(self) -> NDArray[np.float64]:
+        """The model without its classifier, float64 (p + q,); a secret of this site once it has trained."""
+        return self._extractor.vector()
+
+    def load_extractor(self, vector: Float) -> None:
+        """Take over an extractor, float64 (p + q,), and keep the classifier; see :meth:`Extractor.load`."""
+        self._extractor.load(vector)
+
+    @cached_property
+    def _extractor(self) -> Extractor:
+        return Extractor(self._model)
+
+    def _evaluated(self, source: Source, prototypes: Targets | None) -> Evaluation:
+        near = None if prototypes is None else prototypes.to(self._device)
+        predicted, labels, by_prototype = [], [], 0
+        for features, logits, known in self._outputs(source):
+            predicted.append(logits.argmax(dim=1).cpu())
+            labels.append(known.cpu())
+            if near is not None:
+                by_prototype += int((nearest_prototype(features, near) == known).sum())
+        correct, counts = metrics.per_class(
+            torch.cat(predicted).numpy(), torch.cat(labels).numpy(), self._classes
+        )
+        total = len(source)
+        return Evaluation(
+            accuracy_classifier=int(correct.sum()) / total,
+            accuracy_prototype=None if near is None else by_prototype / total,
+            pm_v=metrics.pm_v(correct, counts, self._train_counts),
+            pm_l=metrics.pm_l(correct, counts, self._train_counts),
+        )
 
     def _epoch(self, optimiser: torch.optim.Optimizer, targets: Targets | None) -> Losses:
         """One pass over the training set; losses stay on the device until it ends."""
@@ -197,26 +248,31 @@ class Learner:
                 logits = self._model.classifier(features)
             yield features, logits, labels
 
-    def _check(self) -> None:
+    def _check(self) -> NDArray[np.int64]:
+        """What the constructor promises; the training samples of each class, (K,)."""
         inputs, _ = next(self._train.batches([[0]]))
         check_model(self._model, inputs, classes=self._classes, dim=self._dim)
-        for source in (self._train, self._test):
-            if source is not None:
-                _check_labels(source, self._classes)
+        if self._test is not None:
+            _count_labels(self._test, self._classes)
         if self._has_batch_norm and 1 in (self._schedule.batch_size, len(self._train)):
             raise TrainingError(
                 "batch normalisation cannot train on single samples; use a batch size of 2 or more"
                 " and as many samples, or a model with nn.GroupNorm"
             )
+        return _count_labels(self._train, self._classes)
 
 
-def _check_labels(source: Source, classes: int) -> None:
+def _count_labels(source: Source, classes: int) -> NDArray[np.int64]:
+    """Samples of each class, (K,). Raises :class:`DataError` for a label outside [0, K)."""
+    counts = torch.zeros(classes, dtype=torch.int64)
     for _, labels in source.batches(in_order(len(source), EVALUATION_BATCH)):
         outside = labels[(labels < 0) | (labels >= classes)]
         if len(outside):
             raise DataError(
                 f"label {int(outside[0])} is outside the {classes} agreed classes, 0 to {classes - 1}"
             )
+        counts += torch.bincount(labels.cpu(), minlength=classes)
+    return counts.numpy()
 
 
 def _check_finite(losses: Losses, lr: float) -> None:

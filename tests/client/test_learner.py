@@ -12,6 +12,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from algorithms.pfpl.objective import Objective
 from algorithms.prototypes import Targets
+from protoseal.config import Optimiser
 from secure_client.batches import split
 from secure_client.data import SiteData
 from secure_client.errors import DataError, DeviceError, ModelError, TrainingError
@@ -73,12 +74,13 @@ def norm_model() -> PrototypeModel:
 
 
 def learner(model: PrototypeModel | None = None, data: SiteData = DATA, **changes: Any) -> Learner:
-    schedule = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-5, "batch_size": 8, "local_epochs": 2}
+    schedule: dict[str, Any] = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-5, "batch_size": 8}
+    schedule |= {"local_epochs": 2, "optimiser": Optimiser.SGD}
     settings: dict[str, Any] = {"site": "a", "seed": 5, "classes": CLASSES, "dim": DIM, "device": CPU}
     for name, value in changes.items():
         (schedule if name in schedule else settings)[name] = value
     chosen = small_model() if model is None else model
-    return Learner(chosen, data, Objective(2.0), Schedule(**schedule), **settings)  # type: ignore[arg-type]  # mixed
+    return Learner(chosen, data, Objective(2.0), Schedule(**schedule), **settings)
 
 
 def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
@@ -99,16 +101,64 @@ def test_training_learns_to_read_digits() -> None:
     assert losses.alignment == 0.0
 
 
+@pytest.mark.parametrize("optimiser", list(Optimiser))
 @pytest.mark.parametrize("make", [small_model, dropout_model, norm_model])
-def test_a_restarted_site_trains_as_if_it_had_not_been(make: Any) -> None:
-    steady = learner(make())
+def test_a_restarted_site_trains_as_if_it_had_not_been(make: Any, optimiser: Optimiser) -> None:
+    """Adam's moments do not outlive a round, or the site that kept running would step otherwise."""
+    steady = learner(make(), optimiser=optimiser)
     steady.train(1, None)
     stored, expected = steady.state(), steady.train(2, TARGETS)
     torch.rand(11)
-    restarted = learner(make())
+    restarted = learner(make(), optimiser=optimiser)
     restarted.load(stored)
     assert restarted.train(2, TARGETS) == expected
     assert same(restarted.state(), steady.state())
+
+
+def trained_weights(**changes: Any) -> dict[str, Tensor]:
+    site = learner(**changes)
+    site.train(1, None)
+    return site.state()
+
+
+def test_adam_takes_adams_steps_and_has_no_use_for_momentum() -> None:
+    """One batch, one epoch: every weight moves by lr · g/(|g| + eps), which is at most lr and for most about lr."""
+    before = learner().state()
+    one_step = {"optimiser": Optimiser.ADAM, "lr": 1e-3, "batch_size": 90, "local_epochs": 1}
+    after = trained_weights(**one_step)
+    moved = torch.cat([(after[name] - before[name]).abs().flatten() for name in before])
+    assert moved.max() <= 1e-3 * 1.001
+    assert moved[moved > 0].median() > 0.99e-3
+    assert same(after, trained_weights(**one_step, momentum=0.0))
+    assert not same(after, trained_weights(**{**one_step, "optimiser": Optimiser.SGD}))
+
+
+@pytest.mark.parametrize("optimiser", list(Optimiser))
+def test_weight_decay_shrinks_weights_under_both(optimiser: Optimiser) -> None:
+    settings = {"optimiser": optimiser, "lr": 1e-3, "local_epochs": 4}
+    norms = [
+        sum(float(value.square().sum()) for value in trained_weights(weight_decay=decay, **settings).values())
+        for decay in (0.0, 1.0)
+    ]
+    assert norms[1] < norms[0]
+
+
+def test_an_extractor_goes_from_one_site_to_another_without_the_classifier() -> None:
+    """Both end with the same features; each keeps its own classifier."""
+    first, second = learner(), learner(small_model(seed=2), site="b")
+    for site in (first, second):
+        site.train(1, None)
+    own = {name: value for name, value in second.state().items() if name.startswith("classifier")}
+    parameters = sum(
+        value.numel() for name, value in first.state().items() if not name.startswith("classifier")
+    )
+    assert first.extractor_sizes == second.extractor_sizes == (parameters, 0)
+    assert not np.array_equal(first.extractor_state(), second.extractor_state())
+    second.load_extractor(first.extractor_state())
+    assert np.array_equal(first.extractor_state(), second.extractor_state())
+    np.testing.assert_array_equal(first.prototypes()[0], second.prototypes()[0])
+    assert same(own, second.state())
+    assert not same(own, first.state())
 
 
 @pytest.mark.parametrize("change", [{"seed": 6}, {"site": "b"}])
@@ -190,6 +240,39 @@ def test_accuracies_are_those_of_a_loop() -> None:
             near += int(np.linalg.norm(rows - z.double().numpy(), axis=1).argmin()) == int(label)
     assert evaluation is not None
     assert (evaluation.accuracy_classifier, evaluation.accuracy_prototype) == (right / 60, near / 60)
+
+
+def test_personalised_accuracies_weigh_the_classes_as_the_site_has_them() -> None:
+    """A site of classes 0 (8 samples), 1 (4) and 2 (4), on a test set with classes it lacks: counted by hand."""
+    scans, labels = TRAIN.tensors
+    test = digits(200, 400)
+    rows = np.concatenate([np.flatnonzero(labels.numpy() == k)[:n] for k, n in ((0, 8), (1, 4), (2, 4))])
+    model = small_model()
+    site = learner(model, SiteData(TensorDataset(scans[rows], labels[rows]), test), lr=0.02, local_epochs=15)
+    site.train(1, None)
+    with torch.no_grad():
+        right = (model(test.tensors[0]).argmax(dim=1) == test.tensors[1]).numpy()
+    known = test.tensors[1].numpy()
+    correct = np.array([right[known == k].sum() for k in range(3)])
+    counts = np.array([(known == k).sum() for k in range(3)])
+    assert not (correct == counts).all(), "the weights must matter"
+    weights = np.array([8, 4, 4]) / 16
+    evaluation = site.evaluate(None)
+    assert evaluation == site.evaluate_on(Listed(test), None)
+    assert evaluation is not None
+    assert evaluation.accuracy_classifier == pytest.approx(right.mean())
+    assert evaluation.pm_v == pytest.approx(correct.sum() / counts.sum())
+    assert evaluation.pm_l == pytest.approx(weights @ correct / (weights @ counts))
+    assert len({evaluation.accuracy_classifier, evaluation.pm_v, evaluation.pm_l}) == 3
+
+
+def test_a_test_set_without_the_sites_classes_has_no_personalised_accuracy() -> None:
+    labels = TRAIN.tensors[1]
+    halves = [TensorDataset(TRAIN.tensors[0][chosen], labels[chosen]) for chosen in (labels < 5, labels >= 5)]
+    evaluation = learner(data=SiteData(halves[0], None)).evaluate_on(halves[1], None)
+    assert (evaluation.pm_v, evaluation.pm_l) == (None, None)
+    with pytest.raises(DataError, match="without samples"):
+        learner().evaluate_on(digits(0, 0), None)
 
 
 def test_a_state_is_a_copy_and_fits_only_its_own_model() -> None:

@@ -1,0 +1,84 @@
+"""The part of a model that a federation averages: all but the classifier, as one vector.
+
+The classifier is a site's own and is never in the vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from algorithms.linear import Float
+from secure_client.errors import ModelError
+from secure_client.models import PrototypeModel
+
+
+class Extractor:
+    """A view of a model: its parameters, then its floating-point buffers, without those of ``classifier``.
+
+    Both in the order in which the module registers them. What a module does not store in its state (buffers that
+    are not persistent) and whole numbers (batch normalisation's count of batches) are left out, and stay local. A
+    parameter that extractor and classifier share counts as the classifier's.
+    """
+
+    def __init__(self, model: PrototypeModel) -> None:
+        """:class:`ModelError` when the classifier cannot be told apart, or parameters are no real numbers."""
+        if not isinstance(model.classifier, nn.Module):
+            raise ModelError(
+                "the classifier stays at the site when an extractor is averaged, so it must be a module of its own:"
+                " make model.classifier an nn.Module"
+            )
+        self._model = model
+        own = {id(each) for each in [*model.classifier.parameters(), *model.classifier.buffers()]}
+        self._parameters = [name for name, each in model.named_parameters() if id(each) not in own]
+        stored = model.state_dict().keys()
+        self._buffers = [
+            name
+            for name, each in model.named_buffers()
+            if id(each) not in own and name in stored and each.is_floating_point()
+        ]
+        for name in self._parameters:
+            if not model.get_parameter(name).is_floating_point():
+                raise ModelError(f"parameter {name!r} holds no real numbers, so it cannot be averaged")
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """(p, q): how many numbers its parameters and its buffers hold."""
+        return _count(map(self._model.get_parameter, self._parameters)), _count(
+            map(self._model.get_buffer, self._buffers)
+        )
+
+    def vector(self) -> NDArray[np.float64]:
+        """A copy, float64 (p + q,). Exact for parameters of at most 64 bits."""
+        parts = [each.detach().cpu().double().flatten() for each in self._tensors()]
+        return torch.cat(parts).numpy() if parts else np.empty(0)
+
+    def load(self, vector: Float) -> None:
+        """Set the extractor to a vector (p + q,), rounded to the model's own precision.
+
+        :class:`ModelError`, and no change, for another length or a number that the model cannot hold.
+        """
+        tensors = self._tensors()
+        if not tensors or vector.shape != (_count(tensors),):
+            raise ModelError(f"an extractor of shape {vector.shape}, the model's has ({_count(tensors)},)")
+        ends = np.cumsum([each.numel() for each in tensors], dtype=np.int64)
+        parts = [torch.tensor(part) for part in np.split(np.asarray(vector, dtype=np.float64), ends[:-1])]
+        rounded = [part.to(each.dtype).reshape(each.shape) for part, each in zip(parts, tensors, strict=True)]
+        if not all(bool(part.isfinite().all()) for part in rounded):
+            raise ModelError("an extractor with numbers that the model cannot hold: infinite, or too large")
+        with torch.no_grad():
+            for each, part in zip(tensors, rounded, strict=True):
+                each.copy_(part)
+
+    def _tensors(self) -> list[Tensor]:
+        # Looked up each time: a module may put another tensor in a buffer's place.
+        parameters: list[Tensor] = [self._model.get_parameter(name) for name in self._parameters]
+        return parameters + [self._model.get_buffer(name) for name in self._buffers]
+
+
+def _count(tensors: Iterable[Tensor]) -> int:
+    return sum(each.numel() for each in tensors)

@@ -1,0 +1,126 @@
+"""From the agreement to a learner: the objective of the method, the size of what is averaged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import nn
+
+from algorithms.fedpc.objective import Objective as FedpcObjective
+from algorithms.pfpl.objective import Objective as PfplObjective
+from crypto.keys import StorageKey
+from protoseal.config import Agreement, Optimiser
+from secure_client.build import build_learner, build_objective, build_trainee
+from secure_client.data import SiteData
+from secure_client.errors import ModelError
+from secure_client.journal import Journal
+from secure_client.learner import Learner
+from tests.support.small import small_agreement, small_data
+
+OWN = "tests.client.test_build"
+TABLE: dict[str, Any] = {
+    **json.loads(small_agreement().to_json()),
+    "method": "fedpc",
+    "fedpc": {"alignment": 0.25, "extractor_parameters": 64 * 8 + 8},
+}
+
+
+def agreement(**changes: Any) -> Agreement:
+    return Agreement.from_json(json.dumps(TABLE | changes), source="test")
+
+
+def data() -> SiteData:
+    return next(iter(small_data(small_agreement()).values()))
+
+
+def build(agreed: Agreement) -> Learner:
+    return build_learner(agreed, "clinic-a", data(), model=agreed.training.model, device="cpu")
+
+
+def with_norm(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
+    """A model with buffers."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, dim), nn.BatchNorm1d(dim)), nn.Linear(dim, num_classes)
+
+
+def without_layers(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
+    """Nothing before the classifier."""
+    return nn.Sequential(nn.Flatten(), nn.AdaptiveAvgPool1d(dim)), nn.Linear(dim, num_classes)
+
+
+def test_the_objective_is_the_methods() -> None:
+    assert build_objective(agreement()) == FedpcObjective(0.25)
+    assert build_objective(small_agreement()) == PfplObjective(1.0)
+
+
+def test_the_optimiser_is_the_agreements() -> None:
+    steps = {}
+    for name in Optimiser:
+        agreed = agreement(training=TABLE["training"] | {"optimiser": name.value})
+        learner = build(agreed)
+        learner.train(1, None)
+        steps[name] = learner.extractor_state()
+    assert not np.array_equal(steps[Optimiser.SGD], steps[Optimiser.ADAM])
+
+
+def test_an_agreed_size_is_accepted() -> None:
+    assert build(agreement()).extractor_sizes == (520, 0)
+    sizes = {"extractor_parameters": 536, "extractor_buffers": 16}
+    training = TABLE["training"] | {"model": f"{OWN}:with_norm"}
+    assert build(agreement(fedpc=sizes, training=training)).extractor_sizes == (536, 16)
+
+
+@pytest.mark.parametrize(
+    ("function", "sizes", "message"),
+    [
+        (
+            None,
+            {"extractor_parameters": 1},
+            r"has 520 parameters and 0 buffers: set extractor_parameters = 520 in \[fedpc\]",
+        ),
+        (
+            None,
+            {"extractor_parameters": 520, "extractor_buffers": 1},
+            r"set extractor_parameters = 520 and extractor_buffers = 0 in \[fedpc\]",
+        ),
+        (
+            "with_norm",
+            {"extractor_parameters": 536},
+            r"has 536 parameters and 16 buffers: set extractor_parameters = 536 and extractor_buffers = 16 in",
+        ),
+        (
+            "without_layers",
+            {"extractor_parameters": 1},
+            "has no parameters.*nothing that fedpc could average",
+        ),
+    ],
+)
+def test_another_size_is_refused_with_what_to_write(
+    function: str | None, sizes: dict[str, int], message: str
+) -> None:
+    model = f"{OWN}:{function}" if function else TABLE["training"]["model"]
+    agreed = agreement(fedpc=sizes, training=TABLE["training"] | {"model": model})
+    with pytest.raises(ModelError, match=message):
+        build(agreed)
+
+
+def test_the_size_does_not_matter_where_prototypes_are_all_that_is_exchanged() -> None:
+    build(agreement(method="pfpl", fedpc={"extractor_parameters": 1}))
+
+
+@pytest.mark.parametrize("method", ["fedpc", "pfpl"])
+def test_fedpcs_prototypes_have_no_negative_component(tmp_path: Path, method: str) -> None:
+    """The model ends in tanh, so some of its own are negative; PFPL sends them as they are."""
+    agreed = agreement(method=method)
+    with Journal(
+        tmp_path / "journal.sqlite",
+        run="run",
+        agreement_hash=bytes(32),
+        site="a",
+        storage=StorageKey(bytes(32)),
+    ) as journal:
+        rows, _ = build_trainee(agreed, build(agreed), journal).trained(0)
+    assert bool((rows < 0).any()) is (method == "pfpl")
