@@ -14,6 +14,7 @@ from crypto.roster import Statement
 from protoseal_wire import codec
 from protoseal_wire.codec import CodecError, Malformed, OtherProtocol, TooLarge
 from protoseal_wire.messages import (
+    PROTOCOL_VERSION,
     DownloadRequest,
     JoinReply,
     JoinRequest,
@@ -29,7 +30,7 @@ from tests.wire.values import calls, plain
 
 KEY = PhaseKey("trial", 3, 1, Phase.VALUES)
 STATEMENT = Statement("clinic-a", b"certificate", bytes(32), bytes(70))
-JOIN = JoinRequest(1, "trial", "clinic-a", bytes(32), STATEMENT)
+JOIN = JoinRequest(PROTOCOL_VERSION, "trial", "clinic-a", bytes(32), STATEMENT)
 HEADER = UploadHeader(KEY, "clinic-a", 10, bytes(32))
 WORK = Work(KEY, 10, bytes(32), 60.0)
 
@@ -95,7 +96,8 @@ UNKNOWN_FIELD = bytes.fromhex("980601")
     [
         pb.JoinRequest.FromString(encode("join", JOIN).SerializeToString() + UNKNOWN_FIELD),
         pb.TaskRequest.FromString(
-            encode("task_request", TaskRequest(1, "r", "s")).SerializeToString() + UNKNOWN_FIELD
+            encode("task_request", TaskRequest(PROTOCOL_VERSION, "r", "s")).SerializeToString()
+            + UNKNOWN_FIELD
         ),
         pb.LeaveRequest.FromString(encode("leave", "clinic-a").SerializeToString() + UNKNOWN_FIELD),
     ],
@@ -114,7 +116,7 @@ def test_an_unknown_field_deep_inside_is_refused() -> None:
         codec.decode_join(message)
 
 
-@pytest.mark.parametrize("protocol", [0, 2, 2**32 - 1])
+@pytest.mark.parametrize("protocol", [0, 1, 3, 2**32 - 1])
 def test_another_protocol_is_named_even_when_the_rest_is_not_understood(protocol: int) -> None:
     with pytest.raises(OtherProtocol, match=f"speaks protocol {protocol}.*install matching releases"):
         codec.decode_join(
@@ -144,7 +146,7 @@ def test_bad_joins_are_malformed(value: JoinRequest) -> None:
 @pytest.mark.parametrize("seconds", [-1.0, 601.0, float("nan"), float("inf")])
 def test_bad_times_are_malformed(seconds: float) -> None:
     with pytest.raises(Malformed, match="poll_seconds"):
-        codec.decode_join_reply(codec.encode_join_reply(JoinReply(1, seconds)))
+        codec.decode_join_reply(codec.encode_join_reply(JoinReply(PROTOCOL_VERSION, seconds)))
     if seconds != 601.0:
         with pytest.raises(Malformed, match="seconds_left"):
             codec.decode_task(codec.encode_task(replace(WORK, seconds_left=seconds)))
@@ -152,7 +154,11 @@ def test_bad_times_are_malformed(seconds: float) -> None:
 
 BAD_KEYS = {
     "the set-up in round 1": replace(KEY, round=1, phase=Phase.ROSTER),
-    "values in round 0": replace(KEY, round=0),
+    "a secret in round 1": replace(KEY, round=1, phase=Phase.SECRET),
+    "a result in round 0": replace(KEY, round=0, phase=Phase.RESULT),
+    "shares in round 0": replace(KEY, round=0, phase=Phase.SHARES),
+    "survivors in round 0": replace(KEY, round=0, phase=Phase.SURVIVORS),
+    "unmasking in round 0": replace(KEY, round=0, phase=Phase.UNMASK),
     "attempt 0": replace(KEY, attempt=0),
     "no run": replace(KEY, run=""),
 }
@@ -168,7 +174,25 @@ def test_bad_keys_are_malformed_wherever_they_are(key: PhaseKey) -> None:
         codec.decode_download(codec.encode_download(DownloadRequest(key, "clinic-a")))
 
 
-@pytest.mark.parametrize("phase", [0, 6, 99])
+@pytest.mark.parametrize("phase", Phase)
+def test_only_the_set_up_and_the_clustering_come_before_training(phase: Phase) -> None:
+    before = phase in (Phase.ROSTER, Phase.SECRET, Phase.PRESENCE, Phase.VALUES)
+    within = phase not in (Phase.ROSTER, Phase.SECRET)
+    for number, allowed in ((0, before), (1, within), (7, within)):
+        message = codec.encode_download(DownloadRequest(replace(KEY, round=number, phase=phase), "clinic-a"))
+        if allowed:
+            assert codec.decode_download(message).key == replace(KEY, round=number, phase=phase)
+        else:
+            with pytest.raises(Malformed, match="does not belong"):
+                codec.decode_download(message)
+
+
+def test_phases_have_the_numbers_of_the_schema() -> None:
+    schema = {name.removeprefix("PHASE_"): number for name, number in pb.Phase.items() if number}
+    assert {phase.name: int(phase) for phase in Phase} == schema
+
+
+@pytest.mark.parametrize("phase", [0, 9, 99])
 def test_unknown_phases_are_malformed(phase: int) -> None:
     message = codec.encode_download(DownloadRequest(KEY, "clinic-a"))
     message.key.phase = pb.Phase.ValueType(phase)

@@ -12,35 +12,58 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from crypto.protection import Payload
+from crypto.pairwise.parts import MaskKeys, ReleasedShare, SealedShare, ShareKind
+from crypto.protection import Payload, PayloadForm, Words
 from crypto.roster import Statement
 from crypto.sealed import SealedSecret
 from protoseal_wire import codec
-from protoseal_wire.codec import CodecError, Limits
+from protoseal_wire.codec import CodecError, Limits, Malformed
 from protoseal_wire.messages import (
     Acknowledgement,
     ActiveList,
     GroupKeys,
-    Phase,
     PresenceStatement,
+    ReceivedShares,
+    ReleasedShares,
     Roster,
     RosterAnswer,
     RoundStart,
+    SharesMade,
+    SignedSurvivors,
+    SurvivorSet,
+    SurvivorSignature,
 )
-from tests.wire.values import LIMITS, contents, plain
+from tests.wire.values import FORMS, LIMITS, calls, contents, plain
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "codec_contents.json").read_text())
 
 
+VECTOR_LIMITS = Limits(classes=3, dim=2, sites=4)
+
+
 def encode(kind: str, value: object) -> bytes:
-    content = getattr(codec, f"encode_{kind}")(value)
+    content = getattr(codec, f"encode_{kind.partition(':')[0]}")(value)
     assert isinstance(content, bytes)
     return content
 
 
-def decode(kind: str, content: bytes, limits: Limits = LIMITS) -> object:
-    value: object = getattr(codec, f"decode_{kind}")(content, limits)
+def decode(kind: str, content: bytes, limits: Limits = LIMITS, form: PayloadForm | None = None) -> object:
+    """With the form that the kind has in :data:`FORMS`, unless another one is given."""
+    form = form or FORMS.get(kind)
+    forms = () if form is None else (form,)
+    value: object = getattr(codec, f"decode_{kind.partition(':')[0]}")(content, limits, *forms)
     return value
+
+
+def form_of(case: Mapping[str, Any]) -> PayloadForm | None:
+    if "form" not in case:
+        return None
+    arrays, words = (tuple(map(tuple, case["form"].get(each, ()))) for each in ("arrays", "words"))
+    return PayloadForm(arrays, words, case["form"].get("blobs", 0))
+
+
+def decode_case(case: Mapping[str, Any]) -> object:
+    return decode(case["kind"], bytes.fromhex(case["content"]), VECTOR_LIMITS, form_of(case))
 
 
 def statement(of: Mapping[str, Any]) -> Statement:
@@ -61,15 +84,54 @@ def roster_answer(of: Mapping[str, Any]) -> RosterAnswer:
     return RosterAnswer(bytes.fromhex(of["roster_hash"]), keys)
 
 
+def round_start(of: Mapping[str, Any]) -> RoundStart:
+    groups = tuple(map(tuple, of["groups"]))
+    return RoundStart(groups, bytes.fromhex(of["base"]), of["catch_up"] and payload(of["catch_up"]))
+
+
 def presence(of: Mapping[str, Any]) -> PresenceStatement:
+    keys = of.get("keys") and MaskKeys(*(bytes.fromhex(of["keys"][each]) for each in ("mask", "share")))
     return PresenceStatement(
-        of["site"], np.array(of["holds"], dtype=np.bool_), bytes.fromhex(of["signature"])
+        of["site"],
+        np.array(of["holds"], dtype=np.bool_),
+        bytes.fromhex(of["signature"]),
+        bytes.fromhex(of.get("base", "")),
+        keys,
     )
 
 
 def payload(of: Mapping[str, Any]) -> Payload:
     arrays = tuple(np.array(array, dtype=np.float64) for array in of["arrays"])
-    return Payload(of["scheme"], arrays, tuple(map(bytes.fromhex, of["blobs"])))
+    return Payload(of["scheme"], arrays, tuple(map(bytes.fromhex, of["blobs"])), words(of.get("words")))
+
+
+def words(of: Mapping[str, Any] | None) -> tuple[Words, ...]:
+    if of is None:
+        return ()
+    return tuple(
+        np.array(vector, np.uint32) if of["bits"] == 32 else np.array(vector, np.uint64)
+        for vector in of["vectors"]
+    )
+
+
+def sealed_shares(of: Mapping[str, Any]) -> tuple[SealedShare, ...]:
+    return tuple(
+        SealedShare(
+            each["sender"],
+            each["recipient"],
+            bytes.fromhex(each["sealed"]),
+            bytes.fromhex(each["signature"]),
+        )
+        for each in of["shares"]
+    )
+
+
+def survivor_signature(of: Mapping[str, Any]) -> SurvivorSignature:
+    return SurvivorSignature(of["site"], bytes.fromhex(of["signature"]))
+
+
+def released_share(of: Mapping[str, Any]) -> ReleasedShare:
+    return ReleasedShare(of["owner"], ShareKind(of["kind"]), bytes.fromhex(of["share"]))
 
 
 VALUES: Mapping[str, Callable[[Mapping[str, Any]], object]] = {
@@ -77,11 +139,19 @@ VALUES: Mapping[str, Callable[[Mapping[str, Any]], object]] = {
     "roster": lambda of: Roster(tuple(map(statement, of["statements"]))),
     "roster_answer": roster_answer,
     "sealed_secret": sealed_secret,
-    "round_start": lambda _: RoundStart(),
+    "round_start": round_start,
     "presence": presence,
     "active_list": lambda of: ActiveList(tuple(map(presence, of["statements"]))),
     "payload": payload,
     "acknowledgement": lambda _: Acknowledgement(),
+    "shares_made": lambda of: SharesMade(sealed_shares(of)),
+    "received_shares": lambda of: ReceivedShares(sealed_shares(of)),
+    "survivor_set": lambda of: SurvivorSet(tuple(of["sites"])),
+    "survivor_signature": survivor_signature,
+    "signed_survivors": lambda of: SignedSurvivors(
+        tuple(of["sites"]), tuple(map(survivor_signature, of["signatures"]))
+    ),
+    "released_shares": lambda of: ReleasedShares(tuple(map(released_share, of["shares"]))),
 }
 
 
@@ -90,23 +160,24 @@ def name(case: Mapping[str, Any]) -> str:
 
 
 def test_vectors_were_made_for_these_limits_and_cover_every_kind() -> None:
-    assert Limits(**VECTORS["limits"]) == LIMITS
-    assert (
-        {case["kind"] for case in VECTORS["good"]} == {case["kind"] for case in VECTORS["bad"]} == set(VALUES)
-    )
+    assert Limits(**VECTORS["limits"]) == VECTOR_LIMITS
+    encoders = {each.removeprefix("encode_") for each in dir(codec) if each.startswith("encode_")}
+    assert set(VALUES) == {kind.partition(":")[0] for kind in contents} == encoders - set(calls)
+    for cases in (VECTORS["good"], VECTORS["bad"]):
+        assert {case["kind"] for case in cases} == set(VALUES)
 
 
 @pytest.mark.parametrize("case", VECTORS["good"], ids=name)
 def test_known_bytes_come_out_and_go_in(case: Mapping[str, Any]) -> None:
     value = VALUES[case["kind"]](case["value"])
     assert encode(case["kind"], value).hex() == case["content"]
-    assert plain(decode(case["kind"], bytes.fromhex(case["content"]))) == plain(value)
+    assert plain(decode_case(case)) == plain(value)
 
 
 @pytest.mark.parametrize("case", VECTORS["bad"], ids=name)
 def test_bad_twins_raise_the_named_error(case: Mapping[str, Any]) -> None:
     with pytest.raises(CodecError) as refused:
-        decode(case["kind"], bytes.fromhex(case["content"]))
+        decode_case(case)
     assert type(refused.value).__name__ == case["error"]
 
 
@@ -147,73 +218,67 @@ def decodes_or_refuses(kind: str, content: bytes) -> None:
 
 
 def test_arrays_come_out_as_native_float64_whatever_layout_went_in() -> None:
-    value = np.arange(6, dtype=">f8").reshape(2, 3).T
-    (array,) = codec.decode_payload(codec.encode_payload(Payload("plain/1", (value,))), LIMITS).arrays
+    value, form = np.arange(6, dtype=">f8").reshape(2, 3).T, PayloadForm(arrays=((3, 2),))
+    (array,) = codec.decode_payload(codec.encode_payload(Payload("plain/1", (value,))), LIMITS, form).arrays
     assert array.dtype == np.float64
     assert array.dtype.isnative
     np.testing.assert_array_equal(array, value)
 
 
+@pytest.mark.parametrize("bits", [32, 64])
+def test_words_come_out_as_native_words_whatever_layout_went_in(bits: int) -> None:
+    value = np.arange(10, dtype=f">u{bits // 8}")[::2]
+    content = codec.encode_payload(Payload("pairwise/1", words=(value,)))
+    (words,) = codec.decode_payload(content, LIMITS, PayloadForm(words=((bits, 5),))).words
+    assert words.dtype == np.dtype(f"u{bits // 8}")
+    assert words.dtype.isnative
+    np.testing.assert_array_equal(words, value)
+    words += words.dtype.type(1)  # what is masked or summed in place must be writable
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.float64, np.uint16, np.bool_])
+def test_only_words_are_encoded_as_words(dtype: type[np.generic]) -> None:
+    value: Any = np.ones(5, dtype)
+    with pytest.raises(ValueError, match="uint32 or uint64"):
+        codec.encode_payload(Payload("pairwise/1", words=(value,)))
+
+
+def test_a_form_admits_no_fewer_and_no_more() -> None:
+    """Every payload here passes under its own form, and under no other one."""
+    made = {
+        form: codec.encode_payload(
+            Payload(
+                "plain/1",
+                tuple(np.ones(shape) for shape in form.arrays),
+                (b"x",) * form.blobs,
+                tuple(np.ones(length, f"u{bits // 8}") for bits, length in form.words),
+            )
+        )
+        for form in (
+            PayloadForm(arrays=((3, 2),)),
+            PayloadForm(arrays=((2, 3),)),
+            PayloadForm(arrays=((6,),)),
+            PayloadForm(arrays=((6,), (3,))),
+            PayloadForm(arrays=((3,), (6,))),
+            PayloadForm(blobs=1),
+            PayloadForm(words=((64, 6),)),
+            PayloadForm(words=((32, 6),)),
+            PayloadForm(words=((32, 12),)),
+            PayloadForm(words=((64, 6), (64, 6))),
+        )
+    }
+    for own, content in made.items():
+        for form in made:
+            if form == own:
+                codec.decode_payload(content, LIMITS, form)
+            else:
+                with pytest.raises(Malformed):
+                    codec.decode_payload(content, LIMITS, form)
+
+
 @pytest.mark.parametrize("case", [case for case in VECTORS["bad"] if case["error"] != "TooLarge"], ids=name)
 def test_refusals_do_not_repeat_what_was_sent(case: Mapping[str, Any]) -> None:
     with pytest.raises(CodecError) as refused:
-        decode(case["kind"], bytes.fromhex(case["content"]))
+        decode_case(case)
     assert "clinic" not in str(refused.value).lower()
     assert "\n" not in str(refused.value)
-
-
-class TestLimits:
-    """The largest of every kind fits its bound, and one that is larger is refused before it is parsed."""
-
-    LARGE = Limits(classes=100, dim=128, sites=5)
-    STATEMENT = Statement("a" * 63, bytes(4096), bytes(32), bytes(72))
-    SEALED = SealedSecret("a" * 63, "b" * 63, bytes(32), bytes(32), bytes(2**19), bytes(72))
-    PRESENCE = PresenceStatement("a" * 63, np.ones(100, dtype=np.bool_), bytes(72))
-    LARGEST: Mapping[str, object] = {
-        "statement": STATEMENT,
-        "roster": Roster((STATEMENT,) * 5),
-        "roster_answer": RosterAnswer(bytes(32), GroupKeys(bytes(2**24), (SEALED,) * 5)),
-        "sealed_secret": SEALED,
-        "round_start": RoundStart(),
-        "presence": PRESENCE,
-        "active_list": ActiveList((PRESENCE,) * 5),
-        "payload": Payload("c" * 31 + "/999", (), (bytes(2**19),) * LARGE.blobs),
-        "acknowledgement": Acknowledgement(),
-    }
-
-    @pytest.mark.parametrize("kind", LARGEST)
-    def test_the_largest_fits(self, kind: str) -> None:
-        content = encode(kind, self.LARGEST[kind])
-        assert plain(decode(kind, content, self.LARGE)) == plain(self.LARGEST[kind])
-
-    @pytest.mark.parametrize("kind", LARGEST)
-    def test_more_is_refused_by_its_size_alone(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        most = getattr(self.LARGE, "empty" if kind in ("round_start", "acknowledgement") else kind)
-        monkeypatch.setattr("protoseal_wire.codec.contents.pb.Content", None)
-        with pytest.raises(codec.TooLarge):
-            decode(kind, bytes(most + 1), self.LARGE)
-
-    def test_a_plain_payload_of_few_classes_fits(self) -> None:
-        limits = Limits(classes=1, dim=10**6)
-        value = Payload("plain/1", (np.ones((1, 10**6)),))
-        assert plain(codec.decode_payload(codec.encode_payload(value), limits)) == plain(value)
-
-    @pytest.mark.parametrize(
-        ("classes", "dim", "blobs"), [(10, 512, 6), (10, 256, 4), (16, 257, 6), (1, 1, 4)]
-    )
-    def test_ciphertexts_are_counted_by_how_many_features_fill_one(
-        self, classes: int, dim: int, blobs: int
-    ) -> None:
-        assert Limits(classes, dim).blobs == blobs
-
-    def test_each_phase_has_its_own_bound(self) -> None:
-        bounds = {phase: self.LARGE.answer_bytes(phase) for phase in Phase}
-        assert bounds[Phase.ROSTER] == self.LARGE.roster_answer
-        assert bounds[Phase.VALUES] == self.LARGE.payload
-        assert bounds[Phase.PRESENCE] == self.LARGE.presence
-        assert bounds[Phase.SECRET] == bounds[Phase.RESULT] == self.LARGE.empty
-
-    @pytest.mark.parametrize("fields", [(0, 1, 1), (1, 0, 1), (1, 1, 0), (1, 1, 257)])
-    def test_impossible_runs_are_refused(self, fields: tuple[int, int, int]) -> None:
-        with pytest.raises(ValueError, match="classes, dimensions and 1 to 256 sites"):
-            Limits(*fields)

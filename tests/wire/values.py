@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from crypto.protection import Payload
+from crypto.pairwise.parts import MaskKeys, ReleasedShare, SealedShare, ShareKind
+from crypto.protection import Payload, PayloadForm
 from crypto.roster import Statement
 from crypto.sealed import SealedSecret
 from protoseal_wire.codec import Limits
 from protoseal_wire.messages import (
+    PROTOCOL_VERSION,
     Acknowledgement,
     ActiveList,
     DownloadRequest,
@@ -21,58 +25,144 @@ from protoseal_wire.messages import (
     Phase,
     PhaseKey,
     PresenceStatement,
+    ReceivedShares,
+    ReleasedShares,
     Roster,
     RosterAnswer,
     RoundStart,
+    SharesMade,
+    SignedSurvivors,
     Stopped,
+    SurvivorSet,
+    SurvivorSignature,
     TaskRequest,
     UploadHeader,
     Wait,
     Work,
 )
 
-LIMITS = Limits(classes=3, dim=2, sites=4)
+LIMITS = Limits(classes=3, dim=2, sites=4, parameters=2)
+LENGTH = LIMITS.classes * LIMITS.dim + LIMITS.parameters
+
+FORMS = {
+    "round_start": PayloadForm(arrays=((LENGTH,), (LIMITS.classes,))),
+    "payload: rows": PayloadForm(arrays=((LIMITS.classes, LIMITS.dim),)),
+    "payload: a vector and which classes it has": PayloadForm(arrays=((LENGTH,), (LIMITS.classes,))),
+    "payload: ciphertexts": PayloadForm(blobs=4),
+    "payload: words of 64 bits": PayloadForm(words=((64, LENGTH),)),
+    "payload: words of 32 bits": PayloadForm(words=((32, LENGTH),)),
+}
+"""The forms of what :data:`contents` draws, by the same names. What stands before a colon is the kind."""
 
 names = st.from_regex(r"[a-z0-9][a-z0-9.-]{0,62}", fullmatch=True)
 hashes = st.binary(min_size=32, max_size=32)
 signatures = st.binary(min_size=8, max_size=72)
 blobs = st.binary(min_size=1, max_size=100)
 sizes = st.integers(1, 2**30)
-rows = arrays(
-    np.float64, (LIMITS.classes, LIMITS.dim), elements=st.floats(allow_nan=False, allow_infinity=False)
-)
+schemes = st.from_regex(r"[a-z][a-z0-9-]{0,30}/[1-9][0-9]{0,2}", fullmatch=True)
+
+
+def floats(shape: tuple[int, ...]) -> st.SearchStrategy[np.ndarray]:
+    return arrays(np.float64, shape, elements=st.floats(allow_nan=False, allow_infinity=False))
+
+
+def payloads(form: PayloadForm) -> st.SearchStrategy[Payload]:
+    return st.builds(
+        Payload,
+        schemes,
+        st.tuples(*(floats(shape) for shape in form.arrays)),
+        st.lists(blobs, min_size=min(1, form.blobs), max_size=form.blobs).map(tuple),
+        st.tuples(*(arrays(np.dtype(f"u{bits // 8}"), length) for bits, length in form.words)),
+    )
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> tuple[tuple[str, ...], ...]:
+    """Of at most as many sites as there may be, some of them cut apart."""
+    sites = draw(st.lists(names, max_size=LIMITS.sites, unique=True))
+    of = [draw(st.integers(0, 2)) for _ in sites]
+    cut = {group: sorted(site for site, its in zip(sites, of, strict=True) if its == group) for group in of}
+    return tuple(sorted(map(tuple, cut.values())))
+
+
+def some(parts: st.SearchStrategy[object], by: str) -> st.SearchStrategy[tuple[object, ...]]:
+    """One to four, no two of which have the same ``by``."""
+    return st.lists(parts, min_size=1, max_size=4, unique_by=lambda part: getattr(part, by)).map(tuple)
+
+
+def some_shares(same: str, other: str) -> st.SearchStrategy[tuple[SealedShare, ...]]:
+    """All of one ``same``, each of another ``other``."""
+    shares = st.builds(SealedShare, names, names, st.binary(min_size=1, max_size=192), signatures)
+    return st.builds(
+        lambda name, drawn: tuple(replace(share, **{same: name}) for share in drawn),
+        names,
+        some(shares, other),
+    )
+
 
 statements = st.builds(Statement, names, blobs, hashes, signatures)
 sealed_secrets = st.builds(SealedSecret, names, names, hashes, hashes, blobs, signatures)
-presences = st.builds(PresenceStatement, names, arrays(np.bool_, (LIMITS.classes,)), signatures)
-group_keys = st.builds(GroupKeys, blobs, st.lists(sealed_secrets, min_size=1, max_size=4).map(tuple))
-schemes = st.from_regex(r"[a-z][a-z0-9-]{0,30}/[1-9][0-9]{0,2}", fullmatch=True)
+mask_keys = st.builds(MaskKeys, hashes, hashes)
+presences = st.builds(
+    PresenceStatement,
+    names,
+    arrays(np.bool_, (LIMITS.classes,)),
+    signatures,
+    st.just(b"") | hashes,
+    st.none() | mask_keys,
+)
+group_keys = st.builds(
+    GroupKeys, st.just(b"") | blobs, st.lists(sealed_secrets, min_size=1, max_size=4).map(tuple)
+)
+survivors = st.lists(names, min_size=1, max_size=4, unique=True).map(lambda sites: tuple(sorted(sites)))
+survivor_signatures = st.builds(SurvivorSignature, names, signatures)
+released_shares = st.builds(
+    ReleasedShare, names, st.sampled_from(ShareKind), st.binary(min_size=33, max_size=33)
+)
 
 contents = {
     "statement": statements,
     "roster": st.builds(Roster, st.lists(statements, min_size=1, max_size=4).map(tuple)),
     "roster_answer": st.builds(RosterAnswer, hashes, st.none() | group_keys),
     "sealed_secret": sealed_secrets,
-    "round_start": st.just(RoundStart()),
+    "round_start": st.builds(RoundStart, groups())
+    | st.builds(RoundStart, groups(), hashes, st.none() | payloads(FORMS["round_start"])),
     "presence": presences,
     "active_list": st.builds(ActiveList, st.lists(presences, min_size=1, max_size=4).map(tuple)),
-    "payload": st.builds(Payload, schemes, st.tuples(rows))
-    | st.builds(Payload, schemes, st.just(()), st.lists(blobs, min_size=1, max_size=4).map(tuple)),
     "acknowledgement": st.just(Acknowledgement()),
+    **{kind: payloads(form) for kind, form in FORMS.items() if kind.startswith("payload")},
+    "shares_made": st.builds(SharesMade, some_shares("sender", "recipient")),
+    "received_shares": st.builds(ReceivedShares, some_shares("recipient", "sender")),
+    "survivor_set": st.builds(SurvivorSet, survivors),
+    "survivor_signature": survivor_signatures,
+    "signed_survivors": st.builds(
+        lambda sites, signed: SignedSurvivors(sites, signed[: len(sites)]),
+        survivors,
+        some(survivor_signatures, "site"),
+    ),
+    "released_shares": st.builds(ReleasedShares, some(released_shares, "owner")),
 }
 
 attempts = st.integers(1, 2**32 - 1)
 keys = st.builds(
-    PhaseKey, names, st.just(0), attempts, st.sampled_from([Phase.ROSTER, Phase.SECRET])
+    PhaseKey,
+    names,
+    st.just(0),
+    attempts,
+    st.sampled_from([Phase.ROSTER, Phase.SECRET, Phase.PRESENCE, Phase.VALUES]),
 ) | st.builds(
-    PhaseKey, names, attempts, attempts, st.sampled_from([Phase.PRESENCE, Phase.VALUES, Phase.RESULT])
+    PhaseKey,
+    names,
+    attempts,
+    attempts,
+    st.sampled_from([phase for phase in Phase if phase not in (Phase.ROSTER, Phase.SECRET)]),
 )
 reasons = st.text(st.characters(categories=["L", "N", "P", "S"]), max_size=500).filter(str.isprintable)
 
 calls = {
-    "join": st.builds(JoinRequest, st.just(1), names, names, hashes, statements),
-    "join_reply": st.builds(JoinReply, st.just(1), st.floats(0, 600)),
-    "task_request": st.builds(TaskRequest, st.just(1), names, names),
+    "join": st.builds(JoinRequest, st.just(PROTOCOL_VERSION), names, names, hashes, statements),
+    "join_reply": st.builds(JoinReply, st.just(PROTOCOL_VERSION), st.floats(0, 600)),
+    "task_request": st.builds(TaskRequest, st.just(PROTOCOL_VERSION), names, names),
     "task": st.just(Wait())
     | st.builds(Finished, st.integers(0, 2**32 - 1))
     | st.builds(Stopped, reasons)
