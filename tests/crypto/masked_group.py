@@ -1,0 +1,192 @@
+"""A group that masks a sum, step by step: what honest members and an honest coordinator do in one attempt."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from typing import Any
+
+import numpy as np
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from crypto.pairwise.binding import Binding
+from crypto.pairwise.masks import mask
+from crypto.pairwise.parts import MaskKeys, ReleasedShare, SealedShare
+from crypto.pairwise.release import release
+from crypto.pairwise.secrets import AttemptSecrets, SharePair
+from crypto.pairwise.shares import make_shares, open_share, verify_share
+from crypto.pairwise.survivors import sign_survivors, verify_signed_survivors
+from crypto.pairwise.unmask import unmask
+from crypto.pki import Credentials, Identity
+from crypto.protection import Words
+from crypto.roster import Member
+
+NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+
+
+def names(count: int) -> tuple[str, ...]:
+    """clinic-a, clinic-b, …"""
+    return tuple(f"clinic-{chr(ord('a') + i)}" for i in range(count))
+
+
+def sha256(text: str) -> bytes:
+    """A hash that stands for something."""
+    return hashlib.sha256(text.encode()).digest()
+
+
+def binding_of(group: Sequence[str], **changes: Any) -> Binding:
+    """A group's attempt, but for what ``changes`` says."""
+    fields: dict[str, Any] = {
+        "run": "run-1",
+        "round": 3,
+        "attempt": 1,
+        "roster_hash": sha256("roster"),
+        "agreement_hash": sha256("agreement"),
+        "group": tuple(group),
+        "broadcast": sha256("broadcast"),
+    }
+    return Binding(**(fields | changes))
+
+
+@cache
+def _key(name: str) -> ec.EllipticCurvePrivateKey:
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+@cache
+def credentials(name: str) -> Credentials:
+    """A site's, with a certificate signed by itself: whom the CA knows is for the roster, not for masks."""
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    uri = Identity.site("clinics.example", name).uri
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(_key(name).public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(NOW)
+        .not_valid_after(NOW + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri)]), False)
+        .sign(_key(name), hashes.SHA256())
+    )
+    return Credentials(certificate, _key(name))
+
+
+def member(name: str) -> Member:
+    """A site as the roster shows it."""
+    return Member(name, b"", _key(name).public_key(), credentials(name).fingerprint)
+
+
+@dataclass
+class Site:
+    """An honest member: what it knows, and what it does when asked. It remembers nothing that it has answered."""
+
+    name: str
+    binding: Binding
+    secrets: AttemptSecrets = field(default_factory=AttemptSecrets.generate)
+    held: dict[str, SharePair] = field(default_factory=dict)
+
+    def share(self, public: Mapping[str, MaskKeys]) -> tuple[SealedShare, ...]:
+        """SHARES."""
+        sealed, self.held[self.name] = make_shares(credentials(self.name), self.secrets, self.binding, public)
+        return sealed
+
+    def receive(self, shares: Sequence[SealedShare]) -> None:
+        """The first half of VALUES: shares addressed to this site."""
+        for share in shares:
+            verify_share(share, member(share.sender), self.binding, self.name)
+            self.held[share.sender] = open_share(share, self.secrets, self.binding)
+
+    def mask(self, words: Words, sharers: Sequence[str], public: Mapping[str, MaskKeys]) -> Words:
+        """The second half of VALUES."""
+        return mask(words, self.secrets, self.binding, self.name, sharers, public)
+
+    def sign(self, survivors: Sequence[str]) -> bytes:
+        """SURVIVORS."""
+        return sign_survivors(credentials(self.name), self.binding, survivors)
+
+    def release(
+        self, sharers: Sequence[str], survivors: Sequence[str], signatures: Mapping[str, bytes]
+    ) -> tuple[ReleasedShare, ...]:
+        """UNMASK."""
+        verify_signed_survivors(signatures, roster(self.binding.group), self.binding, survivors)
+        return release(self.binding, self.name, sharers, survivors, self.held)
+
+
+def roster(group: Sequence[str]) -> dict[str, Member]:
+    """The members by name."""
+    return {name: member(name) for name in group}
+
+
+@dataclass
+class Group:
+    """The members of one attempt after PRESENCE, and the coordinator's part in it."""
+
+    sites: dict[str, Site]
+    public: dict[str, MaskKeys]
+
+    @classmethod
+    def of(cls, binding: Binding, **others: Binding) -> Group:
+        """Honest members with fresh keys; ``others`` by name know another binding."""
+        sites = {name: Site(name, others.get(name, binding)) for name in binding.group}
+        return cls(sites, {name: site.secrets.public for name, site in sites.items()})
+
+    @property
+    def binding(self) -> Binding:
+        """The first member's."""
+        return next(iter(self.sites.values())).binding
+
+    def share(self, sharers: Sequence[str] | None = None) -> tuple[str, ...]:
+        """Every sharer makes shares, every sharer receives them."""
+        chosen = tuple(sharers or self.binding.group)
+        made = [share for name in chosen for share in self.sites[name].share(self.public)]
+        for name in chosen:
+            self.sites[name].receive([share for share in made if (share.recipient == name)])
+        return chosen
+
+    def mask(
+        self, vectors: Mapping[str, Words], sharers: Sequence[str], survivors: Sequence[str]
+    ) -> dict[str, Words]:
+        """The survivors' masked vectors."""
+        return {name: self.sites[name].mask(vectors[name], sharers, self.public) for name in survivors}
+
+    def release(
+        self, sharers: Sequence[str], survivors: Sequence[str], answering: Sequence[str]
+    ) -> dict[str, tuple[ReleasedShare, ...]]:
+        """Every survivor signs; those ``answering`` release."""
+        signatures = {name: self.sites[name].sign(survivors) for name in survivors}
+        return {name: self.sites[name].release(sharers, survivors, signatures) for name in answering}
+
+    def finish(
+        self,
+        vectors: Mapping[str, Words],
+        sharers: Sequence[str],
+        survivors: Sequence[str],
+        answering: Sequence[str] | None = None,
+    ) -> Words:
+        """From the masked vectors to the sum."""
+        masked = self.mask(vectors, sharers, survivors)
+        released = self.release(sharers, survivors, survivors if answering is None else answering)
+        return unmask(masked, released, self.binding, sharers, survivors, self.public)
+
+
+def random_vectors(group: Sequence[str], bits: int, length: int, seed: int) -> dict[str, Words]:
+    """A vector of words for each member."""
+    generator = np.random.default_rng(seed)
+    kind = {32: np.uint32, 64: np.uint64}[bits]
+    return {name: generator.integers(0, 2**bits, size=length, dtype=kind, endpoint=False) for name in group}
+
+
+def total(vectors: Mapping[str, Words], of: Sequence[str]) -> Words:
+    """The sum in the ring, by Python's integers."""
+    kind: np.dtype[Any] = vectors[of[0]].dtype
+    modulus = 2 ** (8 * kind.itemsize)
+    columns = zip(*(vectors[name].tolist() for name in of), strict=True)
+    summed: Words = np.array([sum(column) % modulus for column in columns], dtype=kind)
+    return summed

@@ -1,0 +1,267 @@
+"""Fixed point: exact, or an error before anything is sent; and no sum beyond what its terms give is believed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+import crypto.fixed_point
+from crypto import errors
+from crypto.errors import BoundError, MalformedError, PrecisionError
+from crypto.fixed_point import FixedPoint, Segment
+from crypto.protection import Words
+
+VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "vectors" / "fixed_point.json").read_text())
+WORDS = {32: np.uint32, 64: np.uint64}
+
+
+def _cases(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", VECTORS[name], ids=lambda case: case.get("name", ""))
+
+
+def _real(text: str) -> float:
+    return float.fromhex(text)
+
+
+def _fixed_point(case: dict[str, Any], terms: int) -> FixedPoint:
+    segments = [Segment(length, _real(bound)) for length, bound in case["segments"]]
+    return FixedPoint(segments, terms=terms, ring_bits=case["ring_bits"])
+
+
+def _values(case: dict[str, Any]) -> NDArray[np.float64]:
+    return np.array([_real(value) for value in case["values"]])
+
+
+def _words(case: dict[str, Any]) -> Words:
+    return np.array([int(word) for word in case["words"]], dtype=WORDS[case["ring_bits"]])
+
+
+def _refused(case: dict[str, Any], call: Callable[[], object]) -> None:
+    with pytest.raises(getattr(errors, case["failure"]), match=case["match"]) as caught:
+        call()
+    assert type(caught.value) is getattr(errors, case["failure"])
+
+
+# Frozen answers
+
+
+@_cases("room")
+def test_fraction_bits_are_frozen(case: dict[str, Any]) -> None:
+    fixed = FixedPoint([Segment(1, _real(case["bound"]))], terms=case["terms"], ring_bits=case["ring_bits"])
+    assert fixed.fraction_bits == (case["fraction_bits"],)
+
+
+@_cases("bad_room")
+def test_too_little_room_is_refused(case: dict[str, Any]) -> None:
+    segments = [Segment(1, _real(case["bound"]))]
+    _refused(case, lambda: FixedPoint(segments, terms=case["terms"], ring_bits=case["ring_bits"]))
+
+
+@_cases("encode")
+def test_encoding_is_frozen(case: dict[str, Any]) -> None:
+    fixed = _fixed_point(case, case["terms"])
+    words = fixed.encode(_values(case))
+    assert words.dtype == WORDS[case["ring_bits"]]
+    assert fixed.fraction_bits == tuple(case["fraction_bits"])
+    assert words.tolist() == _words(case).tolist()
+
+
+@_cases("bad_encode")
+def test_what_cannot_be_carried_is_refused(case: dict[str, Any]) -> None:
+    _refused(case, lambda: _fixed_point(case, case["terms"]).encode(_values(case)))
+
+
+@_cases("decode_sum")
+def test_decoding_is_frozen(case: dict[str, Any]) -> None:
+    decoded = _fixed_point(case, case["room"]).decode_sum(_words(case), case["terms"])
+    assert decoded.tolist() == _values(case).tolist()
+
+
+@_cases("bad_decode_sum")
+def test_what_no_sum_gives_is_refused(case: dict[str, Any]) -> None:
+    _refused(case, lambda: _fixed_point(case, case["room"]).decode_sum(_words(case), case["terms"]))
+
+
+# Room
+
+
+BOUNDS = st.floats(min_value=1e-6, max_value=1e9)
+TERMS = st.integers(1, 100)
+
+
+@given(BOUNDS, TERMS, st.sampled_from([32, 64]))
+def test_every_admitted_sum_fits_and_one_more_bit_would_not(bound: float, terms: int, ring: int) -> None:
+    """The proof of the docstring in exact arithmetic, and that no fractional bit is given away."""
+
+    def largest(bits: int) -> Fraction:
+        return terms * (Fraction(bound) * Fraction(2**bits) + Fraction(1, 2))
+
+    try:
+        (bits,) = FixedPoint([Segment(1, bound)], terms=terms, ring_bits=ring).fraction_bits
+    except PrecisionError:
+        assert largest(16) >= 2 ** (ring - 2)
+        return
+    assert 16 <= bits <= 40
+    assert largest(bits) < 2 ** (ring - 2)
+    assert bits == 40 or largest(bits + 1) >= 2 ** (ring - 2)
+
+
+@given(BOUNDS, TERMS, st.sampled_from([32, 64]))
+def test_sums_of_extremes_are_exact_and_nothing_wraps(bound: float, terms: int, ring: int) -> None:
+    try:
+        fixed = FixedPoint([Segment(2, bound)], terms=terms, ring_bits=ring)
+    except PrecisionError:
+        return
+    words = fixed.encode(np.array([bound, -bound]))
+    total = np.zeros(2, dtype=words.dtype)
+    for _ in range(terms):
+        total += words
+    step = 2 ** fixed.fraction_bits[0]
+    rounded = round(Fraction(bound) * step)
+    expected = float(Fraction(terms * rounded, step))
+    assert fixed.decode_sum(total, terms).tolist() == [expected, -expected]
+    assert abs(rounded - Fraction(bound) * step) <= Fraction(1, 2)
+
+
+@given(st.data(), BOUNDS, st.integers(1, 20), st.sampled_from([32, 64]))
+def test_sums_are_the_sums_of_the_rounded_values(
+    data: st.DataObject, bound: float, terms: int, ring: int
+) -> None:
+    try:
+        fixed = FixedPoint([Segment(3, bound)], terms=terms, ring_bits=ring)
+    except PrecisionError:
+        return
+    value = st.floats(-bound, bound)
+    vectors = data.draw(st.lists(st.tuples(value, value, value), min_size=terms, max_size=terms))
+    total = np.zeros(3, dtype=WORDS[ring])
+    for vector in vectors:
+        total += fixed.encode(np.array(vector))
+    step = 2 ** fixed.fraction_bits[0]
+    # Python rounds a fraction half to even, too.
+    expected = [
+        float(Fraction(sum(round(Fraction(x) * step) for x in column), step))
+        for column in zip(*vectors, strict=True)
+    ]
+    assert fixed.decode_sum(total, terms).tolist() == expected
+
+
+@given(BOUNDS, st.integers(1, 20), st.sampled_from([32, 64]), st.data())
+def test_any_value_is_exact_or_refused(bound: float, terms: int, ring: int, data: st.DataObject) -> None:
+    """At the bound, one float beyond it on either side, infinite, not a number, denormal, and anything else."""
+    try:
+        fixed = FixedPoint([Segment(1, bound)], terms=terms, ring_bits=ring)
+    except PrecisionError:
+        return
+    edges = [
+        bound,
+        math.nextafter(bound, math.inf),
+        math.nextafter(bound, 0.0),
+        math.inf,
+        math.nan,
+        5e-324,
+        0.0,
+    ]
+    edges += [-edge for edge in edges]
+    value = data.draw(st.one_of(st.sampled_from(edges), st.floats()))
+    if abs(value) <= bound:
+        (decoded,) = fixed.decode_sum(fixed.encode(np.array([value])), 1).tolist()
+        assert abs(Fraction(decoded) - Fraction(value)) <= Fraction(fixed.resolution[0]) / 2
+    else:
+        with pytest.raises(BoundError, match="its agreed bound is"):
+            fixed.encode(np.array([value]))
+
+
+def test_without_the_check_a_value_beyond_its_bound_would_wrap(weaken: Callable[[str], None]) -> None:
+    """So the check is what keeps a sum from turning its sign."""
+    fixed = FixedPoint([Segment(1, 4095.0)], terms=4, ring_bits=32)
+    beyond = np.array([20000.0])
+    with pytest.raises(BoundError):
+        fixed.encode(beyond)
+    weaken("crypto.fixed_point._check_bound")
+    weaken("crypto.fixed_point._check_sum")
+    word = fixed.encode(beyond)
+    assert fixed.decode_sum(word + word, 2)[0] < 0
+
+
+# Garbage
+
+
+@given(st.integers(0, 2**32 - 1), BOUNDS, TERMS, st.sampled_from([32, 64]))
+def test_random_words_are_caught(seed: int, bound: float, terms: int, ring: int) -> None:
+    """With a probability of at least 1 - 2^-200: less than half of the ring is any admitted sum."""
+    try:
+        fixed = FixedPoint([Segment(200, bound)], terms=terms, ring_bits=ring)
+    except PrecisionError:
+        return
+    words = np.random.default_rng(seed).integers(0, 2**ring, 200, dtype=WORDS[ring])
+    with pytest.raises(MalformedError, match="beyond what its terms can add up to"):
+        fixed.decode_sum(words, terms)
+
+
+def test_without_the_spare_bit_random_words_can_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three terms of 85.33 fill a ring of 32 bits to 1 part in 10^5 if only overflow is thought of."""
+    generator = np.random.default_rng(1)
+    words = generator.integers(0, 2**32, 50, dtype=np.uint32)
+    segments = [Segment(50, 85.333)]
+    with pytest.raises(MalformedError):
+        FixedPoint(segments, terms=3, ring_bits=32).decode_sum(words, 3)
+    honest = crypto.fixed_point._fraction_bits
+    monkeypatch.setattr(crypto.fixed_point, "_fraction_bits", lambda *args: honest(*args) + 1)
+    assert np.isfinite(FixedPoint(segments, terms=3, ring_bits=32).decode_sum(words, 3)).all()
+
+
+# Forms
+
+
+def test_segments_keep_their_own_resolution() -> None:
+    fixed = FixedPoint([Segment(2, 64.0), Segment(0, 1e300), Segment(1, 1e6)], terms=20)
+    assert fixed.length == 3
+    assert fixed.ring_bits == 64
+    assert fixed.fraction_bits == (40, 37)
+    assert fixed.resolution.tolist() == [2.0**-40, 2.0**-40, 2.0**-37]
+
+
+@pytest.mark.parametrize(("length", "bound"), [(-1, 1.0), (1, 0.0), (1, -1.0), (1, math.inf), (1, math.nan)])
+def test_a_segment_is_of_its_form(length: int, bound: float) -> None:
+    with pytest.raises(ValueError, match="a segment"):
+        Segment(length, bound)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "terms", "ring"), [([0], 1, 64), ([], 1, 64), ([1], 0, 64), ([1], 1, 16), ([1], 1, 128)]
+)
+def test_a_fixed_point_is_of_its_form(lengths: list[int], terms: int, ring: int) -> None:
+    with pytest.raises(ValueError, match=r"at least one value|a ring has"):
+        FixedPoint([Segment(length, 1.0) for length in lengths], terms=terms, ring_bits=ring)
+
+
+def test_arrays_of_another_form_are_refused() -> None:
+    fixed = FixedPoint([Segment(2, 1.0)], terms=3, ring_bits=32)
+    arrays: list[Any] = [np.zeros(3), np.zeros((1, 2)), np.zeros(2, dtype=np.float32)]
+    for values in arrays:
+        with pytest.raises(MalformedError, match="values are float64"):
+            fixed.encode(values)
+    rings: list[Any] = [np.zeros(3, np.uint32), np.zeros(2, np.uint64), np.zeros((2, 1), np.uint32)]
+    for odd in rings:
+        with pytest.raises(MalformedError, match="words are uint32"):
+            fixed.decode_sum(odd, 1)
+    for terms in (0, 4, -1):
+        with pytest.raises(ValueError, match="between 1 and 3 terms"):
+            fixed.decode_sum(fixed.encode(np.zeros(2)), terms)
+
+
+def test_values_that_are_not_contiguous_are_carried_too() -> None:
+    fixed = FixedPoint([Segment(3, 1.0)], terms=3)
+    values = np.linspace(-1.0, 1.0, 6)[::2]
+    words = np.repeat(fixed.encode(values), 2)[::2]
+    assert np.allclose(fixed.decode_sum(words, 1), values, rtol=0.0, atol=2.0**-41)

@@ -1,0 +1,127 @@
+"""Keys, streams and masks as they were when they were frozen, from a computation that shares no code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from crypto import errors
+from crypto.encoding import encode
+from crypto.errors import MalformedError
+from crypto.pairwise.binding import Binding, threshold
+from crypto.pairwise.keystream import add_streams
+from crypto.pairwise.masks import mask, pair_key, self_key
+from crypto.pairwise.parts import MaskKeys
+from crypto.pairwise.secrets import AttemptSecrets
+from crypto.protection import Words
+
+VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "vectors" / "pairwise.json").read_text())
+WORDS = {32: np.uint32, 64: np.uint64}
+SECRETS = {
+    name: AttemptSecrets.from_bytes(bytes.fromhex(value)) for name, value in VECTORS["secrets"].items()
+}
+PUBLIC = {
+    name: MaskKeys(bytes.fromhex(keys["mask"]), bytes.fromhex(keys["share"]))
+    for name, keys in VECTORS["public"].items()
+}
+
+
+def _cases(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", VECTORS[name], ids=lambda case: case.get("name", ""))
+
+
+def _binding(values: dict[str, Any]) -> Binding:
+    hashes = {name: bytes.fromhex(values[name]) for name in ("roster_hash", "agreement_hash", "broadcast")}
+    return Binding(**(values | hashes | {"group": tuple(values["group"])}))
+
+
+def _keys(case: dict[str, Any]) -> tuple[str, str]:
+    binding, site, peer = _binding(case["binding"]), case["site"], case["peer"]
+    pair = pair_key(SECRETS[site].mask, PUBLIC[peer].mask, binding, site, peer)
+    assert pair_key(SECRETS[peer].mask, PUBLIC[site].mask, binding, peer, site) == pair
+    return pair.hex(), self_key(SECRETS[site].seed, binding, site).hex()
+
+
+def _mask(case: dict[str, Any], words: Words) -> Words:
+    site = case["site"]
+    secrets = SECRETS.get(case.get("secrets", site), SECRETS["clinic-a"])
+    return mask(words, secrets, _binding(VECTORS["binding"]), site, case["sharers"], PUBLIC)
+
+
+@pytest.mark.parametrize("name", sorted(SECRETS))
+def test_public_keys_are_frozen(name: str) -> None:
+    assert SECRETS[name].public == PUBLIC[name]
+    assert SECRETS[name].to_bytes().hex() == VECTORS["secrets"][name]
+
+
+@_cases("key_schedule")
+def test_keys_are_frozen(case: dict[str, Any]) -> None:
+    assert encode("binding", *_binding(case["binding"]).fields()).hex() == case["fields"]
+    assert _keys(case) == (case["pair_key"], case["self_key"])
+
+
+@_cases("bad_key_schedule")
+def test_keys_are_not_anothers(case: dict[str, Any]) -> None:
+    pair, own = _keys(case)
+    assert pair != case["pair_key"]
+    assert own != case["self_key"]
+
+
+@_cases("bad_bindings")
+def test_a_binding_is_of_its_form(case: dict[str, Any]) -> None:
+    with pytest.raises(getattr(errors, case["failure"]), match=case["match"]):
+        _binding(VECTORS["binding"] | case["change"])
+
+
+def test_thresholds_are_frozen() -> None:
+    assert {str(n): threshold(n) for n in range(2, 22)} == VECTORS["thresholds"]
+    assert all(3 * threshold(n) > 2 * n >= 3 * (threshold(n) - 1) for n in range(2, 200))
+    with pytest.raises(ValueError, match="2 or more"):
+        threshold(1)
+
+
+@_cases("streams")
+def test_a_stream_begins_as_frozen(case: dict[str, Any]) -> None:
+    zeros = np.zeros(len(case["first"]), WORDS[case["bits"]])
+    plus = add_streams(zeros, [bytes.fromhex(case["key"])], [])
+    minus = add_streams(zeros, [], [bytes.fromhex(case["key"])])
+    assert [str(word) for word in plus.tolist()] == case["first"]
+    assert [str(-word % 2 ** case["bits"]) for word in minus.tolist()] == case["first"]
+
+
+@_cases("seams")
+def test_a_stream_goes_on_as_frozen_where_chunks_meet(case: dict[str, Any]) -> None:
+    start, count = case["start"], len(case["words"])
+    stream = add_streams(np.zeros(start + count, WORDS[case["bits"]]), [bytes.fromhex(case["key"])], [])
+    assert [str(word) for word in stream[start:].tolist()] == case["words"]
+
+
+@_cases("masks")
+def test_masks_are_frozen(case: dict[str, Any]) -> None:
+    words = np.array([int(word) for word in case["words"]], dtype=WORDS[case["bits"]])
+    masked = _mask(case, words)
+    assert masked.dtype == words.dtype
+    assert [str(word) for word in masked.tolist()] == case["masked"]
+
+
+@_cases("bad_masks")
+def test_bad_sets_are_not_masked_for(case: dict[str, Any]) -> None:
+    with pytest.raises(getattr(errors, case["failure"]), match=case["match"]):
+        _mask(case, np.zeros(3, np.uint64))
+
+
+def test_only_words_are_masked() -> None:
+    case = VECTORS["masks"][0]
+    arrays: list[Any] = [
+        np.zeros(3),
+        np.zeros(3, np.int64),
+        np.zeros((3, 1), np.uint64),
+        np.zeros(3, np.uint16),
+    ]
+    for words in arrays:
+        with pytest.raises(MalformedError, match="one vector of uint32 or uint64"):
+            _mask(case, words)

@@ -1,0 +1,151 @@
+"""Shamir's sharing: any threshold of shares gives the secret, and fewer say nothing about it."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections import Counter
+from collections.abc import Mapping
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import crypto.shamir
+from crypto import errors
+from crypto.errors import MalformedError
+from crypto.shamir import PRIME, SHARE_BYTES, combine, split
+
+VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "vectors" / "shamir.json").read_text())
+SECRETS = st.binary(min_size=32, max_size=32)
+
+
+def _shares(case: dict[str, Any]) -> dict[int, bytes]:
+    return {int(x): bytes.fromhex(share) for x, share in case["shares"].items()}
+
+
+def _numbered(shares: tuple[bytes, ...]) -> dict[int, bytes]:
+    return dict(enumerate(shares, start=1))
+
+
+@pytest.mark.parametrize("case", VECTORS["combine"], ids=lambda case: case["name"])
+def test_combination_is_frozen(case: dict[str, Any]) -> None:
+    assert combine(_shares(case), case["threshold"]).hex() == case["secret"]
+
+
+@pytest.mark.parametrize("case", VECTORS["bad_combine"], ids=lambda case: case["name"])
+def test_bad_shares_are_refused(case: dict[str, Any]) -> None:
+    with pytest.raises(getattr(errors, case["failure"]), match=case["match"]):
+        combine(_shares(case), case["threshold"])
+
+
+def test_the_field_is_one() -> None:
+    """Fermat, for a few bases; and no smaller number of this form would do."""
+    assert all(pow(base, PRIME - 1, PRIME) == 1 for base in (2, 3, 5, 7, 11, 13))
+    assert PRIME > 2**256
+
+
+@given(SECRETS, st.data())
+def test_any_threshold_of_shares_gives_the_secret(secret: bytes, data: st.DataObject) -> None:
+    count = data.draw(st.integers(2, 9))
+    threshold = data.draw(st.integers(2, count))
+    shares = _numbered(split(secret, threshold, count))
+    chosen = data.draw(st.permutations(sorted(shares)))[: data.draw(st.integers(threshold, count))]
+    assert combine({x: shares[x] for x in chosen}, threshold) == secret
+    assert all(len(share) == SHARE_BYTES for share in shares.values())
+
+
+def test_every_subset_of_the_threshold_gives_the_secret() -> None:
+    secret = bytes(range(32))
+    shares = _numbered(split(secret, 4, 6))
+    for chosen in combinations(shares, 4):
+        assert combine({x: shares[x] for x in chosen}, 4) == secret
+
+
+@given(SECRETS, SECRETS, st.integers(2, 7))
+def test_fewer_shares_are_consistent_with_every_secret(secret: bytes, other: bytes, threshold: int) -> None:
+    """For any secret there is exactly one further share that makes it the shared one: so none is ruled out."""
+    shares = _numbered(split(secret, threshold, threshold))
+    del shares[threshold]
+    forged = _share_that_gives(other, shares, threshold)
+    assert combine(shares | {threshold: forged}, threshold) == other
+
+
+def _share_that_gives(secret: bytes, shares: Mapping[int, bytes], x: int) -> bytes:
+    points = {0: int.from_bytes(secret, "big")} | {
+        at: int.from_bytes(share, "big") for at, share in shares.items()
+    }
+    return crypto.shamir._interpolate(points, x).to_bytes(SHARE_BYTES, "big")
+
+
+# A field of 13 elements, where everything can be counted
+
+
+def _count(monkeypatch: pytest.MonkeyPatch, secret: int, least: int) -> Counter[tuple[int, ...]]:
+    """How often each pair of shares comes up over all polynomials with 3 coefficients, from the given one on."""
+    seen: Counter[tuple[int, ...]] = Counter()
+    for first in range(least, 13):
+        for second in range(least, 13):
+            draws = iter([first, second])
+            monkeypatch.setattr(secrets, "randbelow", lambda _bound, draws=draws: next(draws))
+            shares = split(secret.to_bytes(32, "big"), 3, 3)
+            seen[tuple(int.from_bytes(share, "big") for share in shares[:2])] += 1
+    return seen
+
+
+def test_two_of_three_shares_are_distributed_alike_for_every_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crypto.shamir, "PRIME", 13)
+    counts = [_count(monkeypatch, secret, 0) for secret in range(13)]
+    assert all(count == counts[0] for count in counts)
+    assert set(counts[0].values()) == {1}
+    assert len(counts[0]) == 13**2
+
+
+def test_coefficients_that_are_never_zero_would_give_something_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A common mistake, and the count above sees it."""
+    monkeypatch.setattr(crypto.shamir, "PRIME", 13)
+    assert _count(monkeypatch, 0, 1) != _count(monkeypatch, 1, 1)
+
+
+def test_sharing_is_random_over_the_whole_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    honest = secrets.randbelow
+
+    def randbelow(bound: int) -> int:
+        asked.append(bound)
+        return honest(bound)
+
+    monkeypatch.setattr(secrets, "randbelow", randbelow)
+    assert split(bytes(32), 3, 3) != split(bytes(32), 3, 3)
+    assert asked == [PRIME] * 4
+
+
+# Wrong shares
+
+
+@given(SECRETS, st.integers(1, 5), st.integers(1, PRIME - 1))
+def test_a_wrong_share_among_more_than_enough_is_noticed(secret: bytes, position: int, by: int) -> None:
+    shares = _numbered(split(secret, 3, 5))
+    wrong = (int.from_bytes(shares[position], "big") + by) % PRIME
+    with pytest.raises(MalformedError, match="contradict each other"):
+        combine(shares | {position: wrong.to_bytes(SHARE_BYTES, "big")}, 3)
+
+
+def test_a_wrong_share_among_just_enough_gives_another_secret() -> None:
+    """The limit that the module states: what depends on the secret has to notice."""
+    polynomial = {1: 2 + 7, 2: 4 + 7}
+    shares = {x: value.to_bytes(SHARE_BYTES, "big") for x, value in polynomial.items()}
+    assert combine(shares, 2) == (7).to_bytes(32, "big")
+    assert combine(shares | {2: (10).to_bytes(SHARE_BYTES, "big")}, 2) == (8).to_bytes(32, "big")
+
+
+@pytest.mark.parametrize(
+    ("secret", "threshold", "count"),
+    [(bytes(31), 2, 3), (bytes(33), 2, 3), (bytes(32), 1, 3), (bytes(32), 4, 3), (bytes(32), 0, 0)],
+)
+def test_sharing_of_another_form_is_refused(secret: bytes, threshold: int, count: int) -> None:
+    with pytest.raises(ValueError, match="a secret has 32 bytes"):
+        split(secret, threshold, count)
