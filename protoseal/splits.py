@@ -102,18 +102,34 @@ def shots(data: TrainTest, *, sites: int, n: int, k: int, seed: int) -> tuple[Si
 
 
 def dirichlet(
-    data: TrainTest, *, sites: int, beta: float, minimum: int = 10, seed: int
+    data: TrainTest,
+    *,
+    sites: int,
+    beta: float,
+    minimum: int = 10,
+    own_test: float | None = None,
+    per_site: int | None = None,
+    seed: int,
 ) -> tuple[SiteArrays, ...]:
     """Each class divided among the sites in proportions drawn from Dirichlet(beta, …, beta).
 
+    With ``own_test`` each site keeps that part of each of its classes to test on, whatever test part the data set
+    has, so that it tests on the classes in the proportions in which it trains on them. With ``per_site`` only that
+    many samples for each site are used, on average, drawn from the training part at random.
+
     Drawn again until every site has ``minimum`` training samples and some to test on; :class:`DataError`
-    after 100 draws.
+    after 100 draws, and for a data set with too few samples.
     """
     rng = np.random.default_rng(seed)
+    if per_site is not None:
+        data = replace(data, train=_thinned(data.train, sites * per_site, rng))
+    if own_test is not None:
+        data = replace(data, test=None)
+    train_part = TRAIN_PART if own_test is None else 1.0 - own_test
     for _ in range(DRAWS):
         proportions = rng.dirichlet(np.full(sites, beta), size=len(data.classes)).T
         shares = np.repeat(proportions[:, np.newaxis], len(data.domains), axis=1)
-        trains, tests = _indices(data, shares, None, rng)
+        trains, tests = _indices(data, shares, None, rng, train_part)
         testable = data.test is not None or all(map(len, tests))
         if testable and min(map(len, trains)) >= minimum:
             return _sites(data, trains, tests)
@@ -134,8 +150,9 @@ class Split(Protocol):
 def parse_split(spec: str) -> Split:
     """The split that ``spec`` names.
 
-    ``iid``, ``domains``, ``mixed:n=6.5[,max=25]``, ``shots:n=3,k=100`` or ``dirichlet:0.3[,min=10]``. Raises
-    :class:`DataError` naming the nearest known name or option.
+    ``iid``, ``domains``, ``mixed:n=6.5[,max=25]``, ``shots:n=3,k=100`` or
+    ``dirichlet:0.3[,min=10][,test=0.25][,per=300]``. Raises :class:`DataError` naming the nearest known name or
+    option.
     """
     kind, _, text = spec.partition(":")
     if kind not in SPLITS:
@@ -152,6 +169,7 @@ def parse_split(spec: str) -> Split:
 class _Option:
     keyword: str
     convert: Callable[[str], float]
+    below: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -178,8 +196,13 @@ SPLITS = {
     "dirichlet": _Form(
         dirichlet,
         "dirichlet:0.3,min=10",
-        {"beta": _Option("beta", float), "min": _Option("minimum", int)},
-        optional=frozenset({"min"}),
+        {
+            "beta": _Option("beta", float),
+            "min": _Option("minimum", int),
+            "test": _Option("own_test", float, below=1.0),
+            "per": _Option("per_site", int),
+        },
+        optional=frozenset({"min", "test", "per"}),
         unnamed="beta",
     ),
 }
@@ -191,12 +214,14 @@ def _option(spec: str, form: _Form, item: str) -> tuple[str, float]:
         name, text = form.unnamed, item
     if name not in form.options:
         raise DataError(f"split {spec!r}: {item!r} is not one of its options; write {form.example}")
+    option = form.options[name]
     try:
-        value = form.options[name].convert(text)
+        value = option.convert(text)
     except ValueError as error:
         raise DataError(f"split {spec!r}: {text!r} is not a number as in {form.example}") from error
-    if not 0 < value < math.inf:
-        raise DataError(f"split {spec!r}: {text} is not above 0; write {form.example}")
+    if not 0 < value < option.below:
+        between = "above 0" if option.below == math.inf else f"above 0 and below {option.below:g}"
+        raise DataError(f"split {spec!r}: {text} is not {between}; write {form.example}")
     return name, value
 
 
@@ -212,18 +237,30 @@ def _divide(
 
 
 def _indices(
-    data: TrainTest, shares: Shares, cap: int | None, rng: np.random.Generator
+    data: TrainTest,
+    shares: Shares,
+    cap: int | None,
+    rng: np.random.Generator,
+    train_part: float = TRAIN_PART,
 ) -> tuple[list[Indices], list[Indices]]:
     """Each site's training samples and, for data without a test part, its test samples, by index."""
     trains: list[list[Indices]] = [[] for _ in shares]
     tests: list[list[Indices]] = [[] for _ in shares]
     for label in range(len(data.classes)):
         for site, members in enumerate(_deal_class(data.train, label, shares[:, :, label], rng)):
-            wanted = len(members) if data.test is not None else math.floor(TRAIN_PART * len(members) + 0.5)
+            wanted = len(members) if data.test is not None else math.floor(train_part * len(members) + 0.5)
             kept = wanted if cap is None else min(cap, wanted)
             trains[site].append(members[:kept])
             tests[site].append(members[kept:])
     return [_in_order(parts) for parts in trains], [_in_order(parts) for parts in tests]
+
+
+def _thinned(samples: Samples, wanted: int, rng: np.random.Generator) -> Samples:
+    if wanted > len(samples):
+        raise DataError(
+            f"{wanted} samples are wanted, of {len(samples)} that there are; use fewer sites or a smaller per="
+        )
+    return samples.take(np.sort(rng.choice(len(samples), wanted, replace=False)))
 
 
 def _deal_class(samples: Samples, label: int, shares: Shares, rng: np.random.Generator) -> list[Indices]:

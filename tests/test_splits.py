@@ -191,6 +191,30 @@ def test_dirichlet_uses_everything_and_keeps_its_minimum() -> None:
         dirichlet(data(100), sites=8, beta=0.3, minimum=200, seed=0)
 
 
+@pytest.mark.parametrize("official", [False, True])
+def test_a_site_can_keep_a_part_of_its_own_to_test_on(official: bool) -> None:
+    """A quarter of each class that it has, rounded, from the training part even where there is a test part."""
+    whole = data(100, domains=1, test=40 if official else 0)
+    divided = dirichlet(whole, sites=5, beta=0.3, own_test=0.25, seed=4)
+    assert sorted(all_ids(divided, with_test=True)) == list(range(400))
+    for site in divided:
+        kept, trained = per_class(site.test, 4), per_class(site.train, 4)
+        assert trained.tolist() == [int(0.75 * each + 0.5) for each in kept + trained]
+    half = dirichlet(whole, sites=5, beta=0.3, own_test=0.5, seed=4)
+    assert sum(len(site.test) for site in half) == pytest.approx(200, abs=10)
+
+
+def test_a_split_can_use_a_part_of_the_data() -> None:
+    whole = data(100)
+    divided = dirichlet(whole, sites=4, beta=0.5, per_site=60, seed=2)
+    used = all_ids(divided, with_test=True)
+    assert len(used) == len(set(used)) == 240
+    assert per_class(whole.train.take(np.array(used)), 4).min() > 30  # drawn evenly, not the first of them
+    assert used == all_ids(dirichlet(whole, sites=4, beta=0.5, per_site=60, seed=2), with_test=True)
+    with pytest.raises(DataError, match="804 samples are wanted, of 800 that there are; use fewer sites or"):
+        dirichlet(whole, sites=4, beta=0.5, per_site=201, seed=2)
+
+
 def test_a_site_that_gets_nothing_is_named() -> None:
     with pytest.raises(DataError, match=r"leaves site-\d without (training|test) samples; use fewer sites"):
         iid(data(1, domains=1, classes=2), sites=5, seed=0)
@@ -221,6 +245,10 @@ def test_a_site_becomes_data_sets_under_the_agreed_preprocessing() -> None:
         ("shots:n=3,k=4", lambda d: shots(d, sites=2, n=3, k=4, seed=1)),
         ("dirichlet:0.3", lambda d: dirichlet(d, sites=2, beta=0.3, seed=1)),
         ("dirichlet:0.3,min=3", lambda d: dirichlet(d, sites=2, beta=0.3, minimum=3, seed=1)),
+        (
+            "dirichlet:0.3,test=0.5,per=40",
+            lambda d: dirichlet(d, sites=2, beta=0.3, own_test=0.5, per_site=40, seed=1),
+        ),
     ],
 )
 def test_a_split_by_name(spec: str, same: Callable[[TrainTest], tuple[SiteArrays, ...]]) -> None:
@@ -243,6 +271,8 @@ def test_a_split_by_name(spec: str, same: Callable[[TrainTest], tuple[SiteArrays
         ("dirichlet:-1", "-1 is not above 0"),
         ("dirichlet:nan", "nan is not above 0"),
         ("mixed:n=inf", "inf is not above 0"),
+        ("dirichlet:0.3,test=1", "1 is not above 0 and below 1; write dirichlet:0.3,min=10"),
+        ("dirichlet:0.3,per=2.5", "'2.5' is not a number as in dirichlet:0.3,min=10"),
     ],
 )
 def test_a_split_that_is_not_understood_says_how_it_is_written(spec: str, message: str) -> None:
