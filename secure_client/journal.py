@@ -4,8 +4,10 @@ One answer for each phase of each attempt. An answer is durable here before it i
 same bytes after a crash, and another request under the same name is refused for good: two answers over the same
 inputs could be subtracted.
 
-Secrets are stored encrypted (:class:`crypto.keys.StorageKey`). The limit: a copy of this file put back after newer
-answers were sent is not noticed here.
+Secrets are stored encrypted (:class:`crypto.keys.StorageKey`). Those of one attempt are erased with it: their bytes
+are overwritten in the file. The limits: a copy of this file put back after newer answers were sent is not noticed
+here, and what a file system, a disk that writes elsewhere (SSD), a snapshot or a backup kept of the older bytes is out
+of reach; it opens only with the certificate's key.
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ class Journal:
         _sync_directory(path.parent)
         self._storage = storage
         self._run = run
+        self._forgot = False
         self._db = sqlite3.connect(path, isolation_level=None, timeout=1.0, check_same_thread=False)
         try:
             self._prepare(path, (_SCHEMA_VERSION, run, agreement_hash, site))
@@ -63,6 +66,7 @@ class Journal:
             self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
+            self._db.execute("PRAGMA secure_delete=ON")  # overwritten with zeros, not just unlinked
             self._db.execute("BEGIN EXCLUSIVE")
             if not self._db.execute("SELECT 1 FROM sqlite_master").fetchone():
                 for statement in _SCHEMA.split(";\n"):
@@ -111,10 +115,17 @@ class Journal:
         try:
             yield
             self._db.execute("COMMIT")
+            self._empty_log()
         except BaseException:
             if self._db.in_transaction:  # SQLite itself rolls back after some errors, such as a full disk
                 self._db.execute("ROLLBACK")
             raise
+
+    def _empty_log(self) -> None:
+        """After something was forgotten: the write-ahead log still has the page on which it stood."""
+        if self._forgot:
+            self._forgot = False
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     # One answer for each phase
 
@@ -182,6 +193,10 @@ class Journal:
         """The secret of that name, or None. :class:`crypto.errors.DecryptionError` if it was tampered with."""
         row = self._db.execute("SELECT sealed FROM secrets WHERE name=?", (name,)).fetchone()
         return None if row is None else self._storage.decrypt(bytes(row[0]), name.encode())
+
+    def forget_secret(self, name: str) -> None:
+        """Erase a secret, if there is one of that name, when the transaction it is in ends; see the module's limits."""
+        self._forgot |= self._db.execute("DELETE FROM secrets WHERE name=?", (name,)).rowcount > 0
 
     def put(self, name: str, round_number: int, content: bytes) -> None:
         """Store a document with the round it is of, replacing the one of that name."""

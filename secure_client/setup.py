@@ -6,19 +6,21 @@ CA, the group secret is sealed to each site and signed by the site that the rost
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
 from crypto.ckks.secret import CkksSecret
-from crypto.errors import CryptoError
-from crypto.keys import ChannelKey
+from crypto.errors import CryptoError, MalformedError
+from crypto.keys import KEY_BYTES, ChannelKey
 from crypto.pki import Credentials, TrustAnchor
 from crypto.roster import Roster, Statement, sign_statement, verify_roster
 from crypto.sealed import open_group_secret, seal_group_secret
-from protoseal.config import Agreement
+from protoseal.config import Agreement, Protection
 from protoseal.terms import limits_of
 from protoseal_wire import codec
 from protoseal_wire.messages import Acknowledgement, GroupKeys, Phase, RosterAnswer
@@ -107,7 +109,7 @@ class Setup:
                 recipient=self._party.name,
                 channel_key=self._channel,
             )
-            CkksSecret.from_bytes(secret)
+            self._check_secret(secret)
         except CryptoError as error:
             raise Violation(f"the group secret that the coordinator delivered is refused: {error}") from error
         self._journal.put_secret(_group_name(self.roster()), secret)
@@ -126,12 +128,15 @@ class Setup:
             self._roster = self._verified(request, datetime.fromisoformat(stamp[1].decode()))
         return self._roster
 
-    def group_secret(self) -> CkksSecret:
-        """The secret key that the sites share. :class:`Violation` if the coordinator skipped that step."""
+    def group_secret(self) -> bytes:
+        """The secret that the sites share: a key under ``ckks``, the rotations' seed under ``masked``.
+
+        :class:`Violation` if the coordinator skipped that step.
+        """
         secret = self._journal.secret(_group_name(self.roster()))
         if secret is None:
             raise Violation("the coordinator began a round before it delivered the group secret")
-        return CkksSecret.from_bytes(secret)
+        return secret
 
     def _verified(self, request: bytes, at: datetime) -> Roster:
         statements = codec.decode_roster(request, self._limits).statements
@@ -149,23 +154,37 @@ class Setup:
         except CryptoError as error:
             raise Violation(f"the roster that the coordinator sent is refused: {error}") from error
 
+    def _check_secret(self, secret: bytes) -> None:
+        """Raise :class:`crypto.errors.MalformedError` for what the agreed protection cannot use."""
+        if self._agreement.protection is Protection.CKKS:
+            CkksSecret.from_bytes(secret)
+        elif len(secret) != KEY_BYTES:
+            raise MalformedError(f"the rotations' seed has {KEY_BYTES} bytes, not {len(secret)}")
+
     def _make_group_keys(self, roster: Roster) -> GroupKeys:
-        secret, evaluation_keys = CkksSecret.generate()
-        content = secret.to_bytes()
-        self._journal.put_secret(_group_name(roster), content)
+        secret, public = self._make_secret()
+        public_hash = hashlib.sha256(public).digest()
+        self._journal.put_secret(_group_name(roster), secret)
         sealed = tuple(
             seal_group_secret(
                 self._party.credentials,
                 roster,
                 self._agreement.run,
                 recipient=name,
-                secret=content,
-                public_hash=evaluation_keys.hash,
+                secret=secret,
+                public_hash=public_hash,
             )
             for name in roster.members
             if name != self._party.name
         )
-        return GroupKeys(evaluation_keys.to_bytes(), sealed)
+        return GroupKeys(public, sealed)
+
+    def _make_secret(self) -> tuple[bytes, bytes]:
+        """(secret, public keys that go with it); a rotation has none."""
+        if self._agreement.protection is Protection.CKKS:
+            secret, evaluation_keys = CkksSecret.generate()
+            return secret.to_bytes(), evaluation_keys.to_bytes()
+        return secrets.token_bytes(KEY_BYTES), b""
 
 
 def _group_name(roster: Roster) -> str:

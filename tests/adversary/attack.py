@@ -13,7 +13,8 @@ from protoseal.config import Protection
 from protoseal_wire.messages import Phase
 from tests.adversary.hostile import Hostile
 
-SESSION = "secure_client.session.Session."
+ORDER = "secure_client.order.Order."
+PARTICIPANTS = "secure_client.exchanges.participants.Participants."
 JOURNAL_LOOKUP, JOURNAL_ONCE = "secure_client.journal.Journal.answer", "secure_client.journal._RECORD_ONCE"
 PRESENCE_FIELDS = "protoseal_wire.presence._fields"
 COHORT_INDEX = "crypto.protection.Cohort.index"
@@ -22,7 +23,7 @@ SEALED_INFO = "crypto.sealed._info"
 _DOUBLES: dict[str, Any] = {
     JOURNAL_LOOKUP: lambda _journal, _key, _request: None,
     JOURNAL_ONCE: "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?)",
-    PRESENCE_FIELDS: lambda site, _key, _roster_hash, holds: (site.encode(), holds.tobytes()),
+    PRESENCE_FIELDS: lambda site, _key, _roster_hash, holds, *_: (site.encode(), holds.tobytes()),
     COHORT_INDEX: lambda cohort, site: cohort.sites.index(site) if site in cohort.sites else 0,
     SEALED_INFO: lambda _context: b"nothing is bound",
 }

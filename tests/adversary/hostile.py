@@ -21,7 +21,7 @@ from crypto.pki import Credentials
 from crypto.protection import Combination, Payload
 from crypto.roster import Statement
 from protoseal.config import Agreement
-from protoseal.terms import cohort_of, limits_of
+from protoseal.terms import cohort_of, limits_of, values_form
 from protoseal_wire import codec
 from protoseal_wire.messages import (
     ActiveList,
@@ -33,7 +33,7 @@ from protoseal_wire.messages import (
     RosterAnswer,
     RoundStart,
 )
-from secure_client.build import build_learner
+from secure_client.build import build_learner, build_trainee
 from secure_client.data import SiteData
 from secure_client.journal import Journal
 from secure_client.session import Session
@@ -103,7 +103,7 @@ class Hostile:
             journal = open_journal(self._directory / name / "journal.sqlite", self.agreement, party)
             model = self.agreement.training.model
             learner = build_learner(self.agreement, name, self.cast.data[name], model=model, device="cpu")
-            trainee = Trainee(learner, journal, self.agreement.norm_bound)
+            trainee = build_trainee(self.agreement, learner, journal)
             self._sites[name] = Site(Session(self.agreement, party, trainee, journal), trainee, journal)
         return self._sites[name]
 
@@ -202,7 +202,7 @@ class Hostile:
         """VALUES of one site."""
         content = codec.encode_active_list(active)
         answer = self.ask(name, Phase.VALUES, content, round_number=round_number, attempt=attempt)
-        return codec.decode_payload(answer, self.limits)
+        return codec.decode_payload(answer, self.limits, values_form(self.agreement, round_number))
 
     def all_values(
         self, active: ActiveList, *, round_number: int = 1, attempt: int = 1

@@ -19,8 +19,9 @@ from tests.adversary.attack import (
     COHORT_INDEX,
     JOURNAL_LOOKUP,
     JOURNAL_ONCE,
+    ORDER,
+    PARTICIPANTS,
     PRESENCE_FIELDS,
-    SESSION,
     Attack,
 )
 from tests.adversary.hostile import Hostile, Rows
@@ -245,8 +246,8 @@ _LIST = "the active list of round . is refused: "
 _SIGNED = _LIST + r"a signature \(presence\) does not hold"
 _TWICE = "again with different content"
 _FORM = "the result of round 1 is refused: a ciphertext of another "
-_FRESH, _ONE_RESULT = SESSION + "_check_fresh", SESSION + "_check_one_result_each_round"
-_OPEN = SESSION + "_check_attempt_open"
+_FRESH, _ONE_RESULT = ORDER + "_check_fresh", ORDER + "_check_one_result_each_round"
+_OPEN = ORDER + "_check_attempt_open"
 
 ROUND_ATTACKS: dict[str, Attack] = {
     "claims a holder that did not sign": Attack(
@@ -257,14 +258,14 @@ ROUND_ATTACKS: dict[str, Attack] = {
     ),
     "replays presence of another round": Attack((PRESENCE_FIELDS,), A, Phase.VALUES, _SIGNED, replayed_round),
     "leaves the site out": Attack(
-        (SESSION + "_check_own_presence", COHORT_INDEX), A, Phase.VALUES, "its|own presence", left_out
+        (PARTICIPANTS + "_check_own_presence", COHORT_INDEX), A, Phase.VALUES, "its|own presence", left_out
     ),
     "lists a participant twice": Attack(
         ("protoseal_wire.presence._check_names_distinct", "crypto.protection.Cohort.__post_init__"),
         A, Phase.VALUES, _LIST + "the active list names a site twice", repeated_participant,
     ),
     "asks among too few": Attack(
-        (SESSION + "_check_enough_sites",), A, Phase.VALUES, "among 3 sites, at least 4", too_few
+        (PARTICIPANTS + "_check_enough_sites",), A, Phase.VALUES, "among 3 sites, at least 4", too_few
     ),
     "asks for values twice": Attack(
         (JOURNAL_LOOKUP, JOURNAL_ONCE), A, Phase.VALUES, _TWICE, two_lists
@@ -288,10 +289,10 @@ ROUND_ATTACKS: dict[str, Attack] = {
         (_OPEN,), A, Phase.VALUES, "attempt 1 is not the one begun", two_open_attempts
     ),
     "asks for more rounds": Attack(
-        (SESSION + "_check_agreed_round",), A, Phase.PRESENCE, "is not one of the agreed 2", more_rounds
+        (ORDER + "_check_agreed_round",), A, Phase.PRESENCE, "is not one of the agreed 2", more_rounds
     ),
     "asks for another run": Attack(
-        (SESSION + "_check_run",), A, Phase.PRESENCE, "asked for run run-2", another_run
+        (ORDER + "check_run",), A, Phase.PRESENCE, "asked for run run-2", another_run
     ),
     "sends another scale": Attack(
         ("crypto.ckks.serialization.check_scale",), A, Phase.RESULT, _FORM + "scale", other_scale, *_CKKS

@@ -17,7 +17,7 @@ from protoseal.config import Protection
 from protoseal_wire import codec
 from protoseal_wire.messages import ActiveList, GroupKeys, Phase
 from protoseal_wire.presence import verify_presence
-from tests.adversary.attack import JOURNAL_LOOKUP, JOURNAL_ONCE, SEALED_INFO, SESSION, Attack
+from tests.adversary.attack import JOURNAL_LOOKUP, JOURNAL_ONCE, ORDER, SEALED_INFO, Attack
 from tests.adversary.hostile import Hostile
 
 A, B, C, D = "clinic-a", "clinic-b", "clinic-c", "clinic-d"
@@ -153,13 +153,13 @@ def secret_after_rounds_began(play: Hostile) -> None:
     second = _made(play.give_roster(A, play.statements([A, B, C]), attempt=2).keys)
     play.give_roster(B, play.statements([A, B, C]), attempt=2)
     play.give_roster(C, play.statements([A, B, C]), attempt=2)
-    first = play.site(B).session._setup.group_secret()
+    first = _group_secret(play, B)
     active = play.begin(A, B, C)
     _assert_reads(play, first, B, active)
     play.give_secret(B, second, attempt=2)
     again = play.begin(A, B, C, attempt=2)
-    _assert_reads(play, play.site(B).session._setup.group_secret(), B, again, attempt=2)
-    assert play.site(B).session._setup.group_secret().to_bytes() != first.to_bytes()
+    _assert_reads(play, _group_secret(play, B), B, again, attempt=2)
+    assert _group_secret(play, B).to_bytes() != first.to_bytes()
 
 
 def earlier_secret(play: Hostile) -> None:
@@ -168,15 +168,19 @@ def earlier_secret(play: Hostile) -> None:
     play.give_roster(B, play.statements([A, B, C]))
     play.set_up(A, B, C, attempt=2)
     play.give_secret(B, first, attempt=1)
-    made = play.site(A).session._setup.group_secret().to_bytes()
-    assert play.site(B).session._setup.group_secret().to_bytes() != made  # the group is split
+    made = _group_secret(play, A).to_bytes()
+    assert _group_secret(play, B).to_bytes() != made  # the group is split
+
+
+def _group_secret(play: Hostile, name: str) -> CkksSecret:
+    return CkksSecret.from_bytes(play.site(name).session._setup.group_secret())
 
 
 _CKKS = (Protection.CKKS, Weighting.COMPLEMENT)
 _REFUSED = "the roster that the coordinator sent is refused: "
 _UNSEALED = "the group secret that the coordinator delivered is refused: "
 _TWICE = "asked ROSTER of round 0, attempt 1 again with different content"
-_ORDER, _BEGUN = SESSION + "_check_set_up_attempt", SESSION + "_check_no_round_begun"
+_ORDER, _BEGUN = ORDER + "_check_set_up_attempt", ORDER + "_check_no_round_begun"
 
 SET_UP_ATTACKS: dict[str, Attack] = {
     "seals its own key to a site": Attack(

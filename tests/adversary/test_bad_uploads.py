@@ -18,7 +18,7 @@ from crypto.errors import MalformedError, UnknownSchemeError, VerificationError
 from crypto.protection import Payload
 from protoseal.config import Agreement, Protection
 from protoseal.federation import LocalFederation
-from protoseal.terms import limits_of
+from protoseal.terms import limits_of, values_form
 from protoseal_wire import codec
 from protoseal_wire.messages import Acknowledgement, Phase, PresenceStatement, RoundStart
 from protoseal_wire.presence import sign_presence
@@ -156,7 +156,8 @@ PRESENCE: dict[str, Case] = {
 
 def _values(change: Callable[[Payload], Payload]) -> Callable[[Scene], Upload]:
     def upload(scene: Scene) -> Upload:
-        payload = codec.decode_payload(scene.honest, limits_of(scene.federation.agreement))
+        agreement = scene.federation.agreement
+        payload = codec.decode_payload(scene.honest, limits_of(agreement), values_form(agreement, 1))
         return scene.upload(codec.encode_payload(change(payload)))
 
     return upload

@@ -1,0 +1,48 @@
+"""Exchanges of one step: every participant sends its values at once, and a missing one fails the attempt.
+
+The protection's site half does the work; here it gets its secret, and with rotations what binds them to one step.
+"""
+
+from __future__ import annotations
+
+from crypto.ckks.secret import CkksSecret
+from crypto.ckks.site import CkksSite
+from crypto.encoding import encode
+from crypto.plain import PlainSite
+from crypto.protection import Combination, SiteHalf
+from crypto.rotation import RotationSite
+from protoseal.config import Agreement, Protection
+from protoseal_wire.messages import Phase, PhaseKey
+from secure_client.setup import Setup
+
+
+def site_half(agreement: Agreement, setup: Setup, key: PhaseKey) -> SiteHalf:
+    """The agreed protection for the values, and the result, of the attempt that ``key`` is of.
+
+    Raises :class:`secure_client.errors.Violation` when the coordinator skipped the step that delivers its secret.
+    """
+    match agreement.protection:
+        case Protection.PLAIN:
+            return PlainSite()
+        case Protection.MASKED:
+            return RotationSite(setup.group_secret(), rotation_context(agreement, setup, key))
+        case Protection.CKKS:
+            weighting = Combination(agreement.pfpl.weighting.value)
+            secret = CkksSecret.from_bytes(setup.group_secret())
+            return CkksSite(secret, weighting, agreement.agreement_threshold)
+
+
+def rotation_context(agreement: Agreement, setup: Setup, key: PhaseKey) -> bytes:
+    """What the rotations of one attempt are derived from beside the seed: no two attempts are turned alike.
+
+    It is the same at every site that verified the same roster, and names VALUES also where a result is turned back.
+    """
+    return encode(
+        "rotation-context",
+        key.run.encode(),
+        key.round.to_bytes(8, "big"),
+        key.attempt.to_bytes(8, "big"),
+        Phase.VALUES.name.encode(),
+        setup.roster().hash,
+        agreement.hash(),
+    )

@@ -1,0 +1,223 @@
+"""A masked sum over a group: keys, shares, masked words, survivors, release (Bonawitz et al. 2017).
+
+What a site gives away here is bounded by what it refuses. It masks among sharers no fewer than the threshold, signs
+one survivor set and only one that hides it well enough, and releases for each sharer one kind of share, once, under
+enough signatures on that very set. Its secrets live for one attempt and are erased with it.
+
+The limit: the coordinator and t − 1 members who work together put every member's secrets together when the site has
+been told of a set that leaves it alone; that is why a set below the threshold is refused, whoever signed it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crypto.errors import CryptoError, VerificationError
+from crypto.pairwise.binding import Binding, check_sharers, check_survivors
+from crypto.pairwise.masks import mask
+from crypto.pairwise.parts import MaskKeys, SealedShare
+from crypto.pairwise.release import release
+from crypto.pairwise.scheme import payload_of
+from crypto.pairwise.secrets import AttemptSecrets, SharePair
+from crypto.pairwise.shares import make_shares, open_share, verify_share
+from crypto.pairwise.survivors import sign_survivors, verify_signed_survivors
+from crypto.protection import Cohort
+from crypto.roster import Member
+from protoseal.config import Agreement
+from protoseal.terms import limits_of
+from protoseal_wire import codec
+from protoseal_wire.messages import Phase, PhaseKey, ReleasedShares, SharesMade, SurvivorSignature
+from secure_client.errors import Violation
+from secure_client.journal import Journal
+from secure_client.setup import Party, Setup
+
+_log = logging.getLogger("protoseal.site")
+
+
+@dataclass(frozen=True)
+class Group:
+    """The members of a site's group in one attempt: who holds what, which keys, and what all of them train from."""
+
+    cohort: Cohort
+    keys: Mapping[str, MaskKeys]
+    base: bytes
+
+
+class MaskedSum:
+    """A site's half of the masked sums of a run. All that lasts from one step to the next is in the journal."""
+
+    def __init__(self, agreement: Agreement, party: Party, setup: Setup, journal: Journal) -> None:
+        self._agreement, self._party, self._setup, self._journal = agreement, party, setup, journal
+        self._limits = limits_of(agreement)
+
+    # The secrets of an attempt
+
+    def fresh_keys(self, key: PhaseKey) -> MaskKeys:
+        """Public keys for a new attempt; the secrets of the attempt before it are erased."""
+        before = self._journal.latest(Phase.PRESENCE)
+        if before is not None:
+            self.forget(before)
+        secrets = AttemptSecrets.generate()
+        self._journal.put_secret(_secrets_name(key), secrets.to_bytes())
+        return secrets.public
+
+    def forget(self, key: PhaseKey) -> None:
+        """Erase the attempt's secrets: with them, its uploads could be opened later."""
+        self._journal.forget_secret(_secrets_name(key))
+        self._journal.forget_secret(_own_pair_name(key))
+
+    # The steps
+
+    def shares(self, key: PhaseKey, group: Group) -> bytes:
+        """SHARES: this site's secrets of the attempt in shares, one sealed to each other member."""
+        secrets, binding = self._secrets(key), self._binding(key, group)
+        with _refusing(key.round, "keys"):
+            shares, own = make_shares(self._party.credentials, secrets, binding, group.keys)
+        self._journal.put_secret(_own_pair_name(key), own.to_bytes())
+        return codec.encode_shares_made(SharesMade(shares))
+
+    def values(self, key: PhaseKey, group: Group, request: bytes, vector: NDArray[np.float64]) -> bytes:
+        """VALUES: ``vector`` (L,) in fixed point under masks with everyone who made shares.
+
+        Raises :class:`crypto.errors.BoundError` for a value beyond its agreed bound, before anything is sent.
+        """
+        secrets, binding = self._secrets(key), self._binding(key, group)
+        sharers = self._verified_sharers(request, binding)
+        words = self._agreement.fixed_point().encode(vector)
+        masked = mask(words, secrets, binding, self._party.name, sharers, group.keys)
+        return codec.encode_payload(payload_of(masked))
+
+    def survivors(self, key: PhaseKey, group: Group, request: bytes) -> bytes:
+        """SURVIVORS: this site's signature on the one set that it will release shares for."""
+        survivors = codec.decode_survivor_set(request, self._limits).sites
+        binding = self._binding(key, group)
+        sharers = self._verified_sharers(self._request(key, Phase.VALUES), binding)
+        with _refusing(key.round, "survivors"):
+            check_survivors(binding, sharers, survivors)
+            signature = sign_survivors(self._party.credentials, binding, survivors)
+        self._check_enough(len(survivors), "survive")
+        self._check_class_holders(survivors, group.cohort)
+        return codec.encode_survivor_signature(SurvivorSignature(self._party.name, signature))
+
+    def unmask(self, key: PhaseKey, group: Group, request: bytes) -> bytes:
+        """UNMASK: one share of each sharer, of the kind that the signed set asks for. Then the secrets are erased."""
+        signed = codec.decode_signed_survivors(request, self._limits)
+        self._check_same_set(key, signed.sites)
+        binding, received = self._binding(key, group), self._request(key, Phase.VALUES)
+        sharers, held = self._verified_sharers(received, binding), self._held(key, received, binding)
+        signatures = {each.site: each.signature for each in signed.signatures}
+        with _refusing(key.round, "signed survivors"):
+            verify_signed_survivors(signatures, self._setup.roster().members, binding, signed.sites)
+            released = release(binding, self._party.name, sharers, signed.sites, held)
+        self.forget(key)
+        return codec.encode_released_shares(ReleasedShares(released))
+
+    # What holds a step off
+
+    def _verified_sharers(self, request: bytes, binding: Binding) -> tuple[str, ...]:
+        """Everyone who made shares in this attempt, this site included, sorted.
+
+        A share that the coordinator altered, or took from elsewhere, is a :class:`Violation`.
+        """
+        shares = codec.decode_received_shares(request, self._limits).shares
+        for share in shares:
+            self._check_share(share, binding)
+        sharers = tuple(sorted([self._party.name, *(share.sender for share in shares)]))
+        with _refusing(binding.round, "received shares"):
+            check_sharers(binding, sharers)
+        self._check_enough(len(sharers), "made shares")
+        return sharers
+
+    def _check_share(self, share: SealedShare, binding: Binding) -> None:
+        try:
+            verify_share(share, self._member(share.sender), binding, self._party.name)
+        except CryptoError as error:
+            raise Violation(f"a share said to be of {share.sender} is refused: {error}") from error
+
+    def _member(self, site: str) -> Member:
+        member = self._setup.roster().members.get(site)
+        if member is None:
+            raise VerificationError(f"{site} is not on the roster")
+        return member
+
+    def _check_enough(self, sites: int, did: str) -> None:
+        """Beside the threshold, which the checks of the scheme insist on."""
+        if sites < self._agreement.min_holders:
+            raise Violation(
+                f"{sites} sites of the group {did}, at least {self._agreement.min_holders} are agreed"
+            )
+
+    def _check_class_holders(self, survivors: Sequence[str], cohort: Cohort) -> None:
+        """A class whose other holders dropped out would be opened with the sum."""
+        staying = np.array([site in survivors for site in cohort.sites])
+        left = cohort.holds[staying].sum(axis=0)
+        short = np.flatnonzero((cohort.counts > 0) & (left < self._agreement.min_holders))
+        if short.size:
+            raise Violation(
+                f"class {self._agreement.classes[short[0]]!r} is left with {left[short[0]]} holders among the "
+                f"survivors, at least {self._agreement.min_holders} are agreed"
+            )
+
+    def _check_same_set(self, key: PhaseKey, survivors: Sequence[str]) -> None:
+        signed = codec.decode_survivor_set(self._request(key, Phase.SURVIVORS), self._limits).sites
+        if tuple(survivors) != signed:
+            raise Violation("shares are asked for under another survivor set than this site signed")
+
+    # What the journal keeps of the steps before
+
+    def _held(self, key: PhaseKey, received: bytes, binding: Binding) -> dict[str, SharePair]:
+        """The share pairs that this site can release: its own, and those that open."""
+        secrets = self._secrets(key)
+        held = {self._party.name: SharePair.from_bytes(self._secret(_own_pair_name(key)))}
+        for share in codec.decode_received_shares(received, self._limits).shares:
+            try:
+                held[share.sender] = open_share(share, secrets, binding)
+            except CryptoError as error:
+                _log.error("the share that %s made for this site is of no use: %s", share.sender, error)
+        return held
+
+    def _binding(self, key: PhaseKey, group: Group) -> Binding:
+        return Binding(
+            key.run,
+            key.round,
+            key.attempt,
+            self._setup.roster().hash,
+            self._agreement.hash(),
+            group.cohort.sites,
+            group.base,
+        )
+
+    def _secrets(self, key: PhaseKey) -> AttemptSecrets:
+        return AttemptSecrets.from_bytes(self._secret(_secrets_name(key)))
+
+    def _secret(self, name: str) -> bytes:
+        secret = self._journal.secret(name)
+        if secret is None:
+            raise Violation(f"the {name} are erased: that attempt is over")
+        return secret
+
+    def _request(self, key: PhaseKey, phase: Phase) -> bytes:
+        return self._journal.request(PhaseKey(key.run, key.round, key.attempt, phase)) or b""
+
+
+@contextmanager
+def _refusing(round_number: int, what: str) -> Iterator[None]:
+    """What the scheme finds wrong is the coordinator's doing: all that it relays was checked by signature."""
+    try:
+        yield
+    except CryptoError as error:
+        raise Violation(f"the {what} of round {round_number} are refused: {error}") from error
+
+
+def _secrets_name(key: PhaseKey) -> str:
+    return f"mask secrets of round {key.round}, attempt {key.attempt}"
+
+
+def _own_pair_name(key: PhaseKey) -> str:
+    return f"own shares of round {key.round}, attempt {key.attempt}"

@@ -1,0 +1,39 @@
+"""What a session asks of a method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from algorithms.linear import Bool
+from crypto.pairwise.parts import MaskKeys
+from protoseal_wire.messages import PhaseKey, RoundStart
+
+
+@dataclass(frozen=True)
+class Given:
+    """What one result brought a site: among how many sites, and for which classes (K,) it got something."""
+
+    sites: int
+    classes: Bool
+
+
+class Method(Protocol):
+    """One method's rounds at a site. Everything that the protocol does not allow raises
+    :class:`secure_client.errors.Violation`, and then nothing is answered."""
+
+    def start(self, key: PhaseKey, start: RoundStart) -> None:
+        """PRESENCE, before training: what the round trains from."""
+        ...
+
+    def stated(self, key: PhaseKey) -> tuple[bytes, MaskKeys | None]:
+        """PRESENCE, after training: the base and the keys of the site's statement."""
+        ...
+
+    def step(self, key: PhaseKey, request: bytes) -> bytes:
+        """The answer to a phase between PRESENCE and RESULT, which the order of phases allows now."""
+        ...
+
+    def result(self, key: PhaseKey, request: bytes) -> Given:
+        """RESULT: take it for the rounds to come."""
+        ...

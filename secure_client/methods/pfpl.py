@@ -1,0 +1,88 @@
+"""PFPL at a site: prototypes out, the combination of peers back, personalised prototypes as the next targets."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from algorithms.pfpl.aggregation import personalise
+from crypto.errors import CryptoError, ImplausibleError
+from crypto.protection import Cohort, Payload, Rows, SiteHalf
+from protoseal.config import Agreement
+from protoseal.terms import cohort_of, limits_of, result_form
+from protoseal_wire import codec
+from protoseal_wire.messages import Phase, PhaseKey, RoundStart
+from secure_client.errors import Violation
+from secure_client.exchanges.one_step import site_half
+from secure_client.exchanges.participants import Participants
+from secure_client.methods.method import Given
+from secure_client.setup import Setup
+from secure_client.trainee import Trainee
+
+_log = logging.getLogger("protoseal.site")
+
+
+class Pfpl:
+    """Every site gets an answer of its own, so there are no groups and nothing that all of them start from.
+
+    Nothing that follows from a decryption shows in what the site answers (Li and Micciancio, eprint 2020/1533).
+    """
+
+    def __init__(
+        self, agreement: Agreement, site: str, trainee: Trainee, setup: Setup, participants: Participants
+    ) -> None:
+        self._agreement, self._site, self._trainee = agreement, site, trainee
+        self._setup, self._participants = setup, participants
+        self._limits = limits_of(agreement)
+
+    def start(self, key: PhaseKey, start: RoundStart) -> None:
+        """See :class:`secure_client.methods.method.Method`, here and below."""
+        check_nothing_given(key, start)
+
+    def stated(self, key: PhaseKey) -> tuple[bytes, None]:  # noqa: ARG002 (what every method is asked)
+        """No base, and no keys."""
+        return b"", None
+
+    def step(self, key: PhaseKey, request: bytes) -> bytes:
+        """VALUES: the prototypes, protected."""
+        cohort = cohort_of(self._participants.verified(key, request), self._agreement)
+        return codec.encode_payload(self._half(key).protect(self._rows(key), self._site, cohort))
+
+    def result(self, key: PhaseKey, request: bytes) -> Given:
+        """The targets of the rounds to come: α of the own prototypes, 1 − α of the peers'."""
+        payload = codec.decode_payload(request, self._limits, result_form(self._agreement))
+        # The very list that this site protected its values for.
+        cohort = cohort_of(self._participants.agreed(key, Phase.VALUES), self._agreement)
+        rows, given = self._rows(key), cohort.holds[cohort.index(self._site)]
+        peers = self._peers(key, payload, rows, cohort)
+        if peers is not None:
+            targets = personalise(rows, peers, self._agreement.pfpl.alpha) * self._agreement.norm_bound
+            self._trainee.take_targets(key.round, targets, given)
+        return Given(len(cohort.sites), given)
+
+    def _peers(self, key: PhaseKey, payload: Payload, rows: Rows, cohort: Cohort) -> Rows | None:
+        """What peers combine to; None, which only this site's log shows, for a decryption that cannot be right."""
+        try:
+            return self._half(key).unprotect(payload, rows, self._site, cohort)
+        except ImplausibleError as error:
+            _log.error(
+                "the result of round %d is not used, the targets stay as they are: %s", key.round, error
+            )
+            return None
+        except CryptoError as error:
+            raise Violation(f"the result of round {key.round} is refused: {error}") from error
+
+    def _rows(self, key: PhaseKey) -> Rows:
+        """This round's prototypes in units of the norm bound: (K, d), norms at most 1."""
+        rows, _ = self._trainee.trained(key.round)
+        return np.asarray(rows / self._agreement.norm_bound)
+
+    def _half(self, key: PhaseKey) -> SiteHalf:
+        return site_half(self._agreement, self._setup, key)
+
+
+def check_nothing_given(key: PhaseKey, start: RoundStart) -> None:
+    """:class:`Violation` for a start with groups or a base, where the method or the round has neither."""
+    if start != RoundStart():
+        raise Violation(f"round {key.round} has neither groups nor a common start, and was begun with some")
