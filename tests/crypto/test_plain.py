@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from crypto import plain
 from crypto.errors import MalformedError, UnknownSchemeError
-from crypto.plain import PlainServer, PlainSite
+from crypto.plain import GramServer, PlainServer, PlainSite
 from crypto.protection import Cohort, Payload, Rows
 
 SITES = ("a", "b", "c")
@@ -121,3 +121,77 @@ def test_other_payloads_are_refused(payload: Payload, error: type[Exception], ro
         PlainServer(mean_of_peers).validate(payload, "a", COHORT)
     with pytest.raises(error):
         PlainSite().unprotect(payload, rows["a"], "a", COHORT)
+
+
+def test_a_server_of_another_scheme_takes_and_gives_that_scheme(rows: dict[str, Rows]) -> None:
+    server = PlainServer(mean_of_peers, "rotation/1")
+    payloads = {
+        name: Payload("rotation/1", arrays=(rows[name] * HOLDS[i][:, None],)) for i, name in enumerate(SITES)
+    }
+    for name, payload in payloads.items():
+        server.validate(payload, name, COHORT)
+    answers = server.combine(payloads, COHORT)
+    assert {answer.scheme for answer in answers.values()} == {"rotation/1"}
+    with pytest.raises(UnknownSchemeError):
+        server.validate(PlainSite().protect(rows["a"], "a", COHORT), "a", COHORT)
+    with pytest.raises(UnknownSchemeError):
+        PlainServer(mean_of_peers).combine(payloads, COHORT)
+
+
+# Inner products alone
+
+WHOLE = Cohort(SITES, np.ones((3, 1), dtype=np.bool_), dim=6)
+
+
+@pytest.fixture
+def whole(rows: dict[str, Rows]) -> dict[str, Payload]:
+    """Both rows of each site as one, in the units of its bound."""
+    joined = {name: each.reshape(1, 6) / np.sqrt(2.0) for name, each in rows.items()}
+    return {name: PlainSite().protect(joined[name], name, WHOLE) for name in SITES}
+
+
+def test_inner_products_come_in_the_order_of_the_sites(whole: dict[str, Payload]) -> None:
+    server = GramServer()
+    for name, payload in whole.items():
+        server.validate(payload, name, WHOLE)
+    gram = server.gram(dict(reversed(whole.items())), WHOLE)
+    assert gram.shape == (3, 3)
+    assert (gram == gram.T).all()
+    for i, j in np.ndindex(3, 3):
+        product = whole[SITES[i]].arrays[0][0] @ whole[SITES[j]].arrays[0][0]
+        assert gram[i, j] == pytest.approx(product, abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (Payload("rotation/1", arrays=(np.zeros((1, 6)),)), "expected a payload of scheme"),
+        (Payload("plain/1"), "one array"),
+        (Payload("plain/1", arrays=(np.zeros((1, 6)),), words=(np.zeros(1, np.uint32),)), "one array"),
+        (Payload("plain/1", arrays=(np.zeros((6, 1)),)), "shape"),
+        (Payload("plain/1", arrays=(np.full((1, 6), np.nan),)), "not finite"),
+        (Payload("plain/1", arrays=(np.ones((1, 6)),)), "norm"),
+    ],
+)
+def test_what_is_not_one_row_gives_no_inner_products(payload: Payload, reason: str) -> None:
+    with pytest.raises(MalformedError, match=reason):
+        GramServer().validate(payload, "a", WHOLE)
+
+
+def test_a_row_of_a_site_that_holds_nothing_is_refused(whole: dict[str, Payload]) -> None:
+    absent = Cohort(SITES, np.array([[False], [True], [True]]), dim=6)
+    with pytest.raises(MalformedError, match="does not hold"):
+        GramServer().validate(whole["a"], "a", absent)
+
+
+def test_inner_products_of_another_scheme_are_refused(whole: dict[str, Payload]) -> None:
+    with pytest.raises(UnknownSchemeError):
+        GramServer("rotation/1").gram(whole, WHOLE)
+
+
+def test_inner_products_of_several_classes_are_for_the_methods(rows: dict[str, Rows]) -> None:
+    payloads = {name: PlainSite().protect(rows[name], name, COHORT) for name in SITES}
+    with pytest.raises(ValueError, match="one class"):
+        GramServer().gram(payloads, COHORT)
+    with pytest.raises(ValueError, match="one class"):
+        GramServer().validate(payloads["a"], "a", COHORT)

@@ -1,0 +1,220 @@
+"""What the coordinator sees under ``rotation`` is explained by the Gram matrices, and by nothing less.
+
+The simulator of :mod:`tests.crypto.view_checks` has the Gram matrices alone, and makes views that the comparison must
+not tell from real ones. The same comparison must tell each weakened double from it. Keys are hashes of counters, and
+the simulator's generator is seeded: every run compares the same draws.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from crypto import rotation
+from crypto.keys import derive
+from crypto.plain import PlainServer
+from crypto.protection import Cohort
+from crypto.rotation import SCHEME, RotationSite, rotate
+from tests.crypto.rotation_doubles import CHANGES, MATRICES, Rotate, by_matrix, proper
+from tests.crypto.view_checks import (
+    Float,
+    NotExplainedError,
+    check_explained,
+    distance,
+    haar,
+    rows_with,
+    simulate,
+)
+
+DRAWS = 3000
+DIM = 4
+
+
+def _shortened(rows: Float) -> Float:
+    return np.asarray(rows / np.linalg.norm(rows, axis=1).max())
+
+
+_SPREAD = np.random.default_rng(4).normal(size=(5, DIM)) + 0.5
+ROWS = {
+    "axes": np.eye(DIM),
+    "spread": _shortened(_SPREAD),
+    "in a plane": _shortened(_SPREAD[:, :2] @ _SPREAD[:2]),
+    "one zero": _shortened(_SPREAD * np.array([[1.0], [1.0], [0.0], [1.0], [1.0]])),
+    "fewer than d": _shortened(_SPREAD[:3]),
+    "nearly alike": _shortened(_SPREAD[:1] + 1e-3 * _SPREAD),
+}
+"""Prototypes (n, d) of one class. The axes show Q itself: most doubles show there best."""
+
+
+def seed(number: int) -> bytes:
+    return hashlib.sha256(f"seed {number}".encode()).digest()
+
+
+def generator() -> np.random.Generator:
+    return np.random.default_rng(7)
+
+
+def one_class(turn: Rotate, rows: Float) -> list[Float]:
+    """The view of one class under ``turn``, with a fresh key for each draw: one block (N, n, d)."""
+    return [np.stack([turn(seed(number), rows) for number in range(DRAWS)])]
+
+
+# One class
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_class_is_explained_by_its_gram_matrix(name: str) -> None:
+    rows = ROWS[name]
+    check_explained(one_class(rotate, rows), simulate([rows @ rows.T], DIM, DRAWS, generator()))
+
+
+def test_the_comparison_passes_what_is_haar_by_another_way() -> None:
+    rows = ROWS["axes"]
+    simulated = simulate([rows @ rows.T], DIM, DRAWS, generator())
+    check_explained(one_class(by_matrix(haar), rows), simulated)
+
+
+@pytest.mark.parametrize("draw", MATRICES, ids=lambda draw: draw.__name__)
+@pytest.mark.parametrize("name", ["axes", "spread"])
+def test_a_matrix_that_is_not_haar_is_told_apart(name: str, draw: Callable[..., Float]) -> None:
+    rows = ROWS[name]
+    simulated = simulate([rows @ rows.T], DIM, DRAWS, generator())
+    with pytest.raises(NotExplainedError):
+        check_explained(one_class(by_matrix(draw), rows), simulated)
+
+
+@pytest.mark.parametrize("weaken", CHANGES, ids=lambda weaken: weaken.__name__)
+def test_a_weakened_rotation_is_told_apart(
+    weaken: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = ROWS["axes"]
+    weaken(monkeypatch)
+    turned = rotate(seed(0), rows)
+    np.testing.assert_allclose(turned @ turned.T, rows @ rows.T, atol=1e-12)  # no check of the values sees it
+    np.testing.assert_allclose(rotate(seed(0), turned, inverse=True), rows, atol=1e-12)
+    simulated = simulate([rows @ rows.T], DIM, DRAWS, generator())
+    with pytest.raises(NotExplainedError):
+        check_explained(one_class(rotate, rows), simulated)
+
+
+def test_a_row_that_is_not_turned_is_told_apart() -> None:
+    rows = ROWS["spread"]
+    real = one_class(rotate, rows)
+    real[0][:, 2] = rows[2]
+    with pytest.raises(NotExplainedError):
+        check_explained(real, simulate([rows @ rows.T], DIM, DRAWS, generator()))
+
+
+def test_with_fewer_sites_than_dimensions_no_orientation_shows() -> None:
+    """SO(d) then gives the same view as O(d): what the comparison refuses above is there to be seen."""
+    rows = ROWS["fewer than d"]
+    simulated = simulate([rows @ rows.T], DIM, DRAWS, generator())
+    check_explained(one_class(by_matrix(proper), rows), simulated)
+
+
+# Classes and attempts
+
+SITES = ("a", "b", "c")
+COHORT = Cohort(SITES, np.array([[True, True], [True, False], [True, True]]), dim=DIM)
+CONTEXTS = (b"attempt 1", b"attempt 2")
+STACK = _shortened(np.random.default_rng(6).normal(size=(6, DIM))).reshape(3, 2, DIM)
+"""The same prototypes in both attempts, which is what a repeated round sends."""
+
+
+def both_attempts() -> list[Float]:
+    """What the coordinator receives in two attempts: a block (N, n, d) for each class of each of them."""
+    draws = []
+    for number in range(DRAWS):
+        halves = [RotationSite(seed(number), context) for context in CONTEXTS]
+        draws.append([_received(half) for half in halves])
+    every = np.array(draws)  # (N, attempts, n, K, d)
+    return [every[:, attempt, :, k] for attempt in range(2) for k in range(2)]
+
+
+def _received(half: RotationSite) -> list[Float]:
+    return [half.protect(rows, name, COHORT).arrays[0] for name, rows in zip(SITES, STACK, strict=True)]
+
+
+def known() -> list[Float]:
+    """The Gram matrix of each block as an honest run's coordinator has it: the one thing the simulator is given."""
+    seen: list[Float] = []
+
+    def weights(gram: Float, holds: NDArray[np.bool_]) -> Float:
+        seen.extend(gram)
+        return np.zeros_like(gram)
+
+    for context in CONTEXTS:
+        half, server = RotationSite(seed(DRAWS), context), PlainServer(weights, SCHEME)
+        sent = {name: half.protect(rows, name, COHORT) for name, rows in zip(SITES, STACK, strict=True)}
+        server.combine(sent, COHORT)
+    return seen
+
+
+@pytest.fixture(scope="module")
+def simulated() -> list[Float]:
+    return simulate(known(), DIM, DRAWS, generator())
+
+
+def test_two_attempts_are_explained_by_their_gram_matrices(simulated: list[Float]) -> None:
+    check_explained(both_attempts(), simulated)
+
+
+def _same_for_all_classes(seed: bytes, context: bytes, number: int) -> bytes:
+    return derive(seed, "rotation", context)
+
+
+def _same_for_all_attempts(seed: bytes, context: bytes, number: int) -> bytes:
+    return derive(seed, "rotation", number.to_bytes(4, "big"))
+
+
+def _same_once(seed: bytes, context: bytes, number: int) -> bytes:
+    """Class 1 of the first attempt and class 0 of the second, as a counter that runs on may have it."""
+    return derive(seed, "rotation", bytes([CONTEXTS.index(context) + number]))
+
+
+@pytest.mark.parametrize("reuse", [_same_for_all_classes, _same_for_all_attempts, _same_once])
+def test_a_matrix_used_twice_is_told_apart(
+    reuse: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch, simulated: list[Float]
+) -> None:
+    monkeypatch.setattr(rotation, "class_key", reuse)
+    with pytest.raises(NotExplainedError, match=r"row \d of block \d with row \d of block \d"):
+        check_explained(both_attempts(), simulated)
+
+
+def test_one_seed_for_all_runs_is_told_apart(monkeypatch: pytest.MonkeyPatch, simulated: list[Float]) -> None:
+    monkeypatch.setattr(rotation, "class_key", lambda seed, context, number: hashlib.sha256(context).digest())
+    with pytest.raises(NotExplainedError):
+        check_explained(both_attempts(), simulated)
+
+
+# The comparison itself
+
+
+def test_distance_is_that_of_kolmogorov_and_smirnov() -> None:
+    assert distance(np.array([1.0, 2.0, 3.0, 4.0]), np.array([3.0, 4.0, 5.0, 6.0])) == 0.5
+    assert distance(np.array([1.0, 1.0]), np.array([1.0, 1.0])) == 0.0
+    assert distance(np.zeros(3), np.ones(3)) == 1.0
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_simulator_has_the_gram_matrix_and_not_the_rows(name: str) -> None:
+    rows = ROWS[name]
+    other = rows_with(rows @ rows.T, DIM)
+    np.testing.assert_allclose(other @ other.T, rows @ rows.T, atol=1e-12)
+    if name != "axes":
+        assert np.abs(other - rows).max() > 0.1
+
+
+def test_no_rows_have_a_gram_matrix_of_higher_rank() -> None:
+    with pytest.raises(ValueError, match="no rows of dimension 4"):
+        rows_with(np.eye(5), 4)
+
+
+def test_too_few_draws_are_no_comparison() -> None:
+    view = [np.zeros((457, 1, 1))]
+    with pytest.raises(ValueError, match="draws"):
+        check_explained(view, view)
