@@ -58,7 +58,7 @@ class PlainServer:
 
     def combine(self, payloads: Mapping[str, Payload], cohort: Cohort) -> dict[str, Payload]:
         """Σ_m W[k, i, m] C_m^k for each site i and class k, in float64."""
-        by_class = np.stack([_only_array(payloads[site], self.scheme) for site in cohort.sites], axis=1)
+        by_class = np.stack([only_array(payloads[site], self.scheme) for site in cohort.sites], axis=1)
         gram = by_class @ by_class.transpose(0, 2, 1)
         combined = self._weights(gram, cohort.holds) @ by_class
         return {site: Payload(self.scheme, arrays=(combined[:, i],)) for i, site in enumerate(cohort.sites)}
@@ -88,19 +88,19 @@ class GramServer:
         ``ValueError`` for a cohort of more than one class.
         """
         _check_one_class(cohort)
-        rows = np.concatenate([_only_array(payloads[site], self.scheme) for site in cohort.sites])
+        rows = np.concatenate([only_array(payloads[site], self.scheme) for site in cohort.sites])
         products = rows @ rows.T
         return np.asarray((products + products.T) / 2.0)
 
 
 def received(payload: Payload, scheme: str, cohort: Cohort) -> Rows:
     """The rows (K, d) of a payload, checked. Raises :class:`MalformedError`; norms are at most 1."""
-    rows = _only_array(payload, scheme)
+    rows = only_array(payload, scheme)
     check_rows(rows, cohort)
     return rows
 
 
-def _only_array(payload: Payload, scheme: str) -> Rows:
+def only_array(payload: Payload, scheme: str) -> Rows:
     """The payload's one array, unchecked. :class:`UnknownSchemeError`, :class:`MalformedError` if there is none."""
     if payload.scheme != scheme:
         raise UnknownSchemeError(f"expected a payload of scheme {scheme!r}, not {payload.scheme!r}")
