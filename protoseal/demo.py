@@ -183,7 +183,7 @@ def _write_toml(path: Path, **values: object) -> None:
 
 
 def _agreement_toml(agreement: Agreement) -> str:
-    content = agreement.model_dump(mode="json", by_alias=True)
+    content = agreement.model_dump(mode="json", by_alias=True, exclude_none=True)  # TOML has no null
     lines = [f"{key} = {json.dumps(value)}" for key, value in content.items() if not isinstance(value, dict)]
     for key, table in content.items():
         if isinstance(table, dict):

@@ -16,7 +16,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+
+from torch.utils.data import Dataset
 
 from algorithms.pfpl.objective import Control, control_targets
 from algorithms.prototypes import project_to_norm
@@ -37,14 +39,16 @@ from protoseal_wire.messages import (
     UploadHeader,
     Work,
 )
-from secure_client.build import build_learner
+from secure_client.build import build_learner, build_trainee
 from secure_client.data import SiteData
 from secure_client.errors import RunStopped
+from secure_client.learner import Evaluation
 from secure_client.runner import step
 from secure_client.session import Session, site_round
 from secure_client.setup import Party, open_journal
 from secure_client.trainee import Trainee
 from secure_server.aggregate import Aggregator
+from secure_server.agreed_rules import agreed_rules
 from secure_server.coordinator import Coordinator, CoordinatorRound
 from secure_server.rounds import Rules
 from secure_server.store import Received, Store
@@ -128,10 +132,15 @@ class LocalFederation:
         device: str = "cpu",
         executor: Executor | None = None,
         record: bool = False,
+        overall: Dataset[Any] | None = None,
         on_round: Callable[[str, SiteRound], None] = lambda site, figures: None,
     ) -> None:
-        """``data`` maps site names to their data. With ``record`` every message received is kept."""
+        """``data`` maps site names to their data. With ``record`` every message received is kept.
+
+        ``overall`` is a test set over all sites, on which every site's model is tested once at the end.
+        """
         self.agreement, self._data, self._device, self._on_round = agreement, data, device, on_round
+        self._overall = overall
         self.rounds: list[CoordinatorRound] = []
         self._stack = ExitStack()
         try:
@@ -186,7 +195,7 @@ class LocalFederation:
         learner = build_learner(
             self.agreement, party.name, self._data[party.name], model=model, device=self._device
         )
-        trainee = Trainee(learner, journal, self.agreement.norm_bound)
+        trainee = build_trainee(self.agreement, learner, journal)
         figures: list[SiteRound] = []
 
         def add(each: SiteRound) -> None:
@@ -200,6 +209,9 @@ class LocalFederation:
     def _save_site(self, site: LocalSite, folder: Path) -> SiteLog:
         site.trainee.save(folder)
         write_agreement(folder, self.agreement)
+        if self._overall is not None:
+            tested = site.trainee.evaluate_on(self._overall)
+            site.figures[-1:] = [_with_overall(each, tested) for each in site.figures[-1:]]
         log = SiteLog(
             name=site.name,
             model=self.agreement.training.model,
@@ -219,13 +231,17 @@ def run_federation(
     *,
     device: str,
     executor: Executor | None = None,
+    overall: Dataset[Any] | None = None,
     on_round: Callable[[str, SiteRound], None] = lambda site, figures: None,
 ) -> Outcome:
     """Run the agreement over ``data`` (site name → its data); every site's files go to ``out/sites/NAME``.
 
-    Raises :class:`secure_client.errors.RunStopped` when the run does not complete.
+    ``overall`` is a test set over all sites. Raises :class:`secure_client.errors.RunStopped` when the run does not
+    complete.
     """
-    with LocalFederation(agreement, data, device=device, executor=executor, on_round=on_round) as federation:
+    with LocalFederation(
+        agreement, data, device=device, executor=executor, overall=overall, on_round=on_round
+    ) as federation:
         federation.run()
         return federation.save(out)
 
@@ -250,14 +266,29 @@ def make_parties(
 
 
 def run_control(
-    agreement: Agreement, control: Control, data: Mapping[str, SiteData], *, device: str
+    agreement: Agreement,
+    control: Control,
+    data: Mapping[str, SiteData],
+    *,
+    device: str,
+    overall: Dataset[Any] | None = None,
 ) -> dict[str, list[SiteRound]]:
-    """The same models, data and schedule without a federation: what each site reaches on its own, by round."""
-    return {name: _train_alone(agreement, control, name, data[name], device) for name in sorted(data)}
+    """The same models, data and schedule without a federation: what each site reaches on its own, by round.
+
+    ``self`` aligns as the agreement's method does. ``overall`` is a test set over all sites.
+    """
+    return {
+        name: _train_alone(agreement, control, name, data[name], device, overall) for name in sorted(data)
+    }
 
 
 def _train_alone(
-    agreement: Agreement, control: Control, name: str, data: SiteData, device: str
+    agreement: Agreement,
+    control: Control,
+    name: str,
+    data: SiteData,
+    device: str,
+    overall: Dataset[Any] | None,
 ) -> list[SiteRound]:
     learner = build_learner(agreement, name, data, model=agreement.training.model, device=device)
     figures, targets = [], None
@@ -269,17 +300,16 @@ def _train_alone(
         rows, _ = project_to_norm(rows, agreement.norm_bound)
         targets = control_targets(control, rows, counts)
         figures.append(site_round(number, 1, 1, (), learner.evaluate(targets), seconds))
+    if overall is not None:
+        figures[-1] = _with_overall(figures[-1], learner.evaluate_on(overall, None))
     return figures
 
 
+def _with_overall(figures: SiteRound, tested: Evaluation) -> SiteRound:
+    return figures.model_copy(update={"pm_v_global": tested.pm_v, "pm_l_global": tested.pm_l})
+
+
 def _patient_rules(agreement: Agreement, names: Sequence[str]) -> Rules:
-    return Rules(
-        run=agreement.run,
-        roster=tuple(names),
-        min_sites=agreement.min_sites,
-        rounds=agreement.rounds,
-        max_attempts=1,
-        needs_secret=agreement.needs_group_secret,
-        join_seconds=_AGES,
-        phase_seconds=dict.fromkeys(Phase, _AGES),
+    return agreed_rules(
+        agreement, names, max_attempts=1, join_seconds=_AGES, phase_seconds=dict.fromkeys(Phase, _AGES)
     )

@@ -48,11 +48,27 @@ class Seconds(_Record):
     total: Duration
 
 
-class SiteFigures(_Record):
+class Personalised(_Record):
+    """FedNH's accuracies of a personalised model: PM(V) weighs all classes that the site has the same, PM(L) as often
+    as it has them (:mod:`algorithms.metrics`).
+
+    On the site's own test set, and on one over all sites (``_global``), which only a simulation has. None where there
+    is no such test set, or no sample in it of a class that the site has. The third of FedNH's accuracies, GM, is of
+    one global model; here every site has a classifier of its own, so there is none.
+    """
+
+    pm_v: Share | None = None
+    pm_l: Share | None = None
+    pm_v_global: Share | None = None
+    pm_l_global: Share | None = None
+
+
+class SiteFigures(Personalised):
     """One site after the last round. Accuracies are shares of its own test set, None without one.
 
     ``accuracy`` is by the method's own inference; ``accuracy_local`` and ``accuracy_self`` are the controls',
-    where they ran. ``epsilon`` is None: nothing here is differentially private. Bytes are payload bytes.
+    where they ran, and ``compared`` has those of everything that ran beside it. ``epsilon`` is None: nothing here is
+    differentially private. Bytes are payload bytes.
     """
 
     name: str
@@ -65,12 +81,13 @@ class SiteFigures(_Record):
     accuracy_prototype: Share | None = None
     accuracy_local: Share | None = None
     accuracy_self: Share | None = None
+    compared: dict[str, Share] = Field(default_factory=dict)
     withheld: tuple[str, ...] = ()
     """Classes that the site has and got no answer for in the last round, since too few sites hold them."""
 
 
 class RoundFigures(_Record):
-    """One round over all sites. ``accuracies`` maps site to accuracy."""
+    """One round over all sites. ``accuracies`` maps site to accuracy, ``compared`` each other method to its mean."""
 
     round: Annotated[int, Field(ge=1)]
     mean_accuracy: Share | None
@@ -78,6 +95,7 @@ class RoundFigures(_Record):
     accuracies: dict[str, Share] = Field(default_factory=dict)
     mean_accuracy_local: Share | None = None
     mean_accuracy_self: Share | None = None
+    compared: dict[str, Share] = Field(default_factory=dict)
 
 
 class SeedFigures(_Record):
@@ -86,6 +104,7 @@ class SeedFigures(_Record):
     seed: int
     mean_accuracy: Share | None
     compared: dict[str, Share] = Field(default_factory=dict)
+    metrics: dict[str, Personalised] = Field(default_factory=dict)
 
 
 class Spread(_Record):
@@ -120,12 +139,16 @@ class RunResult(_Record):
     """Classes that too few sites hold, in the last round."""
     compared: dict[str, Share] = Field(default_factory=dict)
     """Mean accuracy of each other method and control on the same data with the same budget."""
+    metrics: dict[str, Personalised] = Field(default_factory=dict)
+    """For the method and each that it is compared with: means over the sites."""
+    groups: tuple[tuple[str, ...], ...] = ()
+    """The sites that averaged with each other in the last round; none where the method makes no groups."""
     seeds: tuple[SeedFigures, ...] = ()
     spread: Spread | None = None
     coordinator_view: tuple[ViewLine, ...] = ()
 
 
-class SiteRound(_Record):
+class SiteRound(Personalised):
     """One round as one site saw it."""
 
     round: Annotated[int, Field(ge=1)]

@@ -9,7 +9,7 @@ from pathlib import Path
 from protoseal.config import PreprocessingSection
 from protoseal.config.agreement import NAME_PATTERN
 from protoseal.splits import SiteArrays, iid, parse_split
-from secure_client.data.arrays import TrainTest
+from secure_client.data.arrays import Samples, TrainTest, join_samples
 from secure_client.data.npz import read_npz, write_npz
 from secure_client.data.sources import join, own_classes, read, suggest_preprocessing
 from secure_client.errors import DataError
@@ -19,11 +19,19 @@ SITES_FORM = "sites:"
 
 @dataclass(frozen=True)
 class DividedData:
-    """Each site's samples, and what the sites then agree on."""
+    """Each site's samples, and what the sites then agree on. ``test`` is the data set's own test part, if any."""
 
     sites: tuple[SiteArrays, ...]
     classes: tuple[str, ...]
     preprocessing: PreprocessingSection | None
+    test: Samples | None = None
+
+    def test_of_all(self) -> Samples:
+        """A test set over all sites: the data set's own, or else what the sites hold back, together.
+
+        Only a simulation has it: no site of a deployment sees another's samples.
+        """
+        return self.test if self.test is not None else join_samples([site.test for site in self.sites])
 
 
 def divide(
@@ -47,7 +55,7 @@ def divide(
     sources = read(dataset, data_root=data_root, agreed=agreed, seed=seed)
     agreed = agreed or suggest_preprocessing(sources)
     data = join(sources, agreed, classes)
-    return DividedData(divider(data, sites=sites, seed=seed), data.classes, agreed)
+    return DividedData(divider(data, sites=sites, seed=seed), data.classes, agreed, data.test)
 
 
 def read_sites(

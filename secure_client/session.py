@@ -166,6 +166,8 @@ def site_round(
         withheld=withheld,
         accuracy_classifier=accuracy.accuracy_classifier if accuracy else None,
         accuracy_prototype=accuracy.accuracy_prototype if accuracy else None,
+        pm_v=accuracy.pm_v if accuracy else None,
+        pm_l=accuracy.pm_l if accuracy else None,
         seconds=dict(seconds),
     )
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors.numpy
 import safetensors.torch
 import torch
 from numpy.typing import NDArray
+from torch.utils.data import Dataset
 
 from algorithms.linear import Bool, Float
 from algorithms.prototypes import Targets, project_to_norm
@@ -100,6 +102,10 @@ class Trainee:
         if self._personal is None:
             return self._learner.evaluate(None)
         return self._learner.evaluate(Targets.of(*self._prototypes().for_inference()))
+
+    def evaluate_on(self, dataset: Dataset[Any]) -> Evaluation:
+        """By classifier on another test set than the site's own, which only a simulation has."""
+        return self._learner.evaluate_on(dataset, None)
 
     def save(self, out: Path) -> None:
         """Write ``model.safetensors`` and ``prototypes.safetensors``, which ``protoseal predict`` loads."""

@@ -28,6 +28,20 @@ def test_given_classes_and_preprocessing_are_kept(tmp_path: Path) -> None:
     assert data.sites[0].train.inputs.shape == (16, 4, 4, 3)
 
 
+def test_the_test_set_of_all_is_the_data_sets_own_or_what_the_sites_hold_back(tmp_path: Path) -> None:
+    data = digits()
+    assert data.test is None
+    assert len(data.test_of_all()) == sum(len(site.test) for site in data.sites)
+    inputs, labels = (
+        np.arange(40, dtype=np.uint8)[:, None, None] * np.ones((1, 4, 4), np.uint8),
+        np.arange(40) % 2,
+    )
+    np.savez(tmp_path / "a.npz", x_train=inputs, y_train=labels, x_test=inputs[:6], y_test=labels[:6])
+    for split in ("iid", "dirichlet:9,test=0.25"):
+        official = divide(f"npz:{tmp_path}/a.npz", split, sites=2, seed=0)
+        assert (official.test_of_all().inputs[..., 0] == inputs[:6]).all()
+
+
 def test_sites_are_read_back_as_they_were_written(tmp_path: Path) -> None:
     data = digits()
     write_sites(tmp_path, data)

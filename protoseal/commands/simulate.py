@@ -40,8 +40,8 @@ def _words(_: click.Context, __: click.Parameter, value: str | None) -> tuple[st
 @click.option(
     "--config", type=click.Path(dir_okay=False, path_type=Path), help="TOML file; flags win over it."
 )
-@click.option("--method", help="pfpl, local or self.")
-@click.option("--protection", help="plain or ckks.")
+@click.option("--method", help="pfpl, fedpc, average, local or self.")
+@click.option("--protection", help="plain, masked or ckks.")
 @click.option(
     "--dataset", help="A name, several joined by +, npz:PATH, folder:PATH, sites:DIR or module:function."
 )
@@ -50,7 +50,7 @@ def _words(_: click.Context, __: click.Parameter, value: str | None) -> tuple[st
 @click.option("--rounds", type=int, help="Number of rounds.")
 @click.option("--seed", type=int, help="Of split, initial model and training.")
 @click.option("--seeds", callback=_numbers, help="Several runs: 0,1,2 or 0-4.")
-@click.option("--compare", callback=_words, help="Methods and controls beside it: local,self.")
+@click.option("--compare", callback=_words, help="Methods and controls beside it: local,self,average.")
 @click.option("--device", help="auto, cpu or cuda:N.")
 @click.option("--data-root", type=click.Path(path_type=Path), help="Where torchvision's files are.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for results.")
@@ -71,12 +71,14 @@ def simulate(config: Path | None, as_json: bool, **flags: object) -> None:
 
 
 def _run(config: SimulationConfig) -> RunResult:
+    from protoseal.config import CONTROLS
     from protoseal.simulation import simulate as run
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        total = len(config.all_seeds) * config.rounds * config.sites
+        federated = {config.method, *config.compare} - CONTROLS
+        total = len(config.all_seeds) * config.rounds * config.sites * max(1, len(federated))
         task = progress.add_task("site rounds", total=total)
         return run(config, lambda _: progress.advance(task))
 

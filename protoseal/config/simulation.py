@@ -25,6 +25,7 @@ from protoseal.config.capabilities import (
     check_protection_serves,
 )
 from protoseal.config.deployment import Device
+from protoseal.config.fedpc import FedpcSection, MaskingSection
 from protoseal.config.reading import LocalPath, Section, data_spec, directory_of, parse_toml, validate
 
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
@@ -35,7 +36,8 @@ class SimulationConfig(Section):
 
     A seed makes the split, the initial model and the order of batches. ``compare`` names further methods and
     controls that run on the same data with the same budget. ``classes`` and ``preprocessing`` follow from the
-    data set unless given; ``min_sites`` is ``min_holders`` unless given, and at least 2.
+    data set unless given; ``min_sites`` is ``min_holders`` unless given, and at least 2. The sizes of the extractor
+    in ``[fedpc]`` follow from the model.
     """
 
     method: KnownMethod = Method.PFPL
@@ -60,6 +62,8 @@ class SimulationConfig(Section):
     agreement_threshold: Positive = 1e-4
     preprocessing: PreprocessingSection | None = None
     pfpl: PfplSection = PfplSection()
+    fedpc: FedpcSection = FedpcSection()
+    masking: MaskingSection = MaskingSection()
     training: TrainingSection = TrainingSection()
 
     @field_validator("dataset", mode="after")
@@ -99,21 +103,28 @@ class SimulationConfig(Section):
         seed: int,
         classes: Sequence[str],
         preprocessing: PreprocessingSection | None,
+        extractor: tuple[int, int] | None = None,
     ) -> Agreement:
         """The agreement of one run of this simulation, for classes and preprocessing taken from the data.
 
-        Raises ``ConfigError`` where no such agreement may exist.
+        ``extractor`` is how many parameters and buffers the model has outside its classifier; methods that average
+        them need it. ``average`` is an agreement on ``fedpc`` with one group and no alignment. Raises
+        ``ConfigError`` where no such agreement may exist.
         """
         shared = (
             *("protection", "rounds", "dim", "min_holders", "allow_fewer_holders_reveals_peers"),
-            *("norm_bound", "agreement_threshold", "pfpl", "training"),
+            *("norm_bound", "agreement_threshold", "pfpl", "fedpc", "masking", "training"),
         )
         table = self.model_dump(mode="json", by_alias=True, include=set(shared))
         table["training"]["init_seed"] = seed
+        if extractor is not None:
+            table["fedpc"] |= {"extractor_parameters": extractor[0], "extractor_buffers": extractor[1]}
+        if method is Method.AVERAGE:
+            table["fedpc"] |= {"groups": 1, "alignment": 0.0}
         table |= {
             "federation": "simulation",
             "run": f"{method.value}-seed-{seed}",
-            "method": method.value,
+            "method": (Method.FEDPC if method is Method.AVERAGE else method).value,
             "classes": list(classes),
             "min_sites": self.fewest_sites,
             "preprocessing": preprocessing and preprocessing.model_dump(mode="json"),

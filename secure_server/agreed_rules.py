@@ -1,0 +1,37 @@
+"""From the agreement to the rules of a run: the same in deployment and in simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from protoseal.config import Agreement
+from protoseal.terms import first_round, steps_of
+from protoseal_wire.messages import Phase
+from secure_server.rounds import Rules
+
+
+def agreed_rules(
+    agreement: Agreement,
+    sites: Iterable[str],
+    *,
+    max_attempts: int,
+    join_seconds: float,
+    phase_seconds: Mapping[Phase, float],
+) -> Rules:
+    """What a run under this agreement keeps to; attempts and times are the coordinator's own.
+
+    Raises ``ValueError`` for rules that no run could keep.
+    """
+    return Rules(
+        run=agreement.run,
+        roster=tuple(sorted(sites)),
+        min_sites=agreement.min_sites,
+        rounds=agreement.rounds,
+        max_attempts=max_attempts,
+        needs_secret=agreement.needs_group_secret,
+        join_seconds=join_seconds,
+        phase_seconds=phase_seconds,
+        first_round=first_round(agreement),
+        clustering_steps=steps_of(agreement, 0),
+        round_steps=steps_of(agreement, 1),
+    )
