@@ -1,30 +1,39 @@
 """The one bridge between methods and protections at the coordinator.
 
-A method says which weights it wants, a protection says how it can combine; here the two meet. Nothing else in the
-coordinator knows either.
+A method says which weights or groups it wants, a protection says how it can combine; here the two meet. Nothing
+else in the coordinator, but the exchanges that are picked here, knows either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
 from concurrent.futures import BrokenExecutor, Executor
 from functools import partial
 from pathlib import Path
 
 from algorithms.pfpl.aggregation import peer_weights
+from crypto import plain, rotation
 from crypto.ckks import work
 from crypto.ckks.server import CkksServer
 from crypto.errors import MalformedError
 from crypto.plain import PlainServer
-from crypto.protection import Combination, Payload, ServerHalf
-from protoseal.config import Agreement, Protection
-from protoseal.terms import cohort_of
-from protoseal_wire.messages import ActiveList
+from crypto.protection import Combination, ServerHalf
+from protoseal.config import Agreement, Method, Protection
+from protoseal.terms import limits_of
+from secure_server.exchanges.attempt import Attempt, Exchange, Outcome
+from secure_server.exchanges.clustering import Clustering
+from secure_server.exchanges.group_sums import GroupSums
+from secure_server.exchanges.pairwise import PairwiseSums
+from secure_server.exchanges.peers import Peers
+from secure_server.rounds import Planned
 from secure_server.workers import run_apart
+
+_FEWEST_MASKED = 2
+"""Whatever ``min_holders`` is: a mask is between two."""
 
 
 def server_half(agreement: Agreement, keys_path: Path, executor: Executor | None) -> ServerHalf:
-    """The server's half of the agreed protection, set up for the agreed method.
+    """The server's half of the agreed protection, set up for PFPL.
 
     ``keys_path`` is where the group's evaluation keys lie once a site has made them (``ckks`` only). Heavy work
     goes to ``executor``, or is done in this thread when there is none.
@@ -35,32 +44,55 @@ def server_half(agreement: Agreement, keys_path: Path, executor: Executor | None
     weights = partial(
         peer_weights, weighting=pfpl.weighting, squared=pfpl.squared, tau=agreement.agreement_threshold
     )
-    return PlainServer(weights)
+    return PlainServer(weights, _scheme(agreement))
 
 
 class Aggregator:
-    """Combines the payloads of one attempt."""
+    """What the rounds of a run consist of, and what each comes to."""
 
     def __init__(self, agreement: Agreement, keys_path: Path, executor: Executor | None = None) -> None:
         self._agreement, self._keys_path, self._executor = agreement, keys_path, executor
-        self._server = server_half(agreement, keys_path, executor)
+        self._limits = limits_of(agreement)
+        self._exchange = self._exchange_of_rounds()
+        self._clustering = (
+            Clustering(agreement, self._limits, _scheme(agreement))
+            if agreement.method is Method.FEDPC
+            else None
+        )
 
-    def validate(self, payload: Payload, site: str, active: ActiveList) -> None:
-        """Raise :class:`crypto.errors.MalformedError` unless the payload may enter :meth:`combine`."""
-        self._server.validate(payload, site, cohort_of(active, self._agreement))
+    def exchange(self, round_number: int) -> Exchange:
+        """The steps of a round. ``ValueError`` for round 0 where there is no clustering."""
+        if round_number:
+            return self._exchange
+        if self._clustering is None:
+            raise ValueError(f"method {self._agreement.method.value} has no round 0")
+        return self._clustering
 
-    def combine(self, payloads: Mapping[str, Payload], active: ActiveList) -> dict[str, Payload]:
-        """One answer for each participant."""
-        return self._server.combine(payloads, cohort_of(active, self._agreement))
+    @property
+    def smallest_group(self) -> int:
+        """A group of which fewer are there sits an attempt out."""
+        least = self._agreement.min_holders
+        return max(least, _FEWEST_MASKED) if self._exchange.masked else least
+
+    def plan(self, attempt: Attempt) -> Planned:
+        """Who goes on in an attempt with groups, and how many answers each step needs."""
+        return Planned(attempt.sites, self.exchange(attempt.key.round).quorums(attempt))
+
+    def combine(self, attempt: Attempt) -> Outcome:
+        """What an attempt comes to, all of whose steps are over."""
+        return self.exchange(attempt.key.round).outcome(attempt)
 
     def check_keys(self, evaluation_keys: bytes) -> bytes:
         """The keys' SHA-256; :class:`crypto.errors.MalformedError` unless they can be computed with.
 
-        Once they are accepted, a round that fails for want of good keys is not its sites' fault and fails again.
-        Where heavy work goes to processes, this takes one of its own, with bounded memory and time (:func:`run_apart`).
-        It is waited for, so that a maker can keep this thread busy for as long, and again with each try until its
-        set-up's deadline. Without processes nothing is bounded: the sites are then this process's own.
+        Only ``ckks`` has any: with another protection there must be none. Once they are accepted, a round that
+        fails for want of good keys is not its sites' fault and fails again. Where heavy work goes to processes, this
+        takes one of its own, with bounded memory and time (:func:`run_apart`). It is waited for, so that a maker can
+        keep this thread busy for as long, and again with each try until its set-up's deadline. Without processes
+        nothing is bounded: the sites are then this process's own.
         """
+        if self._agreement.protection is not Protection.CKKS:
+            return _hash_of_none(evaluation_keys)
         if self._executor is None:
             return work.check_keys(evaluation_keys)
         try:
@@ -70,8 +102,29 @@ class Aggregator:
 
     def keep_keys(self, evaluation_keys: bytes) -> None:
         """Put the group's evaluation keys, which are public, where the worker processes read them."""
+        if not evaluation_keys:
+            return
         if self._keys_path.exists() and self._keys_path.read_bytes() == evaluation_keys:
             return
         scratch = self._keys_path.with_suffix(".new")
         scratch.write_bytes(evaluation_keys)
         scratch.replace(self._keys_path)
+
+    def _exchange_of_rounds(self) -> Exchange:
+        agreement = self._agreement
+        if agreement.method is not Method.FEDPC:
+            return Peers(agreement, self._limits, server_half(agreement, self._keys_path, self._executor))
+        if agreement.protection is Protection.MASKED:
+            return PairwiseSums(agreement, self._limits)
+        return GroupSums(agreement, self._limits)
+
+
+def _scheme(agreement: Agreement) -> str:
+    """Of rows that the coordinator computes on by itself: masked ones are turned by a rotation."""
+    return rotation.SCHEME if agreement.protection is Protection.MASKED else plain.SCHEME
+
+
+def _hash_of_none(evaluation_keys: bytes) -> bytes:
+    if evaluation_keys:
+        raise MalformedError("evaluation keys came with a secret that needs none")
+    return hashlib.sha256(b"").digest()

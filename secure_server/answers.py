@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from crypto.roster import Member, Roster
 from crypto.sealed import verify_sealed
-from protoseal.config import Agreement, Protection
+from protoseal.config import Agreement
 from protoseal_wire import codec
 from protoseal_wire.codec import Limits
-from protoseal_wire.messages import GroupKeys, Phase, PhaseKey, RosterAnswer
+from protoseal_wire.messages import GroupKeys, Phase, PhaseKey, PresenceStatement, RosterAnswer
 from protoseal_wire.presence import verify_presence
 from secure_server.aggregate import Aggregator
 from secure_server.errors import BadPayload
@@ -21,7 +21,7 @@ class AnswerCheck:
     def __init__(
         self, agreement: Agreement, requests: Requests, aggregator: Aggregator, limits: Limits
     ) -> None:
-        self._needs_secret = agreement.protection is Protection.CKKS
+        self._needs_secret = agreement.needs_group_secret
         self._classes = len(agreement.classes)
         self._requests = requests
         self._aggregator = aggregator
@@ -34,12 +34,15 @@ class AnswerCheck:
                 answer = codec.decode_roster_answer(content, self._limits)
                 self._check_roster_answer(answer, roster, key.run, site)
             case Phase.PRESENCE:
-                self._check_presence(roster.members[site], key, roster.hash, content)
-            case Phase.VALUES:
-                payload = codec.decode_payload(content, self._limits)
-                self._aggregator.validate(payload, site, self._requests.active_list(state))
+                statement = codec.decode_presence(content, self._limits)
+                self._check_presence(roster.members[site], key, roster.hash, statement)
+                self._check_base(state, statement)
+                self._check_keys(state, statement)
             case Phase.SECRET | Phase.RESULT:
                 codec.decode_acknowledgement(content, self._limits)
+            case _:
+                exchange = self._aggregator.exchange(key.round)
+                exchange.check(self._requests.attempt(state), key.phase, site, content)
 
     def _check_roster_answer(self, answer: RosterAnswer, roster: Roster, run: str, site: str) -> None:
         if answer.roster_hash != roster.hash:
@@ -60,10 +63,30 @@ class AnswerCheck:
         if any(sealed.public_hash != public_hash for sealed in keys.sealed):
             raise BadPayload(f"{site} sealed a secret that goes with other evaluation keys")
 
-    def _check_presence(self, member: Member, key: PhaseKey, roster_hash: bytes, content: bytes) -> None:
-        statement = codec.decode_presence(content, self._limits)
+    def _check_presence(
+        self, member: Member, key: PhaseKey, roster_hash: bytes, statement: PresenceStatement
+    ) -> None:
         if statement.holds.shape != (self._classes,):
             raise BadPayload(
                 f"{member.name} states presence for {statement.holds.size} classes, not {self._classes}"
             )
         verify_presence(member, statement, key, roster_hash)
+
+    def _check_base(self, state: State, statement: PresenceStatement) -> None:
+        """Members of a group that trained from different results would have masks that do not cancel."""
+        if statement.base != self._requests.base_of(state, statement.site):
+            raise BadPayload(f"{statement.site} trained from another result than its group")
+
+    def _check_keys(self, state: State, statement: PresenceStatement) -> None:
+        masked = self._aggregator.exchange(state.round).masked
+        if (statement.keys is not None) != masked:
+            raise BadPayload(f"{statement.site} {'must' if masked else 'must not'} state keys for masks")
+        if statement.keys is not None:
+            self._check_keys_new(state, statement)
+
+    def _check_keys_new(self, state: State, statement: PresenceStatement) -> None:
+        """The others would refuse a list on which a key stands twice, and with it the attempt."""
+        keys = statement.keys
+        others = self._requests.presence_keys(state, state.answered)
+        if keys is not None and not others.isdisjoint((keys.mask, keys.share)):
+            raise BadPayload(f"{statement.site} states a key that is another site's")

@@ -16,11 +16,13 @@ from pydantic import TypeAdapter
 
 from crypto.pki import Credentials, Role, TrustAnchor
 from protoseal.config import CoordinatorConfig, DeadlinesSection
+from protoseal.terms import first_round, steps_of
 from protoseal_wire.messages import Phase
 from secure_server.aggregate import Aggregator
 from secure_server.coordinator import Coordinator, CoordinatorRound
 from secure_server.errors import WrongIdentity
 from secure_server.rounds import Rules, State
+from secure_server.run_state import STEPS
 from secure_server.serve import serve
 from secure_server.store import Store
 from secure_server.workers import Workers
@@ -41,6 +43,9 @@ def rules_of(config: CoordinatorConfig) -> Rules:
         needs_secret=config.agreement.needs_group_secret,
         join_seconds=config.deadlines.join,
         phase_seconds=_phase_seconds(config.deadlines, config.agreement.needs_group_secret),
+        first_round=first_round(config.agreement),
+        clustering_steps=steps_of(config.agreement, 0),
+        round_steps=steps_of(config.agreement, 1),
     )
 
 
@@ -50,7 +55,7 @@ def _phase_seconds(deadlines: DeadlinesSection, needs_secret: bool) -> dict[Phas
         Phase.ROSTER: setup,
         Phase.SECRET: setup,
         Phase.PRESENCE: deadlines.train,
-        Phase.VALUES: deadlines.values,
+        **dict.fromkeys(STEPS, deadlines.values),
         Phase.RESULT: deadlines.result,
     }
 

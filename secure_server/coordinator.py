@@ -11,17 +11,15 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from crypto.pki import TrustAnchor
-from crypto.protection import Payload
 from crypto.roster import Roster
 from protoseal.config import Agreement
-from protoseal.terms import cohort_of, limits_of
+from protoseal.terms import limits_of
 from protoseal_wire import codec
 from protoseal_wire.messages import (
     PROTOCOL_VERSION,
-    ActiveList,
     DownloadRequest,
     Finished,
     JoinReply,
@@ -38,30 +36,19 @@ from protoseal_wire.messages import (
 from secure_server import errors, rounds
 from secure_server.aggregate import Aggregator
 from secure_server.answers import AnswerCheck
+from secure_server.exchanges.attempt import Attempt, Outcome
 from secure_server.members import Members
+from secure_server.progress import CoordinatorRound, is_reported, log_progress, withheld_classes
 from secure_server.requests import Requests
 from secure_server.rounds import Rules, Stage, State
 from secure_server.store import Store
+
+__all__ = ["Coordinator", "CoordinatorRound"]
 
 _log = logging.getLogger("protoseal.coordinator")
 _GRACE_SECONDS = 30.0
 _HASH_ANSWER_BYTES = 512
 """The answer to ROSTER from all but the maker of group keys: a hash, and what is around it."""
-
-
-@dataclass(frozen=True)
-class CoordinatorRound:
-    """A completed round as the coordinator knows it. Seconds count from the start of this process at the earliest.
-
-    A coordinator that was killed just after it reported a round reports it once more.
-    """
-
-    round: int
-    attempt: int
-    sites: tuple[str, ...]
-    withheld: tuple[str, ...]
-    aggregate_seconds: float
-    total_seconds: float
 
 
 class Coordinator:
@@ -89,11 +76,11 @@ class Coordinator:
         self._aggregator, self._background, self._clock = aggregator, background, clock
         self._poll_seconds, self._on_round = poll_seconds, on_round
         self._limits = limits_of(agreement, len(rules.roster))
-        self._requests = Requests(store, self._limits)
         self._members = Members(agreement, trust, store, self._limits, rules.seconds(Stage.SETUP))
+        self._requests = Requests(agreement, store, self._members, aggregator)
         self._check = AnswerCheck(agreement, self._requests, aggregator, self._limits)
         self._callbacks: list[Callable[[], None]] = []
-        self._job: Future[dict[str, Payload]] | None = None
+        self._job: Future[Outcome] | None = None
         self._told: set[str] = set()
         self._ended_at: float | None = None
         self._round_began = self._compute_began = time.perf_counter()
@@ -106,8 +93,7 @@ class Coordinator:
             self._keep_keys()
             if self._state.stage is Stage.FINISHED:  # it ended, but perhaps not every site has been told
                 self._ended_at = clock()
-            if self._state.stage is Stage.COMPUTING and self._job is None:
-                self._start_job()
+            self._do_own_part()
 
     @property
     def state(self) -> State:
@@ -222,9 +208,9 @@ class Coordinator:
         before, after = self._state, self._following(event)
         if after == before and statement is None and upload is None and results is None:
             return
-        if before.stage is Stage.RESULT and after.stage is not Stage.RESULT:
+        if is_reported(before, after):
             # Before it is stored: whoever is killed in between reports the round twice, rather than never.
-            self._report(before)
+            self._report(before, abandoned=rounds.abandons(before, after))
         self._store.save(after, statement=statement, upload=upload, results=results)
         self._state = after
         self._after(before, after)
@@ -245,58 +231,51 @@ class Coordinator:
         staying = replace(self._state, joined=self._state.joined - lapsed)
         return rounds.step(self._rules, staying, event, now)
 
-    def _log_progress(self, before: State, after: State) -> None:
-        """For the operator: where the run is, and whom it waits for or goes on without."""
-        if after.reason and after.reason != before.reason:
-            _log.warning("%s", after.reason)
-        left_out = (after.absent | after.benched) - (before.absent | before.benched)
-        if left_out:
-            _log.warning("going on without %s", ", ".join(sorted(left_out)))
-        if after.stage is not before.stage or after.attempt != before.attempt:
-            _log.info("%s: round %d, attempt %d", after.stage.name, after.round, after.attempt)
-        if after.stage is Stage.JOINING and after.joined != before.joined:
-            missing = sorted(set(self._rules.roster) - after.joined)
-            _log.info("waiting for %s", ", ".join(missing))
-
     def _after(self, before: State, after: State) -> None:
         """What the run depends on comes first."""
-        self._log_progress(before, after)
+        log_progress(self._rules, before, after)
         if after.over and self._ended_at is None:
             self._note_end(after)
         if after.verified != before.verified:
             self._keep_keys()
         if after.stage is not Stage.COMPUTING:
             self._drop_job()
-        elif self._job is None:
-            self._start_job()
         if after.round > before.round:
-            self._round_began = time.perf_counter()
+            self._round_began, self._compute_seconds = time.perf_counter(), 0.0
             self._store.prune(after.round)
+        self._do_own_part()
         for callback in self._callbacks:
             callback()
+
+    def _do_own_part(self) -> None:
+        """What the run waits for from the coordinator itself; again after a restart, with the same outcome."""
+        if self._state.stage is Stage.PLANNING:
+            self._step(self._aggregator.plan(self._requests.attempt(self._state)))
+        elif self._state.stage is Stage.COMPUTING and self._job is None:
+            self._start_job()
 
     def _note_end(self, ended: State) -> None:
         self._ended_at = self._clock()
         level = logging.INFO if ended.stage is Stage.FINISHED else logging.ERROR
         _log.log(level, "the run is over: %s", ended.reason or "finished")
 
-    def _report(self, completed: State) -> None:
+    def _report(self, completed: State, *, abandoned: bool) -> None:
         try:
-            self._on_round(self._figures(completed))
+            self._on_round(self._figures(completed, abandoned))
         except Exception:  # a log that cannot be written must not end a run of several hospitals
             _log.exception("round %d could not be reported", completed.round)
 
-    def _figures(self, completed: State) -> CoordinatorRound:
-        counts = cohort_of(self._requests.active_list(completed), self._agreement).counts
+    def _figures(self, completed: State, abandoned: bool) -> CoordinatorRound:
+        attempt = self._requests.attempt(completed)
         return CoordinatorRound(
             round=completed.round,
             attempt=completed.attempt,
             sites=completed.participants,
-            withheld=tuple(
-                name for name, holders in zip(self._agreement.classes, counts, strict=True) if not holders
-            ),
+            withheld=withheld_classes(attempt, self._agreement),
             aggregate_seconds=self._compute_seconds,
             total_seconds=time.perf_counter() - self._round_began,
+            groups=attempt.groups,
+            abandoned=abandoned,
         )
 
     def _keep_keys(self) -> None:
@@ -308,18 +287,11 @@ class Coordinator:
 
     def _start_job(self) -> None:
         self._compute_began = time.perf_counter()
-        key = self._state.values_key
-        active = self._requests.active_list(self._state)
-        payloads = {
-            site: codec.decode_payload(self._stored(key, site), self._limits)
-            for site in self._state.participants
-        }
+        attempt = self._requests.attempt(self._state).at_hand()
         if self._background is None:
-            job: Future[dict[str, Payload]] = Future()
-            self._run_inline(job, payloads, active)
-            self._take_results(job)
+            self._take_results(self._done_inline(attempt))
         else:
-            self._job = self._background.submit(self._aggregator.combine, payloads, active)
+            self._job = self._background.submit(self._aggregator.combine, attempt)
 
     def _drop_job(self) -> None:
         """A job that took too long: what it may still come to belongs to no attempt."""
@@ -327,31 +299,23 @@ class Coordinator:
             self._job.cancel()
             self._job = None
 
-    def _run_inline(
-        self, job: Future[dict[str, Payload]], payloads: Mapping[str, Payload], active: ActiveList
-    ) -> None:
+    def _done_inline(self, attempt: Attempt) -> Future[Outcome]:
+        job: Future[Outcome] = Future()
         try:
-            job.set_result(self._aggregator.combine(payloads, active))
+            job.set_result(self._aggregator.combine(attempt))
         except Exception as error:  # the same road as a background job's failure
             job.set_exception(error)
+        return job
 
-    def _take_results(self, job: Future[dict[str, Payload]]) -> None:
+    def _take_results(self, job: Future[Outcome]) -> None:
         error = job.exception()
         if error is not None:
             _log.error("aggregation failed", exc_info=error)  # sites are told only that it did
             self._step(rounds.ComputeFailed())
             return
         self._compute_seconds = time.perf_counter() - self._compute_began
-        self._step(
-            rounds.Computed(),
-            results={site: codec.encode_payload(payload) for site, payload in job.result().items()},
-        )
-
-    def _stored(self, key: PhaseKey, site: str) -> bytes:
-        content = self._store.upload(key, site)
-        if content is None:
-            raise RuntimeError(f"the store lost {site}'s answer to {_name(key)}")
-        return content
+        outcome = job.result()
+        self._step(rounds.Computed(outcome.groups), results=encoded(outcome) if outcome.results else None)
 
     def _most_bytes(self, site: str, phase: Phase) -> int:
         """The most that the site's answer may have. Only the maker of group keys answers ROSTER at length."""
@@ -368,6 +332,12 @@ class Coordinator:
         if run != self._agreement.run:
             raise errors.WrongAgreement(f"this coordinator serves run {self._agreement.run}, not {run}")
         rounds.check_on_roster(self._rules, site)
+
+
+def encoded(outcome: Outcome) -> dict[str, bytes]:
+    """Each site's result as bytes; what several sites share, megabytes, is encoded once."""
+    contents = {id(payload): codec.encode_payload(payload) for payload in outcome.results.values()}
+    return {site: contents[id(payload)] for site, payload in outcome.results.items()}
 
 
 def _name(key: PhaseKey) -> str:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from protoseal.config import Agreement
+from protoseal.terms import limits_of, result_form
 from protoseal_wire import codec
-from protoseal_wire.codec import Limits
 from protoseal_wire.messages import ActiveList, GroupKeys, Phase, PhaseKey, Roster, RoundStart
+from secure_server.aggregate import Aggregator
 from secure_server.errors import WrongPhase
+from secure_server.exchanges.attempt import Attempt
+from secure_server.exchanges.clustering import taking_part
+from secure_server.members import Members
 from secure_server.rounds import State
-from secure_server.store import Store
+from secure_server.store import Given, Store
 
 
 class Requests:
     """Builds requests from stored statements, uploads and results."""
 
-    def __init__(self, store: Store, limits: Limits) -> None:
-        self._store = store
-        self._limits = limits
+    def __init__(self, agreement: Agreement, store: Store, members: Members, aggregator: Aggregator) -> None:
+        self._agreement, self._store = agreement, store
+        self._members, self._aggregator = members, aggregator
+        self._limits = limits_of(agreement)
         self._group_keys: tuple[PhaseKey, GroupKeys] | None = None
 
     def content(self, state: State, key: PhaseKey, site: str) -> bytes:
@@ -26,11 +32,14 @@ class Requests:
             case Phase.SECRET:
                 return self._sealed_secret(state, site)
             case Phase.PRESENCE:
-                return codec.encode_round_start(RoundStart())
-            case Phase.VALUES:
-                return codec.encode_active_list(self.active_list(state))
+                return codec.encode_round_start(self.round_start(state, site))
             case Phase.RESULT:
                 return self._result(key, site)
+            case _:
+                exchange = self._aggregator.exchange(key.round)
+                return exchange.request(self.attempt(state), key.phase, site)
+
+    # The set-up
 
     def roster(self, state: State) -> Roster:
         """The statements of the run's members."""
@@ -47,20 +56,70 @@ class Requests:
             self._group_keys = None if keys is None else (key, keys)
         return None if self._group_keys is None else self._group_keys[1]
 
-    def active_list(self, state: State) -> ActiveList:
-        """The participants' presence statements for the current attempt."""
-        key = state.presence_key
-        contents = [self._store.upload(key, site) for site in state.participants]
-        return ActiveList(
-            tuple(codec.decode_presence(content, self._limits) for content in contents if content is not None)
-        )
-
     def _sealed_secret(self, state: State, site: str) -> bytes:
         keys = self.group_keys(state)
         for sealed in keys.sealed if keys else ():
             if sealed.recipient == site:
                 return codec.encode_sealed_secret(sealed)
         raise WrongPhase(f"there is no sealed secret for {site}")
+
+    # A round
+
+    def round_start(self, state: State, site: str) -> RoundStart:
+        """The groups, what the site's group trains from, and that itself if the site never said that it has it.
+
+        A result is acknowledged in its own round or not at all, so this is the same all through a later attempt.
+        """
+        base = self._base(state, site)
+        if base is None:
+            return RoundStart(state.groups)
+        content = None
+        if self._store.upload_hash(base.key, site) is None:
+            content = self._store.content(base.sha256)
+        catch_up = None
+        if content is not None:
+            catch_up = codec.decode_payload(content, self._limits, result_form(self._agreement))
+        return RoundStart(state.groups, base.sha256, catch_up)
+
+    def base_of(self, state: State, site: str) -> bytes:
+        """SHA-256 of what the site's group trains from, empty before the first result."""
+        base = self._base(state, site)
+        return b"" if base is None else base.sha256
+
+    def _base(self, state: State, site: str) -> Given | None:
+        """The last result that the site's group was given; None before the first, and where there are no groups."""
+        group = next((group for group in state.groups if site in group), ())
+        return self._store.latest_given(group, state.round)
+
+    def attempt(self, state: State) -> Attempt:
+        """The current attempt, from PLANNING or its first step on."""
+        groups = taking_part(state.groups, state.participants, self._aggregator.smallest_group)
+        sites = sorted(site for group in groups for site in group) if state.groups else state.participants
+        return Attempt(
+            key=state.presence_key,
+            roster=self._members.roster(state),
+            active=self._active_list(state, sites),
+            groups=groups,
+            survivors={each.phase: each.sites for each in state.survivors},
+            answer=lambda phase, site: self._answer(state.key(phase), site),
+        )
+
+    def presence_keys(self, state: State, sites: frozenset[str]) -> set[bytes]:
+        """The mask keys that these sites have stated in the current attempt."""
+        active = self._active_list(state, sorted(sites))
+        stated = [statement.keys for statement in active.statements if statement.keys is not None]
+        return {key for keys in stated for key in (keys.mask, keys.share)}
+
+    def _active_list(self, state: State, sites: tuple[str, ...] | list[str]) -> ActiveList:
+        key = state.presence_key
+        contents = [self._answer(key, site) for site in sites]
+        return ActiveList(tuple(codec.decode_presence(content, self._limits) for content in contents))
+
+    def _answer(self, key: PhaseKey, site: str) -> bytes:
+        content = self._store.upload(key, site)
+        if content is None:
+            raise RuntimeError(f"the store lost {site}'s answer to {key.phase.name} of round {key.round}")
+        return content
 
     def _result(self, key: PhaseKey, site: str) -> bytes:
         content = self._store.result(key, site)

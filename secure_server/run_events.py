@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protoseal_wire.messages import PhaseKey
+from secure_server.run_state import Groups, Quorum
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,18 @@ class Tick:
 
 
 @dataclass(frozen=True)
+class Planned:
+    """Who goes on in the current attempt, of those who stated their presence, and what each step needs."""
+
+    participants: tuple[str, ...]
+    quorums: tuple[Quorum, ...] = ()
+
+
+@dataclass(frozen=True)
 class Computed:
-    """The current attempt's results are there."""
+    """The current attempt's results are there; of a clustering, its ``groups``."""
+
+    groups: Groups = ()
 
 
 @dataclass(frozen=True)
@@ -56,4 +67,4 @@ class Resumed:
     """The coordinator was started again on a stored state."""
 
 
-Event = Joined | Polled | Answered | Left | Tick | Computed | ComputeFailed | Resumed
+Event = Joined | Polled | Answered | Left | Tick | Planned | Computed | ComputeFailed | Resumed

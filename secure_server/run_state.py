@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 from typing import ClassVar
 
 from pydantic import ConfigDict, TypeAdapter
@@ -19,7 +20,11 @@ class Stage(StrEnum):
     JOINING = "joining"
     SETUP = "setup"
     PRESENCE = "presence"
+    PLANNING = "planning"
+    SHARES = "shares"
     VALUES = "values"
+    SURVIVORS = "survivors"
+    UNMASK = "unmask"
     COMPUTING = "computing"
     RESULT = "result"
     FINISHED = "finished"
@@ -28,13 +33,27 @@ class Stage(StrEnum):
 
 ASKED: Mapping[Stage, Phase] = {
     Stage.PRESENCE: Phase.PRESENCE,
+    Stage.SHARES: Phase.SHARES,
     Stage.VALUES: Phase.VALUES,
+    Stage.SURVIVORS: Phase.SURVIVORS,
+    Stage.UNMASK: Phase.UNMASK,
     Stage.RESULT: Phase.RESULT,
 }
 """The phase that each of a round's stages asks of sites."""
 
+ASKING: Mapping[Phase, Stage] = {phase: stage for stage, phase in ASKED.items()}
+"""The stage of a round that asks sites for a phase."""
+
+STEPS = (Phase.SHARES, Phase.VALUES, Phase.SURVIVORS, Phase.UNMASK)
+"""The phases that there may be between PRESENCE and the computation, in their order."""
+
+Groups = tuple[tuple[str, ...], ...]
+"""Who averages with whom: each group sorted, the groups by their first names."""
+
 _COMPUTING_FACTOR = 10
 """Computing may take this many times what VALUES may: a bound for a worker that hangs, not for slow ones."""
+
+_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True)
@@ -45,6 +64,9 @@ class Rules:
     ``max_attempts`` failed attempts in a row the run stops. ``needs_secret``: the first member by name makes
     group keys that each other member must have. Times are in seconds; the set-up may take those of ROSTER
     and, with a group secret, SECRET together.
+
+    ``first_round`` is 0 when sites are clustered before training, in ``clustering_steps``; there is no RESULT in
+    it. ``round_steps`` are those of all other rounds.
     """
 
     run: str
@@ -55,6 +77,9 @@ class Rules:
     needs_secret: bool
     join_seconds: float
     phase_seconds: Mapping[Phase, float]
+    first_round: int = 1
+    clustering_steps: tuple[Phase, ...] = (Phase.VALUES,)
+    round_steps: tuple[Phase, ...] = (Phase.VALUES,)
 
     def __post_init__(self) -> None:
         if len(set(self.roster)) != len(self.roster):
@@ -65,12 +90,31 @@ class Rules:
             )
         if self.rounds < 1 or self.max_attempts < 1:
             raise ValueError("rounds and max_attempts must be at least 1")
-        if absent := [phase.name for phase in Phase if phase not in self.phase_seconds]:
+        self._check_steps()
+        used = {Phase.ROSTER, Phase.SECRET, Phase.PRESENCE, *self._all_steps, Phase.RESULT}
+        if absent := [phase.name for phase in sorted(used) if phase not in self.phase_seconds]:
             raise ValueError(f"no time is given for {', '.join(absent)}")
         if not all(
             math.isfinite(time) and time > 0 for time in (self.join_seconds, *self.phase_seconds.values())
         ):
             raise ValueError("times must be finite and above 0 seconds")
+
+    def _check_steps(self) -> None:
+        if self.first_round not in (0, 1):
+            raise ValueError("the first round is 0, for a clustering, or 1")
+        for steps in (self.clustering_steps, self.round_steps):
+            if list(steps) != [phase for phase in STEPS if phase in steps] or Phase.VALUES not in steps:
+                raise ValueError("a round's steps are VALUES and others around it, each once and in order")
+        if Phase.UNMASK in self.clustering_steps:
+            raise ValueError("a clustering that is abandoned cannot be gone on without")
+
+    @property
+    def _all_steps(self) -> frozenset[Phase]:
+        return frozenset(self.clustering_steps) | frozenset(self.round_steps)
+
+    def steps(self, round_number: int) -> tuple[Phase, ...]:
+        """The phases of a round between PRESENCE and the computation."""
+        return self.round_steps if round_number else self.clustering_steps
 
     def seconds(self, stage: Stage) -> float:
         """How long a stage may take, at most."""
@@ -80,10 +124,41 @@ class Rules:
                 return self.join_seconds
             case Stage.SETUP:
                 return times[Phase.ROSTER] + (times[Phase.SECRET] if self.needs_secret else 0.0)
+            case Stage.PLANNING:
+                return times[Phase.VALUES]
             case Stage.COMPUTING:
                 return _COMPUTING_FACTOR * times[Phase.VALUES]
             case _:
                 return times[ASKED[stage]]
+
+
+@dataclass(frozen=True)
+class Quorum:
+    """An attempt goes on after ``phase`` only if at least ``least`` of ``sites`` have answered it."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+
+    phase: Phase
+    sites: frozenset[str]
+    least: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.least <= len(self.sites):
+            raise ValueError(f"a quorum of {self.least} among {len(self.sites)} sites")
+
+    def met_by(self, answered: Set[str]) -> bool:
+        """Whether these answers are enough."""
+        return len(self.sites & answered) >= self.least
+
+
+@dataclass(frozen=True)
+class Survivors:
+    """Who answered ``phase`` of the current attempt, sorted; nobody else is asked anything more in it."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+
+    phase: Phase
+    sites: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -92,15 +167,20 @@ class State:
 
     ``joined`` are the sites in touch since their last Join. ``members`` (sorted) is empty while joining is
     open and then fixed, but for a maker of group keys that failed to deliver. ``verified`` and ``keyed`` have
-    answered ROSTER and SECRET of ``setup_attempt``. ``participants`` (sorted) are those whose presence the
-    current attempt rests on, ``answered`` those who have answered the current stage. ``absent`` missed a
-    deadline or left, and are not waited for. ``benched`` cost the current round an attempt, and are not asked
-    again in it. ``failures`` counts failed attempts since the last success.
-    ``deadline`` is in the unit and epoch of the ``now`` given to the machine. ``reason`` tells why the last
+    answered ROSTER and SECRET of ``setup_attempt``. ``begun``: the set-up is over. ``groups`` (a partition of the
+    members) come from the clustering and are then fixed.
+
+    ``participants`` (sorted) are those whose presence the current attempt rests on, ``survivors`` those of them
+    who answered each step that is over, ``answered`` those who have answered the current stage. ``quorums`` are the
+    current attempt's; a step without one needs everyone.
+
+    ``absent`` missed a deadline or left, and are not waited for. ``benched`` cost the current round an attempt, or
+    the one before it its result, and are not asked again in it. ``failures`` counts failed attempts since the last
+    success. ``deadline`` is in the unit and epoch of the ``now`` given to the machine. ``reason`` tells why the last
     attempt failed or the run stopped, and is empty after a success.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
     run: str
     stage: Stage
@@ -118,6 +198,10 @@ class State:
     absent: frozenset[str] = frozenset()
     benched: frozenset[str] = frozenset()
     reason: str = ""
+    begun: bool = False
+    groups: Groups = ()
+    quorums: tuple[Quorum, ...] = ()
+    survivors: tuple[Survivors, ...] = ()
 
     def __post_init__(self) -> None:
         members = set(self.members)
@@ -133,6 +217,36 @@ class State:
             raise ValueError("a benched site takes no part")
         if self.setup_attempt < 1 or self.round < 0 or self.attempt < 1 or self.failures < 0:
             raise ValueError("rounds and failures count from 0, attempts from 1")
+        self._check_groups()
+        self._check_steps()
+
+    def _check_groups(self) -> None:
+        sites = [site for group in self.groups for site in group]
+        if self.groups and sorted(sites) != list(self.members):
+            raise ValueError("groups are a partition of the members")
+        if list(self.groups) != sorted(tuple(sorted(group)) for group in self.groups) or () in self.groups:
+            raise ValueError("each group is sorted, and groups are by their first names")
+
+    def _check_steps(self) -> None:
+        taking_part = [self.participants, *(each.sites for each in self.survivors)]
+        if any(not set(after) <= set(before) for before, after in pairwise(taking_part)):
+            raise ValueError("nobody comes into an attempt late")
+        if any(list(each.sites) != sorted(set(each.sites)) for each in self.survivors):
+            raise ValueError("survivors must be sorted, each named once")
+        if any(not quorum.sites <= set(self.participants) for quorum in self.quorums):
+            raise ValueError("a quorum is of participants")
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """Who is asked the current step, once PRESENCE is over: those who answered the one before."""
+        return self.survivors[-1].sites if self.survivors else self.participants
+
+    def survivors_of(self, phase: Phase) -> tuple[str, ...]:
+        """Who answered a step of the current attempt that is over; ``ValueError`` for another."""
+        for each in self.survivors:
+            if each.phase is phase:
+                return each.sites
+        raise ValueError(f"{phase.name} is not over")
 
     @property
     def maker(self) -> str:
@@ -157,26 +271,27 @@ class State:
     @property
     def presence_key(self) -> PhaseKey:
         """The current attempt's PRESENCE step."""
-        return self._key(Phase.PRESENCE)
+        return self.key(Phase.PRESENCE)
 
     @property
     def values_key(self) -> PhaseKey:
         """The current attempt's VALUES step."""
-        return self._key(Phase.VALUES)
+        return self.key(Phase.VALUES)
 
     @property
     def result_key(self) -> PhaseKey:
         """The current attempt's RESULT step."""
-        return self._key(Phase.RESULT)
+        return self.key(Phase.RESULT)
+
+    def key(self, phase: Phase) -> PhaseKey:
+        """A step of the current attempt."""
+        return PhaseKey(self.run, self.round, self.attempt, phase)
 
     @property
     def asked_key(self) -> PhaseKey | None:
         """The step that the current stage of a round asks of sites, or None."""
         phase = ASKED.get(self.stage)
-        return None if phase is None else self._key(phase)
-
-    def _key(self, phase: Phase) -> PhaseKey:
-        return PhaseKey(self.run, self.round, self.attempt, phase)
+        return None if phase is None else self.key(phase)
 
     def to_json(self) -> str:
         """As text that :meth:`from_json` reads."""

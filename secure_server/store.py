@@ -13,7 +13,7 @@ import hashlib
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,7 +25,7 @@ from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.errors import Conflict, StoreInUse, WrongPhase, WrongStore
 from secure_server.run_state import State
 
-_SCHEMA_VERSION = 1
+_SCHEMA_VERSION = 2
 _SCHEMA = (
     "CREATE TABLE identity (schema INTEGER NOT NULL, run TEXT NOT NULL, agreement_hash BLOB NOT NULL) STRICT",
     "CREATE TABLE state (id INTEGER PRIMARY KEY CHECK (id = 1), json TEXT NOT NULL) STRICT",
@@ -38,12 +38,21 @@ _SCHEMA = (
         sha256 BLOB NOT NULL, content BLOB, received_at REAL NOT NULL,
         PRIMARY KEY (round, attempt, phase, site)
     ) STRICT""",
+    # Sites of a group have the same result: it is kept once.
     """CREATE TABLE results (
         round INTEGER NOT NULL, attempt INTEGER NOT NULL, phase INTEGER NOT NULL, site TEXT NOT NULL,
-        content BLOB NOT NULL,
+        sha256 BLOB NOT NULL,
         PRIMARY KEY (round, attempt, phase, site)
     ) STRICT""",
+    "CREATE TABLE contents (sha256 BLOB PRIMARY KEY, content BLOB NOT NULL) STRICT",
 )
+
+_DELETE_RESULTS = """
+    DELETE FROM results WHERE round < ? AND EXISTS (
+        SELECT 1 FROM results AS newer
+        WHERE newer.site = results.site AND (newer.round, newer.attempt) > (results.round, results.attempt)
+    )
+"""
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,14 @@ class Received:
     key: PhaseKey | None
     content: bytes
     received_at: float
+
+
+@dataclass(frozen=True)
+class Given:
+    """A result that was given: under which RESULT key, and its SHA-256 (32 bytes)."""
+
+    key: PhaseKey
+    sha256: bytes
 
 
 class Store:
@@ -146,12 +163,18 @@ class Store:
             self._put_state(state)
 
     def prune(self, before_round: int) -> None:
-        """Drop results and, unless recording, contents of uploads of rounds 1 to ``before_round`` - 1."""
+        """Drop what rounds before ``before_round`` leave, but for the set-up.
+
+        That is results, save each site's latest, which it may not have got, and unless recording the contents of
+        uploads.
+        """
         with self._transaction():
-            self._db.execute("DELETE FROM results WHERE round < ?", (before_round,))
+            self._db.execute(_DELETE_RESULTS, (before_round,))
+            self._db.execute("DELETE FROM contents WHERE sha256 NOT IN (SELECT sha256 FROM results)")
             if not self._record:
                 self._db.execute(
-                    "UPDATE uploads SET content = NULL WHERE round BETWEEN 1 AND ?", (before_round - 1,)
+                    "UPDATE uploads SET content = NULL WHERE round < ? AND phase NOT IN (?, ?)",
+                    (before_round, int(Phase.ROSTER), int(Phase.SECRET)),
                 )
 
     # What is stored
@@ -170,9 +193,29 @@ class Store:
 
     def result(self, key: PhaseKey, site: str) -> bytes | None:
         """The result for ``site`` under a RESULT key; None if there is none, or it is pruned."""
-        return self._one(
-            "SELECT content FROM results WHERE (round, attempt, phase, site) = (?, ?, ?, ?)", key, site
-        )
+        digest = self._result_hash(key, site)
+        return None if digest is None else self.content(digest)
+
+    def content(self, sha256: bytes) -> bytes | None:
+        """A result by its SHA-256; None if there is none, or it is pruned."""
+        row = self._db.execute("SELECT content FROM contents WHERE sha256 = ?", (sha256,)).fetchone()
+        return None if row is None else row[0]
+
+    def latest_given(self, sites: Iterable[str], before_round: int) -> Given | None:
+        """The last result that any of ``sites`` was given before a round; None before the first."""
+        rows = [
+            row
+            for site in sites
+            for row in self._db.execute(
+                "SELECT round, attempt, phase, sha256 FROM results WHERE site = ? AND round < ? "
+                "ORDER BY round DESC, attempt DESC LIMIT 1",
+                (site, before_round),
+            )
+        ]
+        if not rows:
+            return None
+        round_, attempt, phase, digest = max(rows)
+        return Given(PhaseKey(self._run, round_, attempt, Phase(phase)), digest)
 
     def statements(self) -> dict[str, bytes]:
         """Each joined site's signed statement."""
@@ -234,11 +277,17 @@ class Store:
         )
 
     def _put_result(self, key: PhaseKey, site: str, content: bytes) -> None:
-        stored = self.result(key, site)
+        stored, digest = self._result_hash(key, site), hashlib.sha256(content).digest()
         if stored is not None:
-            check_same(f"the result for {site} in round {key.round}", stored, content)
+            check_same(f"the result for {site} in round {key.round}", stored, digest)
             return
-        self._db.execute("INSERT INTO results VALUES (?, ?, ?, ?, ?)", (*_step(key), site, content))
+        self._db.execute("INSERT OR IGNORE INTO contents VALUES (?, ?)", (digest, content))
+        self._db.execute("INSERT INTO results VALUES (?, ?, ?, ?, ?)", (*_step(key), site, digest))
+
+    def _result_hash(self, key: PhaseKey, site: str) -> bytes | None:
+        return self._one(
+            "SELECT sha256 FROM results WHERE (round, attempt, phase, site) = (?, ?, ?, ?)", key, site
+        )
 
     def _one(self, query: str, key: PhaseKey, site: str) -> bytes | None:
         check_run(key, self._run)

@@ -1,6 +1,8 @@
 """A whole run against the round machine with a fake clock, faults, and checks after each event.
 
-The checks rest on a ledger of this module's own, not on what the machine says of itself.
+The checks rest on a ledger of this module's own, not on what the machine says of itself. Rules are of each kind:
+one step or many in a round, with a clustering before or without. What the coordinator puts in of its own, plans and
+groups, is chosen here once for each attempt, as it is a function of what is stored.
 """
 
 from __future__ import annotations
@@ -13,24 +15,29 @@ from dataclasses import replace
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server import rounds
 from secure_server.errors import CoordinatorError, JoinClosed
-from secure_server.rounds import Rules, Stage, State
+from secure_server.rounds import Groups, Planned, Quorum, Rules, Stage, State
+from secure_server.run_state import ASKED, STEPS
 
 SECONDS: Mapping[Phase, float] = {
     Phase.ROSTER: 10.0,
     Phase.SECRET: 10.0,
     Phase.PRESENCE: 60.0,
-    Phase.VALUES: 20.0,
+    **dict.fromkeys(STEPS, 20.0),
     Phase.RESULT: 20.0,
 }
+_ONE, _MANY = (Phase.VALUES,), STEPS
 
 
 def random_rules(rng: random.Random) -> Rules:
-    """Rules of a small run."""
-    sites = rng.randint(3, 6)
+    """Rules of a small run: one step in a round, groups with one, or groups with many."""
+    sites = rng.randint(3, 7)
+    first_round, steps = rng.choice(((1, _ONE), (0, _ONE), (0, _MANY), (0, _MANY)))
     return Rules(
+        first_round=first_round,
+        round_steps=steps,
         run="sim",
         roster=tuple(f"s{number}" for number in range(sites)),
-        min_sites=rng.randint(2, sites),
+        min_sites=rng.randint(2, sites if steps == _ONE else sites // 2 + 1),
         rounds=rng.randint(1, 3),
         max_attempts=rng.randint(1, 4),
         needs_secret=rng.random() < 0.7,
@@ -62,13 +69,17 @@ class SimulatedRun:
         self.unsure: dict[str, PhaseKey] = {}  # answers whose acknowledgement was lost
         self.accepted: set[tuple[PhaseKey, str]] = set()
         self.computed: dict[int, PhaseKey] = {}  # by round
-        self.asked: dict[PhaseKey, object] = {}
+        self.abandoned: set[int] = set()
+        self.unmasking: dict[int, int] = {}  # by round: the attempt in which a site was asked to UNMASK
+        self.asked: dict[tuple[PhaseKey, str], object] = {}
+        self.plans: dict[PhaseKey, Planned] = {}
+        self.groups: Groups = ()
         self.seen: Counter[str] = Counter()
 
     # One event, and what must hold after it
 
     def do(self, event: rounds.Event) -> bool:
-        """Whether the machine took the event."""
+        """Whether the machine took the event. A plan follows at once, or the coordinator is killed before it."""
         before = self.state
         try:
             after = rounds.step(self.rules, before, event, self.now)
@@ -80,13 +91,59 @@ class SimulatedRun:
         if isinstance(event, rounds.Computed):
             self._check_computation(before)
         self._check_order(before, after)
+        if len(after.survivors) > len(before.survivors):
+            self._check_step(before, after)
         self.state = after
+        if after.stage is Stage.UNMASK:
+            self.unmasking.setdefault(after.round, after.attempt)
         self._check_requests()
+        self._note(before, after)
+        if after.stage is Stage.PLANNING and not isinstance(event, rounds.Resumed):
+            self.plan() if self.rng.random() < 0.8 else self.restart()
+        return True
+
+    def _note(self, before: State, after: State) -> None:
         self.seen[after.stage] += after.stage is not before.stage
         # A failure that benched a site counts for nothing, but is one.
         self.seen["failed attempt"] += after.failures > before.failures or after.benched > before.benched
         self.seen["new maker"] += after.setup_attempt > before.setup_attempt
-        return True
+        went_on = len(after.survivors) > len(before.survivors)
+        self.seen["drop-out"] += went_on and len(after.asked) < len(before.asked)
+        if rounds.abandons(before, after):
+            self.seen["abandoned round"] += 1
+            self.seen["abandoned last round"] += before.round == self.rules.rounds
+            self.abandoned.add(before.round)
+
+    def plan(self) -> None:
+        """The coordinator settles who goes on, if it is to: the same for the same attempt, whenever it is asked."""
+        if self.state.stage is Stage.PLANNING:
+            key = self.state.presence_key
+            if key not in self.plans:
+                self.plans[key] = self.random_plan()
+            self.do(self.plans[key])
+
+    def random_plan(self) -> Planned:
+        """Groups with two or more there go on; in rounds of many steps two thirds of a group are enough."""
+        present = set(self.state.participants)
+        groups = [sorted(present & set(group)) for group in self.groups]
+        staying = [group for group in groups if len(group) >= 2]
+        participants = tuple(sorted(site for group in staying for site in group))
+        if self.rules.round_steps == _ONE:
+            return Planned(participants)
+        quorums = [
+            Quorum(phase, frozenset(group), 2 * len(group) // 3 + 1) for group in staying for phase in STEPS
+        ]
+        classes = [Quorum(Phase.VALUES, frozenset(self.rng.sample(group, 2)), 1) for group in staying]
+        return Planned(participants, (*quorums, *classes))
+
+    def random_groups(self) -> Groups:
+        """The members in one group, or in two of two or more."""
+        members = list(self.state.members)
+        if len(members) < 4 or self.rng.random() < 0.5:
+            return (tuple(members),)
+        self.rng.shuffle(members)
+        cut = self.rng.randint(2, len(members) - 2)
+        return tuple(sorted((tuple(sorted(members[:cut])), tuple(sorted(members[cut:])))))
 
     def _check_refusal(self, before: State, event: rounds.Event, error: CoordinatorError) -> None:
         require(
@@ -103,13 +160,35 @@ class SimulatedRun:
         self.accepted.add(answer)
 
     def _check_computation(self, before: State) -> None:
-        """Exact result or none: each participant gave presence and values for this very attempt."""
+        """Exact result or none: all that it rests on was given for this very attempt, by enough for each step."""
         require(before.round not in self.computed, f"round {before.round} computed twice")
+        require(before.round not in self.abandoned, f"round {before.round} computed and abandoned")
         require(len(before.participants) >= self.rules.min_sites, f"only {before.participants} computed")
-        for site in before.participants:
-            for key in (before.presence_key, before.values_key):
-                require((key, site) in self.accepted, f"computed without {site}'s {key}")
+        self._check_answered(before.presence_key, set(before.participants))
+        over = [each.phase for each in before.survivors]
+        require(over == list(self.rules.steps(before.round)), f"computed after {over} alone")
         self.computed[before.round] = before.result_key
+
+    def _check_step(self, before: State, after: State) -> None:
+        """A step is over: enough of those who were asked answered it, and they alone are asked the next."""
+        phase, asked = after.survivors[-1].phase, set(before.asked)
+        answered = {site for key, site in self.accepted if key == before.key(phase)}
+        require(answered <= asked, f"{phase.name} from sites that had dropped out")
+        require(set(after.asked) == answered, f"after {phase.name} others are asked than those who answered")
+        self._check_quorums(before, phase, asked, answered)
+
+    def _check_answered(self, key: PhaseKey, sites: set[str]) -> None:
+        for site in sites:
+            require((key, site) in self.accepted, f"went on without {site}'s {key}")
+
+    def _check_quorums(self, state: State, phase: Phase, asked: set[str], answered: set[str]) -> None:
+        plan = self.plans.get(state.presence_key, Planned(()))
+        quorums = [quorum for quorum in plan.quorums if quorum.phase is phase]
+        if not quorums:
+            self._check_answered(state.key(phase), asked)
+        for quorum in quorums:
+            enough = len(quorum.sites & answered) >= quorum.least
+            require(enough, f"went on without a quorum in {phase.name}: {sorted(answered)}")
 
     def _check_order(self, before: State, after: State) -> None:
         require(
@@ -121,32 +200,53 @@ class SimulatedRun:
         )
         require(before.stage is not Stage.FINISHED or after.stage is Stage.FINISHED, "went on after the end")
         if after.stage is Stage.FINISHED:
-            require(
-                set(self.computed) == set(range(1, self.rules.rounds + 1)), "finished without each result"
+            ended = (
+                set(self.computed) | self.abandoned | ({before.round} if self._abandons(before) else set())
             )
+            every = set(range(self.rules.first_round, self.rules.rounds + 1))
+            require(ended == every, "finished without each result")
+        if before.begun and after.round > before.round:
+            due = before.round in self.computed or self._abandons(before)
+            require(due, f"left round {before.round} without a result")
+        elif after.attempt > before.attempt:
+            require(not self._abandons(before), "another attempt after UNMASK was asked")
+        require(not self.groups or after.groups == self.groups, "the groups changed")
         if not after.over:
             left = after.deadline - self.now
             require(left <= self.rules.seconds(after.stage), "a deadline recedes beyond its phase's time")
 
+    def _abandons(self, before: State) -> bool:
+        """By what was asked, as this ledger has it: whether the round can only end without a result now."""
+        return before.round in self.unmasking and before.round not in self.computed
+
     def _check_requests(self) -> None:
-        """What is asked under a key never changes, and no result is given that was not computed."""
-        state = self.state
-        content: Mapping[Phase, object] = {
-            Phase.ROSTER: state.members,
-            Phase.SECRET: state.members,
-            Phase.PRESENCE: None,
-            Phase.VALUES: state.participants,
-            Phase.RESULT: state.participants,
-        }
+        """What is asked under a key never changes, and nothing is asked that was not to be."""
         for site in self.rules.roster:
-            key = rounds.task_for(self.rules, state, site)
-            if key is None:
-                continue
-            asked = self.asked.setdefault(key, content[key.phase])
-            require(asked == content[key.phase], f"{key} asks something else than before")
-            require((key, site) not in self.accepted, f"{site} is asked {key} again")
-            if key.phase is Phase.RESULT:
-                require(self.computed.get(key.round) == key, f"{key} was not computed")
+            key = rounds.task_for(self.rules, self.state, site)
+            if key is not None:
+                self._check_request(key, site)
+
+    def _check_request(self, key: PhaseKey, site: str) -> None:
+        content = self._content(key, site)
+        asked = self.asked.setdefault((key, site), content)
+        require(asked == content, f"{key} asks something else than before")
+        require((key, site) not in self.accepted, f"{site} is asked {key} again")
+        if key.phase not in (Phase.ROSTER, Phase.SECRET):
+            unmasked = self.unmasking.get(key.round, key.attempt)
+            require(unmasked == key.attempt, f"{key} after UNMASK was asked in attempt {unmasked}")
+        if key.phase is Phase.RESULT:
+            require(self.computed.get(key.round) == key, f"{key} was not computed")
+
+    def _content(self, key: PhaseKey, site: str) -> object:
+        """What the request would be made of; beside that, only what was uploaded."""
+        state = self.state
+        if key.phase in (Phase.ROSTER, Phase.SECRET):
+            return state.members
+        if key.phase is Phase.PRESENCE:
+            return state.groups
+        group = next((group for group in state.groups if site in group), state.members)
+        over = [(each.phase, sorted(set(each.sites) & set(group))) for each in state.survivors]
+        return state.participants, over
 
     # What sites and the coordinator's process do
 
@@ -174,7 +274,13 @@ class SimulatedRun:
         """The aggregation ends, if one is running."""
         if self.state.stage is Stage.COMPUTING:
             failed = self.rng.random() < fails
-            self.do(rounds.ComputeFailed() if failed else rounds.Computed())
+            self.do(rounds.ComputeFailed() if failed else self.computation())
+
+    def computation(self) -> rounds.Computed:
+        """What comes of the current attempt."""
+        if self.state.round == 0 and not self.groups:
+            self.groups = self.random_groups()
+        return rounds.Computed(self.groups if self.state.round == 0 else ())
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
@@ -185,6 +291,7 @@ class SimulatedRun:
         self.seen[f"restart in {self.state.stage}"] += 1
         self.state = State.from_json(self.state.to_json())
         self.do(rounds.Resumed())
+        self.plan()
 
     # Faults
 
@@ -197,15 +304,18 @@ class SimulatedRun:
             lambda: self.do(rounds.Joined(site)),
             lambda: self.replay(site),
             lambda: self.do(rounds.Answered(site, self.made_up_key())),
-            lambda: (
-                self.do(self.rng.choice((rounds.Computed(), rounds.ComputeFailed())))
-                if self.state.stage is not Stage.COMPUTING
-                else None
-            ),
+            self.own_part_out_of_turn,
             self.restart,
             lambda: self.pass_time(self.rng.choice((30.0, 1e3, 1e6, -1e3, -1e6))),
         )
         self.rng.choices(faults, weights=(4, 2, 2, 4, 4, 2, 3, 2))[0]()
+
+    def own_part_out_of_turn(self) -> None:
+        """The coordinator's own events, where the machine waits for others."""
+        if self.state.stage not in (Stage.COMPUTING, Stage.PLANNING) and self.state.begun:
+            groups = (self.state.groups or (self.state.members,)) if self.state.round == 0 else ()
+            plan = Planned(self.state.participants)
+            self.do(self.rng.choice((rounds.Computed(groups), rounds.ComputeFailed(), plan)))
 
     def replay(self, site: str) -> None:
         """An old answer of a site arrives once more."""
@@ -262,7 +372,7 @@ class SimulatedRun:
         """With too few sites left, the run stops, or ends if its last result is out, in bounded time."""
         staying = self.rng.sample(self.rules.roster, self.rules.min_sites - 1)
         rules, attempts = self.rules, self.rules.max_attempts
-        one_round = sum(rules.seconds(stage) for stage in (Stage.PRESENCE, Stage.VALUES, Stage.RESULT))
+        one_round = sum(rules.seconds(stage) for stage in ASKED)
         bound = rules.join_seconds + attempts * rules.seconds(Stage.SETUP) + (attempts + 2) * one_round
         end = self.now + bound
         while not self.state.over and self.now <= end:

@@ -24,6 +24,8 @@ class SpitefulRun(SimulatedRun):
             self.rules,
             min_sites=self.rng.randint(2, len(self.good)),
             max_attempts=2,
+            first_round=1,
+            round_steps=(Phase.VALUES,),
         )
         self.idleness = self.rng.choice((0.1, 0.5, 0.9))
 
@@ -51,7 +53,7 @@ class SpitefulRun(SimulatedRun):
     def run(self) -> None:
         """From joining to the end, which is the last round's result and not an operator's work."""
         rules = self.rules
-        stages = [stage for stage in Stage if stage not in (Stage.FINISHED, Stage.STOPPED)]
+        stages = (Stage.JOINING, Stage.SETUP, Stage.PRESENCE, Stage.VALUES, Stage.COMPUTING, Stage.RESULT)
         attempts = (len(self.spiteful) + 1) * rules.max_attempts
         bound = rules.rounds * attempts * sum(rules.seconds(stage) for stage in stages)
         end = self.now + 2 * bound

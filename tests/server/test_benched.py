@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from secure_server import rounds
+from secure_server import rounds, settling
 from secure_server.errors import WrongPhase
 from secure_server.rounds import Rules, Stage, State
 from tests.server.round_player import RULES, SITES, Player, in_round
@@ -64,7 +64,7 @@ class TestOneSite:
     def test_would_stop_the_run_if_nobody_were_benched(
         self, spite: Callable[[Player], None], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(rounds, "_benched", keeps_nobody_out)
+        monkeypatch.setattr(settling, "_benched", keeps_nobody_out)
         player = in_round()
         for _ in range(RULES.max_attempts):
             spite(player)
@@ -158,6 +158,6 @@ class TestManySpitefulSites:
         assert seen["failed attempt"] > 100
 
     def test_would_stop_it_if_nobody_were_benched(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(rounds, "_benched", keeps_nobody_out)
+        monkeypatch.setattr(settling, "_benched", keeps_nobody_out)
         with pytest.raises(InvariantError, match="enough sites are good"):
             run_spiteful()

@@ -14,7 +14,8 @@ import pytest
 
 from crypto.sealed import SealedSecret
 from protoseal.config import Agreement
-from protoseal.federation import DirectTransport, LocalFederation
+from protoseal.federation import DirectTransport, LocalFederation, make_parties
+from protoseal.terms import limits_of
 from protoseal_wire import codec
 from protoseal_wire.messages import (
     PROTOCOL_VERSION,
@@ -30,6 +31,7 @@ from secure_server.aggregate import Aggregator
 from secure_server.app import append_round, read_rounds
 from secure_server.coordinator import Coordinator
 from secure_server.errors import TooLarge
+from secure_server.members import Members
 from secure_server.requests import Requests
 from secure_server.rounds import Rules, Stage
 from secure_server.store import Store
@@ -218,7 +220,8 @@ class TestSizes:
 
 
 def test_group_keys_are_decoded_once_for_each_set_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    state, limits = in_round().state, codec.Limits(3, 8, 4)
+    agreement, state = small_agreement(), in_round().state
+    _, trust = make_parties(tmp_path, agreement, [])
     sealed = SealedSecret("ada", "bea", b"r" * 32, b"p" * 32, b"c" * 100, b"s" * 70)
     decoded: list[bytes] = []
     decode = codec.decode_roster_answer
@@ -229,7 +232,8 @@ def test_group_keys_are_decoded_once_for_each_set_up(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(codec, "decode_roster_answer", counted)
     with Store.open(tmp_path / "store.sqlite", "r1", b"a" * 32) as store:
-        requests = Requests(store, limits)
+        members = Members(agreement, trust, store, limits_of(agreement), 60.0)
+        requests = Requests(agreement, store, members, Aggregator(agreement, tmp_path / "keys"))
         assert requests.group_keys(state) is None
         contents = []
         for attempt, keys in enumerate((b"first", b"second"), start=1):

@@ -1,7 +1,8 @@
 """Hundreds of whole runs with a fake clock: lost messages, replays, deaths, restarts, clock jumps.
 
-The invariants (in ``simulated_run``): an exact result or none, one computed attempt in a round, nothing goes
-back, never fewer sites than the minimum, what a key asks never changes, and every run comes to an end.
+The invariants (in ``simulated_run``): an exact result or a clean abort, one computed attempt in a round, no attempt
+of a round after UNMASK was asked in it, nothing goes back, never fewer sites than the minimum or a quorum, what a key
+asks of a site never changes, and every run comes to an end.
 """
 
 from __future__ import annotations
@@ -9,14 +10,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from types import ModuleType
 
 import pytest
 
-from secure_server import rounds
+from protoseal_wire.messages import PhaseKey
+from secure_server import rounds, settling
+from secure_server.checks import check_expected
 from secure_server.rounds import Rules, Stage, State
+from secure_server.run_state import ASKING, STEPS
 from tests.server.simulated_run import InvariantError, SimulatedRun
 
-RUNS = 320
+RUNS = 500
+ASKING_STEPS = [ASKING[phase] for phase in STEPS]
 
 
 def simulate(seed: int) -> SimulatedRun:
@@ -58,6 +64,9 @@ def test_invariants_hold_in_every_run(seen: Counter[str]) -> None:
         *(f"restart in {stage}" for stage in Stage),
         "failed attempt",
         "new maker",
+        "drop-out",
+        "abandoned round",
+        "abandoned last round",
     ],
 )
 def test_the_simulation_goes_everywhere(seen: Counter[str], what: str) -> None:
@@ -70,10 +79,17 @@ def test_a_run_without_faults_finishes_without_a_failed_attempt() -> None:
         run.finish()
         assert run.seen["failed attempt"] == 0
         assert run.state.participants == run.rules.roster
+        assert not run.abandoned
 
 
 def no_check(*_: object) -> None:
     """In the place of a check."""
+
+
+def expects_anything(rules: Rules, state: State, site: str, key: PhaseKey) -> None:
+    """Before there are members, no state could hold an answer."""
+    if not state.members:
+        check_expected(rules, state, site, key)
 
 
 def same_attempt_again(rules: Rules, state: State, now: float) -> State:
@@ -82,27 +98,29 @@ def same_attempt_again(rules: Rules, state: State, now: float) -> State:
         stage=Stage.PRESENCE,
         answered=frozenset(),
         participants=(),
+        survivors=(),
+        quorums=(),
         deadline=now + rules.seconds(Stage.PRESENCE),
     )
 
 
-def values_may_be_missing(rules: Rules, state: State, now: float, *, late: bool) -> State:
+def answers_may_be_missing(rules: Rules, state: State, now: float, *, late: bool) -> State:
     if not late:
         return state
-    return replace(state, stage=Stage.COMPUTING, answered=frozenset(), deadline=now + 20.0)
+    return real_next_step(rules, state, set(), now)
 
 
 def too_few_may_be_present(rules: Rules, state: State, now: float, *, late: bool) -> State:
     if not late:
         return state
-    participants = tuple(sorted(state.answered))
-    return replace(
-        state, stage=Stage.VALUES, participants=participants, answered=frozenset(), deadline=now + 20.0
+    state = replace(state, participants=tuple(sorted(state.answered)))
+    return (
+        settling.enter(rules, state, Stage.PLANNING, now) if state.groups else first_step(rules, state, now)
     )
 
 
 def never_gives_up(rules: Rules, state: State, why: str, now: float, lost: object = ()) -> State:
-    return rounds._next_attempt(rules, replace(state, participants=()), now)
+    return settling.next_attempt(rules, settling._cleared(state), now)
 
 
 def any_deadline(rules: Rules, state: State, now: float) -> State:
@@ -113,25 +131,70 @@ def forgets_the_attempt(rules: Rules, state: State, event: rounds.Event, now: fl
     return replace(real_step(rules, state, event, now), attempt=1)
 
 
-real_step = rounds.step
+def unmasking_is_as_any_step(rules: Rules, state: State) -> bool:
+    """As if nobody had released a share."""
+    return False
+
+
+def asks_all_participants(rules: Rules, state: State, missing: object, now: float) -> State:
+    """As if nobody had dropped out: the dropped are asked for the rest of the attempt."""
+    after = real_next_step(rules, state, set(), now)
+    everyone = (*after.survivors[:-1], replace(after.survivors[-1], sites=state.asked))
+    return replace(after, survivors=everyone)
+
+
+real_step, real_next_step, first_step = rounds.step, settling._next_step, settling.first_step
+
+
+def notices(violation: str) -> None:
+    """The simulation must find this out."""
+    with pytest.raises(InvariantError, match=violation):
+        simulate_all()
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "weakened", "violation"),
+    [
+        (rounds, "check_expected", expects_anything, "nobody asked for|went on without"),
+        (rounds, "check_computing", no_check, "computed"),
+        (settling, "next_attempt", same_attempt_again, "asked .* again|asks something else"),
+        (rounds, "step", forgets_the_attempt, "went back|again"),
+        (settling, "_unmask_was_asked", unmasking_is_as_any_step, "UNMASK was asked"),
+        (settling, "_next_step", asks_all_participants, "others are asked"),
+    ],
+)
+def test_the_simulation_notices_a_weakened_machine(
+    place: ModuleType,
+    name: str,
+    weakened: Callable[..., object],
+    violation: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(place, name, weakened)
+    notices(violation)
 
 
 @pytest.mark.parametrize(
     ("name", "weakened", "violation"),
-    [
-        ("check_expected", no_check, "nobody asked for"),
-        ("check_computing", no_check, "computed"),
-        ("_next_attempt", same_attempt_again, "asked .* again|asks something else"),
-        ("_settled_values", values_may_be_missing, "computed without"),
-        ("_settled_presence", too_few_may_be_present, "only .* computed"),
-        ("_failed", never_gives_up, "goes on"),
-        ("_within_full_time", any_deadline, "recedes"),
-        ("step", forgets_the_attempt, "went back|again"),
-    ],
+    [("failed", never_gives_up, "goes on|UNMASK"), ("within_full_time", any_deadline, "recedes")],
 )
-def test_the_simulation_notices_a_weakened_machine(
+def test_the_simulation_notices_what_both_halves_of_the_machine_lack(
     name: str, weakened: Callable[..., object], violation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rounds, name, weakened)
-    with pytest.raises(InvariantError, match=violation):
-        simulate_all()
+    for place in (rounds, settling):
+        monkeypatch.setattr(place, name, weakened)
+    notices(violation)
+
+
+@pytest.mark.parametrize(
+    ("stage", "weakened", "violation"),
+    [
+        (Stage.PRESENCE, too_few_may_be_present, "only .* computed"),
+        *((stage, answers_may_be_missing, "went on without") for stage in ASKING_STEPS),
+    ],
+)
+def test_the_simulation_notices_a_stage_that_ends_too_soon(
+    stage: Stage, weakened: Callable[..., State], violation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(settling._SETTLED, stage, weakened)
+    notices(violation)

@@ -14,7 +14,7 @@ from protoseal_wire.messages import Phase, PhaseKey
 from secure_server import rounds
 from secure_server import store as store_module
 from secure_server.errors import Conflict, StoreInUse, WrongPhase, WrongStore
-from secure_server.store import Received, Store
+from secure_server.store import Given, Received, Store
 from tests.server.round_player import RULES, SITES, START, Player, in_round
 
 AGREEMENT = b"a" * 32
@@ -155,11 +155,18 @@ class TestPruning:
         assert store.upload(state.values_key, "ada") == b"values"
         store.prune(2)
         assert store.upload(state.values_key, "ada") is None
-        assert store.result(state.result_key, "ada") is None
         assert store.upload(state.roster_key, "ada") == b"keys"
         assert store.upload(PhaseKey("r1", 2, 1, Phase.VALUES), "ada") == b"newer"
         assert store.statements() == {"ada": b"signed"}
         assert {received.content for received in store.received()} == {b"signed", b"keys", b"newer"}
+
+    def test_drops_the_clustering_but_not_the_set_up_of_the_same_round(self, store: Store) -> None:
+        clustering = PhaseKey("r1", 0, 1, Phase.VALUES)
+        store.save(BEGUN, upload=(PhaseKey("r1", 0, 1, Phase.SECRET), "ada", b"set up"))
+        store.save(BEGUN, upload=(clustering, "ada", b"prototypes"))
+        store.prune(1)
+        assert store.upload(clustering, "ada") is None
+        assert store.upload(PhaseKey("r1", 0, 1, Phase.SECRET), "ada") == b"set up"
 
     def test_leaves_hashes_so_that_replays_still_meet_their_answer(self, store: Store) -> None:
         state = self.fill(store)
@@ -182,6 +189,56 @@ class TestPruning:
                 Received("ada", state.values_key, b"values", 102),
                 Received("ada", PhaseKey("r1", 2, 1, Phase.VALUES), b"newer", 103),
             ]
+
+
+class TestResults:
+    """A site's latest result stays until it has a newer one: it may have missed it."""
+
+    def give(self, store: Store, number: int, results: dict[str, bytes], attempt: int = 1) -> PhaseKey:
+        state = rounds.State("r1", rounds.Stage.RESULT, 0.0, round=number, attempt=attempt)
+        store.save(state, results=results)
+        return state.result_key
+
+    def contents(self, store: Store) -> int:
+        return int(store._db.execute("SELECT count(*) FROM contents").fetchone()[0])
+
+    def test_that_are_the_same_are_kept_once(self, store: Store) -> None:
+        key = self.give(store, 1, dict.fromkeys(SITES, b"of the group"))
+        assert self.contents(store) == 1
+        assert [store.result(key, site) for site in SITES] == [b"of the group"] * 4
+
+    def test_go_when_the_site_has_a_newer_one_and_no_sooner(self, store: Store) -> None:
+        first = self.give(store, 1, {"ada": b"one", "bea": b"one", "cid": b"two"})
+        store.prune(2)
+        second = self.give(store, 2, {"ada": b"three", "cid": b"four"})
+        store.prune(3)
+        assert [store.result(first, site) for site in SITES] == [None, b"one", None, None]
+        assert [store.result(second, site) for site in SITES] == [b"three", None, b"four", None]
+        assert self.contents(store) == 3
+        self.give(store, 3, {"bea": b"five"})
+        store.prune(4)
+        assert store.result(first, "bea") is None
+        assert self.contents(store) == 3
+
+    def test_stay_as_long_as_their_own_round(self, store: Store) -> None:
+        self.give(store, 1, {"ada": b"one"})
+        key = self.give(store, 2, {"ada": b"two"})
+        store.prune(2)
+        assert store.result(key, "ada") == b"two"
+        assert self.contents(store) == 1
+
+    def test_latest_of_a_group_is_the_newest_that_any_member_was_given(self, store: Store) -> None:
+        assert store.latest_given(SITES, 3) is None
+        first = self.give(store, 1, {"ada": b"one", "bea": b"one"})
+        second = self.give(store, 2, {"ada": b"two"}, attempt=3)
+        assert store.latest_given(("ada", "bea"), 2) == Given(first, hashlib.sha256(b"one").digest())
+        latest = store.latest_given(("ada", "bea"), 3)
+        assert latest == Given(second, hashlib.sha256(b"two").digest())
+        assert store.content(latest.sha256) == b"two"
+        assert store.latest_given(("bea",), 3) == Given(first, hashlib.sha256(b"one").digest())
+        assert store.latest_given(("cid",), 3) is None
+        assert store.latest_given((), 3) is None
+        assert store.content(b"0" * 32) is None
 
 
 class TestOpening:
@@ -211,7 +268,7 @@ class TestOpening:
         corrected.close()
 
     def test_a_file_of_another_version_is_refused(self, store: Store, path: Path) -> None:
-        store._db.execute("UPDATE identity SET schema = 2")
+        store._db.execute("UPDATE identity SET schema = 1")
         store.close()
         with pytest.raises(WrongStore, match="another run, agreement or version"):
             Store.open(path, "r1", AGREEMENT)

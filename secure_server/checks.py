@@ -1,0 +1,67 @@
+"""What the round machine refuses, one check each."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from protoseal_wire.messages import PhaseKey
+from secure_server.errors import JoinClosed, NotJoined, NotOnRoster, WrongPhase
+from secure_server.run_state import Groups, Rules, Stage, State
+from secure_server.tasks import task_for
+
+
+def check_on_roster(rules: Rules, site: str) -> None:
+    """:class:`NotOnRoster` unless the coordinator's file names the site."""
+    if site not in rules.roster:
+        raise NotOnRoster(
+            f"{site} is not among this run's sites; the coordinator's operator can add it before a run"
+        )
+
+
+def check_may_join(state: State, site: str) -> None:
+    """:class:`JoinClosed` if the run has begun without the site."""
+    if state.members and site not in state.members:
+        raise JoinClosed(f"run {state.run} goes on without {site}: it can join the next run")
+
+
+def check_joined(rules: Rules, state: State, site: str) -> None:
+    """:class:`NotJoined` unless the site has joined and not left since; :class:`NotOnRoster` as above."""
+    check_on_roster(rules, site)
+    if site not in state.joined:
+        raise NotJoined(f"{site} has not joined run {state.run}, or has left it: join first")
+
+
+def check_expected(rules: Rules, state: State, site: str, key: PhaseKey) -> None:
+    """:class:`WrongPhase` unless ``key`` is the site's current task."""
+    task = task_for(rules, state, site)
+    if key != task:
+        current = _name(task) if task else f"none ({state.stage})"
+        raise WrongPhase(f"{_name(key)} is not asked of {site}; its task now: {current}")
+
+
+def check_planning(state: State) -> None:
+    """:class:`WrongPhase` unless a plan is due: what a step needs is settled before it is asked, and once."""
+    if state.stage is not Stage.PLANNING:
+        raise WrongPhase(f"nothing is being planned in stage {state.stage}")
+
+
+def check_computing(state: State) -> None:
+    """:class:`WrongPhase` unless a result is being computed: a round has one result."""
+    if state.stage is not Stage.COMPUTING:
+        raise WrongPhase(f"nothing is being computed in stage {state.stage}")
+
+
+def check_present(state: State, planned: Set[str]) -> None:
+    """``ValueError`` unless all of them stated their presence in the current attempt."""
+    if not planned <= set(state.participants):
+        raise ValueError("a plan with sites that are not there")
+
+
+def check_groups_due(state: State, groups: Groups) -> None:
+    """``ValueError`` unless groups come from a clustering and from nothing else: they stay as they are."""
+    if bool(groups) != (state.round == 0):
+        raise ValueError(f"round {state.round} {'sets' if groups else 'must set'} the groups")
+
+
+def _name(key: PhaseKey) -> str:
+    return f"{key.phase.name} of round {key.round}, attempt {key.attempt}, run {key.run}"

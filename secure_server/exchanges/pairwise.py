@@ -1,0 +1,191 @@
+"""FedPC's sums under ``masked``: each group's sum out of masked vectors, whoever drops out on the way.
+
+The coordinator relays keys, shares and signatures, and learns each group's sum and nothing of its terms. It checks
+what it relays, so that a bad answer is refused to its sender and not by everyone else. The limits: what is sealed
+in a share, and whether a released share is right, show only at the end, when the sum does not come out; then the
+round is abandoned, and nobody can say whose fault it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from crypto.pairwise.binding import Binding, threshold
+from crypto.pairwise.parts import MaskKeys, ReleasedShare, SealedShare
+from crypto.pairwise.release import check_released
+from crypto.pairwise.scheme import SCHEME, words_of
+from crypto.pairwise.shares import verify_share
+from crypto.pairwise.survivors import verify_survivor
+from crypto.pairwise.unmask import unmask
+from crypto.protection import Words
+from protoseal.config import Agreement
+from protoseal.terms import group_cohort, values_form
+from protoseal_wire import codec
+from protoseal_wire.codec import Limits
+from protoseal_wire.messages import (
+    Phase,
+    PhaseKey,
+    ReceivedShares,
+    SignedSurvivors,
+    SurvivorSet,
+    SurvivorSignature,
+)
+from secure_server.errors import BadPayload
+from secure_server.exchanges.attempt import Attempt, Outcome
+from secure_server.exchanges.mixing import GroupSum, mixed
+from secure_server.run_state import Quorum
+
+
+class PairwiseSums:
+    """SHARES, VALUES, SURVIVORS and UNMASK of all groups, side by side."""
+
+    masked = True
+
+    def __init__(self, agreement: Agreement, limits: Limits) -> None:
+        self._agreement, self._limits = agreement, limits
+        self._fixed_point = agreement.fixed_point()
+        self._relayed: tuple[tuple[object, ...], dict[str, tuple[SealedShare, ...]]] | None = None
+
+    def quorums(self, attempt: Attempt) -> tuple[Quorum, ...]:
+        """Of each group: enough for the threshold, and while vectors come in, for each active class too."""
+        return tuple(quorum for group in attempt.groups for quorum in self._quorums_of(attempt, group))
+
+    def _quorums_of(self, attempt: Attempt, group: tuple[str, ...]) -> Iterator[Quorum]:
+        least, members = threshold(len(group)), frozenset(group)
+        cohort = group_cohort(attempt.active, group, self._agreement)
+        for phase in (Phase.SHARES, Phase.VALUES):
+            yield Quorum(phase, members, max(least, self._agreement.min_holders))
+            for k in np.flatnonzero(cohort.counts):
+                holders = frozenset(cohort.sites[i] for i in np.flatnonzero(cohort.holds[:, k]))
+                yield Quorum(phase, holders, self._agreement.min_holders)
+        for phase in (Phase.SURVIVORS, Phase.UNMASK):
+            yield Quorum(phase, members, least)
+
+    # What is asked
+
+    def request(self, attempt: Attempt, phase: Phase, site: str) -> bytes:
+        """What the step relays to the site, from its own group alone."""
+        group = attempt.group_of(site)
+        match phase:
+            case Phase.SHARES:
+                return codec.encode_active_list(attempt.active)
+            case Phase.VALUES:
+                return codec.encode_received_shares(ReceivedShares(self._shares_for(attempt, group, site)))
+            case Phase.SURVIVORS:
+                return codec.encode_survivor_set(SurvivorSet(attempt.among(group, Phase.VALUES)))
+            case _:
+                return codec.encode_signed_survivors(self._signed(attempt, group))
+
+    def _shares_for(self, attempt: Attempt, group: tuple[str, ...], site: str) -> tuple[SealedShare, ...]:
+        made = self._all_shares(attempt)
+        return tuple(
+            share
+            for sender in attempt.among(group, Phase.SHARES)
+            for share in made[sender]
+            if share.recipient == site
+        )
+
+    def _all_shares(self, attempt: Attempt) -> dict[str, tuple[SealedShare, ...]]:
+        """By sender. As many as pairs of sites, and asked for by each of them: decoded once."""
+        senders = attempt.survivors[Phase.SHARES]
+        known = (attempt.key, senders)
+        if self._relayed is None or self._relayed[0] != known:
+            made = {
+                sender: codec.decode_shares_made(attempt.answer(Phase.SHARES, sender), self._limits).shares
+                for sender in senders
+            }
+            self._relayed = (known, made)
+        return self._relayed[1]
+
+    def _signed(self, attempt: Attempt, group: tuple[str, ...]) -> SignedSurvivors:
+        signatures = tuple(self._signature(attempt, site) for site in attempt.among(group, Phase.SURVIVORS))
+        return SignedSurvivors(attempt.among(group, Phase.VALUES), signatures)
+
+    def _signature(self, attempt: Attempt, site: str) -> SurvivorSignature:
+        return codec.decode_survivor_signature(attempt.answer(Phase.SURVIVORS, site), self._limits)
+
+    # What is a good answer
+
+    def check(self, attempt: Attempt, phase: Phase, site: str, content: bytes) -> None:
+        """As :class:`secure_server.exchanges.attempt.Exchange` says."""
+        match phase:
+            case Phase.SHARES:
+                self._check_shares(attempt, site, content)
+            case Phase.VALUES:
+                self._words(attempt.key, content)
+            case Phase.SURVIVORS:
+                self._check_signature(attempt, site, content)
+            case _:
+                self._check_released(attempt, site, content)
+
+    def _check_shares(self, attempt: Attempt, site: str, content: bytes) -> None:
+        shares, group = codec.decode_shares_made(content, self._limits).shares, attempt.group_of(site)
+        if sorted(share.recipient for share in shares) != sorted(set(group) - {site}):
+            raise BadPayload(f"{site} must seal shares to each other member of its group, once")
+        binding = self._binding(attempt, group)
+        for share in shares:
+            verify_share(share, attempt.roster.members[site], binding, share.recipient)
+
+    def _check_signature(self, attempt: Attempt, site: str, content: bytes) -> None:
+        signed, group = codec.decode_survivor_signature(content, self._limits), attempt.group_of(site)
+        if signed.site != site:
+            raise BadPayload(f"{site} must sign for itself, not for {signed.site}")
+        survivors = attempt.among(group, Phase.VALUES)
+        binding = self._binding(attempt, group)
+        verify_survivor(attempt.roster.members[site], binding, survivors, signed.signature)
+
+    def _check_released(self, attempt: Attempt, site: str, content: bytes) -> None:
+        group = attempt.group_of(site)
+        check_released(
+            self._released(content),
+            self._binding(attempt, group),
+            attempt.among(group, Phase.SHARES),
+            attempt.among(group, Phase.VALUES),
+        )
+
+    # What follows
+
+    def outcome(self, attempt: Attempt) -> Outcome:
+        """The result of its group for each site that saw the attempt through."""
+        sums = [self._sum(attempt, group) for group in attempt.groups]
+        groups = zip(attempt.groups, mixed(self._agreement, sums, SCHEME), strict=True)
+        return Outcome(
+            {site: result for group, result in groups for site in attempt.among(group, Phase.UNMASK)}
+        )
+
+    def _sum(self, attempt: Attempt, group: tuple[str, ...]) -> GroupSum:
+        survivors = attempt.among(group, Phase.VALUES)
+        words = unmask(
+            {site: self._words(attempt.key, attempt.answer(Phase.VALUES, site)) for site in survivors},
+            {
+                site: self._released(attempt.answer(Phase.UNMASK, site))
+                for site in attempt.among(group, Phase.UNMASK)
+            },
+            self._binding(attempt, group),
+            attempt.among(group, Phase.SHARES),
+            survivors,
+            _public(attempt, group),
+        )
+        total = self._fixed_point.decode_sum(words, len(survivors))
+        return GroupSum(group_cohort(attempt.active, group, self._agreement), survivors, total)
+
+    def _words(self, key: PhaseKey, content: bytes) -> Words:
+        payload = codec.decode_payload(content, self._limits, values_form(self._agreement, key.round))
+        return words_of(payload, self._fixed_point.ring_bits, self._fixed_point.length)
+
+    def _released(self, content: bytes) -> tuple[ReleasedShare, ...]:
+        return codec.decode_released_shares(content, self._limits).shares
+
+    def _binding(self, attempt: Attempt, group: tuple[str, ...]) -> Binding:
+        """All members stated the same base, or their presence would have been refused."""
+        key, base = attempt.key, attempt.statement(group[0]).base
+        return Binding(
+            key.run, key.round, key.attempt, attempt.roster.hash, self._agreement.hash(), group, base
+        )
+
+
+def _public(attempt: Attempt, group: tuple[str, ...]) -> Mapping[str, MaskKeys]:
+    stated = {site: attempt.statement(site).keys for site in group}
+    return {site: keys for site, keys in stated.items() if keys is not None}

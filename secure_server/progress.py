@@ -1,0 +1,99 @@
+"""What the operator reads of a run: a line for what happens, a record for each round."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from protoseal.config import Agreement
+from protoseal.terms import cohort_of, group_cohort
+from secure_server import rounds
+from secure_server.exchanges.attempt import Attempt
+from secure_server.rounds import Rules, Stage, State
+from secure_server.run_state import Groups
+
+_log = logging.getLogger("protoseal.coordinator")
+
+
+@dataclass(frozen=True)
+class CoordinatorRound:
+    """A round as the coordinator knows it. Seconds count from the start of this process at the earliest.
+
+    ``sites`` took part in its last attempt, by ``groups`` where there are any; ``withheld`` names the classes that
+    had too few holders (in every group). ``abandoned``: it ended without a result. A coordinator that was killed just
+    after it reported a round reports it once more.
+    """
+
+    round: int
+    attempt: int
+    sites: tuple[str, ...]
+    withheld: tuple[str, ...]
+    aggregate_seconds: float
+    total_seconds: float
+    groups: Groups = ()
+    abandoned: bool = False
+
+
+def withheld_classes(attempt: Attempt, agreement: Agreement) -> tuple[str, ...]:
+    """The classes that no site, or no site of any group, adds to for want of holders."""
+    if attempt.groups:
+        cohorts = [group_cohort(attempt.active, group, agreement) for group in attempt.groups]
+    else:
+        cohorts = [cohort_of(attempt.active, agreement)]
+    counts = np.sum([cohort.counts for cohort in cohorts], axis=0)
+    return tuple(name for name, holders in zip(agreement.classes, counts, strict=True) if not holders)
+
+
+def log_progress(rules: Rules, before: State, after: State) -> None:
+    """Where the run is, and whom it waits for or goes on without."""
+    if after.reason and after.reason != before.reason:
+        _log.warning("%s", after.reason)
+    left_out = (after.absent | after.benched) - (before.absent | before.benched)
+    if left_out:
+        _log.warning("going on without %s", _list(left_out))
+    if len(after.survivors) > len(before.survivors):
+        _log_dropped(before, after)
+    if after.stage is not before.stage or after.attempt != before.attempt:
+        _log.info("%s: round %d, attempt %d", after.stage.name, after.round, after.attempt)
+    if before.stage is Stage.PLANNING and after.participants:
+        _log_sitting_out(before, after)
+    if after.groups != before.groups:
+        _log_groups(before, after)
+    if after.stage is Stage.JOINING and after.joined != before.joined:
+        _log.info("waiting for %s", _list(set(rules.roster) - after.joined))
+
+
+def _log_dropped(before: State, after: State) -> None:
+    dropped = set(before.asked) - set(after.asked)
+    if dropped:
+        phase = after.survivors[-1].phase.name
+        _log.warning("round %d: %s dropped out in %s", after.round, _list(dropped), phase)
+
+
+def _log_sitting_out(before: State, after: State) -> None:
+    sitting_out = set(before.participants) - set(after.participants)
+    if sitting_out:
+        _log.warning(
+            "round %d: %s sit out, too few of their group are there", after.round, _list(sitting_out)
+        )
+
+
+def _log_groups(before: State, after: State) -> None:
+    for number, group in enumerate(after.groups, start=1):
+        _log.info("group %d: %s", number, ", ".join(group))
+    unknown = set(after.members) - set(before.participants)
+    if unknown:
+        _log.warning("absent when groups were made, so in the largest: %s", _list(unknown))
+
+
+def is_reported(before: State, after: State) -> bool:
+    """Whether the round of ``before`` has just ended, with or without a result."""
+    ended = before.stage is Stage.RESULT and after.stage is not Stage.RESULT
+    return ended or rounds.abandons(before, after)
+
+
+def _list(sites: Iterable[str]) -> str:
+    return ", ".join(sorted(sites))

@@ -1,0 +1,244 @@
+"""When a stage of a run ends, and what follows: the half of the round machine that looks at the clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import replace
+from itertools import dropwhile
+from typing import Protocol
+
+from protoseal_wire.messages import Phase
+from secure_server.run_state import ASKED, ASKING, Quorum, Rules, Stage, State, Survivors
+from secure_server.tasks import asked_sites, ready_sites
+
+_ANSWERS: Mapping[Phase, str] = {
+    Phase.SHARES: "shares",
+    Phase.VALUES: "values",
+    Phase.SURVIVORS: "word on who survived",
+    Phase.UNMASK: "shares to unmask with",
+}
+"""What a step's answer is called in a reason."""
+
+
+def settled(rules: Rules, state: State, now: float) -> State:
+    """The state once all that is due has followed; the same state when nothing is."""
+    settle = _SETTLED.get(state.stage)
+    return state if settle is None else settle(rules, state, now, late=now >= state.deadline)
+
+
+# Before the rounds
+
+
+def _settled_joining(rules: Rules, state: State, now: float, *, late: bool) -> State:
+    missing = set(rules.roster) - state.joined
+    if missing and not late:
+        return state
+    if len(state.joined) < rules.min_sites:
+        count = f"{len(state.joined)} of at least {rules.min_sites} sites"
+        return _stopped(state, f"{count} joined in time; missing: {_list(missing)}")
+    return enter(rules, replace(state, members=tuple(sorted(state.joined))), Stage.SETUP, now)
+
+
+def _settled_setup(rules: Rules, state: State, now: float, *, late: bool) -> State:
+    ready = ready_sites(rules, state)
+    missing = set(state.members) - ready
+    enough = len(ready) >= rules.min_sites
+    if enough and (late or missing <= state.absent):
+        state = replace(state, failures=0, absent=state.absent | missing, reason="")
+        state = replace(state, begun=True, round=rules.first_round, attempt=1)
+        return enter(rules, state, Stage.PRESENCE, now)
+    if not late:
+        return state
+    if rules.needs_secret and state.maker not in state.verified:
+        return _next_maker(rules, state, now)
+    count = f"{len(ready)} of at least {rules.min_sites} sites"
+    return _stopped(state, f"{count} finished the set-up in time; missing: {_list(missing)}")
+
+
+def _next_maker(rules: Rules, state: State, now: float) -> State:
+    """Set up again without the maker and those after it that were as silent: the next one must be there."""
+    members = tuple(dropwhile(lambda site: site not in state.verified, state.members))
+    why = f"{state.maker} did not make the group's keys in time"
+    failures = state.failures + 1
+    if len(members) < rules.min_sites or failures >= rules.max_attempts:
+        return _stopped(replace(state, failures=failures), why)
+    state = replace(
+        state,
+        members=members,
+        joined=state.joined & set(members),
+        verified=frozenset(),
+        keyed=frozenset(),
+        absent=state.absent & set(members),
+        setup_attempt=state.setup_attempt + 1,
+        failures=failures,
+        reason=why,
+    )
+    return enter(rules, state, Stage.SETUP, now)
+
+
+# A round
+
+
+def _settled_presence(rules: Rules, state: State, now: float, *, late: bool) -> State:
+    present = state.answered - state.absent
+    missing = asked_sites(rules, state) - present
+    if not late and not missing <= state.absent:
+        return state
+    if len(present) >= rules.min_sites:
+        state = replace(state, participants=tuple(sorted(present)), absent=state.absent | missing)
+        return enter(rules, state, Stage.PLANNING, now) if state.groups else first_step(rules, state, now)
+    # Too few are there. Absent sites have until the deadline to come back: an attempt is not given up before.
+    if not late:
+        return state
+    # Without the benched there are too few, so they get another chance.
+    state = replace(state, absent=state.absent | missing, benched=frozenset())
+    return failed(rules, state, f"no presence from {_list(missing)}", now)
+
+
+def first_step(rules: Rules, state: State, now: float) -> State:
+    """The participants and their quorums are settled: ask for the first step."""
+    return enter(rules, state, ASKING[rules.steps(state.round)[0]], now)
+
+
+def _settled_step(rules: Rules, state: State, now: float, *, late: bool) -> State:
+    missing = set(state.asked) - state.answered
+    awaited = set() if late else missing - state.absent
+    unmet = [quorum for quorum in _quorums(state) if not quorum.met_by(state.answered | awaited)]
+    if unmet:
+        # Nobody else is to blame: the others of a group whose quorum still holds cost it nothing.
+        lost = frozenset().union(*(quorum.sites for quorum in unmet)) & (missing - awaited)
+        return failed(rules, state, _without(ASKED[state.stage], lost, late), now, lost=lost)
+    return state if awaited else _next_step(rules, state, missing, now)
+
+
+def _quorums(state: State) -> tuple[Quorum, ...]:
+    """Those of the current step: everyone, unless it has some of its own."""
+    phase = ASKED[state.stage]
+    own = tuple(quorum for quorum in state.quorums if quorum.phase is phase)
+    return own or (Quorum(phase, frozenset(state.asked), len(state.asked)),)
+
+
+def _without(phase: Phase, lost: Iterable[str], late: bool) -> str:
+    return f"no {_ANSWERS[phase]} from {_list(lost)}" if late else f"{_list(lost)} left"
+
+
+def _next_step(rules: Rules, state: State, missing: Set[str], now: float) -> State:
+    phase, steps = ASKED[state.stage], rules.steps(state.round)
+    done = Survivors(phase, tuple(sorted(state.answered)))
+    state = replace(state, survivors=(*state.survivors, done), absent=state.absent | missing)
+    after = steps[steps.index(phase) + 1 :]
+    return enter(rules, state, ASKING[after[0]] if after else Stage.COMPUTING, now)
+
+
+def _settled_computing(rules: Rules, state: State, now: float, *, late: bool) -> State:
+    """A result that comes after this is of no attempt any more: it must not be taken for a later one's."""
+    return failed(rules, state, "the aggregation took too long", now) if late else state
+
+
+def _settled_result(rules: Rules, state: State, now: float, *, late: bool) -> State:
+    missing = set(state.asked) - state.answered
+    if not late and not missing <= state.absent:
+        return state
+    state = replace(state, failures=0, absent=state.absent | missing, benched=frozenset(), reason="")
+    return next_round(rules, state, now)
+
+
+class _Settled(Protocol):
+    """What follows in a stage; ``late``: its time is over."""
+
+    def __call__(self, rules: Rules, state: State, now: float, /, *, late: bool) -> State: ...
+
+
+_SETTLED: Mapping[Stage, _Settled] = {
+    Stage.JOINING: _settled_joining,
+    Stage.SETUP: _settled_setup,
+    Stage.PRESENCE: _settled_presence,
+    Stage.PLANNING: _settled_computing,
+    Stage.SHARES: _settled_step,
+    Stage.VALUES: _settled_step,
+    Stage.SURVIVORS: _settled_step,
+    Stage.UNMASK: _settled_step,
+    Stage.COMPUTING: _settled_computing,
+    Stage.RESULT: _settled_result,
+}
+
+
+# What follows
+
+
+def failed(rules: Rules, state: State, why: str, now: float, lost: Set[str] = frozenset()) -> State:
+    """Give the attempt up, which ``lost`` cost it. Repeat the round, abandon it, or stop the run."""
+    why = f"round {state.round}, attempt {state.attempt}: {why}"
+    given_up = replace(_cleared(state), absent=state.absent | lost, reason=why)
+    if _unmask_was_asked(rules, state):
+        return _abandoned(rules, given_up, now, lost)
+    return _repeated(rules, given_up, now, lost)
+
+
+def _unmask_was_asked(rules: Rules, state: State) -> bool:
+    """Whether sites may have released shares in this attempt: they refuse any other of the same round."""
+    computing = state.stage is Stage.COMPUTING and Phase.UNMASK in rules.steps(state.round)
+    return state.stage is Stage.UNMASK or computing
+
+
+def _repeated(rules: Rules, state: State, now: float, lost: Set[str]) -> State:
+    """An attempt that only taught us whom to leave out counts for nothing: there are as many of these as sites."""
+    benched = _benched(rules, state, lost)
+    failures = state.failures + (0 if benched > state.benched else 1)
+    state = replace(state, failures=failures, benched=benched)
+    if failures >= rules.max_attempts:
+        return _stopped(state, state.reason)
+    return next_attempt(rules, state, now)
+
+
+def _abandoned(rules: Rules, state: State, now: float, lost: Set[str]) -> State:
+    """The next round, without a result of this one. Each counts as a failure, or a run could end without any."""
+    why = f"{state.reason}; the round is abandoned, without a result"
+    benched = _benched(rules, replace(state, benched=frozenset()), lost)
+    failures = state.failures + 1
+    state = next_round(rules, replace(state, failures=failures, benched=benched, reason=why), now)
+    stops = failures >= rules.max_attempts and state.stage is not Stage.FINISHED
+    return _stopped(state, why) if stops else state
+
+
+def _benched(rules: Rules, state: State, lost: Set[str]) -> frozenset[str]:
+    """Who is not asked again in this round: nobody, if that left too few to ask."""
+    benched = state.benched | lost
+    return benched if len(ready_sites(rules, state) - benched) >= rules.min_sites else frozenset()
+
+
+def next_attempt(rules: Rules, state: State, now: float) -> State:
+    """The same round once more."""
+    return enter(rules, replace(state, attempt=state.attempt + 1), Stage.PRESENCE, now)
+
+
+def next_round(rules: Rules, state: State, now: float) -> State:
+    """The round after this one, or the end."""
+    if state.round >= rules.rounds:
+        return replace(state, stage=Stage.FINISHED)
+    return enter(rules, replace(_cleared(state), round=state.round + 1, attempt=1), Stage.PRESENCE, now)
+
+
+def enter(rules: Rules, state: State, stage: Stage, now: float) -> State:
+    """Begin a stage, with its full time."""
+    return replace(state, stage=stage, answered=frozenset(), deadline=now + rules.seconds(stage))
+
+
+def within_full_time(rules: Rules, state: State, now: float) -> State:
+    """A clock that was set back must not make a deadline recede beyond the stage's full time."""
+    if state.over:
+        return state
+    return replace(state, deadline=min(state.deadline, now + rules.seconds(state.stage)))
+
+
+def _cleared(state: State) -> State:
+    """No attempt is going on."""
+    return replace(state, participants=(), quorums=(), survivors=())
+
+
+def _stopped(state: State, reason: str) -> State:
+    return replace(state, stage=Stage.STOPPED, reason=reason)
+
+
+def _list(sites: Iterable[str]) -> str:
+    return ", ".join(sorted(sites)) or "none"

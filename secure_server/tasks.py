@@ -1,0 +1,33 @@
+"""Who is asked what, in each stage."""
+
+from __future__ import annotations
+
+from protoseal_wire.messages import PhaseKey
+from secure_server.run_state import Rules, Stage, State
+
+
+def task_for(rules: Rules, state: State, site: str) -> PhaseKey | None:
+    """The step that ``site`` is to answer now; None: it has to wait, or the run is ``over``.
+
+    A member that was late in the set-up is still given its ROSTER and SECRET in any later stage.
+    """
+    if state.over or site not in state.joined or site not in state.members:
+        return None
+    if site not in state.verified:
+        return state.roster_key
+    if site not in ready_sites(rules, state):
+        return state.secret_key if state.maker in state.verified else None
+    asked = asked_sites(rules, state) if state.stage is Stage.PRESENCE else set(state.asked)
+    return state.asked_key if site in asked - state.answered else None
+
+
+def asked_sites(rules: Rules, state: State) -> frozenset[str]:
+    """The members that the current attempt asks for PRESENCE: those set up, without the benched."""
+    return ready_sites(rules, state) - state.benched
+
+
+def ready_sites(rules: Rules, state: State) -> frozenset[str]:
+    """The members that are set up: they verified the roster and, where there is a group secret, hold it."""
+    if not rules.needs_secret:
+        return state.verified
+    return state.verified & (state.keyed | set(state.members[:1]))
