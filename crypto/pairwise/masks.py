@@ -38,8 +38,8 @@ def mask(
     check_words(words)
     check_sharers(binding, sharers)
     _check_among(site, sharers)
-    check_own(secrets, binding, site, public)
     check_public(binding, public)
+    check_own(secrets, binding, site, public)
     plus, minus = [self_key(secrets.seed, binding, site)], list[bytes]()
     for peer in sharers:
         if peer != site:

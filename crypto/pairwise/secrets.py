@@ -53,13 +53,6 @@ class AttemptSecrets:
         """The public halves, to be signed and stated to the group."""
         return MaskKeys(public_of(self.mask), public_of(self.share))
 
-    def agree(self, peer: bytes) -> bytes:
-        """The X25519 secret (32 bytes) of the own mask key and a peer's public one, never zero.
-
-        Raises :class:`VerificationError` for a public key that :func:`check_channel_public` refuses.
-        """
-        return agree(self.mask, peer)
-
     def open(self, sealed: bytes, info: bytes) -> bytes:
         """What a peer sealed to ``share``; raises as :meth:`crypto.keys.ChannelKey.open`."""
         return ChannelKey.from_private_bytes(self.share).open(sealed, info)
@@ -98,7 +91,10 @@ def public_of(private: bytes) -> bytes:
 
 
 def agree(private: bytes, peer: bytes) -> bytes:
-    """The X25519 secret of two mask keys; raises :class:`VerificationError` where it would be known to all."""
+    """The X25519 secret (32 bytes) of a private mask key and a peer's public one, never zero.
+
+    Raises :class:`VerificationError` for a public key with which all the world would know the secret.
+    """
     check_channel_public(peer)
     try:
         return X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(peer))
@@ -119,10 +115,10 @@ def check_public(binding: Binding, public: Mapping[str, MaskKeys]) -> None:
     _check_distinct(keys)
 
 
-def check_own(secrets_: AttemptSecrets, binding: Binding, site: str, public: Mapping[str, MaskKeys]) -> None:
-    """Raise :class:`VerificationError` unless ``site`` is of the group and stated with these very keys."""
+def check_own(own: AttemptSecrets, binding: Binding, site: str, public: Mapping[str, MaskKeys]) -> None:
+    """Raise :class:`VerificationError` unless ``site`` is of the group and ``public`` (complete) has its very keys."""
     check_member(binding, site)
-    if public[site] != secrets_.public:
+    if public[site] != own.public:
         raise VerificationError(f"the keys stated for {site} are not its own of this attempt")
 
 

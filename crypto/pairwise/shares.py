@@ -32,8 +32,8 @@ def make_shares(
     not the own ones.
     """
     site = credentials.identity.name
-    check_own(secrets, binding, site, public)
     check_public(binding, public)
+    check_own(secrets, binding, site, public)
     pairs = _split(secrets, binding)
     sealed = tuple(
         _seal(credentials, binding, recipient, public[recipient], pairs[recipient])

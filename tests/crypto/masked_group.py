@@ -83,13 +83,18 @@ def member(name: str) -> Member:
     return Member(name, b"", _key(name).public_key(), credentials(name).fingerprint)
 
 
+def fresh_secrets(_name: str) -> AttemptSecrets:
+    """What a member makes for each attempt anew."""
+    return AttemptSecrets.generate()
+
+
 @dataclass
 class Site:
     """An honest member: what it knows, and what it does when asked. It remembers nothing that it has answered."""
 
     name: str
     binding: Binding
-    secrets: AttemptSecrets = field(default_factory=AttemptSecrets.generate)
+    secrets: AttemptSecrets
     held: dict[str, SharePair] = field(default_factory=dict)
 
     def share(self, public: Mapping[str, MaskKeys]) -> tuple[SealedShare, ...]:
@@ -134,7 +139,7 @@ class Group:
     @classmethod
     def of(cls, binding: Binding, **others: Binding) -> Group:
         """Honest members with fresh keys; ``others`` by name know another binding."""
-        sites = {name: Site(name, others.get(name, binding)) for name in binding.group}
+        sites = {name: Site(name, others.get(name, binding), fresh_secrets(name)) for name in binding.group}
         return cls(sites, {name: site.secrets.public for name, site in sites.items()})
 
     @property

@@ -263,5 +263,5 @@ def test_arrays_of_another_form_are_refused() -> None:
 def test_values_that_are_not_contiguous_are_carried_too() -> None:
     fixed = FixedPoint([Segment(3, 1.0)], terms=3)
     values = np.linspace(-1.0, 1.0, 6)[::2]
-    words = np.repeat(fixed.encode(values), 2)[::2]
+    words: Any = np.repeat(fixed.encode(values), 2)[::2]
     assert np.allclose(fixed.decode_sum(words, 1), values, rtol=0.0, atol=2.0**-41)
