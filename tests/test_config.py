@@ -12,7 +12,6 @@ from protoseal.config import Agreement, ConfigError, load_agreement, load_coordi
 from protoseal.config.simulation import load_simulation
 
 ROOT = Path(__file__).parent.parent
-SAMPLES = ROOT / "deploy" / "samples"
 
 AGREEMENT: dict[str, Any] = {
     "federation": "hospital-net",
@@ -306,7 +305,7 @@ def test_a_wrong_party_file_is_refused_in_a_line(
     assert said in line
 
 
-# Simulations, samples, experiments
+# Simulations, experiments
 
 
 def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
@@ -327,17 +326,6 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> N
 def test_a_wrong_simulation_is_refused(flags: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         load_simulation(None, flags)
-
-
-def test_the_samples_load() -> None:
-    assert load_agreement(SAMPLES / "agreement.toml").hash()
-    coordinator, site = load_coordinator(SAMPLES / "coordinator.toml"), load_site(SAMPLES / "site.toml")
-    assert coordinator.agreement.hash() == site.agreement.hash()
-    assert site.name in coordinator.sites
-
-
-def test_every_sample_is_loaded_by_a_test() -> None:
-    assert {path.name for path in SAMPLES.iterdir()} == {"agreement.toml", "coordinator.toml", "site.toml"}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "experiments").glob("*.toml")), ids=lambda path: path.stem)

@@ -1,4 +1,7 @@
-"""Where a private key's passphrase comes from: a file, the environment or a prompt, no argument."""
+"""Where a private key's passphrase comes from: a file, the environment, a service's credential or a prompt.
+
+Never from an argument, which every user of the machine can read.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ from pathlib import Path
 import click
 
 VARIABLE = "PROTOSEAL_KEY_PASSPHRASE"
+CREDENTIALS, CREDENTIAL = "CREDENTIALS_DIRECTORY", "passphrase"
+"""The variable in which systemd names the folder of a unit's credentials, and the credential that is looked for."""
 
 IN_CONFIG = "name a file as passphrase_file in the configuration"
 
@@ -26,8 +31,9 @@ def read_passphrase(
     """The passphrase of ``what`` (``the CA's key``, say), as bytes.
 
     From ``file`` if one is given, else from the environment variable ``PROTOSEAL_KEY_PASSPHRASE``, else from
-    a hidden prompt, which asks twice for a ``new`` one. Raises :class:`click.ClickException` for an empty
-    passphrase, a file that others can read, and when there is none of the three (``remedy`` says how to name a
+    the service's credential ``passphrase`` (systemd's ``LoadCredential``, a container's secret), else from a
+    hidden prompt, which asks twice for a ``new`` one. Raises :class:`click.ClickException` for an empty
+    passphrase, a file that others can read, and when there is none of the four (``remedy`` says how to name a
     file). The limit of the environment: processes of the same user can read it.
     """
     if file is not None:
@@ -35,6 +41,9 @@ def read_passphrase(
     variable = os.environ.get(VARIABLE)
     if variable is not None:
         return _not_empty(os.fsencode(variable), VARIABLE)
+    credential = _credential()
+    if credential is not None:
+        return _not_empty(_from_file(credential, shared=stat.S_IRWXO), str(credential))
     if not on_terminal():
         raise click.ClickException(f"the passphrase of {what} is needed: set {VARIABLE} or {remedy}")
     prompt = f"{'New passphrase' if new else 'Passphrase'} of {what}"
@@ -46,19 +55,30 @@ def on_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-def _from_file(file: Path) -> bytes:
-    """The file's content without the newline at its end."""
+def _credential() -> Path | None:
+    """The service's credential, if it was given one."""
+    folder = os.environ.get(CREDENTIALS)
+    file = Path(folder, CREDENTIAL) if folder else None
+    return file if file is not None and file.exists() else None
+
+
+def _from_file(file: Path, shared: int = stat.S_IRWXG | stat.S_IRWXO) -> bytes:
+    """The file's content without the newline at its end; refused if it has a permission among ``shared``.
+
+    Of a credential the group's are not looked at: systemd lets the unit's user read it by an access control list,
+    whose mask shows in their place.
+    """
     try:
         mode = file.stat().st_mode
-        _check_private(file, mode)
+        _check_private(file, mode & shared)
         content = file.read_bytes()
     except OSError as error:
         raise click.ClickException(f"{file} cannot be read ({error.strerror})") from error
     return content.removesuffix(b"\n").removesuffix(b"\r")
 
 
-def _check_private(file: Path, mode: int) -> None:
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+def _check_private(file: Path, shared: int) -> None:
+    if shared:
         raise click.ClickException(f"{file} is open to others on this machine: run chmod 600 {file}")
 
 

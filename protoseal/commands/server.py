@@ -7,24 +7,51 @@ from pathlib import Path
 
 import click
 
+from protoseal.commands.facts import Facts, print_facts
 from protoseal.commands.logs import start_log
 from protoseal.commands.passphrase import IN_CONFIG, read_passphrase
 from protoseal.commands.reporting import one_line_errors
-from protoseal.config import load_coordinator
+from protoseal.config import CoordinatorConfig, load_coordinator
 
-
-@click.group()
-def server() -> None:
-    """The coordinator."""
-
-
-@server.command()
-@click.option(
+config_option = click.option(
     "--config",
     type=click.Path(dir_okay=False, path_type=Path),
     required=True,
     help="The coordinator's file (coordinator.toml).",
 )
+
+
+@click.group()
+def server() -> None:
+    """The coordinator: serve a run, or check that it could."""
+
+
+@server.command()
+@config_option
+@click.option("--json", "as_json", is_flag=True)
+@one_line_errors
+def check(config: Path, as_json: bool) -> None:
+    """Open what a run needs, and tell the agreement's hash for sites to compare. Listens on nothing."""
+    from crypto.pki.fields import load_certificate
+    from secure_server.app import open_identity
+
+    loaded = load_coordinator(config)
+    agreement = loaded.agreement
+    credentials, _ = open_identity(loaded, _passphrase(loaded))
+    ends = load_certificate(credentials.certificate_pem).not_valid_after_utc
+    facts: Facts = {
+        "identity": credentials.identity.uri,
+        "valid_until": f"{ends:%Y-%m-%dT%H:%M:%SZ}",
+        "run": agreement.run,
+        "terms": f"{agreement.method} under {agreement.protection}, {agreement.rounds} rounds",
+        "sites": list(loaded.sites),
+        "agreement": agreement.hash().hex(),
+    }
+    print_facts(facts, as_json=as_json)
+
+
+@server.command()
+@config_option
 @click.option("--json", "as_json", is_flag=True, help="Print how the run ended as JSON.")
 @one_line_errors
 def run(config: Path, as_json: bool) -> None:
@@ -34,8 +61,7 @@ def run(config: Path, as_json: bool) -> None:
 
     loaded = load_coordinator(config)
     start_log(loaded.log_level)
-    passphrase = read_passphrase(loaded.passphrase_file, what="the coordinator's key", remedy=IN_CONFIG)
-    state = run_coordinator(loaded, passphrase)
+    state = run_coordinator(loaded, _passphrase(loaded))
     if as_json:
         click.echo(
             json.dumps(
@@ -48,3 +74,7 @@ def run(config: Path, as_json: bool) -> None:
             " start again to go on"
         )
     click.echo(f"The run is complete after {state.round} rounds.", err=as_json)
+
+
+def _passphrase(config: CoordinatorConfig) -> bytes:
+    return read_passphrase(config.passphrase_file, what="the coordinator's key", remedy=IN_CONFIG)

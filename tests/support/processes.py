@@ -136,7 +136,7 @@ class Federation:
     ) -> None:
         """``gated`` gives every site the plug-in of ``tests/support/gated_model.py`` in place of small-cnn."""
         self.root, self.agreement, self.names = root, agreement, [site.name for site in sites]
-        self.port = _free_port()
+        self.port = free_port()
         self._running: dict[str, Running] = {}
         create_authority(root / "ca", agreement.federation, _PASSPHRASE, now=_days_ago(3))
         self.trust = TrustAnchor.load(root / "ca" / "ca.pem")
@@ -293,7 +293,8 @@ def _days_ago(days: int) -> datetime:
     return datetime.now(UTC) - timedelta(days=days)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nothing listens on now."""
     while True:
         port = secrets.choice(_PORTS)
         with socket.socket() as probe:

@@ -1,0 +1,40 @@
+# The coordinator: no PyTorch, no compiler, no secret. From the project's root:
+#
+#     docker build -f deploy/docker/coordinator.Dockerfile -t protoseal-coordinator:0.1.0 .
+#
+# Tags can be moved: an institution that builds for others to trust pins the digest,
+# --build-arg PYTHON_IMAGE=python:3.12.12-slim-bookworm@sha256:...
+ARG PYTHON_IMAGE=python:3.12.12-slim-bookworm
+
+FROM ${PYTHON_IMAGE} AS build
+# A package mirror of your own, if any: --build-arg PIP_INDEX_URL=...; without credentials, which a layer would keep.
+ARG PIP_INDEX_URL
+WORKDIR /source
+COPY pyproject.toml README.md LICENSE ./
+COPY algorithms algorithms
+COPY crypto crypto
+COPY proto proto
+COPY protoseal protoseal
+COPY secure_client secure_client
+COPY secure_server secure_server
+RUN python -m venv /opt/protoseal \
+    && /opt/protoseal/bin/pip install --no-cache-dir --disable-pip-version-check .
+
+FROM ${PYTHON_IMAGE}
+# A volume takes its owner from the directory that it is first mounted on.
+RUN groupadd --system --gid 10001 protoseal \
+    && useradd --system --uid 10001 --gid 10001 --no-create-home --home-dir /var/lib/protoseal \
+        --shell /usr/sbin/nologin protoseal \
+    && install -d -o protoseal -g protoseal -m 0700 /var/lib/protoseal
+COPY --from=build /opt/protoseal /opt/protoseal
+# The root may be read-only: bytecode was written by pip, state goes to the volume, temporary files to a tmpfs.
+ENV PATH=/opt/protoseal/bin:$PATH \
+    HOME=/var/lib/protoseal \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1
+WORKDIR /etc/protoseal
+USER 10001:10001
+EXPOSE 8443
+# No HEALTHCHECK: the health service answers holders of a site's certificate only, and none belongs in this image.
+ENTRYPOINT ["protoseal"]
+CMD ["server", "run", "--config", "/etc/protoseal/coordinator/coordinator.toml"]

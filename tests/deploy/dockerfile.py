@@ -1,0 +1,153 @@
+"""A Dockerfile's instructions, and what is wrong with an image that they describe."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+from tests.deploy.commands import parse_command
+from tests.deploy.walkthrough import ROOT
+
+BUILD_NEEDS = {"pyproject.toml", "README.md", "LICENSE"}
+"""What pip reads besides the packages."""
+_SECRETS = re.compile(r"passphrase|password|passwd|token|secret|\.pem|private", re.I)
+
+
+class Instruction(NamedTuple):
+    """``COPY``, say, and the rest of its logical line."""
+
+    name: str
+    text: str
+
+
+def read_dockerfile(text: str) -> list[Instruction]:
+    """The instructions, continued lines joined, comments left out."""
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
+    pairs = [line.split(None, 1) for line in joined.splitlines() if line.strip()]
+    return [Instruction(name.upper(), rest) for name, rest in pairs]
+
+
+def image_problems(text: str, extra: str) -> list[str]:
+    """What is wrong with a Dockerfile that should install the project with ``extra`` (``[site]``, or nothing)."""
+    instructions = read_dockerfile(text)
+    copied = context_sources(instructions)
+    return [
+        *_base_problems(instructions),
+        *(f"copies {each}, which does not exist" for each in copied if not (ROOT / each).exists()),
+        *(f"copies {each}, which .dockerignore leaves out" for each in copied if is_ignored(each)),
+        *(f"does not copy {each}" for each in sorted(_needed() - set(copied))),
+        *_install_problems(instructions, extra),
+        *_user_problems(instructions),
+        *_start_problems(instructions),
+        *(f"holds a secret: {each.text}" for each in instructions if _is_secret(each)),
+        *(
+            f"{each.name} is not to be used"
+            for each in instructions
+            if each.name in ("ADD", "VOLUME", "HEALTHCHECK")
+        ),
+        *(["names a host"] if "://" in "".join(each.text for each in instructions) else []),
+    ]
+
+
+def context_sources(instructions: Sequence[Instruction]) -> list[str]:
+    """What COPY takes from the build context."""
+    words = [each.text.split() for each in instructions if each.name == "COPY"]
+    return [source for each in words if not each[0].startswith("--from") for source in each[:-1]]
+
+
+def is_ignored(path: str, ignore: str | None = None) -> bool:
+    """Whether ``.dockerignore`` keeps a path out of the context: the last pattern that matches decides."""
+    text = (ROOT / ".dockerignore").read_text(encoding="utf-8") if ignore is None else ignore
+    ignored = False
+    for line in text.splitlines():
+        pattern = line.removeprefix("!")
+        if line and not line.startswith("#") and _matches(path, pattern):
+            ignored = not line.startswith("!")
+    return ignored
+
+
+def _matches(path: str, pattern: str) -> bool:
+    """Of the path or of a folder above it, with ``**`` for any folders, as Docker has it."""
+    prefixes = ["/".join(path.split("/")[: count + 1]) for count in range(path.count("/") + 1)]
+    if pattern.startswith("**/"):
+        return any(fnmatch.fnmatchcase(part, pattern[3:]) for part in path.split("/"))
+    return any(
+        fnmatch.fnmatchcase(each, pattern) and each.count("/") == pattern.count("/") for each in prefixes
+    )
+
+
+def _needed() -> set[str]:
+    """The source roots and packages of pyproject.toml, and what pip reads."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    packages = {
+        name.removesuffix("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]
+    }
+    return {name for name in packages if (ROOT / name).is_dir()} | {"proto"} | BUILD_NEEDS
+
+
+def _base_problems(instructions: Sequence[Instruction]) -> list[str]:
+    defaults = dict(
+        each.text.split("=", 1) for each in instructions if each.name == "ARG" and "=" in each.text
+    )
+    images = [each.text.split()[0] for each in instructions if each.name == "FROM"]
+    resolved = [re.sub(r"\$\{(\w+)\}", lambda name: defaults.get(name[1], ""), image) for image in images]
+    return [
+        *(
+            f"base image {each!r} is not pinned"
+            for each in resolved
+            if not re.search(r":\d+\.\d+\.\d+-slim-\w+$", each)
+        ),
+        *([] if len(set(resolved)) == 1 else [f"stages of different bases: {resolved}"]),
+    ]
+
+
+def _install_problems(instructions: Sequence[Instruction], extra: str) -> list[str]:
+    installs = [each.text for each in instructions if each.name == "RUN" and "pip install" in each.text]
+    wanted = f"'.{extra}'" if extra else "."
+    if len(installs) != 1 or installs[0].split()[-1] != wanted:
+        return [f"does not install exactly {wanted}: {installs}"]
+    return (
+        ["installs with options that change where from"] if re.search(r"index|--trusted", installs[0]) else []
+    )
+
+
+def _user_problems(instructions: Sequence[Instruction]) -> list[str]:
+    users = [each.text for each in instructions[_last_stage(instructions) :] if each.name == "USER"]
+    numeric = [re.fullmatch(r"([1-9]\d*):[1-9]\d*", user) for user in users]
+    return [] if users and all(numeric) else [f"may run as root: USER {users}"]
+
+
+def _last_stage(instructions: Sequence[Instruction]) -> int:
+    return max(index for index, each in enumerate(instructions) if each.name == "FROM")
+
+
+def _start_problems(instructions: Sequence[Instruction]) -> list[str]:
+    last = {each.name: each.text for each in instructions}
+    entry, arguments = json.loads(last["ENTRYPOINT"]), json.loads(last["CMD"])
+    try:
+        parse_command(arguments)
+    except click.ClickException as error:
+        return [f"starts what is no command: {error.message}"]
+    return [] if entry == ["protoseal"] else [f"starts {entry}"]
+
+
+def _is_secret(instruction: Instruction) -> bool:
+    return instruction.name in ("ENV", "ARG", "COPY", "LABEL") and bool(_SECRETS.search(instruction.text))
+
+
+def dockerfile(name: str) -> str:
+    """The text of one of the project's."""
+    return (ROOT / "deploy" / "docker" / f"{name}.Dockerfile").read_text(encoding="utf-8")
+
+
+def context_path(relative: str) -> Path:
+    """Where compose finds something: paths in its file are taken from its folder."""
+    return (ROOT / "deploy" / relative).resolve()

@@ -1,0 +1,112 @@
+"""The sample configurations: each one loads, says what its comments say, and fits the others."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from crypto.pki.authority import CA_FILE
+from crypto.pki.requests import KEY_FILE
+from protoseal.config import (
+    ConfigError,
+    Method,
+    Protection,
+    load_agreement,
+    load_coordinator,
+    load_site,
+)
+from secure_client.models import small_cnn
+from tests.deploy.walkthrough import ROOT, SITES
+
+SAMPLES = ROOT / "deploy" / "samples"
+AGREEMENTS = sorted(path.name for path in SAMPLES.glob("agreement*.toml"))
+COORDINATORS, SITE_FILES = (
+    ("coordinator.toml", "service-coordinator.toml"),
+    ("site.toml", "service-site.toml"),
+)
+LOADERS: dict[str, Callable[[Path], object]] = {
+    **dict.fromkeys(AGREEMENTS, load_agreement),
+    **dict.fromkeys(COORDINATORS, load_coordinator),
+    **dict.fromkeys(SITE_FILES, load_site),
+}
+
+
+def test_every_sample_is_loaded_by_a_test() -> None:
+    assert {path.name for path in SAMPLES.iterdir()} == set(LOADERS)
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_sample_loads(name: str) -> None:
+    LOADERS[name](SAMPLES / name)
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_setting_that_a_sample_comments_out_is_one_that_there_is(name: str, tmp_path: Path) -> None:
+    shutil.copytree(SAMPLES, tmp_path, dirs_exist_ok=True)
+    text = (SAMPLES / name).read_text(encoding="utf-8")
+    enabled = re.sub(r"^# (\[\w+\]|\w+ = )", r"\1", text, flags=re.M)
+    enabled = re.sub(r'"SHA-256 fingerprint of [^"]*"', f'"{"ab" * 32}"', enabled)
+    (tmp_path / name).write_text(enabled, encoding="utf-8")
+    LOADERS[name](tmp_path / name)
+
+    (tmp_path / name).write_text(f"{enabled}\n[no-such-table]\nkey = 1\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="no-such-table"):
+        LOADERS[name](tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "protection"),
+    [
+        ("agreement.toml", Method.PFPL, Protection.CKKS),
+        ("agreement-masked.toml", Method.PFPL, Protection.MASKED),
+        ("agreement-fedpc.toml", Method.FEDPC, Protection.MASKED),
+    ],
+)
+def test_an_agreement_is_what_the_walk_through_says(
+    name: str, method: Method, protection: Protection
+) -> None:
+    agreed = load_agreement(SAMPLES / name)
+    assert (agreed.method, agreed.protection) == (method, protection)
+    assert agreed.min_holders >= 3
+
+
+def test_agreements_are_of_one_federation_and_of_different_runs() -> None:
+    agreements = [load_agreement(SAMPLES / name) for name in AGREEMENTS]
+    assert len({each.run for each in agreements}) == len(agreements) == 3
+    assert len({(each.federation, each.classes, each.dim, each.preprocessing) for each in agreements}) == 1
+
+
+def test_fedpc_averages_what_its_model_has() -> None:
+    agreed = load_agreement(SAMPLES / "agreement-fedpc.toml")
+    assert agreed.training.model == "small-cnn"
+    assert agreed.preprocessing is not None
+    shape = agreed.preprocessing
+    extractor = small_cnn(len(agreed.classes), agreed.dim, shape.channels, shape.image_size).backbone
+    assert agreed.fedpc.extractor_parameters == sum(each.numel() for each in extractor.parameters())
+    assert agreed.fedpc.extractor_buffers == sum(each.numel() for each in extractor.buffers()) == 0
+
+
+@pytest.mark.parametrize("name", AGREEMENTS)
+@pytest.mark.parametrize(("coordinator_file", "site_file"), list(zip(COORDINATORS, SITE_FILES, strict=True)))
+def test_the_parties_files_serve_every_agreement_and_each_other(
+    tmp_path: Path, name: str, coordinator_file: str, site_file: str
+) -> None:
+    shutil.copytree(SAMPLES, tmp_path, dirs_exist_ok=True)
+    shutil.copy(SAMPLES / name, tmp_path / "agreement.toml")
+    coordinator, site = load_coordinator(tmp_path / coordinator_file), load_site(tmp_path / site_file)
+    assert coordinator.agreement.hash() == site.agreement.hash() == load_agreement(SAMPLES / name).hash()
+    assert set(coordinator.sites) == set(SITES)
+    assert site.name in coordinator.sites
+    assert site.coordinator.rpartition(":")[2] == coordinator.listen.rpartition(":")[2]
+
+
+@pytest.mark.parametrize("name", [*COORDINATORS, *SITE_FILES])
+def test_files_are_called_what_the_pki_commands_call_them(name: str) -> None:
+    party = LOADERS[name](SAMPLES / name)
+    assert Path(vars(party)["ca"]).name == CA_FILE
+    assert Path(vars(party)["key"]).name == KEY_FILE
+    assert Path(vars(party)["certificate"]).name == "certificate.pem"

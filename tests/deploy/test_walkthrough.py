@@ -1,0 +1,175 @@
+"""deploy/WALKTHROUGH.md, typed as it stands: from the CA to predictions, with real processes and certificates."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from protoseal.config import load_site
+from protoseal.files import read_prototypes, read_site_log
+from secure_server.app import ROUNDS_LOG, read_rounds
+from tests.deploy.test_samples import SAMPLES
+from tests.deploy.walkthrough import EACH_SITE, ROOT, SITES, WALKTHROUGH, Block, Shell, read_blocks
+from tests.support.processes import free_port
+
+BLOCKS = read_blocks(WALKTHROUGH.read_text(encoding="utf-8"))
+AGREEMENTS = ["agreement.toml"]
+
+
+@dataclass(frozen=True)
+class Walked:
+    """The parties' folders after the last step, and what each block printed, by step, party and site."""
+
+    folder: Path
+    printed: list[tuple[Block, str, str]]
+
+    def of(self, command: str, site: str = "") -> list[str]:
+        """What blocks with this command printed, those of ``each site`` for that site only."""
+        return [text for block, name, text in self.printed if command in block.commands and name == site]
+
+
+@pytest.fixture(scope="module", params=AGREEMENTS)
+def walked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walked]:
+    folder = tmp_path_factory.mktemp("walkthrough")
+    variables = {
+        "SOURCE": str(ROOT),
+        "FED": str(folder / "federation"),
+        "HOST": "127.0.0.1",
+        "PORT": str(free_port()),
+        "AGREEMENT": request.param,
+    }
+    typed = [
+        (block, name)
+        for block in BLOCKS
+        if block.is_run
+        for name in (SITES if block.who == EACH_SITE else ("",))
+    ]
+    with Shell(folder, variables) as shell:
+        printed = [(block, name, shell.type(f"NAME={name}\n{block.commands}")) for block, name in typed]
+        yield Walked(folder / "federation", printed)
+
+
+def test_the_run_is_complete_at_every_party(walked: Walked) -> None:
+    agreed = load_site(walked.folder / "north" / "site.toml").agreement
+    rounds = read_rounds(walked.folder / "coordinator" / "state" / ROUNDS_LOG)
+    assert [each.round for each in rounds] == list(range(1, agreed.rounds + 1))
+    assert all(each.sites == SITES for each in rounds)
+    assert "The run is complete" in (walked.folder / "coordinator" / "log.txt").read_text(encoding="utf-8")
+    for site in SITES:
+        assert "The run is complete" in (walked.folder / site / "log.txt").read_text(encoding="utf-8")
+        assert len(read_site_log(walked.folder / site / "out").rounds) == agreed.rounds
+
+
+def test_sites_learned_from_their_peers(walked: Walked) -> None:
+    for site in SITES:
+        log, prototypes = (
+            read_site_log(walked.folder / site / "out"),
+            read_prototypes(walked.folder / site / "out"),
+        )
+        assert prototypes.has_personal.any()
+        accuracy = log.rounds[-1].accuracy_classifier
+        assert accuracy is not None
+        assert accuracy > 0.6  # of ten digits, so 0.1 is chance
+
+
+def test_it_went_on_after_north_and_the_coordinator_were_stopped(walked: Walked) -> None:
+    log = (walked.folder / "coordinator" / "log.txt").read_text(encoding="utf-8")
+    assert "resuming at" in log
+    north = (walked.folder / "north" / "log.txt").read_text(encoding="utf-8")
+    assert north.count("joined as north") >= 2
+
+
+def test_all_parties_print_the_same_hash_of_the_agreement(walked: Walked) -> None:
+    (server,) = walked.of("server check")
+    printed = {site: walked.of("client check", site) for site in SITES}
+    hashes = {re.findall(r"hash ([0-9a-f]{64})$", text, re.M)[0] for (text,) in printed.values()}
+    assert hashes == set(re.findall(r"^agreement +([0-9a-f]{64})$", server, re.M))
+    assert len(hashes) == 1
+
+
+def test_every_site_pins_its_peers(walked: Walked) -> None:
+    for site in SITES:
+        file = tomllib.loads((walked.folder / site / "site.toml").read_text(encoding="utf-8"))
+        assert set(file["pins"]) == set(SITES) - {site}
+
+
+def test_no_party_holds_what_is_anothers(walked: Walked) -> None:
+    """Private keys and passphrases differ, and a site's folder is the only one with its data and results."""
+    secrets = [path for name in ("passphrase", "key.pem", "ca.key.pem") for path in walked.folder.rglob(name)]
+    assert len({path.read_bytes() for path in secrets}) == len(secrets) == 10
+    assert not [path for path in secrets if path.stat().st_mode & 0o077]
+    assert {path.parent.name for path in walked.folder.rglob("data.npz")} == set(SITES)
+    assert len(list(walked.folder.rglob("ca.key.pem"))) == 1
+    assert not (walked.folder / "coordinator" / "ca.key.pem").exists()
+
+
+def test_predictions_are_of_the_agreed_classes(walked: Walked) -> None:
+    classes = load_site(walked.folder / "north" / "site.toml").agreement.classes
+    for site in SITES:
+        result = json.loads((walked.folder / site / "predictions.json").read_text(encoding="utf-8"))
+        assert {each["class"] for each in result["predictions"]} <= set(classes)
+        assert result["accuracy"] > 0.6
+
+
+# The document and its reading
+
+
+def test_every_step_is_typed_but_the_services(walked: Walked) -> None:
+    typed = {block.step.partition(".")[0] for block, *_ in walked.printed}
+    assert typed == {str(step) for step in range(10)}
+    assert {block.step for block in BLOCKS if not block.is_run} == {"10. As services"}
+
+
+def test_files_of_the_project_that_it_names_are_there() -> None:
+    commands = "".join(block.commands for block in BLOCKS)
+    named = {path for path in re.findall(r"\$SOURCE/([\w./@-]+)", commands) if path != "deploy/samples/"}
+    assert len(named) >= 6
+    assert not [path for path in named if not (ROOT / path).exists()]
+    text = WALKTHROUGH.read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)#:]+)\)", text)
+    assert links
+    assert not [link for link in links if not (WALKTHROUGH.parent / link).exists()]
+    assert set(re.findall(r"`(agreement[\w-]*\.toml)`", text)) == {
+        each.name for each in SAMPLES.glob("agreement*")
+    }
+
+
+def test_blocks_that_are_not_typed_are_at_least_shell() -> None:
+    untried = [block for block in BLOCKS if not block.is_run]
+    assert untried
+    for block in untried:
+        subprocess.run(["bash", "-n"], input=block.commands, text=True, check=True)
+
+
+@pytest.mark.parametrize("block", ["```\nls\n```\n", "```sh\nls\n```\n", "```sh\n# somebody\nls\n```\n"])
+def test_a_block_that_says_not_who_types_it_is_an_error(block: str) -> None:
+    with pytest.raises(ValueError, match="nobody knows who types it"):
+        read_blocks(f"## 1. Step\n\n{block}")
+
+
+@pytest.mark.parametrize("failing", ["false", "protoseal pki show none.pem", "cat none | sort"])
+def test_a_command_that_fails_is_noticed(tmp_path: Path, failing: str) -> None:
+    with Shell(tmp_path, {}) as shell:
+        assert shell.type("echo typed").strip() == "typed"
+        with pytest.raises(AssertionError, match="failed:"):
+            shell.type(f"{failing}\necho 'and on'")
+
+
+def test_a_wrong_fingerprint_would_have_been_refused(walked: Walked) -> None:
+    (approve,) = [
+        block for block in BLOCKS if "pki approve" in block.commands and "for NAME" in block.commands
+    ]
+    lie = approve.commands.replace('"$(read_out "$NAME/request.pem")"', f"{'0' * 64} --overwrite")
+    assert lie != approve.commands
+    with (
+        Shell(walked.folder, {"FED": str(walked.folder)}) as shell,
+        pytest.raises(AssertionError, match="not the one"),
+    ):
+        shell.type(lie)
