@@ -24,30 +24,37 @@ def release(
     survivors: Sequence[str],
     held: Mapping[str, SharePair],
 ) -> tuple[ReleasedShare, ...]:
-    """One share for each of the sharers, by name. Call it **once per attempt**, for survivors with enough signatures.
+    """One share for each of the sharers that it holds a pair of, by name.
 
-    ``held``: this site's pair of each of the sharers, its own among them. Raises :class:`VerificationError` unless
-    survivors and sharers are sorted, distinct and quorums, survivors are of the sharers, the site is of the
-    survivors, and it holds a pair of each.
+    Call it **once per attempt**, for survivors with enough signatures. ``held``: this site's pair of each of the
+    sharers, its own among them; a peer whose share did not open is left out, so that one member's bad share keeps
+    no other from answering. Raises :class:`VerificationError` unless survivors and sharers are sorted, distinct and
+    quorums, survivors are of the sharers, and the site is of the survivors and holds its own pair.
     """
     check_survivors(binding, sharers, survivors)
     _check_among(site, survivors)
-    _check_held(sharers, held)
-    return tuple(_share(owner, kind, held[owner]) for owner in sharers for kind in _kinds(owner, survivors))
+    _check_own(site, held)
+    return tuple(
+        _share(owner, kind, held[owner])
+        for owner in sharers
+        if owner in held
+        for kind in _kinds(owner, survivors)
+    )
 
 
 def check_released(
     released: Sequence[ReleasedShare], binding: Binding, sharers: Sequence[str], survivors: Sequence[str]
 ) -> None:
-    """Raise :class:`MalformedError` unless it is the one share for each of the sharers, of the kind that is due.
+    """Raise :class:`MalformedError` unless it is one share for each of some sharers, of the kind that is due.
 
-    That the shares are good ones shows only when secrets are put together.
+    That they are enough, and good ones, shows only when secrets are put together.
     """
     check_survivors(binding, sharers, survivors)
-    due = [(owner, kind) for owner in sharers for kind in _kinds(owner, survivors)]
-    if [(item.owner, item.kind) for item in released] != due:
+    owners = {item.owner for item in released}
+    due = [(owner, kind) for owner in sharers if owner in owners for kind in _kinds(owner, survivors)]
+    if not released or [(item.owner, item.kind) for item in released] != due:
         raise MalformedError(
-            "released shares are one for each of those who made shares, by name, of the due kind"
+            "released shares are one for each of some who made shares, by name, of the due kind"
         )
     for item in released:
         check_share(item.share)
@@ -67,7 +74,6 @@ def _check_among(site: str, survivors: Sequence[str]) -> None:
         raise VerificationError(f"{site} is not among the survivors and has nothing to release")
 
 
-def _check_held(sharers: Sequence[str], held: Mapping[str, SharePair]) -> None:
-    missing = [owner for owner in sharers if owner not in held]
-    if missing:
-        raise VerificationError(f"no shares are held of {', '.join(missing)}")
+def _check_own(site: str, held: Mapping[str, SharePair]) -> None:
+    if site not in held:
+        raise VerificationError(f"{site} does not hold its own shares")

@@ -127,26 +127,36 @@ def test_one_share_of_one_kind_for_each_owner(count: int, data: st.DataObject) -
         assert (item.kind, item.share) == (expected, pair.seed if expected is ShareKind.SEED else pair.key)
 
 
-def test_release_needs_the_site_and_every_share(group: Group) -> None:
+def test_release_needs_the_site_and_its_own_share(group: Group) -> None:
     survivors, held = (A, B, C, D), group.sites[E].held
     with pytest.raises(VerificationError, match="clinic-e is not among the survivors"):
         release(BINDING, E, MEMBERS, survivors, held)
-    with pytest.raises(VerificationError, match="no shares are held of clinic-b, clinic-e"):
-        release(BINDING, A, MEMBERS, survivors, dict.fromkeys((A, C, D), PAIR))
+    with pytest.raises(VerificationError, match="clinic-a does not hold its own shares"):
+        release(BINDING, A, MEMBERS, survivors, dict.fromkeys((C, D), PAIR))
     with pytest.raises(VerificationError, match="those who made shares are 3; the threshold is 4"):
         release(BINDING, A, (A, B, C), survivors, held)
     with pytest.raises(VerificationError, match="clinic-d: among the survivors"):
         release(BINDING, A, (A, B, C, E), survivors, held)
 
 
-def test_released_shares_are_exactly_those_due(group: Group) -> None:
+def test_a_peer_whose_share_did_not_open_is_left_out(group: Group) -> None:
+    survivors, held = (A, B, C, D), group.sites[A].held
+    released = release(BINDING, A, MEMBERS, survivors, {name: held[name] for name in (A, C, E)})
+    check_released(released, BINDING, MEMBERS, survivors)
+    assert [(item.owner, item.kind) for item in released] == [
+        (A, ShareKind.SEED),
+        (C, ShareKind.SEED),
+        (E, ShareKind.KEY),
+    ]
+
+
+def test_released_shares_are_of_the_kind_that_is_due(group: Group) -> None:
     survivors = (A, B, C, D)
     good = release(BINDING, A, MEMBERS, survivors, group.sites[A].held)
     check_released(good, BINDING, MEMBERS, survivors)
     key = group.sites[A].held[A].key
     odd: list[tuple[ReleasedShare, ...]] = [
-        good[:-1],
-        good[1:],
+        (),
         (*good, good[0]),
         good[::-1],
         (good[0], *good[:-1]),
@@ -197,11 +207,19 @@ def test_vectors_and_answers_of_another_form_are_refused(group: Group) -> None:
     odd_released: dict[str, dict[str, Any]] = {
         "3 answers with shares; 4 are needed": fewer,
         "of survivors alone": fewer | {E: released[A]},
-        "of the due kind": released | {A: released[A][1:]},
+        "of the due kind": released | {A: released[A][::-1]},
+        "a secret of clinic-a: 3 shares of a secret, 4 are needed": released | {A: released[A][1:]},
     }
     for message, answers in odd_released.items():
         with pytest.raises(MalformedError, match=message):
             unmask(masked, answers, BINDING, MEMBERS, survivors, group.public)
+
+
+def test_a_share_that_one_member_does_not_hold_keeps_no_sum_back(group: Group) -> None:
+    masked, released = _answers(group, MEMBERS)
+    expected = total(random_vectors(MEMBERS, 64, 4, seed=3), MEMBERS)
+    without = released | {A: released[A][:1] + released[A][2:]}
+    assert unmask(masked, without, BINDING, MEMBERS, MEMBERS, group.public).tolist() == expected.tolist()
 
 
 def test_a_wrong_share_is_noticed_with_more_than_enough(group: Group) -> None:
