@@ -11,7 +11,8 @@ import pytest
 from algorithms.pfpl import Weighting
 from protoseal.config import Protection
 from protoseal_wire.messages import Phase
-from tests.adversary.hostile import Hostile
+from secure_client.errors import Violation
+from tests.adversary.hostile import Asked, Hostile
 
 ORDER = "secure_client.order.Order."
 PARTICIPANTS = "secure_client.exchanges.participants.Participants."
@@ -20,12 +21,18 @@ PRESENCE_FIELDS = "protoseal_wire.presence._fields"
 COHORT_INDEX = "crypto.protection.Cohort.index"
 SEALED_INFO = "crypto.sealed._info"
 
+THRESHOLD, BINDING_FIELDS = "crypto.pairwise.binding.threshold", "crypto.pairwise.binding.Binding.fields"
+GROUPS_UNCHANGED = "secure_client.methods.start.Starts._check_unchanged"
+
 _DOUBLES: dict[str, Any] = {
     JOURNAL_LOOKUP: lambda _journal, _key, _request: None,
     JOURNAL_ONCE: "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?)",
     PRESENCE_FIELDS: lambda site, _key, _roster_hash, holds, *_: (site.encode(), holds.tobytes()),
     COHORT_INDEX: lambda cohort, site: cohort.sites.index(site) if site in cohort.sites else 0,
     SEALED_INFO: lambda _context: b"nothing is bound",
+    THRESHOLD: lambda members: members // 2,
+    BINDING_FIELDS: lambda binding: (binding.run.encode(), bytes([binding.round, binding.attempt])),
+    GROUPS_UNCHANGED: lambda starts, _seen, now: starts._journal.put("groups", 1, now),
 }
 
 
@@ -49,3 +56,19 @@ class Attack:
 def weaken(layer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Take one layer away: a check that lets everything through, or the double above. Only a test can."""
     monkeypatch.setattr(layer, _DOUBLES.get(layer, lambda *_args, **_named: None))
+
+
+def assert_nothing_answered(play: Hostile) -> Asked:
+    """The last request, which was refused, left no answer behind at its site."""
+    last = play.last
+    assert last is not None
+    assert play.site(last.site).journal.stored_answer(last.key) == last.answered_before
+    return last
+
+
+def assert_refused_again(play: Hostile, last: Asked, refusal: str) -> None:
+    """Neither asking once more nor a restart changes the site's mind."""
+    for _ in range(2):
+        with pytest.raises(Violation, match=refusal):
+            play.site(last.site).session.answer(last.key, last.content)
+        play.restart(last.site)

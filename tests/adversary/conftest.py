@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,16 @@ import torch
 
 from algorithms.pfpl import Weighting
 from crypto.pki import Credentials, Identity, approve, create_authority, create_request
-from protoseal.config import Protection
+from protoseal.config import Agreement, Protection
 from secure_client.setup import Party
 from tests.adversary.hostile import Cast, Hostile
+from tests.adversary.masked_play import MaskedPlay
 from tests.support.small import FEDERATION, HOLDINGS, small_agreement, small_data
 
 torch.set_num_threads(1)
 
 Open = Callable[[Protection, Weighting], Hostile]
+OpenMasked = Callable[[Agreement, Mapping[str, str]], MaskedPlay]
 _PASSPHRASE = b"the tests'"
 
 
@@ -59,3 +62,15 @@ def open_play(tmp_path: Path, cast: Cast) -> Iterator[Open]:
         yield lambda protection, weighting: stack.enter_context(
             Hostile(tmp_path, small_agreement(protection, weighting), cast)
         )
+
+
+@pytest.fixture
+def open_masked(tmp_path: Path, cast: Cast) -> Iterator[OpenMasked]:
+    """Sites of a new FedPC run under masks; the second argument says which site has whose data, if not its own."""
+
+    def opened(agreement: Agreement, data_of: Mapping[str, str]) -> MaskedPlay:
+        data = {name: cast.data[data_of.get(name, name)] for name in cast.data}
+        return stack.enter_context(MaskedPlay(tmp_path, agreement, replace(cast, data=data)))
+
+    with ExitStack() as stack:
+        yield opened

@@ -39,7 +39,7 @@ from secure_client.journal import Journal
 from secure_client.session import Session
 from secure_client.setup import Party, open_journal
 from secure_client.trainee import Trainee
-from secure_server.aggregate import Aggregator
+from secure_server.aggregate import Aggregator, server_half
 
 Rows = NDArray[np.float64]
 
@@ -83,7 +83,8 @@ class Hostile:
         self.last: Asked | None = None
         self._directory = directory
         self._sites: dict[str, Site] = {}
-        self._aggregator = Aggregator(agreement, directory / "evaluation-keys.bin")
+        self._keys_path = directory / "evaluation-keys.bin"
+        self._aggregator = Aggregator(agreement, self._keys_path)
 
     def __enter__(self) -> Self:
         return self
@@ -175,7 +176,8 @@ class Hostile:
         answers = [self.give_roster(name, statements, attempt=attempt) for name in names]
         keys = answers[0].keys
         if keys is not None:
-            self._aggregator.keep_keys(keys.evaluation_keys)
+            if keys.evaluation_keys:
+                self._aggregator.keep_keys(keys.evaluation_keys)
             for name in names[1:]:
                 self.give_secret(name, keys, attempt=attempt)
         return keys
@@ -186,10 +188,12 @@ class Hostile:
         content = codec.encode_sealed_secret(sealed)
         return self.ask(name, Phase.SECRET, content, round_number=0, attempt=attempt)
 
-    def presence(self, name: str, *, round_number: int = 1, attempt: int = 1) -> PresenceStatement:
+    def presence(
+        self, name: str, *, round_number: int = 1, attempt: int = 1, start: RoundStart | None = None
+    ) -> PresenceStatement:
         """PRESENCE."""
-        start = codec.encode_round_start(RoundStart())
-        answer = self.ask(name, Phase.PRESENCE, start, round_number=round_number, attempt=attempt)
+        content = codec.encode_round_start(start or RoundStart())
+        answer = self.ask(name, Phase.PRESENCE, content, round_number=round_number, attempt=attempt)
         return codec.decode_presence(answer, self.limits)
 
     def begin(self, *names: str, round_number: int = 1, attempt: int = 1) -> ActiveList:
@@ -202,6 +206,10 @@ class Hostile:
         """VALUES of one site."""
         content = codec.encode_active_list(active)
         answer = self.ask(name, Phase.VALUES, content, round_number=round_number, attempt=attempt)
+        return self.payload(answer, round_number)
+
+    def payload(self, answer: bytes, round_number: int) -> Payload:
+        """An answer to VALUES."""
         return codec.decode_payload(answer, self.limits, values_form(self.agreement, round_number))
 
     def all_values(
@@ -213,7 +221,8 @@ class Hostile:
 
     def combine(self, payloads: Mapping[str, Payload], active: ActiveList) -> dict[str, Payload]:
         """What the honest coordinator computes."""
-        return self._aggregator.combine(payloads, active)
+        half = server_half(self.agreement, self._keys_path, None)
+        return half.combine(payloads, cohort_of(active, self.agreement))
 
     def give_result(self, name: str, payload: Payload, *, round_number: int = 1, attempt: int = 1) -> bytes:
         """RESULT for one site."""

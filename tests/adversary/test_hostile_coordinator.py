@@ -11,9 +11,8 @@ import sqlite3
 import pytest
 
 from secure_client.errors import ConflictingRequest, Violation
-from tests.adversary.attack import weaken
+from tests.adversary.attack import assert_nothing_answered, assert_refused_again, weaken
 from tests.adversary.conftest import Open
-from tests.adversary.hostile import Asked, Hostile
 from tests.adversary.round_attacks import ROUND_ATTACKS
 from tests.adversary.set_up_attacks import SET_UP_ATTACKS
 
@@ -21,14 +20,6 @@ ATTACKS = SET_UP_ATTACKS | ROUND_ATTACKS
 BY_LAYER = [
     (name, layer) for name, attack in ATTACKS.items() for layer in attack.layers if len(attack.layers) > 1
 ]
-
-
-def _assert_nothing_answered(play: Hostile) -> Asked:
-    """The last request, which was refused, left no answer behind at its site."""
-    last = play.last
-    assert last is not None
-    assert play.site(last.site).journal.stored_answer(last.key) == last.answered_before
-    return last
 
 
 @pytest.mark.parametrize("name", ATTACKS)
@@ -47,17 +38,9 @@ def test_attack_is_refused(name: str, open_play: Open) -> None:
     play = open_play(attack.protection, attack.weighting)
     with pytest.raises(Violation, match=attack.refusal):
         attack.play(play)
-    last = _assert_nothing_answered(play)
+    last = assert_nothing_answered(play)
     assert (last.site, last.key.phase) == (attack.victim, attack.phase)
-    _assert_refused_again(play, last, attack.refusal)
-
-
-def _assert_refused_again(play: Hostile, last: Asked, refusal: str) -> None:
-    """Neither asking once more nor a restart changes the site's mind."""
-    for _ in range(2):
-        with pytest.raises(Violation, match=refusal):
-            play.site(last.site).session.answer(last.key, last.content)
-        play.restart(last.site)
+    assert_refused_again(play, last, attack.refusal)
 
 
 @pytest.mark.parametrize(("name", "layer"), BY_LAYER)
@@ -72,7 +55,7 @@ def test_each_layer_holds_by_itself(
     # Inner layers were not made to be met, and speak as what they are.
     with pytest.raises((Violation, ValueError, sqlite3.IntegrityError)):
         attack.play(play)
-    _assert_nothing_answered(play)
+    assert_nothing_answered(play)
 
 
 def test_a_conflict_has_a_type_of_its_own(open_play: Open) -> None:

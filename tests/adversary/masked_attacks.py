@@ -1,0 +1,401 @@
+"""Attacks on masked sums: which sums are asked for, under whose keys, and from which start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from crypto.pairwise.masks import pair_key
+from crypto.pairwise.parts import MaskKeys, ReleasedShare, ShareKind
+from crypto.pairwise.secrets import AttemptSecrets
+from crypto.pairwise.shares import make_shares, open_share
+from crypto.protection import Payload
+from protoseal.config import TrainingSection
+from protoseal_wire.messages import ActiveList, Phase
+from tests.adversary.attack import (
+    BINDING_FIELDS,
+    GROUPS_UNCHANGED,
+    JOURNAL_LOOKUP,
+    JOURNAL_ONCE,
+    ORDER,
+    PRESENCE_FIELDS,
+    THRESHOLD,
+)
+from tests.adversary.masked_play import Attempt, MaskedPlay, Vector, base_of
+from tests.support.grouped import EVERYONE
+
+A, B, C, D = EVERYONE
+WITHOUT_C = (A, B, D)
+
+
+@dataclass(frozen=True)
+class MaskedAttack:
+    """As :class:`tests.adversary.attack.Attack`, on a run whose agreement has ``changes``.
+
+    ``data_of``: which site has whose data.
+    """
+
+    layers: tuple[str, ...]
+    victim: str
+    phase: Phase
+    refusal: str
+    play: Callable[[MaskedPlay], None]
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    data_of: Mapping[str, str] = field(default_factory=dict)
+
+
+def _assert_is(play: MaskedPlay, found: Vector, secret: Vector, terms: int = 1) -> None:
+    """The gain: one site's vector, or a sum that no site would have gone along with."""
+    assert np.abs(secret).max() > 0.1
+    assert (np.abs(found - secret) <= play.rounding(terms)).all()
+
+
+# Two sums
+
+
+def _two_survivor_sets(play: MaskedPlay, *, restart: bool) -> None:
+    play.set_up(*EVERYONE)
+    begun = play.attempt(*EVERYONE)
+    everyone = begun.carried_out(EVERYONE)
+    if restart:
+        play.restart(A)
+    _assert_is(play, everyone - begun.opened(WITHOUT_C), play.vector(C, begun), 8)
+
+
+def two_survivor_sets(play: MaskedPlay) -> None:
+    """One attempt's sum is opened twice, once without one site: the difference is that site's vector."""
+    _two_survivor_sets(play, restart=False)
+
+
+def two_survivor_sets_over_a_restart(play: MaskedPlay) -> None:
+    """The same, the site's process having ended in between."""
+    _two_survivor_sets(play, restart=True)
+
+
+def attempt_after_unmasking(play: MaskedPlay) -> None:
+    """The round is attempted again, without one site, after its sum was opened."""
+    play.set_up(*EVERYONE)
+    first = play.attempt(*EVERYONE)
+    everyone = first.carried_out(EVERYONE)
+    again = play.attempt(*WITHOUT_C, attempt=2)
+    _assert_is(play, everyone - again.carried_out(WITHOUT_C), play.vector(C, first), 8)
+
+
+def two_open_attempts(play: MaskedPlay) -> None:
+    """A second attempt is begun before the first one's sum is opened, and then both are carried on."""
+    play.set_up(*EVERYONE)
+    first = play.attempt(*EVERYONE)
+    first.share(*EVERYONE)
+    first.mask(*EVERYONE)
+    second = play.attempt(*WITHOUT_C, attempt=2).carried_out(WITHOUT_C)
+    _assert_is(play, first.opened(EVERYONE) - second, play.vector(C, first), 8)
+
+
+def other_groups(play: MaskedPlay) -> None:
+    """A later round has a group without one site, at sites whose models hardly move."""
+    play.set_up(*EVERYONE)
+    first = play.attempt(*EVERYONE)
+    everyone = first.carried_out(EVERYONE)
+    second = play.attempt(*WITHOUT_C, round_number=2, groups=(WITHOUT_C,))
+    difference = everyone - second.carried_out(WITHOUT_C)
+    np.testing.assert_allclose(difference, play.vector(C, first), atol=1e-5)
+
+
+# Sums of few
+
+
+def small_group(play: MaskedPlay) -> None:
+    """Two sites are told that they are a group, where three are agreed for every sum."""
+    play.set_up(*EVERYONE)
+    begun = play.attempt(*EVERYONE, groups=((A, B), (C, D)))
+    expected = play.vector(A, begun) + play.vector(B, begun)
+    _assert_is(play, begun.carried_out((A, B)), expected, 2)
+
+
+def half_survives(play: MaskedPlay) -> None:
+    """One half of the group is told that the other dropped out, and the other way round: both secrets open."""
+    play.set_up(*EVERYONE)
+    begun = play.attempt(*EVERYONE)
+    begun.share(*EVERYONE)
+    begun.mask(*EVERYONE)
+    released: dict[str, tuple[ReleasedShare, ...]] = {}
+    for half in ((A, B), (C, D)):
+        released |= begun.release(half, begun.sign(half, *half), *half)
+    seed = begun.secret(A, ShareKind.SEED, released)  # of those for whom clinic-a survived
+    key = begun.secret(A, ShareKind.KEY, released)  # of those for whom it dropped out
+    _assert_is(play, begun.opened_alone(A, seed, begun.pair_keys_of(A, key)), play.vector(A, begun))
+
+
+def left_alone_by_colluders(play: MaskedPlay) -> None:
+    """A site is told that it alone survived; two that work with the coordinator make up the threshold."""
+    play.set_up(*EVERYONE)
+    begun = play.attempt(*EVERYONE)
+    begun.share(*EVERYONE)
+    begun.mask(*EVERYONE)
+    shares: dict[str, list[ReleasedShare]] = {name: _of_colluder(begun, name) for name in (C, D)}
+    shares[A] = list(begun.release((A,), begun.sign((A,), A), A)[A])
+    seed = begun.secret(A, ShareKind.SEED, shares)
+    keys = {
+        peer: pair_key(
+            begun.secret(peer, ShareKind.KEY, shares), begun.public[A].mask, begun.binding, peer, A
+        )
+        for peer in (B, C, D)
+    }
+    _assert_is(play, begun.opened_alone(A, seed, keys), play.vector(A, begun))
+
+
+def _of_colluder(begun: Attempt, name: str) -> list[ReleasedShare]:
+    return [
+        ReleasedShare(owner, kind, share)
+        for owner, pair in begun.pairs_of(name).items()
+        for kind, share in ((ShareKind.SEED, pair.seed), (ShareKind.KEY, pair.key))
+    ]
+
+
+def masked_among_few(play: MaskedPlay) -> None:
+    """Values are asked for when only one peer made shares."""
+    play.set_up(*EVERYONE)
+    begun = play.attempt(*EVERYONE)
+    begun.share(A, B)
+    begun.mask(A)
+    assert begun.masked[A].any()
+
+
+def single_holder(play: MaskedPlay) -> None:
+    """The other holder of a class drops out: the class's row in the sum is one site's prototype."""
+    play.set_up(*EVERYONE)
+    begun = play.attempt(*EVERYONE)
+    assert begun.cohort.holds[:, 2].tolist() == [True, False, False, True]
+    rows = begun.carried_out((A, B, C))[: 3 * play.agreement.dim].reshape(3, -1)
+    prototype = play.site(A).trainee.trained(1)[0][2]
+    assert np.linalg.norm(prototype) > 0.1
+    np.testing.assert_allclose(rows[2], prototype, atol=1e-9)
+
+
+def unsigned_set(play: MaskedPlay) -> None:
+    """Shares are asked for under another set than the site signed: it releases a key of one that sent its values."""
+    play.set_up(*EVERYONE)
+    begun = play.attempt(*EVERYONE)
+    begun.share(*EVERYONE)
+    begun.mask(*EVERYONE)
+    begun.sign(EVERYONE, A)
+    signatures = begun.sign(WITHOUT_C, B, D)
+    kinds = {each.owner: each.kind for each in begun.release(WITHOUT_C, signatures, A)[A]}
+    assert kinds[C] is ShareKind.KEY
+
+
+def too_few_signatures(play: MaskedPlay) -> None:
+    """Shares are asked for under signatures of a minority: the others may have been told another set."""
+    play.set_up(*EVERYONE)
+    begun = play.attempt(*EVERYONE)
+    begun.share(*EVERYONE)
+    begun.mask(*EVERYONE)
+    assert begun.release(WITHOUT_C, begun.sign(WITHOUT_C, A, B), A)[A]
+
+
+# Whose keys
+
+
+def swapped_keys(play: MaskedPlay) -> None:
+    """A site is given the coordinator's own keys as its peers': what it shares and masks, the coordinator opens."""
+    play.set_up(*EVERYONE)
+    begun = play.attempt(*EVERYONE)
+    own = {peer: AttemptSecrets.generate() for peer in (B, C, D)}
+    begun.share(B, C, D)
+    begun.share(A, active=_with_keys(begun.active, {peer: each.public for peer, each in own.items()}))
+    begun.mask(A)
+    pairs = {each.recipient: open_share(each, own[each.recipient], begun.binding) for each in begun.made[A]}
+    shares = {peer: [ReleasedShare(A, ShareKind.SEED, pair.seed)] for peer, pair in pairs.items()}
+    seed = begun.secret(A, ShareKind.SEED, shares)
+    keys = {
+        peer: pair_key(each.mask, begun.public[A].mask, begun.binding, peer, A) for peer, each in own.items()
+    }
+    _assert_is(play, begun.opened_alone(A, seed, keys), play.vector(A, begun))
+
+
+def _with_keys(active: ActiveList, keys: Mapping[str, MaskKeys]) -> ActiveList:
+    return ActiveList(tuple(replace(each, keys=keys.get(each.site, each.keys)) for each in active.statements))
+
+
+def keys_of_an_earlier_round(play: MaskedPlay) -> None:
+    """A site that dropped out in round 1 is gone; its statement of then, whose mask key is known, stands in for it."""
+    play.set_up(*EVERYONE)
+    before = play.attempt(*EVERYONE)
+    before.carried_out(WITHOUT_C)
+    now = play.attempt(*WITHOUT_C, round_number=2)
+    old = next(each for each in before.active.statements if each.site == C)
+    begun = Attempt(play, ActiveList((*now.active.statements, old)), EVERYONE, 2, 1)
+    begun.share(A)
+    assert C in {each.recipient for each in begun.made[A]}
+
+
+def share_of_its_own_making(play: MaskedPlay) -> None:
+    """Two peers made no shares; the coordinator makes some in their names, and the site masks as if among four."""
+    play.set_up(*EVERYONE)
+    begun = play.attempt(*EVERYONE)
+    begun.share(A, B)
+    for absent in (C, D):
+        own = AttemptSecrets.generate()
+        public = {**begun.public, absent: own.public}
+        made, _ = make_shares(_Named(play, absent), own, begun.binding, public)  # type: ignore[arg-type]
+        begun.made[absent] = made
+    begun.mask(A)
+    assert begun.masked[A].any()
+
+
+class _Named:
+    """The coordinator's credentials, under a site's name."""
+
+    def __init__(self, play: MaskedPlay, name: str) -> None:
+        self.identity, self._play = play.parties[name].credentials.identity, play
+
+    def sign(self, label: str, *fields: bytes) -> bytes:
+        return self._play.cast.coordinator.sign(label, *fields)
+
+
+def share_of_another_attempt(play: MaskedPlay) -> None:
+    """Shares that were made in the attempt before are handed on in this one."""
+    play.set_up(*EVERYONE)
+    before = play.attempt(*EVERYONE)
+    before.share(*EVERYONE)
+    now = play.attempt(*EVERYONE, attempt=2)
+    now.share(A)
+    now.mask(A, shares=before.shares_for(A))
+    assert now.masked[A].any()
+
+
+# What all train from
+
+
+def _planted(result: Payload) -> Payload:
+    """A result with a model of the coordinator's choice."""
+    vector, has = result.arrays
+    return replace(result, arrays=(np.where(np.arange(vector.size) < 3 * 8, vector, 0.25), has))
+
+
+def other_result(play: MaskedPlay) -> None:
+    """One member is given a model of the coordinator's own; the sum then holds what its data made of that."""
+    play.set_up(*EVERYONE)
+    begun = play.attempt(*EVERYONE)
+    result = play.result_of(begun.carried_out(EVERYONE), begun, EVERYONE)
+    for name in EVERYONE:
+        play.give_result(name, _planted(result) if name == D else result)
+    _assert_sum_with_planted(play, play.attempt(*EVERYONE, round_number=2))
+
+
+def other_catch_up(play: MaskedPlay) -> None:
+    """The same, passed off as the result that all others have."""
+    play.set_up(*EVERYONE)
+    begun = play.attempt(*EVERYONE)
+    result = play.result_of(begun.carried_out(EVERYONE), begun, EVERYONE)
+    for name in (A, B, C):
+        play.give_result(name, result)
+    start = {D: (base_of(result), _planted(result))}
+    _assert_sum_with_planted(play, play.attempt(*EVERYONE, round_number=2, start=start))
+
+
+def _assert_sum_with_planted(play: MaskedPlay, begun: Attempt) -> None:
+    expected = np.sum([play.vector(name, begun) for name in EVERYONE], axis=0)
+    _assert_is(play, begun.carried_out(EVERYONE), expected, 4)
+    assert np.abs(play.vector(D, begun) - play.vector(A, begun)).max() > 0.2  # it trained from another model
+
+
+def two_starts_of_a_round(play: MaskedPlay) -> None:
+    """A round is begun again from another result: the site trains twice in it, on the same data."""
+    play.set_up(*EVERYONE)
+    result = play.play_sum(*EVERYONE)
+    first = play.attempt(A, round_number=2)
+    before = play.vector(A, first)
+    other = _planted(result)
+    second = play.attempt(A, round_number=2, attempt=2, start={A: (base_of(other), other)})
+    assert np.abs(play.vector(A, second) - before).max() > 0.1
+
+
+_MASKED = "secure_client.exchanges.pairwise.MaskedSum."
+_START, _FEDPC = "secure_client.methods.start.Starts.", "secure_client.methods.fedpc.Fedpc."
+_FORGET, _ENOUGH = _MASKED + "forget", _MASKED + "_check_enough"
+_QUORUM = "crypto.pairwise.binding._check_quorum"
+_TWICE = "again with different content"
+_SIGNED = r"the active list of round . is refused: a signature \(presence\) does not hold"
+_SHARE = "a share said to be of .* is refused: a signature .* does not hold"
+_PAIRS = {"min_holders": 2, "min_sites": 2, "allow_fewer_holders_reveals_peers": True}
+_STILL = {
+    "training": TrainingSection(model="tests.support.grouped:build", batch_size=4, lr=1e-9),
+}
+
+MASKED_ATTACKS: dict[str, MaskedAttack] = {
+    "names two survivor sets": MaskedAttack(
+        (JOURNAL_LOOKUP, JOURNAL_ONCE, _FORGET), A, Phase.SURVIVORS, _TWICE, two_survivor_sets
+    ),
+    "names two survivor sets over a restart": MaskedAttack(
+        (JOURNAL_LOOKUP, JOURNAL_ONCE, _FORGET), A, Phase.SURVIVORS, _TWICE, two_survivor_sets_over_a_restart
+    ),
+    "attempts a round again after its sum": MaskedAttack(
+        (ORDER + "_check_not_unmasked",), A, Phase.PRESENCE, "shares of round 1 were released",
+        attempt_after_unmasking,
+    ),
+    "carries on two attempts": MaskedAttack(
+        (ORDER + "_check_attempt_open", _FORGET), A, Phase.SURVIVORS, "attempt 1 is not the one begun",
+        two_open_attempts,
+    ),
+    "changes the groups": MaskedAttack(
+        (GROUPS_UNCHANGED,), A, Phase.PRESENCE, "the groups are not those", other_groups, _STILL
+    ),
+    "makes a group of two": MaskedAttack(
+        (_START + "_check_sizes", _FEDPC + "_check_enough_members", _ENOUGH), A, Phase.PRESENCE,
+        "a group has 2 sites, at least 3", small_group,
+    ),
+    "tells each half that the other dropped out": MaskedAttack(
+        (THRESHOLD,), A, Phase.SURVIVORS, "the survivors are 2; the threshold is 3", half_survives, _PAIRS, {C: A}
+    ),
+    "leaves a site alone with colluders": MaskedAttack(
+        (
+            _QUORUM, "crypto.pairwise.survivors._check_enough", _ENOUGH, _MASKED + "_check_class_holders",
+        ),
+        A, Phase.SURVIVORS, "the survivors are 1; the threshold is 3", left_alone_by_colluders,
+    ),
+    "asks for values among few": MaskedAttack(
+        (_QUORUM, _ENOUGH), A, Phase.VALUES, "those who made shares are 2; the threshold is 3",
+        masked_among_few,
+    ),
+    "leaves a class with one holder": MaskedAttack(
+        (_MASKED + "_check_class_holders",), A, Phase.SURVIVORS, "class '2' is left with 1 holders",
+        single_holder, _PAIRS, {B: C},
+    ),
+    "asks for shares under another set": MaskedAttack(
+        (_MASKED + "_check_same_set", "crypto.pairwise.survivors._check_enough"), A, Phase.UNMASK,
+        "another survivor set than this site signed", unsigned_set,
+    ),
+    "asks for shares under few signatures": MaskedAttack(
+        ("crypto.pairwise.survivors._check_enough",), A, Phase.UNMASK,
+        "2 signatures on the survivors; the threshold is 3", too_few_signatures,
+    ),
+    "swaps the peers' mask keys": MaskedAttack(
+        (PRESENCE_FIELDS,), A, Phase.SHARES, _SIGNED, swapped_keys
+    ),
+    "replays keys of an earlier round": MaskedAttack(
+        (PRESENCE_FIELDS,), A, Phase.SHARES, _SIGNED, keys_of_an_earlier_round
+    ),
+    "makes shares in others' names": MaskedAttack(
+        (_MASKED + "_check_share",), A, Phase.VALUES, _SHARE, share_of_its_own_making
+    ),
+    "hands on shares of another attempt": MaskedAttack(
+        (_MASKED + "_check_share",), A, Phase.VALUES, _SHARE, share_of_another_attempt
+    ),
+    "gives one member another result": MaskedAttack(
+        (_FEDPC + "_check_same_base", BINDING_FIELDS), A, Phase.SHARES,
+        "not all members of the group train from the same result", other_result,
+    ),
+    "gives another result to catch up with": MaskedAttack(
+        (_START + "_check_hash",), D, Phase.PRESENCE, "is not the one that the round starts from",
+        other_catch_up,
+    ),
+    "begins a round again from another result": MaskedAttack(
+        (_START + "_check_same_base",), A, Phase.PRESENCE, "is begun again from another result",
+        two_starts_of_a_round,
+    ),
+}  # fmt: skip
+"""By what the coordinator does."""

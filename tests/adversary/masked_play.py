@@ -1,0 +1,228 @@
+"""A hostile coordinator of FedPC: masked sums a step at a time, and what it makes of the answers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crypto.pairwise.binding import Binding
+from crypto.pairwise.keystream import add_streams
+from crypto.pairwise.masks import pair_key, self_key
+from crypto.pairwise.parts import MaskKeys, ReleasedShare, SealedShare, ShareKind
+from crypto.pairwise.scheme import SCHEME, words_of
+from crypto.pairwise.secrets import SharePair
+from crypto.pairwise.unmask import unmask
+from crypto.protection import Payload, Words
+from crypto.shamir import combine
+from protoseal.terms import contribution_length, group_cohort
+from protoseal_wire import codec
+from protoseal_wire.messages import (
+    ActiveList,
+    Phase,
+    PhaseKey,
+    ReceivedShares,
+    RoundStart,
+    SignedSurvivors,
+    SurvivorSet,
+    SurvivorSignature,
+)
+from tests.adversary.hostile import Hostile
+from tests.support.grouped import EVERYONE
+
+Vector = NDArray[np.float64]
+Groups = tuple[tuple[str, ...], ...]
+
+
+class MaskedPlay(Hostile):
+    """Sites of a FedPC run under masks, for the coordinator to ask."""
+
+    def cluster(self, *names: str, attempt: int = 1) -> dict[str, Payload]:
+        """Round 0: each site's turned row."""
+        active = self.begin(*names, round_number=0, attempt=attempt)
+        return self.all_values(active, round_number=0, attempt=attempt)
+
+    def attempt(
+        self,
+        *names: str,
+        round_number: int = 1,
+        attempt: int = 1,
+        groups: Groups = (EVERYONE,),
+        start: Mapping[str, tuple[bytes, Payload | None]] | None = None,
+    ) -> Attempt:
+        """PRESENCE of these sites in a new attempt. ``start``: (base, result to catch up with) by site."""
+        statements = []
+        for name in names:
+            base, catch_up = (start or {}).get(name, (self.site(name).trainee.base, None))
+            begun = RoundStart(groups, base, catch_up)
+            statements.append(self.presence(name, round_number=round_number, attempt=attempt, start=begun))
+        group = next(group for group in groups if names[0] in group)
+        return Attempt(self, ActiveList(tuple(statements)), group, round_number, attempt)
+
+    def vector(self, name: str, begun: Attempt) -> Vector:
+        """A site's secret: what it adds to the sum, (L,)."""
+        trainee, cohort = self.site(name).trainee, begun.cohort
+        rows, _ = trainee.trained(begun.round)
+        rows = np.where(cohort.holds[cohort.index(name)][:, None], rows, 0.0)
+        return np.concatenate([rows.ravel(), trainee.extractor()])
+
+    def rounding(self, terms: int = 1) -> Vector:
+        """How far a sum of so many encoded vectors may be from the sum itself, (L,)."""
+        return np.asarray(terms * self.agreement.fixed_point().resolution / 2 + 1e-12)
+
+    def result_of(self, sum_: Vector, begun: Attempt, survivors: Iterable[str]) -> Payload:
+        """The means of a single group, as its members are sent them."""
+        stay = [begun.cohort.index(site) for site in survivors]
+        holders = begun.cohort.holds[stay].sum(axis=0)
+        split = holders.size * self.agreement.dim
+        rows = sum_[:split].reshape(holders.size, -1) / np.maximum(holders, 1)[:, None]
+        has = (holders > 0).astype(np.float64)
+        return Payload(SCHEME, arrays=(np.concatenate([rows.ravel(), sum_[split:] / len(stay)]), has))
+
+    def play_sum(
+        self, *names: str, round_number: int = 1, attempt: int = 1, dropped: Iterable[str] = ()
+    ) -> Payload:
+        """An honest attempt of the group ``EVERYONE``, up to RESULT; ``dropped`` go after they made shares."""
+        begun = self.attempt(*names, round_number=round_number, attempt=attempt)
+        survivors = tuple(name for name in names if name not in dropped)
+        result = self.result_of(begun.carried_out(survivors), begun, survivors)
+        for name in survivors:
+            self.give_result(name, result, round_number=round_number, attempt=attempt)
+        return result
+
+
+class Attempt:
+    """One attempt of one group's sum. Every step asks the sites named, or lets their refusal through."""
+
+    def __init__(
+        self, play: MaskedPlay, active: ActiveList, group: tuple[str, ...], round_number: int, attempt: int
+    ) -> None:
+        self.play, self.active, self.round, self.number = play, active, round_number, attempt
+        self.cohort = group_cohort(active, group, play.agreement)
+        self.made: dict[str, tuple[SealedShare, ...]] = {}
+        self.masked: dict[str, Words] = {}
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The group's members that answered PRESENCE."""
+        return self.cohort.sites
+
+    @property
+    def public(self) -> dict[str, MaskKeys]:
+        """The keys that they stated."""
+        return {each.site: each.keys for each in self.active.statements if each.keys is not None}
+
+    @property
+    def binding(self) -> Binding:
+        """As an honest member of the group has it."""
+        play = self.play
+        roster = play.site(self.members[0]).session._setup.roster()
+        base = next(each.base for each in self.active.statements if each.site == self.members[0])
+        return Binding(
+            play.agreement.run,
+            self.round,
+            self.number,
+            roster.hash,
+            play.agreement.hash(),
+            self.members,
+            base,
+        )
+
+    def ask(self, name: str, phase: Phase, content: bytes) -> bytes:
+        """One site."""
+        return self.play.ask(name, phase, content, round_number=self.round, attempt=self.number)
+
+    # The steps
+
+    def share(self, *names: str, active: ActiveList | None = None) -> None:
+        """SHARES."""
+        for name in names:
+            answer = self.ask(name, Phase.SHARES, codec.encode_active_list(active or self.active))
+            self.made[name] = codec.decode_shares_made(answer, self.play.limits).shares
+
+    def shares_for(self, name: str) -> tuple[SealedShare, ...]:
+        """What the others made for one site."""
+        return tuple(each for made in self.made.values() for each in made if each.recipient == name)
+
+    def mask(self, *names: str, shares: tuple[SealedShare, ...] | None = None) -> None:
+        """VALUES, with all shares made so far unless others are given."""
+        bits, length = self.play.agreement.masking.ring_bits, contribution_length(self.play.agreement)
+        for name in names:
+            received = ReceivedShares(self.shares_for(name) if shares is None else shares)
+            answer = self.ask(name, Phase.VALUES, codec.encode_received_shares(received))
+            payload = self.play.payload(answer, self.round)
+            self.masked[name] = words_of(payload, bits, length)
+
+    def sign(self, survivors: Iterable[str], *names: str) -> tuple[SurvivorSignature, ...]:
+        """SURVIVORS."""
+        content = codec.encode_survivor_set(SurvivorSet(tuple(survivors)))
+        answers = [self.ask(name, Phase.SURVIVORS, content) for name in names]
+        return tuple(codec.decode_survivor_signature(each, self.play.limits) for each in answers)
+
+    def release(
+        self, survivors: Iterable[str], signatures: tuple[SurvivorSignature, ...], *names: str
+    ) -> dict[str, tuple[ReleasedShare, ...]]:
+        """UNMASK."""
+        content = codec.encode_signed_survivors(SignedSurvivors(tuple(survivors), signatures))
+        answers = {name: self.ask(name, Phase.UNMASK, content) for name in names}
+        return {
+            name: codec.decode_released_shares(each, self.play.limits).shares
+            for name, each in answers.items()
+        }
+
+    def carried_out(self, survivors: tuple[str, ...]) -> Vector:
+        """Everything from SHARES to the sum, honestly; who does not survive goes after it made shares."""
+        self.share(*self.members)
+        self.mask(*survivors)
+        return self.opened(survivors)
+
+    def opened(self, survivors: tuple[str, ...]) -> Vector:
+        """SURVIVORS, UNMASK and the sum, (L,)."""
+        released = self.release(survivors, self.sign(survivors, *survivors), *survivors)
+        return self.sum(survivors, released)
+
+    # What the coordinator computes
+
+    def sum(self, survivors: tuple[str, ...], released: Mapping[str, tuple[ReleasedShare, ...]]) -> Vector:
+        """What the honest coordinator computes."""
+        masked = {name: self.masked[name] for name in survivors}
+        sharers = tuple(sorted(self.made))
+        words = unmask(masked, released, self.binding, sharers, survivors, self.public)
+        return self.play.agreement.fixed_point().decode_sum(words, len(survivors))
+
+    def secret(self, owner: str, kind: ShareKind, released: Mapping[str, Iterable[ReleasedShare]]) -> bytes:
+        """A site's secret, out of enough shares of one kind by who released them."""
+        shares = {
+            self.binding.position(site): each.share
+            for site, answer in released.items()
+            for each in answer
+            if (each.owner, each.kind) == (owner, kind)
+        }
+        return combine(shares, self.binding.threshold)
+
+    def pairs_of(self, name: str) -> dict[str, SharePair]:
+        """All that a colluding site holds of the others' secrets, once it was asked for values."""
+        method = self.play.site(name).session._method
+        key = PhaseKey(self.play.agreement.run, self.round, self.number, Phase.UNMASK)
+        received = method._masks._request(key, Phase.VALUES)  # type: ignore[attr-defined]
+        return method._masks._held(key, received, self.binding)  # type: ignore[attr-defined, no-any-return]
+
+    def opened_alone(self, site: str, seed: bytes, pair_keys: Mapping[str, bytes]) -> Vector:
+        """One site's vector, from its self-mask's seed and the key of each pairwise mask, by peer."""
+        binding = self.binding
+        minus = [self_key(seed, binding, site)] + [key for peer, key in pair_keys.items() if site < peer]
+        plus = [key for peer, key in pair_keys.items() if peer < site]
+        words = add_streams(self.masked[site], plus, minus)
+        return self.play.agreement.fixed_point().decode_sum(words, 1)
+
+    def pair_keys_of(self, site: str, private: bytes) -> dict[str, bytes]:
+        """Of all pairwise masks of a site, by its own mask key."""
+        peers = [peer for peer in self.made if peer != site]
+        return {peer: pair_key(private, self.public[peer].mask, self.binding, site, peer) for peer in peers}
+
+
+def base_of(result: Payload) -> bytes:
+    """What a result is named by in the rounds after it."""
+    return hashlib.sha256(codec.encode_payload(result)).digest()

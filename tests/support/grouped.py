@@ -1,0 +1,29 @@
+"""FedPC over the small federation's data: one linear layer with a ReLU, four sites in a group."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from protoseal.config import Agreement, FedpcSection, Method, Protection, TrainingSection
+from tests.support.small import DIM, HOLDINGS, small_agreement
+
+EVERYONE = tuple(HOLDINGS)
+PARAMETERS = 64 * DIM + DIM
+"""Of the layer that is averaged."""
+
+
+def grouped_agreement(protection: Protection = Protection.MASKED, **changes: object) -> Agreement:
+    """FedPC; at least three sites and three holders, so that a group of four can lose one."""
+    fields = {
+        **dict(small_agreement(Protection.PLAIN)),
+        "method": Method.FEDPC,
+        "protection": protection,
+        "fedpc": FedpcSection(extractor_parameters=PARAMETERS),
+        "training": TrainingSection(model="tests.support.grouped:build", batch_size=4),
+    }
+    return Agreement.model_validate({**fields, **changes})
+
+
+def build(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
+    """(backbone, classifier)."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, dim), nn.ReLU()), nn.Linear(dim, num_classes)
