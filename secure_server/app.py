@@ -16,9 +16,9 @@ from pydantic import TypeAdapter
 
 from crypto.pki import Credentials, Role, TrustAnchor
 from protoseal.config import CoordinatorConfig, DeadlinesSection
-from protoseal.terms import first_round, steps_of
 from protoseal_wire.messages import Phase
 from secure_server.aggregate import Aggregator
+from secure_server.agreed_rules import agreed_rules
 from secure_server.coordinator import Coordinator, CoordinatorRound
 from secure_server.errors import WrongIdentity
 from secure_server.rounds import Rules, State
@@ -34,18 +34,12 @@ ROUNDS_LOG, ADDRESS = "rounds.jsonl", "address"
 
 def rules_of(config: CoordinatorConfig) -> Rules:
     """What the run keeps to, from the coordinator's file."""
-    return Rules(
-        run=config.agreement.run,
-        roster=tuple(sorted(config.sites)),
-        min_sites=config.agreement.min_sites,
-        rounds=config.agreement.rounds,
+    return agreed_rules(
+        config.agreement,
+        config.sites,
         max_attempts=config.max_attempts,
-        needs_secret=config.agreement.needs_group_secret,
         join_seconds=config.deadlines.join,
         phase_seconds=_phase_seconds(config.deadlines, config.agreement.needs_group_secret),
-        first_round=first_round(config.agreement),
-        clustering_steps=steps_of(config.agreement, 0),
-        round_steps=steps_of(config.agreement, 1),
     )
 
 

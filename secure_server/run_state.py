@@ -153,7 +153,7 @@ class Quorum:
 
 @dataclass(frozen=True)
 class Survivors:
-    """Who answered ``phase`` of the current attempt, sorted; nobody else is asked anything more in it."""
+    """Who answered ``phase`` of the current attempt, sorted; nobody else is asked for another of its steps."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
@@ -238,8 +238,13 @@ class State:
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """Who is asked the current step, once PRESENCE is over: those who answered the one before."""
-        return self.survivors[-1].sites if self.survivors else self.participants
+        """Who is asked the current step, once PRESENCE is over: those who answered the one before.
+
+        The result is for all participants, also for those who dropped out on the way to it.
+        """
+        if self.stage is Stage.RESULT or not self.survivors:
+            return self.participants
+        return self.survivors[-1].sites
 
     def survivors_of(self, phase: Phase) -> tuple[str, ...]:
         """Who answered a step of the current attempt that is over; ``ValueError`` for another."""

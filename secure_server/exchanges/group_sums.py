@@ -11,7 +11,7 @@ from crypto.rows import NORM_SLACK
 from protoseal.config import Agreement
 from protoseal.terms import group_cohort
 from secure_server.exchanges.attempt import Attempt, Outcome
-from secure_server.exchanges.mixing import GroupSum, Vector, mixed
+from secure_server.exchanges.mixing import GroupSum, Vector, for_members, mixed
 from secure_server.exchanges.one_step import OneStep
 
 
@@ -39,9 +39,7 @@ class GroupSums(OneStep):
             )
             for group in attempt.groups
         ]
-        results = mixed(self._agreement, sums, SCHEME)
-        groups = zip(attempt.groups, results, strict=True)
-        return Outcome({site: result for group, result in groups for site in group})
+        return for_members(attempt.groups, mixed(self._agreement, sums, SCHEME))
 
     @property
     def _prototypes(self) -> int:

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from algorithms.fedpc.aggregation import Groups, between, within
 from crypto.protection import Cohort, Payload
 from protoseal.config import Agreement
+from secure_server.exchanges.attempt import Outcome
+from secure_server.run_state import Groups as SiteGroups
 
 Vector = NDArray[np.float64]
 
@@ -46,6 +48,12 @@ def mixed(agreement: Agreement, sums: Sequence[GroupSum], scheme: str) -> list[P
     )
     groups = between(means, literal_absent=agreement.fedpc.literal_absent)
     return [_payload(groups, index, scheme) for index in range(len(sums))]
+
+
+def for_members(groups: SiteGroups, results: Sequence[Payload]) -> Outcome:
+    """Each group's result for each of its participants."""
+    pairs = zip(groups, results, strict=True)
+    return Outcome({site: result for group, result in pairs for site in group})
 
 
 def _payload(groups: Groups, index: int, scheme: str) -> Payload:

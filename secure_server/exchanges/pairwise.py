@@ -34,7 +34,7 @@ from protoseal_wire.messages import (
 )
 from secure_server.errors import BadPayload
 from secure_server.exchanges.attempt import Attempt, Outcome
-from secure_server.exchanges.mixing import GroupSum, mixed
+from secure_server.exchanges.mixing import GroupSum, for_members, mixed
 from secure_server.run_state import Quorum
 
 
@@ -148,12 +148,9 @@ class PairwiseSums:
     # What follows
 
     def outcome(self, attempt: Attempt) -> Outcome:
-        """The result of its group for each site that saw the attempt through."""
+        """The result of its group for each participant, also for those who dropped out of the sum."""
         sums = [self._sum(attempt, group) for group in attempt.groups]
-        groups = zip(attempt.groups, mixed(self._agreement, sums, SCHEME), strict=True)
-        return Outcome(
-            {site: result for group, result in groups for site in attempt.among(group, Phase.UNMASK)}
-        )
+        return for_members(attempt.groups, mixed(self._agreement, sums, SCHEME))
 
     def _sum(self, attempt: Attempt, group: tuple[str, ...]) -> GroupSum:
         survivors = attempt.among(group, Phase.VALUES)

@@ -1,0 +1,186 @@
+"""FedPC's rounds at the coordinator, under ``plain`` and ``masked``: groups, bases, catching up, who drops out when."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from crypto.pki import TrustAnchor
+from protoseal.config import Protection
+from protoseal_wire import codec
+from protoseal_wire.messages import Finished
+from secure_client.setup import Party
+from secure_server.run_state import Stage
+from tests.server.fedpc_play import Play, check_results, expected, playing
+from tests.server.scripted_sites import FAR, NEAR, fedpc_agreement, parties_for
+
+ALL = (*NEAR, *FAR)
+BOTH = [Protection.PLAIN, Protection.MASKED]
+
+Identities = tuple[Mapping[str, Party], TrustAnchor]
+
+
+@pytest.fixture(scope="module")
+def identities(tmp_path_factory: pytest.TempPathFactory) -> Identities:
+    return parties_for(tmp_path_factory.mktemp("identities"), fedpc_agreement(Protection.PLAIN))
+
+
+@pytest.fixture
+def play(request: pytest.FixtureRequest, identities: Identities, tmp_path: Path) -> Iterator[Play]:
+    agreement = fedpc_agreement(request.param)
+    with playing(agreement, *identities, tmp_path) as begun:
+        begun.join()
+        yield begun
+
+
+masked = pytest.mark.parametrize("play", [Protection.MASKED], indirect=True)
+both = pytest.mark.parametrize("play", BOTH, indirect=True)
+
+
+def without(*names: str) -> tuple[str, ...]:
+    return tuple(name for name in ALL if name not in names)
+
+
+@both
+def test_a_run_groups_sites_once_and_gives_each_its_groups_result(play: Play) -> None:
+    play.go_to(Stage.FINISHED)
+    assert all(isinstance(site.task(), Finished) for site in play.sites.values())
+    for number in (1, 2):
+        check_results(play, number, expected(play.agreement, number, ALL), ALL)
+    assert play.state.groups == (NEAR, FAR)
+    assert [(each.round, each.sites, each.groups) for each in play.rounds] == [
+        (number, ALL, (NEAR, FAR)) for number in (1, 2)
+    ]
+    assert all(each.withheld == ("2",) and not each.abandoned for each in play.rounds)
+
+
+@both
+def test_a_round_starts_from_the_result_of_the_one_before(play: Play) -> None:
+    play.go_to(Stage.FINISHED)
+    for name, site in play.sites.items():
+        clustering, first, second = site.starts
+        assert (clustering.groups, clustering.base) == ((), b"")
+        assert (first.groups, first.base, first.catch_up) == ((NEAR, FAR), b"", None)
+        result = hashlib.sha256(codec.encode_payload(site.results[1])).digest()
+        assert (second.base, second.catch_up) == (result, None), f"{name} said that it has it"
+
+
+@both
+def test_a_group_that_is_too_small_sits_out_and_catches_up(play: Play) -> None:
+    play.go_to(Stage.RESULT, 1)
+    play.go_to(Stage.PRESENCE, 2)
+    play.go_to(Stage.FINISHED, without=("a", "b"))
+    staying = (*FAR,)
+    check_results(play, 2, expected(play.agreement, 2, staying), staying)
+    assert (play.rounds[-1].sites, play.rounds[-1].groups) == (FAR, (FAR,))
+
+
+@both
+def test_a_site_that_was_away_is_given_what_its_group_had(play: Play) -> None:
+    play.go_to(Stage.PRESENCE, 1)
+    play.go_to(Stage.PRESENCE, 2, without=("d",))
+    assert 1 not in play.sites["d"].results
+    play.go_to(Stage.FINISHED)
+    start = play.sites["d"].starts[-1]
+    assert start.catch_up is not None
+    assert start.base == hashlib.sha256(codec.encode_payload(start.catch_up)).digest()
+    assert start.base == play.sites["a"].starts[-1].base
+    check_results(play, 1, expected(play.agreement, 1, without("d")), ALL)
+    check_results(play, 2, expected(play.agreement, 2, ALL), ALL)
+
+
+@both
+def test_a_member_that_missed_the_clustering_joins_the_largest_group(play: Play) -> None:
+    play.go_to(Stage.PRESENCE, 0)
+    play.go_to(Stage.PRESENCE, 1, without=("x",))
+    assert play.state.groups == (("a", "b", "c", "d", "x"), ("w", "y", "z"))
+    play.go_to(Stage.FINISHED)
+    groups = play.state.groups
+    check_results(play, 1, expected(play.agreement, 1, ALL, groups=groups), ALL)
+
+
+@masked
+@pytest.mark.parametrize("stage", [Stage.SHARES, Stage.VALUES, Stage.SURVIVORS, Stage.UNMASK])
+def test_one_of_each_group_may_drop_out_in_any_step(play: Play, stage: Stage) -> None:
+    play.go_to(stage, 1)
+    play.go_to(Stage.PRESENCE, 2, without=("d", "z"))
+    in_the_sum = ALL if stage in (Stage.SURVIVORS, Stage.UNMASK) else without("d", "z")
+    results = expected(play.agreement, 1, in_the_sum, there=ALL)
+    check_results(play, 1, results, without("d", "z"))
+    assert play.state.failures == 0
+    assert [(each.attempt, each.sites) for each in play.rounds] == [(1, ALL)]
+    play.step("d", "z")  # they are there again before the others have trained
+    play.go_to(Stage.FINISHED)
+    check_results(play, 1, results, ALL)
+    check_results(play, 2, expected(play.agreement, 2, ALL), ALL)
+    assert play.sites["d"].starts[-1].catch_up is not None
+
+
+@masked
+def test_a_site_that_dropped_out_and_is_back_gets_the_result_in_its_own_round(play: Play) -> None:
+    play.go_to(Stage.VALUES, 1)
+    play.go_to(Stage.RESULT, 1, without=("d",))
+    play.go_to(Stage.FINISHED)
+    check_results(play, 1, expected(play.agreement, 1, without("d"), there=ALL), ALL)
+    assert play.sites["d"].starts[-1].catch_up is None
+
+
+@masked
+def test_different_sites_may_drop_out_in_different_steps(play: Play) -> None:
+    """They may be back at once: who is out stays out of the sum, and gets the result."""
+    play.go_to(Stage.SHARES, 1)
+    play.go_to(Stage.VALUES, 1, without=("d",))
+    play.go_to(Stage.SURVIVORS, 1, without=("z",))
+    play.go_to(Stage.PRESENCE, 2)
+    check_results(play, 1, expected(play.agreement, 1, without("d", "z"), there=ALL), ALL)
+
+
+@masked
+def test_too_few_before_unmask_repeat_the_round(play: Play) -> None:
+    play.go_to(Stage.VALUES, 1)
+    play.go_to(Stage.PRESENCE, 1, without=("b", "c"))
+    assert (play.state.attempt, play.state.failures) == (2, 0), "it taught us whom to leave out"
+    assert play.state.benched == {"b", "c"}
+    play.go_to(Stage.RESULT, 1)
+    assert play.state.participants == FAR, "those left of the other group are too few"
+    play.go_to(Stage.FINISHED)
+    check_results(play, 1, expected(play.agreement, 1, FAR), FAR)
+    check_results(play, 2, expected(play.agreement, 2, ALL), ALL)
+
+
+@masked
+def test_a_class_must_keep_its_holders(play: Play) -> None:
+    """The second class has three holders in a group of four: without one of them its sum would be of two."""
+    play.go_to(Stage.SHARES, 1)
+    play.go_to(Stage.PRESENCE, 1, without=("b",))
+    assert (play.state.attempt, play.state.reason) == (2, "round 1, attempt 1: no shares from b")
+    play.go_to(Stage.FINISHED)
+    check_results(play, 1, expected(play.agreement, 1, without("b")), ALL)
+    assert play.rounds[0].withheld == ("2",), "the other group has the second class"
+
+
+@masked
+def test_too_few_in_unmask_abandon_the_round(play: Play) -> None:
+    play.go_to(Stage.UNMASK, 1)
+    play.go_to(Stage.PRESENCE, 2, without=("b", "c"))
+    assert (play.state.attempt, play.state.failures) == (1, 1)
+    assert play.state.benched == {"b", "c"}
+    assert play.state.reason == (
+        "round 1, attempt 1: no shares to unmask with from b, c; the round is abandoned, without a result"
+    )
+    assert [(each.round, each.abandoned) for each in play.rounds] == [(1, True)]
+    play.go_to(Stage.FINISHED)
+    check_results(play, 2, expected(play.agreement, 2, FAR), FAR)
+    assert all(site.starts[-1].base == b"" for site in play.sites.values())
+    assert all(1 not in site.results for site in play.sites.values())
+
+
+@masked
+def test_an_abandoned_last_round_ends_the_run(play: Play) -> None:
+    play.go_to(Stage.UNMASK, 2)
+    play.go_to(Stage.FINISHED, without=("b", "c"))
+    check_results(play, 1, expected(play.agreement, 1, ALL), ALL)
+    assert [(each.round, each.abandoned) for each in play.rounds] == [(1, False), (2, True)]
