@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,14 +13,7 @@ from torch.nn import functional
 
 from algorithms.linear import Float
 from algorithms.prototypes import Targets
-
-
-class Terms(NamedTuple):
-    """A batch's loss and its two parts, each a scalar tensor; total = classification + λ · alignment."""
-
-    total: Tensor
-    classification: Tensor
-    alignment: Tensor
+from algorithms.terms import Terms
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,17 @@
+"""FedPC: personalisation by clusters of prototypes (Liu et al.; docs/notation.md).
+
+Once, before training, sites with similar prototypes form groups. In each round the group's members are
+averaged, their prototypes P_j and their extractors θ_j alike, and groups are then mixed by the cosine ρ of
+their prototypes (equations 5 to 8):
+
+    P_j ← Σ_k ρ_jk P_k        θ_j ← Σ_k ρ_jk θ_k
+
+Each site trains with (1 − γ) · CE + γ · Σ_k ‖P_i^k − P_j^k‖₂ (equation 4) and keeps its own classifier. The
+server's half is :mod:`algorithms.fedpc.clustering` and :mod:`algorithms.fedpc.aggregation` (numpy), the site's
+:mod:`algorithms.fedpc.objective` (torch).
+"""
+
+from algorithms.fedpc.aggregation import Groups, between, similarity_weights, within
+from algorithms.fedpc.clustering import cluster
+
+__all__ = ["Groups", "between", "cluster", "similarity_weights", "within"]

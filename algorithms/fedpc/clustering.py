@@ -1,0 +1,86 @@
+"""FedPC's groups of sites, found once from the inner products of their concatenated prototypes (numpy)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from algorithms.kmeans import Labels, Partition, in_order_of_appearance, kmeans, means_of
+from algorithms.linear import Float
+from algorithms.pca import principal_scores, resolution
+from algorithms.silhouette import silhouette
+
+MOST_GROUPS = 10
+"""The largest J that is tried when none is given."""
+MOST_COMPONENTS = 10
+"""Principal components that are used when their number is not given."""
+_TIED = 1e-9
+
+
+def cluster(
+    gram: Float, *, min_holders: int, groups: int | None, dimension: int | None, seed: int
+) -> NDArray[np.int64]:
+    """Each site's group, int64 (n,), numbered 0 … J − 1 in the order of their first members.
+
+    ``gram`` is (n, n) float64, the inner products of the sites' vectors [K·d], zeros for classes that a site
+    does not have. PCA (``dimension`` components, min(n − 1, 10) when None, never more than n − 1) and then
+    K-means into ``groups``; when None, into the J of 2 … min(10, ⌊n/min_holders⌋) with the largest silhouette,
+    the smaller J on a tie, and one group when that range is empty. Then each group of fewer than
+    ``min_holders`` sites joins the group whose centroid is nearest, so that there are at most ``groups``.
+
+    Every group has at least ``min_holders`` sites, except that all are in one group when there are fewer
+    than 2·min_holders; whether that one is large enough is the caller's to see. Vectors that float64's inner
+    products cannot tell apart (:data:`algorithms.pca.ROUNDING`) count as equal; if all do, there is
+    one group. The same arguments give the same groups: ``seed`` is no secret, it only makes K-means repeatable.
+
+    Raises ``ValueError`` for a matrix that is no Gram matrix (not finite, or indefinite beyond rounding) and for
+    numbers below 1.
+    """
+    _check(min_holders, groups, dimension)
+    n = len(gram)
+    points = principal_scores(gram, min(dimension or MOST_COMPONENTS, max(n - 1, 0)))
+    if n < 2 * min_holders or groups == 1:
+        return np.zeros(n, dtype=np.int64)
+    equal = resolution(gram)
+    if groups is None:
+        labels = _by_silhouette(points, min(MOST_GROUPS, n // min_holders), seed, equal)
+    else:
+        labels = kmeans(points, min(groups, n), seed=seed, resolution=equal).labels
+    return merge_small(points, labels, min_holders)
+
+
+def merge_small(points: Float, labels: Labels, min_holders: int) -> NDArray[np.int64]:
+    """The partition after groups below ``min_holders`` have joined others, numbered as in :func:`cluster`.
+
+    ``points`` are (n, D), ``labels`` int64 (n,). One group at a time: the smallest (the first on a tie) joins
+    the one whose centroid is nearest (the first on a tie), centroids are taken anew, until none is too small
+    or one group is left.
+    """
+    labels = in_order_of_appearance(labels)
+    sizes = np.bincount(labels)
+    while len(sizes) > 1 and sizes.min() < min_holders:
+        small = int(sizes.argmin())
+        centroids = means_of(points, labels)
+        distances = np.square(centroids - centroids[small]).sum(axis=1)
+        distances[small] = np.inf
+        labels = in_order_of_appearance(np.where(labels == small, distances.argmin(), labels))
+        sizes = np.bincount(labels)
+    return labels
+
+
+def _by_silhouette(points: Float, most: int, seed: int, equal: float) -> Labels:
+    """The K-means partition into 2 … ``most`` groups with the largest silhouette; one group if all are equal."""
+    found = [kmeans(points, count, seed=seed, resolution=equal) for count in range(2, most + 1)]
+    split: list[Partition] = [each for each in found if each.clusters > 1]
+    if not split:
+        return np.zeros(len(points), dtype=np.int64)
+    scores = [silhouette(points, each.labels) for each in split]
+    first = next(at for at, score in enumerate(scores) if score >= max(scores) - _TIED)
+    return split[first].labels
+
+
+def _check(min_holders: int, groups: int | None, dimension: int | None) -> None:
+    numbers = {"min_holders": min_holders, "groups": groups, "dimension": dimension}
+    for name, number in numbers.items():
+        if number is not None and number < 1:
+            raise ValueError(f"{name} is at least 1, not {number}")

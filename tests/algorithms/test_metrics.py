@@ -1,0 +1,97 @@
+"""Class-weighted accuracies against counting samples one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from algorithms.metrics import accuracy, per_class, pm_l, pm_v, weighted_accuracy
+
+CLASSES = 5
+Counts = NDArray[np.int64]
+
+
+@st.composite
+def outcomes(draw: st.DrawFn) -> tuple[Counts, Counts, Counts]:
+    """Predictions, labels of a test set, and the site's training samples of each class, of which it has one."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    size = draw(st.integers(1, 40))
+    trained_on = rng.integers(0, 30, size=CLASSES) * (rng.random(CLASSES) < 0.6)
+    trained_on[rng.integers(CLASSES)] += 1
+    return rng.integers(0, CLASSES, size=size), rng.integers(0, CLASSES, size=size), trained_on
+
+
+def by_samples(predicted: Counts, labels: Counts, weights: list[float]) -> float | None:
+    right = total = 0.0
+    for p, y in zip(predicted.tolist(), labels.tolist(), strict=True):
+        total += weights[y]
+        right += weights[y] * (p == y)
+    return right / total if total else None
+
+
+@given(outcomes())
+def test_accuracies_are_those_of_counting_weighted_samples(outcome: tuple[Counts, Counts, Counts]) -> None:
+    predicted, labels, trained_on = outcome
+    correct, counts = per_class(predicted, labels, CLASSES)
+    shares = [int(each) / int(trained_on.sum()) for each in trained_on]
+    valid = [1.0 if each else 0.0 for each in trained_on]
+    assert accuracy(correct, counts) == pytest.approx(float((predicted == labels).mean()))
+    assert pm_v(correct, counts, trained_on) == pytest.approx(by_samples(predicted, labels, valid))
+    assert pm_l(correct, counts, trained_on) == pytest.approx(by_samples(predicted, labels, shares))
+
+
+def test_known_answers() -> None:
+    """80, 50 and 0 of 100 right; the site has 30 of the first class, 10 of the second, none of the third."""
+    correct, counts, trained_on = np.array([80, 50, 0]), np.array([100, 100, 100]), np.array([30, 10, 0])
+    assert accuracy(correct, counts) == pytest.approx(130 / 300)
+    assert pm_v(correct, counts, trained_on) == pytest.approx(130 / 200)
+    assert pm_l(correct, counts, trained_on) == pytest.approx((3 * 80 + 50) / 400)
+
+
+def test_pm_l_is_not_the_mean_of_class_accuracies() -> None:
+    """It weighs samples: on an uneven test set, the class with more of them counts for more."""
+    correct, counts, trained_on = np.array([10, 0]), np.array([10, 30]), np.array([1, 1])
+    assert pm_l(correct, counts, trained_on) == pytest.approx(0.25)
+
+
+def test_per_class_counts() -> None:
+    correct, counts = per_class(np.array([0, 1, 1, 2]), np.array([0, 1, 0, 0]), 4)
+    assert correct.tolist() == [1, 1, 0, 0]
+    assert counts.tolist() == [3, 1, 0, 0]
+    assert correct.dtype == counts.dtype == np.int64
+
+
+def test_nothing_to_count_is_none() -> None:
+    none = np.zeros(2, dtype=np.int64)
+    assert accuracy(none, none) is None
+    assert pm_v(np.array([0, 3]), np.array([0, 5]), np.array([4, 0])) is None
+    assert pm_l(np.array([0, 3]), np.array([0, 5]), none) is None
+
+
+@pytest.mark.parametrize(
+    ("correct", "counts", "weights", "reason"),
+    [
+        ([1, 2], [1], [1.0], "for each class"),
+        ([1], [1], [1.0, 1.0], "for each class"),
+        ([2], [1], [1.0], "between none and all"),
+        ([-1], [1], [1.0], "between none and all"),
+        ([1], [1], [-1.0], "not negative"),
+        ([1], [1], [float("nan")], "finite"),
+    ],
+)
+def test_counts_and_weights_that_make_no_sense_are_refused(
+    correct: list[int], counts: list[int], weights: list[float], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        weighted_accuracy(np.array(correct), np.array(counts), np.array(weights))
+
+
+def test_predictions_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="do not fit together"):
+        per_class(np.array([0]), np.array([0, 1]), 2)
+    for label in (-1, 2):
+        with pytest.raises(ValueError, match="outside the 2 classes"):
+            per_class(np.array([0]), np.array([label]), 2)
