@@ -222,6 +222,18 @@ def test_a_share_that_one_member_does_not_hold_keeps_no_sum_back(group: Group) -
     assert unmask(masked, without, BINDING, MEMBERS, MEMBERS, group.public).tolist() == expected.tolist()
 
 
+def test_keys_that_no_site_would_have_taken_are_refused(group: Group) -> None:
+    """Also where no key is needed, because nobody dropped out."""
+    masked, released = _answers(group, MEMBERS)
+    odd = {
+        "no mask keys of clinic-e": {name: group.public[name] for name in (A, B, C, D)},
+        "stands twice": group.public | {E: group.public[A]},
+    }
+    for message, public in odd.items():
+        with pytest.raises(VerificationError, match=message):
+            unmask(masked, released, BINDING, MEMBERS, MEMBERS, public)
+
+
 def test_a_wrong_share_is_noticed_with_more_than_enough(group: Group) -> None:
     masked, released = _answers(group, MEMBERS)
     with pytest.raises(MalformedError, match=r"a secret of clinic-b: .* contradict each other"):
