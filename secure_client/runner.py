@@ -70,6 +70,8 @@ def _work(session: Session, transport: Transport) -> Finished | Stopped:
 def step(session: Session, transport: Transport) -> Task:
     """One task: fetched, and if it is work, done and handed in."""
     task = transport.next_task()
+    if isinstance(task, Finished):
+        session.end()
     if isinstance(task, Work):
         session.check_size(task)
         try:

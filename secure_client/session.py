@@ -91,6 +91,11 @@ class Session:
             self._report(key)
         return answer
 
+    def end(self) -> None:
+        """The run is over, and no more is asked: erase the secrets of its last attempt."""
+        with self._journal.transaction():
+            self._method.end()
+
     def check_size(self, work: Work) -> None:
         """Raise :class:`Violation` for a request larger than its phase can need, before it is downloaded."""
         limit = self._limits.request_bytes(work.key.phase)

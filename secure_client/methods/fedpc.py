@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from algorithms.linear import Bool, Float
-from crypto.errors import CryptoError
+from crypto.errors import BoundError, CryptoError
 from crypto.pairwise.parts import MaskKeys
 from crypto.pairwise.scheme import SCHEME as PAIRWISE
 from crypto.plain import SCHEME as PLAIN
@@ -66,9 +66,14 @@ class Fedpc:
             self._take(key.round - 1, start.base, caught_up)
 
     def stated(self, key: PhaseKey) -> tuple[bytes, MaskKeys | None]:
-        """What the model was trained from, and fresh keys where the sum is masked."""
+        """What the model was trained from, and fresh keys where the sum is masked.
+
+        A site whose extractor is beyond the agreed bounds stops here, with a :class:`crypto.errors.BoundError`,
+        before it takes part in the attempt.
+        """
         if key.round == 0:
             return b"", None
+        self._check_extractor(self._trainee.extractor())
         return self._trainee.base, self._masks.fresh_keys(key) if self._masked else None
 
     def step(self, key: PhaseKey, request: bytes) -> bytes:
@@ -96,6 +101,12 @@ class Fedpc:
         self._masks.forget(key)
         return Given(self._known_sites(key), has)
 
+    def end(self) -> None:
+        """The secrets of an attempt that had no result, if there is one."""
+        last = self._journal.latest(Phase.PRESENCE)
+        if last is not None:
+            self._masks.forget(last)
+
     # What is sent
 
     def _clustering(self, key: PhaseKey, request: bytes) -> Payload:
@@ -111,6 +122,21 @@ class Fedpc:
         rows, _ = self._trainee.trained(key.round)
         holds = group.cohort.holds[group.cohort.index(self._site)]
         return np.concatenate([np.where(holds[:, None], rows, 0.0).ravel(), self._trainee.extractor()])
+
+    def _check_extractor(self, extractor: Float) -> None:
+        """Raise :class:`BoundError` for what masked sums have no room for, under every protection alike."""
+        fedpc = self._agreement.fedpc
+        parameters, buffers = np.split(np.abs(extractor), [fedpc.extractor_parameters])
+        checked = (
+            ("parameter", parameters, fedpc.parameter_bound),
+            ("buffer", buffers, fedpc.buffer_bound),
+        )
+        for what, part, bound in checked:
+            if not (part <= bound).all():
+                raise BoundError(
+                    f"after training, the extractor has a {what} of magnitude {part.max():g}, beyond the agreed "
+                    f"{what}_bound = {bound:g}: agree on a larger one, or train with a smaller learning rate"
+                )
 
     # Who adds to it
 

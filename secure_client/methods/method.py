@@ -37,3 +37,7 @@ class Method(Protocol):
     def result(self, key: PhaseKey, request: bytes) -> Given:
         """RESULT: take it for the rounds to come."""
         ...
+
+    def end(self) -> None:
+        """The run is over: erase what was kept for its last attempt."""
+        ...

@@ -61,6 +61,9 @@ class Pfpl:
             self._trainee.take_targets(key.round, targets, given)
         return Given(len(cohort.sites), given)
 
+    def end(self) -> None:
+        """Nothing is left over."""
+
     def _peers(self, key: PhaseKey, payload: Payload, rows: Rows, cohort: Cohort) -> Rows | None:
         """What peers combine to; None, which only this site's log shows, for a decryption that cannot be right."""
         try:

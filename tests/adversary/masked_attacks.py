@@ -12,19 +12,15 @@ from crypto.pairwise.masks import pair_key
 from crypto.pairwise.parts import MaskKeys, ReleasedShare, ShareKind
 from crypto.pairwise.secrets import AttemptSecrets
 from crypto.pairwise.shares import make_shares, open_share
-from crypto.protection import Payload
-from protoseal.config import TrainingSection
 from protoseal_wire.messages import ActiveList, Phase
 from tests.adversary.attack import (
-    BINDING_FIELDS,
-    GROUPS_UNCHANGED,
     JOURNAL_LOOKUP,
     JOURNAL_ONCE,
     ORDER,
     PRESENCE_FIELDS,
     THRESHOLD,
 )
-from tests.adversary.masked_play import Attempt, MaskedPlay, Vector, base_of
+from tests.adversary.masked_play import Attempt, MaskedPlay, Vector
 from tests.support.grouped import EVERYONE
 
 A, B, C, D = EVERYONE
@@ -47,7 +43,7 @@ class MaskedAttack:
     data_of: Mapping[str, str] = field(default_factory=dict)
 
 
-def _assert_is(play: MaskedPlay, found: Vector, secret: Vector, terms: int = 1) -> None:
+def assert_is(play: MaskedPlay, found: Vector, secret: Vector, terms: int = 1) -> None:
     """The gain: one site's vector, or a sum that no site would have gone along with."""
     assert np.abs(secret).max() > 0.1
     assert (np.abs(found - secret) <= play.rounding(terms)).all()
@@ -62,7 +58,7 @@ def _two_survivor_sets(play: MaskedPlay, *, restart: bool) -> None:
     everyone = begun.carried_out(EVERYONE)
     if restart:
         play.restart(A)
-    _assert_is(play, everyone - begun.opened(WITHOUT_C), play.vector(C, begun), 8)
+    assert_is(play, everyone - begun.opened(WITHOUT_C), play.vector(C, begun), 8)
 
 
 def two_survivor_sets(play: MaskedPlay) -> None:
@@ -81,7 +77,7 @@ def attempt_after_unmasking(play: MaskedPlay) -> None:
     first = play.attempt(*EVERYONE)
     everyone = first.carried_out(EVERYONE)
     again = play.attempt(*WITHOUT_C, attempt=2)
-    _assert_is(play, everyone - again.carried_out(WITHOUT_C), play.vector(C, first), 8)
+    assert_is(play, everyone - again.carried_out(WITHOUT_C), play.vector(C, first), 8)
 
 
 def two_open_attempts(play: MaskedPlay) -> None:
@@ -91,28 +87,10 @@ def two_open_attempts(play: MaskedPlay) -> None:
     first.share(*EVERYONE)
     first.mask(*EVERYONE)
     second = play.attempt(*WITHOUT_C, attempt=2).carried_out(WITHOUT_C)
-    _assert_is(play, first.opened(EVERYONE) - second, play.vector(C, first), 8)
-
-
-def other_groups(play: MaskedPlay) -> None:
-    """A later round has a group without one site, at sites whose models hardly move."""
-    play.set_up(*EVERYONE)
-    first = play.attempt(*EVERYONE)
-    everyone = first.carried_out(EVERYONE)
-    second = play.attempt(*WITHOUT_C, round_number=2, groups=(WITHOUT_C,))
-    difference = everyone - second.carried_out(WITHOUT_C)
-    np.testing.assert_allclose(difference, play.vector(C, first), atol=1e-5)
+    assert_is(play, first.opened(EVERYONE) - second, play.vector(C, first), 8)
 
 
 # Sums of few
-
-
-def small_group(play: MaskedPlay) -> None:
-    """Two sites are told that they are a group, where three are agreed for every sum."""
-    play.set_up(*EVERYONE)
-    begun = play.attempt(*EVERYONE, groups=((A, B), (C, D)))
-    expected = play.vector(A, begun) + play.vector(B, begun)
-    _assert_is(play, begun.carried_out((A, B)), expected, 2)
 
 
 def half_survives(play: MaskedPlay) -> None:
@@ -126,7 +104,7 @@ def half_survives(play: MaskedPlay) -> None:
         released |= begun.release(half, begun.sign(half, *half), *half)
     seed = begun.secret(A, ShareKind.SEED, released)  # of those for whom clinic-a survived
     key = begun.secret(A, ShareKind.KEY, released)  # of those for whom it dropped out
-    _assert_is(play, begun.opened_alone(A, seed, begun.pair_keys_of(A, key)), play.vector(A, begun))
+    assert_is(play, begun.opened_alone(A, seed, begun.pair_keys_of(A, key)), play.vector(A, begun))
 
 
 def left_alone_by_colluders(play: MaskedPlay) -> None:
@@ -144,7 +122,7 @@ def left_alone_by_colluders(play: MaskedPlay) -> None:
         )
         for peer in (B, C, D)
     }
-    _assert_is(play, begun.opened_alone(A, seed, keys), play.vector(A, begun))
+    assert_is(play, begun.opened_alone(A, seed, keys), play.vector(A, begun))
 
 
 def _of_colluder(begun: Attempt, name: str) -> list[ReleasedShare]:
@@ -213,7 +191,7 @@ def swapped_keys(play: MaskedPlay) -> None:
     keys = {
         peer: pair_key(each.mask, begun.public[A].mask, begun.binding, peer, A) for peer, each in own.items()
     }
-    _assert_is(play, begun.opened_alone(A, seed, keys), play.vector(A, begun))
+    assert_is(play, begun.opened_alone(A, seed, keys), play.vector(A, begun))
 
 
 def _with_keys(active: ActiveList, keys: Mapping[str, MaskKeys]) -> ActiveList:
@@ -267,66 +245,14 @@ def share_of_another_attempt(play: MaskedPlay) -> None:
     assert now.masked[A].any()
 
 
-# What all train from
-
-
-def _planted(result: Payload) -> Payload:
-    """A result with a model of the coordinator's choice."""
-    vector, has = result.arrays
-    return replace(result, arrays=(np.where(np.arange(vector.size) < 3 * 8, vector, 0.25), has))
-
-
-def other_result(play: MaskedPlay) -> None:
-    """One member is given a model of the coordinator's own; the sum then holds what its data made of that."""
-    play.set_up(*EVERYONE)
-    begun = play.attempt(*EVERYONE)
-    result = play.result_of(begun.carried_out(EVERYONE), begun, EVERYONE)
-    for name in EVERYONE:
-        play.give_result(name, _planted(result) if name == D else result)
-    _assert_sum_with_planted(play, play.attempt(*EVERYONE, round_number=2))
-
-
-def other_catch_up(play: MaskedPlay) -> None:
-    """The same, passed off as the result that all others have."""
-    play.set_up(*EVERYONE)
-    begun = play.attempt(*EVERYONE)
-    result = play.result_of(begun.carried_out(EVERYONE), begun, EVERYONE)
-    for name in (A, B, C):
-        play.give_result(name, result)
-    start = {D: (base_of(result), _planted(result))}
-    _assert_sum_with_planted(play, play.attempt(*EVERYONE, round_number=2, start=start))
-
-
-def _assert_sum_with_planted(play: MaskedPlay, begun: Attempt) -> None:
-    expected = np.sum([play.vector(name, begun) for name in EVERYONE], axis=0)
-    _assert_is(play, begun.carried_out(EVERYONE), expected, 4)
-    assert np.abs(play.vector(D, begun) - play.vector(A, begun)).max() > 0.2  # it trained from another model
-
-
-def two_starts_of_a_round(play: MaskedPlay) -> None:
-    """A round is begun again from another result: the site trains twice in it, on the same data."""
-    play.set_up(*EVERYONE)
-    result = play.play_sum(*EVERYONE)
-    first = play.attempt(A, round_number=2)
-    before = play.vector(A, first)
-    other = _planted(result)
-    second = play.attempt(A, round_number=2, attempt=2, start={A: (base_of(other), other)})
-    assert np.abs(play.vector(A, second) - before).max() > 0.1
-
-
 _MASKED = "secure_client.exchanges.pairwise.MaskedSum."
-_START, _FEDPC = "secure_client.methods.start.Starts.", "secure_client.methods.fedpc.Fedpc."
 _FORGET, _ENOUGH = _MASKED + "forget", _MASKED + "_check_enough"
 _QUORUM = "crypto.pairwise.binding._check_quorum"
 _TWICE = "again with different content"
 _SIGNED = r"the active list of round . is refused: a signature \(presence\) does not hold"
 _SHARE = "a share said to be of .* is refused: a signature .* does not hold"
 _PAIRS = {"min_holders": 2, "min_sites": 2, "allow_fewer_holders_reveals_peers": True}
-_STILL = {
-    "training": TrainingSection(model="tests.support.grouped:build", batch_size=4, lr=1e-9),
-}
-
-MASKED_ATTACKS: dict[str, MaskedAttack] = {
+SUM_ATTACKS: dict[str, MaskedAttack] = {
     "names two survivor sets": MaskedAttack(
         (JOURNAL_LOOKUP, JOURNAL_ONCE, _FORGET), A, Phase.SURVIVORS, _TWICE, two_survivor_sets
     ),
@@ -340,13 +266,6 @@ MASKED_ATTACKS: dict[str, MaskedAttack] = {
     "carries on two attempts": MaskedAttack(
         (ORDER + "_check_attempt_open", _FORGET), A, Phase.SURVIVORS, "attempt 1 is not the one begun",
         two_open_attempts,
-    ),
-    "changes the groups": MaskedAttack(
-        (GROUPS_UNCHANGED,), A, Phase.PRESENCE, "the groups are not those", other_groups, _STILL
-    ),
-    "makes a group of two": MaskedAttack(
-        (_START + "_check_sizes", _FEDPC + "_check_enough_members", _ENOUGH), A, Phase.PRESENCE,
-        "a group has 2 sites, at least 3", small_group,
     ),
     "tells each half that the other dropped out": MaskedAttack(
         (THRESHOLD,), A, Phase.SURVIVORS, "the survivors are 2; the threshold is 3", half_survives, _PAIRS, {C: A}
@@ -384,18 +303,6 @@ MASKED_ATTACKS: dict[str, MaskedAttack] = {
     ),
     "hands on shares of another attempt": MaskedAttack(
         (_MASKED + "_check_share",), A, Phase.VALUES, _SHARE, share_of_another_attempt
-    ),
-    "gives one member another result": MaskedAttack(
-        (_FEDPC + "_check_same_base", BINDING_FIELDS), A, Phase.SHARES,
-        "not all members of the group train from the same result", other_result,
-    ),
-    "gives another result to catch up with": MaskedAttack(
-        (_START + "_check_hash",), D, Phase.PRESENCE, "is not the one that the round starts from",
-        other_catch_up,
-    ),
-    "begins a round again from another result": MaskedAttack(
-        (_START + "_check_same_base",), A, Phase.PRESENCE, "is begun again from another result",
-        two_starts_of_a_round,
     ),
 }  # fmt: skip
 """By what the coordinator does."""

@@ -103,6 +103,7 @@ class Attempt:
         self.cohort = group_cohort(active, group, play.agreement)
         self.made: dict[str, tuple[SealedShare, ...]] = {}
         self.masked: dict[str, Words] = {}
+        self.released: dict[str, tuple[ReleasedShare, ...]] = {}
 
     @property
     def members(self) -> tuple[str, ...]:

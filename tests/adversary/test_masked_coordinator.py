@@ -13,10 +13,12 @@ from crypto.errors import CryptoError
 from secure_client.errors import Violation
 from tests.adversary.attack import assert_nothing_answered, assert_refused_again, weaken
 from tests.adversary.conftest import OpenMasked
-from tests.adversary.masked_attacks import MASKED_ATTACKS, MaskedAttack
+from tests.adversary.masked_attacks import SUM_ATTACKS, MaskedAttack
 from tests.adversary.masked_play import MaskedPlay
+from tests.adversary.masked_start_attacks import START_ATTACKS
 from tests.support.grouped import grouped_agreement
 
+MASKED_ATTACKS = SUM_ATTACKS | START_ATTACKS
 BY_LAYER = [
     (name, layer)
     for name, attack in MASKED_ATTACKS.items()

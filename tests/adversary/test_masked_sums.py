@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import numpy as np
 import pytest
 
+from crypto.errors import MalformedError
+from crypto.pairwise.parts import ShareKind
+from crypto.pairwise.secrets import AttemptSecrets
 from tests.adversary.conftest import OpenMasked
+from tests.adversary.masked_play import MaskedPlay, Vector
 from tests.support.grouped import EVERYONE, grouped_agreement
 
 A, B, C, D = EVERYONE
+WITHOUT_C = (A, B, D)
 
 
 @pytest.mark.parametrize("bits", [64, 32])
@@ -18,7 +25,7 @@ def test_the_sum_opens_with_everyone_and_without_one_that_dropped_out(
     fedpc = grouped_agreement().fedpc.model_copy(update={"parameter_bound": 8.0})
     play = open_masked(grouped_agreement(masking={"ring_bits": bits}, fedpc=fedpc), {})
     play.set_up(*EVERYONE)
-    for number, survivors in ((1, EVERYONE), (2, (A, B, D))):
+    for number, survivors in ((1, EVERYONE), (2, WITHOUT_C)):
         begun = play.attempt(*EVERYONE, round_number=number)
         expected = np.sum([play.vector(name, begun) for name in survivors], axis=0)
         assert np.abs(expected).max() > 0.1
@@ -29,3 +36,37 @@ def test_the_sum_opens_with_everyone_and_without_one_that_dropped_out(
             play.give_result(name, result, round_number=number)
     assert {play.site(name).trainee.base for name in EVERYONE} != {b""}
     assert len({play.site(name).trainee.base for name in EVERYONE}) == 1
+
+
+def _opened_with_the_key_of_round_1(play: MaskedPlay) -> tuple[Vector, Vector]:
+    """clinic-c drops out of round 1, which opens its mask key, and is in the sum of round 2, which opens its seed."""
+    play.set_up(*EVERYONE)
+    first = play.attempt(*EVERYONE)
+    first.share(*EVERYONE)
+    first.mask(*WITHOUT_C)
+    released = first.release(WITHOUT_C, first.sign(WITHOUT_C, *WITHOUT_C), *WITHOUT_C)
+    key = first.secret(C, ShareKind.KEY, released)
+    second = play.attempt(*EVERYONE, round_number=2)
+    second.share(*EVERYONE)
+    second.mask(*EVERYONE)
+    released = second.release(EVERYONE, second.sign(EVERYONE, *EVERYONE), *EVERYONE)
+    seed = second.secret(C, ShareKind.SEED, released)
+    found = second.opened_alone(C, seed, second.pair_keys_of(C, key))
+    return found, play.vector(C, second)
+
+
+def test_a_mask_key_of_one_round_opens_nothing_in_another(open_masked: OpenMasked) -> None:
+    with pytest.raises(MalformedError, match="masks that do not cancel"):
+        _opened_with_the_key_of_round_1(open_masked(grouped_agreement(), {}))
+
+
+def test_a_mask_key_that_is_used_again_opens_a_site(
+    open_masked: OpenMasked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The double's sites, asked in the same order in each round, make their secrets once and keep to them."""
+    kept = cycle([AttemptSecrets.generate() for _ in EVERYONE])
+    monkeypatch.setattr(AttemptSecrets, "generate", lambda: next(kept))
+    play = open_masked(grouped_agreement(), {})
+    found, secret = _opened_with_the_key_of_round_1(play)
+    assert np.abs(secret).max() > 0.1
+    assert (np.abs(found - secret) <= play.rounding()).all()

@@ -1,0 +1,110 @@
+"""Attacks on what masked sums start from: the groups, and the result that every member trains from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from crypto.protection import Payload
+from protoseal.config import TrainingSection
+from protoseal_wire.messages import Phase
+from tests.adversary.attack import BINDING_FIELDS, GROUPS_UNCHANGED
+from tests.adversary.masked_attacks import MaskedAttack, assert_is
+from tests.adversary.masked_play import Attempt, MaskedPlay, base_of
+from tests.support.grouped import EVERYONE
+
+A, B, C, D = EVERYONE
+WITHOUT_C = (A, B, D)
+
+
+def other_groups(play: MaskedPlay) -> None:
+    """A later round has a group without one site, at sites whose models hardly move."""
+    play.set_up(*EVERYONE)
+    first = play.attempt(*EVERYONE)
+    everyone = first.carried_out(EVERYONE)
+    second = play.attempt(*WITHOUT_C, round_number=2, groups=(WITHOUT_C,))
+    difference = everyone - second.carried_out(WITHOUT_C)
+    np.testing.assert_allclose(difference, play.vector(C, first), atol=1e-5)
+
+
+def small_group(play: MaskedPlay) -> None:
+    """Two sites are told that they are a group, where three are agreed for every sum."""
+    play.set_up(*EVERYONE)
+    begun = play.attempt(*EVERYONE, groups=((A, B), (C, D)))
+    expected = play.vector(A, begun) + play.vector(B, begun)
+    assert_is(play, begun.carried_out((A, B)), expected, 2)
+
+
+def _planted(result: Payload) -> Payload:
+    """A result with a model of the coordinator's choice."""
+    vector, has = result.arrays
+    return replace(result, arrays=(np.where(np.arange(vector.size) < 3 * 8, vector, 0.25), has))
+
+
+def other_result(play: MaskedPlay) -> None:
+    """One member is given a model of the coordinator's own; the sum then holds what its data made of that."""
+    play.set_up(*EVERYONE)
+    begun = play.attempt(*EVERYONE)
+    result = play.result_of(begun.carried_out(EVERYONE), begun, EVERYONE)
+    for name in EVERYONE:
+        play.give_result(name, _planted(result) if name == D else result)
+    _assert_sum_with_planted(play, play.attempt(*EVERYONE, round_number=2))
+
+
+def other_catch_up(play: MaskedPlay) -> None:
+    """The same, passed off as the result that all others have."""
+    play.set_up(*EVERYONE)
+    begun = play.attempt(*EVERYONE)
+    result = play.result_of(begun.carried_out(EVERYONE), begun, EVERYONE)
+    for name in (A, B, C):
+        play.give_result(name, result)
+    start = {D: (base_of(result), _planted(result))}
+    _assert_sum_with_planted(play, play.attempt(*EVERYONE, round_number=2, start=start))
+
+
+def _assert_sum_with_planted(play: MaskedPlay, begun: Attempt) -> None:
+    expected = np.sum([play.vector(name, begun) for name in EVERYONE], axis=0)
+    assert_is(play, begun.carried_out(EVERYONE), expected, 4)
+    assert np.abs(play.vector(D, begun) - play.vector(A, begun)).max() > 0.2  # it trained from another model
+
+
+def two_starts_of_a_round(play: MaskedPlay) -> None:
+    """A round is begun again from another result: the site trains twice in it, on the same data."""
+    play.set_up(*EVERYONE)
+    result = play.play_sum(*EVERYONE)
+    first = play.attempt(A, round_number=2)
+    before = play.vector(A, first)
+    other = _planted(result)
+    second = play.attempt(A, round_number=2, attempt=2, start={A: (base_of(other), other)})
+    assert np.abs(play.vector(A, second) - before).max() > 0.1
+
+
+_START, _FEDPC = "secure_client.methods.start.Starts.", "secure_client.methods.fedpc.Fedpc."
+_ENOUGH = "secure_client.exchanges.pairwise.MaskedSum._check_enough"
+_STILL = {
+    "training": TrainingSection(model="tests.support.grouped:build", batch_size=4, lr=1e-9),
+}
+
+START_ATTACKS: dict[str, MaskedAttack] = {
+    "changes the groups": MaskedAttack(
+        (GROUPS_UNCHANGED,), A, Phase.PRESENCE, "the groups are not those", other_groups, _STILL
+    ),
+    "makes a group of two": MaskedAttack(
+        (_START + "_check_sizes", _FEDPC + "_check_enough_members", _ENOUGH), A, Phase.PRESENCE,
+        "a group has 2 sites, at least 3", small_group,
+    ),
+    "gives one member another result": MaskedAttack(
+        (_FEDPC + "_check_same_base", BINDING_FIELDS), A, Phase.SHARES,
+        "not all members of the group train from the same result", other_result,
+    ),
+    "gives another result to catch up with": MaskedAttack(
+        (_START + "_check_hash",), D, Phase.PRESENCE, "is not the one that the round starts from",
+        other_catch_up,
+    ),
+    "begins a round again from another result": MaskedAttack(
+        (_START + "_check_same_base",), A, Phase.PRESENCE, "is begun again from another result",
+        two_starts_of_a_round,
+    ),
+}  # fmt: skip
+"""By what the coordinator does."""
