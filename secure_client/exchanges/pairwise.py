@@ -4,8 +4,10 @@ What a site gives away here is bounded by what it refuses. It masks among sharer
 one survivor set and only one that hides it well enough, and releases for each sharer one kind of share, once, under
 enough signatures on that very set. Its secrets live for one attempt and are erased with it.
 
-The limit: the coordinator and t − 1 members who work together put every member's secrets together when the site has
-been told of a set that leaves it alone; that is why a set below the threshold is refused, whoever signed it.
+The limits: t members together open every vector of the group. A passive coordinator needs t of them, an active one
+more than 2t − n − 1, since each honest site answers for one survivor set. A member's bad share is logged and left out
+where it does not open; one that opens and is wrong spoils the sum, which shows at the coordinator and is traced to
+nobody.
 """
 
 from __future__ import annotations
