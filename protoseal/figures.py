@@ -31,11 +31,12 @@ STYLE: Any = {  # matplotlib types its keys one by one, differently in each vers
     "svg.hashsalt": "protoseal",
     "text.parse_math": False,  # a "$" in a class name is a dollar sign
 }
-CONTROLS = {"local": ("mean_accuracy_local", ":"), "self": ("mean_accuracy_self", "--")}
+DASHES = {"local": ":", "self": "--"}
+"""How the lines of controls are broken; those of full methods are dashes and dots."""
 
 
 def accuracy_curves(result: RunResult) -> str:
-    """Accuracy over rounds: thin lines for sites, a thick one for their mean, broken ones for controls."""
+    """Accuracy over rounds: thin lines for sites, a thick one for their mean, broken ones for what ran beside it."""
     with mpl.rc_context(STYLE):
         figure, axes = _new("round", "accuracy on the sites' own test sets, %")
         for index, site in enumerate(result.sites):
@@ -43,9 +44,11 @@ def accuracy_curves(result: RunResult) -> str:
             _line(axes, points, color=_colour(index), linewidth=1, alpha=0.7, label=_label(result, site.name))
         means = [(each.round, each.mean_accuracy) for each in result.rounds]
         _line(axes, means, color="black", linewidth=2.5, marker="o", label=f"mean, {result.method}")
-        for name, (field, dashes) in CONTROLS.items():
-            points = [(each.round, getattr(each, field)) for each in result.rounds]
-            _line(axes, points, color="black", linewidth=1.5, linestyle=dashes, label=f"mean, {name}")
+        for index, name in enumerate(result.compared):
+            points = [(each.round, each.compared.get(name)) for each in result.rounds]
+            colour = "black" if name in DASHES else _colour(index)
+            style = {"color": colour, "linestyle": DASHES.get(name, "-.")}
+            _line(axes, points, linewidth=1.5, label=f"mean, {name}", **style)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         return _svg(figure, axes)
 

@@ -24,6 +24,7 @@ from protoseal.files import (
     site_folder,
     write_text,
 )
+from protoseal.tables import NO_GLOBAL_MODEL, has_personalised
 
 REPORT = "report.html"
 
@@ -44,6 +45,8 @@ def write_report(run: Path, class_name: str | None = None) -> Path:
         prototypes=_prototype_figure(result, _read_each(run, result, read_prototypes), class_name),
         seconds={name: _site_seconds(log) for name, log in _read_each(run, result, read_site_log).items()},
         differences=_differences(result),
+        personalised=has_personalised(result),
+        no_global_model=NO_GLOBAL_MODEL,
         config=json.dumps(result.config, indent=2, ensure_ascii=False, default=str),
     )
     return write_text(run / REPORT, page)

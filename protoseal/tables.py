@@ -9,36 +9,70 @@ from rich.table import Table
 
 from protoseal.files import RunResult
 
+NO_GLOBAL_MODEL = (
+    "GM, the accuracy of one global model, is left out: each site has a classifier of its own, so there is no such"
+    " model."
+)
+
 
 def result_tables(result: RunResult) -> list[Table]:
-    """Accuracy and traffic by site, seconds by round, and what the coordinator saw where that was recorded."""
+    """Accuracy and traffic by site, seconds by round, and where there are any: personalised accuracies, groups, what
+    the coordinator saw.
+    """
     tables = [sites_table(result), rounds_table(result)]
+    if has_personalised(result):
+        tables.append(metrics_table(result))
+    if result.groups:
+        tables.append(groups_table(result))
     return [*tables, view_table(result)] if result.coordinator_view else tables
 
 
 def sites_table(result: RunResult) -> Table:
-    """Each site's accuracy beside the controls', payload bytes each way, and classes withheld from it."""
-    controls = [name for name in ("local", "self") if name in result.compared]
+    """Each site's accuracy beside the others', payload bytes each way, and classes withheld from it."""
+    others = list(result.compared)
     table = _table(f"{result.method} under {result.protection}, {result.dataset}")
     _columns(
         table,
         ["site"],
-        [f"{result.method} %", *(f"{name} %" for name in controls), "train", "kB up", "kB down"],
+        [f"{result.method} %", *(f"{name} %" for name in others), "train", "kB up", "kB down"],
     )
     table.add_column("withheld")
     for site in result.sites:
-        beside = {"local": site.accuracy_local, "self": site.accuracy_self}
-        numbers = [
-            percent(site.accuracy),
-            *(percent(beside[name]) for name in controls),
-            str(site.train_samples),
-        ]
+        beside = [percent(site.compared.get(name)) for name in others]
+        numbers = [percent(site.accuracy), *beside, str(site.train_samples)]
         traffic = [f"{count / 1000:,.0f}" for count in (site.bytes_up, site.bytes_down)]
         table.add_row(site.name, *numbers, *traffic, " ".join(site.withheld) or "-")
     table.add_section()
-    table.add_row(
-        "mean", percent(result.mean_accuracy), *(percent(result.compared[name]) for name in controls)
+    table.add_row("mean", percent(result.mean_accuracy), *(percent(result.compared[name]) for name in others))
+    return table
+
+
+def has_personalised(result: RunResult) -> bool:
+    """Whether any of FedNH's personalised accuracies is known."""
+    return any(
+        value is not None for means in result.metrics.values() for value in means.model_dump().values()
     )
+
+
+def metrics_table(result: RunResult) -> Table:
+    """FedNH's personalised accuracies, means over the sites, of each method that ran."""
+    table = _table("personalised accuracies, %")
+    test_sets = {"own test set": "", "over all sites": "_global"}
+    metrics = {"PM(V)": "pm_v", "PM(L)": "pm_l"}
+    columns = {f"{m}, {t}": metrics[m] + test_sets[t] for t in test_sets for m in metrics}
+    _columns(table, ["method"], list(columns))
+    for name, means in result.metrics.items():
+        table.add_row(name, *(percent(getattr(means, field)) for field in columns.values()))
+    table.caption = NO_GLOBAL_MODEL
+    return table
+
+
+def groups_table(result: RunResult) -> Table:
+    """Which sites averaged with each other."""
+    table = _table("groups")
+    _columns(table, ["group", "sites"], [])
+    for number, group in enumerate(result.groups, start=1):
+        table.add_row(str(number), ", ".join(group))
     return table
 
 

@@ -1,0 +1,194 @@
+"""FedPC in simulation: groups, its control, both protections, and FedNH's accuracies worked out from the files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from protoseal.config import ConfigError, Method
+from protoseal.config.simulation import SimulationConfig, load_simulation
+from protoseal.files import RunResult, read_agreement, read_prototypes, read_result, site_folder
+from protoseal.prediction import load_trained
+from protoseal.report import write_report
+from protoseal.simulation import COMPARED, Progress, simulate
+from protoseal.site_files import DividedData, divide
+from protoseal.tables import NO_GLOBAL_MODEL, result_tables
+
+SPLIT, SITES, ROUNDS = "dirichlet:0.5,per=60", 8, 3
+FILE = f"""
+method = "fedpc"
+dataset = "digits"
+split = "{SPLIT}"
+sites = {SITES}
+rounds = {ROUNDS}
+dim = 16
+norm_bound = 30.0
+device = "cpu"
+[fedpc]
+alignment = 0.02
+[training]
+model = "small-cnn"
+optimiser = "adam"
+lr = 0.003
+batch_size = 8
+local_epochs = 2
+"""
+
+
+def config_for(out: Path, **flags: Any) -> SimulationConfig:
+    file = out.parent / "fedpc.toml"
+    file.write_text(FILE, encoding="utf-8")
+    return load_simulation(file, {"out": str(out), **flags})
+
+
+FedpcRun = tuple[Path, RunResult, list[Progress]]
+
+
+@pytest.fixture(scope="module")
+def fedpc(tmp_path_factory: pytest.TempPathFactory) -> FedpcRun:
+    """FedPC in plain beside its control and those that train alone."""
+    out = tmp_path_factory.mktemp("fedpc") / "out"
+    progress: list[Progress] = []
+    result = simulate(config_for(out, compare=("local", "self", "average")), progress.append)
+    return out, result, progress
+
+
+def divided() -> DividedData:
+    return divide("digits", SPLIT, sites=SITES, seed=0)
+
+
+def test_groups_hold_every_site_once_and_enough_of_them(fedpc: FedpcRun) -> None:
+    _, result, _ = fedpc
+    assert sorted(name for group in result.groups for name in group) == [site.name for site in result.sites]
+    assert len(result.groups) == 2
+    assert min(map(len, result.groups)) >= 3
+
+
+def test_sizes_follow_from_the_model(fedpc: FedpcRun) -> None:
+    """8×8 images: 1 → 32 → 64 channels of 3×3, then 4·64 → 16."""
+    out, result, _ = fedpc
+    parameters = (9 * 32 + 32) + (9 * 32 * 64 + 64) + (4 * 64 * 16 + 16)
+    assert result.config["fedpc"]["extractor_parameters"] == parameters
+    agreement = read_agreement(site_folder(out, "site-1"))
+    assert (agreement.fedpc.extractor_parameters, agreement.fedpc.extractor_buffers) == (parameters, 0)
+
+
+def test_all_start_alike_and_then_differ(fedpc: FedpcRun) -> None:
+    """Round 1 is cross entropy from the common model for all of them; afterwards each has its own way."""
+    _, result, _ = fedpc
+    assert set(result.compared) == {"local", "self", "average"}
+    first, last = result.rounds[0], result.rounds[-1]
+    assert {first.mean_accuracy, *first.compared.values()} == {first.mean_accuracy}
+    assert len({last.mean_accuracy, *last.compared.values()}) == 4
+
+
+def test_the_control_is_one_group_without_alignment(fedpc: FedpcRun) -> None:
+    out, result, _ = fedpc
+    average = read_result(out / COMPARED / "average")
+    assert average.method == "average"
+    assert average.groups == (tuple(site.name for site in result.sites),)
+    assert average.config["method"] == "fedpc"
+    assert (average.config["fedpc"]["groups"], average.config["fedpc"]["alignment"]) == (1, 0.0)
+    assert average.mean_accuracy == pytest.approx(result.compared["average"])
+    assert average.metrics["average"] == result.metrics["average"]
+
+
+def test_the_control_can_be_the_method_itself(fedpc: FedpcRun, tmp_path: Path) -> None:
+    _, beside, _ = fedpc
+    result = simulate(config_for(tmp_path / "out", method="average"))
+    assert result.method == "average"
+    assert result.mean_accuracy == pytest.approx(beside.compared["average"])
+
+
+def test_every_full_method_leaves_its_sites_and_tells_of_its_rounds(fedpc: FedpcRun) -> None:
+    out, result, progress = fedpc
+    for folder in (out, out / COMPARED / "average"):
+        for site in result.sites:
+            assert (site_folder(folder, site.name) / "model.safetensors").exists()
+            assert read_prototypes(site_folder(folder, site.name)).has_personal.any()
+    told = [each.method for each in progress]
+    assert [told.count(method) for method in (Method.FEDPC, Method.AVERAGE)] == [SITES * ROUNDS] * 2
+
+
+def counted(
+    folder: Path, inputs: torch.Tensor, labels: NDArray[np.int64]
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Right and all, by class, of a site's saved model: a loop over samples."""
+    model = load_trained(folder).model
+    right, total = np.zeros(10), np.zeros(10)
+    with torch.no_grad():
+        predicted = model(inputs).argmax(dim=1).numpy()
+    for guess, label in zip(predicted, labels, strict=True):
+        total[label] += 1
+        right[label] += guess == label
+    return right, total
+
+
+def test_personalised_accuracies_are_those_of_the_saved_models(fedpc: FedpcRun) -> None:
+    out, result, _ = fedpc
+    data = divided()
+    tests = [site.to_data(data.preprocessing).test for site in data.sites]
+    inputs = [torch.stack([image for image, _ in test]) for test in tests if test is not None]  # type: ignore[attr-defined]  # iterable
+    labels = [site.test.labels for site in data.sites]
+    differ = set()
+    for index, (site, figures) in enumerate(zip(data.sites, result.sites, strict=True)):
+        own = np.bincount(site.train.labels, minlength=10)
+        folder = site_folder(out, site.name)
+        on_own = counted(folder, inputs[index], labels[index])
+        on_all = counted(folder, torch.cat(inputs), np.concatenate(labels))
+        for (right, total), pm_v, pm_l in (
+            (on_own, figures.pm_v, figures.pm_l),
+            (on_all, figures.pm_v_global, figures.pm_l_global),
+        ):
+            assert pm_v == pytest.approx(right[own > 0].sum() / total[own > 0].sum())
+            assert pm_l == pytest.approx((own @ right) / (own @ total))
+        differ |= {figures.pm_v, figures.pm_l, figures.pm_v_global, figures.pm_l_global}
+    assert len(differ) > 2 * SITES
+    for name in ("pm_v", "pm_l", "pm_v_global", "pm_l_global"):
+        mean = np.mean([getattr(site, name) for site in result.sites])
+        assert getattr(result.metrics["fedpc"], name) == pytest.approx(mean)
+
+
+def test_masked_reaches_what_plain_reaches(fedpc: FedpcRun, tmp_path: Path) -> None:
+    """Fixed point rounds sums in the 40th binary place; a site's test set has some 15 samples."""
+    _, plain, _ = fedpc
+    result = simulate(config_for(tmp_path / "out", protection="masked"))
+    assert result.protection == "masked"
+    assert result.groups == plain.groups
+    assert result.mean_accuracy is not None
+    assert result.mean_accuracy > 0.3
+    for got, expected in zip(result.rounds, plain.rounds, strict=True):
+        assert got.mean_accuracy == pytest.approx(expected.mean_accuracy, abs=0.02)
+    for got_site, expected_site in zip(result.sites, plain.sites, strict=True):
+        assert got_site.bytes_up > expected_site.bytes_up
+
+
+def test_several_seeds_have_everything_of_each(tmp_path: Path) -> None:
+    result = simulate(config_for(tmp_path / "out", compare=("average",), seeds=(0, 4), rounds=2))
+    for figures in result.seeds:
+        single = read_result(tmp_path / "out" / f"seed-{figures.seed}")
+        assert figures.compared == single.compared
+        assert set(figures.metrics) == {"fedpc", "average"}
+        assert figures.metrics == single.metrics
+    assert result.seeds[0].metrics != result.seeds[1].metrics
+
+
+def test_ckks_is_refused_by_name_for_it_and_for_its_control(tmp_path: Path) -> None:
+    for flags in ({}, {"method": "pfpl", "compare": ("average",)}):
+        with pytest.raises(ConfigError, match="choose protection 'masked' or 'plain'"):
+            config_for(tmp_path / "out", protection="ckks", **flags)
+
+
+def test_report_and_tables_show_groups_and_why_there_is_no_gm(fedpc: FedpcRun) -> None:
+    out, result, _ = fedpc
+    page = write_report(out).read_text(encoding="utf-8")
+    assert NO_GLOBAL_MODEL in page
+    for group in result.groups:
+        assert ", ".join(group) in page
+    titles = [table.title for table in result_tables(result)]
+    assert titles[-2:] == ["personalised accuracies, %", "groups"]
