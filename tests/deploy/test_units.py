@@ -148,4 +148,5 @@ def test_a_setting_given_twice_is_an_error() -> None:
 def test_the_coordinators_settings_and_a_sites_differ_where_they_must_and_nowhere_else() -> None:
     ours, theirs = (read_unit(text_of(name), party)["Service"] for name, party in UNITS.items())
     differing = {key for key in set(ours) | set(theirs) if ours.get(key) != theirs.get(key)}
-    assert differing == {"WorkingDirectory", "ExecStart", "LoadCredential", "StateDirectory", "Environment"}
+    paths = {"WorkingDirectory", "ExecStart", "LoadCredential", "StateDirectory", "Environment"}
+    assert differing == paths | {"MemoryDenyWriteExecute"}

@@ -20,7 +20,10 @@ from tests.deploy.walkthrough import EACH_SITE, ROOT, SITES, WALKTHROUGH, Block,
 from tests.support.processes import free_port
 
 BLOCKS = read_blocks(WALKTHROUGH.read_text(encoding="utf-8"))
-AGREEMENTS = ["agreement.toml"]
+AGREEMENTS = ["agreement.toml", "agreement-fedpc.toml"]
+"""What the walk-through recommends first, and the one whose rounds have the most steps."""
+
+pytestmark = pytest.mark.timeout(900)  # a first test of each agreement waits for all the steps
 
 
 @dataclass(frozen=True)

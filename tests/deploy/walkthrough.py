@@ -22,6 +22,8 @@ WALKTHROUGH = ROOT / "deploy" / "WALKTHROUGH.md"
 SITES = ("north", "south", "west")
 ONCE = frozenset({"everyone", "CA holder", "coordinator", "north", "post", "telephone", "trial"})
 EACH_SITE = "each site"
+_PATIENCE = 600.0
+"""Seconds for one block, of which the longest waits for the end of the run."""
 NOT_RUN = "root"
 """Blocks that only an administrator of a machine could run: parsed, not tried."""
 
@@ -100,7 +102,9 @@ class Shell:
         def printed() -> str:
             return self._log_path.read_bytes()[start:].decode("utf-8", errors="replace")
 
-        wait_until(lambda: mark in printed() or self._bash.poll() is not None, f"end of:\n{commands}")
+        wait_until(
+            lambda: mark in printed() or self._bash.poll() is not None, f"end of:\n{commands}", _PATIENCE
+        )
         assert mark in printed(), f"failed:\n{commands}\n{printed()}"
         return printed().partition(mark)[0]
 
