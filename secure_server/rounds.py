@@ -5,7 +5,7 @@
                       └─────── next attempt ────┘
 
 The steps of a round are VALUES alone, or SHARES, VALUES, SURVIVORS and UNMASK; round 0, where there is one, ends
-with groups instead of a RESULT. Where there are groups, PLANNING settles who takes part and the quorum of each step.
+with groups instead of a RESULT. Where there are groups, PLANNING settles the quorum of each step.
 Too few sites, or ``max_attempts`` failures in a row, end in STOPPED, from which :class:`Resumed` goes on.
 
 Guaranteed, whatever the order of events and however the clock jumps: an attempt is computed only over sites
@@ -34,7 +34,6 @@ from secure_server.checks import (
     check_may_join,
     check_on_roster,
     check_planning,
-    check_present,
 )
 from secure_server.run_events import (
     Answered,
@@ -110,8 +109,9 @@ def step(rules: Rules, state: State, event: Event, now: float) -> State:
             state = _answered(rules, state, site, key)
         case Left(site):
             state = _left(state, site)
-        case Planned():
-            return _planned(rules, state, event, now)
+        case Planned(quorums):
+            check_planning(state)
+            return first_step(rules, replace(state, quorums=quorums), now)
         case Computed(groups):
             # Not settled at once: the results are to be stored under this very state's key.
             return _computed(rules, state, groups, now)
@@ -177,22 +177,13 @@ def _left(state: State, site: str) -> State:
     return replace(state, joined=state.joined - {site}, absent=absent)
 
 
-def _planned(rules: Rules, state: State, plan: Planned, now: float) -> State:
-    check_planning(state)
-    check_present(state, set(plan.participants))
-    if len(plan.participants) < rules.min_sites:
-        # Those who were benched may be the ones that a group lacks: they get another chance.
-        state = replace(state, benched=frozenset())
-        return failed(rules, state, "too few sites are in groups that can go on", now)
-    state = replace(state, participants=plan.participants, quorums=plan.quorums)
-    return first_step(rules, state, now)
-
-
 def _computed(rules: Rules, state: State, groups: Groups, now: float) -> State:
     check_computing(state)
     check_groups_due(state, groups)
     if groups:
-        return next_round(rules, replace(state, groups=groups, failures=0, reason=""), now)
+        # A round has ended well: whom it was repeated without is asked in the next.
+        over = replace(state, groups=groups, failures=0, benched=frozenset(), reason="")
+        return next_round(rules, over, now)
     return enter(rules, state, Stage.RESULT, now)
 
 

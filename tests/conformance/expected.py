@@ -1,4 +1,4 @@
-"""What `plain` would have answered to the very prototypes that a run under `ckks` combined, and the written bound."""
+"""What `plain` would have answered to the very prototypes that a protected run combined, and the written bounds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from algorithms.pfpl.aggregation import peer_weights, personalise
 from crypto.ckks.precision import peer_error
 from crypto.plain import PlainServer
 from crypto.protection import Cohort, Payload
-from protoseal.config import Agreement
+from protoseal.config import Agreement, PfplSection, Protection
 from tests.conformance.runs import Record, Taken
 
 Stack = NDArray[np.float64]
@@ -23,7 +23,13 @@ Stack = NDArray[np.float64]
 _ALL_COMPARED = {Weighting.DISTANCE: 1, Weighting.COMPLEMENT: 2}
 """With more holders than this, weights depend on distances; before it, and for `uniform`, the divisor is a count."""
 
-_FLOAT32 = 2.0**-23
+_ROTATED = 1e-10
+"""Of a combination that was computed on rotated rows, in units of the norm bound. A product of D reflections moves
+the inner products of rows within the unit ball by some 1e-15 (D up to thousands), so a squared distance by less than
+1e-14. Weights divide distances by their sum or, ``inverse``, by themselves, and neither below tau = 1e-4: they are off
+by 1e-10 / 2 if all distances are as small as that, which they are not, and rows by less than 1e-14 more. Without
+protection the same arithmetic is done on the same numbers, in another order of sums at most."""
+
 _TIE = 1e-3
 """A lead of less than this is a tie, which noise of 1e-5 in a target may break either way in later rounds."""
 
@@ -46,9 +52,13 @@ def inputs_of(agreement: Agreement, record: Record, number: int) -> Inputs:
     return Inputs(Cohort(sites, holds, agreement.dim), rows * holds[:, :, None])
 
 
-def personalised(agreement: Agreement, inputs: Inputs, weighting: Weighting) -> Stack:
+def personalised(agreement: Agreement, inputs: Inputs, pfpl: PfplSection) -> Stack:
     """(n, K, d) in the prototypes' own units, by the server's half of `plain` in float64."""
-    server = PlainServer(partial(peer_weights, weighting=weighting, tau=agreement.agreement_threshold))
+    server = PlainServer(
+        partial(
+            peer_weights, weighting=pfpl.weighting, squared=pfpl.squared, tau=agreement.agreement_threshold
+        )
+    )
     payloads = {
         site: Payload("plain/1", arrays=(rows,))
         for site, rows in zip(inputs.cohort.sites, inputs.rows, strict=True)
@@ -56,37 +66,48 @@ def personalised(agreement: Agreement, inputs: Inputs, weighting: Weighting) -> 
     answers = server.combine(payloads, inputs.cohort)
     return agreement.norm_bound * np.stack(
         [
-            personalise(rows, answers[site].arrays[0], agreement.pfpl.alpha)
+            personalise(rows, answers[site].arrays[0], pfpl.alpha)
             for site, rows in zip(inputs.cohort.sites, inputs.rows, strict=True)
         ]
     )
 
 
 def bounds(agreement: Agreement, inputs: Inputs) -> Stack:
-    """(n, K): the most that each coordinate of a personalised prototype may be off.
+    """(n, K): the most that each coordinate of a personalised prototype may be off, before it is rounded to float32.
 
-    (1 − α)·R times the bound on a combination of peers, and the rounding of targets to float32.
+    (1 − α)·R times the bound on a combination of peers.
     """
+    scale = agreement.norm_bound * (1.0 - agreement.pfpl.alpha)
+    if agreement.protection is not Protection.CKKS:
+        return np.full(inputs.cohort.holds.shape, scale * _ROTATED)
+    return np.asarray(scale * _ckks_errors(agreement, inputs))
+
+
+def _ckks_errors(agreement: Agreement, inputs: Inputs) -> Stack:
+    """(n, K), in units of the norm bound."""
     holds, cohort = inputs.cohort.holds, inputs.cohort
     gram = np.einsum("ikd,mkd->kim", inputs.rows, inputs.rows)
     peers = holds.T[:, :, None] & holds.T[:, None, :]
     totals = np.where(peers, squared_distances(gram), 0.0).sum(axis=2).T
     compared = cohort.counts > _ALL_COMPARED.get(agreement.pfpl.weighting, np.inf)
     divisors = np.where(compared & (totals > agreement.agreement_threshold), totals, 1.0)
-    errors = np.stack([peer_error(row, cohort.counts, len(cohort.sites)) for row in divisors])
-    return np.asarray(agreement.norm_bound * ((1.0 - agreement.pfpl.alpha) * errors + _FLOAT32))
+    return np.stack([peer_error(row, cohort.counts, len(cohort.sites)) for row in divisors])
 
 
-def excess(agreement: Agreement, record: Record, number: int, weighting: Weighting) -> float:
-    """The largest error of a round's personalised prototypes, in units of its bound."""
+def excess(agreement: Agreement, record: Record, number: int, pfpl: PfplSection | None = None) -> float:
+    """The largest error of a round's personalised prototypes, in units of its bound; by other settings if given."""
     inputs = inputs_of(agreement, record, number)
-    got = np.stack([record[number, site].prototypes.personal for site in inputs.cohort.sites])
-    off = np.abs(got - personalised(agreement, inputs, weighting)).max(axis=2)
+    got = np.stack([record[number, site].targets for site in inputs.cohort.sites])
+    off = np.abs(got - personalised(agreement, inputs, pfpl or agreement.pfpl)).max(axis=2)
     return float((off / bounds(agreement, inputs))[inputs.cohort.holds].max())
 
 
-def check_predictions(got: Taken, reference: Taken) -> None:
-    """``AssertionError`` unless they predict the same wherever the reference has made up its mind, nearly always."""
-    decided = reference.margins > _TIE
-    assert decided.mean() > 0.95
-    np.testing.assert_array_equal(got.predictions[decided], reference.predictions[decided])
+def check_predictions(*pairs: tuple[Taken, Taken]) -> None:
+    """``AssertionError`` unless the first of each pair predicts what the second, the reference, does.
+
+    Wherever the reference has made up its mind, which over all pairs is nearly always.
+    """
+    decided = [reference.margins > _TIE for _, reference in pairs]
+    assert np.mean(np.concatenate(decided, axis=1)) > 0.95
+    for (got, reference), clear in zip(pairs, decided, strict=True):
+        np.testing.assert_array_equal(got.predictions[clear], reference.predictions[clear])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.numpy
 import safetensors.torch
 import torch
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ from secure_client.build import build_agreed_model
 from secure_client.data import SiteData
 from secure_client.data.arrays import Samples
 from secure_client.data.preprocess import to_dataset
+from secure_client.journal import Journal
 from tests.support.small import small_agreement
 
 Bool = NDArray[np.bool_]
@@ -35,11 +37,13 @@ _TRAIN, _TEST = 6, 4
 class Taken:
     """A site after the result of a round, and what it predicts for its own N test samples.
 
+    ``targets`` (K, d) are PFPL's personalised prototypes before they are rounded to float32 for training.
     ``predictions`` are (2, N), by classifier and by nearest prototype; ``margins`` are by how much logit or
     distance the first choice is ahead of the second.
     """
 
     prototypes: SitePrototypes
+    targets: NDArray[np.float64]
     predictions: NDArray[np.int64]
     margins: NDArray[np.float64]
 
@@ -109,15 +113,17 @@ def recording_federation(
     def take(name: str, figures: SiteRound) -> None:
         site = next(each for each in federation.sites if each.name == name)
         site.trainee.save(folder)
-        record[figures.round, name] = taken_from(folder, agreement, data[name])
+        record[figures.round, name] = taken_from(folder, agreement, data[name], site.trainee._journal)
 
     federation = LocalFederation(agreement, data, record=keep, on_round=take)
     return federation
 
 
-def taken_from(folder: Path, agreement: Agreement, data: SiteData) -> Taken:
+def taken_from(folder: Path, agreement: Agreement, data: SiteData, journal: Journal) -> Taken:
     """What the files of a site say, and predict on its own test samples."""
     prototypes = read_prototypes(folder)
+    stored = journal.get("targets")
+    targets = prototypes.personal if stored is None else safetensors.numpy.load(stored[1])["rows"]
     model = build_agreed_model(agreement, agreement.training.model)
     model.load_state_dict(safetensors.torch.load_file(folder / MODEL))
     model.eval()
@@ -130,7 +136,7 @@ def taken_from(folder: Path, agreement: Agreement, data: SiteData) -> Taken:
     present = torch.from_numpy(prototypes.personal[prototypes.has_personal]).float()
     margins = torch.stack([_gap(logits), _gap(-torch.cdist(features, present))])
     predictions = torch.stack([logits.argmax(dim=1), near])
-    return Taken(prototypes, predictions.numpy(), margins.double().numpy())
+    return Taken(prototypes, targets, predictions.numpy(), margins.double().numpy())
 
 
 def _gap(scores: Tensor) -> Tensor:

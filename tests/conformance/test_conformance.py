@@ -1,7 +1,8 @@
-"""A run under `ckks` is a run under `plain`, within the written bound: same prototypes, same predictions."""
+"""PFPL: a protected run is a run under `plain`, within the written bound: same prototypes, same predictions."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,64 +14,101 @@ from protoseal.config import Agreement, PfplSection, Protection
 from tests.conformance.expected import check_predictions, excess, inputs_of
 from tests.conformance.runs import Record, agreement_for, data_for, holdings, run
 
-SERVED = [Weighting.DISTANCE, Weighting.COMPLEMENT, Weighting.UNIFORM]
+UNSQUARED = PfplSection(weighting=Weighting.DISTANCE, squared=False)
+BY_DISTANCES = [
+    PfplSection(weighting=each) for each in (Weighting.DISTANCE, Weighting.COMPLEMENT, Weighting.UNIFORM)
+]
+"""What a protection can do that computes the weights from distances alone; the others need inner products."""
+SERVED = {
+    Protection.MASKED: [*BY_DISTANCES, PfplSection(weighting=Weighting.INVERSE), UNSQUARED],
+    Protection.CKKS: BY_DISTANCES,
+}
 SHAPES = [(3, 3, 8, 2), (5, 10, 300, 1), (8, 10, 8, 1)]
 """Sites, classes, features, rounds: few features, more than a ciphertext holds (256 here), many sites."""
 
 PAIR = {"min_holders": 1, "min_sites": 2, "allow_fewer_holders_reveals_peers": True}
 
+each_served = pytest.mark.parametrize(
+    ("protection", "pfpl"),
+    [
+        pytest.param(
+            protection, pfpl, id=f"{protection}-{pfpl.weighting}{'' if pfpl.squared else '-unsquared'}"
+        )
+        for protection, served in SERVED.items()
+        for pfpl in served
+    ],
+)
 
-def both(tmp_path: Path, sites: int, ckks: Agreement) -> tuple[Record, Record]:
-    """The same run under `ckks` and under `plain`."""
-    plain = Agreement.model_validate({**dict(ckks), "protection": Protection.PLAIN})
-    data = data_for(ckks, holdings(sites, len(ckks.classes)))
-    return run(ckks, data, tmp_path / "ckks"), run(plain, data, tmp_path / "plain")
+
+def both(tmp_path: Path, sites: int, protected: Agreement) -> tuple[Record, Record]:
+    """The same run protected and under `plain`."""
+    plain = Agreement.model_validate({**dict(protected), "protection": Protection.PLAIN})
+    data = data_for(protected, holdings(sites, len(protected.classes)))
+    return run(protected, data, tmp_path / "protected"), run(plain, data, tmp_path / "plain")
 
 
-def check(agreement: Agreement, encrypted: Record, plain: Record) -> None:
+def check(agreement: Agreement, protected: Record, plain: Record) -> None:
     for number in range(1, agreement.rounds + 1):
-        assert excess(agreement, encrypted, number, agreement.pfpl.weighting) <= 1.0
-    for key, taken in encrypted.items():
-        check_predictions(taken, plain[key])
+        assert excess(agreement, protected, number) <= 1.0
+    for key, taken in protected.items():
+        check_predictions((taken, plain[key]))
         np.testing.assert_array_equal(taken.prototypes.has_personal, plain[key].prototypes.has_personal)
     # In the first round both trained alike, so the protections had the same numbers to work on.
-    first = [key for key in encrypted if key[0] == 1]
+    first = [key for key in protected if key[0] == 1]
     for key in first:
-        np.testing.assert_array_equal(encrypted[key].prototypes.local, plain[key].prototypes.local)
+        np.testing.assert_array_equal(protected[key].prototypes.local, plain[key].prototypes.local)
 
 
-@pytest.mark.parametrize("weighting", SERVED)
+@each_served
 @pytest.mark.parametrize(("sites", "classes", "dim", "rounds"), SHAPES)
-def test_ckks_gives_what_plain_gives(
-    tmp_path: Path, sites: int, classes: int, dim: int, rounds: int, weighting: Weighting
+def test_every_protection_gives_what_plain_gives(
+    tmp_path: Path,
+    sites: int,
+    classes: int,
+    dim: int,
+    rounds: int,
+    protection: Protection,
+    pfpl: PfplSection,
 ) -> None:
-    agreement = agreement_for(Protection.CKKS, weighting, classes=classes, dim=dim, rounds=rounds)
-    encrypted, plain = both(tmp_path, sites, agreement)
-    check(agreement, encrypted, plain)
-    assert not inputs_of(agreement, encrypted, 1).cohort.holds[:, -1].any()  # withheld: two holders
+    agreement = agreement_for(protection, pfpl.weighting, classes=classes, dim=dim, rounds=rounds, pfpl=pfpl)
+    protected, plain = both(tmp_path, sites, agreement)
+    check(agreement, protected, plain)
+    assert not inputs_of(agreement, protected, 1).cohort.holds[:, -1].any()  # withheld: two holders
 
 
-@pytest.mark.parametrize("weighting", SERVED)
+@each_served
 def test_two_sites_that_agreed_to_show_each_other_their_prototypes(
-    tmp_path: Path, weighting: Weighting
+    tmp_path: Path, protection: Protection, pfpl: PfplSection
 ) -> None:
-    agreement = agreement_for(Protection.CKKS, weighting, classes=3, dim=8, **PAIR)
-    encrypted, plain = both(tmp_path, 2, agreement)
-    check(agreement, encrypted, plain)
+    agreement = agreement_for(protection, pfpl.weighting, classes=3, dim=8, pfpl=pfpl, **PAIR)
+    protected, plain = both(tmp_path, 2, agreement)
+    check(agreement, protected, plain)
 
 
-def test_the_bound_tells_the_weightings_apart(tmp_path: Path) -> None:
-    agreement = agreement_for(Protection.CKKS, Weighting.COMPLEMENT, classes=10, dim=64, rounds=1)
+@pytest.mark.parametrize("protection", list(SERVED))
+def test_the_bound_tells_the_weightings_apart(tmp_path: Path, protection: Protection) -> None:
+    agreement = agreement_for(protection, Weighting.COMPLEMENT, classes=10, dim=64, rounds=1)
     record = run(agreement, data_for(agreement, holdings(5, 10)), tmp_path)
-    assert excess(agreement, record, 1, Weighting.COMPLEMENT) <= 1.0
-    assert excess(agreement, record, 1, Weighting.DISTANCE) > 20.0
-    assert excess(agreement, record, 1, Weighting.UNIFORM) > 20.0
+    assert excess(agreement, record, 1) <= 1.0
+    for other in SERVED[protection]:
+        if other.weighting is not Weighting.COMPLEMENT:
+            assert excess(agreement, record, 1, other) > 20.0
+
+
+def test_the_bound_on_rotations_is_beyond_float32(tmp_path: Path) -> None:
+    """Rotated rows that were rounded to float32 on their way would not pass."""
+    agreement = agreement_for(Protection.MASKED, Weighting.COMPLEMENT, classes=3, dim=64, rounds=1)
+    record = run(agreement, data_for(agreement, holdings(5, 3)), tmp_path)
+    rounded = {
+        key: replace(taken, targets=taken.targets.astype(np.float32).astype(np.float64))
+        for key, taken in record.items()
+    }
+    assert excess(agreement, rounded, 1) > 20.0
 
 
 def test_what_needs_inner_products_is_refused_under_ckks() -> None:
     with pytest.raises(ValidationError, match="weighting 'inverse' needs 'gram', and protection 'ckks'"):
         agreement_for(Protection.CKKS, Weighting.INVERSE, classes=3, dim=8)
-    unsquared = PfplSection(weighting=Weighting.DISTANCE, squared=False)
     with pytest.raises(ValidationError, match="'distance, unsquared' needs 'gram', and protection 'ckks'"):
-        agreement_for(Protection.CKKS, Weighting.DISTANCE, classes=3, dim=8, pfpl=unsquared)
-    assert agreement_for(Protection.PLAIN, Weighting.DISTANCE, classes=3, dim=8, pfpl=unsquared)
+        agreement_for(Protection.CKKS, Weighting.DISTANCE, classes=3, dim=8, pfpl=UNSQUARED)
+    assert agreement_for(Protection.PLAIN, Weighting.DISTANCE, classes=3, dim=8, pfpl=UNSQUARED)

@@ -1,4 +1,7 @@
-"""Every party is stopped and opened again before each of its steps, and the run is the undisturbed one, bit by bit."""
+"""Every party is stopped and opened again before each of its steps, and the run is the undisturbed one, bit by bit.
+
+What a restart must find again under `masked` FedPC: the groups, the base, the secrets of an attempt, what was sent.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,19 @@ from algorithms.pfpl import Weighting
 from protoseal.config import Agreement, Protection
 from protoseal.federation import DirectTransport, make_parties
 from protoseal_wire.messages import Finished, Phase, Task
-from secure_client.build import build_learner
+from secure_client.build import build_learner, build_trainee
 from secure_client.data import SiteData
+from secure_client.journal import Journal
 from secure_client.runner import step
 from secure_client.session import Session
 from secure_client.setup import Party, open_journal
-from secure_client.trainee import Trainee
 from secure_server.aggregate import Aggregator
+from secure_server.agreed_rules import agreed_rules
 from secure_server.coordinator import Coordinator
-from secure_server.rounds import Rules
 from secure_server.store import Store
 from tests.conformance.expected import check_predictions, excess
-from tests.conformance.runs import Record, agreement_for, data_for, holdings, run, taken_from
+from tests.conformance.grouped_runs import grouped_agreement, run_grouped, two_kinds
+from tests.conformance.runs import Record, Taken, agreement_for, data_for, holdings, run, taken_from
 
 TURNS, AGES = 60, 1e9
 
@@ -44,20 +48,32 @@ class Forgetful:
                 return
         raise AssertionError(f"not finished after {TURNS} turns")
 
-    def files_of(self, site: str) -> Path:
-        """Where a site saved after its last step."""
-        return self._folder / "out" / site
+    def taken(self, party: Party) -> Taken:
+        """What a site has after its last step."""
+        with self._journal(party) as journal:
+            return taken_from(self._files(party), self._agreement, self._data[party.name], journal)
+
+    @property
+    def parties(self) -> list[Party]:
+        """The sites."""
+        return self._parties
+
+    def _files(self, party: Party) -> Path:
+        return self._folder / "out" / party.name
+
+    def _journal(self, party: Party) -> Journal:
+        return open_journal(self._folder / party.name / "journal.sqlite", self._agreement, party)
 
     def _one(self, party: Party, *, joins: bool = False) -> Task | None:
         agreement = self._agreement
         with (
             Store.open(self._folder / "coordinator.sqlite", agreement.run, agreement.hash()) as store,
-            open_journal(self._folder / party.name / "journal.sqlite", agreement, party) as journal,
+            self._journal(party) as journal,
         ):
             learner = build_learner(
                 agreement, party.name, self._data[party.name], model=agreement.training.model, device="cpu"
             )
-            trainee = Trainee(learner, journal, agreement.norm_bound)
+            trainee = build_trainee(agreement, learner, journal)
             session = Session(agreement, party, trainee, journal)
             transport = DirectTransport(self._coordinator(store), agreement.run, party.name)
             if joins:
@@ -65,18 +81,15 @@ class Forgetful:
                 return None
             task = step(session, transport)
             if trainee.has_trained:
-                trainee.save(self.files_of(party.name))
+                trainee.save(self._files(party))
             return task
 
     def _coordinator(self, store: Store) -> Coordinator:
         agreement = self._agreement
-        rules = Rules(
-            run=agreement.run,
-            roster=tuple(sorted(self._data)),
-            min_sites=agreement.min_sites,
-            rounds=agreement.rounds,
+        rules = agreed_rules(
+            agreement,
+            self._data,
             max_attempts=1,
-            needs_secret=agreement.needs_group_secret,
             join_seconds=AGES,
             phase_seconds=dict.fromkeys(Phase, AGES),
         )
@@ -90,10 +103,19 @@ def run_forgetfully(agreement: Agreement, data: Mapping[str, SiteData], folder: 
     """The record of the last round."""
     federation = Forgetful(agreement, data, folder)
     federation.run()
-    return {
-        (agreement.rounds, site): taken_from(federation.files_of(site), agreement, data[site])
-        for site in data
-    }
+    return {(agreement.rounds, party.name): federation.taken(party) for party in federation.parties}
+
+
+def check_same_bits(got: Record, reference: Record) -> None:
+    """Prototypes, and the outputs of every site's model."""
+    for key, taken in got.items():
+        for one, other in zip(
+            vars(taken.prototypes).values(), vars(reference[key].prototypes).values(), strict=True
+        ):
+            np.testing.assert_array_equal(one, other)
+        np.testing.assert_array_equal(taken.targets, reference[key].targets)
+        np.testing.assert_array_equal(taken.margins, reference[key].margins)
+        np.testing.assert_array_equal(taken.predictions, reference[key].predictions)
 
 
 @pytest.mark.parametrize("protection", list(Protection))
@@ -102,8 +124,19 @@ def test_restarts_between_all_steps_change_nothing(tmp_path: Path, protection: P
     data = data_for(agreement, holdings(3, 3))
     undisturbed = run(agreement, data, tmp_path / "undisturbed")
     restarted = run_forgetfully(agreement, data, tmp_path / "restarted")
-    for key, taken in restarted.items():
-        check_predictions(taken, undisturbed[key])
-        if protection is Protection.PLAIN:  # ckks adds noise of its own, and after round 1 they train on it
-            np.testing.assert_array_equal(taken.prototypes.personal, undisturbed[key].prototypes.personal)
-    assert excess(agreement, restarted, agreement.rounds, Weighting.COMPLEMENT) <= 1.0
+    check_predictions(*((taken, undisturbed[key]) for key, taken in restarted.items()))
+    if (
+        protection is Protection.PLAIN
+    ):  # the others draw noise, or rotations, of their own, and train on the outcome
+        check_same_bits(restarted, undisturbed)
+    assert excess(agreement, restarted, agreement.rounds) <= 1.0
+
+
+@pytest.mark.parametrize("protection", [Protection.PLAIN, Protection.MASKED])
+def test_restarts_between_all_steps_of_fedpc_change_no_bit(tmp_path: Path, protection: Protection) -> None:
+    """Masks are drawn afresh, and the sums that they leave are the same words."""
+    agreement = grouped_agreement(protection, classes=3, dim=8, rounds=2)
+    data = data_for(agreement, two_kinds()[:7, 1:4])  # four sites of one kind, three of the other
+    undisturbed = run_grouped(agreement, data, tmp_path / "undisturbed")
+    assert [len(group) for group in undisturbed.groups] == [4, 3]
+    check_same_bits(run_forgetfully(agreement, data, tmp_path / "restarted"), undisturbed.taken)

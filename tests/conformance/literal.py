@@ -1,0 +1,155 @@
+"""What FedPC makes of a round by the paper's equations, one number at a time, and how far a run may be from it.
+
+Under `masked` every coordinate of a contribution is rounded to a multiple of its resolution r (a power of two), so
+it moves by r/2 at most, and a mean of any number of contributions too: sums of words are exact. Equations 7 and 8
+are convex combinations of such means, which adds nothing: r/2 remains.
+
+Their weights ρ move as well, since they are cosines of what moved. Let e_j be the length of r/2 in every coordinate
+that P_j has, and δ_j = 2e_j/‖P_j‖, by which its direction moves at most. A cosine of two is off by δ_j + δ_k at most,
+that of one with itself by nothing, and so the sum S_j ≥ 1 of a row by no more than Δ_j = Σ_k≠j (δ_j + δ_k), and the
+row of ρ, summed over magnitudes, by 2Δ_j. A class is renormalised by the weight s of the groups that have it, which
+makes that twice as much over s at most. What weights multiply is no larger than the largest mean at its coordinate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from protoseal.config import Protection
+from tests.algorithms import fedpc_reference as paper
+from tests.conformance.grouped_runs import Book, Float, Put
+from tests.conformance.runs import Bool
+
+_ROUNDING = 1e-14
+"""Of float64, of the largest value at a coordinate: sums of some dozens of products, in another order."""
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """What a group is given: rows (K, d), has (K,), extractor (P,), and the most that either may be off."""
+
+    rows: Float
+    has: Bool
+    extractor: Float
+    rows_bound: Float
+    extractor_bound: Float
+
+
+@dataclass(frozen=True)
+class _Means:
+    """Equations before 5: by group, rows (J, K, d) and has (J, K) and theta (J, P)."""
+
+    rows: list[paper.Matrix]
+    has: list[list[bool]]
+    theta: paper.Matrix
+
+
+def contributors(book: Book, number: int) -> tuple[str, ...]:
+    """The sites whose values arrived in a round's last attempt, by name."""
+    attempt = last_attempt(book, number)
+    return tuple(sorted(site for (r, a, site) in book.put if (r, a) == (number, attempt)))
+
+
+def last_attempt(book: Book, number: int) -> int:
+    """In which attempt a round ended."""
+    (attempt,) = {each.attempt for each in book.rounds if each.round == number}
+    return attempt
+
+
+def expected(
+    book: Book, number: int, *, without: Iterable[str] = (), rounded: bool = False
+) -> dict[str, Mixed]:
+    """By site, what its group is to be given for what all put into a round; of no meaning for an abandoned one.
+
+    ``without`` leaves contributions out. With ``rounded`` each is first rounded as fixed point has it, so that the
+    bounds are those of float64 alone.
+    """
+    sites = [site for site in contributors(book, number) if site not in without]
+    there = [group for group in book.groups if set(group) & set(sites)]
+    puts = {site: _put(book, number, site, rounded) for site in sites}
+    means = _within(book, puts, [[site for site in group if site in sites] for group in there])
+    mixed = _between(book, means, rounded=rounded)
+    return {site: each for group, each in zip(there, mixed, strict=True) for site in group}
+
+
+def excess(book: Book, number: int, **options: bool | tuple[str, ...]) -> float:
+    """The largest error of a round's results, in units of its bound; infinite for a wrong ``has``."""
+    wanted = expected(book, number, **options)  # type: ignore[arg-type]
+    worst = 0.0
+    for (round_number, site), got in book.got.items():
+        if round_number == number:
+            want = wanted[site]
+            if (got.has != want.has).any():
+                return float("inf")
+            off_rows, off_extractor = np.abs(got.rows - want.rows), np.abs(got.extractor - want.extractor)
+            worst = max(
+                worst, (off_rows / want.rows_bound).max(), (off_extractor / want.extractor_bound).max()
+            )
+    return float(worst)
+
+
+def resolutions(book: Book, *, rounded: bool) -> tuple[Float, Float]:
+    """Of rows (K, d) and of the extractor (P,); zero where nothing is rounded but floats."""
+    agreement = book.agreement
+    shape = len(agreement.classes), agreement.dim
+    if rounded or agreement.protection is not Protection.MASKED:
+        return np.zeros(shape), np.zeros(agreement.parameters)
+    rows, extractor = np.split(agreement.fixed_point().resolution, [shape[0] * shape[1]])
+    return rows.reshape(shape), extractor
+
+
+def _put(book: Book, number: int, site: str, rounded: bool) -> Put:
+    put = book.put[number, last_attempt(book, number), site]
+    if not rounded:
+        return put
+    fixed = book.agreement.fixed_point()
+    rows = np.where(put.holds[:, None], put.rows, 0.0)
+    vector = fixed.decode_sum(fixed.encode(np.concatenate([rows.ravel(), put.extractor])), 1)
+    rows, extractor = np.split(vector, [rows.size])
+    return Put(rows.reshape(put.rows.shape), put.holds, extractor)
+
+
+def _within(book: Book, puts: dict[str, Put], groups: list[list[str]]) -> _Means:
+    sites = list(puts)
+    prototypes = [put.rows.tolist() for put in puts.values()]
+    holds = [put.holds.tolist() for put in puts.values()]
+    members = [[sites.index(site) for site in group] for group in groups]
+    found = [paper.intra(prototypes, holds, each, book.agreement.min_holders) for each in members]
+    theta = [paper.mean([puts[site].extractor.tolist() for site in group]) for group in groups]
+    return _Means([rows for rows, _ in found], [has for _, has in found], theta)
+
+
+def _between(book: Book, means: _Means, *, rounded: bool) -> list[Mixed]:
+    literal = book.agreement.fedpc.literal_absent
+    vectors = [paper.concatenated(rows, has) for rows, has in zip(means.rows, means.has, strict=True)]
+    weights = paper.rho(vectors)
+    rows, has = paper.inter_prototypes(means.rows, means.has, weights, literal=literal)
+    theta = paper.inter_theta(means.theta, weights)
+    steps, theta_steps = resolutions(book, rounded=rounded)
+    largest = np.abs(np.array(means.rows)).max(axis=0)
+    largest_theta = np.abs(np.array(means.theta)).max(axis=0)
+    known = np.array(means.has)
+    moved = _weights_moved(np.array(vectors), np.repeat(known, steps.shape[1], axis=1) * steps.ravel() / 2.0)
+    shares = np.where(has, np.array(weights) @ known, 1.0)
+    return [
+        Mixed(
+            np.array(rows[j]),
+            np.array(has[j]),
+            np.array(theta[j]),
+            steps / 2.0 + (2.0 * moved[j] / shares[j][:, None] + _ROUNDING) * largest + 1e-300,
+            theta_steps / 2.0 + (moved[j] + _ROUNDING) * largest_theta + 1e-300,
+        )
+        for j in range(len(vectors))
+    ]
+
+
+def _weights_moved(vectors: Float, halves: Float) -> Float:
+    """(J,): the most that a row of ρ may be off, summed over its magnitudes, by the module's argument."""
+    lengths = np.linalg.norm(vectors, axis=1)
+    turned = 2.0 * np.linalg.norm(halves, axis=1) / np.where(lengths > 0.0, lengths, np.inf)
+    cosines = turned[:, None] + turned[None, :]
+    np.fill_diagonal(cosines, 0.0)
+    return np.asarray(2.0 * cosines.sum(axis=1))

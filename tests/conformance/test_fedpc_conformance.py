@@ -1,0 +1,169 @@
+"""FedPC under `masked` is FedPC under `plain`, and both are the paper's equations: groups, results, predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protoseal.config import MaskingSection, Protection
+from tests.conformance import literal
+from tests.conformance.grouped_runs import (
+    Book,
+    Got,
+    compare_predictions,
+    grouped_agreement,
+    run_grouped,
+    three_kinds,
+    two_kinds,
+)
+from tests.conformance.runs import Bool, data_for
+
+ROUNDS = 3
+SHAPES: dict[str, tuple[Bool, int, dict[str, Any]]] = {
+    "two kinds": (two_kinds(), 16, {}),
+    "three kinds": (three_kinds(), 8, {"groups": 3}),
+}
+"""Who holds what, features, and FedPC's settings: the number of groups is found by silhouette, or given."""
+BOUNDS = {"parameter_bound": 8.0, "buffer_bound": 30.0}
+"""A ring of 32 bits has no room for the usual ones."""
+
+Books = Callable[[Protection, str, int], Book]
+"""The run of a shape, with a ring of so many bits."""
+
+each_case = pytest.mark.parametrize(
+    ("shape", "ring"), [("two kinds", 64), ("three kinds", 64), ("two kinds", 32)]
+)
+each_shape = pytest.mark.parametrize("shape", SHAPES)
+every_round = pytest.mark.parametrize("number", range(1, ROUNDS + 1))
+
+
+@pytest.fixture(scope="module")
+def books(tmp_path_factory: pytest.TempPathFactory) -> Books:
+    """Every run is made once."""
+
+    @cache
+    def book(protection: Protection, shape: str, ring: int = 64) -> Book:
+        holds, dim, fedpc = SHAPES[shape]
+        agreement = grouped_agreement(
+            protection,
+            classes=holds.shape[1],
+            dim=dim,
+            rounds=ROUNDS,
+            fedpc=fedpc | (BOUNDS if ring == 32 else {}),
+            masking=MaskingSection.model_validate({"ring_bits": ring}),
+        )
+        return run_grouped(agreement, data_for(agreement, holds), tmp_path_factory.mktemp("run"))
+
+    return book
+
+
+def both(books: Books, shape: str, ring: int = 64) -> tuple[Book, Book]:
+    """Under `masked`, and under `plain`."""
+    return books(Protection.MASKED, shape, ring), books(Protection.PLAIN, shape, 64)
+
+
+def first(book: Book) -> dict[tuple[int, str], Got]:
+    """The results of the first round."""
+    return {key: got for key, got in book.got.items() if key[0] == 1}
+
+
+@each_case
+def test_groups_are_the_same_and_follow_the_kinds_of_sites(books: Books, shape: str, ring: int) -> None:
+    masked, plain = both(books, shape, ring)
+    assert masked.groups == plain.groups
+    count = len(masked.groups)
+    assert count == (3 if shape == "three kinds" else 2)
+    kinds = [{int(site.removeprefix("site-")) % count for site in group} for group in masked.groups]
+    assert all(len(kind) == 1 for kind in kinds)
+
+
+@every_round
+@each_case
+def test_a_round_is_the_equations_on_what_the_sites_put_in(
+    books: Books, shape: str, ring: int, number: int
+) -> None:
+    for book in both(books, shape, ring):
+        assert len(literal.contributors(book, number)) == len(SHAPES[shape][0])
+        assert literal.excess(book, number) <= 1.0
+
+
+@every_round
+@each_case
+def test_masks_change_nothing_but_the_last_bits_of_each_contribution(
+    books: Books, shape: str, ring: int, number: int
+) -> None:
+    """On contributions that are rounded beforehand, a masked result is the paper's, as exact as float64 has it."""
+    assert literal.excess(books(Protection.MASKED, shape, ring), number, rounded=True) <= 1.0
+
+
+@each_case
+def test_a_masked_first_round_is_the_plain_one(books: Books, shape: str, ring: int) -> None:
+    """Both trained alike until then, so that they had the same numbers to work on."""
+    masked, plain = both(books, shape, ring)
+    for key, put in plain.put.items():
+        if key[0] <= 1:
+            np.testing.assert_array_equal(masked.put[key].rows, put.rows)
+            np.testing.assert_array_equal(masked.put[key].extractor, put.extractor)
+    assert literal.excess(replace(masked, got=first(plain)), 1) <= 1.0
+    assert max(np.abs(got.rows - plain.got[key].rows).max() for key, got in first(masked).items()) > 0.0
+
+
+@every_round
+@each_case
+def test_the_saved_models_predict_the_same(books: Books, shape: str, ring: int, number: int) -> None:
+    compare_predictions(*both(books, shape, ring), number)
+
+
+def test_a_class_that_too_few_hold_is_withheld_where_they_are(books: Books) -> None:
+    """Class 5 is at four sites, two in each group; class 0 at two of the second group, and at all of the first."""
+    masked, _ = both(books, "two kinds")
+    expected = literal.expected(masked, 1)
+    for site, got in ((site, got) for (number, site), got in masked.got.items() if number == 1):
+        np.testing.assert_array_equal(got.has, [True, True, True, True, True, False])
+        assert not got.rows[5].any()
+        np.testing.assert_allclose(got.rows, expected[site].rows, rtol=0.0, atol=1e-9)
+
+
+# The power of the checks
+
+
+def test_the_bound_is_that_of_the_ring(books: Books) -> None:
+    """A ring of 32 bits is beyond the bound for 64, and that beyond what float64 alone may be off."""
+    large, plain = both(books, "two kinds")
+    small = books(Protection.MASKED, "two kinds", 32)
+    assert literal.excess(replace(small, agreement=large.agreement), 1) > 1000.0
+    assert literal.excess(replace(large, agreement=plain.agreement), 1) > 2.0
+
+
+@each_case
+def test_one_contribution_more_or_less_is_beyond_every_bound(books: Books, shape: str, ring: int) -> None:
+    for book in both(books, shape, ring):
+        for site in literal.contributors(book, 2):
+            assert literal.excess(book, 2, without=(site,)) > 100.0
+
+
+@each_shape
+def test_groups_that_do_not_listen_to_each_other_are_beyond_the_bound(books: Books, shape: str) -> None:
+    """Equations 7 and 8 left out: the means of one's own group."""
+    masked, _ = both(books, shape)
+    alone = {site: literal.expected(masked, 1, without=others(masked, site)) for _, site in first(masked)}
+    got = {
+        (1, site): replace(first(masked)[1, site], rows=mean[site].rows, extractor=mean[site].extractor)
+        for site, mean in alone.items()
+    }
+    assert (
+        literal.excess(
+            replace(masked, got={key: each for key, each in got.items() if key[1] in masked.groups[0]}), 1
+        )
+        > 1e6
+    )
+
+
+def others(book: Book, site: str) -> tuple[str, ...]:
+    """The sites of other groups."""
+    return tuple(other for group in book.groups if site not in group for other in group)

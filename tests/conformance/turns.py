@@ -1,0 +1,121 @@
+"""A federation in this process whose sites take turns, whose time passes on request, and whose sites can be lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from protoseal.federation import DirectTransport, LocalFederation, LocalSite
+from protoseal_wire.messages import Finished, Phase, Stopped, Work
+from secure_server.aggregate import Aggregator
+from secure_server.agreed_rules import agreed_rules
+from secure_server.coordinator import Coordinator
+from secure_server.rounds import Stage, State
+from secure_server.run_state import ASKING
+
+SECONDS = 10.0
+"""How long every phase may take."""
+ATTEMPTS = 2
+_TURNS = 200
+_ORDER = tuple(Stage)
+
+
+class Clock:
+    """Time that passes when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A site that answers nothing from ``phase`` of round ``round`` on, and is back when the next round begins.
+
+    ``answer_lost``: it does answer that phase, as far as it knows, and the answer does not arrive. ``back``: it comes
+    back in time for the RESULT of the same round.
+    """
+
+    site: str
+    round: int
+    phase: Phase
+    answer_lost: bool = False
+    back: bool = False
+
+    def keeps_away(self, state: State) -> bool:
+        """Also in every further attempt of the round."""
+        if not state.begun or state.over or state.round != self.round:
+            return False
+        if self.back and state.stage is Stage.RESULT:
+            return False
+        return state.attempt > 1 or _ORDER.index(state.stage) >= _ORDER.index(ASKING[self.phase])
+
+    def is_at(self, state: State) -> bool:
+        """Where the answer is lost."""
+        return state.stage is ASKING[self.phase] and (state.round, state.attempt) == (self.round, 1)
+
+
+def set_deadlines(federation: LocalFederation, keys: Path, clock: Clock) -> None:
+    """Put a coordinator with deadlines by ``clock`` and a second attempt in the place of the patient one."""
+    agreement = federation.agreement
+    federation.coordinator = Coordinator(
+        agreement=agreement,
+        rules=agreed_rules(
+            agreement,
+            [site.name for site in federation.sites],
+            max_attempts=ATTEMPTS,
+            join_seconds=SECONDS,
+            phase_seconds=dict.fromkeys(Phase, SECONDS),
+        ),
+        trust=federation.parties[0].trust,
+        store=federation.store,
+        aggregator=Aggregator(agreement, keys),
+        clock=clock,
+        on_round=federation.rounds.append,
+    )
+    for site in federation.sites:
+        site.transport = DirectTransport(federation.coordinator, agreement.run, site.name)
+
+
+def play(federation: LocalFederation, clock: Clock, losses: Sequence[Loss] = ()) -> None:
+    """From joining to the end. When nobody who is there has work, the phase's time passes.
+
+    ``AssertionError`` for a run that stops, or does not end.
+    """
+    lost = {loss for loss in losses if loss.answer_lost}
+    for site in federation.sites:
+        site.join()
+    for _ in range(_TURNS):
+        worked = False
+        for site in federation.sites:
+            worked |= _turn(federation, site, losses, lost)
+        if federation.coordinator.state.stage is Stage.FINISHED:
+            assert all(isinstance(site.step(), Finished) for site in federation.sites)
+            return
+        if not worked:
+            clock.now += SECONDS + 1.0
+            federation.coordinator.tick()
+    raise AssertionError(f"at {federation.coordinator.state.stage.name} after {_TURNS} turns")
+
+
+def _turn(federation: LocalFederation, site: LocalSite, losses: Sequence[Loss], lost: set[Loss]) -> bool:
+    """One site's turn: whether it had work to do."""
+    state = federation.coordinator.state
+    for loss in losses:
+        if loss.site == site.name and loss.keeps_away(state):
+            if loss in lost and loss.is_at(state):
+                lost.discard(loss)
+                _answer_into_the_void(site)
+            return False
+    task = site.step()
+    assert not isinstance(task, Stopped), task.reason
+    return isinstance(task, Work)
+
+
+def _answer_into_the_void(site: LocalSite) -> None:
+    task = site.transport.next_task()
+    assert isinstance(task, Work)
+    assert site.session.answer(task.key, site.transport.download(task))
