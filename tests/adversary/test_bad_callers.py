@@ -10,7 +10,14 @@ from grpc import StatusCode
 
 from crypto.roster import sign_statement
 from protoseal.federation import LocalFederation
-from protoseal_wire.messages import DownloadRequest, JoinRequest, Phase, PhaseKey, TaskRequest
+from protoseal_wire.messages import (
+    PROTOCOL_VERSION,
+    DownloadRequest,
+    JoinRequest,
+    Phase,
+    PhaseKey,
+    TaskRequest,
+)
 from secure_server import errors
 from secure_server.coordinator import Coordinator
 from secure_server.status import status_of
@@ -68,7 +75,7 @@ JOINS: dict[str, tuple[type[Exception], StatusCode, str, Callable[[LocalFederati
         errors.WrongProtocol,
         StatusCode.UNIMPLEMENTED,
         B,
-        lambda f: replace(_request(f, B), protocol=2),
+        lambda f: replace(_request(f, B), protocol=PROTOCOL_VERSION + 1),
     ),
     "with another channel key than signed": (
         errors.BadPayload,
@@ -95,7 +102,7 @@ def test_a_wrong_join_is_refused(name: str, federation: LocalFederation) -> None
     assert (federation.coordinator.state, federation.store.statements()) == before
 
 
-def _task(run: str = RUN, protocol: int = 1) -> TaskRequest:
+def _task(run: str = RUN, protocol: int = PROTOCOL_VERSION) -> TaskRequest:
     return TaskRequest(protocol, run, B)
 
 

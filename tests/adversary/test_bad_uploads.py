@@ -189,7 +189,7 @@ ROWS: dict[str, Case] = {
         _values(lambda payload: replace(payload, scheme="plain/9")),
     ),
     "ciphertexts where rows are agreed": (
-        UnknownSchemeError,
+        codec.Malformed,
         INVALID,
         _values(lambda _: Payload("ckks/1", blobs=(b"c",))),
     ),
@@ -199,7 +199,7 @@ NOT_HELD: dict[str, Case] = {
 }
 CIPHERTEXTS: dict[str, Case] = {
     "rows where ciphertexts are agreed": (
-        UnknownSchemeError,
+        codec.Malformed,
         INVALID,
         _values(lambda _: Payload("plain/1", arrays=(np.zeros((3, 8)),))),
     ),
