@@ -7,12 +7,26 @@ from pathlib import Path
 
 import numpy as np
 
-from protoseal.config import Agreement, Method, PfplSection, PreprocessingSection, Protection, TrainingSection
+from protoseal.config import (
+    Agreement,
+    FedpcSection,
+    Method,
+    PfplSection,
+    PreprocessingSection,
+    Protection,
+    TrainingSection,
+)
 from protoseal.federation import run_federation
 from protoseal.files import SitePrototypes, read_prototypes, site_folder
 from protoseal.splits import SiteArrays, mixed
-from secure_client.data.digits import CLASSES, digits_in_five_appearances
+from secure_client.data.arrays import Samples
+from secure_client.data.digits import APPEARANCES, CLASSES, digits_in_five_appearances
+from secure_client.extractor import Extractor
+from secure_client.models import build_model
 from tests.support.processes import Federation
+
+_SCANS = 5
+"""Training samples of a class at a site of :func:`two_kinds_of_sites`; there is one more to test on."""
 
 
 def small_agreement(
@@ -39,6 +53,43 @@ def small_agreement(
 def small_sites(count: int) -> tuple[SiteArrays, ...]:
     """``site-1`` … with seven or eight classes each, up to eight training samples a class."""
     return mixed(digits_in_five_appearances(5), sites=count, n=7.5, max_per_class=8, seed=5)
+
+
+def fedpc_agreement(*, rounds: int) -> Agreement:
+    """FedPC under ``masked`` in two groups, with five classes, twelve features and the same small-cnn."""
+    pfpl, classes = small_agreement(rounds=rounds, protection=Protection.MASKED), CLASSES[:5]
+    model = build_model("small-cnn", classes=len(classes), dim=pfpl.dim, channels=1, image_size=8, seed=0)
+    parameters, buffers = Extractor(model).sizes
+    sums = FedpcSection(groups=2, extractor_parameters=parameters, extractor_buffers=buffers)
+    return Agreement.model_validate(
+        {**dict(pfpl), "method": Method.FEDPC, "classes": classes, "pfpl": PfplSection(), "fedpc": sums}
+    )
+
+
+def two_kinds_of_sites(count: int) -> tuple[SiteArrays, ...]:
+    """``site-1`` …: those of odd number have scans in one appearance, the others in another, so they make two groups.
+
+    All have the digits 0 to 2. Digit 3 is at two odd sites, too few for a sum, and at all even ones; 4 is at three
+    even ones alone, each of which it takes for a sum.
+    """
+    return tuple(_site_of_its_kind(number) for number in range(1, count + 1))
+
+
+def _site_of_its_kind(number: int) -> SiteArrays:
+    scans, kind, position = digits_in_five_appearances(5).train, number % 2, (number - 1) // 2
+    holds = [0, 1, 2] + [3] * (kind == 0 or number <= 3) + [4] * (number in (2, 4, 6))
+    own = slice(position * (_SCANS + 1), (position + 1) * (_SCANS + 1))
+    of_class = [np.flatnonzero((scans.labels == k) & (scans.domains == kind))[own] for k in holds]
+    return SiteArrays(
+        f"site-{number}",
+        _in_one_domain(scans.take(np.concatenate([each[:_SCANS] for each in of_class]))),
+        _in_one_domain(scans.take(np.concatenate([each[_SCANS:] for each in of_class]))),
+        (tuple(APPEARANCES)[kind],),
+    )
+
+
+def _in_one_domain(samples: Samples) -> Samples:
+    return Samples(samples.inputs, samples.labels, np.zeros_like(samples.labels))
 
 
 def simulated(agreement: Agreement, sites: Sequence[SiteArrays], out: Path) -> dict[str, SitePrototypes]:

@@ -28,7 +28,9 @@ from protoseal.splits import SiteArrays
 from secure_client.data.arrays import TrainTest
 from secure_client.data.npz import write_npz
 from secure_server.app import ADDRESS
-from tests.support import gated_model
+from tests.support import gated_model, killed_party
+from tests.support.killed_party import Point
+from tests.support.nursery import Child, Nursery
 
 PATIENCE = 120.0
 """Seconds until a wait counts as failed, far above what it takes on a busy machine."""
@@ -50,17 +52,28 @@ def wait_until(condition: Callable[[], bool], what: str, seconds: float = PATIEN
 class Running:
     """One process, and what it wrote since it started."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(
+        self, folder: Path, *arguments: str, own: Mapping[str, str] = {}, nursery: Nursery | None = None
+    ) -> None:
+        """``protoseal`` with these arguments, by the command, or forked off the nursery.
+
+        With anything in ``own``, added to its environment, it is ``tests.support.killed_party`` that runs.
+        """
         self.log_path = folder / "log.txt"
-        self._log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
+        self.log_path.touch()
+        self._log_start = self.log_path.stat().st_size
+        self._process: subprocess.Popen[bytes] | Child
+        if nursery:
+            self._process = nursery.start(folder, arguments, self.log_path, own)
+            return
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "protoseal", *arguments],
+                [sys.executable, "-m", killed_party.__name__ if own else "protoseal", *arguments],
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=environment(),
+                env={**environment(), **own},
             )
 
     def workers(self) -> list[Path]:
@@ -133,17 +146,27 @@ class Federation:
         retry_seconds: float = PATIENCE,
         max_attempts: int = 3,
         gated: bool = True,
+        stopped_clock: bool = False,
+        nursery: Nursery | None = None,
     ) -> None:
-        """``gated`` gives every site the plug-in of ``tests/support/gated_model.py`` in place of small-cnn."""
+        """``gated`` gives every site the plug-in of ``tests/support/gated_model.py`` in place of small-cnn.
+
+        With ``stopped_clock`` the coordinator's time passes in :meth:`let_pass` alone. Parties are started by the
+        command, or forked off the ``nursery``.
+        """
         self.root, self.agreement, self.names = root, agreement, [site.name for site in sites]
         self.port = free_port()
         self._running: dict[str, Running] = {}
+        self._clock = root / "clock" if stopped_clock else None
+        self._nursery = nursery
         create_authority(root / "ca", agreement.federation, _PASSPHRASE, now=_days_ago(3))
         self.trust = TrustAnchor.load(root / "ca" / "ca.pem")
         (root / "agreement.toml").write_text(_agreement_toml(agreement), encoding="utf-8")
         self._write_coordinator(deadlines or {}, max_attempts)
         for site in sites:
             self._write_site(site, retry_seconds, gated=gated)
+        if stopped_clock:
+            (root / "clock").write_text("0.0", encoding="utf-8")
 
     def __enter__(self) -> Self:
         return self
@@ -179,23 +202,42 @@ class Federation:
 
     # Processes
 
-    def start_coordinator(self) -> Running:
-        """``protoseal server run``, returned once sites can connect."""
-        running = self._start("coordinator", self.root / "coordinator", "server", "coordinator.toml")
+    def start_coordinator(self, point: Point | None = None) -> Running:
+        """``protoseal server run``, returned once sites can connect; it dies at ``point``."""
+        folder, clock = self.root / "coordinator", self._clock
+        own = {killed_party.CLOCK: str(clock)} if clock else {}
+        running = self._start("coordinator", folder, "server", "coordinator.toml", point, own)
         running.wait_for_log("serving on port")
         return running
 
-    def start_site(self, name: str) -> Running:
-        """``protoseal client run``."""
-        return self._start(name, self.folder(name), "client", "site.toml")
+    def start_site(self, name: str, point: Point | None = None) -> Running:
+        """``protoseal client run``; it dies at ``point``."""
+        return self._start(name, self.folder(name), "client", "site.toml", point)
 
     def start_sites(self) -> dict[str, Running]:
         """All of them, by name."""
         return {name: self.start_site(name) for name in self.names}
 
-    def _start(self, name: str, folder: Path, side: str, config: str) -> Running:
-        self._running[name] = Running(folder, side, "run", "--config", config)
+    def _start(
+        self,
+        name: str,
+        folder: Path,
+        side: str,
+        config: str,
+        point: Point | None,
+        own: Mapping[str, str] = {},
+    ) -> Running:
+        own = {**own, **({killed_party.POINT: point.to_text()} if point else {})}
+        self._running[name] = Running(folder, side, "run", "--config", config, own=own, nursery=self._nursery)
         return self._running[name]
+
+    def let_pass(self, seconds: float) -> None:
+        """Time, for a coordinator with a stopped clock; it has noticed within a fraction of a second."""
+        if self._clock is None:
+            raise ValueError("this coordinator goes by the machine's clock")
+        scratch = self._clock.with_suffix(".new")
+        scratch.write_text(str(killed_party.seconds_in(self._clock) + seconds), encoding="utf-8")
+        scratch.replace(self._clock)
 
     # The gate of a site's training
 
@@ -314,5 +356,6 @@ def _agreement_toml(agreement: Agreement) -> str:
     lines = [f"{key} = {json.dumps(value)}" for key, value in content.items() if not isinstance(value, dict)]
     for key, table in content.items():
         if isinstance(table, dict):
-            lines += [f"[{key}]", *(f"{name} = {json.dumps(value)}" for name, value in table.items())]
+            given = {name: value for name, value in table.items() if value is not None}
+            lines += [f"[{key}]", *(f"{name} = {json.dumps(value)}" for name, value in given.items())]
     return "\n".join(lines) + "\n"

@@ -1,0 +1,117 @@
+"""What must come out when processes die: the same run in one process, in which the same answers stay away."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import safetensors.numpy
+
+from protoseal.config import Agreement
+from protoseal.federation import LocalFederation
+from protoseal.files import MODEL, PROTOTYPES, SiteRound, read_site_log, site_folder
+from protoseal.splits import SiteArrays
+from protoseal_wire.messages import Phase
+from secure_client.base import Base
+from secure_client.setup import Party, open_journal
+from secure_server.app import ROUNDS_LOG, read_rounds
+from secure_server.coordinator import CoordinatorRound
+from tests.conformance.turns import Clock, Loss, play, set_deadlines
+from tests.support.processes import Federation
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A run in one process: its files in ``folder``, the coordinator's ``rounds``, and whose answer was taken when.
+
+    ``bases`` are the sites' at the end, by name: what they would train from next.
+    """
+
+    folder: Path
+    rounds: list[CoordinatorRound]
+    taken: frozenset[tuple[str, int, int, Phase]]
+    bases: dict[str, bytes]
+
+    def answered(self, round_number: int, phase: Phase) -> list[str]:
+        """Whose answer to a phase was taken in the first attempt of a round."""
+        return sorted(site for site, *at in self.taken if at == [round_number, 1, phase])
+
+    def results_of(self, site: str, *, up_to: int) -> int:
+        """How many of the rounds up to a number gave the site a result."""
+        return sum(each.round <= up_to and site in each.sites and not each.abandoned for each in self.rounds)
+
+
+def expected(
+    agreement: Agreement, sites: Sequence[SiteArrays], out: Path, losses: Sequence[Loss] = ()
+) -> Expected:
+    """Run it to the end. Every draw of keys, masks and rotations is another one than that of any other run."""
+    data, clock = {site.name: site.to_data(agreement.preprocessing) for site in sites}, Clock()
+    with LocalFederation(agreement, data, record=True) as federation:
+        set_deadlines(federation, out / "keys.bin", clock)
+        play(federation, clock, losses)
+        federation.save(out)
+        taken = frozenset(
+            (each.site, each.key.round, each.key.attempt, each.key.phase)
+            for each in federation.store.received()
+            if each.key is not None
+        )
+        bases = {site.name: site.trainee.base for site in federation.sites}
+        return Expected(out, federation.rounds, taken, bases)
+
+
+def check_run(federation: Federation, wanted: Expected) -> None:
+    """The coordinator's rounds and what every site has in the end are those, bit for bit."""
+    assert [_content(each) for each in rounds_of(federation)] == [_content(each) for each in wanted.rounds]
+    for site in federation.names:
+        check_site(federation, site, wanted)
+
+
+def check_site(federation: Federation, site: str, wanted: Expected) -> None:
+    """Its prototypes, its model, the base of a round to come and its log's rounds."""
+    folder, simulated = federation.folder(site), site_folder(wanted.folder, site)
+    for file in (PROTOTYPES, MODEL):
+        check_equal_tensors(folder / file, simulated / file, site)
+    assert base_of(federation, site).hash == wanted.bases[site]
+    logged = [_figures(each) for each in read_site_log(folder).rounds]
+    assert logged == [_figures(each) for each in read_site_log(simulated).rounds], site
+
+
+def check_equal_tensors(saved: Path, wanted: Path, site: str) -> None:
+    """Two safetensors files have the same names, and the same bits under them."""
+    found, other = safetensors.numpy.load_file(saved), safetensors.numpy.load_file(wanted)
+    assert sorted(found) == sorted(other)
+    for name, array in other.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=f"{site}: {name}")
+
+
+def rounds_of(federation: Federation) -> list[CoordinatorRound]:
+    """As the coordinator reported them."""
+    return read_rounds(federation.root / "coordinator" / "state" / ROUNDS_LOG)
+
+
+def base_of(federation: Federation, site: str) -> Base:
+    """What a site that has ended would train from next, out of its journal."""
+    party = Party(federation.credentials(site), federation.trust, federation.agreement.min_sites)
+    path = federation.folder(site) / "state" / "journal.sqlite"
+    with open_journal(path, federation.agreement, party) as journal:
+        stored = journal.get("base")
+    assert stored is not None
+    return Base.from_bytes(stored[1])
+
+
+def _content(reported: CoordinatorRound) -> tuple[object, ...]:
+    """Without what differs from run to run."""
+    return (
+        reported.round,
+        reported.attempt,
+        reported.sites,
+        reported.withheld,
+        reported.groups,
+        reported.abandoned,
+    )
+
+
+def _figures(logged: SiteRound) -> dict[str, object]:
+    return logged.model_dump(exclude={"seconds"})

@@ -1,0 +1,120 @@
+"""Sites and the coordinator killed in every phase of masked runs: the exact result, or a round given up cleanly.
+
+Each process dies between two named steps of its own (:mod:`tests.support.killed_party`), and comes back by the plain
+command. What must come out is a run of the same agreement in one process, in which nobody dies, or in which the same
+answers stay away: all keys, masks and rotations are other ones there, so no mask can be left in what is equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from protoseal_wire.messages import Phase
+from tests.conformance.turns import Loss
+from tests.e2e.expected_run import check_run, expected
+from tests.e2e.federations import fedpc_agreement, two_kinds_of_sites
+from tests.e2e.killings import COORDINATOR, Killings, see_through, see_through_without
+from tests.support.killed_party import Point, When
+from tests.support.nursery import Nursery
+from tests.support.processes import Federation, environment
+
+PRESENCE, SHARES, VALUES = Phase.PRESENCE, Phase.SHARES, Phase.VALUES
+SURVIVORS, UNMASK, RESULT = Phase.SURVIVORS, Phase.UNMASK, Phase.RESULT
+
+SITES_DIE: Killings = (
+    ("site-1", Point(When.MADE, Phase.ROSTER, 0)),  # it has made the group's secret
+    ("site-2", Point(When.KEPT, Phase.SECRET, 0)),
+    ("site-3", Point(When.MADE, PRESENCE, 0)),
+    ("site-4", Point(When.KEPT, PRESENCE, 0)),
+    ("site-5", Point(When.MADE, VALUES, 0)),
+    ("site-6", Point(When.KEPT, VALUES, 0)),
+    ("site-7", Point(When.SENT, VALUES, 0)),
+    ("site-8", Point(When.ASKED, PRESENCE, 1)),
+    ("site-1", Point(When.MADE, PRESENCE, 1)),
+    ("site-2", Point(When.KEPT, PRESENCE, 1)),
+    ("site-3", Point(When.MADE, SHARES, 1)),
+    ("site-4", Point(When.KEPT, SHARES, 1)),
+    ("site-5", Point(When.SENT, SHARES, 1)),
+    ("site-6", Point(When.MADE, VALUES, 1)),
+    ("site-7", Point(When.KEPT, VALUES, 1)),
+    ("site-8", Point(When.SENT, VALUES, 1)),
+    ("site-1", Point(When.MADE, SURVIVORS, 1)),
+    ("site-2", Point(When.KEPT, SURVIVORS, 1)),
+    ("site-3", Point(When.SENT, SURVIVORS, 1)),
+    ("site-4", Point(When.MADE, UNMASK, 1)),
+    ("site-5", Point(When.KEPT, UNMASK, 1)),
+    ("site-6", Point(When.SENT, UNMASK, 1)),
+    ("site-7", Point(When.MADE, RESULT, 1)),
+    ("site-8", Point(When.KEPT, RESULT, 1)),
+    ("site-1", Point(When.SENT, RESULT, 1)),
+)
+
+COORDINATOR_DIES: Killings = tuple(
+    (COORDINATOR, point)
+    for point in (
+        Point(When.BEGUN, PRESENCE, 0),
+        Point(When.TAKEN, PRESENCE, 0, "site-2"),
+        Point(When.RECEIVED, VALUES, 0, "site-3"),
+        Point(When.COMPUTED, RESULT, 0),
+        Point(When.BEGUN, PRESENCE, 1),  # with the groups
+        Point(When.BEGUN, SHARES, 1),
+        Point(When.TAKEN, SHARES, 1, "site-4"),
+        Point(When.BEGUN, VALUES, 1),
+        Point(When.RECEIVED, SURVIVORS, 1, "site-5"),
+        Point(When.BEGUN, UNMASK, 1),
+        Point(When.TAKEN, UNMASK, 1, "site-6"),
+        Point(When.COMPUTED, RESULT, 1),
+        Point(When.BEGUN, RESULT, 1),
+        Point(When.RECEIVED, RESULT, 1, "site-1"),
+    )
+)
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    """What all processes here are forked off, since some sixty are started."""
+    made = Nursery(environment())
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("count", "killings"), [(8, SITES_DIE), (6, COORDINATOR_DIES)], ids=["sites", "coordinator"]
+)
+def test_whoever_is_killed_and_started_again_changes_nothing(
+    count: int, killings: Killings, nursery: Nursery, tmp_path: Path
+) -> None:
+    agreement, sites = fedpc_agreement(rounds=2), two_kinds_of_sites(count)
+    wanted = expected(agreement, sites, tmp_path / "undisturbed")
+    with Federation(tmp_path / "run", agreement, sites, nursery=nursery) as federation:
+        see_through(federation, killings)
+        check_run(federation, wanted)
+    assert [(each.attempt, len(each.groups), each.abandoned) for each in wanted.rounds] == [(1, 2, False)] * 2
+
+
+LOSSES = (
+    Loss(
+        "site-9", 0, VALUES
+    ),  # the clustering is repeated without it, and it joins the odd sites, the first group
+    Loss("site-3", 1, PRESENCE),
+    Loss("site-4", 1, RESULT),
+    Loss("site-5", 2, SHARES),
+    Loss("site-2", 2, UNMASK, answer_lost=True),
+    Loss("site-7", 3, VALUES, answer_lost=True),
+    Loss("site-8", 3, SURVIVORS, answer_lost=True),
+    Loss("site-3", 4, SURVIVORS),
+    Loss("site-4", 4, PRESENCE, answer_lost=True),
+)
+"""Of the odd sites, four of five go on each time; of the even ones, three of four."""
+
+
+def test_the_others_go_on_without_whoever_stays_away(nursery: Nursery, tmp_path: Path) -> None:
+    agreement, sites = fedpc_agreement(rounds=5), two_kinds_of_sites(9)
+    wanted = expected(agreement, sites, tmp_path / "simulation", LOSSES)
+    with Federation(tmp_path / "run", agreement, sites, stopped_clock=True, nursery=nursery) as federation:
+        see_through_without(federation, LOSSES, wanted, gate="site-1")
+        check_run(federation, wanted)
+    assert [each.abandoned for each in wanted.rounds] == [False] * 5

@@ -1,0 +1,164 @@
+"""``protoseal`` with a point at which its process sends itself SIGKILL.
+
+Run as ``python -m tests.support.killed_party`` in place of ``python -m protoseal``, with the point in the environment.
+A kill from outside falls where the machine happens to be; this one falls between the same two steps each time. Up to
+it, the process does what it does without this module.
+
+With a file named as its clock, a coordinator's deadlines pass when a test says so, and never because a machine is slow.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any, Self
+
+from protoseal_wire.messages import Phase, PhaseKey
+
+POINT, CLOCK = "PROTOSEAL_TEST_POINT", "PROTOSEAL_TEST_CLOCK"
+"""Names in the environment: of what :meth:`Point.to_text` gives; of a file with the seconds that have passed."""
+
+
+class When(StrEnum):
+    """Which two steps of answering a phase the kill falls between: the one named, and the next."""
+
+    ASKED = "asked"
+    """A site has the request, and has done nothing."""
+    MADE = "made"
+    """A site's answer and what follows from it are written, in a transaction that is still open."""
+    KEPT = "kept"
+    """They are durable, and nothing is sent."""
+    SENT = "sent"
+    """A site was told that its answer was taken."""
+    RECEIVED = "received"
+    """The coordinator has a site's answer, checked, and has not stored it."""
+    TAKEN = "taken"
+    """The coordinator has stored it with what follows from it, and has told nobody."""
+    COMPUTED = "computed"
+    """The coordinator has what the values come to, and has not stored it. Of phase RESULT, in round 0 too."""
+    BEGUN = "begun"
+    """The coordinator has stored that a phase begins, and has told nobody."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where a process dies; ``site`` is whose answer the coordinator dies of, for RECEIVED and TAKEN."""
+
+    when: When
+    phase: Phase
+    round: int
+    site: str = ""
+    attempt: int = 1
+
+    def to_text(self) -> str:
+        """For the environment."""
+        return f"{self.when} {self.phase.name} {self.round} {self.attempt} {self.site}"
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """What :meth:`to_text` made; ``ValueError`` or ``KeyError`` for anything else."""
+        when, phase, number, attempt, site = text.split(" ")
+        return cls(When(when), Phase[phase], int(number), site, int(attempt))
+
+    def is_at(self, key: PhaseKey, site: str) -> bool:
+        """Whether the process is there, once it is at a step of this kind."""
+        here = (key.phase, key.round, key.attempt, site)
+        return here == (self.phase, self.round, self.attempt, self.site)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A method that the process goes through, imported by name: a coordinator has no torch.
+
+    ``of`` tells of which key and which site's answer a call is, or None, by its positional and keyword arguments.
+    """
+
+    module: str
+    owner: str
+    method: str
+    of: Callable[[tuple[Any, ...], Mapping[str, Any]], tuple[PhaseKey, str] | None]
+    before: bool = False
+
+
+def _by_argument(args: tuple[Any, ...], _: Mapping[str, Any]) -> tuple[PhaseKey, str]:
+    return args[1], ""
+
+
+def _by_upload(_: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[PhaseKey, str] | None:
+    upload = named.get("upload")
+    return None if upload is None else upload[:2]
+
+
+def _by_state(args: tuple[Any, ...], _: Mapping[str, Any]) -> tuple[PhaseKey, str] | None:
+    asked = args[1].asked_key
+    return None if asked is None else (asked, "")
+
+
+def _by_attempt(args: tuple[Any, ...], _: Mapping[str, Any]) -> tuple[PhaseKey, str]:
+    return replace(args[1].key, phase=Phase.RESULT), ""
+
+
+_STEPS: Mapping[When, _Step] = {
+    When.ASKED: _Step("secure_client.session", "Session", "answer", _by_argument, before=True),
+    When.MADE: _Step("secure_client.journal", "Journal", "record", _by_argument),
+    When.KEPT: _Step("secure_client.session", "Session", "answer", _by_argument),
+    When.SENT: _Step("secure_client.transport", "GrpcTransport", "upload", _by_argument),
+    When.RECEIVED: _Step("secure_server.store", "Store", "save", _by_upload, before=True),
+    When.TAKEN: _Step("secure_server.store", "Store", "save", _by_upload),
+    When.COMPUTED: _Step("secure_server.aggregate", "Aggregator", "combine", _by_attempt),
+    When.BEGUN: _Step("secure_server.store", "Store", "save", _by_state),
+}
+
+
+def die_at(point: Point) -> None:
+    """Lay the kill on the process's way."""
+    step = _STEPS[point.when]
+    owner = getattr(importlib.import_module(step.module), step.owner)
+    method = getattr(owner, step.method)
+
+    @wraps(method)
+    def method_or_death(*args: Any, **named: Any) -> Any:
+        found = step.of(args, named)
+        there = found is not None and point.is_at(*found)
+        if there and step.before:
+            _die()
+        outcome = method(*args, **named)
+        if there:
+            _die()
+        return outcome
+
+    setattr(owner, step.method, method_or_death)
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def go_by_file(clock: Path) -> None:
+    """Have a coordinator in this process go by the seconds in ``clock``, which is replaced as time passes."""
+    app = importlib.import_module("secure_server.app")
+    app.__dict__["Coordinator"] = partial(app.Coordinator, clock=partial(seconds_in, clock))
+
+
+def seconds_in(clock: Path) -> float:
+    """What the file says."""
+    return float(clock.read_text(encoding="utf-8"))
+
+
+def main() -> None:
+    """``protoseal``, as the environment says."""
+    if CLOCK in os.environ:
+        go_by_file(Path(os.environ[CLOCK]))
+    if POINT in os.environ:
+        die_at(Point.from_text(os.environ[POINT]))
+    importlib.import_module("protoseal.cli").main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Parties as processes that need not import torch first: forked off one process that has imported everything.
+
+A site's process spends seconds on its imports, and a test that kills thirty of them spends minutes. Forked off, each
+is still a process of its own, which opens its files and sockets itself and takes a signal alone. Nothing is shared but
+code: the nursery has no thread, no connection, and runs no party itself.
+
+The limit: what a process does before its own code runs is not tested here, but where parties are started by the
+command.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+_IMPORTED = (
+    "protoseal.cli",
+    "protoseal.commands.client",
+    "protoseal.commands.server",
+    "secure_client.app",
+    "secure_server.app",
+    "torch._dynamo",  # an optimiser's first step imports it
+)
+_MODULE = "tests.support.nursery"
+
+
+class Nursery:
+    """The process that others are forked off. Close it when done: it kills those that are left."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        """``environment`` is what every party has, beside what is its own."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", _MODULE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=dict(environment),
+        )
+        self._left: set[int] = set()
+
+    def start(self, folder: Path, arguments: Sequence[str], log: Path, own: Mapping[str, str]) -> Child:
+        """``protoseal ARGUMENTS`` in that folder, its output added to ``log``, with ``own`` in its environment."""
+        pid = self._ask({"folder": str(folder), "arguments": [*arguments], "log": str(log), "own": {**own}})
+        self._left.add(pid)
+        return Child(self, pid)
+
+    def exit_code(self, pid: int) -> int | None:
+        """Of a child that has ended; the negative of the signal that ended it."""
+        code: int | None = self._ask({"ended": pid})
+        if code is not None:
+            self._left.discard(pid)
+        return code
+
+    def close(self) -> None:
+        """End it and all that it forked."""
+        for pid in self._left:
+            os.kill(pid, signal.SIGKILL)  # it is there, or is remembered, until its exit code was asked for
+        self._process.communicate()
+
+    def _ask(self, request: Mapping[str, object]) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+
+class Child:
+    """A party's process, for which the nursery is asked; as far as it goes, a :class:`subprocess.Popen`."""
+
+    def __init__(self, nursery: Nursery, pid: int) -> None:
+        self._nursery, self.pid = nursery, pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code once it has ended."""
+        if self.returncode is None:
+            self.returncode = self._nursery.exit_code(self.pid)
+        return self.returncode
+
+    def wait(self) -> int:
+        """Until it ends."""
+        while (code := self.poll()) is None:
+            time.sleep(0.01)
+        return code
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """To a process that has ended: nothing."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+# Inside the nursery
+
+
+def main() -> None:
+    """Answer requests, a line each, until there are no more."""
+    for module in _IMPORTED:
+        importlib.import_module(module)
+    while request := sys.stdin.readline():
+        sys.stdout.write(json.dumps(_answer(json.loads(request))) + "\n")
+        sys.stdout.flush()
+
+
+def _answer(request: dict[str, Any]) -> int | None:
+    if "ended" in request:
+        pid, status = os.waitpid(request["ended"], os.WNOHANG)
+        return os.waitstatus_to_exitcode(status) if pid else None
+    pid = os.fork()
+    if pid == 0:
+        _become_party(**request)
+    return pid
+
+
+def _become_party(folder: str, arguments: list[str], log: str, own: dict[str, str]) -> NoReturn:
+    """Ends the process by leaving through the nursery's loop, as a command does that is at its end."""
+    _give_away_files(log)
+    os.chdir(folder)
+    os.environ.update(own)
+    sys.path[0] = folder  # where a site's own model is looked for, as with python -m
+    sys.argv = ["protoseal", *arguments]
+    importlib.import_module("tests.support.killed_party").main()
+    raise SystemExit
+
+
+def _give_away_files(log: str) -> None:
+    """Standard input is nothing, output and error go to the log."""
+    nothing, output = os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_APPEND)
+    for old, new in ((nothing, 0), (output, 1), (output, 2)):
+        os.dup2(old, new)
+
+
+if __name__ == "__main__":
+    main()
