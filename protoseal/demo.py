@@ -288,7 +288,7 @@ def _logs_of(out: Path, sites: Sequence[str]) -> dict[str, SiteLog]:
 
 def _collect(out: Path, agreement: Agreement, sites: Sequence[SiteArrays], seed: int) -> RunResult:
     data: dict[str, SiteData] = {site.name: site.to_data(agreement.preprocessing) for site in sites}
-    controls = {control: run_control(agreement, control, data, device="cpu") for control in Control}
+    controls = {control.value: run_control(agreement, control, data, device="cpu") for control in Control}
     config = load_coordinator(out / "coordinator" / "coordinator.toml")
     with Store.open(
         config.state_dir / "coordinator.sqlite", agreement.run, agreement.hash(), record=True

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 import pytest
 
 from algorithms.pfpl.objective import Control
+from protoseal.config import Method
 from protoseal.files import SiteLog, SiteRound, ViewLine
 from protoseal.results import mean, run_result
 from secure_server.coordinator import CoordinatorRound
@@ -19,6 +23,8 @@ def site_round(number: int, accuracy: float | None, *, train: float = 1.0, attem
         withheld=("2",),
         accuracy_classifier=accuracy,
         accuracy_prototype=None if accuracy is None else accuracy / 2,
+        pm_v=None if accuracy is None else accuracy / 4,
+        pm_l_global=None if accuracy is None else accuracy / 8,
         seconds={"train": train, "protect": train / 4},
     )
 
@@ -39,7 +45,7 @@ ROUNDS = [
     CoordinatorRound(1, 1, tuple(sorted(SITES)), (), 0.5, 4.0),
     CoordinatorRound(2, 3, ("clinic-a", "clinic-b", "clinic-d"), ("2",), 0.25, 3.0),
 ]
-CONTROLS = {
+CONTROLS: dict[str, Mapping[str, list[SiteRound]]] = {
     Control.LOCAL: {
         name: [site_round(1, 0.1), site_round(2, 0.3)] for name in ("clinic-a", "clinic-b", "clinic-c")
     }
@@ -76,6 +82,35 @@ def test_rounds_have_the_slowest_site_and_the_sites_that_took_part() -> None:
     assert (first.seconds.aggregate, first.seconds.total) == (0.5, 4.0)
     assert second.accuracies == {"clinic-a": 0.8, "clinic-b": 0.6}
     assert second.seconds.train == 2.0
+
+
+def test_everything_that_ran_beside_it_is_there_for_each_site_and_round() -> None:
+    average = {name: [site_round(1, 0.2), site_round(2, 0.4)] for name in SITES}
+    beside = {**CONTROLS, "average": average}
+    result = run_result(small_agreement(), SITES, ROUNDS, beside, dataset="digits", seed=7)
+    assert result.compared == {"average": pytest.approx(0.4), "local": pytest.approx(0.3)}
+    assert result.sites[0].compared == {"average": 0.4, "local": 0.3}
+    assert result.sites[3].compared == {"average": 0.4}  # its control had nothing to test on
+    assert result.rounds[0].compared == {"average": pytest.approx(0.2), "local": pytest.approx(0.1)}
+
+
+def test_personalised_accuracies_are_means_over_the_sites_that_have_them() -> None:
+    """Of the last round that each site has; what nobody has is None."""
+    assert (RESULT.sites[0].pm_v, RESULT.sites[0].pm_l_global) == (0.2, 0.1)
+    own, local = RESULT.metrics["pfpl"], RESULT.metrics["local"]
+    assert own.pm_v == pytest.approx((0.8 + 0.6 + 0.5) / 3 / 4)
+    assert own.pm_l_global == pytest.approx((0.8 + 0.6 + 0.5) / 3 / 8)
+    assert (own.pm_l, own.pm_v_global) == (None, None)
+    assert local.pm_v == pytest.approx(0.3 / 4)
+
+
+def test_groups_are_the_last_rounds_and_a_control_may_have_a_name_of_its_own() -> None:
+    groups = (("clinic-a", "clinic-b"), ("clinic-c",))
+    rounds = [ROUNDS[0], replace(ROUNDS[1], groups=groups)]
+    result = run_result(small_agreement(), SITES, rounds, {}, dataset="digits", seed=7, method=Method.AVERAGE)
+    assert result.groups == groups
+    assert (result.method, list(result.metrics), result.config["method"]) == ("average", ["average"], "pfpl")
+    assert RESULT.groups == ()
 
 
 def test_the_rest_is_the_agreements_and_the_callers() -> None:

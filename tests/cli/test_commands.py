@@ -258,6 +258,26 @@ def test_client_check_finds_what_is_broken(
     assert said in finding["detail"]
 
 
+def test_client_check_says_what_to_write_for_the_size_of_the_extractor(
+    federation: Federation, tmp_path: Path
+) -> None:
+    """8×8 images: 1 → 32 → 64 channels of 3×3, then 4·64 → 64: 35,264 parameters."""
+    site_file = broken_site(federation, tmp_path, 'name = "site-1"', 'name = "site-1"')
+    agreement = tmp_path / "agreement.toml"
+    text = agreement.read_text(encoding="utf-8").partition("[fedpc]")[0]
+    text = text.replace('method = "pfpl"', 'method = "fedpc"').replace(
+        'protection = "ckks"', 'protection = "masked"'
+    )
+    agreement.write_text(f"{text}\n[fedpc]\nextractor_parameters = 1\n", encoding="utf-8")
+    finding = check(site_file)["data and model"]
+    assert not finding["ok"]
+    assert "35,264 parameters and 0 buffers: set extractor_parameters = 35264 in [fedpc]" in finding["detail"]
+    agreement.write_text(f"{text}\n[fedpc]\nextractor_parameters = 35264\n", encoding="utf-8")
+    finding = check(site_file)["data and model"]
+    assert finding["ok"]
+    assert "35,264 parameters and 0 buffers of it are averaged" in finding["detail"]
+
+
 @pytest.mark.parametrize("side", ["client", "server"])
 def test_starting_without_what_is_needed_is_one_line(
     federation: Federation, tmp_path: Path, side: str
