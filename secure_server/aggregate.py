@@ -28,9 +28,6 @@ from secure_server.exchanges.peers import Peers
 from secure_server.rounds import Planned
 from secure_server.workers import run_apart
 
-_FEWEST_MASKED = 2
-"""Whatever ``min_holders`` is: a mask is between two."""
-
 
 def server_half(agreement: Agreement, keys_path: Path, executor: Executor | None) -> ServerHalf:
     """The server's half of the agreed protection, set up for PFPL.
@@ -68,15 +65,9 @@ class Aggregator:
             raise ValueError(f"method {self._agreement.method.value} has no round 0")
         return self._clustering
 
-    @property
-    def smallest_group(self) -> int:
-        """A group of which fewer are there sits an attempt out."""
-        least = self._agreement.min_holders
-        return max(least, _FEWEST_MASKED) if self._exchange.masked else least
-
     def plan(self, attempt: Attempt) -> Planned:
-        """Who goes on in an attempt with groups, and how many answers each step needs."""
-        return Planned(attempt.sites, self.exchange(attempt.key.round).quorums(attempt))
+        """How many answers each step of an attempt needs."""
+        return Planned(self.exchange(attempt.key.round).quorums(attempt))
 
     def combine(self, attempt: Attempt) -> Outcome:
         """What an attempt comes to, all of whose steps are over."""

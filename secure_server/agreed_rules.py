@@ -9,6 +9,8 @@ from protoseal.terms import first_round, steps_of
 from protoseal_wire.messages import Phase
 from secure_server.rounds import Rules
 
+_FEWEST_MASKED = 2
+
 
 def agreed_rules(
     agreement: Agreement,
@@ -34,4 +36,11 @@ def agreed_rules(
         first_round=first_round(agreement),
         clustering_steps=steps_of(agreement, 0),
         round_steps=steps_of(agreement, 1),
+        smallest_group=smallest_group(agreement),
     )
+
+
+def smallest_group(agreement: Agreement) -> int:
+    """A group of which fewer are there sits an attempt out. Whatever ``min_holders`` is, a mask is between two."""
+    masked = Phase.SHARES in steps_of(agreement, 1)
+    return max(agreement.min_holders, _FEWEST_MASKED if masked else 1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
-
 from protoseal_wire.messages import PhaseKey
 from secure_server.errors import JoinClosed, NotJoined, NotOnRoster, WrongPhase
 from secure_server.run_state import Groups, Rules, Stage, State
@@ -49,12 +47,6 @@ def check_computing(state: State) -> None:
     """:class:`WrongPhase` unless a result is being computed: a round has one result."""
     if state.stage is not Stage.COMPUTING:
         raise WrongPhase(f"nothing is being computed in stage {state.stage}")
-
-
-def check_present(state: State, planned: Set[str]) -> None:
-    """``ValueError`` unless all of them stated their presence in the current attempt."""
-    if not planned <= set(state.participants):
-        raise ValueError("a plan with sites that are not there")
 
 
 def check_groups_due(state: State, groups: Groups) -> None:

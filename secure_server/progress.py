@@ -58,7 +58,7 @@ def log_progress(rules: Rules, before: State, after: State) -> None:
         _log_dropped(before, after)
     if after.stage is not before.stage or after.attempt != before.attempt:
         _log.info("%s: round %d, attempt %d", after.stage.name, after.round, after.attempt)
-    if before.stage is Stage.PLANNING and after.participants:
+    if after.stage is Stage.PLANNING and before.stage is Stage.PRESENCE:
         _log_sitting_out(before, after)
     if after.groups != before.groups:
         _log_groups(before, after)
@@ -74,7 +74,7 @@ def _log_dropped(before: State, after: State) -> None:
 
 
 def _log_sitting_out(before: State, after: State) -> None:
-    sitting_out = set(before.participants) - set(after.participants)
+    sitting_out = before.answered - after.absent - set(after.participants)
     if sitting_out:
         _log.warning(
             "round %d: %s sit out, too few of their group are there", after.round, _list(sitting_out)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from protoseal.config import Agreement
 from protoseal.terms import limits_of, result_form
 from protoseal_wire import codec
@@ -9,7 +11,6 @@ from protoseal_wire.messages import ActiveList, GroupKeys, Phase, PhaseKey, Rost
 from secure_server.aggregate import Aggregator
 from secure_server.errors import WrongPhase
 from secure_server.exchanges.attempt import Attempt
-from secure_server.exchanges.clustering import taking_part
 from secure_server.members import Members
 from secure_server.rounds import State
 from secure_server.store import Given, Store
@@ -93,13 +94,12 @@ class Requests:
 
     def attempt(self, state: State) -> Attempt:
         """The current attempt, from PLANNING or its first step on."""
-        groups = taking_part(state.groups, state.participants, self._aggregator.smallest_group)
-        sites = sorted(site for group in groups for site in group) if state.groups else state.participants
+        there = (tuple(site for site in group if site in state.participants) for group in state.groups)
         return Attempt(
             key=state.presence_key,
             roster=self._members.roster(state),
-            active=self._active_list(state, sites),
-            groups=groups,
+            active=self._active_list(state, state.participants),
+            groups=tuple(sorted(group for group in there if group)),
             survivors={each.phase: each.sites for each in state.survivors},
             answer=lambda phase, site: self._answer(state.key(phase), site),
         )
@@ -110,7 +110,7 @@ class Requests:
         stated = [statement.keys for statement in active.statements if statement.keys is not None]
         return {key for keys in stated for key in (keys.mask, keys.share)}
 
-    def _active_list(self, state: State, sites: tuple[str, ...] | list[str]) -> ActiveList:
+    def _active_list(self, state: State, sites: Sequence[str]) -> ActiveList:
         key = state.presence_key
         contents = [self._answer(key, site) for site in sites]
         return ActiveList(tuple(codec.decode_presence(content, self._limits) for content in contents))

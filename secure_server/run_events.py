@@ -44,9 +44,8 @@ class Tick:
 
 @dataclass(frozen=True)
 class Planned:
-    """Who goes on in the current attempt, of those who stated their presence, and what each step needs."""
+    """How many answers each step of the current attempt needs, and of whom."""
 
-    participants: tuple[str, ...]
     quorums: tuple[Quorum, ...] = ()
 
 

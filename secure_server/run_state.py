@@ -66,7 +66,7 @@ class Rules:
     and, with a group secret, SECRET together.
 
     ``first_round`` is 0 when sites are clustered before training, in ``clustering_steps``; there is no RESULT in
-    it. ``round_steps`` are those of all other rounds.
+    it. ``round_steps`` are those of all other rounds. Of a group, ``smallest_group`` members or none take part.
     """
 
     run: str
@@ -80,6 +80,7 @@ class Rules:
     first_round: int = 1
     clustering_steps: tuple[Phase, ...] = (Phase.VALUES,)
     round_steps: tuple[Phase, ...] = (Phase.VALUES,)
+    smallest_group: int = 1
 
     def __post_init__(self) -> None:
         if len(set(self.roster)) != len(self.roster):
@@ -88,8 +89,8 @@ class Rules:
             raise ValueError(
                 f"min_sites is {self.min_sites}: it must be 2 to {len(self.roster)}, the roster's size"
             )
-        if self.rounds < 1 or self.max_attempts < 1:
-            raise ValueError("rounds and max_attempts must be at least 1")
+        if self.rounds < 1 or self.max_attempts < 1 or self.smallest_group < 1:
+            raise ValueError("rounds, max_attempts and smallest_group must be at least 1")
         self._check_steps()
         used = {Phase.ROSTER, Phase.SECRET, Phase.PRESENCE, *self._all_steps, Phase.RESULT}
         if absent := [phase.name for phase in sorted(used) if phase not in self.phase_seconds]:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from protoseal_wire.messages import Phase
 from secure_server.run_state import ASKED, ASKING, Quorum, Rules, Stage, State, Survivors
-from secure_server.tasks import asked_sites, ready_sites
+from secure_server.tasks import able_sites, asked_sites, ready_sites
 
 _ANSWERS: Mapping[Phase, str] = {
     Phase.SHARES: "shares",
@@ -84,15 +84,17 @@ def _settled_presence(rules: Rules, state: State, now: float, *, late: bool) -> 
     missing = asked_sites(rules, state) - present
     if not late and not missing <= state.absent:
         return state
-    if len(present) >= rules.min_sites:
-        state = replace(state, participants=tuple(sorted(present)), absent=state.absent | missing)
+    able = able_sites(rules, state, present)
+    if len(able) >= rules.min_sites:
+        state = replace(state, participants=tuple(sorted(able)), absent=state.absent | missing)
         return enter(rules, state, Stage.PLANNING, now) if state.groups else first_step(rules, state, now)
     # Too few are there. Absent sites have until the deadline to come back: an attempt is not given up before.
     if not late:
         return state
     # Without the benched there are too few, so they get another chance.
     state = replace(state, absent=state.absent | missing, benched=frozenset())
-    return failed(rules, state, f"no presence from {_list(missing)}", now)
+    why = f"no presence from {_list(missing)}" if missing else "too few sites are in groups that can go on"
+    return failed(rules, state, why, now)
 
 
 def first_step(rules: Rules, state: State, now: float) -> State:
@@ -204,7 +206,8 @@ def _abandoned(rules: Rules, state: State, now: float, lost: Set[str]) -> State:
 def _benched(rules: Rules, state: State, lost: Set[str]) -> frozenset[str]:
     """Who is not asked again in this round: nobody, if that left too few to ask."""
     benched = state.benched | lost
-    return benched if len(ready_sites(rules, state) - benched) >= rules.min_sites else frozenset()
+    able = able_sites(rules, state, ready_sites(rules, state) - benched)
+    return benched if len(able) >= rules.min_sites else frozenset()
 
 
 def next_attempt(rules: Rules, state: State, now: float) -> State:

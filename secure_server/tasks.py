@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from protoseal_wire.messages import PhaseKey
 from secure_server.run_state import Rules, Stage, State
 
@@ -24,6 +26,14 @@ def task_for(rules: Rules, state: State, site: str) -> PhaseKey | None:
 def asked_sites(rules: Rules, state: State) -> frozenset[str]:
     """The members that the current attempt asks for PRESENCE: those set up, without the benched."""
     return ready_sites(rules, state) - state.benched
+
+
+def able_sites(rules: Rules, state: State, sites: Set[str]) -> frozenset[str]:
+    """Those of ``sites`` that could go through a round: all, or where there are groups, those of large enough ones."""
+    if not state.groups:
+        return frozenset(sites)
+    there = [sites & set(group) for group in state.groups]
+    return frozenset().union(*(each for each in there if len(each) >= rules.smallest_group))
 
 
 def ready_sites(rules: Rules, state: State) -> frozenset[str]:

@@ -62,9 +62,3 @@ def with_absent(groups: Groups, members: Sequence[str]) -> Groups:
     largest = min(groups, key=lambda group: (-len(group), group))
     joined = tuple(sorted((*largest, *absent)))
     return tuple(sorted(joined if group is largest else group for group in groups))
-
-
-def taking_part(groups: Groups, present: Sequence[str], least: int) -> Groups:
-    """Those of each group that are there; a group with fewer than ``least`` of them sits the attempt out."""
-    there = (tuple(site for site in group if site in present) for group in groups)
-    return tuple(sorted(group for group in there if len(group) >= least))

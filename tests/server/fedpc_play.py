@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from algorithms.fedpc.aggregation import between, within
 from crypto.pki import TrustAnchor
 from protoseal.config import Agreement, Protection
-from protoseal_wire.messages import Phase
+from protoseal.terms import result_form
+from protoseal_wire import codec
+from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.setup import Party
 from secure_server.aggregate import Aggregator
 from secure_server.agreed_rules import agreed_rules
 from secure_server.coordinator import Coordinator, CoordinatorRound
-from secure_server.run_state import Stage, State
+from secure_server.run_state import ASKED, Stage, State
 from secure_server.store import Store
 from tests.server.clock import Clock
 from tests.server.scripted_sites import (
@@ -108,6 +111,12 @@ class Play:
         for name in names:
             self.sites[name].step()
 
+    def result(self, name: str, number: int) -> bytes | None:
+        """What a site was given as its group's result of a round, then or later."""
+        site = self.sites[name]
+        given = {other.results[number] for other in self.sites.values() if number in other.results}
+        return site.results.get(number) or next((each for each in site.caught_up if each in given), None)
+
     def late(self) -> None:
         """The current phase's time is over."""
         self.clock.now += SECONDS
@@ -166,10 +175,12 @@ def expected(
 
 def check_results(play: Play, number: int, results: Mapping[str, Result], got_by: Collection[str]) -> None:
     """Each site of ``got_by`` has its result, exact but for the resolution of the fixed point, and no other has one."""
+    form = result_form(play.agreement)
     for name, site in play.sites.items():
-        assert (number in site.results) == (name in got_by), name
-        if name in got_by:
-            vector, has = site.results[number].arrays
+        content = play.result(name, number)
+        assert (content is not None) == (name in got_by), name
+        if content is not None:
+            vector, has = codec.decode_payload(content, site.limits, form).arrays
             np.testing.assert_array_equal(has, results[name][1])
             np.testing.assert_allclose(
                 vector, results[name][0], rtol=0.0, atol=tolerance(play.agreement, results[name][0])
@@ -182,3 +193,34 @@ def tolerance(agreement: Agreement, vector: Vector) -> float:
         return 1e-13 * float(np.abs(vector).max())
     units = agreement.fixed_point().resolution
     return float(units.max() / 2 + 8 * units.min() * np.abs(vector).max())
+
+
+VICTIM = "c"
+"""Whose answers are tampered with."""
+
+Change = Callable[[ScriptedSite, PhaseKey, bytes], bytes]
+"""(site, key, its honest answer) -> what is sent."""
+
+
+def check_refused(
+    play: Play, stage: Stage, number: int, change: Change, error: type[Exception], match: str = ""
+) -> None:
+    """The victim's answer, changed, is refused; its own, sent after that, is taken."""
+    play.go_to(stage, number)
+    site, key = play.sites[VICTIM], play.state.key(ASKED[stage])
+    honest = site.answer(key, site.download(key))
+    before = play.state
+    with pytest.raises(error, match=match or None):
+        site.upload(key, change(site, key, honest))
+    assert play.state == before
+    assert play.store.upload_hash(key, VICTIM) is None
+    site.upload(key, honest)
+    assert VICTIM in play.state.answered
+
+
+def check_passes(play: Play, stage: Stage, change: Change) -> None:
+    """The victim's answer, changed, is taken."""
+    play.go_to(stage, 1)
+    site, key = play.sites[VICTIM], play.state.key(ASKED[stage])
+    site.upload(key, change(site, key, site.answer(key, site.download(key))))
+    assert VICTIM in play.state.answered

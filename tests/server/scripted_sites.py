@@ -114,7 +114,8 @@ class ScriptedSite:
     channel: ChannelKey = field(default_factory=ChannelKey.generate)
     twist: dict[Phase, Callable[[bytes], bytes]] = field(default_factory=dict)
     base: bytes = b""
-    results: dict[int, Payload] = field(default_factory=dict)
+    results: dict[int, bytes] = field(default_factory=dict)
+    caught_up: list[bytes] = field(default_factory=list)
     starts: list[RoundStart] = field(default_factory=list)
     asked: dict[PhaseKey, bytes] = field(default_factory=dict)
     secrets: AttemptSecrets = field(default_factory=AttemptSecrets.generate)
@@ -209,7 +210,8 @@ class ScriptedSite:
         start = codec.decode_round_start(request, self.limits, result_form(self.agreement))
         self.starts.append(start)
         if start.catch_up is not None:
-            self._take(key.round - 1, codec.encode_payload(start.catch_up))
+            self.caught_up.append(codec.encode_payload(start.catch_up))
+            self.base = hashlib.sha256(self.caught_up[-1]).digest()
         self.secrets = AttemptSecrets.generate()
         return codec.encode_presence(self.presence(key))
 
@@ -303,9 +305,5 @@ class ScriptedSite:
         return codec.encode_released_shares(ReleasedShares(released))
 
     def _result(self, key: PhaseKey, request: bytes) -> bytes:
-        self._take(key.round, request)
+        self.results[key.round], self.base = request, hashlib.sha256(request).digest()
         return codec.encode_acknowledgement(Acknowledgement())
-
-    def _take(self, number: int, content: bytes) -> None:
-        self.base = hashlib.sha256(content).digest()
-        self.results[number] = codec.decode_payload(content, self.limits, result_form(self.agreement))

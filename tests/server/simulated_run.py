@@ -35,6 +35,7 @@ def random_rules(rng: random.Random) -> Rules:
     return Rules(
         first_round=first_round,
         round_steps=steps,
+        smallest_group=2,
         run="sim",
         roster=tuple(f"s{number}" for number in range(sites)),
         min_sites=rng.randint(2, sites if steps == _ONE else sites // 2 + 1),
@@ -123,18 +124,18 @@ class SimulatedRun:
             self.do(self.plans[key])
 
     def random_plan(self) -> Planned:
-        """Groups with two or more there go on; in rounds of many steps two thirds of a group are enough."""
+        """In rounds of many steps, two thirds of each group and one of two holders of something."""
         present = set(self.state.participants)
         groups = [sorted(present & set(group)) for group in self.groups]
-        staying = [group for group in groups if len(group) >= 2]
-        participants = tuple(sorted(site for group in staying for site in group))
+        staying = [group for group in groups if group]
+        require(all(len(group) >= self.rules.smallest_group for group in staying), f"too small: {groups}")
         if self.rules.round_steps == _ONE:
-            return Planned(participants)
+            return Planned()
         quorums = [
             Quorum(phase, frozenset(group), 2 * len(group) // 3 + 1) for group in staying for phase in STEPS
         ]
         classes = [Quorum(Phase.VALUES, frozenset(self.rng.sample(group, 2)), 1) for group in staying]
-        return Planned(participants, (*quorums, *classes))
+        return Planned((*quorums, *classes))
 
     def random_groups(self) -> Groups:
         """The members in one group, or in two of two or more."""
@@ -182,7 +183,7 @@ class SimulatedRun:
             require((key, site) in self.accepted, f"went on without {site}'s {key}")
 
     def _check_quorums(self, state: State, phase: Phase, asked: set[str], answered: set[str]) -> None:
-        plan = self.plans.get(state.presence_key, Planned(()))
+        plan = self.plans.get(state.presence_key, Planned())
         quorums = [quorum for quorum in plan.quorums if quorum.phase is phase]
         if not quorums:
             self._check_answered(state.key(phase), asked)
@@ -314,8 +315,7 @@ class SimulatedRun:
         """The coordinator's own events, where the machine waits for others."""
         if self.state.stage not in (Stage.COMPUTING, Stage.PLANNING) and self.state.begun:
             groups = (self.state.groups or (self.state.members,)) if self.state.round == 0 else ()
-            plan = Planned(self.state.participants)
-            self.do(self.rng.choice((rounds.Computed(groups), rounds.ComputeFailed(), plan)))
+            self.do(self.rng.choice((rounds.Computed(groups), rounds.ComputeFailed(), Planned())))
 
     def replay(self, site: str) -> None:
         """An old answer of a site arrives once more."""

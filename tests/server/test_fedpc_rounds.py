@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from crypto.pki import TrustAnchor
 from protoseal.config import Protection
 from protoseal_wire import codec
 from protoseal_wire.messages import Finished
-from secure_client.setup import Party
 from secure_server.run_state import Stage
+from tests.server.conftest import Identities
 from tests.server.fedpc_play import Play, check_results, expected, playing
-from tests.server.scripted_sites import FAR, NEAR, fedpc_agreement, parties_for
+from tests.server.scripted_sites import FAR, NEAR, fedpc_agreement
 
 ALL = (*NEAR, *FAR)
 BOTH = [Protection.PLAIN, Protection.MASKED]
-
-Identities = tuple[Mapping[str, Party], TrustAnchor]
-
-
-@pytest.fixture(scope="module")
-def identities(tmp_path_factory: pytest.TempPathFactory) -> Identities:
-    return parties_for(tmp_path_factory.mktemp("identities"), fedpc_agreement(Protection.PLAIN))
 
 
 @pytest.fixture
@@ -64,7 +56,7 @@ def test_a_round_starts_from_the_result_of_the_one_before(play: Play) -> None:
         clustering, first, second = site.starts
         assert (clustering.groups, clustering.base) == ((), b"")
         assert (first.groups, first.base, first.catch_up) == ((NEAR, FAR), b"", None)
-        result = hashlib.sha256(codec.encode_payload(site.results[1])).digest()
+        result = hashlib.sha256(site.results[1]).digest()
         assert (second.base, second.catch_up) == (result, None), f"{name} said that it has it"
 
 
