@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from protoseal.config import Agreement
+from crypto.plain import SCHEME as PLAIN
+from crypto.protection import Payload
+from crypto.rotation import SCHEME as ROTATION
+from protoseal.config import Agreement, Method
 from protoseal.evaluation.view import Likeness, Vectors, likeness
 from protoseal.files import SitePrototypes, ViewLine
-from protoseal.terms import limits_of
+from protoseal.terms import limits_of, values_form
 from protoseal_wire import codec
 from secure_server.store import Received
+
+Rounds = Sequence[tuple[int, Payload]]
+"""Uploads of values, each with the number of its round."""
 
 _ROUNDS = 2  # of the values that are searched: the last and the one before, with their mean and difference
 
@@ -22,10 +30,13 @@ def describe(
 ) -> tuple[ViewLine, ...]:
     """What the recording shows, checked against the sites' own prototypes of the last round."""
     values = [each for each in received if _kind(each) == "values"]
+    payloads = [(each.key.round, _payload(each, agreement)) for each in values if each.key is not None]
     return (
         _messages(received),
         _presence(received),
-        _arrays(values, agreement),
+        _numbers(payloads),
+        _inner_products(payloads),
+        *([_sums(payloads)] if agreement.method is Method.FEDPC else []),
         _prototypes(_last_rounds(values), agreement, prototypes),
     )
 
@@ -38,10 +49,12 @@ def held_prototypes(prototypes: Iterable[SitePrototypes]) -> Vectors:
 
 def compare(received: Sequence[Received], agreement: Agreement, vectors: Vectors) -> Likeness:
     """How close the messages, and what follows from them over rounds, come to ``vectors`` (V, d)."""
-    series: dict[tuple[str, str, int], list[bytes]] = {}
+    series: dict[tuple[str, str, bool, int], list[bytes]] = {}
     for each in received:
+        # Round 0 is a clustering or the set-up: what is sent in it has another form than in later rounds.
+        later = each.key is not None and each.key.round > 0
         for index, part in enumerate(_parts(each, agreement)):
-            series.setdefault((each.site, _kind(each), index), []).append(part)
+            series.setdefault((each.site, _kind(each), later, index), []).append(part)
     return likeness([each.content for each in received], series.values(), vectors)
 
 
@@ -49,8 +62,13 @@ def _parts(message: Received, agreement: Agreement) -> Sequence[bytes]:
     """What stands at the same place in the same kind of message of another round."""
     if _kind(message) != "values":
         return [message.content]
-    payload = codec.decode_payload(message.content, limits_of(agreement))
-    return [*(array.tobytes() for array in payload.arrays), *payload.blobs]
+    payload = _payload(message, agreement)
+    return [*(each.tobytes() for each in (*payload.arrays, *payload.words)), *payload.blobs]
+
+
+def _payload(values: Received, agreement: Agreement) -> Payload:
+    round_number = 0 if values.key is None else values.key.round
+    return codec.decode_payload(values.content, limits_of(agreement), values_form(agreement, round_number))
 
 
 def _last_rounds(values: Sequence[Received]) -> list[Received]:
@@ -80,16 +98,47 @@ def _presence(received: Sequence[Received]) -> ViewLine:
     )
 
 
-def _arrays(values: Sequence[Received], agreement: Agreement) -> ViewLine:
-    payloads = [codec.decode_payload(each.content, limits_of(agreement)) for each in values]
-    numbers = sum(array.size for payload in payloads for array in payload.arrays)
-    blobs = sum(len(payload.blobs) for payload in payloads)
-    schemes = ", ".join(sorted({payload.scheme for payload in payloads}))
+def _numbers(payloads: Rounds) -> ViewLine:
+    plain, rotated = (_size(_arrays(payloads, scheme)) for scheme in (PLAIN, ROTATION))
+    words = _size(each for _, payload in payloads for each in payload.words)
+    blobs = sum(len(payload.blobs) for _, payload in payloads)
+    schemes = ", ".join(sorted({payload.scheme for _, payload in payloads}))
     return ViewLine(
         what="prototypes as plain numbers",
-        seen=numbers > 0,
-        evidence=f"{numbers:,} plain numbers and {blobs} ciphertexts in {len(payloads)} uploads of scheme {schemes}",
+        seen=plain > 0,
+        evidence=(
+            f"{plain:,} plain numbers, {rotated:,} rotated ones, {words:,} masked words and {blobs} ciphertexts "
+            f"in {len(payloads)} uploads of scheme {schemes}"
+        ),
     )
+
+
+def _inner_products(payloads: Rounds) -> ViewLine:
+    """Rotations leave them as they are; a masked sum has none but the sum's own."""
+    of_each = [number for number, payload in payloads if payload.arrays]
+    clustering = ", of the initial model alone" if set(of_each) == {0} else ""
+    return ViewLine(
+        what="inner products of sites' prototypes",
+        seen=bool(of_each),
+        evidence=f"{len(of_each)} uploads have them{clustering}",
+    )
+
+
+def _sums(payloads: Rounds) -> ViewLine:
+    rounds = {number for number, payload in payloads if number and (payload.arrays or payload.words)}
+    return ViewLine(
+        what="each group's mean of prototypes and extractors",
+        seen=bool(rounds),
+        evidence=f"by method, in each of {len(rounds)} rounds",
+    )
+
+
+def _arrays(payloads: Rounds, scheme: str) -> Iterator[NDArray[np.float64]]:
+    return (array for _, payload in payloads if payload.scheme == scheme for array in payload.arrays)
+
+
+def _size(arrays: Iterable[NDArray[Any]]) -> int:
+    return sum(array.size for array in arrays)
 
 
 def _prototypes(

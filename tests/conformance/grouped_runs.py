@@ -118,6 +118,7 @@ class Book:
     taken: Record = field(default_factory=dict)
     rounds: list[CoordinatorRound] = field(default_factory=list)
     received: list[Received] = field(default_factory=list)
+    roster_hash: bytes = b""
 
     @property
     def groups(self) -> Groups:
@@ -198,6 +199,7 @@ def run_grouped(
             site.transport = Tap(federation.coordinator, site, book)
         play(federation, clock, losses)
         book.rounds, book.received = federation.rounds, list(federation.store.received())
+        book.roster_hash = federation.coordinator.roster().hash
     return book
 
 
