@@ -14,10 +14,10 @@ from types import ModuleType
 
 import pytest
 
-from protoseal_wire.messages import PhaseKey
+from protoseal_wire.messages import Phase, PhaseKey
 from secure_server import rounds, settling
 from secure_server.checks import check_expected
-from secure_server.rounds import Rules, Stage, State
+from secure_server.rounds import Groups, Planned, Quorum, Rules, Stage, State
 from secure_server.run_state import ASKING, STEPS
 from tests.server.simulated_run import InvariantError, SimulatedRun
 
@@ -80,6 +80,50 @@ def test_a_run_without_faults_finishes_without_a_failed_attempt() -> None:
         assert run.seen["failed attempt"] == 0
         assert run.state.participants == run.rules.roster
         assert not run.abandoned
+
+
+class Tolerant(SimulatedRun):
+    """One group; as many sites as it can do without drop out of each round, each before a step of its own choice."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.rules = replace(
+            self.rules, min_sites=2, first_round=0, round_steps=STEPS, max_attempts=1, smallest_group=2
+        )
+        spare = len(self.rules.roster) - (2 * len(self.rules.roster) // 3 + 1)
+        self.spare = self.rng.sample(self.rules.roster, spare)
+        self.quits: dict[tuple[int, str], Phase] = {}
+
+    def random_groups(self) -> Groups:
+        return (self.state.members,)
+
+    def random_plan(self) -> Planned:
+        everyone = frozenset(self.state.participants)
+        return Planned(tuple(Quorum(phase, everyone, 2 * len(everyone) // 3 + 1) for phase in STEPS))
+
+    def visit(self, site: str, lost_answers: float = 0.0) -> None:
+        quits = self.quits.setdefault((self.state.round, site), self.rng.choice(STEPS))
+        task = rounds.task_for(self.rules, self.state, site)
+        if site in self.spare and self.state.round and task is not None and task.phase is quits:
+            self.seen["quit"] += 1
+            self.do(rounds.Left(site) if self.rng.random() < 0.3 else rounds.Polled(site))
+        else:
+            super().visit(site, lost_answers)
+
+
+def test_sites_that_a_group_can_do_without_cost_it_nothing() -> None:
+    """They quit in every round, and no attempt fails: with one to spare, ``max_attempts`` is 1 here."""
+    quits = 0
+    for seed in range(60):
+        run = Tolerant(seed)
+        while not run.state.over:
+            for site in run.rules.roster:
+                run.visit(site)
+            run.compute()
+            run.pass_time(2.0)
+        assert (run.state.stage, run.seen["failed attempt"], run.abandoned) == (Stage.FINISHED, 0, set())
+        quits += run.seen["quit"]
+    assert quits > 100
 
 
 def no_check(*_: object) -> None:

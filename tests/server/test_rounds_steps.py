@@ -1,0 +1,381 @@
+"""Rounds of many steps, and the clustering before them: quorums, drop-outs, groups, abandoned rounds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from protoseal_wire.messages import Phase, PhaseKey
+from secure_server import rounds
+from secure_server.errors import WrongPhase
+from secure_server.rounds import Groups, Planned, Quorum, Rules, Stage, State
+from secure_server.run_state import STEPS
+from tests.server.round_player import RULES, SITES, Player, in_round
+
+LEFT, RIGHT = ("ada", "bea", "cid", "dot"), ("eli", "fay", "gus", "hal")
+ALL = (*LEFT, *RIGHT)
+GROUPED = replace(
+    RULES,
+    roster=ALL,
+    first_round=0,
+    round_steps=STEPS,
+    smallest_group=3,
+    phase_seconds={**RULES.phase_seconds, **dict.fromkeys(STEPS, 20.0)},
+)
+THREE_OF_EACH = tuple(Quorum(phase, frozenset(group), 3) for group in (LEFT, RIGHT) for phase in STEPS)
+
+
+def without(*names: str) -> tuple[str, ...]:
+    return tuple(site for site in ALL if site not in names)
+
+
+class GroupPlayer(Player):
+    """At the first round after the clustering."""
+
+    def __init__(self, rules: Rules = GROUPED, groups: Groups = (LEFT, RIGHT)) -> None:
+        super().__init__(rules)
+        self.set_up(*rules.roster)
+        self.answer(*rules.roster)
+        self.answer(*rules.roster)
+        self.do(rounds.Computed(groups))
+
+    def begin(self, present: Iterable[str] = ALL, quorums: tuple[Quorum, ...] = THREE_OF_EACH) -> None:
+        """PRESENCE of these, and the plan."""
+        self.answer(*present)
+        if self.stage is Stage.PRESENCE:
+            self.to_deadline()
+        self.do(Planned(quorums))
+
+    def go_to(self, stage: Stage) -> None:
+        """Everyone answers until then."""
+        while self.stage is not stage:
+            if self.stage is Stage.COMPUTING:
+                self.do(rounds.Computed())
+            else:
+                self.answer(*(site for site in self.state.asked if self.task(site)))
+
+
+def test_the_clustering_is_a_round_of_its_own_without_a_result() -> None:
+    player = Player(GROUPED)
+    player.set_up(*ALL)
+    assert player.task("ada") == PhaseKey("r1", 0, 1, Phase.PRESENCE)
+    player.answer(*ALL)
+    assert player.task("ada") == PhaseKey("r1", 0, 1, Phase.VALUES)
+    player.answer(*ALL)
+    assert player.stage is Stage.COMPUTING
+    player.do(rounds.Computed((LEFT, RIGHT)))
+    assert (player.stage, player.state.round, player.state.attempt) == (Stage.PRESENCE, 1, 1)
+    assert player.state.groups == (LEFT, RIGHT)
+
+
+def test_a_round_of_many_steps_asks_each_in_turn() -> None:
+    player = GroupPlayer()
+    player.answer(*ALL)
+    assert (player.stage, [player.task(site) for site in ALL]) == (Stage.PLANNING, [None] * 8)
+    player.do(Planned(THREE_OF_EACH))
+    for phase in STEPS:
+        assert [player.task(site) for site in ALL] == [PhaseKey("r1", 1, 1, phase)] * 8
+        player.answer(*ALL)
+    assert player.stage is Stage.COMPUTING
+    assert [player.state.survivors_of(phase) for phase in STEPS] == [ALL] * 4
+    player.do(rounds.Computed())
+    player.answer(*ALL)
+    assert (player.stage, player.state.round) == (Stage.PRESENCE, 2)
+    assert (player.state.participants, player.state.survivors, player.state.quorums) == ((), (), ())
+
+
+class TestClustering:
+    def at_its_end(self) -> Player:
+        player = Player(GROUPED)
+        player.set_up(*ALL)
+        player.answer(*ALL)
+        player.answer(*ALL)
+        return player
+
+    def test_that_is_stopped_goes_on_with_the_clustering_and_not_with_the_set_up(self) -> None:
+        player = self.at_its_end()
+        for _ in range(GROUPED.max_attempts):
+            while player.stage is not Stage.COMPUTING:
+                player.answer(*ALL)
+            player.do(rounds.ComputeFailed())
+        assert player.stage is Stage.STOPPED
+        player.do(rounds.Resumed())
+        assert player.task("ada") == PhaseKey("r1", 0, 4, Phase.PRESENCE)
+
+    def test_forgets_whom_it_was_repeated_without(self) -> None:
+        player = Player(GROUPED)
+        player.set_up(*ALL)
+        player.answer(*ALL)
+        player.do(rounds.Left("dot"))
+        assert player.state.benched == {"dot"}
+        player.answer(*without("dot"))
+        player.answer(*without("dot"))
+        player.do(rounds.Computed((LEFT, RIGHT)))
+        assert player.state.benched == frozenset()
+
+    def test_needs_groups_and_no_other_round_may_change_them(self) -> None:
+        with pytest.raises(ValueError, match="must set the groups"):
+            self.at_its_end().do(rounds.Computed())
+        player = GroupPlayer()
+        player.begin()
+        player.go_to(Stage.COMPUTING)
+        with pytest.raises(ValueError, match="round 1 sets"):
+            player.do(rounds.Computed((ALL,)))
+
+    @pytest.mark.parametrize(
+        "groups",
+        [(LEFT,), (LEFT, LEFT, RIGHT), (RIGHT, LEFT), (tuple(reversed(LEFT)), RIGHT), ((), LEFT, RIGHT)],
+    )
+    def test_groups_are_a_sorted_partition_of_the_members(self, groups: Groups) -> None:
+        with pytest.raises(ValueError, match=r"partition|sorted"):
+            self.at_its_end().do(rounds.Computed(groups))
+
+
+class TestGroups:
+    def test_one_that_is_too_small_sits_out(self) -> None:
+        player = GroupPlayer()
+        player.answer("ada", "bea", *RIGHT)
+        player.to_deadline()
+        assert (player.stage, player.state.participants) == (Stage.PLANNING, RIGHT)
+        player.do(Planned())
+        assert [player.phase(site) for site in ("ada", "eli")] == [None, Phase.SHARES]
+
+    def test_are_waited_for_while_none_is_large_enough(self) -> None:
+        """Four are there, as many as a round needs and more, but no three of one group."""
+        player = GroupPlayer()
+        player.do(*(rounds.Left(site) for site in ("cid", "dot", "gus", "hal")))
+        player.answer("ada", "bea", "eli", "fay")
+        player.wait(40)
+        assert (player.stage, player.state.attempt) == (Stage.PRESENCE, 1)
+        player.join("cid")
+        player.answer("cid")
+        assert (player.stage, player.state.participants) == (Stage.PLANNING, ("ada", "bea", "cid"))
+
+    def test_that_stay_too_small_fail_the_attempt_at_the_deadline(self) -> None:
+        player = GroupPlayer()
+        player.answer("ada", "bea", "eli", "fay")
+        player.to_deadline()
+        assert (player.stage, player.state.attempt, player.state.failures) == (Stage.PRESENCE, 2, 1)
+        assert player.state.reason == "round 1, attempt 1: no presence from cid, dot, gus, hal"
+
+    def test_nobody_is_benched_if_no_group_were_left(self) -> None:
+        player = GroupPlayer(replace(GROUPED, roster=LEFT), groups=(LEFT,))
+        player.begin(LEFT, (Quorum(Phase.SHARES, frozenset(LEFT), 3),))
+        player.do(rounds.Left("ada"), rounds.Left("bea"))
+        assert player.state.attempt == 2
+        assert player.state.benched == frozenset()
+        assert player.state.absent == {"ada", "bea"}
+
+
+class TestPlanning:
+    def test_is_the_coordinators_and_done_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        player = GroupPlayer()
+        with pytest.raises(WrongPhase, match="nothing is being planned"):
+            player.do(Planned())
+        player.begin()
+        with pytest.raises(WrongPhase, match="nothing is being planned"):
+            player.do(Planned())
+        player.answer(*ALL)
+        monkeypatch.setattr(rounds, "check_planning", lambda *_: None)
+        player.do(Planned())
+        assert player.stage is Stage.SHARES, "asked for shares again, without the check"
+
+    def test_that_takes_too_long_is_a_failed_attempt(self) -> None:
+        player = GroupPlayer()
+        player.answer(*ALL)
+        player.to_deadline()
+        assert (player.stage, player.state.attempt) == (Stage.PRESENCE, 2)
+
+    def test_has_quorums_of_participants(self) -> None:
+        player = GroupPlayer()
+        player.answer(*LEFT)
+        player.to_deadline()
+        with pytest.raises(ValueError, match="a quorum is of participants"):
+            player.do(Planned(THREE_OF_EACH))
+
+    @pytest.mark.parametrize("least", [0, 5])
+    def test_a_quorum_that_nobody_can_miss_or_meet_is_refused(self, least: int) -> None:
+        with pytest.raises(ValueError, match="a quorum of"):
+            Quorum(Phase.VALUES, frozenset(LEFT), least)
+
+
+@pytest.mark.parametrize("stage", [Stage.SHARES, Stage.VALUES, Stage.SURVIVORS, Stage.UNMASK])
+class TestDropOuts:
+    def test_are_waited_for_until_the_deadline(self, stage: Stage) -> None:
+        player = GroupPlayer()
+        player.begin()
+        player.go_to(stage)
+        player.answer(*without("dot"))
+        player.wait(19)
+        assert player.stage is stage
+        player.wait(2)
+        assert player.stage is not stage
+        assert player.state.survivors[-1].sites == without("dot")
+        assert player.state.failures == 0
+        assert player.state.absent == {"dot"}
+
+    def test_that_have_left_are_not(self, stage: Stage) -> None:
+        player = GroupPlayer()
+        player.begin()
+        player.go_to(stage)
+        player.do(rounds.Left("dot"))
+        assert player.stage is stage
+        player.answer(*without("dot"))
+        assert player.stage is not stage
+        assert player.state.survivors[-1].sites == without("dot")
+
+    def test_are_asked_for_the_result_and_for_no_other_step(self, stage: Stage) -> None:
+        player = GroupPlayer()
+        player.begin()
+        player.go_to(stage)
+        player.answer(*without("dot"))
+        player.to_deadline()
+        player.do(rounds.Polled("dot"))
+        while player.stage is not Stage.COMPUTING:
+            assert player.task("dot") is None
+            with pytest.raises(WrongPhase):
+                player.do(rounds.Answered("dot", player.state.key(Phase(STEPS[-1]))))
+            player.answer(*player.state.asked)
+        player.do(rounds.Computed())
+        assert player.phase("dot") is Phase.RESULT
+
+    def test_that_break_a_quorum_cost_the_attempt_at_once_if_they_left(self, stage: Stage) -> None:
+        player = GroupPlayer()
+        player.begin()
+        player.go_to(stage)
+        player.do(rounds.Left("cid"), rounds.Left("dot"), rounds.Left("eli"))
+        assert player.stage is Stage.PRESENCE
+        assert player.state.benched == {"cid", "dot"}, "the other group could have gone on"
+
+
+class TestAfterUnmaskWasAsked:
+    def abandoned(self, rules: Rules = GROUPED) -> GroupPlayer:
+        player = GroupPlayer(rules)
+        player.begin()
+        player.go_to(Stage.UNMASK)
+        player.answer(*without("cid", "dot"))
+        player.to_deadline()
+        return player
+
+    def test_a_round_that_fails_is_not_repeated(self) -> None:
+        player = self.abandoned()
+        assert (player.stage, player.state.round, player.state.attempt) == (Stage.PRESENCE, 2, 1)
+        assert player.state.failures == 1
+        assert player.state.reason.endswith("the round is abandoned, without a result")
+
+    def test_those_who_cost_it_are_not_asked_in_the_next(self) -> None:
+        player = self.abandoned()
+        player.do(rounds.Polled("cid"), rounds.Polled("dot"))
+        assert [player.task(site) for site in ("cid", "dot")] == [None, None]
+        player.answer(*without("cid", "dot"))
+        assert (player.stage, player.state.participants) == (Stage.PLANNING, RIGHT)
+
+    @pytest.mark.parametrize("event", [rounds.ComputeFailed(), rounds.Tick()])
+    def test_nor_is_one_whose_computation_fails(self, event: rounds.Event) -> None:
+        player = GroupPlayer()
+        player.begin()
+        player.go_to(Stage.COMPUTING)
+        before = player.state
+        player.now = player.state.deadline
+        player.do(event)
+        assert rounds.abandons(before, player.state)
+        assert (player.stage, player.state.round, player.state.benched) == (Stage.PRESENCE, 2, frozenset())
+
+    def test_one_that_fails_before_is(self) -> None:
+        player = GroupPlayer()
+        player.begin()
+        player.go_to(Stage.SURVIVORS)
+        before = player.state
+        player.answer(*without("cid", "dot"))
+        player.to_deadline()
+        assert not rounds.abandons(before, player.state)
+        assert (player.stage, player.state.round, player.state.attempt) == (Stage.PRESENCE, 1, 2)
+
+    def test_the_last_round_ends_the_run(self) -> None:
+        player = self.abandoned(replace(GROUPED, rounds=1))
+        assert (player.stage, player.state.round) == (Stage.FINISHED, 1)
+
+    def test_as_many_as_there_may_be_failures_stop_it_and_it_goes_on_with_the_next_round(self) -> None:
+        player = self.abandoned(replace(GROUPED, rounds=3, max_attempts=1))
+        assert player.stage is Stage.STOPPED
+        player.do(rounds.Resumed())
+        assert player.task("ada") == PhaseKey("r1", 2, 2, Phase.PRESENCE)
+        assert player.state.groups == (LEFT, RIGHT)
+
+    def test_a_success_forgets_it(self) -> None:
+        player = self.abandoned()
+        player.begin(without("cid", "dot"), tuple(each for each in THREE_OF_EACH if "eli" in each.sites))
+        player.go_to(Stage.RESULT)
+        player.answer(*RIGHT)
+        assert (player.stage, player.state.failures) == (Stage.FINISHED, 0)
+
+    def test_abandoning_needs_that_it_was_asked(self) -> None:
+        player = GroupPlayer()
+        before = replace(player.state, stage=Stage.COMPUTING, round=0)
+        assert not rounds.abandons(before, player.state), "the clustering's end"
+
+
+class TestRulesAndState:
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"first_round": 2}, "the first round is 0"),
+            ({"round_steps": ()}, "VALUES and others"),
+            ({"round_steps": (Phase.SHARES,)}, "VALUES and others"),
+            ({"round_steps": (Phase.VALUES, Phase.SHARES)}, "in order"),
+            ({"round_steps": (Phase.VALUES, Phase.VALUES)}, "each once"),
+            ({"round_steps": (Phase.PRESENCE, Phase.VALUES)}, "VALUES and others"),
+            ({"clustering_steps": STEPS}, "a clustering that is abandoned"),
+            ({"smallest_group": 0}, "at least 1"),
+            ({"phase_seconds": RULES.phase_seconds}, "no time is given for SHARES, SURVIVORS, UNMASK"),
+        ],
+    )
+    def test_rules_that_no_run_could_keep_are_refused(self, changes: dict[str, object], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            replace(GROUPED, **changes)  # type: ignore[arg-type]  # any field, with a wrong value
+
+    def in_values(self) -> State:
+        player = GroupPlayer()
+        player.begin()
+        player.answer(*without("dot"))
+        player.to_deadline()
+        return player.state
+
+    def test_a_stored_state_comes_back_equal(self) -> None:
+        state = self.in_values()
+        assert State.from_json(state.to_json()) == state
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"groups": [["ada"]]},
+            {"groups": [list(RIGHT), list(LEFT)]},
+            {"survivors": [{"phase": 6, "sites": ["eve"]}]},
+            {"survivors": [{"phase": 6, "sites": ["bea", "ada"]}]},
+            {"survivors": [{"phase": 6, "sites": ["ada"]}, {"phase": 4, "sites": ["ada", "bea"]}]},
+            {"survivors": [{"phase": 6}]},
+            {"quorums": [{"phase": 6, "sites": ["eve"], "least": 1}]},
+            {"quorums": [{"phase": 6, "sites": ["ada"], "least": 2}]},
+            {"quorums": [{"phase": 99, "sites": ["ada"], "least": 1}]},
+            {"quorums": [{"phase": 6, "sites": ["ada"], "least": "1"}]},
+            {"begun": 1},
+        ],
+    )
+    def test_an_altered_one_is_refused(self, change: dict[str, object]) -> None:
+        content = json.loads(self.in_values().to_json())
+        with pytest.raises(ValueError, match="validation error"):
+            State.from_json(json.dumps(content | change))
+
+    def test_survivors_are_known_of_steps_that_are_over(self) -> None:
+        state = self.in_values()
+        assert state.survivors_of(Phase.SHARES) == without("dot")
+        with pytest.raises(ValueError, match="VALUES is not over"):
+            state.survivors_of(Phase.VALUES)
+
+    def test_a_round_of_one_step_needs_no_plan(self) -> None:
+        player = in_round()
+        player.answer(*SITES)
+        assert (player.stage, player.state.quorums) == (Stage.VALUES, ())
