@@ -21,7 +21,7 @@ from protoseal_wire.messages import Phase
 from tests.conformance.grouped_runs import Book
 
 FALSE_ALARM = 1e-13
-"""Of one place of one vector of words, about: there are some 3,000 in a run, so that one run in 10^9 fails for nothing."""
+"""Of one place of one vector of words, about. A run has some 3,000 of them, so one run in 10^9 fails for nothing."""
 _NIBBLE = 16
 
 
