@@ -15,6 +15,7 @@ from protoseal.files import MODEL, PROTOTYPES, SiteRound, read_site_log, site_fo
 from protoseal.splits import SiteArrays
 from protoseal_wire.messages import Phase
 from secure_client.base import Base
+from secure_client.journal import Journal
 from secure_client.setup import Party, open_journal
 from secure_server.app import ROUNDS_LOG, read_rounds
 from secure_server.coordinator import CoordinatorRound
@@ -33,6 +34,10 @@ class Expected:
     rounds: list[CoordinatorRound]
     taken: frozenset[tuple[str, int, int, Phase]]
     bases: dict[str, bytes]
+
+    def site(self, name: str) -> Path:
+        """Where a site's files are."""
+        return site_folder(self.folder, name)
 
     def answered(self, round_number: int, phase: Phase) -> list[str]:
         """Whose answer to a phase was taken in the first attempt of a round."""
@@ -63,14 +68,19 @@ def expected(
 
 def check_run(federation: Federation, wanted: Expected) -> None:
     """The coordinator's rounds and what every site has in the end are those, bit for bit."""
-    assert [_content(each) for each in rounds_of(federation)] == [_content(each) for each in wanted.rounds]
+    check_rounds(federation, wanted)
     for site in federation.names:
         check_site(federation, site, wanted)
 
 
+def check_rounds(federation: Federation, wanted: Expected) -> None:
+    """Who took part in which attempt and group of each round, what was withheld, and which were abandoned."""
+    assert [_content(each) for each in rounds_of(federation)] == [_content(each) for each in wanted.rounds]
+
+
 def check_site(federation: Federation, site: str, wanted: Expected) -> None:
     """Its prototypes, its model, the base of a round to come and its log's rounds."""
-    folder, simulated = federation.folder(site), site_folder(wanted.folder, site)
+    folder, simulated = federation.folder(site), wanted.site(site)
     for file in (PROTOTYPES, MODEL):
         check_equal_tensors(folder / file, simulated / file, site)
     assert base_of(federation, site).hash == wanted.bases[site]
@@ -91,11 +101,15 @@ def rounds_of(federation: Federation) -> list[CoordinatorRound]:
     return read_rounds(federation.root / "coordinator" / "state" / ROUNDS_LOG)
 
 
-def base_of(federation: Federation, site: str) -> Base:
-    """What a site that has ended would train from next, out of its journal."""
+def open_site(federation: Federation, site: str) -> Journal:
+    """The journal of a site whose process has ended. Close it."""
     party = Party(federation.credentials(site), federation.trust, federation.agreement.min_sites)
-    path = federation.folder(site) / "state" / "journal.sqlite"
-    with open_journal(path, federation.agreement, party) as journal:
+    return open_journal(federation.folder(site) / "state" / "journal.sqlite", federation.agreement, party)
+
+
+def base_of(federation: Federation, site: str) -> Base:
+    """What a site that has ended would train from next."""
+    with open_site(federation, site) as journal:
         stored = journal.get("base")
     assert stored is not None
     return Base.from_bytes(stored[1])

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import groupby
 
 from protoseal_wire.messages import Phase
 from tests.conformance.turns import Loss
 from tests.e2e.expected_run import Expected
 from tests.support.killed_party import Point, When
-from tests.support.processes import Federation, Running
+from tests.support.processes import Federation, Running, wait_until
 
 COORDINATOR = "coordinator"
 Killings = tuple[tuple[str, Point], ...]
-"""Who dies where, in the order of the run: names of sites, and :data:`COORDINATOR`."""
+"""Who dies where: names of sites, and :data:`COORDINATOR`; each one's points in the order of the run."""
 
 _ORDER = (Phase.PRESENCE, Phase.SHARES, Phase.VALUES, Phase.SURVIVORS, Phase.UNMASK, Phase.RESULT)
 _A_DAY = 86_400.0
@@ -41,6 +42,12 @@ class _Processes:
             self._running[name] = self._federation.start_site(name, point)
         return self._running[name]
 
+    def first_over(self, names: Sequence[str]) -> str:
+        """Whoever of these comes to an end; the first one of them when nobody does in time."""
+        with suppress(AssertionError):  # whoever waits for one of them to die shows everyone's log
+            wait_until(lambda: any(self._running[name].is_over() for name in names), "the next death")
+        return next((name for name in names if self._running[name].is_over()), names[0])
+
     def wait_for_death(self, name: str) -> None:
         """At its point; a process that comes to another end fails the test."""
         assert self._running[name].exit_code() == -signal.SIGKILL, self._running[name].log()
@@ -64,9 +71,12 @@ class _Processes:
 def see_through(federation: Federation, killings: Killings) -> None:
     """A run to its end; whoever dies is started again at once."""
     processes = _Processes(federation, killings)
-    for name, _ in killings:
+    to_die = [name for name, _ in killings]
+    while to_die:
+        name = processes.first_over(to_die)
         processes.wait_for_death(name)
         processes.start(name)
+        to_die.remove(name)
     processes.check_ended()
 
 

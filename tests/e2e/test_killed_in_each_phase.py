@@ -10,12 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from protoseal.config import Protection
+from protoseal.files import read_prototypes
 from protoseal_wire.messages import Phase
 from tests.conformance.turns import Loss
-from tests.e2e.expected_run import check_run, expected
-from tests.e2e.federations import fedpc_agreement, two_kinds_of_sites
+from tests.e2e.equations import fedpc_excess, pfpl_excess
+from tests.e2e.expected_run import check_rounds, check_run, expected
+from tests.e2e.federations import fedpc_agreement, small_agreement, small_sites, two_kinds_of_sites
 from tests.e2e.killings import COORDINATOR, Killings, see_through, see_through_without
 from tests.support.killed_party import Point, When
 from tests.support.nursery import Nursery
@@ -92,6 +96,10 @@ def test_whoever_is_killed_and_started_again_changes_nothing(
     with Federation(tmp_path / "run", agreement, sites, nursery=nursery) as federation:
         see_through(federation, killings)
         check_run(federation, wanted)
+        assert fedpc_excess(federation) <= 1.0
+        assert (
+            fedpc_excess(federation, without=["site-3"]) > 1e6
+        )  # it would show if one's values were missing
     assert [(each.attempt, len(each.groups), each.abandoned) for each in wanted.rounds] == [(1, 2, False)] * 2
 
 
@@ -117,4 +125,64 @@ def test_the_others_go_on_without_whoever_stays_away(nursery: Nursery, tmp_path:
     with Federation(tmp_path / "run", agreement, sites, stopped_clock=True, nursery=nursery) as federation:
         see_through_without(federation, LOSSES, wanted, gate="site-1")
         check_run(federation, wanted)
-    assert [each.abandoned for each in wanted.rounds] == [False] * 5
+        assert fedpc_excess(federation) <= 1.0
+    assert [(each.attempt, len(each.sites)) for each in wanted.rounds] == [
+        (1, 8),
+        (1, 9),
+        (1, 9),
+        (1, 8),
+        (1, 9),
+    ]
+    assert not any(each.abandoned for each in wanted.rounds)
+
+
+TOO_MANY_LOSSES = (
+    Loss("site-2", 1, UNMASK),
+    Loss("site-4", 1, UNMASK, answer_lost=True),  # of its group two are left, who cannot unmask the sum
+    Loss("site-6", 3, SHARES),  # of the holders of class 4 two are left, too few to hide in a sum
+    Loss("site-3", 4, VALUES),
+    Loss("site-5", 4, VALUES, answer_lost=True),  # of its group two are left, too few to hide in a sum
+)
+
+
+def test_a_round_is_repeated_or_given_up_when_too_many_stay_away(nursery: Nursery, tmp_path: Path) -> None:
+    agreement, sites = fedpc_agreement(rounds=5), two_kinds_of_sites(8)
+    wanted = expected(agreement, sites, tmp_path / "simulation", TOO_MANY_LOSSES)
+    with Federation(tmp_path / "run", agreement, sites, stopped_clock=True, nursery=nursery) as federation:
+        see_through_without(federation, TOO_MANY_LOSSES, wanted, gate="site-1")
+        check_run(federation, wanted)
+        assert fedpc_excess(federation) <= 1.0
+    odd, even = ("site-1", "site-3", "site-5", "site-7"), ("site-2", "site-4", "site-6", "site-8")
+    assert [(each.attempt, each.groups, each.withheld, each.abandoned) for each in wanted.rounds] == [
+        (1, (odd, even), (), True),
+        (1, (odd,), ("3", "4"), False),  # the two are not asked again yet, and so their group sits out
+        (2, (odd, ("site-2", "site-4", "site-8")), ("4",), False),
+        (2, (even,), (), False),
+        (1, (odd, even), (), False),
+    ]
+
+
+PFPL_DIES: Killings = (
+    ("site-1", Point(When.MADE, VALUES, 1)),
+    ("site-2", Point(When.KEPT, VALUES, 1)),
+    (COORDINATOR, Point(When.COMPUTED, RESULT, 1)),
+    ("site-3", Point(When.MADE, RESULT, 1)),
+    ("site-4", Point(When.KEPT, RESULT, 1)),
+    (COORDINATOR, Point(When.BEGUN, VALUES, 2)),
+    ("site-1", Point(When.SENT, VALUES, 2)),
+    (COORDINATOR, Point(When.TAKEN, VALUES, 2, "site-2")),
+    (COORDINATOR, Point(When.BEGUN, RESULT, 2)),
+    ("site-2", Point(When.SENT, RESULT, 2)),
+)
+
+
+def test_pfpl_goes_through_the_same(nursery: Nursery, tmp_path: Path) -> None:
+    agreement, sites = small_agreement(rounds=2, protection=Protection.MASKED), small_sites(4)
+    wanted = expected(agreement, sites, tmp_path / "undisturbed")
+    with Federation(tmp_path / "run", agreement, sites, nursery=nursery) as federation:
+        see_through(federation, PFPL_DIES)
+        check_rounds(federation, wanted)
+        assert pfpl_excess(federation, sites) <= 1.0
+        for site in sites:  # trained on targets that another rotation left off by its rounding
+            saved, simulated = federation.prototypes(site.name), read_prototypes(wanted.site(site.name))
+            np.testing.assert_allclose(saved.local, simulated.local, atol=1e-6)

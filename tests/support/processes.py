@@ -84,12 +84,17 @@ class Running:
         """Standard output and error of this process, without those of its forerunners in the same folder."""
         return self.log_path.read_bytes()[self._log_start :].decode("utf-8", errors="replace")
 
-    def wait_for_log(self, text: str, seconds: float = PATIENCE) -> None:
-        """Until the log has ``text``; fails at once when the process ends without having written it."""
+    def wait_for_log(self, text: str, seconds: float = PATIENCE, *, may_die: bool = False) -> None:
+        """Until the log has ``text``; fails at once when the process ends without having written it.
+
+        With ``may_die``, not when it was killed.
+        """
 
         def found() -> bool:
-            over = self._process.poll() is not None
+            over = self.is_over()
             if text in self.log():
+                return True
+            if may_die and self._process.returncode == -signal.SIGKILL:
                 return True
             assert not over, f"ended with {self._process.returncode} before {text!r}:\n{self.log()}"
             return False
@@ -100,15 +105,17 @@ class Running:
             failure.add_note(self.log())
             raise
 
+    def is_over(self) -> bool:
+        """Whether the process has ended."""
+        return self._process.poll() is not None
+
     def exit_code(self, seconds: float = PATIENCE) -> int:
         """Of the process, once it ended by itself.
 
         When it does not, the failure shows every party's log, and in this one's where each thread was.
         """
         try:
-            wait_until(
-                lambda: self._process.poll() is not None, f"end of the process of {self.log_path}", seconds
-            )
+            wait_until(self.is_over, f"end of the process of {self.log_path}", seconds)
         except AssertionError as failure:
             self.send(signal.SIGABRT)  # faulthandler's cue
             self._process.wait()
@@ -203,11 +210,11 @@ class Federation:
     # Processes
 
     def start_coordinator(self, point: Point | None = None) -> Running:
-        """``protoseal server run``, returned once sites can connect; it dies at ``point``."""
+        """``protoseal server run``, returned once sites can connect; it dies at ``point``, maybe before that."""
         folder, clock = self.root / "coordinator", self._clock
         own = {killed_party.CLOCK: str(clock)} if clock else {}
         running = self._start("coordinator", folder, "server", "coordinator.toml", point, own)
-        running.wait_for_log("serving on port")
+        running.wait_for_log("serving on port", may_die=point is not None)
         return running
 
     def start_site(self, name: str, point: Point | None = None) -> Running:

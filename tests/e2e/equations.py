@@ -1,0 +1,56 @@
+"""The last round of a run that is over against the papers' equations, from nothing but what its sites saved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import safetensors.torch
+
+from protoseal.files import MODEL
+from protoseal.splits import SiteArrays
+from protoseal_wire.messages import RoundStart
+from secure_client.build import build_agreed_model
+from secure_client.extractor import Extractor
+from tests.conformance import expected, literal
+from tests.conformance.grouped_runs import Book, Float, Got, Put
+from tests.conformance.runs import taken_from
+from tests.e2e.expected_run import base_of, open_site, rounds_of
+from tests.support.processes import Federation
+
+
+def fedpc_excess(federation: Federation, *, without: Sequence[str] = ()) -> float:
+    """How far each group's result is from equations 5 to 8 over what its members sent, in units of the bound.
+
+    ``without`` leaves out what these sent.
+    """
+    book, number = Book(federation.agreement), federation.agreement.rounds
+    book.rounds = [each for each in rounds_of(federation) if each.round == number]
+    (last,) = book.rounds
+    for site in last.sites:
+        saved = federation.prototypes(site)
+        extractor = _extractor(federation, site)
+        book.put[number, last.attempt, site] = Put(saved.local, saved.counts > 0, extractor)
+        book.starts[number, last.attempt, site] = RoundStart(last.groups)
+        base = base_of(federation, site)
+        book.got[number, site] = Got(last.attempt, base.rows, base.present, base.extractor, base.hash)
+    return literal.excess(book, number, without=tuple(without))
+
+
+def pfpl_excess(federation: Federation, sites: Sequence[SiteArrays]) -> float:
+    """How far the personalised prototypes are from equations 4 and 5 over what the sites sent, likewise."""
+    agreement = federation.agreement
+    record = {}
+    for site in sites:
+        with open_site(federation, site.name) as journal:
+            taken = taken_from(
+                federation.folder(site.name), agreement, site.to_data(agreement.preprocessing), journal
+            )
+        record[agreement.rounds, site.name] = taken
+    return expected.excess(agreement, record, agreement.rounds)
+
+
+def _extractor(federation: Federation, site: str) -> Float:
+    """Of the model that the site trained last, as it sent it."""
+    model = build_agreed_model(federation.agreement, federation.agreement.training.model)
+    model.load_state_dict(safetensors.torch.load_file(federation.folder(site) / MODEL))
+    return Extractor(model).vector()
