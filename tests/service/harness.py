@@ -15,6 +15,7 @@ import grpc
 from crypto.pki import Credentials, TrustAnchor
 from crypto.roster import Statement
 from protoseal_wire.messages import (
+    PROTOCOL_VERSION,
     DownloadRequest,
     JoinReply,
     JoinRequest,
@@ -153,7 +154,9 @@ def dialling(port: int, trust: TrustAnchor, credentials: Credentials | None) -> 
 
 def join_request(site: str = "clinic-a") -> JoinRequest:
     """A well-formed wish to take part; the handler here does not verify it."""
-    return JoinRequest(1, RUN, site, bytes(32), Statement(site, b"certificate", bytes(32), bytes(70)))
+    return JoinRequest(
+        PROTOCOL_VERSION, RUN, site, bytes(32), Statement(site, b"certificate", bytes(32), bytes(70))
+    )
 
 
 def upload_header(content: bytes, site: str = "clinic-a") -> UploadHeader:

@@ -17,7 +17,7 @@ from cryptography import x509
 from crypto.errors import MalformedError, VerificationError
 from crypto.pki import Credentials, Identity
 from protoseal_wire import codec
-from protoseal_wire.messages import DownloadRequest, Finished, TaskRequest, Wait
+from protoseal_wire.messages import PROTOCOL_VERSION, DownloadRequest, Finished, TaskRequest, Wait
 from protoseal_wire.v1 import protoseal_pb2 as pb
 from protoseal_wire.v1.protoseal_pb2_grpc import CoordinatorStub
 from secure_server import errors
@@ -54,7 +54,7 @@ def refusal(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
 
 
 def ask(stub: CoordinatorStub, site: str = "clinic-a") -> pb.Task:
-    return stub.NextTask(codec.encode_task_request(TaskRequest(1, RUN, site)), timeout=SECONDS)
+    return stub.NextTask(codec.encode_task_request(TaskRequest(PROTOCOL_VERSION, RUN, site)), timeout=SECONDS)
 
 
 def join(stub: CoordinatorStub, site: str = "clinic-a") -> pb.JoinReply:
@@ -238,7 +238,7 @@ class TestRefusals:
 
     def test_another_protocol_version(self, stub: CoordinatorStub, handler: FakeHandler) -> None:
         request = codec.encode_join(join_request())
-        request.protocol = 2
+        request.protocol = PROTOCOL_VERSION + 1
         code, details = refusal(lambda: stub.Join(request, timeout=SECONDS))
         assert code is grpc.StatusCode.UNIMPLEMENTED
         assert "install matching releases" in details
@@ -354,7 +354,7 @@ class TestPolling:
     def test_a_change_wakes_a_waiting_call(self, stub: CoordinatorStub, handler: FakeHandler) -> None:
         began = time.monotonic()
         call = stub.NextTask.future(
-            codec.encode_task_request(TaskRequest(1, RUN, "clinic-a")), timeout=SECONDS
+            codec.encode_task_request(TaskRequest(PROTOCOL_VERSION, RUN, "clinic-a")), timeout=SECONDS
         )
         wait_for(lambda: ("clinic-a", "next_task") in handler.calls)
         handler.change("clinic-b", Finished(1))
@@ -379,7 +379,7 @@ class TestPolling:
         self, stub: CoordinatorStub, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("secure_server.servicer._REPLY_SECONDS", 10.0)
-        request = codec.encode_task_request(TaskRequest(1, RUN, "clinic-a"))
+        request = codec.encode_task_request(TaskRequest(PROTOCOL_VERSION, RUN, "clinic-a"))
         assert codec.decode_task(stub.NextTask(request, timeout=10.2)) == Wait()
 
     def test_the_handler_is_called_from_one_thread(self, stub: CoordinatorStub, handler: FakeHandler) -> None:

@@ -15,7 +15,7 @@ import pytest
 from cryptography import x509
 
 from crypto.pki import Credentials, Identity, TrustAnchor
-from protoseal_wire.messages import Finished, JoinReply, Stopped, UploadHeader, Wait, Work
+from protoseal_wire.messages import PROTOCOL_VERSION, Finished, JoinReply, Stopped, UploadHeader, Wait, Work
 from protoseal_wire.v1 import protoseal_pb2 as pb
 from secure_client.errors import PhaseOver, Refused, SiteError, Unreachable, Violation
 from secure_client.retry import FINAL, call_until
@@ -55,7 +55,7 @@ class TestConversation:
     def test_a_site_can_do_all_it_has_to(self, transport: GrpcTransport, handler: FakeHandler) -> None:
         handler.content = CONTENT
         handler.tasks["clinic-a"] = WORK
-        assert transport.join(join_request()) == JoinReply(1, 20.0)
+        assert transport.join(join_request()) == JoinReply(PROTOCOL_VERSION, 20.0)
         task = transport.next_task()
         assert task == WORK
         assert transport.download(WORK) == CONTENT
@@ -275,7 +275,8 @@ class TestWhatComesBack:
 
     def test_another_protocol(self, transport: GrpcTransport, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(
-            "protoseal_wire.codec.encode_join_reply", lambda _: pb.JoinReply(protocol=2, poll_seconds=1.0)
+            "protoseal_wire.codec.encode_join_reply",
+            lambda _: pb.JoinReply(protocol=PROTOCOL_VERSION + 1, poll_seconds=1.0),
         )
         with pytest.raises(Refused, match="install matching releases"):
             transport.join(join_request())
