@@ -45,7 +45,9 @@ def _words(_: click.Context, __: click.Parameter, value: str | None) -> tuple[st
 @click.option(
     "--dataset", help="A name, several joined by +, npz:PATH, folder:PATH, sites:DIR or module:function."
 )
-@click.option("--split", help="mixed:n=6.5,max=25, dirichlet:0.3, shots:n=3,k=100, domains or iid.")
+@click.option(
+    "--split", help="mixed:n=6.5,max=25, dirichlet:0.3[,test=0.25,per=200], shots:n=3,k=100, domains or iid."
+)
 @click.option("--sites", type=int, help="Number of sites.")
 @click.option("--rounds", type=int, help="Number of rounds.")
 @click.option("--seed", type=int, help="Of split, initial model and training.")
