@@ -176,6 +176,14 @@ class Journal:
         ).fetchone()
         return None if row is None else PhaseKey(self._run, row[0], row[1], Phase(row[2]))
 
+    def attempts_before(self, key: PhaseKey, phase: Phase) -> tuple[PhaseKey, ...]:
+        """The earlier attempts of the same round in which ``phase`` was answered, oldest first."""
+        rows = self._db.execute(
+            "SELECT attempt FROM answers WHERE round=? AND attempt<? AND phase=? ORDER BY attempt",
+            (key.round, key.attempt, phase),
+        ).fetchall()
+        return tuple(PhaseKey(key.run, key.round, attempt, phase) for (attempt,) in rows)
+
     def forget_contents(self, before_round: int) -> None:
         """Drop the bytes of old rounds; the hashes stay, so that a replay still meets its refusal."""
         self._db.execute(

@@ -1,12 +1,15 @@
 """FedPC at a site: prototypes of the initial model for the clustering, then sums within the group that it put us in.
 
 The coordinator chooses the groups, and a site cannot check the choice. What it does check: the groups are the same
-in every round and each is large enough, and every member of its own trains from the same result.
+in every round and each is large enough, every member of its own trains from the same result, and no more than one sum
+that it is in can open in a round, however many attempts it takes. That bounds one round: a coordinator that chooses
+what sites train from can make them stand still, and then subtract the sums of two rounds.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,6 +17,7 @@ from numpy.typing import NDArray
 
 from algorithms.linear import Bool, Float
 from crypto.errors import BoundError, CryptoError
+from crypto.pairwise.binding import threshold
 from crypto.pairwise.parts import MaskKeys
 from crypto.pairwise.scheme import SCHEME as PAIRWISE
 from crypto.plain import SCHEME as PLAIN
@@ -34,6 +38,8 @@ from secure_client.methods.pfpl import check_nothing_given
 from secure_client.methods.start import Starts
 from secure_client.setup import Setup
 from secure_client.trainee import Trainee
+
+_log = logging.getLogger("protoseal.site")
 
 
 class Fedpc:
@@ -85,7 +91,9 @@ class Fedpc:
                 group = self._group(self._participants.verified(key, request))
                 return codec.encode_payload(Payload(PLAIN, arrays=(self._vector(key, group),)))
             case Phase.SHARES:
-                return self._masks.shares(key, self._group(self._participants.verified(key, request)))
+                group = self._group(self._participants.verified(key, request))
+                self._check_earlier_sums_stay_shut(key, group)
+                return self._masks.shares(key, group)
             case Phase.VALUES:
                 group = self._agreed_group(key)
                 return self._masks.values(key, group, request, self._vector(key, group))
@@ -153,6 +161,26 @@ class Fedpc:
             self._check_keys(active)
         keys = {each.site: each.keys for each in statements if each.keys is not None}
         return Group(group_cohort(active, own, self._agreement), keys, self._trainee.base)
+
+    def _check_earlier_sums_stay_shut(self, key: PhaseKey, group: Group) -> None:
+        """Whatever masked vector this site sent in an earlier attempt of the round is in a sum that never opens.
+
+        Else both attempts' sums could open, and be subtracted. An honest member that stated its presence in this
+        attempt released nothing in the earlier one (it would have refused to state it) and never will (that
+        attempt is not open any more). With t of the n listed then being listed now, at most n − t honest ones
+        are left to release, and c colluders: too few if c < 2t − n.
+        """
+        for earlier in self._journal.attempts_before(key, Phase.VALUES):
+            listed = self._agreed_group(earlier).cohort.sites
+            back, least = len(set(listed) & set(group.cohort.sites)), threshold(len(listed))
+            if back < least:
+                _log.error(
+                    "asked for another sum of round %d, without most sites of an earlier one", key.round
+                )
+                raise Violation(
+                    f"{back} of the {len(listed)} sites that attempt {earlier.attempt} listed are in this one, at "
+                    f"least {least} are needed: the others could open that attempt's sum, to be subtracted from this"
+                )
 
     def _check_enough_members(self, members: int) -> None:
         # Masks are for two or more, whatever the agreement says.

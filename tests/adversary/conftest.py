@@ -16,7 +16,8 @@ from protoseal.config import Agreement, Protection
 from secure_client.setup import Party
 from tests.adversary.hostile import Cast, Hostile
 from tests.adversary.masked_play import MaskedPlay
-from tests.support.small import FEDERATION, HOLDINGS, small_agreement, small_data
+from tests.support.grouped import TEN
+from tests.support.small import FEDERATION, small_agreement, small_data
 
 torch.set_num_threads(1)
 
@@ -46,7 +47,7 @@ def cast(tmp_path_factory: pytest.TempPathFactory) -> Cast:
     home = _Authority(tmp_path_factory.mktemp("federation"))
     elsewhere = _Authority(tmp_path_factory.mktemp("stranger"))
     agreement = small_agreement()
-    sites = {name: home.enrol(Identity.site(FEDERATION, name)) for name in HOLDINGS}
+    sites = {name: home.enrol(Identity.site(FEDERATION, name)) for name in TEN}
     return Cast(
         {name: Party(site, home.trust, agreement.min_sites) for name, site in sites.items()},
         home.enrol(Identity.coordinator(FEDERATION), "localhost"),
@@ -69,7 +70,7 @@ def open_masked(tmp_path: Path, cast: Cast) -> Iterator[OpenMasked]:
     """Sites of a new FedPC run under masks; the second argument says which site has whose data, if not its own."""
 
     def opened(agreement: Agreement, data_of: Mapping[str, str]) -> MaskedPlay:
-        data = {name: cast.data[data_of.get(name, name)] for name in cast.data}
+        data = {name: cast.data[data_of.get(name, name)] for name in {**cast.data, **data_of}}
         return stack.enter_context(MaskedPlay(tmp_path, agreement, replace(cast, data=data)))
 
     with ExitStack() as stack:

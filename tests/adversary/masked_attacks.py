@@ -21,7 +21,7 @@ from tests.adversary.attack import (
     THRESHOLD,
 )
 from tests.adversary.masked_play import Attempt, MaskedPlay, Vector
-from tests.support.grouped import EVERYONE
+from tests.support.grouped import EVERYONE, TEN
 
 A, B, C, D = EVERYONE
 WITHOUT_C = (A, B, D)
@@ -88,6 +88,25 @@ def two_open_attempts(play: MaskedPlay) -> None:
     first.mask(*EVERYONE)
     second = play.attempt(*WITHOUT_C, attempt=2).carried_out(WITHOUT_C)
     assert_is(play, first.opened(EVERYONE) - second, play.vector(C, first), 8)
+
+
+def attempt_among_those_not_asked_to_unmask(play: MaskedPlay) -> None:
+    """Seven of ten are asked for shares of one sum of all, and the other three for another sum, of themselves.
+
+    Nobody works with the coordinator. Of the seven, one alone holds class 2: the sums differ by its prototype.
+    """
+    play.set_up(*TEN)
+    quorum, others = TEN[:7], TEN[7:]
+    first = play.attempt(*TEN, groups=(TEN,))
+    assert first.cohort.holds[:, 2].tolist() == [True, *[False] * 6, True, True, True]
+    first.share(*TEN)
+    first.mask(*TEN)
+    everyone = first.sum(TEN, first.release(TEN, first.sign(TEN, *quorum), *quorum))
+    second = play.attempt(*others, attempt=2, groups=(TEN,)).carried_out(others)
+    found = (everyone - second)[: 3 * play.agreement.dim].reshape(3, -1)[2]
+    prototype = play.site(A).trainee.trained(1)[0][2]
+    assert np.linalg.norm(prototype) > 0.1
+    np.testing.assert_allclose(found, prototype, atol=1e-9)
 
 
 # Sums of few
@@ -251,6 +270,7 @@ _QUORUM = "crypto.pairwise.binding._check_quorum"
 _TWICE = "again with different content"
 _SIGNED = r"the active list of round . is refused: a signature \(presence\) does not hold"
 _SHARE = "a share said to be of .* is refused: a signature .* does not hold"
+_LIKE_TEN = {A: A, **dict.fromkeys(TEN[1:7], C), **dict.fromkeys(TEN[7:], B)}
 _PAIRS = {"min_holders": 2, "min_sites": 2, "allow_fewer_holders_reveals_peers": True}
 SUM_ATTACKS: dict[str, MaskedAttack] = {
     "names two survivor sets": MaskedAttack(
@@ -266,6 +286,11 @@ SUM_ATTACKS: dict[str, MaskedAttack] = {
     "carries on two attempts": MaskedAttack(
         (ORDER + "_check_attempt_open", _FORGET), A, Phase.SURVIVORS, "attempt 1 is not the one begun",
         two_open_attempts,
+    ),
+    "sums up those whom it did not ask to unmask": MaskedAttack(
+        ("secure_client.methods.fedpc.Fedpc._check_earlier_sums_stay_shut",), TEN[7], Phase.SHARES,
+        "3 of the 10 sites that attempt 1 listed are in this one, at least 7 are needed",
+        attempt_among_those_not_asked_to_unmask, data_of=_LIKE_TEN,
     ),
     "tells each half that the other dropped out": MaskedAttack(
         (THRESHOLD,), A, Phase.SURVIVORS, "the survivors are 2; the threshold is 3", half_survives, _PAIRS, {C: A}

@@ -8,6 +8,8 @@ from protoseal.config import Agreement, FedpcSection, Method, Protection, Traini
 from tests.support.small import DIM, HOLDINGS, small_agreement
 
 EVERYONE = tuple(HOLDINGS)
+TEN = tuple(f"clinic-{letter}" for letter in "abcdefghij")
+"""A larger group; those beyond the four have whatever data a test gives them."""
 PARAMETERS = 64 * DIM + DIM
 """Of the layer that is averaged."""
 
