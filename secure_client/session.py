@@ -51,7 +51,10 @@ class Session:
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         on_round: Callable[[SiteRound], None] = lambda record: None,
     ) -> None:
-        """``on_round`` is told of each round's outcome at this site; it stays at the site."""
+        """``on_round`` is told of each round's outcome at this site; it stays at the site.
+
+        It is told before the outcome is durable, and so once more by a site that was killed just after it.
+        """
         self._agreement, self._party, self._trainee, self._journal = agreement, party, trainee, journal
         self._setup = Setup(agreement, party, journal, now)
         self._order = Order(agreement, journal)
@@ -86,9 +89,9 @@ class Session:
         # With what follows from the request: a crash leaves either all of it or a phase not yet answered.
         with self._journal.transaction():
             answer = self._decoded(key, request)
+            if key.phase is Phase.RESULT:
+                self._report(key)
             self._journal.record(key, request, answer)
-        if key.phase is Phase.RESULT:
-            self._report(key)
         return answer
 
     def end(self) -> None:

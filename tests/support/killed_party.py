@@ -30,6 +30,8 @@ class When(StrEnum):
 
     ASKED = "asked"
     """A site has the request, and has done nothing."""
+    NOTING = "noting"
+    """A site has taken a result, and has not noted the round in its log."""
     MADE = "made"
     """A site's answer and what follows from it are written, in a transaction that is still open."""
     KEPT = "kept"
@@ -104,8 +106,13 @@ def _by_attempt(args: tuple[Any, ...], _: Mapping[str, Any]) -> tuple[PhaseKey, 
     return replace(args[1].key, phase=Phase.RESULT), ""
 
 
+def _by_figures(args: tuple[Any, ...], _: Mapping[str, Any]) -> tuple[PhaseKey, str]:
+    return PhaseKey("", args[1].round, args[1].attempt, Phase.RESULT), ""
+
+
 _STEPS: Mapping[When, _Step] = {
     When.ASKED: _Step("secure_client.session", "Session", "answer", _by_argument, before=True),
+    When.NOTING: _Step("secure_client.app", "_LogBook", "add", _by_figures, before=True),
     When.MADE: _Step("secure_client.journal", "Journal", "record", _by_argument),
     When.KEPT: _Step("secure_client.session", "Session", "answer", _by_argument),
     When.SENT: _Step("secure_client.transport", "GrpcTransport", "upload", _by_argument),
