@@ -9,7 +9,10 @@ threshold), and Python's integers take a time that depends on their values.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache, reduce
+from itertools import accumulate
+from operator import mul
 
 from crypto.errors import MalformedError
 
@@ -41,16 +44,14 @@ def combine(shares: Mapping[int, bytes], threshold: int) -> bytes:
     """
     if len(shares) < threshold:
         raise MalformedError(f"{len(shares)} shares of a secret, {threshold} are needed")
-    values = {x: check_share(share) for x, share in shares.items()}
+    values = {x: check_share(shares[x]) for x in sorted(shares)}
     if any(not 1 <= x < PRIME for x in values):
         raise MalformedError("a share's position is 1 or more")
-    points = dict(list(values.items())[:threshold])
-    for x in list(values)[threshold:]:
-        if _interpolate(points, x) != values[x]:
-            raise MalformedError(
-                "the shares of a secret contradict each other: at least one of them is wrong"
-            )
-    secret = _interpolate(points, 0)
+    places = tuple(values)
+    through, beyond = places[:threshold], places[threshold:]
+    secret, *others = _interpolate([values[x] for x in through], through, (0, *beyond))
+    if others != [values[x] for x in beyond]:
+        raise MalformedError("the shares of a secret contradict each other: at least one of them is wrong")
     if secret >= 2 ** (8 * SECRET_BYTES):
         raise MalformedError("shares do not give a secret: at least one of them is wrong")
     return secret.to_bytes(SECRET_BYTES, "big")
@@ -71,14 +72,35 @@ def _evaluate(polynomial: list[int], x: int) -> int:
     return value
 
 
-def _interpolate(points: Mapping[int, int], at: int) -> int:
-    """The value at ``at`` of the polynomial through the points (Lagrange)."""
-    total = 0
-    for x, value in points.items():
-        above = below = 1
-        for other in points:
-            if other != x:
-                above = above * (at - other) % PRIME
-                below = below * (x - other) % PRIME
-        total += value * above * pow(below, -1, PRIME)
-    return total % PRIME
+def _interpolate(values: Sequence[int], places: tuple[int, ...], at: tuple[int, ...]) -> list[int]:
+    """At each x of ``at``, the polynomial that has these values at these places (Lagrange)."""
+    return [sum(map(mul, values, row)) % PRIME for row in _coefficients(places, at)]
+
+
+@lru_cache(maxsize=8)
+def _coefficients(places: tuple[int, ...], at: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """For each x of ``at``, what the value at each place counts in the value at x. Nothing in it is secret.
+
+    The secrets of a group are shared at the same places, so they are found with the same coefficients: to compute
+    them for each secret would take hundreds of times as long for a group of hundreds.
+    """
+    below = [pow(_product(x - other for other in places if other != x), -1, PRIME) for x in places]
+    return tuple(_row(places, below, x) for x in at)
+
+
+def _row(places: Sequence[int], below: Sequence[int], at: int) -> tuple[int, ...]:
+    differences = [at - x for x in places]
+    before = accumulate(differences, _times, initial=1)
+    after = list(accumulate(reversed(differences), _times, initial=1))
+    return tuple(
+        _times(_times(left, right), factor)
+        for left, right, factor in zip(before, reversed(after[:-1]), below, strict=False)
+    )
+
+
+def _product(factors: Iterable[int]) -> int:
+    return reduce(_times, factors, 1)
+
+
+def _times(left: int, right: int) -> int:
+    return left * right % PRIME

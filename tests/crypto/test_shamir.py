@@ -75,10 +75,10 @@ def test_fewer_shares_are_consistent_with_every_secret(secret: bytes, other: byt
 
 
 def _share_that_gives(secret: bytes, shares: Mapping[int, bytes], x: int) -> bytes:
-    points = {0: int.from_bytes(secret, "big")} | {
-        at: int.from_bytes(share, "big") for at, share in shares.items()
-    }
-    return crypto.shamir._interpolate(points, x).to_bytes(SHARE_BYTES, "big")
+    points = {0: secret, **shares}
+    values = [int.from_bytes(each, "big") for each in points.values()]
+    (value,) = crypto.shamir._interpolate(values, tuple(points), (x,))
+    return value.to_bytes(SHARE_BYTES, "big")
 
 
 # A field of 13 elements, where everything can be counted
@@ -149,3 +149,23 @@ def test_a_wrong_share_among_just_enough_gives_another_secret() -> None:
 def test_sharing_of_another_form_is_refused(secret: bytes, threshold: int, count: int) -> None:
     with pytest.raises(ValueError, match="a secret has 32 bytes"):
         split(secret, threshold, count)
+
+
+# Many secrets at the same places
+
+
+def test_the_secrets_of_a_group_are_found_with_the_same_coefficients() -> None:
+    """In whatever order their shares came: else a group of hundreds would take minutes."""
+    crypto.shamir._coefficients.cache_clear()
+    for owner in range(6):
+        secret = bytes([owner]) * 32
+        shares = _numbered(split(secret, 4, 6))
+        turned = {x: shares[x] for x in sorted(shares, key=lambda x: (x + owner) % 7)}
+        assert combine(turned, 4) == secret
+    assert crypto.shamir._coefficients.cache_info().misses == 1
+
+
+def test_other_places_have_coefficients_of_their_own() -> None:
+    shares = _numbered(split(bytes(range(32)), 3, 5))
+    for chosen in combinations(shares, 4):
+        assert combine({x: shares[x] for x in chosen}, 3) == bytes(range(32))
