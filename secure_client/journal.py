@@ -4,10 +4,13 @@ One answer for each phase of each attempt. An answer is durable here before it i
 same bytes after a crash, and another request under the same name is refused for good: two answers over the same
 inputs could be subtracted.
 
-Secrets are stored encrypted (:class:`crypto.keys.StorageKey`). Those of one attempt are erased with it: their bytes
-are overwritten in the file. The limits: a copy of this file put back after newer answers were sent is not noticed
-here, and what a file system, a disk that writes elsewhere (SSD), a snapshot or a backup kept of the older bytes is out
-of reach; it opens only with the certificate's key.
+Secrets are stored encrypted (:class:`crypto.keys.StorageKey`). Those of one attempt are erased with it, or when the
+site leaves or the run stops: their bytes are overwritten in the file and its log. The limits: a process that is killed
+or loses its way to the coordinator leaves the secrets of its last attempt, so that it can go on with it (and one killed
+while it erases leaves them in the log), until the journal is next opened and the attempt is over; of a site that never
+comes back they stay. A copy of this file put back after newer answers were sent is not noticed here, and what a file
+system, a disk that writes elsewhere (SSD), a snapshot or a backup kept of the older bytes is out of reach. All of these
+open only with the certificate's key.
 """
 
 from __future__ import annotations
@@ -77,6 +80,8 @@ class Journal:
                 self._start_over(identity)
                 found = identity
             self._db.execute("COMMIT")
+            # A process that was killed may have forgotten something that its log still has.
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         except sqlite3.OperationalError as error:
             raise StateError(f"{path}: {error}; is another process of this site running?") from error
         except sqlite3.DatabaseError as error:
@@ -124,8 +129,8 @@ class Journal:
     def _empty_log(self) -> None:
         """After something was forgotten: the write-ahead log still has the page on which it stood."""
         if self._forgot:
-            self._forgot = False
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            self._forgot = False
 
     # One answer for each phase
 

@@ -43,7 +43,8 @@ def take_part(session: Session, transport: Transport) -> Finished | Stopped:
 
     A site that cannot go on says so to the coordinator, which then does not wait for it, and raises: after a
     :class:`Violation`, a refusal, or whatever the site's own model or data raise in training. An unreachable
-    coordinator is told nothing.
+    coordinator is told nothing. Whoever leaves, or sees the run end or stop, erases the secrets of its last attempt:
+    a run that goes on does so with another one. One that lost its way to the coordinator keeps them, to go on.
     """
     transport.join(session.join_request())
     _log.info("joined as %s", session.site)
@@ -53,6 +54,7 @@ def take_part(session: Session, transport: Transport) -> Finished | Stopped:
         raise
     except Exception as error:
         _log.error("leaving the run: %s", error)
+        _erase(session)
         _leave(transport)
         raise
 
@@ -70,7 +72,7 @@ def _work(session: Session, transport: Transport) -> Finished | Stopped:
 def step(session: Session, transport: Transport) -> Task:
     """One task: fetched, and if it is work, done and handed in."""
     task = transport.next_task()
-    if isinstance(task, Finished):
+    if isinstance(task, Finished | Stopped):
         session.end()
     if isinstance(task, Work):
         session.check_size(task)
@@ -80,6 +82,15 @@ def step(session: Session, transport: Transport) -> Task:
         except PhaseOver as error:
             _log.warning("too late for %s of round %d: %s", task.key.phase.name, task.key.round, error)
     return task
+
+
+def _erase(session: Session) -> None:
+    try:
+        session.end()
+    except (
+        Exception
+    ) as error:  # whatever made the site leave may be in the way: it is what to raise, and to tell
+        _log.error("could not erase the secrets of the last attempt: %s", error)
 
 
 def _leave(transport: Transport) -> None:

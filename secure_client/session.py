@@ -95,7 +95,10 @@ class Session:
         return answer
 
     def end(self) -> None:
-        """The run is over, and no more is asked: erase the secrets of its last attempt."""
+        """This site takes no further part in its last attempt: erase the attempt's secrets.
+
+        A run that was stopped, or left, can be gone on with: it does so with another attempt.
+        """
         with self._journal.transaction():
             self._method.end()
 

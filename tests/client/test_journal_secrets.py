@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,25 @@ def test_both_the_pages_and_the_log_are_overwritten(
         with journal.transaction():
             journal.forget_secret(NAME)
         assert anywhere(stored[-64:], folder)
+
+
+def test_what_a_killed_process_left_in_the_log_is_gone_once_the_journal_is_opened(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after a secret was forgotten, and before the log was emptied; closing it would empty the log too."""
+    killed = tmp_path / "killed"
+    with open_journal(folder) as journal:
+        with journal.transaction():
+            journal.put_secret(NAME, bytes(96))
+        stored = sealed(journal, NAME)
+        monkeypatch.setattr(journal, "_empty_log", lambda: None)
+        with journal.transaction():
+            journal.forget_secret(NAME)
+        shutil.copytree(folder, killed)
+    assert anywhere(stored[-64:], killed)
+    with open_journal(killed) as journal:
+        assert journal.secret(NAME) is None
+        assert not anywhere(stored[-64:], killed)
 
 
 def test_a_secret_that_a_failed_step_would_have_erased_is_kept(folder: Path) -> None:

@@ -1,0 +1,104 @@
+"""Whose secrets are erased when a site leaves, or the run ends or stops; and whose are kept, to go on."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+
+import pytest
+
+from protoseal_wire.messages import Finished, JoinReply, JoinRequest, Phase, PhaseKey, Stopped, Task, Work
+from secure_client.errors import Unreachable, Violation
+from secure_client.runner import step, take_part
+from secure_client.session import Session
+from tests.adversary.masked_play import MaskedPlay
+from tests.client.conftest import OpenSites
+from tests.client.test_session_sum import secrets_kept
+from tests.support.grouped import EVERYONE, grouped_agreement
+
+A = EVERYONE[0]
+UNKNOWN = b"no active list"
+
+
+class OneTask:
+    """A way to a coordinator that has one thing to say."""
+
+    def __init__(self, task: Task | Unreachable) -> None:
+        self._task = task
+        self.left = False
+
+    def join(self, request: JoinRequest) -> JoinReply:
+        return JoinReply(request.protocol, 1.0)
+
+    def next_task(self) -> Task:
+        if isinstance(self._task, Unreachable):
+            raise self._task
+        return self._task
+
+    def download(self, work: Work) -> bytes:
+        return UNKNOWN[: work.size]
+
+    def upload(self, key: PhaseKey, content: bytes) -> None:
+        raise AssertionError(f"{key} was answered with {content!r}")
+
+    def leave(self) -> None:
+        self.left = True
+
+
+@pytest.fixture
+def play(open_sites: OpenSites) -> MaskedPlay:
+    """Everyone has made shares, so that there is something to erase."""
+    opened = open_sites(grouped_agreement())
+    opened.set_up(*EVERYONE)
+    opened.attempt(*EVERYONE).share(*EVERYONE)
+    assert len(secrets_kept(opened, A)) == 2
+    return opened
+
+
+@pytest.mark.parametrize("task", [Finished(2), Stopped("too few sites")])
+def test_the_last_attempts_secrets_go_with_the_run(play: MaskedPlay, task: Task) -> None:
+    step(play.site(A).session, OneTask(task))
+    assert secrets_kept(play, A) == set()
+
+
+def test_a_run_that_was_stopped_goes_on_with_another_attempt(play: MaskedPlay) -> None:
+    step(play.site(A).session, OneTask(Stopped("too few sites")))
+    play.restart(A)
+    play.attempt(*EVERYONE, attempt=2).carried_out(EVERYONE)
+
+
+def refused() -> Work:
+    """What no site answers: shares that are no shares."""
+    return Work(PhaseKey("run-1", 1, 1, Phase.VALUES), len(UNKNOWN), hashlib.sha256(UNKNOWN).digest(), 1.0)
+
+
+def test_a_site_that_leaves_takes_its_secrets_with_it(play: MaskedPlay) -> None:
+    transport = OneTask(refused())
+    with pytest.raises(Violation, match="VALUES of round 1 does not decode"):
+        take_part(play.site(A).session, transport)
+    assert transport.left
+    assert secrets_kept(play, A) == set()
+
+
+def test_what_made_it_leave_is_what_it_says_even_if_nothing_can_be_erased(
+    play: MaskedPlay, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: Session) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Session, "end", fail)
+    transport = OneTask(refused())
+    with (
+        caplog.at_level(logging.ERROR, logger="protoseal.site"),
+        pytest.raises(Violation, match="does not decode"),
+    ):
+        take_part(play.site(A).session, transport)
+    assert transport.left
+    assert "could not erase the secrets of the last attempt: disk full" in caplog.text
+
+
+def test_a_site_that_lost_its_way_keeps_what_it_needs_to_go_on(play: MaskedPlay) -> None:
+    before = secrets_kept(play, A)
+    with pytest.raises(Unreachable):
+        take_part(play.site(A).session, OneTask(Unreachable("no route")))
+    assert secrets_kept(play, A) == before
