@@ -73,7 +73,10 @@ class Order:
             )
 
     def _check_not_unmasked(self, key: PhaseKey) -> None:
-        """Two sums over the same inputs and two survivor sets differ by what one site sent."""
+        """Two sums over the same inputs and two survivor sets differ by what one site sent.
+
+        That others, which released nothing, are not asked for the second one alone, is the method's to see.
+        """
         last = self._journal.latest(Phase.UNMASK)
         if last is not None and key.round <= last.round:
             _log.error("asked for round %d again after its sum was unmasked", key.round)

@@ -13,14 +13,22 @@ those of its peers, masks, signs the survivors, and having seen enough signature
 
 What holds, for a group of n with threshold t = ⌊2n/3⌋ + 1. A passive coordinator with fewer than t of the members
 learns the sum of the others' vectors, and no more. An active one, which tells members different survivor sets, opens
-a vector only together with more than 2t − n − 1 members, *provided that each honest member signs and answers for one
-survivor set per attempt*: that memory is the session's, these functions have none. Nothing is promised between
-members beyond that: t of them open every vector of the group together.
+a vector only together with 2t − n members or more, *provided that each honest member signs and answers for one
+survivor set per attempt*. Where the same vectors are masked again in a later attempt, it opens both sums only together
+with as many, *provided that each honest member goes along with the later attempt only if t of the earlier one's n
+members are in it, and then releases nothing of the earlier one*. Both memories are the session's, these functions have
+none. Nothing is promised between members beyond that: t of them open every vector of the group together.
+
+n is how many members an attempt lists, which is the coordinator's choice, down to what members insist on. 2t − n is
+at least (n + 2)/3: c members that help it are too few for *every* n from 3c − 1 on (3, 5, 8 for c = 1, 2, 3, where 3
+rather than 2 leaves the sum of two others).
 
 What does not hold. A group of n loses at most n − t members in an attempt: a group of three has t = 3 and tolerates
 no drop-out. A member that shares, masks or releases wrongly spoils the sum: it is detected (mostly, see
 :mod:`crypto.fixed_point`), not attributed. Nothing checks that a member's vector is honest. The sum itself says what
-it says: two sums over the same vectors that differ by one member give that member's vector.
+it says: two sums over the same vectors that differ by one member give that member's vector, and two over nearly the
+same vectors nearly. Whoever decides what vectors are made from can keep them from changing; masks do not help there,
+differential privacy would.
 """
 
 from crypto.pairwise.scheme import SCHEME

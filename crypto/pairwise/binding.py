@@ -68,7 +68,8 @@ def threshold(members: int) -> int:
     """t = ⌊2n/3⌋ + 1, the smallest above two thirds: two quorums then share more than a third of the members.
 
     So one that opens *both* secrets of a member needs t + t answers from n members that give one kind each, and
-    2t − n or more of them that give two.
+    2t − n or more of them that give two. That is (n + 2)/3 or more: c members are too few in every group of 3c − 1
+    members or more.
     """
     if members < 2:
         raise ValueError(f"a group has 2 or more members, not {members}")

@@ -110,9 +110,11 @@ class SiteConfig(_PartyFile):
     """``site.toml``. ``out`` receives the trained model, the prototypes and the site's log.
 
     ``min_holders`` and ``min_sites`` are what *this site* insists on. An agreement with fewer holders is refused
-    when this file is loaded; a roster or round with fewer sites is refused when it comes, whatever the
-    coordinator says. ``pins`` maps a peer's name to the SHA-256 fingerprint of
-    its certificate: with a pin, not even the CA can put another certificate in the peer's place.
+    when this file is loaded, and so bounds every sum and mean that the site is in; a roster or round with fewer
+    sites is refused when it comes, whatever the coordinator says. The limit: ``min_sites`` counts a round's sites
+    over all groups, so the sum of one group may be over fewer, down to ``min_holders``. ``pins``
+    maps a peer's name to the SHA-256 fingerprint of its certificate: with a pin, not even the CA can put another
+    certificate in the peer's place.
     """
 
     name: Name
@@ -134,7 +136,7 @@ class SiteConfig(_PartyFile):
 
     @property
     def required_sites(self) -> int:
-        """Fewest sites, this one included, in a round that this site takes part in."""
+        """Fewest sites, this one included, in a round that this site takes part in, over all groups."""
         return max(self.min_sites or 0, self.agreement.min_sites)
 
     @field_validator("data", mode="after")

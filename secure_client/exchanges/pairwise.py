@@ -4,10 +4,12 @@ What a site gives away here is bounded by what it refuses. It masks among sharer
 one survivor set and only one that hides it well enough, and releases for each sharer one kind of share, once, under
 enough signatures on that very set. Its secrets live for one attempt and are erased with it.
 
-The limits: t members together open every vector of the group. A passive coordinator needs t of them, an active one
-more than 2t − n − 1, since each honest site answers for one survivor set. A member's bad share is logged and left out
-where it does not open; one that opens and is wrong spoils the sum, which shows at the coordinator and is traced to
-nobody.
+The limits: t of the n members that an attempt lists together open every vector of the group. A passive coordinator
+needs t of them, an active one 2t − n, since each honest site answers for one survivor set, and in one round for no
+two sums over what it trained (:mod:`secure_client.methods.fedpc`); n is its choice, from ``min_holders`` on. Over
+rounds in which training hardly moves sites, which it can bring about, sums can be subtracted. A member's bad share
+is logged and left out where it does not open; one that opens and is wrong spoils the sum, which shows at the
+coordinator and is traced to nobody.
 """
 
 from __future__ import annotations

@@ -84,6 +84,19 @@ def test_thresholds_are_frozen() -> None:
         threshold(1)
 
 
+def test_how_many_colluders_a_least_number_of_members_holds_off() -> None:
+    """The coordinator may list any number of members from the least one on; each has to withstand c of them."""
+    assert all(3 * (2 * threshold(n) - n) >= n + 2 for n in range(2, 1000))
+
+    def held_off(colluders: int, least: int) -> bool:
+        withstand = all(colluders < 2 * threshold(n) - n for n in range(least, 1000))
+        return withstand and least - colluders >= 2
+
+    smallest = {c: next(least for least in range(2, 1000) if held_off(c, least)) for c in range(1, 100)}
+    assert smallest == {c: max(3 * c - 1, c + 2) for c in range(1, 100)}
+    assert [smallest[c] for c in (1, 2, 3)] == [3, 5, 8]
+
+
 @_cases("streams")
 def test_a_stream_begins_as_frozen(case: dict[str, Any]) -> None:
     zeros = np.zeros(len(case["first"]), WORDS[case["bits"]])
