@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from protoseal_wire.messages import PhaseKey
 from secure_server.errors import JoinClosed, NotJoined, NotOnRoster, WrongPhase
 from secure_server.run_state import Groups, Rules, Stage, State
@@ -53,6 +55,14 @@ def check_groups_due(state: State, groups: Groups) -> None:
     """``ValueError`` unless groups come from a clustering and from nothing else: they stay as they are."""
     if bool(groups) != (state.round == 0):
         raise ValueError(f"round {state.round} {'sets' if groups else 'must set'} the groups")
+
+
+def check_some_given(state: State, without: Set[str]) -> None:
+    """``ValueError`` unless those without a result are some participants, and not all of them."""
+    if without and not without < set(state.participants):
+        raise ValueError(
+            "a round with a result has one for some participant, and only participants are without"
+        )
 
 
 def _name(key: PhaseKey) -> str:

@@ -91,8 +91,8 @@ class Coordinator:
             _log.info("resuming at %s of round %d", stored.stage.name, stored.round)
             self._step(rounds.Resumed())
             self._keep_keys()
-            if self._state.stage is Stage.FINISHED:  # it ended, but perhaps not every site has been told
-                self._ended_at = clock()
+            if self._state.over:  # perhaps not every site has been told
+                self._note_end(self._state)
             self._do_own_part()
 
     @property

@@ -12,10 +12,13 @@ Guaranteed, whatever the order of events and however the clock jumps: an attempt
 that answered PRESENCE and each step of that very attempt, at least ``min_sites`` of them at PRESENCE, and in each
 step as many as its quorums say; a step without quorums needs everyone. A round has one computed attempt at most;
 what a key asks never changes. Once UNMASK was asked, no other attempt of its round begins: two sets of survivors
-over the same values could be subtracted. A round that fails then is abandoned, without a result.
+over the same values could be subtracted. A round that fails then is abandoned, without a result. And once masked
+VALUES were asked of a group, it takes part in another attempt of that round only with as many of its members of
+before as UNMASK needs; if that leaves no group, the round is abandoned too.
 A site that cost a round an attempt (it answered PRESENCE and then left, or missed a step that needed it) is benched:
 not asked again in that round; and in the next, if the round was abandoned. So a run of one-step rounds in which
-``min_sites`` sites answer in time finishes, whatever fewer than ``max_attempts`` others do.
+``min_sites`` sites answer in time finishes, whatever fewer than ``max_attempts`` others do. A run finishes only if
+some round had a result; else it ends in STOPPED, one round past its last, and nothing takes it on from there.
 The limits: ``max_attempts`` sites that misbehave one after another in one round do stop the run; where there are
 groups, one group that cannot meet its quorum costs all of them the attempt. Whether an answer's *content* is good is
 not known here: check it before stepping.
@@ -23,6 +26,7 @@ not known here: check it before stepping.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import replace
 
 from protoseal_wire.messages import Phase, PhaseKey
@@ -34,6 +38,7 @@ from secure_server.checks import (
     check_may_join,
     check_on_roster,
     check_planning,
+    check_some_given,
 )
 from secure_server.run_events import (
     Answered,
@@ -112,9 +117,9 @@ def step(rules: Rules, state: State, event: Event, now: float) -> State:
         case Planned(quorums):
             check_planning(state)
             return first_step(rules, replace(state, quorums=quorums), now)
-        case Computed(groups):
+        case Computed(groups, without):
             # Not settled at once: the results are to be stored under this very state's key.
-            return _computed(rules, state, groups, now)
+            return _computed(rules, state, groups, without, now)
         case ComputeFailed():
             check_computing(state)
             return failed(rules, state, "the aggregation failed; see the coordinator's log", now)
@@ -127,9 +132,10 @@ def step(rules: Rules, state: State, event: Event, now: float) -> State:
 
 def abandons(before: State, after: State) -> bool:
     """Whether ``after``, a step later, has given up the round of ``before`` without a result."""
-    if before.stage not in (Stage.UNMASK, Stage.COMPUTING) or not before.round:
-        return False
-    return after.round > before.round or after.stage is Stage.FINISHED
+    ended = after.round > before.round or (
+        after.stage is Stage.FINISHED and before.stage is not Stage.FINISHED
+    )
+    return ended and before.begun and before.round > 0 and before.last_result < before.round
 
 
 # What events do
@@ -177,18 +183,20 @@ def _left(state: State, site: str) -> State:
     return replace(state, joined=state.joined - {site}, absent=absent)
 
 
-def _computed(rules: Rules, state: State, groups: Groups, now: float) -> State:
+def _computed(rules: Rules, state: State, groups: Groups, without: Set[str], now: float) -> State:
     check_computing(state)
     check_groups_due(state, groups)
+    check_some_given(state, without)
     if groups:
         # A round has ended well: whom it was repeated without is asked in the next.
         over = replace(state, groups=groups, failures=0, benched=frozenset(), reason="")
         return next_round(rules, over, now)
+    state = replace(state, without=tuple(sorted(without)), last_result=state.round)
     return enter(rules, state, Stage.RESULT, now)
 
 
 def _resumed(rules: Rules, state: State, now: float) -> State:
-    if state.stage is Stage.FINISHED:
+    if state.stage is Stage.FINISHED or state.round > rules.rounds:
         return state
     if state.stage is not Stage.STOPPED:
         return replace(state, deadline=now + rules.seconds(state.stage), benched=frozenset())

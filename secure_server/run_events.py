@@ -51,9 +51,10 @@ class Planned:
 
 @dataclass(frozen=True)
 class Computed:
-    """The current attempt's results are there; of a clustering, its ``groups``."""
+    """The current attempt's results are there; of a clustering, its ``groups``. Participants ``without`` get none."""
 
     groups: Groups = ()
+    without: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -173,7 +173,10 @@ class State:
 
     ``participants`` (sorted) are those whose presence the current attempt rests on, ``survivors`` those of them
     who answered each step that is over, ``answered`` those who have answered the current stage. ``quorums`` are the
-    current attempt's; a step without one needs everyone.
+    current attempt's; a step without one needs everyone. ``without`` (sorted) are participants for whom it came to no
+    result, ``last_result`` is the last round that had one, 0 before. ``committed`` are the UNMASK quorums of those of
+    the current round's attempts that asked for masked values: sites of a group that has not as many of them there
+    refuse another attempt.
 
     ``absent`` missed a deadline or left, and are not waited for. ``benched`` cost the current round an attempt, or
     the one before it its result, and are not asked again in it. ``failures`` counts failed attempts since the last
@@ -203,6 +206,9 @@ class State:
     groups: Groups = ()
     quorums: tuple[Quorum, ...] = ()
     survivors: tuple[Survivors, ...] = ()
+    without: tuple[str, ...] = ()
+    committed: tuple[Quorum, ...] = ()
+    last_result: int = 0
 
     def __post_init__(self) -> None:
         members = set(self.members)
@@ -218,6 +224,8 @@ class State:
             raise ValueError("a benched site takes no part")
         if self.setup_attempt < 1 or self.round < 0 or self.attempt < 1 or self.failures < 0:
             raise ValueError("rounds and failures count from 0, attempts from 1")
+        if not 0 <= self.last_result <= self.round:
+            raise ValueError("the last result is of a round that there has been")
         self._check_groups()
         self._check_steps()
 
@@ -236,14 +244,20 @@ class State:
             raise ValueError("survivors must be sorted, each named once")
         if any(not quorum.sites <= set(self.participants) for quorum in self.quorums):
             raise ValueError("a quorum is of participants")
+        if any(not quorum.sites <= set(self.members) for quorum in self.committed):
+            raise ValueError("only members can have been asked for values")
+        if list(self.without) != sorted(set(self.without) & set(self.participants)):
+            raise ValueError("those without a result are participants, sorted, each named once")
 
     @property
     def asked(self) -> tuple[str, ...]:
         """Who is asked the current step, once PRESENCE is over: those who answered the one before.
 
-        The result is for all participants, also for those who dropped out on the way to it.
+        The result is for all participants that there is one for, also for those who dropped out on the way to it.
         """
-        if self.stage is Stage.RESULT or not self.survivors:
+        if self.stage is Stage.RESULT:
+            return tuple(site for site in self.participants if site not in self.without)
+        if not self.survivors:
             return self.participants
         return self.survivors[-1].sites
 

@@ -91,8 +91,13 @@ def _settled_presence(rules: Rules, state: State, now: float, *, late: bool) -> 
     # Too few are there. Absent sites have until the deadline to come back: an attempt is not given up before.
     if not late:
         return state
+    state = replace(state, absent=state.absent | missing)
+    if len(able_sites(rules, replace(state, committed=()), present)) >= rules.min_sites:
+        # Not one more attempt of this round would have more sites: those who sent values hold the others up.
+        why = f"too few are there of those who were asked for values before; missing: {_list(missing)}"
+        return _abandoned(rules, _given_up(state, why), now)
     # Without the benched there are too few, so they get another chance.
-    state = replace(state, absent=state.absent | missing, benched=frozenset())
+    state = replace(state, benched=frozenset())
     why = f"no presence from {_list(missing)}" if missing else "too few sites are in groups that can go on"
     return failed(rules, state, why, now)
 
@@ -170,11 +175,14 @@ _SETTLED: Mapping[Stage, _Settled] = {
 
 def failed(rules: Rules, state: State, why: str, now: float, lost: Set[str] = frozenset()) -> State:
     """Give the attempt up, which ``lost`` cost it. Repeat the round, abandon it, or stop the run."""
-    why = f"round {state.round}, attempt {state.attempt}: {why}"
-    given_up = replace(_cleared(state), absent=state.absent | lost, reason=why)
+    given_up = _given_up(replace(state, absent=state.absent | lost), why)
     if _unmask_was_asked(rules, state):
         return _abandoned(rules, given_up, now, lost)
     return _repeated(rules, given_up, now, lost)
+
+
+def _given_up(state: State, why: str) -> State:
+    return replace(_cleared(state), reason=f"round {state.round}, attempt {state.attempt}: {why}")
 
 
 def _unmask_was_asked(rules: Rules, state: State) -> bool:
@@ -193,14 +201,13 @@ def _repeated(rules: Rules, state: State, now: float, lost: Set[str]) -> State:
     return next_attempt(rules, state, now)
 
 
-def _abandoned(rules: Rules, state: State, now: float, lost: Set[str]) -> State:
+def _abandoned(rules: Rules, state: State, now: float, lost: Set[str] = frozenset()) -> State:
     """The next round, without a result of this one. Each counts as a failure, or a run could end without any."""
     why = f"{state.reason}; the round is abandoned, without a result"
     benched = _benched(rules, replace(state, benched=frozenset()), lost)
     failures = state.failures + 1
     state = next_round(rules, replace(state, failures=failures, benched=benched, reason=why), now)
-    stops = failures >= rules.max_attempts and state.stage is not Stage.FINISHED
-    return _stopped(state, why) if stops else state
+    return _stopped(state, why) if failures >= rules.max_attempts and not state.over else state
 
 
 def _benched(rules: Rules, state: State, lost: Set[str]) -> frozenset[str]:
@@ -216,15 +223,28 @@ def next_attempt(rules: Rules, state: State, now: float) -> State:
 
 
 def next_round(rules: Rules, state: State, now: float) -> State:
-    """The round after this one, or the end."""
-    if state.round >= rules.rounds:
+    """The round after this one, or the end: a run in which no round had a result has not finished."""
+    if state.round >= rules.rounds and state.last_result:
         return replace(state, stage=Stage.FINISHED)
-    return enter(rules, replace(_cleared(state), round=state.round + 1, attempt=1), Stage.PRESENCE, now)
+    state = replace(_cleared(state), committed=(), round=state.round + 1, attempt=1)
+    if state.round > rules.rounds:
+        return _stopped(state, f"no round of the run had a result; the last: {state.reason}")
+    return enter(rules, state, Stage.PRESENCE, now)
 
 
 def enter(rules: Rules, state: State, stage: Stage, now: float) -> State:
     """Begin a stage, with its full time."""
+    if stage is Stage.VALUES:
+        state = _committed(state)
     return replace(state, stage=stage, answered=frozenset(), deadline=now + rules.seconds(stage))
+
+
+def _committed(state: State) -> State:
+    """Remember who is asked for values under masks, and how many of them it takes to open the sum."""
+    asked = (quorum for quorum in state.quorums if quorum.phase is Phase.UNMASK)
+    return replace(
+        state, committed=(*state.committed, *(each for each in asked if each not in state.committed))
+    )
 
 
 def within_full_time(rules: Rules, state: State, now: float) -> State:
@@ -236,7 +256,7 @@ def within_full_time(rules: Rules, state: State, now: float) -> State:
 
 def _cleared(state: State) -> State:
     """No attempt is going on."""
-    return replace(state, participants=(), quorums=(), survivors=())
+    return replace(state, participants=(), quorums=(), survivors=(), without=())
 
 
 def _stopped(state: State, reason: str) -> State:

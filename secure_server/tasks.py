@@ -29,11 +29,23 @@ def asked_sites(rules: Rules, state: State) -> frozenset[str]:
 
 
 def able_sites(rules: Rules, state: State, sites: Set[str]) -> frozenset[str]:
-    """Those of ``sites`` that could go through a round: all, or where there are groups, those of large enough ones."""
+    """Those of ``sites`` that could go through a round: all, or where there are groups, those of groups that can."""
     if not state.groups:
         return frozenset(sites)
-    there = [sites & set(group) for group in state.groups]
-    return frozenset().union(*(each for each in there if len(each) >= rules.smallest_group))
+    return frozenset().union(
+        *(sites & set(group) for group in state.groups if _able(rules, state, group, sites))
+    )
+
+
+def _able(rules: Rules, state: State, group: tuple[str, ...], sites: Set[str]) -> bool:
+    """Whether enough of the group are there: for its size, and for what its members sent earlier in the round.
+
+    Who can be in a sum of this attempt and not in an earlier one's, or the other way round, must be too few to open
+    either: two sums over the same values could be subtracted.
+    """
+    if len(sites & set(group)) < rules.smallest_group:
+        return False
+    return all(quorum.met_by(sites) for quorum in state.committed if quorum.sites <= set(group))
 
 
 def ready_sites(rules: Rules, state: State) -> frozenset[str]:

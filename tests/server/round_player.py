@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server import rounds
-from secure_server.rounds import Rules, Stage, State
+from secure_server.rounds import Groups, Planned, Quorum, Rules, Stage, State
+from secure_server.run_state import STEPS
 
 SITES = ("ada", "bea", "cid", "dot")
 RULES = Rules(
@@ -93,3 +95,48 @@ def in_round(rules: Rules = RULES) -> Player:
 def without_secret(rules: Rules = RULES) -> Rules:
     """The same rules for a protection that needs no group keys."""
     return replace(rules, needs_secret=False)
+
+
+# Groups, and rounds of many steps
+
+LEFT, RIGHT = ("ada", "bea", "cid", "dot"), ("eli", "fay", "gus", "hal")
+ALL = (*LEFT, *RIGHT)
+GROUPED = replace(
+    RULES,
+    roster=ALL,
+    first_round=0,
+    round_steps=STEPS,
+    smallest_group=3,
+    phase_seconds={**RULES.phase_seconds, **dict.fromkeys(STEPS, 20.0)},
+)
+THREE_OF_EACH = tuple(Quorum(phase, frozenset(group), 3) for group in (LEFT, RIGHT) for phase in STEPS)
+
+
+def without(*names: str) -> tuple[str, ...]:
+    return tuple(site for site in ALL if site not in names)
+
+
+class GroupPlayer(Player):
+    """At the first round after the clustering."""
+
+    def __init__(self, rules: Rules = GROUPED, groups: Groups = (LEFT, RIGHT)) -> None:
+        super().__init__(rules)
+        self.set_up(*rules.roster)
+        self.answer(*rules.roster)
+        self.answer(*rules.roster)
+        self.do(rounds.Computed(groups))
+
+    def begin(self, present: Iterable[str] = ALL, quorums: tuple[Quorum, ...] = THREE_OF_EACH) -> None:
+        """PRESENCE of these, and the plan."""
+        self.answer(*present)
+        if self.stage is Stage.PRESENCE:
+            self.to_deadline()
+        self.do(Planned(quorums))
+
+    def go_to(self, stage: Stage) -> None:
+        """Everyone answers until then."""
+        while self.stage is not stage:
+            if self.stage is Stage.COMPUTING:
+                self.do(rounds.Computed())
+            else:
+                self.answer(*(site for site in self.state.asked if self.task(site)))

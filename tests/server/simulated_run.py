@@ -9,52 +9,17 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server import rounds
 from secure_server.errors import CoordinatorError, JoinClosed
-from secure_server.rounds import Groups, Planned, Quorum, Rules, Stage, State
+from secure_server.rounds import Groups, Planned, Quorum, Stage, State
 from secure_server.run_state import ASKED, STEPS
+from tests.server.simulation_rules import ONE, InvariantError, random_rules, require
 
-SECONDS: Mapping[Phase, float] = {
-    Phase.ROSTER: 10.0,
-    Phase.SECRET: 10.0,
-    Phase.PRESENCE: 60.0,
-    **dict.fromkeys(STEPS, 20.0),
-    Phase.RESULT: 20.0,
-}
-_ONE, _MANY = (Phase.VALUES,), STEPS
-
-
-def random_rules(rng: random.Random) -> Rules:
-    """Rules of a small run: one step in a round, groups with one, or groups with many."""
-    sites = rng.randint(3, 7)
-    first_round, steps = rng.choice(((1, _ONE), (0, _ONE), (0, _MANY), (0, _MANY)))
-    return Rules(
-        first_round=first_round,
-        round_steps=steps,
-        smallest_group=2,
-        run="sim",
-        roster=tuple(f"s{number}" for number in range(sites)),
-        min_sites=rng.randint(2, sites if steps == _ONE else sites // 2 + 1),
-        rounds=rng.randint(1, 3),
-        max_attempts=rng.randint(1, 4),
-        needs_secret=rng.random() < 0.7,
-        join_seconds=100.0,
-        phase_seconds=SECONDS,
-    )
-
-
-class InvariantError(Exception):
-    """An invariant does not hold."""
-
-
-def require(condition: bool, what: str) -> None:
-    """:class:`InvariantError` unless the condition holds."""
-    if not condition:
-        raise InvariantError(what)
+__all__ = ["InvariantError", "SimulatedRun"]
 
 
 class SimulatedRun:
@@ -72,6 +37,10 @@ class SimulatedRun:
         self.computed: dict[int, PhaseKey] = {}  # by round
         self.abandoned: set[int] = set()
         self.unmasking: dict[int, int] = {}  # by round: the attempt in which a site was asked to UNMASK
+        self.listed: dict[
+            PhaseKey, set[str]
+        ] = {}  # by VALUES asked of masked sums: who was on the active list
+        self.without: set[str] = set()  # who gets no result of the last round computed
         self.asked: dict[tuple[PhaseKey, str], object] = {}
         self.plans: dict[PhaseKey, Planned] = {}
         self.groups: Groups = ()
@@ -97,6 +66,8 @@ class SimulatedRun:
         self.state = after
         if after.stage is Stage.UNMASK:
             self.unmasking.setdefault(after.round, after.attempt)
+        if after.stage is Stage.VALUES and Phase.UNMASK in self.rules.steps(after.round):
+            self.listed.setdefault(after.values_key, set(after.participants))
         self._check_requests()
         self._note(before, after)
         if after.stage is Stage.PLANNING and not isinstance(event, rounds.Resumed):
@@ -113,6 +84,8 @@ class SimulatedRun:
         if rounds.abandons(before, after):
             self.seen["abandoned round"] += 1
             self.seen["abandoned last round"] += before.round == self.rules.rounds
+            self.seen["held up"] += before.stage is Stage.PRESENCE
+            self.seen["no result at all"] += after.round > self.rules.rounds
             self.abandoned.add(before.round)
 
     def plan(self) -> None:
@@ -129,7 +102,7 @@ class SimulatedRun:
         groups = [sorted(present & set(group)) for group in self.groups]
         staying = [group for group in groups if group]
         require(all(len(group) >= self.rules.smallest_group for group in staying), f"too small: {groups}")
-        if self.rules.round_steps == _ONE:
+        if self.rules.round_steps == ONE:
             return Planned()
         quorums = [
             Quorum(phase, frozenset(group), 2 * len(group) // 3 + 1) for group in staying for phase in STEPS
@@ -202,12 +175,16 @@ class SimulatedRun:
         require(before.stage is not Stage.FINISHED or after.stage is Stage.FINISHED, "went on after the end")
         if after.stage is Stage.FINISHED:
             ended = (
-                set(self.computed) | self.abandoned | ({before.round} if self._abandons(before) else set())
+                set(self.computed) | self.abandoned | ({before.round} if self._gives_up(before) else set())
             )
             every = set(range(self.rules.first_round, self.rules.rounds + 1))
             require(ended == every, "finished without each result")
+            require(any(self.computed), "finished without any result")
+        if after.round > self.rules.rounds:
+            require(after.stage is Stage.STOPPED, "went on after the last round")
+            require(not any(self.computed), "stopped after the last round, and there are results")
         if before.begun and after.round > before.round:
-            due = before.round in self.computed or self._abandons(before)
+            due = before.round in self.computed or self._gives_up(before)
             require(due, f"left round {before.round} without a result")
         elif after.attempt > before.attempt:
             require(not self._abandons(before), "another attempt after UNMASK was asked")
@@ -215,6 +192,30 @@ class SimulatedRun:
         if not after.over:
             left = after.deadline - self.now
             require(left <= self.rules.seconds(after.stage), "a deadline recedes beyond its phase's time")
+
+    def _gives_up(self, before: State) -> bool:
+        return self._abandons(before) or self._held_up(before)
+
+    def _held_up(self, before: State) -> bool:
+        """By this ledger: time is over, and of no groups that are there would sites that sent values go on."""
+        if before.stage is not Stage.PRESENCE or self.now < before.deadline:
+            return False
+        present = {site for key, site in self.accepted if key == before.presence_key} - before.absent
+        there = [(group, present & set(group)) for group in before.groups]
+        large = [(group, sites) for group, sites in there if len(sites) >= self.rules.smallest_group]
+        bound = [sites for group, sites in large if self._keeps_faith(before.presence_key, group, sites)]
+        too_few = sum(len(sites) for sites in bound) < self.rules.min_sites
+        return too_few and sum(len(sites) for _, sites in large) >= self.rules.min_sites
+
+    def _keeps_faith(self, key: PhaseKey, group: tuple[str, ...], there: set[str], asker: str = "") -> bool:
+        """Whether an attempt has enough of those who were listed with ``asker``, who sent values, or with anyone."""
+        for earlier, listed in self.listed.items():
+            counts = not asker or (earlier, asker) in self.accepted
+            if earlier.round == key.round and earlier.attempt < key.attempt and counts:
+                before = listed & set(group)
+                if before and len(before & there) < 2 * len(before) // 3 + 1:
+                    return False
+        return True
 
     def _abandons(self, before: State) -> bool:
         """By what was asked, as this ledger has it: whether the round can only end without a result now."""
@@ -235,8 +236,13 @@ class SimulatedRun:
         if key.phase not in (Phase.ROSTER, Phase.SECRET):
             unmasked = self.unmasking.get(key.round, key.attempt)
             require(unmasked == key.attempt, f"{key} after UNMASK was asked in attempt {unmasked}")
+        if key.phase is Phase.SHARES:
+            group = next(group for group in self.state.groups if site in group)
+            there = set(self.state.participants) & set(group)
+            require(self._keeps_faith(key, group, there, site), f"{site} sent values, and must refuse {key}")
         if key.phase is Phase.RESULT:
             require(self.computed.get(key.round) == key, f"{key} was not computed")
+            require(site not in self.without, f"there is no {key} for {site}")
 
     def _content(self, key: PhaseKey, site: str) -> object:
         """What the request would be made of; beside that, only what was uploaded."""
@@ -281,7 +287,14 @@ class SimulatedRun:
         """What comes of the current attempt."""
         if self.state.round == 0 and not self.groups:
             self.groups = self.random_groups()
-        return rounds.Computed(self.groups if self.state.round == 0 else ())
+        if self.state.round == 0:
+            return rounds.Computed(self.groups)
+        there = [
+            group for group in (set(each) & set(self.state.participants) for each in self.groups) if group
+        ]
+        self.without = there[0] if len(there) > 1 and self.rng.random() < 0.2 else set()
+        self.seen["a group without result"] += bool(self.without)
+        return rounds.Computed(without=frozenset(self.without))
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
@@ -301,6 +314,7 @@ class SimulatedRun:
         site = self.rng.choice(self.rules.roster)
         faults: tuple[Callable[[], object], ...] = (
             lambda: self.alive.discard(site),
+            lambda: self.alive.difference_update(self.rng.sample(self.rules.roster, 2)),
             lambda: self.do(rounds.Left(site)),
             lambda: self.do(rounds.Joined(site)),
             lambda: self.replay(site),
@@ -309,7 +323,7 @@ class SimulatedRun:
             self.restart,
             lambda: self.pass_time(self.rng.choice((30.0, 1e3, 1e6, -1e3, -1e6))),
         )
-        self.rng.choices(faults, weights=(4, 2, 2, 4, 4, 2, 3, 2))[0]()
+        self.rng.choices(faults, weights=(3, 2, 2, 2, 4, 4, 2, 5, 2))[0]()
 
     def own_part_out_of_turn(self) -> None:
         """The coordinator's own events, where the machine waits for others."""
@@ -335,7 +349,7 @@ class SimulatedRun:
         for _ in range(steps):
             if self.rng.random() < 0.12:
                 self.fault()
-            elif self.rng.random() < 0.03:
+            elif self.rng.random() < 0.04:
                 self.alive = set(self.rules.roster)
             site = self.rng.choice(self.rules.roster)
             if site in self.alive and self.rng.random() < 0.9:
@@ -349,7 +363,7 @@ class SimulatedRun:
     # How a run must end
 
     def finish(self) -> None:
-        """With every site there and nothing lost the run finishes.
+        """With every site there and nothing lost the run finishes, unless by then it had given up every round.
 
         An operator may have to start it again twice: it had stopped, and a deadline was too near to be met.
         """
@@ -359,6 +373,8 @@ class SimulatedRun:
             if self.state.stage is Stage.STOPPED:
                 restarts += 1
                 self.restart()
+            if self.state.round > self.rules.rounds:
+                return
             for site in self.rules.roster:
                 self.visit(site)
             self.compute()

@@ -1,27 +1,28 @@
 """Hundreds of whole runs with a fake clock: lost messages, replays, deaths, restarts, clock jumps.
 
 The invariants (in ``simulated_run``): an exact result or a clean abort, one computed attempt in a round, no attempt
-of a round after UNMASK was asked in it, nothing goes back, never fewer sites than the minimum or a quorum, what a key
+of a round after UNMASK was asked in it nor with too few of those who had sent values, no end without any result,
+nothing goes back, never fewer sites than the minimum or a quorum, what a key
 asks of a site never changes, and every run comes to an end.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import replace
 from types import ModuleType
 
 import pytest
 
 from protoseal_wire.messages import Phase, PhaseKey
-from secure_server import rounds, settling
+from secure_server import rounds, settling, tasks
 from secure_server.checks import check_expected
 from secure_server.rounds import Groups, Planned, Quorum, Rules, Stage, State
 from secure_server.run_state import ASKING, STEPS
 from tests.server.simulated_run import InvariantError, SimulatedRun
 
-RUNS = 500
+RUNS = 600
 ASKING_STEPS = [ASKING[phase] for phase in STEPS]
 
 
@@ -67,6 +68,9 @@ def test_invariants_hold_in_every_run(seen: Counter[str]) -> None:
         "drop-out",
         "abandoned round",
         "abandoned last round",
+        "a group without result",
+        "held up",
+        "no result at all",
     ],
 )
 def test_the_simulation_goes_everywhere(seen: Counter[str], what: str) -> None:
@@ -187,6 +191,20 @@ def asks_all_participants(rules: Rules, state: State, missing: object, now: floa
     return replace(after, survivors=everyone)
 
 
+def any_members_will_do(rules: Rules, state: State, group: tuple[str, ...], sites: Set[str]) -> bool:
+    """As if nobody had sent anything before."""
+    return len(sites & set(group)) >= rules.smallest_group
+
+
+def finishes_regardless(rules: Rules, state: State, now: float) -> State:
+    return real_next_round(rules, replace(state, last_result=state.last_result or state.round), now)
+
+
+def gives_everyone_a_result(rules: Rules, state: State, groups: Groups, without: object, now: float) -> State:
+    return real_computed(rules, state, groups, frozenset(), now)
+
+
+real_next_round, real_computed = settling.next_round, rounds._computed
 real_step, real_next_step, first_step = rounds.step, settling._next_step, settling.first_step
 
 
@@ -205,6 +223,10 @@ def notices(violation: str) -> None:
         (rounds, "step", forgets_the_attempt, "went back|again"),
         (settling, "_unmask_was_asked", unmasking_is_as_any_step, "UNMASK was asked"),
         (settling, "_next_step", asks_all_participants, "others are asked"),
+        (tasks, "_able", any_members_will_do, "must refuse"),
+        (settling, "_committed", lambda state: state, "must refuse"),
+        (settling, "next_round", finishes_regardless, "without any result"),
+        (rounds, "_computed", gives_everyone_a_result, "there is no .* for"),
     ],
 )
 def test_the_simulation_notices_a_weakened_machine(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -13,49 +12,19 @@ from secure_server import rounds
 from secure_server.errors import WrongPhase
 from secure_server.rounds import Groups, Planned, Quorum, Rules, Stage, State
 from secure_server.run_state import STEPS
-from tests.server.round_player import RULES, SITES, Player, in_round
-
-LEFT, RIGHT = ("ada", "bea", "cid", "dot"), ("eli", "fay", "gus", "hal")
-ALL = (*LEFT, *RIGHT)
-GROUPED = replace(
+from tests.server.round_player import (
+    ALL,
+    GROUPED,
+    LEFT,
+    RIGHT,
     RULES,
-    roster=ALL,
-    first_round=0,
-    round_steps=STEPS,
-    smallest_group=3,
-    phase_seconds={**RULES.phase_seconds, **dict.fromkeys(STEPS, 20.0)},
+    SITES,
+    THREE_OF_EACH,
+    GroupPlayer,
+    Player,
+    in_round,
+    without,
 )
-THREE_OF_EACH = tuple(Quorum(phase, frozenset(group), 3) for group in (LEFT, RIGHT) for phase in STEPS)
-
-
-def without(*names: str) -> tuple[str, ...]:
-    return tuple(site for site in ALL if site not in names)
-
-
-class GroupPlayer(Player):
-    """At the first round after the clustering."""
-
-    def __init__(self, rules: Rules = GROUPED, groups: Groups = (LEFT, RIGHT)) -> None:
-        super().__init__(rules)
-        self.set_up(*rules.roster)
-        self.answer(*rules.roster)
-        self.answer(*rules.roster)
-        self.do(rounds.Computed(groups))
-
-    def begin(self, present: Iterable[str] = ALL, quorums: tuple[Quorum, ...] = THREE_OF_EACH) -> None:
-        """PRESENCE of these, and the plan."""
-        self.answer(*present)
-        if self.stage is Stage.PRESENCE:
-            self.to_deadline()
-        self.do(Planned(quorums))
-
-    def go_to(self, stage: Stage) -> None:
-        """Everyone answers until then."""
-        while self.stage is not stage:
-            if self.stage is Stage.COMPUTING:
-                self.do(rounds.Computed())
-            else:
-                self.answer(*(site for site in self.state.asked if self.task(site)))
 
 
 def test_the_clustering_is_a_round_of_its_own_without_a_result() -> None:
@@ -294,9 +263,34 @@ class TestAfterUnmaskWasAsked:
         assert not rounds.abandons(before, player.state)
         assert (player.stage, player.state.round, player.state.attempt) == (Stage.PRESENCE, 1, 2)
 
-    def test_the_last_round_ends_the_run(self) -> None:
+    def test_the_last_round_ends_the_run_if_another_had_a_result(self) -> None:
+        player = GroupPlayer()
+        player.begin()
+        player.go_to(Stage.RESULT)
+        player.answer(*ALL)
+        player.begin()
+        player.go_to(Stage.UNMASK)
+        before = player.state
+        player.answer(*without("cid", "dot"))
+        player.to_deadline()
+        assert (player.stage, player.state.round, player.state.last_result) == (Stage.FINISHED, 2, 1)
+        assert rounds.abandons(before, player.state)
+
+    def test_a_run_without_any_result_has_not_finished(self) -> None:
         player = self.abandoned(replace(GROUPED, rounds=1))
-        assert (player.stage, player.state.round) == (Stage.FINISHED, 1)
+        assert player.stage is Stage.STOPPED
+        assert player.state.reason == (
+            "no round of the run had a result; the last: round 1, attempt 1: no shares to unmask with from cid, dot; "
+            "the round is abandoned, without a result"
+        )
+
+    def test_such_a_run_stays_stopped(self) -> None:
+        player = self.abandoned(replace(GROUPED, rounds=1))
+        ended = player.state
+        player.do(rounds.Resumed(), rounds.Tick(), *(rounds.Polled(site) for site in without("cid", "dot")))
+        assert player.state == ended
+        assert not any(player.task(site) for site in ALL)
+        assert State.from_json(ended.to_json()) == ended
 
     def test_as_many_as_there_may_be_failures_stop_it_and_it_goes_on_with_the_next_round(self) -> None:
         player = self.abandoned(replace(GROUPED, rounds=3, max_attempts=1))
@@ -362,6 +356,10 @@ class TestRulesAndState:
             {"quorums": [{"phase": 99, "sites": ["ada"], "least": 1}]},
             {"quorums": [{"phase": 6, "sites": ["ada"], "least": "1"}]},
             {"begun": 1},
+            {"without": ["eve"]},
+            {"without": ["bea", "ada"]},
+            {"committed": [{"phase": 8, "sites": ["eve"], "least": 1}]},
+            {"last_result": 2},
         ],
     )
     def test_an_altered_one_is_refused(self, change: dict[str, object]) -> None:

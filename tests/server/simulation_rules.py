@@ -1,0 +1,48 @@
+"""Rules of simulated runs, chosen at random, and how a violated invariant is told."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+from protoseal_wire.messages import Phase
+from secure_server.rounds import Rules
+from secure_server.run_state import STEPS
+
+SECONDS: Mapping[Phase, float] = {
+    Phase.ROSTER: 10.0,
+    Phase.SECRET: 10.0,
+    Phase.PRESENCE: 60.0,
+    **dict.fromkeys(STEPS, 20.0),
+    Phase.RESULT: 20.0,
+}
+ONE, MANY = (Phase.VALUES,), STEPS
+
+
+def random_rules(rng: random.Random) -> Rules:
+    """Rules of a small run: one step in a round, groups with one, or groups with many."""
+    sites = rng.randint(3, 7)
+    first_round, steps = rng.choice(((1, ONE), (0, ONE), (0, MANY), (0, MANY)))
+    return Rules(
+        first_round=first_round,
+        round_steps=steps,
+        smallest_group=2,
+        run="sim",
+        roster=tuple(f"s{number}" for number in range(sites)),
+        min_sites=rng.randint(2, sites if steps == ONE else sites // 2 + 1),
+        rounds=rng.randint(1, 3),
+        max_attempts=rng.randint(1, 4),
+        needs_secret=rng.random() < 0.7,
+        join_seconds=100.0,
+        phase_seconds=SECONDS,
+    )
+
+
+class InvariantError(Exception):
+    """An invariant does not hold."""
+
+
+def require(condition: bool, what: str) -> None:
+    """:class:`InvariantError` unless the condition holds."""
+    if not condition:
+        raise InvariantError(what)
