@@ -59,7 +59,8 @@ def test_the_objective_is_the_methods() -> None:
 def test_the_optimiser_is_the_agreements() -> None:
     steps = {}
     for name in Optimiser:
-        agreed = agreement(training=TABLE["training"] | {"optimiser": name.value})
+        settings = {key: value for key, value in TABLE["training"].items() if key != "momentum"}
+        agreed = agreement(training=settings | {"optimiser": name.value})
         learner = build(agreed)
         learner.train(1, None)
         steps[name] = learner.extractor_state()
