@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -44,11 +45,16 @@ class Inputs:
 
 def inputs_of(agreement: Agreement, record: Record, number: int) -> Inputs:
     """From the prototypes that the sites had in round ``number``."""
-    sites = tuple(sorted(site for round_number, site in record if round_number == number))
-    prototypes = [record[number, site].prototypes for site in sites]
-    presence = np.stack([each.counts > 0 for each in prototypes])
+    taken = {site: each.prototypes for (round_number, site), each in record.items() if round_number == number}
+    return inputs_from(agreement, {site: (each.local, each.counts > 0) for site, each in taken.items()})
+
+
+def inputs_from(agreement: Agreement, put: Mapping[str, tuple[Stack, NDArray[np.bool_]]]) -> Inputs:
+    """From each site's prototypes (K, d), in their own units, and which classes it holds (K,)."""
+    sites = tuple(sorted(put))
+    presence = np.stack([put[site][1] for site in sites])
     holds = presence & active_classes(presence, agreement.min_holders)
-    rows = np.stack([each.local for each in prototypes]) / agreement.norm_bound
+    rows = np.stack([put[site][0] for site in sites]) / agreement.norm_bound
     return Inputs(Cohort(sites, holds, agreement.dim), rows * holds[:, :, None])
 
 
@@ -97,9 +103,18 @@ def _ckks_errors(agreement: Agreement, inputs: Inputs) -> Stack:
 def excess(agreement: Agreement, record: Record, number: int, pfpl: PfplSection | None = None) -> float:
     """The largest error of a round's personalised prototypes, in units of its bound; by other settings if given."""
     inputs = inputs_of(agreement, record, number)
-    got = np.stack([record[number, site].targets for site in inputs.cohort.sites])
-    off = np.abs(got - personalised(agreement, inputs, pfpl or agreement.pfpl)).max(axis=2)
-    return float((off / bounds(agreement, inputs))[inputs.cohort.holds].max())
+    got = {site: record[number, site].targets for site in inputs.cohort.sites}
+    return excess_over(agreement, inputs, got, pfpl)
+
+
+def excess_over(
+    agreement: Agreement, inputs: Inputs, got: Mapping[str, Stack], pfpl: PfplSection | None = None
+) -> float:
+    """As :func:`excess`, of what those sites ``got`` that were given a result, out of what all ``inputs`` come to."""
+    given = [inputs.cohort.index(site) for site in got]
+    exact = personalised(agreement, inputs, pfpl or agreement.pfpl)[given]
+    off = np.abs(np.stack(list(got.values())) - exact).max(axis=2)
+    return float((off / bounds(agreement, inputs)[given])[inputs.cohort.holds[given]].max())
 
 
 def check_predictions(*pairs: tuple[Taken, Taken]) -> None:

@@ -1,7 +1,13 @@
-"""PFPL: a site that vanishes in the middle of a round: the others go on without it, protected as under `plain`."""
+"""PFPL: sites that vanish in each phase of a round. The others get what `plain` gives to those whose values came.
+
+A site goes silent, or answers and the answer is lost; it is back in the round after, or never.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -9,54 +15,181 @@ import pytest
 
 from algorithms.pfpl import Weighting
 from protoseal.config import Agreement, Protection
-from protoseal.federation import LocalFederation
-from protoseal_wire.messages import Phase
-from tests.conformance.expected import check_predictions, excess
-from tests.conformance.runs import Record, agreement_for, data_for, holdings, recording_federation, run
-from tests.conformance.turns import SECONDS, Clock, Loss, play, set_deadlines
+from protoseal.federation import DirectTransport, LocalSite
+from protoseal_wire.messages import Phase, PhaseKey
+from secure_server.coordinator import Coordinator, CoordinatorRound
+from tests.conformance.expected import Stack, check_predictions, excess_over, inputs_from
+from tests.conformance.runs import Bool, Record, agreement_for, data_for, holdings, recording_federation
+from tests.conformance.turns import Clock, Loss, play, set_deadlines
+
+EVERYONE = tuple(f"site-{i}" for i in range(1, 8))
+LOST: Mapping[Phase, str] = {Phase.PRESENCE: "site-7", Phase.VALUES: "site-1", Phase.RESULT: "site-4"}
+"""One in each round, in this order. Under a group's secret it was site-1 who made it."""
+PHASES = tuple(LOST)
+AFTER = len(PHASES) + 1
+"""The round after all losses."""
+PLAIN, MASKED, CKKS = Protection.PLAIN, Protection.MASKED, Protection.CKKS
 
 
-def lose_a_site(agreement: Agreement, sites: int, folder: Path) -> tuple[Record, LocalFederation]:
-    """Run it, the last site vanishing for good after it answered PRESENCE of round 1."""
-    record: Record = {}
-    data = data_for(agreement, holdings(sites, len(agreement.classes)))
-    clock = Clock()
-    with recording_federation(agreement, data, folder, record) as federation:
+@dataclass(frozen=True)
+class Case:
+    """A protection, and how each of :data:`LOST` is lost. With another weighting and shape for those lost for good."""
+
+    protection: Protection
+    answer_lost: bool
+    for_good: bool
+
+    def agreement(self) -> Agreement:
+        """More features than a ciphertext holds (256 here), or few."""
+        if self.for_good:
+            return agreement_for(self.protection, Weighting.DISTANCE, classes=3, dim=300, rounds=AFTER)
+        return agreement_for(self.protection, Weighting.COMPLEMENT, classes=5, dim=8, rounds=AFTER)
+
+    def losses(self) -> list[Loss]:
+        """Whoever is lost for good answers no later PRESENCE either."""
+        first = [Loss(LOST[each], i, each, self.answer_lost) for i, each in enumerate(PHASES, start=1)]
+        later = [
+            Loss(each.site, i, Phase.PRESENCE) for each in first for i in range(each.round + 1, AFTER + 1)
+        ]
+        return [*first, *later] if self.for_good else first
+
+    def contributors(self, number: int) -> tuple[str, ...]:
+        """Whose values are combined in a round."""
+        gone = {LOST[phase] for phase in PHASES[: number - 1] if self.for_good}
+        now = {LOST[phase] for phase in PHASES[number - 1 : number] if phase is not Phase.RESULT}
+        return tuple(site for site in EVERYONE if site not in gone | now)
+
+    def given(self, number: int) -> set[str]:
+        """Who has the result of a round, whether or not the coordinator knows."""
+        missed = {LOST[phase] for phase in PHASES[number - 1 : number] if not self.answer_lost}
+        return set(self.contributors(number)) - missed
+
+    def __str__(self) -> str:
+        return "-".join(
+            [
+                self.protection,
+                "answer_lost" if self.answer_lost else "silent",
+                "for_good" if self.for_good else "back",
+            ]
+        )
+
+
+@dataclass
+class Run:
+    """By (round, attempt, site) the prototypes and classes put in, and what became of it."""
+
+    agreement: Agreement
+    put: dict[tuple[int, int, str], tuple[Stack, Bool]] = field(default_factory=dict)
+    record: Record = field(default_factory=dict)
+    rounds: list[CoordinatorRound] = field(default_factory=list)
+
+    def excess(self, number: int, *, without: str = "") -> float:
+        """Of a round's result over the values that came, or over all of them but one site's."""
+        attempt = self.rounds[number - 1].attempt
+        put = {site: each for (*at, site), each in self.put.items() if at == [number, attempt]}
+        inputs = inputs_from(self.agreement, {site: each for site, each in put.items() if site != without})
+        got = {site: taken.targets for (i, site), taken in self.record.items() if i == number}
+        got.pop(without, None)
+        return excess_over(self.agreement, inputs, got)
+
+
+class Tap(DirectTransport):
+    """A site's calls, with a note of what it put in."""
+
+    def __init__(self, coordinator: Coordinator, site: LocalSite, run: Run) -> None:
+        super().__init__(coordinator, run.agreement.run, site.name)
+        self._at, self._put = site, run.put
+
+    def upload(self, key: PhaseKey, content: bytes) -> None:
+        """See :class:`DirectTransport`."""
+        super().upload(key, content)
+        if key.phase is Phase.VALUES:
+            rows, counts = self._at.trainee.trained(key.round)
+            self._put[key.round, key.attempt, self._at.name] = (rows, counts > 0)
+
+
+def run_with(agreement: Agreement, losses: list[Loss], folder: Path) -> Run:
+    run, clock = Run(agreement), Clock()
+    data = data_for(agreement, holdings(len(EVERYONE), len(agreement.classes)))
+    with recording_federation(agreement, data, folder, run.record) as federation:
         set_deadlines(federation, folder / "keys.bin", clock)
-        last = federation.sites[-1].name
-        play(federation, clock, [Loss(last, 1, Phase.VALUES), Loss(last, 2, Phase.PRESENCE)])
-    assert clock.now > SECONDS  # everyone waited for it
-    return record, federation
+        for site in federation.sites:
+            site.transport = Tap(federation.coordinator, site, run)
+        play(federation, clock, losses)
+        run.rounds = federation.rounds
+    return run
 
 
-@pytest.mark.parametrize("protection", [Protection.MASKED, Protection.CKKS])
-def test_the_others_get_what_plain_gives_without_it(tmp_path: Path, protection: Protection) -> None:
-    agreement = agreement_for(protection, Weighting.COMPLEMENT, classes=3, dim=8)
-    record, federation = lose_a_site(agreement, 4, tmp_path)
-    plain = Agreement.model_validate({**dict(agreement), "protection": Protection.PLAIN})
-    data = data_for(plain, holdings(4, 3))
-    del data["site-4"]
-    without = run(plain, data, tmp_path)
-    assert [(each.round, each.attempt, each.sites) for each in federation.rounds] == [
-        (1, 2, ("site-1", "site-2", "site-3")),
-        (2, 1, ("site-1", "site-2", "site-3")),
+Runs = Callable[[Case], Run]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Each case is run once."""
+    return cache(lambda case: run_with(case.agreement(), case.losses(), tmp_path_factory.mktemp("run")))
+
+
+CHEAP = [
+    Case(each, lost, gone) for each in (PLAIN, MASKED) for lost in (False, True) for gone in (False, True)
+]
+CASES = [*CHEAP, Case(CKKS, answer_lost=False, for_good=False), Case(CKKS, answer_lost=True, for_good=True)]
+
+each_case = pytest.mark.parametrize("case", CASES, ids=str)
+each_phase = pytest.mark.parametrize(
+    ("number", "phase"), [pytest.param(i, each, id=each.name) for i, each in enumerate(PHASES, start=1)]
+)
+
+
+@each_case
+@each_phase
+def test_the_others_get_what_plain_gives_without_it(
+    case: Case, number: int, phase: Phase, runs: Runs
+) -> None:
+    run = runs(case)
+    reported = run.rounds[number - 1]
+    repeated = phase is Phase.VALUES  # which everyone who takes part must send
+    assert (reported.round, reported.attempt, reported.abandoned) == (number, 1 + repeated, False)
+    assert reported.sites == case.contributors(number)
+    assert {site for i, site in run.record if i == number} == case.given(number)
+    assert run.excess(number) <= 1.0
+    assert run.excess(number, without="site-2") > 20.0  # it would show if one's values were missing
+
+
+@each_case
+def test_in_the_end_those_who_came_back_take_part_again(case: Case, runs: Runs) -> None:
+    run = runs(case)
+    left = set(EVERYONE) - (set(LOST.values()) if case.for_good else set())
+    assert (run.rounds[-1].round, run.rounds[-1].attempt) == (AFTER, 1)
+    assert set(run.rounds[-1].sites) == {site for i, site in run.record if i == AFTER} == left
+    assert run.excess(AFTER) <= 1.0
+
+
+@pytest.mark.parametrize("case", [each for each in CASES if each.protection is not PLAIN], ids=str)
+def test_predictions_are_those_of_the_same_losses_under_plain(case: Case, runs: Runs) -> None:
+    run, plain = runs(case), runs(replace(case, protection=PLAIN))
+    assert sorted(run.record) == sorted(plain.record)
+    for key, taken in run.record.items():
+        if key[0] == 1:  # the protections had the same numbers to work on
+            np.testing.assert_array_equal(taken.prototypes.local, plain.record[key].prototypes.local)
+    for number in range(1, AFTER + 1):
+        keys = [key for key in run.record if key[0] == number]
+        check_predictions(*((run.record[key], plain.record[key]) for key in keys))
+
+
+@pytest.mark.parametrize("answer_lost", [False, True])
+def test_to_the_others_it_is_as_if_it_had_never_begun_the_round(
+    answer_lost: bool, runs: Runs, tmp_path: Path
+) -> None:
+    """Under `plain`, bit for bit: an attempt that failed leaves nothing behind."""
+    case = Case(PLAIN, answer_lost, for_good=True)
+    earlier = [
+        replace(each, phase=Phase.PRESENCE, answer_lost=False) if each.phase is Phase.VALUES else each
+        for each in case.losses()
     ]
-    assert sorted(record) == sorted(without)
-    for number in (1, 2):
-        assert excess(agreement, record, number) <= 1.0
-    for key, taken in record.items():
-        check_predictions((taken, without[key]))
-        if key[0] == 1:
-            np.testing.assert_array_equal(taken.prototypes.local, without[key].prototypes.local)
-
-
-def test_the_lost_site_would_have_made_a_difference(tmp_path: Path) -> None:
-    agreement = agreement_for(Protection.PLAIN, Weighting.COMPLEMENT, classes=3, dim=8, rounds=1)
-    data = data_for(agreement, holdings(4, 3))
-    complete, without = (
-        run(agreement, data, tmp_path),
-        run(agreement, {name: data[name] for name in ("site-1", "site-2", "site-3")}, tmp_path),
-    )
-    first = (1, "site-1")
-    gap = np.abs(complete[first].prototypes.personal - without[first].prototypes.personal)
-    assert gap[0].max() > 0.01
+    undisturbed = run_with(case.agreement(), earlier, tmp_path)
+    assert [each.attempt for each in undisturbed.rounds] == [1] * AFTER
+    got = runs(case).record
+    assert sorted(got) == sorted(undisturbed.record)
+    for key, taken in got.items():
+        np.testing.assert_array_equal(taken.targets, undisturbed.record[key].targets)
+        np.testing.assert_array_equal(taken.margins, undisturbed.record[key].margins)
