@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from algorithms.holders import active_classes
+from crypto.fixed_point import MIN_FRACTION_BITS
 from crypto.protection import Cohort, PayloadForm
+from crypto.rows import NORM_SLACK
 from protoseal.config import Agreement, Method, Protection
 from protoseal_wire.codec import Limits
 from protoseal_wire.codec.limits import MOST_SITES
@@ -66,6 +68,15 @@ def result_form(agreement: Agreement) -> PayloadForm:
     if agreement.method is Method.FEDPC:
         return PayloadForm(arrays=((contribution_length(agreement),), (len(agreement.classes),)))
     return _pfpl_form(agreement)
+
+
+def longest_mean(agreement: Agreement) -> float:
+    """The longest that a group's mean prototype can be when every member keeps to the norm bound.
+
+    In fixed point each component is off by half a unit at most, and a unit is never more than 2^-16.
+    """
+    half_a_unit = 2.0 ** -(MIN_FRACTION_BITS + 1)
+    return float(agreement.norm_bound * (1.0 + NORM_SLACK) + half_a_unit * np.sqrt(agreement.dim))
 
 
 def _fedpc_values(agreement: Agreement, round_number: int) -> PayloadForm:

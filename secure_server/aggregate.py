@@ -52,7 +52,7 @@ class Aggregator:
         self._limits = limits_of(agreement)
         self._exchange = self._exchange_of_rounds()
         self._clustering = (
-            Clustering(agreement, self._limits, _scheme(agreement))
+            Clustering(agreement, self._limits, _scheme(agreement), executor)
             if agreement.method is Method.FEDPC
             else None
         )

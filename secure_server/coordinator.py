@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from crypto.pki import TrustAnchor
 from crypto.roster import Roster
@@ -36,11 +36,17 @@ from protoseal_wire.messages import (
 from secure_server import errors, rounds
 from secure_server.aggregate import Aggregator
 from secure_server.answers import AnswerCheck
-from secure_server.exchanges.attempt import Attempt, Outcome
+from secure_server.exchanges.attempt import Attempt, GroupFailure, Outcome
 from secure_server.members import Members
-from secure_server.progress import CoordinatorRound, is_reported, log_progress, withheld_classes
+from secure_server.progress import (
+    CoordinatorRound,
+    is_reported,
+    log_failures,
+    log_progress,
+    withheld_classes,
+)
 from secure_server.requests import Requests
-from secure_server.rounds import Rules, Stage, State
+from secure_server.rounds import Groups, Rules, Stage, State
 from secure_server.store import Store
 
 __all__ = ["Coordinator", "CoordinatorRound"]
@@ -80,7 +86,7 @@ class Coordinator:
         self._requests = Requests(agreement, store, self._members, aggregator)
         self._check = AnswerCheck(agreement, self._requests, aggregator, self._limits)
         self._callbacks: list[Callable[[], None]] = []
-        self._job: Future[Outcome] | None = None
+        self._job: Future[Computation] | None = None
         self._told: set[str] = set()
         self._ended_at: float | None = None
         self._round_began = self._compute_began = time.perf_counter()
@@ -276,6 +282,7 @@ class Coordinator:
             total_seconds=time.perf_counter() - self._round_began,
             groups=attempt.groups,
             abandoned=abandoned,
+            without=completed.without,
         )
 
     def _keep_keys(self) -> None:
@@ -287,11 +294,16 @@ class Coordinator:
 
     def _start_job(self) -> None:
         self._compute_began = time.perf_counter()
-        attempt = self._requests.attempt(self._state).at_hand()
+        attempt = self._requests.attempt(self._state)
         if self._background is None:
             self._take_results(self._done_inline(attempt))
         else:
-            self._job = self._background.submit(self._aggregator.combine, attempt)
+            self._job = self._background.submit(self._done_apart, attempt)
+
+    def _done_apart(self, attempt: Attempt) -> Computation:
+        """In another thread, which reads what it needs when it needs it: all at once may be more than there is room."""
+        with self._store.reader() as reader:
+            return computation(self._aggregator.combine(attempt.read_by(reader.answer)))
 
     def _drop_job(self) -> None:
         """A job that took too long: what it may still come to belongs to no attempt."""
@@ -299,23 +311,28 @@ class Coordinator:
             self._job.cancel()
             self._job = None
 
-    def _done_inline(self, attempt: Attempt) -> Future[Outcome]:
-        job: Future[Outcome] = Future()
+    def _done_inline(self, attempt: Attempt) -> Future[Computation]:
+        job: Future[Computation] = Future()
         try:
-            job.set_result(self._aggregator.combine(attempt))
+            job.set_result(computation(self._aggregator.combine(attempt)))
         except Exception as error:  # the same road as a background job's failure
             job.set_exception(error)
         return job
 
-    def _take_results(self, job: Future[Outcome]) -> None:
+    def _take_results(self, job: Future[Computation]) -> None:
         error = job.exception()
         if error is not None:
             _log.error("aggregation failed", exc_info=error)  # sites are told only that it did
             self._step(rounds.ComputeFailed())
             return
         self._compute_seconds = time.perf_counter() - self._compute_began
-        outcome = job.result()
-        self._step(rounds.Computed(outcome.groups), results=encoded(outcome) if outcome.results else None)
+        done = job.result()
+        log_failures(self._state, done.failures)
+        if done.failures and not done.results:
+            self._step(rounds.ComputeFailed())
+            return
+        without = frozenset(site for failure in done.failures for site in failure.group)
+        self._step(rounds.Computed(done.groups, without), results=done.results or None)
 
     def _most_bytes(self, site: str, phase: Phase) -> int:
         """The most that the site's answer may have. Only the maker of group keys answers ROSTER at length."""
@@ -334,10 +351,20 @@ class Coordinator:
         rounds.check_on_roster(self._rules, site)
 
 
-def encoded(outcome: Outcome) -> dict[str, bytes]:
-    """Each site's result as bytes; what several sites share, megabytes, is encoded once."""
+@dataclass(frozen=True)
+class Computation:
+    """An outcome as it is stored: each site's result as bytes."""
+
+    results: Mapping[str, bytes]
+    groups: Groups
+    failures: tuple[GroupFailure, ...]
+
+
+def computation(outcome: Outcome) -> Computation:
+    """What several sites share, megabytes, is encoded once."""
     contents = {id(payload): codec.encode_payload(payload) for payload in outcome.results.values()}
-    return {site: contents[id(payload)] for site, payload in outcome.results.items()}
+    results = {site: contents[id(payload)] for site, payload in outcome.results.items()}
+    return Computation(results, outcome.groups, outcome.failures)
 
 
 def _name(key: PhaseKey) -> str:

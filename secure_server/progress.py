@@ -11,7 +11,7 @@ import numpy as np
 from protoseal.config import Agreement
 from protoseal.terms import cohort_of, group_cohort
 from secure_server import rounds
-from secure_server.exchanges.attempt import Attempt
+from secure_server.exchanges.attempt import Attempt, GroupFailure
 from secure_server.rounds import Rules, Stage, State
 from secure_server.run_state import Groups
 
@@ -23,7 +23,8 @@ class CoordinatorRound:
     """A round as the coordinator knows it. Seconds count from the start of this process at the earliest.
 
     ``sites`` took part in its last attempt, by ``groups`` where there are any; ``withheld`` names the classes that
-    had too few holders (in every group). ``abandoned``: it ended without a result. A coordinator that was killed just
+    had too few holders (in every group). ``abandoned``: it ended without a result; ``without``: those of the sites
+    whose group alone had none. A coordinator that was killed just
     after it reported a round reports it once more.
     """
 
@@ -35,6 +36,7 @@ class CoordinatorRound:
     total_seconds: float
     groups: Groups = ()
     abandoned: bool = False
+    without: tuple[str, ...] = ()
 
 
 def withheld_classes(attempt: Attempt, agreement: Agreement) -> tuple[str, ...]:
@@ -64,6 +66,15 @@ def log_progress(rules: Rules, before: State, after: State) -> None:
         _log_groups(before, after)
     if after.stage is Stage.JOINING and after.joined != before.joined:
         _log.info("waiting for %s", _list(set(rules.roster) - after.joined))
+
+
+def log_failures(state: State, failures: Iterable[GroupFailure]) -> None:
+    """Which groups get no result of a round, and why; sites are not told."""
+    for failure in failures:
+        group = _list(failure.group)
+        _log.error("round %d: no result for the group of %s: %s", state.round, group, failure.why)
+        for suspicion in failure.suspicions:
+            _log.error("round %d: suspicious: %s", state.round, suspicion)
 
 
 def _log_dropped(before: State, after: State) -> None:

@@ -23,6 +23,7 @@ from typing import BinaryIO, Self
 
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.errors import Conflict, StoreInUse, WrongPhase, WrongStore
+from secure_server.reader import Reader
 from secure_server.run_state import State
 
 _SCHEMA_VERSION = 2
@@ -83,13 +84,15 @@ class Store:
         self,
         database: sqlite3.Connection,
         lock: BinaryIO,
+        path: Path,
         run: str,
         *,
         record: bool,
         clock: Callable[[], float],
     ) -> None:
         """Use :meth:`open`."""
-        self._db, self._lock, self._run, self._record, self._clock = database, lock, run, record, clock
+        self._db, self._lock, self._path, self._run = database, lock, path, run
+        self._record, self._clock = record, clock
 
     @classmethod
     def open(
@@ -114,7 +117,7 @@ class Store:
         except BaseException:
             lock.close()
             raise
-        return cls(database, lock, run, record=record, clock=clock)
+        return cls(database, lock, path, run, record=record, clock=clock)
 
     def close(self) -> None:
         """Release the file; once more is harmless."""
@@ -178,6 +181,10 @@ class Store:
                 )
 
     # What is stored
+
+    def reader(self) -> Reader:
+        """For another thread, which is to close it before this store."""
+        return Reader(self._path)
 
     def upload(self, key: PhaseKey, site: str) -> bytes | None:
         """The answer of ``site`` to ``key``; None if there is none, or it is pruned."""

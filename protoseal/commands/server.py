@@ -69,10 +69,10 @@ def run(config: Path, as_json: bool) -> None:
             )
         )
     if state.stage is not Stage.FINISHED:
-        raise click.ClickException(
-            f"the run is at {state.stage.value} of round {state.round}: {state.reason or 'stopped by a signal'};"
-            " start again to go on"
-        )
+        over = state.round > loaded.agreement.rounds
+        where = "over" if over else f"at {state.stage.value} of round {state.round}"
+        go_on = "begin another run" if over else "start again to go on"
+        raise click.ClickException(f"the run is {where}: {state.reason or 'stopped by a signal'}; {go_on}")
     click.echo(f"The run is complete after {state.round} rounds.", err=as_json)
 
 

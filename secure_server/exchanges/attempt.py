@@ -18,7 +18,7 @@ class Attempt:
 
     ``key`` is that of its PRESENCE. ``active`` holds the participants' statements, by name. ``groups`` are the
     participants by their groups, () without groups. ``survivors``: by step that is over, who answered it.
-    ``answer`` gives the content that a site sent for a step, if it has been taken.
+    ``answer`` reads the content that a site sent for a step, if it has been taken: megabytes, so one at a time.
     """
 
     key: PhaseKey
@@ -51,22 +51,30 @@ class Attempt:
         """Who of the group answered a step that is over."""
         return tuple(site for site in self.survivors[phase] if site in group)
 
-    def at_hand(self) -> Attempt:
-        """The same with all answers read by now: it can be used where the store cannot."""
-        answers = {
-            (phase, site): self.answer(phase, site)
-            for phase, sites in self.survivors.items()
-            for site in sites
-        }
-        return replace(self, answer=lambda phase, site: answers[phase, site])
+    def read_by(self, answer: Callable[[PhaseKey, str], bytes]) -> Attempt:
+        """The same with answers from elsewhere, by a step's key and site: from a connection of another thread."""
+        return replace(self, answer=lambda phase, site: answer(replace(self.key, phase=phase), site))
+
+
+@dataclass(frozen=True)
+class GroupFailure:
+    """A group whose sum did not come out, ``why``, and what of it can be told of its members: for the log alone."""
+
+    group: tuple[str, ...]
+    why: str
+    suspicions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an attempt comes to: an answer for each site that is to have one, or the groups of a clustering."""
+    """What an attempt comes to: an answer for each site that is to have one, or the groups of a clustering.
+
+    ``failures``: groups that get nothing. When there is neither an answer nor a group, the attempt has failed.
+    """
 
     results: Mapping[str, Payload] = field(default_factory=dict)
     groups: Groups = ()
+    failures: tuple[GroupFailure, ...] = ()
 
 
 class Exchange(Protocol):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Executor
+from functools import partial
 
 from algorithms.fedpc.clustering import cluster
 from crypto.plain import GramServer
@@ -21,9 +23,12 @@ class Clustering(OneStep):
     The limit: the groups show which sites' prototypes are alike, to the coordinator and to every site.
     """
 
-    def __init__(self, agreement: Agreement, limits: Limits, scheme: str) -> None:
+    def __init__(
+        self, agreement: Agreement, limits: Limits, scheme: str, executor: Executor | None = None
+    ) -> None:
+        """Groups are searched for by ``executor``, or in this thread when there is none."""
         super().__init__(agreement, limits)
-        self._server = GramServer(scheme)
+        self._server, self._executor = GramServer(scheme), executor
 
     def validate(self, payload: Payload, site: str, attempt: Attempt) -> None:
         """As :class:`crypto.plain.GramServer` says."""
@@ -32,13 +37,15 @@ class Clustering(OneStep):
     def outcome(self, attempt: Attempt) -> Outcome:
         """Groups of all members of the run, also of those that took no part."""
         fedpc, cohort = self._agreement.fedpc, clustering_cohort(attempt.active, self._agreement)
-        labels = cluster(
+        search = partial(
+            cluster,
             self._server.gram(self.payloads(attempt), cohort),
             min_holders=self._agreement.min_holders,
             groups=fedpc.groups,
             dimension=fedpc.pca_dim,
             seed=self._agreement.training.init_seed,
         )
+        labels = search() if self._executor is None else self._executor.submit(search).result()
         found = grouped(cohort.sites, [int(label) for label in labels])
         return Outcome(groups=with_absent(found, tuple(attempt.roster.members)))
 

@@ -9,7 +9,7 @@ from crypto.plain import SCHEME, only_array
 from crypto.protection import Payload
 from crypto.rows import NORM_SLACK
 from protoseal.config import Agreement
-from protoseal.terms import group_cohort
+from protoseal.terms import contribution_length, group_cohort
 from secure_server.exchanges.attempt import Attempt, Outcome
 from secure_server.exchanges.mixing import GroupSum, Vector, for_members, mixed
 from secure_server.exchanges.one_step import OneStep
@@ -30,16 +30,15 @@ class GroupSums(OneStep):
 
     def outcome(self, attempt: Attempt) -> Outcome:
         """The result of its group for each participant."""
-        payloads = self.payloads(attempt)
-        sums = [
-            GroupSum(
-                group_cohort(attempt.active, group, self._agreement),
-                group,
-                np.sum([only_array(payloads[site], SCHEME) for site in group], axis=0),
-            )
-            for group in attempt.groups
-        ]
+        sums = [self._sum(attempt, group) for group in attempt.groups]
         return for_members(attempt.groups, mixed(self._agreement, sums, SCHEME))
+
+    def _sum(self, attempt: Attempt, group: tuple[str, ...]) -> GroupSum:
+        """Of vectors that are read one at a time."""
+        total = np.zeros(contribution_length(self._agreement))
+        for site in group:
+            total += only_array(self.payload(attempt, site), SCHEME)
+        return GroupSum(group_cohort(attempt.active, group, self._agreement), group, total)
 
     @property
     def _prototypes(self) -> int:

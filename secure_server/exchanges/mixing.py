@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from algorithms.fedpc.aggregation import Groups, between, within
+from crypto.errors import MalformedError
 from crypto.protection import Cohort, Payload
 from protoseal.config import Agreement
+from protoseal.terms import longest_mean
 from secure_server.exchanges.attempt import Outcome
 from secure_server.run_state import Groups as SiteGroups
 
@@ -30,6 +32,21 @@ class GroupSum:
         """How many members added a row for each class, (K,)."""
         indices = [self.cohort.index(site) for site in self.members]
         return np.asarray(self.cohort.holds[indices].sum(axis=0), dtype=np.int64)
+
+
+def check_means(agreement: Agreement, each: GroupSum) -> None:
+    """Raise :class:`MalformedError` for a mean that no members within the norm bound have.
+
+    Every site would refuse it in a result. The limit: one member's longer row among shorter ones goes unnoticed.
+    """
+    classes, dim = len(agreement.classes), agreement.dim
+    counted = each.holders >= agreement.min_holders
+    rows = each.total[: classes * dim].reshape(classes, dim)[counted]
+    longest = np.linalg.norm(rows / each.holders[counted, None], axis=1).max(initial=0.0)
+    if longest > longest_mean(agreement):
+        raise MalformedError(
+            f"a mean prototype has norm {longest:.9g}: a member did not keep to the bound of {agreement.norm_bound:g}"
+        )
 
 
 def mixed(agreement: Agreement, sums: Sequence[GroupSum], scheme: str) -> list[Payload]:

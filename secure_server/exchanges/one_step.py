@@ -36,10 +36,11 @@ class OneStep(ABC):
 
     def payloads(self, attempt: Attempt) -> dict[str, Payload]:
         """The values of all participants."""
-        return {
-            site: self._decoded(attempt, attempt.answer(Phase.VALUES, site))
-            for site in attempt.survivors[Phase.VALUES]
-        }
+        return {site: self.payload(attempt, site) for site in attempt.survivors[Phase.VALUES]}
+
+    def payload(self, attempt: Attempt, site: str) -> Payload:
+        """The values of one participant."""
+        return self._decoded(attempt, attempt.answer(Phase.VALUES, site))
 
     @abstractmethod
     def validate(self, payload: Payload, site: str, attempt: Attempt) -> None:

@@ -2,16 +2,18 @@
 
 The coordinator relays keys, shares and signatures, and learns each group's sum and nothing of its terms. It checks
 what it relays, so that a bad answer is refused to its sender and not by everyone else. The limits: what is sealed
-in a share, and whether a released share is right, show only at the end, when the sum does not come out; then the
-round is abandoned, and nobody can say whose fault it was.
+in a share, whether a released share is right and what is under the masks show only at the end, when a sum does not
+come out. Its group then has no result, the others have theirs without it; whose fault it was can be told of some.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from crypto.errors import MalformedError, VerificationError
 from crypto.pairwise.binding import Binding, threshold
 from crypto.pairwise.parts import MaskKeys, ReleasedShare, SealedShare
 from crypto.pairwise.release import check_released
@@ -33,9 +35,28 @@ from protoseal_wire.messages import (
     SurvivorSignature,
 )
 from secure_server.errors import BadPayload
-from secure_server.exchanges.attempt import Attempt, Outcome
-from secure_server.exchanges.mixing import GroupSum, for_members, mixed
+from secure_server.exchanges.attempt import Attempt, GroupFailure, Outcome
+from secure_server.exchanges.mixing import GroupSum, check_means, for_members, mixed
+from secure_server.exchanges.suspicions import Released, suspicions
 from secure_server.run_state import Quorum
+
+
+class ReadOneByOne(Mapping[str, Words]):
+    """Masked vectors by site, each read and decoded when it is looked at, and not kept."""
+
+    def __init__(self, sites: Sequence[str], read: Callable[[str], Words]) -> None:
+        self._sites, self._read = sites, read
+
+    def __getitem__(self, site: str) -> Words:
+        if site not in self._sites:
+            raise KeyError(site)
+        return self._read(site)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sites)
+
+    def __len__(self) -> int:
+        return len(self._sites)
 
 
 class PairwiseSums:
@@ -148,25 +169,47 @@ class PairwiseSums:
     # What follows
 
     def outcome(self, attempt: Attempt) -> Outcome:
-        """The result of its group for each participant, also for those who dropped out of the sum."""
-        sums = [self._sum(attempt, group) for group in attempt.groups]
-        return for_members(attempt.groups, mixed(self._agreement, sums, SCHEME))
+        """The result of its group for each participant, also for those who dropped out of the sum.
 
-    def _sum(self, attempt: Attempt, group: tuple[str, ...]) -> GroupSum:
+        A group whose sum does not come out is left out of equations 5 to 8, as if it did not take part.
+        """
+        sums: dict[tuple[str, ...], GroupSum] = {}
+        failures = []
+        for group in attempt.groups:
+            released = self._all_released(attempt, group)
+            try:
+                sums[group] = self._sum(attempt, group, released)
+            except (MalformedError, VerificationError) as error:
+                failures.append(GroupFailure(group, str(error), self._suspicions(attempt, group, released)))
+        results = mixed(self._agreement, list(sums.values()), SCHEME) if sums else []
+        return replace(for_members(tuple(sums), results), failures=tuple(failures))
+
+    def _sum(self, attempt: Attempt, group: tuple[str, ...], released: Released) -> GroupSum:
         survivors = attempt.among(group, Phase.VALUES)
         words = unmask(
-            {site: self._words(attempt.key, attempt.answer(Phase.VALUES, site)) for site in survivors},
-            {
-                site: self._released(attempt.answer(Phase.UNMASK, site))
-                for site in attempt.among(group, Phase.UNMASK)
-            },
+            ReadOneByOne(
+                survivors, lambda site: self._words(attempt.key, attempt.answer(Phase.VALUES, site))
+            ),
+            released,
             self._binding(attempt, group),
             attempt.among(group, Phase.SHARES),
             survivors,
             _public(attempt, group),
         )
         total = self._fixed_point.decode_sum(words, len(survivors))
-        return GroupSum(group_cohort(attempt.active, group, self._agreement), survivors, total)
+        found = GroupSum(group_cohort(attempt.active, group, self._agreement), survivors, total)
+        check_means(self._agreement, found)
+        return found
+
+    def _all_released(self, attempt: Attempt, group: tuple[str, ...]) -> Released:
+        return {
+            site: self._released(attempt.answer(Phase.UNMASK, site))
+            for site in attempt.among(group, Phase.UNMASK)
+        }
+
+    def _suspicions(self, attempt: Attempt, group: tuple[str, ...], released: Released) -> tuple[str, ...]:
+        sharers = attempt.among(group, Phase.SHARES)
+        return suspicions(released, self._binding(attempt, group), sharers, _public(attempt, group))
 
     def _words(self, key: PhaseKey, content: bytes) -> Words:
         payload = codec.decode_payload(content, self._limits, values_form(self._agreement, key.round))

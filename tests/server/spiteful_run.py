@@ -7,7 +7,8 @@ from dataclasses import replace
 from protoseal_wire.messages import Phase
 from secure_server import rounds
 from secure_server.rounds import Stage
-from tests.server.simulated_run import SimulatedRun, require
+from tests.server.simulated_run import SimulatedRun
+from tests.server.simulation_rules import require
 
 _STEP_SECONDS = 2.0
 

@@ -6,6 +6,7 @@ import hashlib
 import sqlite3
 import stat
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -306,3 +307,46 @@ class TestOpening:
         with pytest.raises(WrongStore):
             Store.open(path, "r2", AGREEMENT)
         Store.open(path, "r1", AGREEMENT).close()
+
+
+class TestReader:
+    """A second connection, for another thread."""
+
+    def test_reads_what_is_saved_when_it_is(self, store: Store) -> None:
+        with store.reader() as reader:
+            store.save(BEGUN, upload=(PRESENCE, "ada", b"here"))
+            assert reader.answer(PRESENCE, "ada") == b"here"
+
+    def test_works_in_another_thread(self, store: Store) -> None:
+        store.save(BEGUN, upload=(PRESENCE, "ada", b"here"))
+
+        def read() -> bytes:
+            with store.reader() as reader:
+                return reader.answer(PRESENCE, "ada")
+
+        with ThreadPoolExecutor(1) as thread:
+            assert thread.submit(read).result() == b"here"
+
+    def test_says_when_there_is_nothing(self, store: Store) -> None:
+        store.save(BEGUN, upload=(PRESENCE, "ada", b"here"))
+        store.prune(before_round=2)
+        with store.reader() as reader:
+            for site in ("ada", "bea"):
+                with pytest.raises(RuntimeError, match=f"no answer of {site} to PRESENCE of round 1"):
+                    reader.answer(PRESENCE, site)
+
+    def test_cannot_write(self, store: Store) -> None:
+        with store.reader() as reader, pytest.raises(sqlite3.OperationalError, match="readonly"):
+            reader._db.execute("DELETE FROM uploads")
+
+    def test_does_not_keep_the_store_from_writing(self, store: Store) -> None:
+        store.save(BEGUN, upload=(PRESENCE, "ada", b"here"))
+        with store.reader() as reader:
+            reader.answer(PRESENCE, "ada")
+            store.prune(before_round=2)
+            assert store.upload(PRESENCE, "ada") is None
+
+    def test_finds_a_file_with_an_odd_name(self, tmp_path: Path) -> None:
+        with Store.open(tmp_path / "a ?#%20.sqlite", "r1", AGREEMENT) as store, store.reader() as reader:
+            store.save(BEGUN, upload=(PRESENCE, "ada", b"here"))
+            assert reader.answer(PRESENCE, "ada") == b"here"

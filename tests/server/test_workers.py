@@ -56,6 +56,13 @@ def test_an_aggregation_after_a_worker_was_killed_gets_new_ones() -> None:
         assert server.combine(payloads, COHORT) == expected
 
 
+def test_no_process_is_started_before_there_is_work() -> None:
+    with Workers(2) as executor:
+        assert not executor._pool._processes
+        executor.submit(os.getpid).result()
+        assert executor._pool._processes
+
+
 def test_a_pool_of_the_library_would_stay_broken() -> None:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
         kill_the_worker(executor)

@@ -1,0 +1,51 @@
+"""FedPC's groups are searched for in another process, where there is one, and are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+from protoseal.config import Protection
+from secure_server.aggregate import Aggregator
+from secure_server.run_state import Stage
+from secure_server.workers import Workers
+from tests.server.conftest import Identities
+from tests.server.fedpc_play import Play, playing
+from tests.server.scripted_sites import FAR, NEAR, fedpc_agreement
+
+
+class Noted(Executor):
+    """Works at once, and notes at what."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.names.append(getattr(fn, "func", fn).__name__)
+        done: Future[Any] = Future()
+        done.set_result(fn(*args, **kwargs))
+        return done
+
+
+def clustered(play: Play, executor: Executor) -> Any:
+    """The groups that a coordinator with this executor finds."""
+    play.coordinator._aggregator = Aggregator(play.agreement, play.keys, executor)
+    play.join()
+    play.go_to(Stage.PRESENCE, 1)
+    return play.state.groups
+
+
+def test_nothing_but_the_search_goes_to_the_executor(identities: Identities, tmp_path: Path) -> None:
+    executor = Noted()
+    with playing(fedpc_agreement(Protection.MASKED), *identities, tmp_path) as play:
+        assert clustered(play, executor) == (NEAR, FAR)
+        play.coordinator._requests._aggregator = play.coordinator._aggregator
+        play.go_to(Stage.FINISHED)
+    assert executor.names == ["cluster"]
+
+
+def test_a_worker_process_finds_them(identities: Identities, tmp_path: Path) -> None:
+    with Workers(1) as workers, playing(fedpc_agreement(Protection.PLAIN), *identities, tmp_path) as play:
+        assert clustered(play, workers) == (NEAR, FAR)
