@@ -57,6 +57,19 @@ def plane_rotations(dim: int, rng: np.random.Generator) -> Float:
     return q
 
 
+def block_by_block(size: int) -> Callable[[int, np.random.Generator], Float]:
+    """A Haar matrix for each ``size`` entries, as for each class, and none for all of them."""
+
+    def draw(dim: int, rng: np.random.Generator) -> Float:
+        q = np.zeros((dim, dim))
+        for start in range(0, dim, size):
+            q[start : start + size, start : start + size] = haar(size, rng)
+        return q
+
+    draw.__name__ = f"blocks_of_{size}"
+    return draw
+
+
 MATRICES = [qr_without_signs, signed_permutation, proper, one_reflection, plane_rotations]
 
 
@@ -79,6 +92,17 @@ def left_out(size: int) -> Callable[[pytest.MonkeyPatch], None]:
         patch.setattr(rotation, "_turn", lambda p, x, i: None if len(x) == size else honest(p, x, i))
 
     weaken.__name__ = f"reflection_{size}_left_out"
+    return weaken
+
+
+def cut_short(least: int) -> Callable[[pytest.MonkeyPatch], None]:
+    """The product without its reflections below a size, each of which would do least and cost as much."""
+
+    def weaken(patch: pytest.MonkeyPatch) -> None:
+        honest = rotation._turn
+        patch.setattr(rotation, "_turn", lambda p, x, i: None if len(x) < least else honest(p, x, i))
+
+    weaken.__name__ = f"cut_short_at_{least}"
     return weaken
 
 

@@ -19,7 +19,18 @@ from crypto.keys import derive
 from crypto.plain import PlainServer
 from crypto.protection import Cohort
 from crypto.rotation import SCHEME, RotationSite, rotate
-from tests.crypto.rotation_doubles import CHANGES, MATRICES, Rotate, by_matrix, proper
+from tests.crypto.rotation_doubles import (
+    CHANGES,
+    MATRICES,
+    Rotate,
+    block_by_block,
+    by_matrix,
+    cut_short,
+    no_signs,
+    one_reflection,
+    plane_rotations,
+    proper,
+)
 from tests.crypto.view_checks import (
     Float,
     NotExplainedError,
@@ -58,9 +69,9 @@ def generator() -> np.random.Generator:
     return np.random.default_rng(7)
 
 
-def one_class(turn: Rotate, rows: Float) -> list[Float]:
+def one_class(turn: Rotate, rows: Float, draws: int = DRAWS) -> list[Float]:
     """The view of one class under ``turn``, with a fresh key for each draw: one block (N, n, d)."""
-    return [np.stack([turn(seed(number), rows) for number in range(DRAWS)])]
+    return [np.stack([turn(seed(number), rows) for number in range(draws)])]
 
 
 # One class
@@ -114,6 +125,55 @@ def test_with_fewer_sites_than_dimensions_no_orientation_shows() -> None:
     rows = ROWS["fewer than d"]
     simulated = simulate([rows @ rows.T], DIM, DRAWS, generator())
     check_explained(one_class(by_matrix(proper), rows), simulated)
+
+
+# One rotation of all classes together, as the clustering has it
+
+CLASSES, CLASS_DIM, WIDE_DRAWS = 4, 8, 2000
+WIDE = CLASSES * CLASS_DIM
+
+
+def _all_classes() -> Float:
+    """Five sites' rows (5, K·d): no component negative, and two sites lack a class."""
+    rows = np.abs(np.random.default_rng(5).normal(size=(5, CLASSES, CLASS_DIM)))
+    rows[1, 3] = rows[2, 0] = 0.0
+    return _shortened(rows.reshape(5, WIDE))
+
+
+WIDE_ROWS = {"all classes": _all_classes(), "axes": np.eye(WIDE)}
+
+
+def check_wide(turn: Rotate, name: str) -> None:
+    rows = WIDE_ROWS[name]
+    simulated = simulate([rows @ rows.T], WIDE, WIDE_DRAWS, generator())
+    check_explained(one_class(turn, rows, WIDE_DRAWS), simulated)
+
+
+@pytest.mark.parametrize("name", WIDE_ROWS)
+def test_a_large_rotation_is_explained_by_its_gram_matrix(name: str) -> None:
+    check_wide(rotate, name)
+
+
+@pytest.mark.parametrize(
+    "draw", [block_by_block(CLASS_DIM), one_reflection, plane_rotations], ids=lambda draw: draw.__name__
+)
+def test_a_large_matrix_that_is_not_haar_is_told_apart(draw: Callable[..., Float]) -> None:
+    """First of all one rotation for each class, which would show what each class's prototypes have in common."""
+    with pytest.raises(NotExplainedError):
+        check_wide(by_matrix(draw), "all classes")
+
+
+@pytest.mark.parametrize(
+    ("weaken", "name"),
+    [(cut_short(WIDE // 2), "all classes"), (no_signs, "axes")],
+    ids=["cut short", "no signs"],
+)
+def test_a_weakened_large_rotation_is_told_apart(
+    weaken: Callable[[pytest.MonkeyPatch], None], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weaken(monkeypatch)
+    with pytest.raises(NotExplainedError):
+        check_wide(rotate, name)
 
 
 # Classes and attempts
