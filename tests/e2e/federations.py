@@ -55,9 +55,9 @@ def small_sites(count: int) -> tuple[SiteArrays, ...]:
     return mixed(digits_in_five_appearances(5), sites=count, n=7.5, max_per_class=8, seed=5)
 
 
-def fedpc_agreement(*, rounds: int) -> Agreement:
-    """FedPC under ``masked`` in two groups, with five classes, twelve features and the same small-cnn."""
-    pfpl, classes = small_agreement(rounds=rounds, protection=Protection.MASKED), CLASSES[:5]
+def fedpc_agreement(*, rounds: int, protection: Protection = Protection.MASKED) -> Agreement:
+    """FedPC in two groups, with five classes, twelve features and the same small-cnn."""
+    pfpl, classes = small_agreement(rounds=rounds, protection=protection), CLASSES[:5]
     model = build_model("small-cnn", classes=len(classes), dim=pfpl.dim, channels=1, image_size=8, seed=0)
     parameters, buffers = Extractor(model).sizes
     sums = FedpcSection(groups=2, extractor_parameters=parameters, extractor_buffers=buffers)

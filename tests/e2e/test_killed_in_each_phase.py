@@ -1,4 +1,6 @@
-"""Sites and the coordinator killed in every phase of masked runs: the exact result, or a round given up cleanly.
+"""Sites and the coordinator killed in every phase of a run: the exact result, or a round given up cleanly.
+
+All runs are masked but for one, since masking has the most phases.
 
 Each process dies between two named steps of its own (:mod:`tests.support.killed_party`), and comes back by the plain
 command. What must come out is a run of the same agreement in one process, in which nobody dies, or in which the same
@@ -60,6 +62,10 @@ SITES_DIE: Killings = (
 COORDINATOR_DIES: Killings = tuple(
     (COORDINATOR, point)
     for point in (
+        Point(When.RECEIVED, Phase.ROSTER, 0, "site-1"),  # with the group's secret
+        Point(When.TAKEN, Phase.ROSTER, 0, "site-1"),
+        Point(When.RECEIVED, Phase.SECRET, 0, "site-2"),
+        Point(When.TAKEN, Phase.SECRET, 0, "site-2"),
         Point(When.BEGUN, PRESENCE, 0),
         Point(When.TAKEN, PRESENCE, 0, "site-2"),
         Point(When.RECEIVED, VALUES, 0, "site-3"),
@@ -68,6 +74,7 @@ COORDINATOR_DIES: Killings = tuple(
         Point(When.BEGUN, SHARES, 1),
         Point(When.TAKEN, SHARES, 1, "site-4"),
         Point(When.BEGUN, VALUES, 1),
+        Point(When.BEGUN, SURVIVORS, 1),
         Point(When.RECEIVED, SURVIVORS, 1, "site-5"),
         Point(When.BEGUN, UNMASK, 1),
         Point(When.TAKEN, UNMASK, 1, "site-6"),
@@ -78,21 +85,35 @@ COORDINATOR_DIES: Killings = tuple(
 )
 
 
+PLAIN_DIES: Killings = (
+    ("site-3", Point(When.KEPT, VALUES, 0)),
+    (COORDINATOR, Point(When.COMPUTED, RESULT, 0)),
+    ("site-2", Point(When.MADE, VALUES, 1)),
+    (COORDINATOR, Point(When.COMPUTED, RESULT, 1)),
+    ("site-5", Point(When.KEPT, RESULT, 1)),
+)
+
+
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
-    """What all processes here are forked off, since some sixty are started."""
+    """What all processes here are forked off, since some eighty are started."""
     made = Nursery(environment())
     yield made
     made.close()
 
 
 @pytest.mark.parametrize(
-    ("count", "killings"), [(8, SITES_DIE), (6, COORDINATOR_DIES)], ids=["sites", "coordinator"]
+    ("protection", "count", "killings"),
+    [
+        pytest.param(Protection.MASKED, 8, SITES_DIE, id="sites"),
+        pytest.param(Protection.MASKED, 6, COORDINATOR_DIES, id="coordinator"),
+        pytest.param(Protection.PLAIN, 6, PLAIN_DIES, id="plain"),
+    ],
 )
 def test_whoever_is_killed_and_started_again_changes_nothing(
-    count: int, killings: Killings, nursery: Nursery, tmp_path: Path
+    protection: Protection, count: int, killings: Killings, nursery: Nursery, tmp_path: Path
 ) -> None:
-    agreement, sites = fedpc_agreement(rounds=2), two_kinds_of_sites(count)
+    agreement, sites = fedpc_agreement(rounds=2, protection=protection), two_kinds_of_sites(count)
     wanted = expected(agreement, sites, tmp_path / "undisturbed")
     with Federation(tmp_path / "run", agreement, sites, nursery=nursery) as federation:
         see_through(federation, killings)
