@@ -21,7 +21,6 @@ from typing import Any, Self
 from torch.utils.data import Dataset
 
 from algorithms.pfpl.objective import Control, control_targets
-from algorithms.prototypes import project_to_norm
 from crypto.pki import Credentials, Identity, TrustAnchor, approve, create_authority, create_request
 from protoseal.config import Agreement
 from protoseal.files import SiteLog, SiteRound, site_folder, write_agreement, write_site_log
@@ -39,7 +38,7 @@ from protoseal_wire.messages import (
     UploadHeader,
     Work,
 )
-from secure_client.build import build_learner, build_trainee
+from secure_client.build import build_learner, build_trainee, prototype_bounds
 from secure_client.data import SiteData
 from secure_client.errors import RunStopped
 from secure_client.learner import Evaluation
@@ -275,7 +274,8 @@ def run_control(
 ) -> dict[str, list[SiteRound]]:
     """The same models, data and schedule without a federation: what each site reaches on its own, by round.
 
-    ``self`` aligns as the agreement's method does. ``overall`` is a test set over all sites.
+    ``self`` aligns as the agreement's method does, with prototypes held to the same bounds. ``overall`` is a test set
+    over all sites.
     """
     return {
         name: _train_alone(agreement, control, name, data[name], device, overall) for name in sorted(data)
@@ -291,14 +291,14 @@ def _train_alone(
     overall: Dataset[Any] | None,
 ) -> list[SiteRound]:
     learner = build_learner(agreement, name, data, model=agreement.training.model, device=device)
+    bounds = prototype_bounds(agreement)
     figures, targets = [], None
     for number in range(1, agreement.rounds + 1):
         start = time.perf_counter()
         learner.train(number, targets)
         rows, counts = learner.prototypes()
         seconds = {"train": time.perf_counter() - start, "protect": 0.0}
-        rows, _ = project_to_norm(rows, agreement.norm_bound)
-        targets = control_targets(control, rows, counts)
+        targets = control_targets(control, bounds.bounded(rows).rows, counts)
         figures.append(site_round(number, 1, 1, (), learner.evaluate(targets), seconds))
     if overall is not None:
         figures[-1] = _with_overall(figures[-1], learner.evaluate_on(overall, None))

@@ -8,7 +8,7 @@ from algorithms.holders import active_classes
 from crypto.fixed_point import MIN_FRACTION_BITS
 from crypto.protection import Cohort, PayloadForm
 from crypto.rows import NORM_SLACK
-from protoseal.config import Agreement, Method, Protection
+from protoseal.config import Agreement, Protection
 from protoseal_wire.codec import Limits
 from protoseal_wire.codec.limits import MOST_SITES
 from protoseal_wire.messages import ActiveList, Phase
@@ -34,12 +34,12 @@ def limits_of(agreement: Agreement, sites: int = MOST_SITES) -> Limits:
 
 def first_round(agreement: Agreement) -> int:
     """0 where the method clusters sites before training, else 1."""
-    return 0 if agreement.method is Method.FEDPC else 1
+    return 0 if agreement.method.is_grouped else 1
 
 
 def steps_of(agreement: Agreement, round_number: int) -> tuple[Phase, ...]:
     """The phases of a round between PRESENCE and what the coordinator computes."""
-    sums = agreement.method is Method.FEDPC and round_number > 0
+    sums = agreement.method.is_grouped and round_number > 0
     return MASKED_SUM if sums and agreement.protection is Protection.MASKED else ONE_STEP
 
 
@@ -58,14 +58,14 @@ def contribution_length(agreement: Agreement) -> int:
 
 def values_form(agreement: Agreement, round_number: int) -> PayloadForm:
     """What a site's answer to VALUES consists of."""
-    if agreement.method is Method.FEDPC:
+    if agreement.method.is_grouped:
         return _fedpc_values(agreement, round_number)
     return _pfpl_form(agreement)
 
 
 def result_form(agreement: Agreement) -> PayloadForm:
     """What a RESULT consists of. FedPC: the group's vector, and for each class whether it has a prototype."""
-    if agreement.method is Method.FEDPC:
+    if agreement.method.is_grouped:
         return PayloadForm(arrays=((contribution_length(agreement),), (len(agreement.classes),)))
     return _pfpl_form(agreement)
 

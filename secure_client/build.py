@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import assert_never
+
 from algorithms.fedpc.objective import Objective as FedpcObjective
 from algorithms.pfpl.objective import Objective as PfplObjective
 from protoseal.config import Agreement, Method
+from secure_client.bounds import PrototypeBounds, check_extractor_bounds
 from secure_client.data import SiteData
 from secure_client.errors import ModelError
 from secure_client.extractor import Extractor
@@ -53,23 +56,40 @@ def build_learner(agreement: Agreement, site: str, data: SiteData, *, model: str
 
 
 def build_trainee(agreement: Agreement, learner: Learner, journal: Journal) -> Trainee:
-    """The learner with its memory. FedPC's prototypes have no negative component, so that no cosine is negative."""
-    clip = agreement.method is Method.FEDPC
-    return Trainee(learner, journal, agreement.norm_bound, clip_at_zero=clip)
+    """The learner with its memory."""
+    return Trainee(learner, journal, prototype_bounds(agreement))
+
+
+def prototype_bounds(agreement: Agreement) -> PrototypeBounds:
+    """What prototypes are held to. FedPC's have no negative component, so that no cosine is negative."""
+    return PrototypeBounds(agreement.norm_bound, clip_at_zero=agreement.method.is_grouped)
 
 
 def build_objective(agreement: Agreement) -> BatchLoss:
-    """What a batch's loss is under the agreed method."""
-    if agreement.method is Method.FEDPC:
-        return FedpcObjective(agreement.fedpc.alignment)
-    return PfplObjective(agreement.pfpl.alignment, literal=agreement.pfpl.literal_regulariser)
+    """What a batch's loss is under the agreed method; controls alone train as PFPL does."""
+    match agreement.method:
+        case Method.FEDPC | Method.AVERAGE:
+            return FedpcObjective(agreement.fedpc.alignment)
+        case Method.PFPL | Method.LOCAL | Method.SELF:
+            return PfplObjective(agreement.pfpl.alignment, literal=agreement.pfpl.literal_regulariser)
+        case _:
+            assert_never(agreement.method)
 
 
 def check_extractor(agreement: Agreement, model: PrototypeModel) -> None:
-    """:class:`ModelError` unless what the method averages of this model is of the agreed size."""
-    if agreement.method is not Method.FEDPC:
+    """Raise unless what the method averages of an untrained model is what was agreed.
+
+    :class:`ModelError` for another size, :class:`crypto.errors.BoundError` for values beyond the agreed bounds, as
+    a pretrained model may have.
+    """
+    if not agreement.method.is_grouped:
         return
-    parameters, buffers = Extractor(model).sizes
+    extractor = Extractor(model)
+    _check_sizes(agreement, *extractor.sizes)
+    check_extractor_bounds(extractor.vector(), agreement.fedpc, trained=False)
+
+
+def _check_sizes(agreement: Agreement, parameters: int, buffers: int) -> None:
     if not parameters:
         raise ModelError(
             "the extractor has no parameters, so there is nothing that fedpc could average; use a model with layers"

@@ -190,6 +190,11 @@ class Learner:
             raise ModelError(f"the stored model does not fit the configured one: {reason}") from error
 
     @property
+    def site(self) -> str:
+        """Whose it is."""
+        return self._site
+
+    @property
     def extractor_sizes(self) -> tuple[int, int]:
         """(p, q): the numbers in the parameters and buffers of the model without its classifier."""
         return self._extractor.sizes

@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from typing import assert_never
 
 import numpy as np
 
@@ -155,10 +156,16 @@ class Session:
 
     def _build_method(self, participants: Participants) -> Method:
         agreement, site = self._agreement, self.site
-        if agreement.method is not MethodName.FEDPC:
-            return Pfpl(agreement, site, self._trainee, self._setup, participants)
-        masks = MaskedSum(agreement, self._party, self._setup, self._journal)
-        return Fedpc(agreement, site, self._trainee, self._journal, self._setup, participants, masks)
+        match agreement.method:
+            case MethodName.PFPL:
+                return Pfpl(agreement, site, self._trainee, self._setup, participants)
+            case MethodName.FEDPC:
+                masks = MaskedSum(agreement, self._party, self._setup, self._journal)
+                return Fedpc(agreement, site, self._trainee, self._journal, self._setup, participants, masks)
+            case MethodName.AVERAGE | MethodName.LOCAL | MethodName.SELF:
+                raise ValueError(f"method {agreement.method.value} runs in no session")
+            case _:
+                assert_never(agreement.method)
 
 
 def site_round(

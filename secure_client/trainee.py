@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from algorithms.linear import Bool, Float
-from algorithms.prototypes import Targets, project_to_norm
+from algorithms.prototypes import Targets
 from protoseal.files import MODEL, SitePrototypes, write_prototypes
 from secure_client.base import Base
+from secure_client.bounds import PrototypeBounds
 from secure_client.journal import Journal
 from secure_client.learner import Evaluation, Learner
 
@@ -28,19 +29,16 @@ _OWN, _COUNTS, _FROM = "protoseal.prototypes", "protoseal.counts", "protoseal.tr
 class Trainee:
     """Trains each round once, however often it is asked for, and keeps the result in the journal.
 
-    Prototypes are float64 (K, d) and have at most the public norm ``norm_bound``; with ``clip_at_zero`` no
-    component is negative. After a restart everything is as it was, bit for bit.
+    Prototypes are float64 (K, d) and within the public ``bounds``, with a warning in each round in which that changes
+    them. After a restart everything is as it was, bit for bit.
 
     Where an extractor is averaged, a round's training starts from the base in force: the group's extractor, with
     this site's own latest classifier on it. What is evaluated and saved is the model as this site trained it last.
     """
 
-    def __init__(
-        self, learner: Learner, journal: Journal, norm_bound: float, *, clip_at_zero: bool = False
-    ) -> None:
+    def __init__(self, learner: Learner, journal: Journal, bounds: PrototypeBounds) -> None:
         """Take up where the journal left off."""
-        self._learner, self._journal, self._norm_bound = learner, journal, norm_bound
-        self._clip_at_zero = clip_at_zero
+        self._learner, self._journal, self._bounds = learner, journal, bounds
         self._round = 0
         self._rows: NDArray[np.float64] | None = None
         self._counts: NDArray[np.int64] | None = None
@@ -137,33 +135,26 @@ class Trainee:
                 self._learner.load_extractor(self._base.extractor)
             self._learner.train(round_number, self._personal)
         rows, counts = self._learner.prototypes()
-        self._round, self._rows, self._counts = round_number, self._bounded(rows), counts
+        self._round, self._rows, self._counts = round_number, self._bounded(rows, round_number), counts
         self._trained_from = self.base
         self._save_model()
         return self._rows, counts
 
-    def _bounded(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Within what all sites agreed on, with a warning where that changes them."""
-        if self._clip_at_zero:
-            rows = self._clipped(rows)
-        rows, shortened = project_to_norm(rows, self._norm_bound)
-        if shortened:
+    def _bounded(self, rows: NDArray[np.float64], round_number: int) -> NDArray[np.float64]:
+        bounded = self._bounds.bounded(rows)
+        if bounded.negative:
             _log.warning(
-                "%d prototypes were longer than norm_bound = %g and were shortened to it; "
-                "the agreement should allow for them",
-                shortened,
-                self._norm_bound,
+                "%s, round %d: %d prototypes had negative components, which were set to 0: the method's cosines must "
+                "not be negative; end the model's features with a ReLU",
+                *(self._learner.site, round_number, bounded.negative),
             )
-        return rows
-
-    def _clipped(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
-        if negative := int((rows < 0).any(axis=1).sum()):
+        if bounded.shortened:
             _log.warning(
-                "%d prototypes had negative components, which were set to 0: the method's cosines must not be "
-                "negative; end the model's features with a ReLU",
-                negative,
+                "%s, round %d: %d prototypes were longer than norm_bound = %g and were shortened to it; the agreement "
+                "should allow for them",
+                *(self._learner.site, round_number, bounded.shortened, self._bounds.norm_bound),
             )
-        return np.maximum(rows, 0.0)
+        return bounded.rows
 
     def _save_model(self) -> None:
         state = self._learner.state()

@@ -10,6 +10,7 @@ import hashlib
 from concurrent.futures import BrokenExecutor, Executor
 from functools import partial
 from pathlib import Path
+from typing import assert_never
 
 from algorithms.pfpl.aggregation import peer_weights
 from crypto import plain, rotation
@@ -53,7 +54,7 @@ class Aggregator:
         self._exchange = self._exchange_of_rounds()
         self._clustering = (
             Clustering(agreement, self._limits, _scheme(agreement), executor)
-            if agreement.method is Method.FEDPC
+            if agreement.method.is_grouped
             else None
         )
 
@@ -103,11 +104,17 @@ class Aggregator:
 
     def _exchange_of_rounds(self) -> Exchange:
         agreement = self._agreement
-        if agreement.method is not Method.FEDPC:
-            return Peers(agreement, self._limits, server_half(agreement, self._keys_path, self._executor))
-        if agreement.protection is Protection.MASKED:
-            return PairwiseSums(agreement, self._limits)
-        return GroupSums(agreement, self._limits)
+        match agreement.method:
+            case Method.PFPL:
+                return Peers(agreement, self._limits, server_half(agreement, self._keys_path, self._executor))
+            case Method.FEDPC if agreement.protection is Protection.MASKED:
+                return PairwiseSums(agreement, self._limits)
+            case Method.FEDPC:
+                return GroupSums(agreement, self._limits)
+            case Method.AVERAGE | Method.LOCAL | Method.SELF:
+                raise ValueError(f"no coordinator serves method {agreement.method.value}")
+            case _:
+                assert_never(agreement.method)
 
 
 def _scheme(agreement: Agreement) -> str:

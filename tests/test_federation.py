@@ -8,14 +8,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from algorithms.pfpl.objective import Control
+from algorithms.linear import Float
+from algorithms.pfpl.objective import Control, control_targets
+from algorithms.prototypes import Targets
 from crypto.errors import MalformedError
+from protoseal.config import Method, TrainingSection
 from protoseal.federation import LocalFederation, run_control, run_federation
 from protoseal.files import SiteRound, read_agreement, read_prototypes, read_site_log, site_folder
 from protoseal_wire.messages import PhaseKey
 from secure_client.errors import RunStopped
 from secure_server.aggregate import Aggregator
+from tests.support.grouped import grouped_agreement
 from tests.support.small import HOLDINGS, small_agreement, small_data
 
 
@@ -98,6 +103,26 @@ def test_a_run_whose_aggregation_fails_stops_and_logs_why(
     ):
         federation.run()
     assert "the payloads cannot be combined" in caplog.text
+
+
+@pytest.mark.parametrize("method", [Method.FEDPC, Method.PFPL])
+def test_what_self_aligns_with_is_held_to_the_bounds_of_the_agreements_method(
+    monkeypatch: pytest.MonkeyPatch, method: Method
+) -> None:
+    """The model ends in tanh, so some components are negative: FedPC's sites set these to 0."""
+    seen = []
+
+    def noted(control: Control, own: Float, counts: NDArray[np.int64]) -> Targets | None:
+        seen.append(own)
+        return control_targets(control, own, counts)
+
+    monkeypatch.setattr("protoseal.federation.control_targets", noted)
+    training = TrainingSection(model="tests.support.small:build", batch_size=4)
+    agreement = grouped_agreement(training=training, method=method, norm_bound=0.5)
+    run_control(agreement, Control.SELF, small_data(agreement), device="cpu")
+    assert bool((np.stack(seen) < 0).any()) is (method is Method.PFPL)
+    norms = np.linalg.norm(np.stack(seen), axis=-1)
+    assert norms.max() == pytest.approx(0.5)
 
 
 def test_a_control_is_the_same_training_without_peers() -> None:

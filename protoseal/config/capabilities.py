@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, assert_never
 
 from pydantic import BeforeValidator
 
@@ -27,6 +27,17 @@ class Method(StrEnum):
     """Control: each site trains alone."""
     SELF = "self"
     """Control: each site is aligned with its own prototypes alone, with the same budget as ``pfpl``."""
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether sites are grouped before training, and prototypes and extractors averaged in each group."""
+        match self:
+            case Method.FEDPC | Method.AVERAGE:
+                return True
+            case Method.PFPL | Method.LOCAL | Method.SELF:
+                return False
+            case _:
+                assert_never(self)
 
 
 class Protection(StrEnum):
@@ -107,11 +118,18 @@ def check_protection_serves(
     method: Method, weighting: Weighting, squared: bool, protection: Protection
 ) -> None:
     """Raise ``ValueError``, naming both sides, unless the protection can compute what the method needs."""
-    if method in CONTROLS:
-        return
-    if method is Method.PFPL:
-        _check_pfpl_served(weighting, squared, protection)
-        return
+    match method:
+        case Method.LOCAL | Method.SELF:
+            return
+        case Method.PFPL:
+            _check_pfpl_served(weighting, squared, protection)
+        case Method.FEDPC | Method.AVERAGE:
+            _check_fedpc_served(method, protection)
+        case _:
+            assert_never(method)
+
+
+def _check_fedpc_served(method: Method, protection: Protection) -> None:
     if not _values(FEDPC_NEEDS) <= _values(OFFERS[protection]):
         raise ValueError(
             f"method {method.value} needs {_names(FEDPC_NEEDS, 'and')}, and protection {protection.value!r} offers"

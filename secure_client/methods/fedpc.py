@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from algorithms.linear import Bool, Float
-from crypto.errors import BoundError, CryptoError
+from crypto.errors import CryptoError
 from crypto.pairwise.binding import threshold
 from crypto.pairwise.parts import MaskKeys
 from crypto.pairwise.scheme import SCHEME as PAIRWISE
@@ -28,6 +28,7 @@ from protoseal.terms import clustering_cohort, group_cohort, limits_of, result_f
 from protoseal_wire import codec
 from protoseal_wire.messages import ActiveList, Phase, PhaseKey, RoundStart
 from protoseal_wire.presence import check_keys_given
+from secure_client.bounds import check_extractor_bounds
 from secure_client.errors import Violation
 from secure_client.exchanges.one_step import site_half
 from secure_client.exchanges.pairwise import Group, MaskedSum
@@ -79,7 +80,7 @@ class Fedpc:
         """
         if key.round == 0:
             return b"", None
-        self._check_extractor(self._trainee.extractor())
+        check_extractor_bounds(self._trainee.extractor(), self._agreement.fedpc, trained=True)
         return self._trainee.base, self._masks.fresh_keys(key) if self._masked else None
 
     def step(self, key: PhaseKey, request: bytes) -> bytes:
@@ -130,21 +131,6 @@ class Fedpc:
         rows, _ = self._trainee.trained(key.round)
         holds = group.cohort.holds[group.cohort.index(self._site)]
         return np.concatenate([np.where(holds[:, None], rows, 0.0).ravel(), self._trainee.extractor()])
-
-    def _check_extractor(self, extractor: Float) -> None:
-        """Raise :class:`BoundError` for what masked sums have no room for, under every protection alike."""
-        fedpc = self._agreement.fedpc
-        parameters, buffers = np.split(np.abs(extractor), [fedpc.extractor_parameters])
-        checked = (
-            ("parameter", parameters, fedpc.parameter_bound),
-            ("buffer", buffers, fedpc.buffer_bound),
-        )
-        for what, part, bound in checked:
-            if not (part <= bound).all():
-                raise BoundError(
-                    f"after training, the extractor has a {what} of magnitude {part.max():g}, beyond the agreed "
-                    f"{what}_bound = {bound:g}: agree on a larger one, or train with a smaller learning rate"
-                )
 
     # Who adds to it
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from algorithms.fedpc.objective import Objective as FedpcObjective
 from algorithms.pfpl.objective import Objective as PfplObjective
+from crypto.errors import BoundError
 from crypto.keys import StorageKey
 from protoseal.config import Agreement, Optimiser
 from secure_client.build import build_learner, build_objective, build_trainee
@@ -106,6 +107,33 @@ def test_another_size_is_refused_with_what_to_write(
     agreed = agreement(fedpc=sizes, training=TABLE["training"] | {"model": model})
     with pytest.raises(ModelError, match=message):
         build(agreed)
+
+
+def loud(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
+    """As pretrained elsewhere: a parameter of 80 and a running mean of 2e6."""
+    backbone, classifier = with_norm(num_classes, dim)
+    nn.init.constant_(backbone.get_parameter("1.bias"), -80.0)
+    nn.init.constant_(backbone.get_buffer("2.running_mean"), 2e6)
+    return backbone, classifier
+
+
+@pytest.mark.parametrize(
+    ("bounds", "message"),
+    [
+        (
+            {},
+            "before training, .* a parameter of magnitude 80, beyond the agreed parameter_bound = 64: .*another model",
+        ),
+        ({"parameter_bound": 80.0}, r"a buffer of magnitude 2e\+06, beyond the agreed buffer_bound = 1e\+06"),
+    ],
+)
+def test_a_model_that_begins_beyond_the_bounds_is_refused(bounds: dict[str, float], message: str) -> None:
+    sizes: dict[str, float] = {"extractor_parameters": 536, "extractor_buffers": 16}
+    training = TABLE["training"] | {"model": f"{OWN}:loud"}
+    with pytest.raises(BoundError, match=message):
+        build(agreement(fedpc=sizes | bounds, training=training))
+    build(agreement(fedpc=sizes | {"parameter_bound": 80.0, "buffer_bound": 2e6}, training=training))
+    build(agreement(method="pfpl", training=training))
 
 
 def test_the_size_does_not_matter_where_prototypes_are_all_that_is_exchanged() -> None:

@@ -19,6 +19,7 @@ from algorithms.linear import Float
 from crypto.keys import StorageKey
 from protoseal.config import Optimiser
 from protoseal.files import read_prototypes
+from secure_client.bounds import PrototypeBounds
 from secure_client.data import SiteData
 from secure_client.journal import Journal
 from secure_client.learner import Learner, Schedule
@@ -69,7 +70,7 @@ class Site:
         )
         bound, relu = self._settings.get("bound", BOUND), self._settings.get("relu", True)
         clip = self._settings.get("clip", True)
-        self.trainee = Trainee(make_learner(relu=relu), self.journal, bound, clip_at_zero=clip)
+        self.trainee = Trainee(make_learner(relu=relu), self.journal, PrototypeBounds(bound, clip))
 
     def restart(self) -> None:
         self.journal.close()
@@ -267,6 +268,21 @@ def test_prototypes_are_clipped_at_zero_where_the_method_asks(
     np.testing.assert_allclose(rows, expected * np.minimum(1.0, 0.5 / norms))
     assert ("end the model's features with a ReLU" in caplog.text) is clip
     assert "longer than norm_bound" in caplog.text
+    site.journal.close()
+
+
+def test_a_warning_says_of_which_site_and_round_it_is_and_comes_once_a_round(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    site = Site(tmp_path, relu=False, bound=0.5)
+    with caplog.at_level(logging.WARNING):
+        for number in (1, 1, 2):
+            site.trainee.trained(number)
+    said = [record.getMessage() for record in caplog.records]
+    for what in ("negative components", "longer than norm_bound"):
+        (first, second) = [line for line in said if what in line]
+        assert first.startswith("a, round 1: ")
+        assert second.startswith("a, round 2: ")
     site.journal.close()
 
 
