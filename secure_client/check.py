@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from algorithms.linear import Bool
 from crypto.errors import CryptoError
 from crypto.pki.fields import load_certificate
-from protoseal.config import Agreement, Method, SiteConfig
+from protoseal.config import Agreement, SiteConfig
 from secure_client.app import open_party
-from secure_client.build import build_learner
+from secure_client.build import build_agreed_model, build_learner, check_extractor
 from secure_client.data import load_site_data
 from secure_client.errors import SiteError
 from secure_client.learner import choose_device
@@ -30,12 +30,21 @@ class Finding:
     detail: str
 
 
-def check_site(config: SiteConfig, passphrase: bytes) -> Iterator[Finding]:
-    """Certificate, agreement, data and model, coordinator: each tried even if another failed."""
-    yield _tried("certificate", lambda: _certificate(open_party(config, passphrase)))
-    yield _tried("agreement", lambda: f"run {config.agreement.run}, hash {config.agreement.hash().hex()}")
-    yield _tried("data and model", lambda: _learner(config))
-    yield _tried("coordinator", lambda: _reach(config, open_party(config, passphrase)))
+def check_site(config: SiteConfig, passphrase: Callable[[], bytes]) -> Iterator[Finding]:
+    """Agreement, model, data, certificate, coordinator: each tried even if another failed.
+
+    What needs neither key nor network comes first: who drafts an agreement may have none yet. ``passphrase`` is asked
+    twice, and may raise :class:`crypto.errors.CryptoError`.
+    """
+    yield _tried("agreement", lambda: _agreement(config.agreement))
+    model = _tried("model", lambda: _model(config))
+    yield model
+    if model.ok:
+        yield _tried("data and model", lambda: _learner(config))
+    else:
+        yield _tried("data", lambda: _data(config))
+    yield _tried("certificate", lambda: _certificate(open_party(config, passphrase())))
+    yield _tried("coordinator", lambda: _reach(config, open_party(config, passphrase())))
 
 
 def _tried(what: str, attempt: Callable[[], str]) -> Finding:
@@ -43,6 +52,26 @@ def _tried(what: str, attempt: Callable[[], str]) -> Finding:
         return Finding(what, True, attempt())
     except (CryptoError, SiteError) as error:
         return Finding(what, False, str(error))
+
+
+def _agreement(agreement: Agreement) -> str:
+    return f"run {agreement.run}: {agreement.summary}; hash {agreement.hash().hex()}"
+
+
+def _model(config: SiteConfig) -> str:
+    """What of it leaves the site, where the method averages some of it."""
+    agreement, spec = config.agreement, config.model_spec
+    check_extractor(agreement, build_agreed_model(agreement, spec))
+    if not agreement.method.is_grouped:
+        return spec
+    parameters, buffers = agreement.fedpc.extractor_parameters, agreement.fedpc.extractor_buffers
+    averaged = f"{parameters:,} parameters and {buffers:,} buffers of it are averaged"
+    return f"{spec}; {averaged}, its classifier stays here"
+
+
+def _data(config: SiteConfig) -> str:
+    data = load_site_data(config.data, config.data_root, config.agreement)
+    return f"{data.train_samples} training samples, not tried on the model"
 
 
 def _certificate(party: Party) -> str:
@@ -61,19 +90,7 @@ def _learner(config: SiteConfig) -> str:
     per_class = ", ".join(f"{n}: {c}" for n, c in zip(agreement.classes, counts, strict=True) if c)
     without = f"; no samples of {', '.join(absent)}" if absent else ""
     samples = f"{data.train_samples} training samples ({per_class}){without}"
-    model = f"{config.model_spec} on {choose_device(config.device)}"
-    return f"{samples}; {model}{_averaged(agreement)}"
-
-
-def _averaged(agreement: Agreement) -> str:
-    """What of the model leaves the site, where the method averages some of it; the learner has its agreed size."""
-    if agreement.method is not Method.FEDPC:
-        return ""
-    fedpc = agreement.fedpc
-    return (
-        f"; {fedpc.extractor_parameters:,} parameters and {fedpc.extractor_buffers:,} buffers of it are averaged,"
-        " its classifier stays here"
-    )
+    return f"{samples}; {config.model_spec} on {choose_device(config.device)}"
 
 
 def _reach(config: SiteConfig, party: Party) -> str:

@@ -129,10 +129,19 @@ def test_masked_serves_every_weighting(tmp_path: Path, weighting: str) -> None:
     assert agreed.parameters == 0
 
 
+@pytest.mark.parametrize("training", [{"optimiser": "adam"}, {"optimiser": "sgd", "momentum": 0.5}, {}])
+def test_an_agreement_that_was_written_is_read_as_it_was(tmp_path: Path, training: dict[str, Any]) -> None:
+    agreed = agreement(tmp_path, training=training)
+    again = Agreement.from_json(agreed.to_json(), source="written")
+    assert (again, again.hash()) == (agreed, agreed.hash())
+    assert ("momentum" in json.loads(agreed.to_json())["training"]) is (training.get("optimiser") != "adam")
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"fedpc": {}}, "set extractor_parameters in [fedpc]"),
+        ({"fedpc": {}}, "write 1, and `protoseal client check` tells the right number"),
         ({"fedpc": {"extractor_buffers": 3}}, "extractor_buffers without extractor_parameters"),
         ({"fedpc": {"extractor_parameters": 1000, "alignment": 1.0}}, "fedpc.alignment"),
         ({"fedpc": {"extractor_parameters": 1000, "group": 2}}, "did you mean 'groups'"),
@@ -173,6 +182,7 @@ def test_small_bounds_fit_a_ring_of_32_bits(tmp_path: Path) -> None:
         ({"preprocessing": {"image_size": 8, "channels": 3, "mean": [0.5], "std": [0.5]}}, "3 channels"),
         ({"training": {"model": "small-cn"}}, "did you mean 'small-cnn'"),
         ({"training": {"lr": -1.0}}, "training.lr"),
+        ({"training": {"optimiser": "adam", "momentum": 0.9}}, "training: momentum is SGD's"),
     ],
 )
 def test_a_wrong_agreement_is_refused_in_a_line_that_names_the_key(

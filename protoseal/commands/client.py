@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from crypto.errors import KeyStoreError
 from protoseal.commands.logs import start_log
 from protoseal.commands.passphrase import IN_CONFIG, read_passphrase
 from protoseal.commands.reporting import one_line_errors
@@ -55,12 +57,12 @@ def run(config: Path, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True)
 @one_line_errors
 def check(config: Path, as_json: bool) -> None:
-    """Try everything that a run needs: certificate, agreement, data, model, coordinator. Sends no data."""
+    """Try everything that a run needs: agreement, model, data, certificate, coordinator. Sends no data."""
     from secure_client.check import check_site
 
     loaded = load_site(config)
     findings = []
-    for finding in check_site(loaded, _passphrase(loaded)):
+    for finding in check_site(loaded, cache(partial(_passphrase_to_try, loaded))):
         findings.append(finding)
         if not as_json:
             click.echo(f"{'ok    ' if finding.ok else 'FAILED'}  {finding.what}: {finding.detail}")
@@ -73,6 +75,14 @@ def check(config: Path, as_json: bool) -> None:
 
 def _passphrase(config: SiteConfig) -> bytes:
     return read_passphrase(config.passphrase_file, what=f"the key of {config.name}", remedy=IN_CONFIG)
+
+
+def _passphrase_to_try(config: SiteConfig) -> bytes:
+    """As :func:`_passphrase`; having none is something that was tried and failed."""
+    try:
+        return _passphrase(config)
+    except click.ClickException as error:
+        raise KeyStoreError(error.message) from error
 
 
 def _show(figures: SiteRound) -> None:

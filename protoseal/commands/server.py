@@ -43,7 +43,7 @@ def check(config: Path, as_json: bool) -> None:
         "identity": credentials.identity.uri,
         "valid_until": f"{ends:%Y-%m-%dT%H:%M:%SZ}",
         "run": agreement.run,
-        "terms": f"{agreement.method} under {agreement.protection}, {agreement.rounds} rounds",
+        "terms": agreement.summary,
         "sites": list(loaded.sites),
         "agreement": agreement.hash().hex(),
     }

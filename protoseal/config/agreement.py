@@ -7,9 +7,18 @@ import json
 import re
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from algorithms.pfpl import Weighting
 from crypto.errors import PrecisionError
@@ -98,11 +107,14 @@ class Optimiser(StrEnum):
 
     SGD = "sgd"
     ADAM = "adam"
-    """Without ``momentum``: Adam's own is fixed."""
+    """Without ``momentum``, which is refused: Adam's own is fixed."""
 
 
 class TrainingSection(Section):
-    """Local training, the same at every site. ``init_seed`` makes the common initial model."""
+    """Local training, the same at every site. ``init_seed`` makes the common initial model.
+
+    ``momentum`` is SGD's. With Adam it is refused, and is no part of the agreement's text and hash.
+    """
 
     model: ModelSpec = "small-cnn"
     init_seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
@@ -112,6 +124,20 @@ class TrainingSection(Section):
     weight_decay: NotNegative = 1e-5
     batch_size: Count = 32
     local_epochs: Count = 1
+
+    @model_validator(mode="after")
+    def _momentum_is_of_sgd(self) -> Self:
+        if self.optimiser is Optimiser.ADAM and "momentum" in self.model_fields_set:
+            raise ValueError("momentum is SGD's, Adam's own is fixed: remove it, or set optimiser = 'sgd'")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _only_what_counts(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What is written can be read back: not a momentum that nobody uses."""
+        table: dict[str, Any] = written(self)
+        if self.optimiser is Optimiser.ADAM:
+            table.pop("momentum", None)
+        return table
 
 
 class Agreement(Section):
@@ -196,7 +222,8 @@ class Agreement(Section):
         if self.method is Method.FEDPC and not self.fedpc.extractor_parameters:
             raise ValueError(
                 "method fedpc needs the size of what it averages: set extractor_parameters in [fedpc] to the"
-                " number of the model's parameters outside its classifier (`protoseal client check` tells it)"
+                " number of the model's parameters outside its classifier; write 1, and `protoseal client check`"
+                " tells the right number"
             )
         return self
 
@@ -243,6 +270,14 @@ class Agreement(Section):
         return hashlib.sha256(HASH_LABEL + self.to_json().encode("ascii")).digest()
 
     @property
+    def summary(self) -> str:
+        """What a party has to know first of what it agrees to."""
+        return (
+            f"{self.method} under {self.protection}, {self.rounds} rounds,"
+            f" min_holders {self.min_holders}, min_sites {self.min_sites}"
+        )
+
+    @property
     def needs_group_secret(self) -> bool:
         """Whether the sites share a secret that one of them makes and seals to the others."""
         return self.protection in (Protection.CKKS, Protection.MASKED)
@@ -251,7 +286,7 @@ class Agreement(Section):
     def parameters(self) -> int:
         """How many numbers of a model travel: none where prototypes are all that is exchanged."""
         fedpc = self.fedpc
-        return fedpc.extractor_parameters + fedpc.extractor_buffers if self.method is Method.FEDPC else 0
+        return fedpc.extractor_parameters + fedpc.extractor_buffers if self.method.is_grouped else 0
 
 
 def load_agreement(path: Path) -> Agreement:

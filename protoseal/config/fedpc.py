@@ -16,12 +16,17 @@ class FedpcSection(Section):
     """FedPC's own settings: equations 2 to 8 of the paper (docs/notation.md).
 
     ``groups`` is J, chosen by silhouette when it is not given; ``pca_dim`` is min(n − 1, 10) when it is not given.
-    ``alignment`` is γ of L = (1 − γ)·CE + γ·Σ_k ‖P_i^k − P_j^k‖.
+    A group has ``min_holders`` sites or more, so fewer than 2·``min_holders`` sites are always one group, whatever
+    ``groups`` says: then there is nothing to mix between groups (equations 5 to 8).
+
+    ``alignment`` is γ of L = (1 − γ)·CE + γ·Σ_k ‖P_i^k − P_j^k‖, and 0.5 as printed. That is too much where the first
+    round leaves the model far from trained: a sum of distances over up to K classes outweighs the cross-entropy, and
+    features collapse onto targets that tell classes apart badly. Try 0.01 to 0.05 there; docs/notation.md has figures.
 
     ``extractor_parameters`` and ``extractor_buffers`` count the numbers in the part of the model that is averaged:
-    parameters outside the classifier, and floating-point buffers such as batch normalisation's. `protoseal client
-    check` tells them. A site whose values are beyond ``parameter_bound`` or ``buffer_bound`` stops with an error
-    before it sends any; the bounds make room for sums in fixed point.
+    parameters outside the classifier, and floating-point buffers such as batch normalisation's. Write 1 for the
+    parameters, and `protoseal client check` tells both. A site whose values are beyond ``parameter_bound`` or
+    ``buffer_bound`` stops with an error before it sends any; the bounds make room for sums in fixed point.
     """
 
     groups: Annotated[int, Field(ge=1, le=256)] | None = None

@@ -126,8 +126,8 @@ def test_simulate_prints_json_on_request(tmp_path: Path) -> None:
         (["--dataset", "diggits"], "did you mean 'digits'"),
         (["--dataset", "mnist"], "data_root"),
         (["--split", "mixd:n=3"], "did you mean 'mixed'"),
-        (["--method", "fedpc"], "'fedpc' is not in this version"),
-        (["--protection", "masked"], "'masked' is not in this version"),
+        (["--method", "feddbp"], "'feddbp' is not in this version"),
+        (["--protection", "rotation"], "'rotation' is a part of 'masked'"),
         (["--seeds", "0,x"], "'x' is not a number"),
         (["--seeds", "4-1"], "names no seed"),
         (["--device", "cuda:99"], "use auto, cpu or cuda:N"),
@@ -222,10 +222,12 @@ def test_client_check_looks_at_everything_and_says_what_is_not_ready(federation:
     site_file = federation.folder("site-1") / "site.toml"
     findings = check(site_file)
     assert {what for what, each in findings.items() if each["ok"]} == {
-        "certificate",
         "agreement",
+        "model",
         "data and model",
+        "certificate",
     }
+    assert "ckks, 1 rounds, min_holders 3, min_sites 3; hash" in findings["agreement"]["detail"]
     assert "more days" in findings["certificate"]["detail"]
     assert "no samples of" in findings["data and model"]["detail"]
     assert "cannot be reached" in findings["coordinator"]["detail"]
@@ -261,21 +263,34 @@ def test_client_check_finds_what_is_broken(
 def test_client_check_says_what_to_write_for_the_size_of_the_extractor(
     federation: Federation, tmp_path: Path
 ) -> None:
-    """8×8 images: 1 → 32 → 64 channels of 3×3, then 4·64 → 64: 35,264 parameters."""
+    """8×8 images: 1 → 32 → 64 channels of 3×3, then 4·64 → 64: 35,264 parameters.
+
+    As whoever drafts the agreement finds it out: without a key, a certificate, a passphrase or a coordinator.
+    """
     site_file = broken_site(federation, tmp_path, 'name = "site-1"', 'name = "site-1"')
+    for name in ("passphrase", "key.pem", "certificate.pem", "ca.pem"):
+        (site_file.parent / name).unlink(missing_ok=True)
     agreement = tmp_path / "agreement.toml"
     text = agreement.read_text(encoding="utf-8").partition("[fedpc]")[0]
     text = text.replace('method = "pfpl"', 'method = "fedpc"').replace(
         'protection = "ckks"', 'protection = "masked"'
     )
-    agreement.write_text(f"{text}\n[fedpc]\nextractor_parameters = 1\n", encoding="utf-8")
-    finding = check(site_file)["data and model"]
-    assert not finding["ok"]
-    assert "35,264 parameters and 0 buffers: set extractor_parameters = 35264 in [fedpc]" in finding["detail"]
-    agreement.write_text(f"{text}\n[fedpc]\nextractor_parameters = 35264\n", encoding="utf-8")
-    finding = check(site_file)["data and model"]
-    assert finding["ok"]
-    assert "35,264 parameters and 0 buffers of it are averaged" in finding["detail"]
+    agreement.write_text(text, encoding="utf-8")
+    told = failure("client", "check", "--config", site_file)
+    advised = told.partition("write ")[2].partition(",")[0]
+    assert "`protoseal client check` tells the right number" in told
+    agreement.write_text(f"{text}\n[fedpc]\nextractor_parameters = {advised}\n", encoding="utf-8")
+    findings = check(site_file)
+    assert not findings["model"]["ok"]
+    told = findings["model"]["detail"]
+    assert "35,264 parameters and 0 buffers: set extractor_parameters = 35264 in [fedpc]" in told
+    assert findings["data"]["ok"]
+    setting = told.partition("set ")[2].partition(" in ")[0]
+    agreement.write_text(f"{text}\n[fedpc]\n{setting}\n", encoding="utf-8")
+    findings = check(site_file)
+    assert {what for what, each in findings.items() if each["ok"]} == {"agreement", "model", "data and model"}
+    assert "35,264 parameters and 0 buffers of it are averaged" in findings["model"]["detail"]
+    assert "passphrase" in findings["certificate"]["detail"]
 
 
 @pytest.mark.parametrize("side", ["client", "server"])
