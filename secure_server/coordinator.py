@@ -239,7 +239,7 @@ class Coordinator:
 
     def _after(self, before: State, after: State) -> None:
         """What the run depends on comes first."""
-        log_progress(self._rules, before, after)
+        log_progress(self._agreement, self._rules, before, after)
         if after.over and self._ended_at is None:
             self._note_end(after)
         if after.verified != before.verified:

@@ -49,7 +49,7 @@ def withheld_classes(attempt: Attempt, agreement: Agreement) -> tuple[str, ...]:
     return tuple(name for name, holders in zip(agreement.classes, counts, strict=True) if not holders)
 
 
-def log_progress(rules: Rules, before: State, after: State) -> None:
+def log_progress(agreement: Agreement, rules: Rules, before: State, after: State) -> None:
     """Where the run is, and whom it waits for or goes on without."""
     if after.reason and after.reason != before.reason:
         _log.warning("%s", after.reason)
@@ -64,6 +64,7 @@ def log_progress(rules: Rules, before: State, after: State) -> None:
         _log_sitting_out(before, after)
     if after.groups != before.groups:
         _log_groups(before, after)
+        _log_fewer_groups(after, agreement)
     if after.stage is Stage.JOINING and after.joined != before.joined:
         _log.info("waiting for %s", _list(set(rules.roster) - after.joined))
 
@@ -98,6 +99,17 @@ def _log_groups(before: State, after: State) -> None:
     unknown = set(after.members) - set(before.participants)
     if unknown:
         _log.warning("absent when groups were made, so in the largest: %s", _list(unknown))
+
+
+def _log_fewer_groups(after: State, agreement: Agreement) -> None:
+    """Groups that are too small join others, and few sites are never divided, whatever was asked for."""
+    asked, made = agreement.fedpc.groups, len(after.groups)
+    if asked is not None and made < asked:
+        _log.warning(
+            "groups = %d is agreed, and %d made of %d sites: none has fewer than min_holders = %d%s",
+            *(asked, made, sum(map(len, after.groups)), agreement.min_holders),
+            "; one group alone has none to mix with" if made == 1 else "",
+        )
 
 
 def is_reported(before: State, after: State) -> bool:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from protoseal.config import Protection
+from protoseal.config import FedpcSection, Protection
 from protoseal_wire.messages import Phase
 from secure_server.agreed_rules import agreed_rules
 from secure_server.run_state import STEPS, Stage
 from tests.server.conftest import Identities
 from tests.server.fedpc_play import Play, playing
-from tests.server.scripted_sites import NEAR, fedpc_agreement
+from tests.server.scripted_sites import BUFFERS, NEAR, PARAMETERS, fedpc_agreement
 from tests.support.small import small_agreement
 
 LOG = "protoseal.coordinator"
@@ -43,6 +43,39 @@ def test_groups_are_told_once_they_are_made(masked: Play, lines: Lines) -> None:
     assert "group 1: a, b, c, d, x" in lines
     assert "group 2: w, y, z" in lines
     assert "absent when groups were made, so in the largest: x" in lines
+
+
+@pytest.mark.parametrize(
+    ("groups", "min_holders", "said"),
+    [
+        (2, 3, None),
+        (
+            2,
+            5,
+            "groups = 2 is agreed, and 1 made of 8 sites: none has fewer than min_holders = 5; one group alone",
+        ),
+        (3, 3, "groups = 3 is agreed, and 2 made of 8 sites: none has fewer than min_holders = 3"),
+    ],
+)
+def test_fewer_groups_than_were_agreed_are_told(
+    *,
+    groups: int,
+    min_holders: int,
+    said: str | None,
+    tmp_path: Path,
+    identities: Identities,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    section = FedpcSection(groups=groups, extractor_parameters=PARAMETERS, extractor_buffers=BUFFERS)
+    agreement = fedpc_agreement(
+        Protection.MASKED, fedpc=section, min_holders=min_holders, min_sites=min_holders
+    )
+    with caplog.at_level(logging.INFO, LOG), playing(agreement, *identities, tmp_path) as play:
+        play.join()
+        play.go_to(Stage.PRESENCE, 1)
+    warned = [line for line in caplog.messages if line.startswith("groups = ")]
+    assert len(warned) == (said is not None)
+    assert all(line.startswith(str(said)) for line in warned)
 
 
 def test_who_dropped_out_is_told_with_the_step(masked: Play, lines: Lines) -> None:
