@@ -70,6 +70,13 @@ def test_the_run_is_complete_at_every_party(walked: Walked) -> None:
         assert len(read_site_log(walked.folder / site / "out").rounds) == agreed.rounds
 
 
+def test_prototypes_fit_the_bounds_of_the_sample(walked: Walked) -> None:
+    for site in SITES:
+        log = (walked.folder / site / "log.txt").read_text(encoding="utf-8")
+        assert "longer than norm_bound" not in log
+        assert "negative components" not in log
+
+
 def test_sites_learned_from_their_peers(walked: Walked) -> None:
     for site in SITES:
         log, prototypes = (
