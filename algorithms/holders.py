@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-DEFAULT_MIN_HOLDERS = 3
-
 
 def active_classes(presence: NDArray[np.bool_], min_holders: int) -> NDArray[np.bool_]:
     """Classes that at least ``min_holders`` sites hold; ``presence`` is (n, K), the result (K,).

@@ -10,7 +10,7 @@ from protoseal.config import PreprocessingSection
 from protoseal.config.agreement import NAME_PATTERN
 from protoseal.splits import SiteArrays, iid, parse_split
 from secure_client.data.arrays import Samples, TrainTest, join_samples
-from secure_client.data.npz import read_npz, write_npz
+from secure_client.data.npz import read_npz
 from secure_client.data.sources import join, own_classes, read, suggest_preprocessing
 from secure_client.errors import DataError
 
@@ -79,18 +79,6 @@ def read_sites(
     data = [join([source], agreed, classes) for source in sources]
     sites = (_alone(file.stem, part) for file, part in zip(files, data, strict=True))
     return DividedData(tuple(sites), classes, agreed)
-
-
-def write_sites(directory: Path, data: DividedData) -> None:
-    """Write ``directory/NAME.npz`` for each site: what :func:`read_sites` and ``npz:`` read.
-
-    Each holds that site's samples and domains and nothing of the others'.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    for site in data.sites:
-        write_npz(
-            directory / f"{site.name}.npz", TrainTest(site.train, site.test, data.classes, site.domains)
-        )
 
 
 def _alone(name: str, data: TrainTest) -> SiteArrays:

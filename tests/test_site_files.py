@@ -4,13 +4,20 @@ import numpy as np
 import pytest
 
 from protoseal.config import PreprocessingSection
-from protoseal.site_files import DividedData, divide, read_sites, write_sites
-from secure_client.data.npz import read_npz
+from protoseal.site_files import DividedData, divide, read_sites
+from secure_client.data.arrays import TrainTest
+from secure_client.data.npz import read_npz, write_npz
 from secure_client.errors import DataError
 
 
 def digits(seed: int = 0) -> DividedData:
     return divide("digits", "mixed:n=6.5,max=25", sites=5, seed=seed)
+
+
+def write_sites(directory: Path, data: DividedData) -> None:
+    for site in data.sites:
+        part = TrainTest(site.train, site.test, data.classes, site.domains)
+        write_npz(directory / f"{site.name}.npz", part)
 
 
 def test_digits_by_name_with_what_follows_from_them() -> None:
