@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from numpy.typing import NDArray
 
 from protoseal.config import ConfigError, Method
 from protoseal.config.simulation import SimulationConfig, load_simulation
-from protoseal.files import RunResult, read_agreement, read_prototypes, read_result, site_folder
+from protoseal.files import MODEL, RunResult, read_agreement, read_prototypes, read_result, site_folder
 from protoseal.prediction import load_trained
 from protoseal.report import write_report
 from protoseal.simulation import COMPARED, Progress, simulate
@@ -62,11 +63,20 @@ def divided() -> DividedData:
     return divide("digits", SPLIT, sites=SITES, seed=0)
 
 
+def weights(folder: Path, site: str) -> dict[str, torch.Tensor]:
+    """Of a site's saved model, by name."""
+    return safetensors.torch.load_file(site_folder(folder, site) / MODEL)
+
+
+def _furthest(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> float:
+    assert left.keys() == right.keys()
+    return max(float((left[name] - right[name]).abs().max()) for name in left)
+
+
 def test_groups_hold_every_site_once_and_enough_of_them(fedpc: FedpcRun) -> None:
     _, result, _ = fedpc
     assert sorted(name for group in result.groups for name in group) == [site.name for site in result.sites]
-    assert len(result.groups) == 2
-    assert min(map(len, result.groups)) >= 3
+    assert min(map(len, result.groups)) >= 3  # how many groups is the data's to say
 
 
 def test_sizes_follow_from_the_model(fedpc: FedpcRun) -> None:
@@ -80,11 +90,14 @@ def test_sizes_follow_from_the_model(fedpc: FedpcRun) -> None:
 
 def test_all_start_alike_and_then_differ(fedpc: FedpcRun) -> None:
     """Round 1 is cross entropy from the common model for all of them; afterwards each has its own way."""
-    _, result, _ = fedpc
+    out, result, _ = fedpc
     assert set(result.compared) == {"local", "self", "average"}
-    first, last = result.rounds[0], result.rounds[-1]
+    first = result.rounds[0]
     assert {first.mean_accuracy, *first.compared.values()} == {first.mean_accuracy}
-    assert len({last.mean_accuracy, *last.compared.values()}) == 4
+    # Means of four accuracies each, two of them on all sites' scans: models that differ do not have them alike.
+    assert len({each.model_dump_json() for each in result.metrics.values()}) == len(result.metrics) == 4
+    for site in result.sites:
+        assert _furthest(weights(out, site.name), weights(out / COMPARED / "average", site.name)) > 1e-4
 
 
 def test_the_control_is_one_group_without_alignment(fedpc: FedpcRun) -> None:
@@ -154,18 +167,17 @@ def test_personalised_accuracies_are_those_of_the_saved_models(fedpc: FedpcRun) 
         assert getattr(result.metrics["fedpc"], name) == pytest.approx(mean)
 
 
-def test_masked_reaches_what_plain_reaches(fedpc: FedpcRun, tmp_path: Path) -> None:
-    """Fixed point rounds sums in the 40th binary place; a site's test set has some 15 samples."""
-    _, plain, _ = fedpc
+def test_masked_trains_the_models_that_plain_does(fedpc: FedpcRun, tmp_path: Path) -> None:
+    """Fixed point rounds sums in the 40th binary place, which is beyond most weights' own rounding."""
+    out, plain, _ = fedpc
     result = simulate(config_for(tmp_path / "out", protection="masked"))
     assert result.protection == "masked"
     assert result.groups == plain.groups
-    assert result.mean_accuracy is not None
-    assert result.mean_accuracy > 0.3
-    for got, expected in zip(result.rounds, plain.rounds, strict=True):
-        assert got.mean_accuracy == pytest.approx(expected.mean_accuracy, abs=0.02)
-    for got_site, expected_site in zip(result.sites, plain.sites, strict=True):
-        assert got_site.bytes_up > expected_site.bytes_up
+    for got, expected in zip(result.sites, plain.sites, strict=True):
+        model = weights(tmp_path / "out", got.name)
+        assert _furthest(model, weights(out, got.name)) < 1e-6
+        assert _furthest(model, weights(out / COMPARED / "average", got.name)) > 1e-4
+        assert got.bytes_up > expected.bytes_up
 
 
 def test_several_seeds_have_everything_of_each(tmp_path: Path) -> None:
