@@ -22,10 +22,10 @@ _log = logging.getLogger("protoseal.coordinator")
 class CoordinatorRound:
     """A round as the coordinator knows it. Seconds count from the start of this process at the earliest.
 
-    ``sites`` took part in its last attempt, by ``groups`` where there are any; ``withheld`` names the classes that
-    had too few holders (in every group). ``abandoned``: it ended without a result; ``without``: those of the sites
-    whose group alone had none. A coordinator that was killed just
-    after it reported a round reports it once more.
+    ``sites`` took part in its last attempt (nobody, if that ended before), by ``groups`` where there are any;
+    ``withheld`` names the classes that had too few holders (in every group). ``abandoned``: it ended without a result;
+    ``without``: those of the sites whose group alone had none. A coordinator that was killed just after it reported a
+    round reports it once more.
     """
 
     round: int
@@ -40,7 +40,9 @@ class CoordinatorRound:
 
 
 def withheld_classes(attempt: Attempt, agreement: Agreement) -> tuple[str, ...]:
-    """The classes that no site, or no site of any group, adds to for want of holders."""
+    """The classes that no site, or no site of any group, adds to for want of holders; none if nobody takes part."""
+    if not attempt.sites:
+        return ()
     if attempt.groups:
         cohorts = [group_cohort(attempt.active, group, agreement) for group in attempt.groups]
     else:

@@ -1,6 +1,7 @@
 """Sites of a FedPC run that do what the protocol asks with vectors that a test chose, and nothing that it did not.
 
-They hold what a site has to remember, and know the crypto; they train nothing and refuse nothing.
+They hold what a site has to remember, and know the crypto; they train nothing and refuse nothing, but that they fail
+the test where a site would refuse to go on.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crypto.keys import ChannelKey
-from crypto.pairwise.binding import Binding
+from crypto.pairwise.binding import Binding, threshold
 from crypto.pairwise.masks import mask
 from crypto.pairwise.parts import SealedShare
 from crypto.pairwise.release import release
@@ -122,6 +123,7 @@ class ScriptedSite:
     own_pair: SharePair | None = None
     active: ActiveList = field(default_factory=lambda: ActiveList(()))
     received: Mapping[str, SealedShare] = field(default_factory=dict)
+    sent: dict[PhaseKey, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         run = self.agreement.run
@@ -248,6 +250,7 @@ class ScriptedSite:
 
     def _shares(self, key: PhaseKey, request: bytes) -> bytes:
         self.active = codec.decode_active_list(request, self.limits)
+        self._check_enough_of_before(key)
         public = {each.site: each.keys for each in self.active.statements if each.keys is not None}
         shares, self.own_pair = make_shares(
             self.party.credentials,
@@ -256,6 +259,12 @@ class ScriptedSite:
             {name: public[name] for name in self.there},
         )
         return codec.encode_shares_made(SharesMade(shares))
+
+    def _check_enough_of_before(self, key: PhaseKey) -> None:
+        """Of each list on which it sent values in this round, as many as could open that sum."""
+        for earlier, listed in self.sent.items():
+            if earlier.round == key.round and len(set(listed) & set(self.there)) < threshold(len(listed)):
+                raise AssertionError(f"{self.name} sent values to {listed}: it would refuse {self.there}")
 
     @property
     def there(self) -> tuple[str, ...]:
@@ -277,6 +286,7 @@ class ScriptedSite:
         if self.agreement.protection is Protection.PLAIN:
             self.active = codec.decode_active_list(request, self.limits)
             return codec.encode_payload(Payload("plain/1", arrays=(self.vector(key.round),)))
+        self.sent[key] = self.there
         shares = codec.decode_received_shares(request, self.limits).shares
         self.received = {share.sender: share for share in shares}
         words = self.agreement.fixed_point().encode(self.vector(key.round))

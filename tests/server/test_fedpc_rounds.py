@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from protoseal.config import Protection
+from protoseal.config import FedpcSection, Protection
 from protoseal_wire import codec
 from protoseal_wire.messages import Finished
+from secure_server import settling
 from secure_server.run_state import Stage
 from tests.server.conftest import Identities
 from tests.server.fedpc_play import Play, check_results, expected, playing
-from tests.server.scripted_sites import FAR, NEAR, fedpc_agreement
+from tests.server.scripted_sites import BUFFERS, FAR, NEAR, PARAMETERS, fedpc_agreement
 
 ALL = (*NEAR, *FAR)
 BOTH = [Protection.PLAIN, Protection.MASKED]
@@ -141,6 +143,60 @@ def test_too_few_before_unmask_repeat_the_round(play: Play) -> None:
     play.go_to(Stage.FINISHED)
     check_results(play, 1, expected(play.agreement, 1, FAR), FAR)
     check_results(play, 2, expected(play.agreement, 2, ALL), ALL)
+
+
+@masked
+def test_who_sent_values_is_asked_again_only_with_enough_of_the_same(play: Play) -> None:
+    """Five in the group, two lost after their values; three would be enough for a group of its own."""
+    play.go_to(Stage.PRESENCE, 0)
+    play.go_to(Stage.PRESENCE, 1, without=("x",))
+    five = ("a", "b", "c", "d", "x")
+    play.go_to(Stage.SURVIVORS, 1)
+    play.go_to(Stage.PRESENCE, 1, without=("c", "x"))
+    assert (play.state.attempt, play.state.benched) == (2, frozenset("cx"))
+    play.restart()  # forgets who is benched, and nothing else
+    play.go_to(Stage.RESULT, 1, without=("c", "x"))
+    assert play.state.participants == ("w", "y", "z")
+    play.go_to(Stage.FINISHED)
+    groups = play.state.groups
+    check_results(play, 2, expected(play.agreement, 2, ALL, groups=groups), ALL)
+    assert five in groups
+
+
+def test_a_round_that_nobody_may_go_on_with_is_abandoned_and_reported(
+    identities: Identities, tmp_path: Path
+) -> None:
+    """One group of eight: the five that are left are too few of those who sent values, in this round alone."""
+    one = FedpcSection(groups=1, extractor_parameters=PARAMETERS, extractor_buffers=BUFFERS)
+    with playing(fedpc_agreement(Protection.MASKED, fedpc=one, rounds=3), *identities, tmp_path) as play:
+        play.join()
+        play.go_to(Stage.SURVIVORS, 2)
+        play.go_to(Stage.PRESENCE, 3, without=("b", "c", "x"))
+        assert play.state.reason == (
+            "round 2, attempt 2: too few are there of those who were asked for values before; missing: b, c, x; "
+            "the round is abandoned, without a result"
+        )
+        assert [(each.round, each.attempt, each.sites, each.abandoned) for each in play.rounds] == [
+            (1, 1, ALL, False),
+            (2, 2, (), True),
+        ]
+        five = without("b", "c", "x")
+        play.go_to(Stage.FINISHED, without=("b", "c", "x"))
+        check_results(play, 3, expected(play.agreement, 3, five, groups=(tuple(sorted(ALL)),)), five)
+
+
+@masked
+def test_a_coordinator_that_asked_them_would_meet_a_refusal(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play.go_to(Stage.PRESENCE, 0)
+    play.go_to(Stage.PRESENCE, 1, without=("x",))
+    play.go_to(Stage.SURVIVORS, 1)
+    monkeypatch.setattr(settling, "_committed", lambda state: replace(state, committed=()))
+    play.coordinator._state = replace(play.state, committed=())
+    play.go_to(Stage.PRESENCE, 1, without=("c", "x"))
+    with pytest.raises(AssertionError, match="it would refuse"):
+        play.go_to(Stage.RESULT, 1, without=("c", "x"))
 
 
 @masked

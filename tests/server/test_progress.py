@@ -91,6 +91,24 @@ def test_who_sits_out_is_told(masked: Play, lines: Lines) -> None:
     assert "going on without a, b" in lines
 
 
+def test_an_abandoned_last_round_is_told_at_the_end(masked: Play, lines: Lines) -> None:
+    masked.go_to(Stage.UNMASK, 2)
+    masked.go_to(Stage.FINISHED, without=("b", "c"))
+    why = "round 2, attempt 1: no shares to unmask with from b, c; the round is abandoned, without a result"
+    assert f"the run is over: {why}" in lines
+    assert (masked.rounds[-1].round, masked.rounds[-1].abandoned) == (2, True)
+
+
+def test_a_run_that_stays_stopped_says_so_when_it_is_started_again(masked: Play, lines: Lines) -> None:
+    for number in (1, 2):
+        masked.go_to(Stage.UNMASK, number)
+        masked.late()
+    assert masked.state.stage is Stage.STOPPED
+    masked.restart()
+    assert f"the run is over: {masked.state.reason}" in lines
+    assert masked.state.reason.startswith("no round of the run had a result")
+
+
 def test_an_abandoned_round_is_told(masked: Play, lines: Lines) -> None:
     masked.go_to(Stage.UNMASK, 1)
     masked.go_to(Stage.PRESENCE, 2, without=("b", "c"))
