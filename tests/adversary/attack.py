@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import pytest
 
@@ -36,8 +36,11 @@ _DOUBLES: dict[str, Any] = {
 }
 
 
+Play = TypeVar("Play", bound=Hostile)
+
+
 @dataclass(frozen=True)
-class Attack:
+class AnyAttack(Generic[Play]):
     """``play`` asks ``victim`` for ``phase`` at its decisive step, and asserts at its end what was gained.
 
     ``layers`` are the places, one line each, any of which holds the attack off by itself. ``refusal`` is what the
@@ -48,14 +51,42 @@ class Attack:
     victim: str
     phase: Phase
     refusal: str
-    play: Callable[[Hostile], None]
+    play: Callable[[Play], None]
+
+
+@dataclass(frozen=True)
+class Attack(AnyAttack[Hostile]):
+    """On a run of PFPL."""
+
     protection: Protection = Protection.PLAIN
     weighting: Weighting = Weighting.UNIFORM
+
+
+def by_layer(attacks: Mapping[str, AnyAttack[Any]]) -> list[tuple[str, str]]:
+    """Each attack with each of its layers, where it has several: names of both."""
+    several = {name: attack.layers for name, attack in attacks.items() if len(attack.layers) > 1}
+    return [(name, layer) for name, layers in several.items() for layer in layers]
 
 
 def weaken(layer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Take one layer away: a check that lets everything through, or the double above. Only a test can."""
     monkeypatch.setattr(layer, _DOUBLES.get(layer, lambda *_args, **_named: None))
+
+
+def weaken_all_but(layer: str, attack: AnyAttack[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave one of the layers that hold an attack off."""
+    for other in attack.layers:
+        if other != layer:
+            weaken(other, monkeypatch)
+
+
+def assert_refused(attack: AnyAttack[Play], play: Play) -> None:
+    """At its decisive step, for good, and for its reason."""
+    with pytest.raises(Violation, match=attack.refusal):
+        attack.play(play)
+    last = assert_nothing_answered(play)
+    assert (last.site, last.key.phase) == (attack.victim, attack.phase)
+    assert_refused_again(play, last, attack.refusal)
 
 
 def assert_nothing_answered(play: Hostile) -> Asked:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from tests.adversary.attack import (
     ORDER,
     PRESENCE_FIELDS,
     THRESHOLD,
+    AnyAttack,
 )
 from tests.adversary.masked_play import Attempt, MaskedPlay, Vector
 from tests.support.grouped import EVERYONE, TEN
@@ -28,17 +29,9 @@ WITHOUT_C = (A, B, D)
 
 
 @dataclass(frozen=True)
-class MaskedAttack:
-    """As :class:`tests.adversary.attack.Attack`, on a run whose agreement has ``changes``.
+class MaskedAttack(AnyAttack[MaskedPlay]):
+    """On a run of FedPC whose agreement has ``changes``. ``data_of``: which site has whose data."""
 
-    ``data_of``: which site has whose data.
-    """
-
-    layers: tuple[str, ...]
-    victim: str
-    phase: Phase
-    refusal: str
-    play: Callable[[MaskedPlay], None]
     changes: Mapping[str, Any] = field(default_factory=dict)
     data_of: Mapping[str, str] = field(default_factory=dict)
 
@@ -200,9 +193,25 @@ def swapped_keys(play: MaskedPlay) -> None:
     """A site is given the coordinator's own keys as its peers': what it shares and masks, the coordinator opens."""
     play.set_up(*EVERYONE)
     begun = play.attempt(*EVERYONE)
+    _open_by_own_keys(play, begun, begun.active)
+
+
+def unsigned_keys(play: MaskedPlay) -> None:
+    """The same, on statements that the peers signed without any keys, as they do for the clustering."""
+    play.set_up(*EVERYONE)
+    clustering = play.begin(*EVERYONE, round_number=0)
+    assert [each.keys for each in clustering.statements] == [None] * len(EVERYONE)
+    begun = play.attempt(*EVERYONE)
+    own = next(each for each in begun.active.statements if each.site == A)
+    peers = tuple(each for each in clustering.statements if each.site != A)
+    _open_by_own_keys(play, begun, ActiveList((own, *peers)))
+
+
+def _open_by_own_keys(play: MaskedPlay, begun: Attempt, active: ActiveList) -> None:
+    """Put keys of the coordinator's own on ``active``, for clinic-a to go by, and open what it sends."""
     own = {peer: AttemptSecrets.generate() for peer in (B, C, D)}
     begun.share(B, C, D)
-    begun.share(A, active=_with_keys(begun.active, {peer: each.public for peer, each in own.items()}))
+    begun.share(A, active=with_keys(active, {peer: each.public for peer, each in own.items()}))
     begun.mask(A)
     pairs = {each.recipient: open_share(each, own[each.recipient], begun.binding) for each in begun.made[A]}
     shares = {peer: [ReleasedShare(A, ShareKind.SEED, pair.seed)] for peer, pair in pairs.items()}
@@ -213,7 +222,8 @@ def swapped_keys(play: MaskedPlay) -> None:
     assert_is(play, begun.opened_alone(A, seed, keys), play.vector(A, begun))
 
 
-def _with_keys(active: ActiveList, keys: Mapping[str, MaskKeys]) -> ActiveList:
+def with_keys(active: ActiveList, keys: Mapping[str, MaskKeys | None]) -> ActiveList:
+    """The list with other keys for some sites, or without theirs, under the signatures that it has."""
     return ActiveList(tuple(replace(each, keys=keys.get(each.site, each.keys)) for each in active.statements))
 
 
@@ -266,9 +276,10 @@ def share_of_another_attempt(play: MaskedPlay) -> None:
 
 _MASKED = "secure_client.exchanges.pairwise.MaskedSum."
 _FORGET, _ENOUGH = _MASKED + "forget", _MASKED + "_check_enough"
+CHECK_KEYS = "secure_client.methods.fedpc.Fedpc._check_keys"
 _QUORUM = "crypto.pairwise.binding._check_quorum"
 _TWICE = "again with different content"
-_SIGNED = r"the active list of round . is refused: a signature \(presence\) does not hold"
+SIGNED = r"the active list of round . is refused: a signature \(presence\) does not hold"
 _SHARE = "a share said to be of .* is refused: a signature .* does not hold"
 _LIKE_TEN = {A: A, **dict.fromkeys(TEN[1:7], C), **dict.fromkeys(TEN[7:], B)}
 _PAIRS = {"min_holders": 2, "min_sites": 2, "allow_fewer_holders_reveals_peers": True}
@@ -318,10 +329,13 @@ SUM_ATTACKS: dict[str, MaskedAttack] = {
         "2 signatures on the survivors; the threshold is 3", too_few_signatures,
     ),
     "swaps the peers' mask keys": MaskedAttack(
-        (PRESENCE_FIELDS,), A, Phase.SHARES, _SIGNED, swapped_keys
+        (PRESENCE_FIELDS,), A, Phase.SHARES, SIGNED, swapped_keys
+    ),
+    "puts mask keys on statements without any": MaskedAttack(
+        (PRESENCE_FIELDS,), A, Phase.SHARES, SIGNED, unsigned_keys
     ),
     "replays keys of an earlier round": MaskedAttack(
-        (PRESENCE_FIELDS,), A, Phase.SHARES, _SIGNED, keys_of_an_earlier_round
+        (PRESENCE_FIELDS,), A, Phase.SHARES, SIGNED, keys_of_an_earlier_round
     ),
     "makes shares in others' names": MaskedAttack(
         (_MASKED + "_check_share",), A, Phase.VALUES, _SHARE, share_of_its_own_making

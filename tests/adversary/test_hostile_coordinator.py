@@ -11,15 +11,12 @@ import sqlite3
 import pytest
 
 from secure_client.errors import ConflictingRequest, Violation
-from tests.adversary.attack import assert_nothing_answered, assert_refused_again, weaken
+from tests.adversary.attack import assert_nothing_answered, assert_refused, by_layer, weaken, weaken_all_but
 from tests.adversary.conftest import Open
 from tests.adversary.round_attacks import ROUND_ATTACKS
 from tests.adversary.set_up_attacks import SET_UP_ATTACKS
 
 ATTACKS = SET_UP_ATTACKS | ROUND_ATTACKS
-BY_LAYER = [
-    (name, layer) for name, attack in ATTACKS.items() for layer in attack.layers if len(attack.layers) > 1
-]
 
 
 @pytest.mark.parametrize("name", ATTACKS)
@@ -35,22 +32,15 @@ def test_attack_succeeds_against_the_double(
 @pytest.mark.parametrize("name", ATTACKS)
 def test_attack_is_refused(name: str, open_play: Open) -> None:
     attack = ATTACKS[name]
-    play = open_play(attack.protection, attack.weighting)
-    with pytest.raises(Violation, match=attack.refusal):
-        attack.play(play)
-    last = assert_nothing_answered(play)
-    assert (last.site, last.key.phase) == (attack.victim, attack.phase)
-    assert_refused_again(play, last, attack.refusal)
+    assert_refused(attack, open_play(attack.protection, attack.weighting))
 
 
-@pytest.mark.parametrize(("name", "layer"), BY_LAYER)
+@pytest.mark.parametrize(("name", "layer"), by_layer(ATTACKS))
 def test_each_layer_holds_by_itself(
     name: str, layer: str, open_play: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attack = ATTACKS[name]
-    for other in attack.layers:
-        if other != layer:
-            weaken(other, monkeypatch)
+    weaken_all_but(layer, attack, monkeypatch)
     play = open_play(attack.protection, attack.weighting)
     # Inner layers were not made to be met, and speak as what they are.
     with pytest.raises((Violation, ValueError, sqlite3.IntegrityError)):

@@ -11,20 +11,21 @@ import pytest
 
 from crypto.errors import CryptoError
 from secure_client.errors import Violation
-from tests.adversary.attack import assert_nothing_answered, assert_refused_again, weaken
+from tests.adversary.attack import (
+    PRESENCE_FIELDS,
+    assert_nothing_answered,
+    assert_refused,
+    by_layer,
+    weaken,
+    weaken_all_but,
+)
 from tests.adversary.conftest import OpenMasked
-from tests.adversary.masked_attacks import SUM_ATTACKS, MaskedAttack
+from tests.adversary.masked_attacks import CHECK_KEYS, SIGNED, SUM_ATTACKS, MaskedAttack, with_keys
 from tests.adversary.masked_play import MaskedPlay
 from tests.adversary.masked_start_attacks import START_ATTACKS
-from tests.support.grouped import grouped_agreement
+from tests.support.grouped import EVERYONE, grouped_agreement
 
 MASKED_ATTACKS = SUM_ATTACKS | START_ATTACKS
-BY_LAYER = [
-    (name, layer)
-    for name, attack in MASKED_ATTACKS.items()
-    for layer in attack.layers
-    if len(attack.layers) > 1
-]
 
 
 def opened(attack: MaskedAttack, open_masked: OpenMasked) -> MaskedPlay:
@@ -44,24 +45,40 @@ def test_attack_succeeds_against_the_double(
 @pytest.mark.parametrize("name", MASKED_ATTACKS)
 def test_attack_is_refused(name: str, open_masked: OpenMasked) -> None:
     attack = MASKED_ATTACKS[name]
-    play = opened(attack, open_masked)
-    with pytest.raises(Violation, match=attack.refusal):
-        attack.play(play)
-    last = assert_nothing_answered(play)
-    assert (last.site, last.key.phase) == (attack.victim, attack.phase)
-    assert_refused_again(play, last, attack.refusal)
+    assert_refused(attack, opened(attack, open_masked))
 
 
-@pytest.mark.parametrize(("name", "layer"), BY_LAYER)
+@pytest.mark.parametrize(("name", "layer"), by_layer(MASKED_ATTACKS))
 def test_each_layer_holds_by_itself(
     name: str, layer: str, open_masked: OpenMasked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attack = MASKED_ATTACKS[name]
-    for other in attack.layers:
-        if other != layer:
-            weaken(other, monkeypatch)
+    weaken_all_but(layer, attack, monkeypatch)
     play = opened(attack, open_masked)
     # Inner layers were not made to be met, and speak as what they are.
     with pytest.raises((Violation, CryptoError, sqlite3.IntegrityError)):
         attack.play(play)
+    assert_nothing_answered(play)
+
+
+@pytest.mark.parametrize(
+    ("layers", "refusal"),
+    [
+        ((), SIGNED),
+        ((PRESENCE_FIELDS,), "the active list is refused: clinic-c states no keys for its masks"),
+        ((PRESENCE_FIELDS, CHECK_KEYS), "the keys of round 1 are refused: no mask keys of clinic-c"),
+    ],
+    ids=["signature", "list", "scheme"],
+)
+def test_a_list_that_a_members_keys_were_taken_off_is_refused_by_each_layer(
+    layers: tuple[str, ...], refusal: str, open_masked: OpenMasked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no attack with a gain: without any layer, no share can be sealed to that member."""
+    for layer in layers:
+        weaken(layer, monkeypatch)
+    play = open_masked(grouped_agreement(), {})
+    play.set_up(*EVERYONE)
+    begun = play.attempt(*EVERYONE)
+    with pytest.raises(Violation, match=refusal):
+        begun.share(EVERYONE[0], active=with_keys(begun.active, {EVERYONE[2]: None}))
     assert_nothing_answered(play)
