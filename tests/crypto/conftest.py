@@ -14,6 +14,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from crypto.pki import Credentials, Identity, approve, create_authority, create_request
 from crypto.pki.files import read_key
+from tests.crypto.masked_group import BINDING, Group
 
 PASSPHRASE = b"correct horse"
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -97,6 +98,14 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Federation:
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Federation:
     """Another CA, of a federation with the same name."""
     return Federation(tmp_path_factory.mktemp("stranger"))
+
+
+@pytest.fixture
+def group() -> Group:
+    """Five members of a masked sum, threshold 4, that have made and received shares."""
+    ready = Group.of(BINDING)
+    ready.share()
+    return ready
 
 
 @pytest.fixture

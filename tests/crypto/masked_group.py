@@ -35,6 +35,9 @@ def names(count: int) -> tuple[str, ...]:
     return tuple(f"clinic-{chr(ord('a') + i)}" for i in range(count))
 
 
+MEMBERS = names(5)
+
+
 def sha256(text: str) -> bytes:
     """A hash that stands for something."""
     return hashlib.sha256(text.encode()).digest()
@@ -52,6 +55,10 @@ def binding_of(group: Sequence[str], **changes: Any) -> Binding:
         "broadcast": sha256("broadcast"),
     }
     return Binding(**(fields | changes))
+
+
+BINDING = binding_of(MEMBERS)
+"""Of five members; the threshold is 4."""
 
 
 @cache

@@ -23,6 +23,8 @@ from crypto.pairwise.unmask import unmask
 from crypto.protection import Payload
 from crypto.shamir import SHARE_BYTES
 from tests.crypto.masked_group import (
+    BINDING,
+    MEMBERS,
     Group,
     binding_of,
     credentials,
@@ -33,18 +35,8 @@ from tests.crypto.masked_group import (
     total,
 )
 
-MEMBERS = names(5)
 A, B, C, D, E = MEMBERS
-BINDING = binding_of(MEMBERS)
 PAIR = SharePair(bytes(33), bytes(33))
-
-
-@pytest.fixture
-def group() -> Group:
-    """Five members, threshold 4, that have made and received shares."""
-    ready = Group.of(BINDING)
-    ready.share()
-    return ready
 
 
 # Survivors

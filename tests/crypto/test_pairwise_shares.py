@@ -17,6 +17,8 @@ from crypto.pairwise.secrets import AttemptSecrets, SharePair, agree
 from crypto.pairwise.shares import _info, make_shares, open_share, verify_share
 from crypto.pairwise.survivors import verify_survivor
 from tests.crypto.masked_group import (
+    BINDING,
+    MEMBERS,
     Group,
     binding_of,
     credentials,
@@ -24,18 +26,7 @@ from tests.crypto.masked_group import (
     names,
 )
 
-MEMBERS = names(5)
 A, B, C, D, E = MEMBERS
-BINDING = binding_of(MEMBERS)
-PAIR = SharePair(bytes(33), bytes(33))
-
-
-@pytest.fixture
-def group() -> Group:
-    """Five members, threshold 4, that have made and received shares."""
-    ready = Group.of(BINDING)
-    ready.share()
-    return ready
 
 
 # Secrets

@@ -10,6 +10,7 @@ from crypto import plain
 from crypto.errors import MalformedError, UnknownSchemeError
 from crypto.plain import GramServer, PlainServer, PlainSite
 from crypto.protection import Cohort, Payload, Rows
+from tests.crypto.bad_rows import BAD_ROWS, check_payload_refused, check_rows_refused, other_payloads
 
 SITES = ("a", "b", "c")
 HOLDS = np.array([[True, True], [True, False], [True, True]])
@@ -68,32 +69,11 @@ def test_rows_of_other_classes_do_not_travel(rows: dict[str, Rows]) -> None:
     assert not payload.arrays[0][1].any()
 
 
-def _nan(rows: Rows) -> Rows:
-    return np.where(np.eye(2, 3, dtype=np.bool_), np.nan, rows)
-
-
-BAD_ROWS: list[tuple[Callable[[Rows], Rows], str]] = [
-    (_nan, "not finite"),
-    (lambda rows: np.where(rows == rows.max(), np.inf, rows), "not finite"),
-    (lambda rows: rows * 1.001, "norm"),
-    (lambda rows: rows[:, :2].copy(), "shape"),
-    (lambda rows: rows[:1], "shape"),
-    (lambda rows: rows.astype(np.float32), "float64"),
-]
-
-
 @pytest.mark.parametrize(("spoil", "reason"), BAD_ROWS)
 def test_bad_rows_are_refused_on_each_way(
     rows: dict[str, Rows], spoil: Callable[[Rows], Rows], reason: str
 ) -> None:
-    bad = spoil(rows["a"])
-    with pytest.raises(MalformedError, match=reason):
-        PlainSite().protect(bad, "a", COHORT)
-    payload = Payload("plain/1", arrays=(bad,))
-    with pytest.raises(MalformedError, match=reason):
-        PlainServer(mean_of_peers).validate(payload, "a", COHORT)
-    with pytest.raises(MalformedError, match=reason):
-        PlainSite().unprotect(payload, rows["a"], "a", COHORT)
+    check_rows_refused(PlainSite(), PlainServer(mean_of_peers), spoil(rows["a"]), rows["a"], COHORT, reason)
 
 
 def test_a_row_for_a_class_the_site_does_not_hold_is_refused(
@@ -106,21 +86,9 @@ def test_a_row_for_a_class_the_site_does_not_hold_is_refused(
     server.validate(payload, "b", COHORT)
 
 
-@pytest.mark.parametrize(
-    ("payload", "error"),
-    [
-        (Payload("ckks/1", arrays=(np.zeros((2, 3)),)), UnknownSchemeError),
-        (Payload("plain/2", arrays=(np.zeros((2, 3)),)), UnknownSchemeError),
-        (Payload("plain/1"), MalformedError),
-        (Payload("plain/1", arrays=(np.zeros((2, 3)), np.zeros((2, 3)))), MalformedError),
-        (Payload("plain/1", arrays=(np.zeros((2, 3)),), blobs=(b"x",)), MalformedError),
-    ],
-)
+@pytest.mark.parametrize(("payload", "error"), other_payloads("plain/1", COHORT))
 def test_other_payloads_are_refused(payload: Payload, error: type[Exception], rows: dict[str, Rows]) -> None:
-    with pytest.raises(error):
-        PlainServer(mean_of_peers).validate(payload, "a", COHORT)
-    with pytest.raises(error):
-        PlainSite().unprotect(payload, rows["a"], "a", COHORT)
+    check_payload_refused(PlainSite(), PlainServer(mean_of_peers), payload, rows["a"], COHORT, error)
 
 
 def test_a_server_of_another_scheme_takes_and_gives_that_scheme(rows: dict[str, Rows]) -> None:

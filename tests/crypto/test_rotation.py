@@ -18,10 +18,11 @@ from algorithms.pfpl import Weighting
 from algorithms.pfpl.aggregation import peer_weights
 from crypto import rotation
 from crypto.encoding import encode
-from crypto.errors import MalformedError, UnknownSchemeError
+from crypto.errors import MalformedError
 from crypto.plain import GramServer, PlainServer, PlainSite
 from crypto.protection import Cohort, Payload, Rows, SiteHalf
 from crypto.rotation import SCHEME, RotationSite, class_key, rotate
+from tests.crypto.bad_rows import BAD_ROWS, check_payload_refused, check_rows_refused, other_payloads
 from tests.crypto.noise_checks import check_independent, check_shape, check_sigma
 
 Float = NDArray[np.float64]
@@ -311,47 +312,18 @@ def test_a_context_is_named() -> None:
         RotationSite(SEED, b"")
 
 
-BAD_ROWS: list[tuple[Callable[[Rows], Rows], str]] = [
-    (lambda rows: np.where(rows == rows.max(), np.nan, rows), "not finite"),
-    (lambda rows: np.where(rows == rows.max(), np.inf, rows), "not finite"),
-    (lambda rows: rows / np.linalg.norm(rows, axis=1).max() * 1.001, "norm"),
-    (lambda rows: rows[:, :2].copy(), "shape"),
-    (lambda rows: rows[:1], "shape"),
-    (lambda rows: rows.astype(np.float32), "float64"),
-]
-
-
 @pytest.mark.parametrize(("spoil", "reason"), BAD_ROWS)
 def test_bad_rows_are_refused_on_each_way(
     rows: dict[str, Rows], spoil: Callable[[Rows], Rows], reason: str
 ) -> None:
-    bad = spoil(rows["a"] * HOLDS[0][:, None])
     site, server = RotationSite(SEED, CONTEXT), PlainServer(lambda gram, holds: gram, SCHEME)
-    with pytest.raises(MalformedError, match=reason):
-        site.protect(bad, "a", COHORT)
-    payload = Payload(SCHEME, arrays=(bad,))
-    with pytest.raises(MalformedError, match=reason):
-        server.validate(payload, "a", COHORT)
-    with pytest.raises(MalformedError, match=reason):
-        site.unprotect(payload, rows["a"], "a", COHORT)
+    check_rows_refused(site, server, spoil(rows["a"] * HOLDS[0][:, None]), rows["a"], COHORT, reason)
 
 
-@pytest.mark.parametrize(
-    ("payload", "error"),
-    [
-        (Payload("plain/1", arrays=(np.zeros((5, 24)),)), UnknownSchemeError),
-        (Payload("rotation/2", arrays=(np.zeros((5, 24)),)), UnknownSchemeError),
-        (Payload(SCHEME), MalformedError),
-        (Payload(SCHEME, arrays=(np.zeros((5, 24)), np.zeros((5, 24)))), MalformedError),
-        (Payload(SCHEME, arrays=(np.zeros((5, 24)),), blobs=(b"x",)), MalformedError),
-        (Payload(SCHEME, arrays=(np.zeros((5, 24)),), words=(np.zeros(1, np.uint64),)), MalformedError),
-    ],
-)
+@pytest.mark.parametrize(("payload", "error"), other_payloads(SCHEME, COHORT))
 def test_other_payloads_are_refused(payload: Payload, error: type[Exception], rows: dict[str, Rows]) -> None:
-    with pytest.raises(error):
-        PlainServer(lambda gram, holds: gram, SCHEME).validate(payload, "a", COHORT)
-    with pytest.raises(error):
-        RotationSite(SEED, CONTEXT).unprotect(payload, rows["a"], "a", COHORT)
+    site, server = RotationSite(SEED, CONTEXT), PlainServer(lambda gram, holds: gram, SCHEME)
+    check_payload_refused(site, server, payload, rows["a"], COHORT, error)
 
 
 def test_a_clustering_gets_the_same_gram_matrix_under_rotation() -> None:
