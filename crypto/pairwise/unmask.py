@@ -32,14 +32,15 @@ def unmask(
 ) -> Words:
     """Σ of the survivors' words in the full ring, shape (L,).
 
-    ``masked``: what each survivor sent; ``released``: the answers of at least the threshold of survivors. Raises
+    ``masked``: what each survivor sent, each read once, so that they need not be in memory together; ``released``:
+    the answers of at least the threshold of survivors. Raises
     :class:`MalformedError` when an answer is not what was due, shares contradict each other, or a key put together
     is not the one its owner stated; :class:`crypto.errors.VerificationError` for sets and keys that no site would
     have gone along with.
     """
     check_survivors(binding, sharers, survivors)
     check_public(binding, public)
-    _check_masked(masked, survivors)
+    _check_senders(masked, survivors)
     _check_answers(released, binding, sharers, survivors)
     minus = [
         self_key(_secret(owner, ShareKind.SEED, released, binding), binding, owner) for owner in survivors
@@ -56,9 +57,13 @@ def unmask(
 
 
 def _total(masked: Mapping[str, Words], survivors: Sequence[str]) -> Words:
-    total = masked[survivors[0]].copy()
-    for site in survivors[1:]:
-        np.add(total, masked[site], out=total)
+    first, *others = survivors
+    total = masked[first].copy()
+    check_words(total)
+    for site in others:
+        words = masked[site]
+        _check_alike(words, total)
+        np.add(total, words, out=total)
     return total
 
 
@@ -94,12 +99,13 @@ def _check_stated(owner: str, private: bytes, public: Mapping[str, MaskKeys]) ->
         raise MalformedError(f"the mask key put together for {owner} is not the one that it stated")
 
 
-def _check_masked(masked: Mapping[str, Words], survivors: Sequence[str]) -> None:
+def _check_senders(masked: Mapping[str, Words], survivors: Sequence[str]) -> None:
     if set(masked) != set(survivors):
         raise MalformedError("there is one masked vector of each survivor, and no other")
-    for words in masked.values():
-        check_words(words)
-    if len({(words.dtype, words.shape) for words in masked.values()}) != 1:
+
+
+def _check_alike(words: Words, total: Words) -> None:
+    if (words.dtype, words.shape) != (total.dtype, total.shape):
         raise MalformedError("masked vectors differ in length or ring")
 
 

@@ -22,9 +22,8 @@ from crypto.pairwise.parts import MaskKeys
 from crypto.pairwise.scheme import SCHEME as PAIRWISE
 from crypto.plain import SCHEME as PLAIN
 from crypto.protection import Payload
-from crypto.rows import NORM_SLACK
 from protoseal.config import Agreement, Protection
-from protoseal.terms import clustering_cohort, group_cohort, limits_of, result_form
+from protoseal.terms import clustering_cohort, group_cohort, limits_of, longest_mean, result_form
 from protoseal_wire import codec
 from protoseal_wire.messages import ActiveList, Phase, PhaseKey, RoundStart
 from protoseal_wire.presence import check_keys_given
@@ -205,11 +204,10 @@ class Fedpc:
         return rows, has == 1.0, extractor
 
     def _check_plausible(self, rows: Float, has: Float) -> None:
-        """Means of prototypes are no longer than the bound, up to half a unit of 2^-16 for each component."""
+        """As the coordinator checks before it gives a result, whoever spoilt it."""
         if not np.isin(has, (0.0, 1.0)).all():
             raise Violation("a result says of a class neither that it has it nor that it has not")
-        longest = self._agreement.norm_bound * (1.0 + NORM_SLACK) + 2.0**-17 * np.sqrt(self._agreement.dim)
-        if np.linalg.norm(rows, axis=1).max() > longest:
+        if np.linalg.norm(rows, axis=1).max() > longest_mean(self._agreement):
             raise Violation("a result has a prototype that is longer than the norm bound")
 
     def _known_sites(self, key: PhaseKey) -> int:
