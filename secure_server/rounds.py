@@ -14,7 +14,7 @@ step as many as its quorums say; a step without quorums needs everyone. A round 
 what a key asks never changes. Once UNMASK was asked, no other attempt of its round begins: two sets of survivors
 over the same values could be subtracted. A round that fails then is abandoned, without a result. And once masked
 VALUES were asked of a group, it takes part in another attempt of that round only with as many of its members of
-before as UNMASK needs; if that leaves no group, the round is abandoned too.
+before as UNMASK needs; if that leaves no group, the round is abandoned too, and those that it needed are benched.
 A site that cost a round an attempt (it answered PRESENCE and then left, or missed a step that needed it) is benched:
 not asked again in that round; and in the next, if the round was abandoned. So a run of one-step rounds in which
 ``min_sites`` sites answer in time finishes, whatever fewer than ``max_attempts`` others do. A run finishes only if

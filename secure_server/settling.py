@@ -192,7 +192,15 @@ def _unmask_was_asked(rules: Rules, state: State) -> bool:
 
 
 def _repeated(rules: Rules, state: State, now: float, lost: Set[str]) -> State:
-    """An attempt that only taught us whom to leave out counts for nothing: there are as many of these as sites."""
+    """An attempt that only taught us whom to leave out counts for nothing: there are as many of these as sites.
+
+    Where what was sent earlier in the round keeps the others from an attempt without ``lost``, these get one more
+    chance; then the others go on to the next round, if there is one, without them.
+    """
+    left = ready_sites(rules, state) - state.benched - lost
+    had_chance = lost and state.attempt > 1 and state.round < rules.rounds
+    if had_chance and not _suffice(rules, state, left) and _suffice(rules, _uncommitted(state), left):
+        return _abandoned(rules, state, now, lost)
     benched = _benched(rules, state, lost)
     failures = state.failures + (0 if benched > state.benched else 1)
     state = replace(state, failures=failures, benched=benched)
@@ -204,7 +212,8 @@ def _repeated(rules: Rules, state: State, now: float, lost: Set[str]) -> State:
 def _abandoned(rules: Rules, state: State, now: float, lost: Set[str] = frozenset()) -> State:
     """The next round, without a result of this one. Each counts as a failure, or a run could end without any."""
     why = f"{state.reason}; the round is abandoned, without a result"
-    benched = _benched(rules, replace(state, benched=frozenset()), lost)
+    # Of the next round, to which nothing is committed yet.
+    benched = _benched(rules, replace(_uncommitted(state), benched=frozenset()), lost)
     failures = state.failures + 1
     state = next_round(rules, replace(state, failures=failures, benched=benched, reason=why), now)
     return _stopped(state, why) if failures >= rules.max_attempts and not state.over else state
@@ -213,8 +222,16 @@ def _abandoned(rules: Rules, state: State, now: float, lost: Set[str] = frozense
 def _benched(rules: Rules, state: State, lost: Set[str]) -> frozenset[str]:
     """Who is not asked again in this round: nobody, if that left too few to ask."""
     benched = state.benched | lost
-    able = able_sites(rules, state, ready_sites(rules, state) - benched)
-    return benched if len(able) >= rules.min_sites else frozenset()
+    return benched if _suffice(rules, state, ready_sites(rules, state) - benched) else frozenset()
+
+
+def _suffice(rules: Rules, state: State, sites: Set[str]) -> bool:
+    """Whether an attempt could go on with these sites alone."""
+    return len(able_sites(rules, state, sites)) >= rules.min_sites
+
+
+def _uncommitted(state: State) -> State:
+    return replace(state, committed=())
 
 
 def next_attempt(rules: Rules, state: State, now: float) -> State:
@@ -226,7 +243,7 @@ def next_round(rules: Rules, state: State, now: float) -> State:
     """The round after this one, or the end: a run in which no round had a result has not finished."""
     if state.round >= rules.rounds and state.last_result:
         return replace(state, stage=Stage.FINISHED)
-    state = replace(_cleared(state), committed=(), round=state.round + 1, attempt=1)
+    state = replace(_cleared(_uncommitted(state)), round=state.round + 1, attempt=1)
     if state.round > rules.rounds:
         return _stopped(state, f"no round of the run had a result; the last: {state.reason}")
     return enter(rules, state, Stage.PRESENCE, now)

@@ -197,15 +197,26 @@ class SimulatedRun:
         return self._abandons(before) or self._held_up(before)
 
     def _held_up(self, before: State) -> bool:
-        """By this ledger: time is over, and of no groups that are there would sites that sent values go on."""
-        if before.stage is not Stage.PRESENCE or self.now < before.deadline:
+        """By this ledger: of those who are left, no groups would go on in which sites sent values.
+
+        That is so when time for PRESENCE is over, or when a further attempt failed for want of answers.
+        """
+        if before.stage is Stage.PRESENCE and self.now >= before.deadline:
+            key = before.presence_key
+            left = {site for asked, site in self.accepted if asked == key} - before.absent
+            in_size = left
+        elif before.stage in (Stage.SHARES, Stage.VALUES, Stage.SURVIVORS) and before.attempt > 1:
+            key = replace(before.presence_key, attempt=before.attempt + 1)
+            able = rounds.ready_sites(self.rules, before) - before.benched
+            answered = {site for asked, site in self.accepted if asked == before.asked_key}
+            left, in_size = set(able) - (set(before.asked) - answered), set(able)
+        else:
             return False
-        present = {site for key, site in self.accepted if key == before.presence_key} - before.absent
-        there = [(group, present & set(group)) for group in before.groups]
-        large = [(group, sites) for group, sites in there if len(sites) >= self.rules.smallest_group]
-        bound = [sites for group, sites in large if self._keeps_faith(before.presence_key, group, sites)]
-        too_few = sum(len(sites) for sites in bound) < self.rules.min_sites
-        return too_few and sum(len(sites) for _, sites in large) >= self.rules.min_sites
+        least = self.rules.smallest_group
+        sizes = [len(in_size & set(group)) for group in before.groups]
+        bound = [left & set(group) for group in before.groups if self._keeps_faith(key, group, left)]
+        too_few = sum(len(each) for each in bound if len(each) >= least) < self.rules.min_sites
+        return too_few and sum(size for size in sizes if size >= least) >= self.rules.min_sites
 
     def _keeps_faith(self, key: PhaseKey, group: tuple[str, ...], there: set[str], asker: str = "") -> bool:
         """Whether an attempt has enough of those who were listed with ``asker``, who sent values, or with anyone."""

@@ -8,10 +8,12 @@ from dataclasses import replace
 
 import pytest
 
+from protoseal_wire.messages import Phase
 from secure_server import rounds, settling
 from secure_server.errors import WrongPhase
-from secure_server.rounds import Rules, Stage, State
-from tests.server.round_player import RULES, SITES, Player, in_round
+from secure_server.rounds import Planned, Quorum, Rules, Stage, State
+from secure_server.run_state import STEPS
+from tests.server.round_player import GROUPED, LEFT, RULES, SITES, GroupPlayer, Player, in_round
 from tests.server.simulated_run import InvariantError
 from tests.server.spiteful_run import SpitefulRun
 
@@ -161,3 +163,40 @@ class TestManySpitefulSites:
         monkeypatch.setattr(settling, "_benched", keeps_nobody_out)
         with pytest.raises(InvariantError, match="enough sites are good"):
             run_spiteful()
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_who_is_silent_in_a_masked_step_keeps_the_others_from_no_result(step: Phase) -> None:
+    """Two of five, in the same step of each round: without them, three are as many as a group needs."""
+    five = (*LEFT, "eve")
+    rules = replace(GROUPED, roster=five, min_sites=3, rounds=6)
+    player, silent = GroupPlayer(rules, (five,)), {"ada", "bea"}
+    computed = 0
+    while not player.state.over:
+        if player.stage is Stage.PLANNING:
+            player.do(Planned(_quorums(player.state.participants)))
+        elif player.stage is Stage.COMPUTING:
+            player.do(rounds.Computed())
+            computed += 1
+        elif not _answer(player, five, lambda site, phase: phase is step and site in silent):
+            player.to_deadline()
+    assert player.stage is Stage.FINISHED
+    assert computed >= 3
+    assert player.state.last_result == 6
+
+
+def _quorums(participants: tuple[str, ...]) -> tuple[Quorum, ...]:
+    least = 2 * len(participants) // 3 + 1
+    return tuple(Quorum(phase, frozenset(participants), least) for phase in STEPS)
+
+
+def _answer(player: GroupPlayer, sites: tuple[str, ...], silent: Callable[[str, Phase], bool]) -> bool:
+    """Whether any of the sites had something to answer that it is not silent about."""
+    answered = False
+    for site in sites:
+        player.do(rounds.Polled(site))
+        phase = player.phase(site)
+        if phase is not None and not silent(site, phase):
+            player.answer(site)
+            answered = True
+    return answered
