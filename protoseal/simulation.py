@@ -30,8 +30,6 @@ from secure_server.workers import Workers
 
 COMPARED = "compared"
 """The folder, in that of a run, of the full methods that it is compared with."""
-AVERAGING = frozenset({Method.FEDPC, Method.AVERAGE})
-"""Methods that average extractors, whose size their agreement has to say."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,7 @@ class Scene:
             classes=self.divided.classes,
             preprocessing=self.divided.preprocessing,
         )
-        if method not in AVERAGING:
+        if not method.is_grouped:
             return make()
         unsized = make(extractor=(1, 0))
         return make(extractor=Extractor(build_agreed_model(unsized, unsized.training.model)).sizes)

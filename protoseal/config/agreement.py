@@ -36,6 +36,7 @@ from protoseal.config.capabilities import (
 )
 from protoseal.config.fedpc import FedpcSection, MaskingSection
 from protoseal.config.reading import Section, directory_of, nearest, read_toml, source_of, validate
+from protoseal_wire.codec.limits import MOST_SITES
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9.-]{0,62}$"
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
@@ -49,9 +50,6 @@ Count = Annotated[int, Field(ge=1)]
 HASH_LABEL = b"protoseal/v1/agreement\x00"
 FEWEST_SAFE_HOLDERS = 3
 """With two holders, each one's answer is the other's prototype; with one, there is nobody to hide behind."""
-
-MOST_SITES = 256
-"""Of one run; sums in fixed point have room for as many terms."""
 
 CKKS_SLOTS = 4096
 """Values in one ciphertext; all classes of one feature must fit into it."""

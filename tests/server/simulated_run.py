@@ -17,7 +17,7 @@ from secure_server import rounds
 from secure_server.errors import CoordinatorError, JoinClosed
 from secure_server.rounds import Groups, Planned, Quorum, Stage, State
 from secure_server.run_state import ASKED, STEPS
-from tests.server.simulation_rules import ONE, InvariantError, random_rules, require
+from tests.server.simulation_rules import ONE, InvariantError, content_of, random_rules, require
 
 __all__ = ["InvariantError", "SimulatedRun"]
 
@@ -240,7 +240,7 @@ class SimulatedRun:
                 self._check_request(key, site)
 
     def _check_request(self, key: PhaseKey, site: str) -> None:
-        content = self._content(key, site)
+        content = content_of(self.state, key, site)
         asked = self.asked.setdefault((key, site), content)
         require(asked == content, f"{key} asks something else than before")
         require((key, site) not in self.accepted, f"{site} is asked {key} again")
@@ -254,17 +254,6 @@ class SimulatedRun:
         if key.phase is Phase.RESULT:
             require(self.computed.get(key.round) == key, f"{key} was not computed")
             require(site not in self.without, f"there is no {key} for {site}")
-
-    def _content(self, key: PhaseKey, site: str) -> object:
-        """What the request would be made of; beside that, only what was uploaded."""
-        state = self.state
-        if key.phase in (Phase.ROSTER, Phase.SECRET):
-            return state.members
-        if key.phase is Phase.PRESENCE:
-            return state.groups
-        group = next((group for group in state.groups if site in group), state.members)
-        over = [(each.phase, sorted(set(each.sites) & set(group))) for each in state.survivors]
-        return state.participants, over
 
     # What sites and the coordinator's process do
 

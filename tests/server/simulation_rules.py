@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
-from protoseal_wire.messages import Phase
-from secure_server.rounds import Rules
+from protoseal_wire.messages import Phase, PhaseKey
+from secure_server.rounds import Rules, State
 from secure_server.run_state import STEPS
 
 SECONDS: Mapping[Phase, float] = {
@@ -46,3 +46,14 @@ def require(condition: bool, what: str) -> None:
     """:class:`InvariantError` unless the condition holds."""
     if not condition:
         raise InvariantError(what)
+
+
+def content_of(state: State, key: PhaseKey, site: str) -> object:
+    """What a request would be made of; beside that, only what was uploaded."""
+    if key.phase in (Phase.ROSTER, Phase.SECRET):
+        return state.members
+    if key.phase is Phase.PRESENCE:
+        return state.groups
+    group = next((group for group in state.groups if site in group), state.members)
+    over = [(each.phase, sorted(set(each.sites) & set(group))) for each in state.survivors]
+    return state.participants, over
