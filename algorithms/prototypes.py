@@ -37,6 +37,41 @@ class Targets:
         return Targets(self.rows.to(device), self.present.to(device))
 
 
+@dataclass(frozen=True)
+class Clusters:
+    """Several prototypes for a class: ``rows`` (G, d), ``labels`` int64 (G,) and ``weights`` (G,), on one device.
+
+    Weights are not negative and sum to 1 over the rows of each class that has any.
+    """
+
+    rows: Tensor
+    labels: Tensor
+    weights: Tensor
+
+    @classmethod
+    def of(cls, rows: Float, labels: NDArray[np.int64], weights: Float) -> Clusters:
+        """Float32 on the CPU. Raises ``ValueError`` for shapes that do not fit, or numbers not finite or negative."""
+        if rows.ndim != 2 or labels.shape != rows.shape[:1] or weights.shape != rows.shape[:1]:
+            raise ValueError(f"rows {rows.shape}, labels {labels.shape}, weights {weights.shape} do not fit")
+        if not np.isfinite(rows).all() or not np.isfinite(weights).all():
+            raise ValueError("a cluster's row or weight is not finite")
+        if (labels < 0).any() or (weights < 0).any():
+            raise ValueError("labels and weights of clusters are not negative")
+        return cls(
+            torch.tensor(rows, dtype=torch.float32),
+            torch.tensor(labels, dtype=torch.int64),
+            torch.tensor(weights, dtype=torch.float32),
+        )
+
+    def to(self, device: torch.device) -> Clusters:
+        """The same clusters on ``device``."""
+        return Clusters(self.rows.to(device), self.labels.to(device), self.weights.to(device))
+
+
+Guide = Targets | Clusters
+"""What a site's features are drawn to."""
+
+
 def class_means(batches: Iterable[tuple[Tensor, Tensor]], classes: int, dim: int) -> tuple[Tensor, Tensor]:
     """C^k, the mean feature vector of each class (equations 1 and 2), over batches of (features, labels).
 
@@ -57,14 +92,18 @@ def class_means(batches: Iterable[tuple[Tensor, Tensor]], classes: int, dim: int
 def project_to_norm(rows: Float, bound: float) -> tuple[NDArray[np.float64], int]:
     """Rows (K, d) with Euclidean norm at most ``bound``, and how many had to be shortened.
 
-    A longer row keeps its direction. The bound is public and the same at all sites; a caller reports a count
-    above 0, because then what is sent is no longer the class mean. Raises ``ValueError`` unless bound > 0.
+    A longer row keeps its direction, up to rounding, which never carries it beyond the bound. The bound is public and
+    the same at all sites; a caller reports a count above 0, because then what is sent is no longer the class mean.
+    Raises ``ValueError`` unless bound > 0.
     """
     if not bound > 0.0:
         raise ValueError(f"the norm bound is above 0, not {bound}")
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     factors = np.where(norms > bound, bound / np.maximum(norms, bound), 1.0)
-    return rows * factors, int((norms > bound).sum())
+    within = np.asarray(rows * factors, dtype=np.float64)
+    while (over := np.linalg.norm(within, axis=1) > bound).any():
+        within[over] *= 1.0 - np.finfo(np.float64).eps  # by the last digit or two
+    return within, int((norms > bound).sum())
 
 
 def nearest_prototype(features: Tensor, targets: Targets) -> Tensor:

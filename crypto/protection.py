@@ -49,14 +49,24 @@ class Payload:
 
 
 @dataclass(frozen=True)
+class UpTo:
+    """An axis whose length is the sender's to choose, 0 to ``most``: the same for all such axes of one payload."""
+
+    most: int
+
+
+Axis = int | UpTo
+
+
+@dataclass(frozen=True)
 class PayloadForm:
     """What a payload must consist of, from public facts alone: one of the three is not empty.
 
     The shape of each array; (bits, length) of each vector of words; at most how many blobs.
     """
 
-    arrays: tuple[tuple[int, ...], ...] = ()
-    words: tuple[tuple[int, int], ...] = ()
+    arrays: tuple[tuple[Axis, ...], ...] = ()
+    words: tuple[tuple[int, Axis], ...] = ()
     blobs: int = 0
 
 

@@ -31,7 +31,7 @@ from crypto.errors import MalformedError
 from crypto.keys import KEY_BYTES, derive
 from crypto.plain import received
 from crypto.protection import Cohort, Payload, Rows
-from crypto.rows import contributed
+from crypto.rows import check_values, contributed
 
 Float = NDArray[np.float64]
 
@@ -63,6 +63,19 @@ class RotationSite:
         """Q·C for each class, with zeros for classes that the site does not hold. Raises :class:`MalformedError`."""
         sent = contributed(rows, site, cohort)
         return Payload(SCHEME, arrays=(self._turned(sent, site, cohort, inverse=False),))
+
+    def turned(self, rows: Rows, classes: NDArray[np.int64]) -> Rows:
+        """Q·v for each row v of ``rows`` (M, d), Q being that of the row's class, ``classes`` (M,).
+
+        Rows of one class keep the inner products with each other, at one site and over all of them. What is shown is
+        also how many rows of a class a site has. Raises :class:`MalformedError` for a row that is longer than 1.
+        """
+        check_values(rows)
+        result = np.zeros_like(rows)
+        for k in np.unique(classes):
+            own = classes == k
+            result[own] = rotate(class_key(self._seed, self._context, int(k)), rows[own])
+        return result
 
     def unprotect(self, answer: Payload, rows: Rows, site: str, cohort: Cohort) -> Rows:
         """The combination of peers; the site's own row for a class it does not hold.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from crypto.errors import MalformedError
 from crypto.protection import Cohort, Rows
@@ -45,3 +46,16 @@ def check_values(rows: Rows) -> None:
         raise MalformedError(
             f"a row has norm {longest:.9f}; rows are divided by their public norm bound first"
         )
+
+
+def directions(rows: Rows) -> Rows:
+    """Rows (M, d) scaled to length 1; zeros for a row that is too short to have a direction."""
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.asarray(np.where(norms > 0.0, rows / np.where(norms > 0.0, norms, 1.0), 0.0), dtype=np.float64)
+
+
+def whole_numbers(values: Rows, below: int) -> NDArray[np.int64]:
+    """Numbers that travel as float64, as integers. :class:`MalformedError` unless they are whole, from 0, and below."""
+    if not ((values >= 0) & (values < below) & (values == np.rint(values))).all():
+        raise MalformedError(f"a number is not whole, or not from 0 to {below - 1}")
+    return values.astype(np.int64)

@@ -7,6 +7,7 @@ from importlib import import_module
 import click
 
 COMMANDS = {
+    "bench": "Measure speed on this machine.",
     "client": "A site: take part in a run, or check that it could.",
     "demo": "Run a whole federation on this machine, as processes with real certificates.",
     "pki": "Keys and certificates of a federation.",

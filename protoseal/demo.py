@@ -31,9 +31,9 @@ from protoseal.config import (
     TrainingSection,
     load_coordinator,
 )
+from protoseal.controls import run_control
 from protoseal.errors import UserError
 from protoseal.evaluation.recording import describe
-from protoseal.federation import run_control
 from protoseal.files import FileError, RunResult, SiteLog, read_prototypes, read_site_log, write_result
 from protoseal.results import run_result
 from protoseal.splits import SiteArrays, mixed
@@ -288,7 +288,7 @@ def _logs_of(out: Path, sites: Sequence[str]) -> dict[str, SiteLog]:
 
 def _collect(out: Path, agreement: Agreement, sites: Sequence[SiteArrays], seed: int) -> RunResult:
     data: dict[str, SiteData] = {site.name: site.to_data(agreement.preprocessing) for site in sites}
-    controls = {control.value: run_control(agreement, control, data, device="cpu") for control in Control}
+    controls = {control.value: run_control(agreement, control, data).site_rounds for control in Control}
     config = load_coordinator(out / "coordinator" / "coordinator.toml")
     with Store.open(
         config.state_dir / "coordinator.sqlite", agreement.run, agreement.hash(), record=True

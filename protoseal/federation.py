@@ -1,7 +1,10 @@
 """A federation in one process: the same sessions, coordinator and protections as in deployment, without sockets.
 
-Identities are made for the run and thrown away with it. The limit: one process holds every site's data and keys,
-so nothing is kept from anybody here; simulation answers questions about accuracy and cost, not about privacy.
+Identities are made for the run and thrown away with it, as is all that sites and coordinator keep: it is there so that
+a run whose process was killed goes on where it was, on a CPU and with sites that train one by one as if it had not been
+(bit for bit). Nobody waits for the disk: a process that is killed loses nothing, a power cut may lose all of it. The
+limit: one process holds every site's data and keys, so nothing is kept from anybody here; simulation answers questions
+about accuracy and cost, not about privacy.
 """
 
 from __future__ import annotations
@@ -9,21 +12,20 @@ from __future__ import annotations
 import hashlib
 import secrets
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-from torch.utils.data import Dataset
-
-from algorithms.pfpl.objective import Control, control_targets
 from crypto.pki import Credentials, Identity, TrustAnchor, approve, create_authority, create_request
-from protoseal.config import Agreement
+from protoseal.config import Agreement, Method
 from protoseal.files import SiteLog, SiteRound, site_folder, write_agreement, write_site_log
+from protoseal.run_log import RunLog
+from protoseal.trainees import EVERY_ROUND, ONE_BY_ONE, SiteTesting, SiteTraining, Trainees
 from protoseal_wire.messages import (
     PROTOCOL_VERSION,
     DownloadRequest,
@@ -38,29 +40,39 @@ from protoseal_wire.messages import (
     UploadHeader,
     Work,
 )
-from secure_client.build import build_learner, build_trainee, prototype_bounds
+from secure_client.build import build_trainee
 from secure_client.data import SiteData
 from secure_client.errors import RunStopped
-from secure_client.learner import Evaluation
+from secure_client.journal import Journal
 from secure_client.runner import step
-from secure_client.session import Session, site_round
+from secure_client.session import Session
 from secure_client.setup import Party, open_journal
 from secure_client.trainee import Trainee
 from secure_server.aggregate import Aggregator
 from secure_server.agreed_rules import agreed_rules
 from secure_server.coordinator import Coordinator, CoordinatorRound
-from secure_server.rounds import Rules
+from secure_server.rounds import Rules, Stage
 from secure_server.store import Received, Store
 
+_KEYS_WORD = "passphrase"
 _AGES = 1e9  # seconds: sites take turns here, so no deadline may pass
 
 
 class DirectTransport:
-    """A site's calls, made straight to a coordinator in the same process. Counts payload bytes."""
+    """A site's calls, made straight to a coordinator in the same process.
 
-    def __init__(self, coordinator: Coordinator, run: str, site: str) -> None:
+    ``on_payload`` is told of each request's and answer's size before it goes, with True for an answer.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        run: str,
+        site: str,
+        on_payload: Callable[[PhaseKey, int, bool], None] = lambda key, size, up: None,
+    ) -> None:
         self._coordinator, self._run, self._site = coordinator, run, site
-        self.bytes_up = self.bytes_down = 0
+        self._on_payload = on_payload
 
     def join(self, request: JoinRequest) -> JoinReply:
         """See :class:`secure_client.runner.Transport`, here and below."""
@@ -73,15 +85,15 @@ class DirectTransport:
     def download(self, work: Work) -> bytes:
         """The request itself."""
         content = self._coordinator.download(self._site, DownloadRequest(work.key, self._site))
-        self.bytes_down += len(content)
+        self._on_payload(work.key, len(content), False)
         return content
 
     def upload(self, key: PhaseKey, content: bytes) -> None:
         """With the header that the wire would have."""
         header = UploadHeader(key, self._site, len(content), hashlib.sha256(content).digest())
         self._coordinator.check_upload(self._site, header)
+        self._on_payload(key, len(content), True)
         self._coordinator.upload(self._site, header, content)
-        self.bytes_up += len(content)
 
     def leave(self) -> None:
         """Take no further part."""
@@ -90,11 +102,20 @@ class DirectTransport:
 
 @dataclass
 class Outcome:
-    """What a federation leaves: each site's log, the coordinator's rounds, and what it received."""
+    """What a federation leaves: each site's log, the coordinator's rounds, and what it received, if that was recorded.
+
+    ``best_round`` is the one that is reported where training was to stop early, else None.
+    """
 
     sites: dict[str, SiteLog]
     rounds: list[CoordinatorRound]
     received: list[Received]
+    best_round: int | None = None
+
+    @property
+    def site_rounds(self) -> dict[str, Sequence[SiteRound]]:
+        """Each site's rounds."""
+        return {name: log.rounds for name, log in self.sites.items()}
 
 
 @dataclass
@@ -104,7 +125,6 @@ class LocalSite:
     session: Session
     transport: DirectTransport
     trainee: Trainee
-    figures: list[SiteRound]
 
     @property
     def name(self) -> str:
@@ -128,35 +148,51 @@ class LocalFederation:
         agreement: Agreement,
         data: Mapping[str, SiteData],
         *,
-        device: str = "cpu",
+        method: Method | None = None,
+        training: SiteTraining = ONE_BY_ONE,
+        testing: SiteTesting = EVERY_ROUND,
         executor: Executor | None = None,
         record: bool = False,
-        overall: Dataset[Any] | None = None,
+        state: Path | None = None,
         on_round: Callable[[str, SiteRound], None] = lambda site, figures: None,
+        on_completed: Callable[[LocalFederation, int], None] = lambda run, number: None,
     ) -> None:
         """``data`` maps site names to their data. With ``record`` every message received is kept.
 
-        ``overall`` is a test set over all sites, on which every site's model is tested once at the end.
+        ``method`` is its name where that is not the agreement's. ``on_round`` is told of each site's rounds,
+        ``on_completed`` when all sites have told of one. A federation whose files were left in ``state`` by a process
+        that was killed goes on where it was; without ``state`` they lie in a folder that is removed in the end.
         """
-        self.agreement, self._data, self._device, self._on_round = agreement, data, device, on_round
-        self._overall = overall
-        self.rounds: list[CoordinatorRound] = []
+        self.agreement, self._data, self._training, self._record = agreement, data, training, record
+        self._on_round, self._on_completed = on_round, on_completed
         self._stack = ExitStack()
         try:
-            self._state = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="protoseal-")))
-            self.parties, trust = make_parties(self._state, agreement, sorted(data))
-            self.store = self._stack.enter_context(
-                Store.open(self._state / "coordinator.sqlite", agreement.run, agreement.hash(), record=record)
+            self._state = state or Path(
+                self._stack.enter_context(tempfile.TemporaryDirectory(prefix="protoseal-"))
             )
+            self.parties, trust = kept_parties(self._state / "identities", agreement, sorted(data))
+            self.log = self._stack.enter_context(RunLog(self._state / "log.sqlite"))
+            self.store = self._stack.enter_context(self._open_store())
             self.coordinator = Coordinator(
                 agreement=agreement,
                 rules=_patient_rules(agreement, sorted(data)),
                 trust=trust,
                 store=self.store,
                 aggregator=Aggregator(agreement, self._state / "evaluation-keys.bin", executor),
-                on_round=self.rounds.append,
+                on_round=self.log.put_round,
             )
-            self.sites = [self._open_site(party) for party in self.parties]
+            opened = {party.name: self._open_trainee(party, at) for at, party in enumerate(self.parties)}
+            self.trainees = Trainees(
+                {name: trainee for name, (trainee, _) in opened.items()},
+                data,
+                self.log,
+                method=method or agreement.method,
+                agreement=agreement,
+                training=training,
+                testing=testing,
+                until={name: _last_result(journal) for name, (_, journal) in opened.items()},
+            )
+            self.sites = [self._open_site(party, *opened[party.name]) for party in self.parties]
         except BaseException:
             self._stack.close()
             raise
@@ -170,57 +206,87 @@ class LocalFederation:
         self._stack.close()
 
     def run(self) -> None:
-        """All rounds. Raises :class:`secure_client.errors.RunStopped` when the run does not complete."""
+        """All rounds, or those that are left, or as many as there are before training stops early.
+
+        Raises :class:`secure_client.errors.RunStopped` when the run does not complete.
+        """
+        self.trainees.end_round(
+            self.trainees.completed
+        )  # perhaps this is what was not done when it was killed
         for site in self.sites:
             site.join()
-        while True:
-            for site in self.sites:
-                task = site.step()
-                if isinstance(task, Stopped):
-                    raise RunStopped(f"the run stopped: {task.reason}")
-                if isinstance(task, Finished):
-                    return
+        for site in cycle(self.sites):
+            if self._stopped_early or self._turn(site):
+                return
+
+    @property
+    def rounds(self) -> list[CoordinatorRound]:
+        """The coordinator's rounds so far."""
+        return self.log.rounds()
+
+    @property
+    def outcome(self) -> Outcome:
+        """What there is so far."""
+        received = list(self.store.received()) if self._record else []
+        return Outcome(self.trainees.logs(), self.rounds, received, self.trainees.best_round)
 
     def save(self, out: Path) -> Outcome:
-        """Write every site's files to ``out/sites/NAME``."""
-        logs = {site.name: self._save_site(site, site_folder(out, site.name)) for site in self.sites}
-        return Outcome(logs, self.rounds, list(self.store.received()))
+        """Test what is tested at the end, and write every site's files to ``out/sites/NAME``."""
 
-    def _open_site(self, party: Party) -> LocalSite:
-        journal = self._stack.enter_context(
-            open_journal(self._state / "sites" / party.name / "journal.sqlite", self.agreement, party)
+        def save_site(name: str, trainee: Trainee) -> None:
+            folder = site_folder(out, name)
+            trainee.save(folder)
+            write_agreement(folder, self.agreement)
+
+        self.trainees.close(save_site)
+        outcome = self.outcome
+        for name, log in outcome.sites.items():
+            write_site_log(site_folder(out, name), log)
+        return outcome
+
+    @property
+    def _stopped_early(self) -> bool:
+        """And the coordinator knows of the last round: after a restart a site may yet have to hand in that it ended."""
+        return self.trainees.stopped_early and self.coordinator.state.round > self.trainees.completed
+
+    def _turn(self, site: LocalSite) -> bool:
+        """One site's task; whether the run is over with it."""
+        state = self.coordinator.state
+        if state.stage is Stage.PRESENCE:
+            # All have had the last result, and none was asked for this round's training alone.
+            self.trainees.train(state.round)
+        before = self.trainees.completed
+        task = site.step()
+        if isinstance(task, Stopped):
+            raise RunStopped(f"the run stopped: {task.reason}")
+        if self.trainees.completed > before:
+            self.trainees.end_round(self.trainees.completed)
+            self._on_completed(self, self.trainees.completed)
+        return isinstance(task, Finished)
+
+    def _open_store(self) -> Store:
+        run, path = self.agreement.run, self._state / "coordinator.sqlite"
+        return Store.open(path, run, self.agreement.hash(), record=self._record, durable=False)
+
+    def _open_trainee(self, party: Party, position: int) -> tuple[Trainee, Journal]:
+        path = self._state / "sites" / party.name / "journal.sqlite"
+        journal = self._stack.enter_context(open_journal(path, self.agreement, party, durable=False))
+        learner = self._training.learner(self.agreement, party.name, self._data[party.name], position)
+        return build_trainee(self.agreement, learner, journal), journal
+
+    def _open_site(self, party: Party, trainee: Trainee, journal: Journal) -> LocalSite:
+        def tell(figures: SiteRound) -> None:
+            self._on_round(party.name, self.trainees.tell(party.name, figures))
+
+        def count(key: PhaseKey, size: int, up: bool) -> None:
+            self.log.put_payload(party.name, key, size, up=up)
+
+        session = Session(
+            self.agreement, party, trainee, journal, on_round=tell, tests_in=self.trainees.tests_in
         )
-        model = self.agreement.training.model
-        learner = build_learner(
-            self.agreement, party.name, self._data[party.name], model=model, device=self._device
+        return LocalSite(
+            session, DirectTransport(self.coordinator, self.agreement.run, party.name, count), trainee
         )
-        trainee = build_trainee(self.agreement, learner, journal)
-        figures: list[SiteRound] = []
-
-        def add(each: SiteRound) -> None:
-            figures.append(each)
-            self._on_round(party.name, each)
-
-        session = Session(self.agreement, party, trainee, journal, on_round=add)
-        transport = DirectTransport(self.coordinator, self.agreement.run, party.name)
-        return LocalSite(session, transport, trainee, figures)
-
-    def _save_site(self, site: LocalSite, folder: Path) -> SiteLog:
-        site.trainee.save(folder)
-        write_agreement(folder, self.agreement)
-        if self._overall is not None:
-            tested = site.trainee.evaluate_on(self._overall)
-            site.figures[-1:] = [_with_overall(each, tested) for each in site.figures[-1:]]
-        log = SiteLog(
-            name=site.name,
-            model=self.agreement.training.model,
-            train_samples=self._data[site.name].train_samples,
-            bytes_up=site.transport.bytes_up,
-            bytes_down=site.transport.bytes_down,
-            rounds=tuple(site.figures),
-        )
-        write_site_log(folder, log)
-        return log
 
 
 def run_federation(
@@ -228,85 +294,68 @@ def run_federation(
     data: Mapping[str, SiteData],
     out: Path,
     *,
-    device: str,
+    training: SiteTraining = ONE_BY_ONE,
+    testing: SiteTesting = EVERY_ROUND,
     executor: Executor | None = None,
-    overall: Dataset[Any] | None = None,
     on_round: Callable[[str, SiteRound], None] = lambda site, figures: None,
 ) -> Outcome:
     """Run the agreement over ``data`` (site name → its data); every site's files go to ``out/sites/NAME``.
 
-    ``overall`` is a test set over all sites. Raises :class:`secure_client.errors.RunStopped` when the run does not
-    complete.
+    Raises :class:`secure_client.errors.RunStopped` when the run does not complete.
     """
     with LocalFederation(
-        agreement, data, device=device, executor=executor, overall=overall, on_round=on_round
+        agreement, data, training=training, testing=testing, executor=executor, on_round=on_round
     ) as federation:
         federation.run()
         return federation.save(out)
 
 
 def make_parties(
-    directory: Path, agreement: Agreement, names: Sequence[str]
+    directory: Path, agreement: Agreement, names: Sequence[str], passphrase: bytes | None = None
 ) -> tuple[list[Party], TrustAnchor]:
-    """A federation's CA and sites, with keys that live in ``directory`` under a passphrase nobody learns."""
-    passphrase = secrets.token_bytes(32)
+    """A federation's CA and sites, with keys that live in ``directory`` under a passphrase, else one nobody learns."""
+    passphrase = passphrase or secrets.token_bytes(32)
     authority = directory / "ca"
     create_authority(authority, agreement.federation, passphrase)
-    trust = TrustAnchor.load(authority / "ca.pem")
-    parties = []
     for name in names:
         folder = directory / "sites" / name
         create_request(folder, Identity.site(agreement.federation, name), passphrase)
         certificate = approve(authority, passphrase, (folder / "request.pem").read_bytes())
         (folder / "certificate.pem").write_bytes(certificate)
-        credentials = Credentials.load(folder / "certificate.pem", folder / "key.pem", passphrase)
-        parties.append(Party(credentials, trust, agreement.min_sites))
-    return parties, trust
+    return _load_parties(directory, agreement, names, passphrase)
 
 
-def run_control(
-    agreement: Agreement,
-    control: Control,
-    data: Mapping[str, SiteData],
-    *,
-    device: str,
-    overall: Dataset[Any] | None = None,
-) -> dict[str, list[SiteRound]]:
-    """The same models, data and schedule without a federation: what each site reaches on its own, by round.
+def kept_parties(
+    directory: Path, agreement: Agreement, names: Sequence[str]
+) -> tuple[list[Party], TrustAnchor]:
+    """Those in ``directory``, made when it is not there: the passphrase lies beside the keys.
 
-    ``self`` aligns as the agreement's method does, with prototypes held to the same bounds. ``overall`` is a test set
-    over all sites.
+    That is for a simulation alone, which has everything of everyone in any case.
     """
-    return {
-        name: _train_alone(agreement, control, name, data[name], device, overall) for name in sorted(data)
-    }
+    if not directory.exists():
+        begun = Path(tempfile.mkdtemp(dir=directory.parent, prefix="begun-"))
+        passphrase = secrets.token_bytes(32)
+        (begun / _KEYS_WORD).write_bytes(passphrase)
+        make_parties(begun, agreement, names, passphrase)
+        begun.rename(directory)
+    return _load_parties(directory, agreement, names, (directory / _KEYS_WORD).read_bytes())
 
 
-def _train_alone(
-    agreement: Agreement,
-    control: Control,
-    name: str,
-    data: SiteData,
-    device: str,
-    overall: Dataset[Any] | None,
-) -> list[SiteRound]:
-    learner = build_learner(agreement, name, data, model=agreement.training.model, device=device)
-    bounds = prototype_bounds(agreement)
-    figures, targets = [], None
-    for number in range(1, agreement.rounds + 1):
-        start = time.perf_counter()
-        learner.train(number, targets)
-        rows, counts = learner.prototypes()
-        seconds = {"train": time.perf_counter() - start, "protect": 0.0}
-        targets = control_targets(control, bounds.bounded(rows).rows, counts)
-        figures.append(site_round(number, 1, 1, (), learner.evaluate(targets), seconds))
-    if overall is not None:
-        figures[-1] = _with_overall(figures[-1], learner.evaluate_on(overall, None))
-    return figures
+def _load_parties(
+    directory: Path, agreement: Agreement, names: Sequence[str], passphrase: bytes
+) -> tuple[list[Party], TrustAnchor]:
+    trust = TrustAnchor.load(directory / "ca" / "ca.pem")
+    folders = [directory / "sites" / name for name in names]
+    credentials = [
+        Credentials.load(each / "certificate.pem", each / "key.pem", passphrase) for each in folders
+    ]
+    return [Party(each, trust, agreement.min_sites) for each in credentials], trust
 
 
-def _with_overall(figures: SiteRound, tested: Evaluation) -> SiteRound:
-    return figures.model_copy(update={"pm_v_global": tested.pm_v, "pm_l_global": tested.pm_l})
+def _last_result(journal: Journal) -> int:
+    """The last round whose result a site has kept; what it told of a later one it had not."""
+    key = journal.latest(Phase.RESULT)
+    return 0 if key is None else key.round
 
 
 def _patient_rules(agreement: Agreement, names: Sequence[str]) -> Rules:

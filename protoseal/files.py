@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import os
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import safetensors
 import safetensors.numpy
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from protoseal.config import Agreement, ConfigError
 from protoseal.errors import UserError
+from protoseal.site_prototypes import SitePrototypes as SitePrototypes  # noqa: PLC0414 (read from here)
 
 RESULT, SITE_LOG, AGREEMENT = "result.json", "site.json", "agreement.json"
 MODEL, PROTOTYPES = "model.safetensors", "prototypes.safetensors"
@@ -63,7 +62,18 @@ class Personalised(_Record):
     pm_l_global: Share | None = None
 
 
-class SiteFigures(Personalised):
+class Accuracies(Personalised):
+    """Shares of a site's own test set predicted rightly: by the method's own inference, by each of the two ways.
+
+    None where there is no test set, by prototype also where a method has none.
+    """
+
+    accuracy: Share | None = None
+    accuracy_classifier: Share | None = None
+    accuracy_prototype: Share | None = None
+
+
+class SiteFigures(Accuracies):
     """One site after the last round. Accuracies are shares of its own test set, None without one.
 
     ``accuracy`` is by the method's own inference; ``accuracy_local`` and ``accuracy_self`` are the controls',
@@ -73,21 +83,24 @@ class SiteFigures(Personalised):
 
     name: str
     train_samples: Samples
-    accuracy: Share | None
     epsilon: None = None
     bytes_up: Bytes
     bytes_down: Bytes
-    accuracy_classifier: Share | None = None
-    accuracy_prototype: Share | None = None
+    model: str = ""
     accuracy_local: Share | None = None
     accuracy_self: Share | None = None
     compared: dict[str, Share] = Field(default_factory=dict)
     withheld: tuple[str, ...] = ()
     """Classes that the site has and got no answer for in the last round, since too few sites hold them."""
+    per_class: dict[str, Share] = Field(default_factory=dict)
+    """By the method's own inference, of the classes in the site's test set; where it was asked for."""
 
 
 class RoundFigures(_Record):
-    """One round over all sites. ``accuracies`` maps site to accuracy, ``compared`` each other method to its mean."""
+    """One round over all sites. ``accuracies`` maps site to accuracy, ``compared`` each other method to its mean.
+
+    None, and no accuracies, for a round after which nothing was tested.
+    """
 
     round: Annotated[int, Field(ge=1)]
     mean_accuracy: Share | None
@@ -104,14 +117,25 @@ class SeedFigures(_Record):
     seed: int
     mean_accuracy: Share | None
     compared: dict[str, Share] = Field(default_factory=dict)
-    metrics: dict[str, Personalised] = Field(default_factory=dict)
+    metrics: dict[str, Accuracies] = Field(default_factory=dict)
 
 
 class Spread(_Record):
-    """Over seeds: mean and sample standard deviation of the mean accuracy."""
+    """Over seeds: mean and sample standard deviation of the sites' mean."""
 
     mean: Share
     standard_deviation: Annotated[float, Field(ge=0)]
+
+
+class Paired(_Record):
+    """A method less another on the same data, seed by seed; their mean, and its standard error with two seeds or more.
+
+    Of the sites' means, as shares: 0.01 is one percentage point.
+    """
+
+    by_seed: dict[int, float]
+    mean: float
+    standard_error: Annotated[float, Field(ge=0)] | None
 
 
 class ViewLine(_Record):
@@ -123,7 +147,10 @@ class ViewLine(_Record):
 
 
 class RunResult(_Record):
-    """``result.json``. Where there were several seeds, ``sites`` and ``rounds`` are those of ``seed``."""
+    """``result.json``. Where there were several seeds, ``sites`` and ``rounds`` are those of ``seed``.
+
+    As long as the run goes on, and when it was ended, ``complete`` is false: then it has what there was by then.
+    """
 
     schema_version: Literal[1] = Field(default=1, alias="schema")
     method: str
@@ -139,12 +166,20 @@ class RunResult(_Record):
     """Classes that too few sites hold, in the last round."""
     compared: dict[str, Share] = Field(default_factory=dict)
     """Mean accuracy of each other method and control on the same data with the same budget."""
-    metrics: dict[str, Personalised] = Field(default_factory=dict)
+    metrics: dict[str, Accuracies] = Field(default_factory=dict)
     """For the method and each that it is compared with: means over the sites."""
+    best_round: Annotated[int, Field(ge=1)] | None = None
+    """Where training was stopped early: the round that all figures but those of ``rounds`` are of."""
     groups: tuple[tuple[str, ...], ...] = ()
     """The sites that averaged with each other in the last round; none where the method makes no groups."""
     seeds: tuple[SeedFigures, ...] = ()
     spread: Spread | None = None
+    """Of ``mean_accuracy`` over the seeds."""
+    summary: dict[str, dict[str, Spread]] = Field(default_factory=dict)
+    """With several seeds: for the method and each compared, by the names in ``metrics``, mean and spread."""
+    differences: dict[str, dict[str, Paired]] = Field(default_factory=dict)
+    """With several seeds: the method less each compared, by the names in ``metrics``."""
+    complete: bool = True
     coordinator_view: tuple[ViewLine, ...] = ()
 
 
@@ -157,6 +192,13 @@ class SiteRound(Personalised):
     withheld: tuple[str, ...]
     accuracy_classifier: Share | None
     accuracy_prototype: Share | None
+    accuracy_trained: Share | None = None
+    """Of the model as the site trained it last, where the method predicts with an aggregated one."""
+    accuracy_validation: Share | None = None
+    """On what the site keeps aside to stop training early, by the method's own inference."""
+    loss: float | None = None
+    """The training loss, a mean over the batches of the last local epoch; only a simulation has it here."""
+    per_class: dict[str, Share] | None = None
     seconds: dict[str, Duration]
 
 
@@ -172,38 +214,18 @@ class SiteLog(_Record):
     rounds: tuple[SiteRound, ...]
 
 
-@dataclass(frozen=True)
-class SitePrototypes:
-    """Prototypes of one site after the last round, in feature units.
+class RunRecord(_Record):
+    """``runs/METHOD.json``: a simulated run that has ended, with all that its results are made of.
 
-    ``local`` and ``personal`` are float64 (K, d); rows of ``personal`` mean something where ``has_personal``,
-    bool (K,), is true; ``counts``, int64 (K,), are training samples per class: a row of ``local`` with none
-    is zero.
+    ``agreement`` and ``rounds`` are an agreement and a coordinator's rounds as JSON has them.
     """
 
-    local: NDArray[np.float64]
-    personal: NDArray[np.float64]
-    has_personal: NDArray[np.bool_]
-    counts: NDArray[np.int64]
-
-    def __post_init__(self) -> None:
-        classes = (len(self.local),)
-        _check_array("local", self.local, np.float64, self.local.shape[:1] + self.local.shape[-1:])
-        _check_array("personal", self.personal, np.float64, self.local.shape)
-        _check_array("has_personal", self.has_personal, np.bool_, classes)
-        _check_array("counts", self.counts, np.int64, classes)
-
-    def for_inference(self) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Rows (K, d) and which classes have one (K,): personalised, or the site's own where a class was withheld."""
-        rows = np.where(self.has_personal[:, np.newaxis], self.personal, self.local)
-        return rows, self.has_personal | (self.counts > 0)
-
-
-def _check_array(name: str, array: NDArray[Any], dtype: type[np.generic], shape: tuple[int, ...]) -> None:
-    if array.dtype != dtype or array.shape != shape:
-        raise ValueError(f"{name} is {array.dtype}{array.shape}, not {np.dtype(dtype)}{shape}")
-    if not np.isfinite(array).all():
-        raise ValueError(f"{name} holds values that are not finite")
+    schema_version: Literal[1] = Field(default=1, alias="schema")
+    method: str
+    agreement: dict[str, Any]
+    sites: tuple[SiteLog, ...]
+    rounds: tuple[dict[str, Any], ...]
+    best_round: Annotated[int, Field(ge=1)] | None
 
 
 RecordT = TypeVar("RecordT", bound=_Record)
@@ -229,6 +251,16 @@ def read_site_log(folder: Path) -> SiteLog:
     return _read_json(folder / SITE_LOG, SiteLog, "give the folder that a site wrote to (out)")
 
 
+def write_record(path: Path, record: RunRecord) -> Path:
+    """Write the record of a run that has ended and return its path."""
+    return _write_json(path, record)
+
+
+def read_record(path: Path) -> RunRecord:
+    """The record of a run that has ended; raises :class:`FileError`."""
+    return _read_json(path, RunRecord, "use --fresh to start over")
+
+
 def write_agreement(folder: Path, agreement: Agreement) -> Path:
     """Write ``agreement.json`` into a site's folder and return its path."""
     return write_text(folder / AGREEMENT, agreement.to_json() + "\n")
@@ -249,7 +281,9 @@ def write_prototypes(folder: Path, prototypes: SitePrototypes) -> Path:
     """Write ``prototypes.safetensors`` into a site's folder and return its path."""
     path = folder / PROTOTYPES
     folder.mkdir(parents=True, exist_ok=True)
-    arrays = {name: np.ascontiguousarray(array) for name, array in vars(prototypes).items()}
+    arrays = {
+        name: np.ascontiguousarray(array) for name, array in vars(prototypes).items() if array is not None
+    }
     _replace(path, safetensors.numpy.save(arrays))
     return path
 

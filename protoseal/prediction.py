@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from algorithms.prototypes import Targets, nearest_prototype
+from algorithms.inference import by_prototype
+from algorithms.prototypes import Guide
 from protoseal.config import Agreement
 from protoseal.files import MODEL, FileError, SitePrototypes, read_agreement, read_prototypes, read_site_log
 from secure_client.build import build_agreed_model
+from secure_client.guides import inference_guide
 from secure_client.learner import choose_device
-from secure_client.models import PrototypeModel
+from secure_client.models import PrototypeModel, outputs_of
 
 _BATCH = 256
 
@@ -63,12 +65,12 @@ def predict(trained: Trained, inputs: Dataset[Any], by: By, *, device: str) -> t
     """
     where = choose_device(device)
     model = trained.model.to(where)
-    targets = Targets.of(*trained.prototypes.for_inference()).to(where) if by is By.PROTOTYPE else None
+    guide = inference_guide(trained.prototypes).to(where) if by is By.PROTOTYPE else None
     predicted: list[int] = []
     labels: list[int] = []
     for batch, known in DataLoader(inputs, batch_size=_BATCH):
         try:
-            chosen = _classes_of(model, batch.to(where), targets)
+            chosen = _classes_of(model, batch.to(where), guide)
         except RuntimeError as error:
             shape, reason = tuple(batch.shape[1:]), str(error).splitlines()[0]
             raise FileError(f"the model fails on inputs of shape {shape}: {reason}") from error
@@ -77,7 +79,7 @@ def predict(trained: Trained, inputs: Dataset[Any], by: By, *, device: str) -> t
     return predicted, labels
 
 
-def _classes_of(model: PrototypeModel, batch: Tensor, targets: Targets | None) -> Tensor:
+def _classes_of(model: PrototypeModel, batch: Tensor, guide: Guide | None) -> Tensor:
     with torch.no_grad():
-        features = model.features(batch)
-        return nearest_prototype(features, targets) if targets else model.classifier(features).argmax(dim=1)
+        outputs = outputs_of(model, batch)
+        return outputs.logits.argmax(dim=1) if guide is None else by_prototype(outputs, guide)

@@ -24,7 +24,16 @@ from protoseal.files import (
     site_folder,
     write_text,
 )
-from protoseal.tables import NO_GLOBAL_MODEL, has_personalised
+from protoseal.split_view import PLOT
+from protoseal.tables import (
+    METRICS,
+    NO_GLOBAL_MODEL,
+    has_personalised,
+    of_seed,
+    paired_text,
+    points,
+    spread_text,
+)
 
 REPORT = "report.html"
 
@@ -44,7 +53,9 @@ def write_report(run: Path, class_name: str | None = None) -> Path:
         traffic=_image(traffic_bars(result)),
         prototypes=_prototype_figure(result, _read_each(run, result, read_prototypes), class_name),
         seconds={name: _site_seconds(log) for name, log in _read_each(run, result, read_site_log).items()},
-        differences=_differences(result),
+        split=_split_figure(run, result),
+        metrics=METRICS,
+        of_seed=of_seed(result),
         personalised=has_personalised(result),
         no_global_model=NO_GLOBAL_MODEL,
         config=json.dumps(result.config, indent=2, ensure_ascii=False, default=str),
@@ -76,6 +87,12 @@ def _prototype_figure(
     return {"name": result.classes[index], "image": _image(prototype_scatter(project(prototypes, index)))}
 
 
+def _split_figure(run: Path, result: RunResult) -> str | None:
+    """Who trains on what, as a simulation leaves it; of several seeds the first one's."""
+    paths = (run / PLOT, run / f"seed-{result.seed}" / PLOT)
+    return next((_image(path.read_text(encoding="utf-8")) for path in paths if path.exists()), None)
+
+
 def _site_seconds(log: SiteLog) -> dict[str, float]:
     """Mean seconds in a round, by phase."""
     phases = sorted({phase for each in log.rounds for phase in each.seconds})
@@ -84,26 +101,12 @@ def _site_seconds(log: SiteLog) -> dict[str, float]:
     }
 
 
-def _differences(result: RunResult) -> list[dict[str, Any]]:
-    """For each method compared over several seeds: paired differences of mean accuracy, and their mean."""
-    names = sorted({name for seed in result.seeds for name in seed.compared})
-    rows = []
-    for name in names:
-        pairs = {
-            seed.seed: seed.mean_accuracy - seed.compared[name]
-            for seed in result.seeds
-            if seed.mean_accuracy is not None and name in seed.compared
-        }
-        rows.append({"name": name, "by_seed": pairs, "mean": sum(pairs.values()) / max(1, len(pairs))})
-    return rows
-
-
 def _template() -> Any:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["percent"] = _percent
-    environment.filters["points"] = lambda value: f"{100 * value:+.1f}"
+    environment.filters |= {"points": points, "spread": spread_text, "paired": paired_text}
     environment.filters["size"] = _size
     return environment.from_string((files("protoseal") / "report.html").read_text(encoding="utf-8"))
 

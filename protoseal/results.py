@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
+from typing import Protocol
 
 from algorithms.pfpl.objective import Control
-from protoseal.config import Agreement, Method
+from protoseal.config import Agreement, Inference, Method
 from protoseal.files import (
-    Personalised,
+    Accuracies,
     RoundFigures,
     RunResult,
     Seconds,
@@ -21,6 +22,8 @@ from secure_server.coordinator import CoordinatorRound
 
 Compared = Mapping[str, Mapping[str, Sequence[SiteRound]]]
 """For each method and control that ran beside the one in question: each site's rounds."""
+ByRound = Mapping[str, Mapping[str, Mapping[int, SiteRound]]]
+"""The same by method, site and number of the round."""
 
 
 def run_result(
@@ -33,29 +36,43 @@ def run_result(
     seed: int,
     method: Method | None = None,
     view: tuple[ViewLine, ...] = (),
+    best: Mapping[str, int] | None = None,
+    complete: bool = True,
 ) -> RunResult:
     """The result of one federated run, with the methods and controls that ran beside it.
 
     ``method`` is its name where that is not the agreement's, as of a control that is an agreement on another method.
+    ``best`` maps the names of methods that were stopped early to the round that they are reported as of.
     """
-    name = (method or agreement.method).value
-    figures = tuple(_site_figures(sites[name], compared) for name in sorted(sites))
+    name, best = (method or agreement.method).value, best or {}
     own = {name: {site: log.rounds for site, log in sites.items()}}
+    everything = {**own, **{str(each): logs for each, logs in compared.items()}}
+    last = {
+        each: {site: _last(log, best.get(each)) for site, log in logs.items()}
+        for each, logs in everything.items()
+    }
+    by_round = {
+        each: {site: {one.round: one for one in log} for site, log in logs.items()}
+        for each, logs in everything.items()
+    }
+    figures = tuple(_site_figures(sites[site], name, last) for site in sorted(sites))
     return RunResult(
         method=name,
         protection=agreement.protection.value,
         dataset=dataset,
         seed=seed,
         sites=figures,
-        rounds=tuple(_round_figures(each, sites, compared) for each in rounds),
+        rounds=tuple(_round_figures(each, name, by_round) for each in rounds),
         mean_accuracy=mean(each.accuracy for each in figures),
         config=agreement.model_dump(mode="json", by_alias=True),
         classes=agreement.classes,
         withheld=rounds[-1].withheld if rounds else (),
-        compared=_means(compared, lambda log: log[-1:]),
-        metrics={str(each): _personalised(logs) for each, logs in {**own, **compared}.items()},
+        compared=_means(last, [str(each) for each in compared]),
+        metrics={each: _mean_accuracies(each, logs) for each, logs in last.items()},
+        best_round=best.get(name),
         groups=rounds[-1].groups if rounds else (),
         coordinator_view=view,
+        complete=complete,
     )
 
 
@@ -65,49 +82,84 @@ def mean(values: Iterable[float | None]) -> float | None:
     return fmean(numbers) if numbers else None
 
 
-def _means(
-    compared: Compared, part: Callable[[Sequence[SiteRound]], Sequence[SiteRound]]
-) -> dict[str, float]:
-    """Each method's mean accuracy over the sites, after the last of the rounds that ``part`` chooses."""
-    means = {name: mean(_accuracy(part(log)) for log in logs.values()) for name, logs in compared.items()}
-    return {str(name): value for name, value in means.items() if value is not None}
+class TwoWays(Protocol):
+    """A test's two outcomes."""
+
+    @property
+    def accuracy_classifier(self) -> float | None:
+        """By the classifier."""
+        ...
+
+    @property
+    def accuracy_prototype(self) -> float | None:
+        """By the nearest prototype."""
+        ...
 
 
-def _personalised(logs: Mapping[str, Sequence[SiteRound]]) -> Personalised:
-    last = [log[-1] for log in logs.values() if log]
-    return Personalised(
-        **{name: mean(getattr(each, name) for each in last) for name in Personalised.model_fields}
+def own_accuracy(method: str, figures: TwoWays) -> float | None:
+    """By the method's own inference; by the classifier as long as there is no prototype to be near to."""
+    by_prototype = Method(method).traits.inference is Inference.PROTOTYPE
+    if by_prototype and figures.accuracy_prototype is not None:
+        return figures.accuracy_prototype
+    return figures.accuracy_classifier
+
+
+def _last(log: Sequence[SiteRound], best: int | None) -> Sequence[SiteRound]:
+    """The round that a site is reported as of, in a list: up to ``best`` the last one tested, if any was."""
+    considered = [each for each in log if best is None or each.round <= best]
+    return ([each for each in considered if each.accuracy_classifier is not None] or considered)[-1:]
+
+
+def _means(logs: Compared, names: Iterable[str]) -> dict[str, float]:
+    """Each method's mean accuracy over the sites, after the last of the rounds given."""
+    means = {name: mean(_accuracy(name, log) for log in logs[name].values()) for name in names}
+    return {name: value for name, value in means.items() if value is not None}
+
+
+def _accuracies(method: str, figures: SiteRound) -> Accuracies:
+    known = figures.model_dump(include=set(Accuracies.model_fields))
+    return Accuracies(**known, accuracy=own_accuracy(method, figures))
+
+
+def _mean_accuracies(method: str, logs: Mapping[str, Sequence[SiteRound]]) -> Accuracies:
+    last = [_accuracies(method, log[-1]) for log in logs.values() if log]
+    return Accuracies(
+        **{name: mean(getattr(each, name) for each in last) for name in Accuracies.model_fields}
     )
 
 
-def _site_figures(log: SiteLog, compared: Compared) -> SiteFigures:
-    last = log.rounds[-1] if log.rounds else None
-    beside = _means(
-        {name: {log.name: logs[log.name]} for name, logs in compared.items()}, lambda one: one[-1:]
-    )
-    own = last.model_dump(include=set(Personalised.model_fields)) if last else {}
+def _site_figures(log: SiteLog, method: str, last: Compared) -> SiteFigures:
+    """``last`` has each method's last round, the site's own run included."""
+    here = {name: logs[log.name] for name, logs in last.items() if log.name in logs}
+    beside = {name: _accuracy(name, rounds) for name, rounds in here.items() if name != method}
+    known = {str(name): value for name, value in beside.items() if value is not None}
+    own = here[method][-1] if here[method] else None
+    accuracies = Accuracies() if own is None else _accuracies(method, own)
     return SiteFigures(
         name=log.name,
         train_samples=log.train_samples,
-        accuracy=last.accuracy_classifier if last else None,
         bytes_up=log.bytes_up,
         bytes_down=log.bytes_down,
-        accuracy_classifier=last.accuracy_classifier if last else None,
-        accuracy_prototype=last.accuracy_prototype if last else None,
-        accuracy_local=beside.get(Control.LOCAL),
-        accuracy_self=beside.get(Control.SELF),
-        compared=beside,
-        withheld=last.withheld if last else (),
-        **own,
+        model=log.model,
+        accuracy_local=known.get(Control.LOCAL),
+        accuracy_self=known.get(Control.SELF),
+        compared=known,
+        withheld=own.withheld if own else (),
+        per_class=(own.per_class if own else None) or {},
+        **accuracies.model_dump(),
     )
 
 
-def _round_figures(
-    completed: CoordinatorRound, sites: Mapping[str, SiteLog], compared: Compared
-) -> RoundFigures:
-    here = {name: _of_round(log.rounds, completed.round) for name, log in sites.items()}
-    accuracies = {name: value for name, rounds in here.items() if (value := _accuracy(rounds)) is not None}
-    beside = _means(compared, lambda log: _of_round(log, completed.round))
+def _round_figures(completed: CoordinatorRound, method: str, by_round: ByRound) -> RoundFigures:
+    then = {
+        name: {site: log[completed.round] for site, log in logs.items() if completed.round in log}
+        for name, logs in by_round.items()
+    }
+    here = then.pop(method)
+    accuracies = {
+        site: value for site, one in here.items() if (value := own_accuracy(method, one)) is not None
+    }
+    beside = _means({name: {site: [one] for site, one in logs.items()} for name, logs in then.items()}, then)
     return RoundFigures(
         round=completed.round,
         mean_accuracy=mean(accuracies.values()),
@@ -124,13 +176,9 @@ def _round_figures(
     )
 
 
-def _of_round(rounds: Sequence[SiteRound], number: int) -> Sequence[SiteRound]:
-    return [each for each in rounds if each.round == number]
+def _accuracy(method: str, rounds: Sequence[SiteRound]) -> float | None:
+    return own_accuracy(method, rounds[-1]) if rounds else None
 
 
-def _accuracy(rounds: Sequence[SiteRound]) -> float | None:
-    return rounds[-1].accuracy_classifier if rounds else None
-
-
-def _longest(rounds: Iterable[Sequence[SiteRound]], part: str) -> float:
-    return max((each.seconds.get(part, 0.0) for site in rounds for each in site), default=0.0)
+def _longest(rounds: Iterable[SiteRound], part: str) -> float:
+    return max((each.seconds.get(part, 0.0) for each in rounds), default=0.0)

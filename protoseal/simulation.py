@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
 from pathlib import Path
-from statistics import fmean, stdev
-from typing import Any
+from typing import Any, Protocol
 
+from pydantic import TypeAdapter
 from torch.utils.data import Dataset
 
 from algorithms.pfpl.objective import Control
 from protoseal.config import CONTROLS, Agreement, ConfigError, Method, Protection
 from protoseal.config.simulation import SimulationConfig
-from protoseal.federation import run_control, run_federation
-from protoseal.files import RunResult, SeedFigures, SiteLog, SiteRound, Spread, write_result
+from protoseal.controls import run_control
+from protoseal.federation import LocalFederation, Outcome
+from protoseal.files import RunRecord, RunResult, SiteRound, read_record, write_record, write_result
 from protoseal.results import Compared, run_result
+from protoseal.run_folder import COMPARED, RunFolder
+from protoseal.seeds import over_seeds
 from protoseal.site_files import DividedData, divide
+from protoseal.split_view import write_split
+from protoseal.trainees import SiteTesting, SiteTraining
+from secure_client.averaged import Averaged
 from secure_client.build import build_agreed_model
 from secure_client.data import SiteData
 from secure_client.data.preprocess import to_dataset
-from secure_client.extractor import Extractor
+from secure_client.together import Batching
 from secure_server.coordinator import CoordinatorRound
 from secure_server.workers import Workers
 
-COMPARED = "compared"
-"""The folder, in that of a run, of the full methods that it is compared with."""
+__all__ = ["COMPARED", "Completed", "Ended", "Progress", "Watcher", "Written", "simulate"]
 
 
 @dataclass(frozen=True)
@@ -42,62 +48,93 @@ class Progress:
     figures: SiteRound
 
 
-OnProgress = Callable[[Progress], None]
+@dataclass(frozen=True)
+class Completed:
+    """A round that every site has told of; ``told`` maps sites to their figures."""
+
+    seed: int
+    method: Method
+    round: int
+    told: Mapping[str, SiteRound]
 
 
-def simulate(config: SimulationConfig, on_progress: OnProgress = lambda progress: None) -> RunResult:
+@dataclass(frozen=True)
+class Ended:
+    """A run that has ended; not ``anew`` if it had ended before, and was read."""
+
+    seed: int
+    method: Method
+    outcome: Outcome
+    anew: bool
+
+
+@dataclass(frozen=True)
+class Written:
+    """A ``result.json`` with what there is so far, and the folder that it was written into."""
+
+    folder: Path
+    result: RunResult
+
+
+class Watcher:
+    """Told of what happens, as it happens. Does nothing of itself."""
+
+    def on_round(self, progress: Progress) -> None:
+        """A site's round has ended."""
+
+    def on_completed(self, completed: Completed) -> None:
+        """Every site has told of a round."""
+
+    def on_run(self, ended: Ended) -> None:
+        """A run has ended."""
+
+    def on_result(self, written: Written) -> None:
+        """Results were written."""
+
+
+@dataclass(frozen=True)
+class _Watching(Watcher):
+    """A watcher that wants to know of rounds only."""
+
+    told: Callable[[Progress], None]
+
+    def on_round(self, progress: Progress) -> None:
+        self.told(progress)
+
+
+def simulate(
+    config: SimulationConfig,
+    watcher: Watcher | Callable[[Progress], None] | None = None,
+    *,
+    fresh: bool = False,
+) -> RunResult:
     """Run it, leaving ``result.json`` and ``sites/NAME/`` in ``config.out``.
 
     Each further method of ``compare`` that is no control leaves the same in ``compared/METHOD``. With several seeds
     each has a folder ``seed-N`` of that form, and the result on top has the sites and rounds of the first seed with
-    the mean and spread over all. Raises what a site or the coordinator raises.
+    means, spreads and paired differences over all.
+
+    A simulation that was ended, however suddenly, goes on where it was: runs that had ended are read, the one that had
+    not goes on with the round that it was in. ``fresh`` starts over. Raises what a site or the coordinator raises, and
+    :class:`protoseal.run_folder.OtherSimulation` where the folder belongs to another configuration.
     """
-    seeds = config.all_seeds
-    with _workers(config) as executor:
-        folders = {seed: config.out if len(seeds) == 1 else config.out / f"seed-{seed}" for seed in seeds}
-        results = {seed: _one_seed(config, seed, folders[seed], executor, on_progress) for seed in seeds}
-    if len(seeds) == 1:
-        return results[seeds[0]]
-    first = results[seeds[0]]
-    figures = tuple(
-        SeedFigures(
-            seed=seed,
-            mean_accuracy=result.mean_accuracy,
-            compared=result.compared,
-            metrics=result.metrics,
-        )
-        for seed, result in results.items()
-    )
-    return _written(config.out, first.model_copy(update={"seeds": figures, "spread": _spread(results)}))
-
-
-def _one_seed(
-    config: SimulationConfig, seed: int, out: Path, executor: Executor | None, on_progress: OnProgress
-) -> RunResult:
-    scene = _scene(config, seed)
-    methods = tuple(dict.fromkeys((config.method, *config.compare)))
-    federated = {method: scene.agreement(method) for method in methods if method not in CONTROLS}
-    # Controls train as the first of the federated methods does, without its peers.
-    shared = next(iter(federated.values()), None) or scene.agreement(config.method)
-    runs: dict[Method, Run] = {}
-    for method in methods:
-        if method in CONTROLS:
-            runs[method] = _control_run(scene, shared, Control(method.value))
-        else:
-            folder = out if method is config.method else out / COMPARED / method.value
-            runs[method] = _federated_run(scene, federated[method], method, folder, executor, on_progress)
-    beside = {method.value: run.site_rounds for method, run in runs.items() if method is not config.method}
-    if config.method in CONTROLS:
-        beside = {config.method.value: runs[config.method].site_rounds, **beside}
-    for method in federated:
-        if method is not config.method:
-            _written(out / COMPARED / method.value, runs[method].result({}))
-    return _written(out, runs[config.method].result(beside))
+    folder = RunFolder(config)
+    seen = watcher if isinstance(watcher, Watcher) else _Watching(watcher or (lambda progress: None))
+    with folder.claimed(fresh=fresh), _workers(config) as executor:
+        results: dict[int, RunResult] = {}
+        for seed in config.all_seeds:
+            results[seed] = OneSeed(config, seed, folder, executor, seen).run()
+            if len(config.all_seeds) > 1:
+                over = over_seeds(results)
+                whole = len(results) == len(config.all_seeds)
+                _publish(seen, config.out, over.model_copy(update={"complete": whole}))
+        folder.drop_all_state()
+    return over_seeds(results) if len(results) > 1 else results[config.all_seeds[0]]
 
 
 @dataclass(frozen=True)
 class Scene:
-    """One seed's data, and what every method that runs on it shares. ``overall`` is a test set over all sites."""
+    """One seed's data, and what every method that runs on it shares."""
 
     config: SimulationConfig
     seed: int
@@ -114,10 +151,29 @@ class Scene:
             classes=self.divided.classes,
             preprocessing=self.divided.preprocessing,
         )
-        if not method.is_grouped:
+        if not method.averages:
             return make()
-        unsized = make(extractor=(1, 0))
-        return make(extractor=Extractor(build_agreed_model(unsized, unsized.training.model)).sizes)
+        unsized = make(averaged=(1, 0))
+        model = build_agreed_model(unsized, unsized.training.model)
+        return make(averaged=Averaged(model, method.traits.averaged).sizes)
+
+    @property
+    def training(self) -> SiteTraining:
+        """How sites train."""
+        config = self.config
+        return SiteTraining(
+            device=config.device,
+            batching=Batching(config.batched),
+            mixed_precision=config.mixed_precision,
+            models=config.models,
+            pretrained=config.pretrained,
+        )
+
+    @property
+    def testing(self) -> SiteTesting:
+        """What sites' models are tested on, and when."""
+        config = self.config
+        return SiteTesting(self.overall, config.evaluate_every, config.per_class, config.early_stopping)
 
 
 def _scene(config: SimulationConfig, seed: int) -> Scene:
@@ -129,6 +185,7 @@ def _scene(config: SimulationConfig, seed: int) -> Scene:
         data_root=config.data_root,
         agreed=config.preprocessing,
         classes=config.classes,
+        tests=config.tests,
     )
     if len(divided.sites) < config.fewest_sites:
         raise ConfigError(
@@ -142,92 +199,164 @@ def _scene(config: SimulationConfig, seed: int) -> Scene:
 
 @dataclass(frozen=True)
 class Run:
-    """What one method did on one seed's data."""
+    """What one method did on one seed's data, so far or in all."""
 
-    scene: Scene
     method: Method
     agreement: Agreement
-    sites: Mapping[str, SiteLog]
-    rounds: Sequence[CoordinatorRound]
+    outcome: Outcome
+
+    def record(self) -> RunRecord:
+        """All of it, to be read by :meth:`of`."""
+        return RunRecord(
+            method=self.method.value,
+            agreement=self.agreement.model_dump(mode="json", by_alias=True),
+            sites=tuple(self.outcome.sites.values()),
+            rounds=tuple(asdict(each) for each in self.outcome.rounds),
+            best_round=self.outcome.best_round,
+        )
+
+    @classmethod
+    def of(cls, path: Path) -> Run:
+        """The run that ended with this record. Raises :class:`protoseal.files.FileError` for another file."""
+        record = read_record(path)
+        agreement = Agreement.from_json(json.dumps(record.agreement), source=str(path))
+        rounds = TypeAdapter(list[CoordinatorRound]).validate_python(record.rounds)
+        sites = {log.name: log for log in record.sites}
+        return cls(Method(record.method), agreement, Outcome(sites, rounds, [], record.best_round))
+
+
+class OneSeed:
+    """All methods on one seed's data."""
+
+    def __init__(
+        self, config: SimulationConfig, seed: int, folder: RunFolder, executor: Executor | None, seen: Watcher
+    ) -> None:
+        self._config, self._seed, self._folder = config, seed, folder
+        self._executor, self._seen = executor, seen
+        self._out = folder.of_seed(seed)
+        self._runs: dict[Method, Run] = {}
+        self._told: dict[str, SiteRound] = {}
+
+    def run(self) -> RunResult:
+        """Their result; runs that had ended before are read."""
+        for method in self._config.methods:
+            path = self._folder.record(self._seed, method)
+            had_ended = path.exists()
+            self._runs[method] = Run.of(path) if had_ended else self._run_anew(method)
+            if not had_ended:
+                write_record(path, self._runs[method].record())
+                self._folder.drop_state(self._seed, method)
+            self._seen.on_run(Ended(self._seed, method, self._runs[method].outcome, anew=not had_ended))
+            result = self._publish(complete=len(self._runs) == len(self._config.methods))
+        return result
+
+    @cached_property
+    def _scene(self) -> Scene:
+        scene = _scene(self._config, self._seed)
+        write_split(self._out, scene.divided.sites, scene.divided.classes)
+        return scene
+
+    def _run_anew(self, method: Method) -> Run:
+        """Or from where it was when it was ended."""
+        agreement = self._scene.agreement(method)
+        self._folder.keep_claim()
+        if method in CONTROLS:
+            return Run(method, agreement, self._control(method))
+        with self._federation(method, agreement) as federation:
+            federation.run()
+            return Run(method, agreement, federation.save(self._folder_of(method)))
+
+    def _federation(self, method: Method, agreement: Agreement) -> LocalFederation:
+        scene = self._scene
+        return LocalFederation(
+            agreement,
+            scene.data,
+            method=method,
+            training=scene.training,
+            testing=scene.testing,
+            executor=self._executor,
+            state=self._folder.state(self._seed, method),
+            on_round=partial(self._tell, method),
+            on_completed=lambda run, number: self._completed(method, agreement, run, number),
+        )
+
+    def _control(self, method: Method) -> Outcome:
+        """``local`` trains by cross-entropy alone, ``self`` by the loss of the method that it is compared with."""
+        scene, control = self._scene, Control(method.value)
+        agreement = scene.agreement(method)
+        aligned = self._config.self_aligns_as if control is Control.SELF else method
+        return run_control(
+            scene.agreement(aligned),
+            control,
+            scene.data,
+            training=scene.training,
+            testing=scene.testing,
+            state=self._folder.state(self._seed, method),
+            on_round=partial(self._tell, method),
+            on_completed=lambda run, number: self._completed(method, agreement, run, number),
+        )
+
+    def _tell(self, method: Method, site: str, figures: SiteRound) -> None:
+        self._told[site] = figures
+        self._seen.on_round(Progress(self._seed, method, site, figures))
+
+    def _completed(self, method: Method, agreement: Agreement, run: HasOutcome, number: int) -> None:
+        """Every so many rounds, what the method itself has so far is written."""
+        self._seen.on_completed(Completed(self._seed, method, number, dict(self._told)))
+        every = self._config.report_every
+        if method is self._config.method and every and number % every == 0 and number < agreement.rounds:
+            self._runs[method] = Run(method, agreement, run.outcome)
+            self._publish(complete=False)
+
+    def _folder_of(self, method: Method) -> Path:
+        return self._out if method is self._config.method else self._out / COMPARED / method.value
+
+    def _publish(self, *, complete: bool) -> RunResult:
+        """Write the results that there are; the method's own comes first, so there always is one."""
+        for method, run in self._runs.items():
+            if method is not self._config.method and method not in CONTROLS:
+                write_result(self._folder_of(method), self._result(run, {}, complete=True))
+        own = self._runs[self._config.method]
+        beside = {
+            method.value: run.outcome.site_rounds for method, run in self._runs.items() if run is not own
+        }
+        result = self._result(own, beside, complete=complete)
+        _publish(self._seen, self._out, result)
+        return result
+
+    def _result(self, run: Run, beside: Compared, *, complete: bool) -> RunResult:
+        best = {method.value: each.outcome.best_round for method, each in self._runs.items()}
+        return run_result(
+            run.agreement,
+            run.outcome.sites,
+            run.outcome.rounds,
+            beside,
+            dataset=self._config.dataset,
+            seed=self._seed,
+            method=run.method,
+            best={name: number for name, number in best.items() if number is not None},
+            complete=complete,
+        )
+
+
+class HasOutcome(Protocol):
+    """A run that can tell what there is so far."""
 
     @property
-    def site_rounds(self) -> dict[str, Sequence[SiteRound]]:
-        """Each site's rounds."""
-        return {name: log.rounds for name, log in self.sites.items()}
-
-    def result(self, beside: Compared) -> RunResult:
-        """The run's result, with what else ran on the same data."""
-        return run_result(
-            self.agreement,
-            self.sites,
-            self.rounds,
-            beside,
-            dataset=self.scene.config.dataset,
-            seed=self.scene.seed,
-            method=self.method,
-        )
+    def outcome(self) -> Outcome:
+        """Each site's log, and the coordinator's rounds."""
+        ...
 
 
-def _federated_run(
-    scene: Scene,
-    agreement: Agreement,
-    method: Method,
-    out: Path,
-    executor: Executor | None,
-    on_progress: OnProgress,
-) -> Run:
-    outcome = run_federation(
-        agreement,
-        scene.data,
-        out,
-        device=scene.config.device,
-        executor=executor,
-        overall=scene.overall,
-        on_round=lambda site, figures: on_progress(Progress(scene.seed, method, site, figures)),
-    )
-    return Run(scene, method, agreement, outcome.sites, outcome.rounds)
-
-
-def _control_run(scene: Scene, shared: Agreement, control: Control) -> Run:
-    """A control as a run: no rounds of a coordinator, no bytes."""
-    own = run_control(shared, control, scene.data, device=scene.config.device, overall=scene.overall)
-    agreement = scene.agreement(Method(control.value))
-    logs = {
-        name: SiteLog(
-            name=name,
-            model=agreement.training.model,
-            train_samples=scene.data[name].train_samples,
-            bytes_up=0,
-            bytes_down=0,
-            rounds=tuple(rounds),
-        )
-        for name, rounds in own.items()
-    }
-    rounds = [
-        CoordinatorRound(number, 1, tuple(sorted(logs)), (), 0.0, _slowest(logs, number))
-        for number in range(1, agreement.rounds + 1)
-    ]
-    return Run(scene, Method(control.value), agreement, logs, rounds)
-
-
-def _slowest(logs: Mapping[str, SiteLog], number: int) -> float:
-    return max(log.rounds[number - 1].seconds["train"] for log in logs.values())
-
-
-def _spread(results: Mapping[int, RunResult]) -> Spread | None:
-    values = [result.mean_accuracy for result in results.values() if result.mean_accuracy is not None]
-    return Spread(mean=fmean(values), standard_deviation=stdev(values)) if len(values) > 1 else None
-
-
-def _written(out: Path, result: RunResult) -> RunResult:
-    write_result(out, result)
-    return result
+def _publish(seen: Watcher, folder: Path, result: RunResult) -> None:
+    write_result(folder, result)
+    seen.on_result(Written(folder, result))
 
 
 @contextmanager
 def _workers(config: SimulationConfig) -> Iterator[Executor | None]:
     """Processes for ciphertexts; none where nothing is encrypted."""
-    if config.protection is not Protection.CKKS or CONTROLS.issuperset({config.method, *config.compare}):
+    if config.protection is not Protection.CKKS or CONTROLS.issuperset(config.methods):
         yield None
         return
     with Workers(config.workers or os.cpu_count() or 1) as executor:

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from protoseal.config import PreprocessingSection
 from protoseal.config.agreement import NAME_PATTERN
 from protoseal.splits import SiteArrays, iid, parse_split
@@ -15,6 +17,8 @@ from secure_client.data.sources import join, own_classes, read, suggest_preproce
 from secure_client.errors import DataError
 
 SITES_FORM = "sites:"
+_TEST_STREAM = 2
+"""Beside the seed, so that which test samples are used is drawn independently of the split."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +47,11 @@ def divide(
     data_root: Path | None = None,
     agreed: PreprocessingSection | None = None,
     classes: tuple[str, ...] | None = None,
+    tests: int | None = None,
 ) -> DividedData:
     """Read ``dataset`` and divide it among ``sites`` sites, called site-1 and so on.
 
+    Of the data set's own test part, if it has one, at most ``tests`` samples of each class and domain are used.
     With ``sites:DIR`` the split is given: a site for each file, whatever ``sites`` and ``split`` say. Classes
     and preprocessing follow from the data unless given. Raises a :class:`secure_client.errors.SiteError`.
     """
@@ -55,7 +61,20 @@ def divide(
     sources = read(dataset, data_root=data_root, agreed=agreed, seed=seed)
     agreed = agreed or suggest_preprocessing(sources)
     data = join(sources, agreed, classes)
+    if tests is not None and data.test is not None:
+        data = replace(data, test=fewer(data.test, tests, seed))
     return DividedData(divider(data, sites=sites, seed=seed), data.classes, agreed, data.test)
+
+
+def fewer(samples: Samples, most: int, seed: int) -> Samples:
+    """At most ``most`` of each class and domain, drawn at random by the seed, in the order of the data."""
+    rng = np.random.default_rng((seed, _TEST_STREAM))
+    cells = np.stack([samples.domains, samples.labels])
+    kept = [
+        rng.permutation(np.flatnonzero((cells == cell[:, np.newaxis]).all(axis=0)))[:most]
+        for cell in np.unique(cells, axis=1).T
+    ]
+    return samples.take(np.sort(np.concatenate(kept)))
 
 
 def read_sites(

@@ -6,7 +6,7 @@ import numpy as np
 
 from algorithms.holders import active_classes
 from crypto.fixed_point import MIN_FRACTION_BITS
-from crypto.protection import Cohort, PayloadForm
+from crypto.protection import Axis, Cohort, PayloadForm, UpTo
 from crypto.rows import NORM_SLACK
 from protoseal.config import Agreement, Protection
 from protoseal_wire.codec import Limits
@@ -19,13 +19,21 @@ MASKED_SUM = (Phase.SHARES, Phase.VALUES, Phase.SURVIVORS, Phase.UNMASK)
 """Pairwise masks, which let sites drop out on the way."""
 
 
+CLUSTERED_SUM = (Phase.DIRECTIONS, *MASKED_SUM)
+"""First what tells which prototypes are alike, so that sums are of those."""
+
+
 def limits_of(agreement: Agreement, sites: int = MOST_SITES) -> Limits:
     """The sizes that the codec enforces in a run under this agreement, with ``sites`` sites at most.
 
     The coordinator knows how many sites its file names. A site does not, and allows for as many as there may be.
     """
     return Limits(
-        classes=len(agreement.classes), dim=agreement.dim, sites=sites, parameters=agreement.parameters
+        classes=len(agreement.classes),
+        dim=agreement.dim,
+        sites=sites,
+        parameters=agreement.layout.model,
+        per_class=agreement.clustering.most_of_class if agreement.clusters else 1,
     )
 
 
@@ -37,10 +45,17 @@ def first_round(agreement: Agreement) -> int:
     return 0 if agreement.method.is_grouped else 1
 
 
+def has_common_group(agreement: Agreement) -> bool:
+    """Whether what sites send is added up, or clustered, over all of them: they are one group."""
+    return agreement.sums and not agreement.method.is_grouped
+
+
 def steps_of(agreement: Agreement, round_number: int) -> tuple[Phase, ...]:
     """The phases of a round between PRESENCE and what the coordinator computes."""
-    sums = agreement.method.is_grouped and round_number > 0
-    return MASKED_SUM if sums and agreement.protection is Protection.MASKED else ONE_STEP
+    sums = agreement.sums and round_number > 0
+    if not sums or agreement.protection is not Protection.MASKED:
+        return ONE_STEP
+    return CLUSTERED_SUM if agreement.clusters else MASKED_SUM
 
 
 def has_result(round_number: int) -> bool:
@@ -51,23 +66,46 @@ def has_result(round_number: int) -> bool:
 # What is sent
 
 
-def contribution_length(agreement: Agreement) -> int:
-    """L: the numbers in one site's part of a FedPC sum, prototypes first, then the extractor."""
-    return len(agreement.classes) * agreement.dim + agreement.parameters
+def directions_form(agreement: Agreement) -> PayloadForm:
+    """What a site's answer to DIRECTIONS consists of: directions of local prototypes, and their classes."""
+    rows = UpTo(len(agreement.classes) * agreement.clustering.most_local)
+    return PayloadForm(arrays=((rows, agreement.dim), (rows,)))
 
 
 def values_form(agreement: Agreement, round_number: int) -> PayloadForm:
-    """What a site's answer to VALUES consists of."""
-    if agreement.method.is_grouped:
-        return _fedpc_values(agreement, round_number)
-    return _pfpl_form(agreement)
+    """What a site's answer to VALUES consists of. How many words a sum over clusters has follows from these."""
+    if round_number == 0:
+        return PayloadForm(arrays=((1, len(agreement.classes) * agreement.dim),))
+    if not agreement.sums:
+        return _pfpl_form(agreement)
+    length = agreement.layout.length
+    if agreement.protection is Protection.MASKED:
+        return PayloadForm(words=((agreement.masking.ring_bits, _words(agreement)),))
+    if agreement.clusters:
+        rows = UpTo(len(agreement.classes) * agreement.clustering.most_local)
+        return PayloadForm(arrays=((rows, agreement.dim), (rows,), (rows,), (length,)))
+    return PayloadForm(arrays=((length,),))
 
 
 def result_form(agreement: Agreement) -> PayloadForm:
-    """What a RESULT consists of. FedPC: the group's vector, and for each class whether it has a prototype."""
-    if agreement.method.is_grouped:
-        return PayloadForm(arrays=((contribution_length(agreement),), (len(agreement.classes),)))
+    """What a RESULT consists of. Of a sum: the means, and for each class whether there is a prototype of it.
+
+    Of clusters: their centres, classes and weights, and the mean model.
+    """
+    if agreement.clusters:
+        rows = UpTo(len(agreement.classes) * agreement.clustering.most_clusters)
+        return PayloadForm(arrays=((rows, agreement.dim), (rows,), (rows,), (agreement.layout.means,)))
+    if agreement.sums:
+        return PayloadForm(arrays=((agreement.layout.means,), (len(agreement.classes),)))
     return _pfpl_form(agreement)
+
+
+def _words(agreement: Agreement) -> Axis:
+    length = agreement.layout.length
+    if not agreement.clusters:
+        return length
+    most = len(agreement.classes) * agreement.clustering.most_clusters
+    return UpTo(length + agreement.clustering.length(most, agreement.dim))
 
 
 def longest_mean(agreement: Agreement) -> float:
@@ -77,15 +115,6 @@ def longest_mean(agreement: Agreement) -> float:
     """
     half_a_unit = 2.0 ** -(MIN_FRACTION_BITS + 1)
     return float(agreement.norm_bound * (1.0 + NORM_SLACK) + half_a_unit * np.sqrt(agreement.dim))
-
-
-def _fedpc_values(agreement: Agreement, round_number: int) -> PayloadForm:
-    if round_number == 0:
-        return PayloadForm(arrays=((1, len(agreement.classes) * agreement.dim),))
-    length = contribution_length(agreement)
-    if agreement.protection is Protection.MASKED:
-        return PayloadForm(words=((agreement.masking.ring_bits, length),))
-    return PayloadForm(arrays=((length,),))
 
 
 def _pfpl_form(agreement: Agreement) -> PayloadForm:

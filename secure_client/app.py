@@ -48,7 +48,14 @@ def run_site(
     agreement, party = config.agreement, open_party(config, passphrase)
     data = load_site_data(config.data, config.data_root, agreement)
     with open_journal(config.state_dir / "journal.sqlite", agreement, party) as journal:
-        learner = build_learner(agreement, party.name, data, model=config.model_spec, device=config.device)
+        learner = build_learner(
+            agreement,
+            party.name,
+            data,
+            model=config.model_spec,
+            device=config.device,
+            pretrained=config.pretrained,
+        )
         trainee = build_trainee(agreement, learner, journal)
         transport = GrpcTransport(
             config.coordinator,

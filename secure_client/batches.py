@@ -7,7 +7,7 @@ from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from secure_client.errors import DataError
 
@@ -37,10 +37,32 @@ class TensorSource:
     def __len__(self) -> int:
         return len(self._labels)
 
+    @property
+    def tensors(self) -> Batch:
+        """All inputs and labels, as they lie on the device."""
+        return self._inputs, self._labels
+
     def batches(self, groups: Sequence[Sequence[int]]) -> Iterator[Batch]:
         for group in groups:
             chosen = torch.tensor(group, device=self._labels.device)
             yield self._inputs[chosen], self._labels[chosen]
+
+
+class SharedSource:
+    """Some rows of a pair of tensors that other sites have too: copied to the device batch by batch."""
+
+    def __init__(self, subset: Subset[Any], shared: TensorDataset, device: torch.device) -> None:
+        self._inputs, self._labels = shared.tensors
+        self._rows = torch.tensor(list(subset.indices), dtype=torch.int64)
+        self._device = device
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def batches(self, groups: Sequence[Sequence[int]]) -> Iterator[Batch]:
+        for group in groups:
+            chosen = self._rows[torch.tensor(group)]
+            yield self._inputs[chosen].to(self._device), self._labels[chosen].to(self._device, torch.int64)
 
 
 class DatasetSource:
@@ -71,6 +93,12 @@ def open_source(dataset: Dataset[Any], device: torch.device) -> Source:
         raise DataError("a data set without samples; leave the test set out or give the site some data")
     if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
         return TensorSource(dataset, device)
+    if isinstance(dataset, Subset) and isinstance(whole := dataset.dataset, TensorDataset):
+        return (
+            SharedSource(dataset, whole, device)
+            if len(whole.tensors) == 2
+            else DatasetSource(dataset, device)
+        )
     return DatasetSource(dataset, device)
 
 
@@ -90,3 +118,12 @@ def split(order: Sequence[int], size: int, *, join_single: bool = False) -> list
         last = groups.pop()
         groups[-1] += last
     return groups
+
+
+def full_and_rest(count: int, size: int, *, join_single: bool = False) -> tuple[int, int]:
+    """How :func:`split` divides ``count`` samples: batches of ``size``, and the length of the last if another, or 0."""
+    batches = -(-count // size)
+    last = count - (batches - 1) * size
+    if join_single and batches > 1 and last == 1:
+        batches, last = batches - 1, last + size
+    return (batches, 0) if last == size else (batches - 1, last)

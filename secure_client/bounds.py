@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from algorithms.fedplcc import LocalClusters
 from algorithms.linear import Float
 from algorithms.prototypes import project_to_norm
 from crypto.errors import BoundError
-from protoseal.config import FedpcSection
+from protoseal.config import AveragingSection
 
 
 @dataclass(frozen=True)
@@ -37,15 +39,16 @@ class PrototypeBounds:
         return Bounded(within, negative, shortened)
 
 
-def check_extractor_bounds(extractor: Float, agreed: FedpcSection, *, trained: bool) -> None:
+def check_averaged_bounds(averaged: Float, agreed: AveragingSection, *, trained: bool) -> None:
     """Raise :class:`BoundError` for what masked sums have no room for, under every protection alike.
 
-    ``extractor`` is (p + q,); whether it is ``trained`` decides what the message advises.
+    ``averaged`` is (p + q,), the part of the model that is averaged; whether it is ``trained`` decides what the
+    message advises.
     """
     when, remedy = (
         ("after", "train with a smaller learning rate") if trained else ("before", "start from another model")
     )
-    parameters, buffers = np.split(np.abs(extractor), [agreed.extractor_parameters])
+    parameters, buffers = np.split(np.abs(averaged), [agreed.parameters])
     checked = (
         ("parameter", parameters, agreed.parameter_bound),
         ("buffer", buffers, agreed.buffer_bound),
@@ -53,6 +56,17 @@ def check_extractor_bounds(extractor: Float, agreed: FedpcSection, *, trained: b
     for what, part, bound in checked:
         if not (part <= bound).all():
             raise BoundError(
-                f"{when} training, the extractor has a {what} of magnitude {part.max():g}, beyond the agreed "
+                f"{when} training, what is averaged has a {what} of magnitude {part.max():g}, beyond the agreed "
                 f"{what}_bound = {bound:g}: agree on a larger one, or {remedy}"
             )
+
+
+def check_local_number(local: LocalClusters, most: int, classes: Sequence[str]) -> None:
+    """Raise :class:`BoundError` for more than ``most`` local prototypes of a class, which no message has room for."""
+    each = np.bincount(local.labels, minlength=len(classes))
+    fullest = int(each.argmax())
+    if each[fullest] > most:
+        raise BoundError(
+            f"class {classes[fullest]!r} has {each[fullest]} local prototypes at this site, and the agreement has room "
+            f"for {most}: agree on a larger most_prototypes in [fedplcc] (256 at most)"
+        )

@@ -2,43 +2,94 @@
 
 from __future__ import annotations
 
-from typing import assert_never
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
 
-from algorithms.fedpc.objective import Objective as FedpcObjective
-from algorithms.pfpl.objective import Objective as PfplObjective
+from algorithms import classification
+from algorithms.feddbp import objective as feddbp
+from algorithms.fedpc import objective as fedpc
+from algorithms.fedplcc import objective as fedplcc
+from algorithms.fedplvm import objective as fedplvm
+from algorithms.fedproto import objective as fedproto
+from algorithms.fpl import objective as fpl
+from algorithms.pfpl import objective as pfpl
 from protoseal.config import Agreement, Method
-from secure_client.bounds import PrototypeBounds, check_extractor_bounds
+from secure_client.averaged import Averaged
+from secure_client.bounds import PrototypeBounds, check_averaged_bounds
 from secure_client.data import SiteData
+from secure_client.dual_branch import add_branches
 from secure_client.errors import ModelError
-from secure_client.extractor import Extractor
 from secure_client.journal import Journal
-from secure_client.learner import BatchLoss, Learner, Schedule, choose_device
+from secure_client.learner import Learner, choose_device
 from secure_client.models import PrototypeModel, build_model
+from secure_client.pretrained import load_pretrained
+from secure_client.recipe import BatchLoss, Clustered, Recipe, Stage, Trains
 from secure_client.trainee import Trainee
+from secure_client.training import Schedule
 
 
-def build_agreed_model(agreement: Agreement, spec: str) -> PrototypeModel:
-    """The initial model, on the CPU: the same at every site that uses the same ``spec``."""
-    section = agreement.preprocessing
-    return build_model(
+def build_initial_model(agreement: Agreement, spec: str, pretrained: Path | None) -> PrototypeModel:
+    """The initial model, on the CPU: the same at every site that uses the same ``spec``.
+
+    ``pretrained`` is the file that the agreement's ``pretrained_sha256`` is of, for the agreed model: a site with a
+    model of its own begins from the seed. :class:`ModelError` where the file is missing, unused or does not fit.
+    """
+    agreed = agreement.training
+    wanted = agreed.pretrained_sha256 if spec == agreed.model else None
+    if wanted and pretrained is None:
+        raise ModelError(
+            "the agreed model begins from pretrained weights: set pretrained to the file of SHA-256 " + wanted
+        )
+    if pretrained is not None and not wanted:
+        raise ModelError(
+            f"pretrained is set, but {spec} begins from the seed: remove it, or agree on that model and on"
+            " pretrained_sha256 in [training]"
+        )
+    return build_agreed_model(agreement, spec, pretrained)
+
+
+def build_agreed_model(agreement: Agreement, spec: str, pretrained: Path | None = None) -> PrototypeModel:
+    """A model like the initial one, on the CPU; with the initial one's weights if ``pretrained`` is as agreed."""
+    section, seed = agreement.preprocessing, agreement.training.init_seed
+    model = build_model(
         spec,
         classes=len(agreement.classes),
         dim=agreement.dim,
         channels=section.channels if section else 1,
         image_size=section.image_size if section else 1,
-        seed=agreement.training.init_seed,
+        seed=seed,
+        norm=agreement.training.norm,
     )
+    if pretrained is not None:
+        load_pretrained(model, pretrained, agreement.training.pretrained_sha256 or "")
+    if agreement.method is not Method.FEDDBP:
+        return model
+    feddbp_ = agreement.feddbp
+    return add_branches(model, agreement.dim, seed=seed, share=feddbp_.share, decision=feddbp_.decision)
 
 
-def build_learner(agreement: Agreement, site: str, data: SiteData, *, model: str, device: str) -> Learner:
-    """A learner as the agreement prescribes it. Raises a :class:`secure_client.errors.SiteError`."""
+def build_learner(
+    agreement: Agreement,
+    site: str,
+    data: SiteData,
+    *,
+    model: str,
+    device: str,
+    pretrained: Path | None = None,
+    mixed_precision: bool = False,
+) -> Learner:
+    """A learner as the agreement prescribes it; the precision is of the machine's choice, see ``Schedule``.
+
+    Raises a :class:`secure_client.errors.SiteError`.
+    """
     training = agreement.training
-    built = build_agreed_model(agreement, model)
-    check_extractor(agreement, built)
+    built = build_initial_model(agreement, model, pretrained)
+    check_averaged(agreement, built)
     return Learner(
         built,
         data,
-        build_objective(agreement),
+        build_recipe(agreement),
         Schedule(
             lr=training.lr,
             momentum=training.momentum,
@@ -46,6 +97,7 @@ def build_learner(agreement: Agreement, site: str, data: SiteData, *, model: str
             batch_size=training.batch_size,
             local_epochs=training.local_epochs,
             optimiser=training.optimiser,
+            mixed_precision=mixed_precision,
         ),
         site=site,
         seed=training.init_seed,
@@ -65,41 +117,126 @@ def prototype_bounds(agreement: Agreement) -> PrototypeBounds:
     return PrototypeBounds(agreement.norm_bound, clip_at_zero=agreement.method.is_grouped)
 
 
-def build_objective(agreement: Agreement) -> BatchLoss:
-    """What a batch's loss is under the agreed method; controls alone train as PFPL does."""
-    match agreement.method:
-        case Method.FEDPC | Method.AVERAGE:
-            return FedpcObjective(agreement.fedpc.alignment)
-        case Method.PFPL | Method.LOCAL | Method.SELF:
-            return PfplObjective(agreement.pfpl.alignment, literal=agreement.pfpl.literal_regulariser)
+def build_recipe(agreement: Agreement) -> Recipe:
+    """What the agreed method does at a site; controls alone train as PFPL does."""
+    method, baselines = agreement.method, agreement.baselines
+    recipe = Recipe(
+        build_objective(agreement), averages=method.traits.averaged, predicts=method.traits.predicts
+    )
+    if agreement.clusters:
+        own = agreement.clustering
+        return replace(recipe, clustered=Clustered(own.single, own.literal_norms, own.most_local))
+    match method:
+        case Method.FEDDBP:
+            return replace(recipe, scores=True)
+        case Method.FEDPROX:
+            return replace(recipe, proximal=baselines.fedprox)
+        case Method.DITTO:
+            return replace(recipe, personal=baselines.ditto)
+        case Method.FEDREP:
+            head = Stage(Trains.CLASSIFIER, baselines.fedrep_head_epochs)
+            return replace(recipe, stages=(head, Stage(Trains.EXTRACTOR)))
         case _:
-            assert_never(agreement.method)
+            return recipe
 
 
-def check_extractor(agreement: Agreement, model: PrototypeModel) -> None:
+def build_objective(agreement: Agreement) -> BatchLoss:
+    """What a batch's loss is under the agreed method."""
+    build = _OBJECTIVES.get(agreement.method)
+    if build is None:
+        raise ValueError(f"method {agreement.method} has no objective")
+    return build(agreement)
+
+
+def _pfpl(agreement: Agreement) -> BatchLoss:
+    return pfpl.Objective(agreement.pfpl.alignment, literal=agreement.pfpl.literal_regulariser)
+
+
+def _fedpc(agreement: Agreement) -> BatchLoss:
+    return fedpc.Objective(agreement.fedpc.alignment)
+
+
+def _feddbp(agreement: Agreement) -> BatchLoss:
+    section = agreement.feddbp
+    return feddbp.Objective(
+        decision_weight=section.decision_weight,
+        alignment_weight=section.shared_alignment,
+        contrast_weight=section.decision_alignment,
+        temperature=section.temperature,
+        share=section.share,
+        decision=section.decision,
+        hard=section.hard,
+        literal=section.literal,
+    )
+
+
+def _fedplcc(agreement: Agreement) -> BatchLoss:
+    section = agreement.fedplcc
+    return fedplcc.Objective(
+        section.contrast,
+        section.correlation,
+        alpha=section.sparsity,
+        temperature=section.temperature,
+        share=section.nearest,
+        weights_one=not section.weighted,
+    )
+
+
+def _fedplvm(agreement: Agreement) -> BatchLoss:
+    section = agreement.baselines
+    return fedplvm.Objective(section.fedplvm, section.fedplvm_sparsity, section.fedplvm_temperature)
+
+
+def _classification(_: Agreement) -> BatchLoss:
+    return classification.Objective()
+
+
+_OBJECTIVES: Mapping[Method, Callable[[Agreement], BatchLoss]] = {
+    Method.PFPL: _pfpl,
+    Method.LOCAL: _pfpl,
+    Method.SELF: _pfpl,
+    Method.FEDPC: _fedpc,
+    Method.AVERAGE: _fedpc,
+    Method.FEDDBP: _feddbp,
+    Method.FEDPLCC: _fedplcc,
+    Method.FEDPROTO: lambda agreement: fedproto.Objective(agreement.baselines.fedproto),
+    Method.FPL: lambda agreement: fpl.Objective(agreement.baselines.fpl_temperature),
+    Method.FEDPLVM: _fedplvm,
+    Method.FEDAVG: _classification,
+    Method.FEDPROX: _classification,
+    Method.FEDBN: _classification,
+    Method.FEDPER: _classification,
+    Method.FEDREP: _classification,
+    Method.DITTO: _classification,
+}
+"""Controls alone train as PFPL does."""
+
+
+def check_averaged(agreement: Agreement, model: PrototypeModel) -> None:
     """Raise unless what the method averages of an untrained model is what was agreed.
 
     :class:`ModelError` for another size, :class:`crypto.errors.BoundError` for values beyond the agreed bounds, as
     a pretrained model may have.
     """
-    if not agreement.method.is_grouped:
+    if not agreement.method.averages:
         return
-    extractor = Extractor(model)
-    _check_sizes(agreement, *extractor.sizes)
-    check_extractor_bounds(extractor.vector(), agreement.fedpc, trained=False)
+    averaged = Averaged(model, agreement.method.traits.averaged)
+    _check_sizes(agreement, *averaged.sizes)
+    check_averaged_bounds(averaged.vector(), agreement.averaging, trained=False)
 
 
 def _check_sizes(agreement: Agreement, parameters: int, buffers: int) -> None:
     if not parameters:
         raise ModelError(
-            "the extractor has no parameters, so there is nothing that fedpc could average; use a model with layers"
-            " before its classifier"
+            f"the part of the model that {agreement.method.value} would average has no parameters; use a model with"
+            " layers before its classifier"
         )
-    agreed = (agreement.fedpc.extractor_parameters, agreement.fedpc.extractor_buffers)
-    if (parameters, buffers) != agreed:
-        settings = f"extractor_parameters = {parameters}"
-        if buffers or agreement.fedpc.extractor_buffers:
-            settings += f" and extractor_buffers = {buffers}"
+    averaging = agreement.averaging
+    if (parameters, buffers) != (averaging.parameters, averaging.buffers):
+        settings = f"parameters = {parameters}"
+        if buffers or averaging.buffers:
+            settings += f" and buffers = {buffers}"
         raise ModelError(
-            f"the extractor has {parameters:,} parameters and {buffers:,} buffers: set {settings} in [fedpc]"
+            f"what is averaged of the model has {parameters:,} parameters and {buffers:,} buffers: set {settings} in"
+            " [averaging]"
         )

@@ -11,7 +11,7 @@ from crypto.errors import CryptoError
 from crypto.pki.fields import load_certificate
 from protoseal.config import Agreement, SiteConfig
 from secure_client.app import open_party
-from secure_client.build import build_agreed_model, build_learner, check_extractor
+from secure_client.build import build_initial_model, build_learner, check_averaged
 from secure_client.data import load_site_data
 from secure_client.errors import SiteError
 from secure_client.learner import choose_device
@@ -61,12 +61,12 @@ def _agreement(agreement: Agreement) -> str:
 def _model(config: SiteConfig) -> str:
     """What of it leaves the site, where the method averages some of it."""
     agreement, spec = config.agreement, config.model_spec
-    check_extractor(agreement, build_agreed_model(agreement, spec))
-    if not agreement.method.is_grouped:
+    check_averaged(agreement, build_initial_model(agreement, spec, config.pretrained))
+    if not agreement.method.averages:
         return spec
-    parameters, buffers = agreement.fedpc.extractor_parameters, agreement.fedpc.extractor_buffers
-    averaged = f"{parameters:,} parameters and {buffers:,} buffers of it are averaged"
-    return f"{spec}; {averaged}, its classifier stays here"
+    averaging = agreement.averaging
+    averaged = f"{averaging.parameters:,} parameters and {averaging.buffers:,} buffers of it are averaged"
+    return f"{spec}; {averaged}, the rest stays here"
 
 
 def _data(config: SiteConfig) -> str:
@@ -83,7 +83,14 @@ def _certificate(party: Party) -> str:
 def _learner(config: SiteConfig) -> str:
     agreement = config.agreement
     data = load_site_data(config.data, config.data_root, agreement)
-    learner = build_learner(agreement, config.name, data, model=config.model_spec, device=config.device)
+    learner = build_learner(
+        agreement,
+        config.name,
+        data,
+        model=config.model_spec,
+        device=config.device,
+        pretrained=config.pretrained,
+    )
     _, counts = learner.prototypes()
     missing: Bool = counts == 0
     absent = [name for name, out in zip(agreement.classes, missing, strict=True) if out]

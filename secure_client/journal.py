@@ -46,17 +46,32 @@ class Journal:
     """The journal of one site in one run; one process at a time."""
 
     def __init__(
-        self, path: Path, *, run: str, agreement_hash: bytes, site: str, storage: StorageKey
+        self,
+        path: Path,
+        *,
+        run: str,
+        agreement_hash: bytes,
+        site: str,
+        storage: StorageKey,
+        durable: bool = True,
     ) -> None:
-        """Open or create the file. :class:`StateError` if it is of another run, agreement or site, or in use."""
+        """Open or create the file. :class:`StateError` if it is of another run, agreement or site, or in use.
+
+        Only for a simulation, ``durable`` = false does not wait for the disk: a killed process loses nothing, a power
+        cut may lose the last answers or the whole file, and a site could then answer twice.
+        """
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         path.chmod(0o600)
         _sync_directory(path.parent)
         self._storage = storage
         self._run = run
+        self._synchronous = "FULL" if durable else "OFF"
         self._forgot = False
-        self._db = sqlite3.connect(path, isolation_level=None, timeout=1.0, check_same_thread=False)
+        # Statements are not kept: each would keep the last values bound to it, which are as large as a model.
+        self._db = sqlite3.connect(
+            path, isolation_level=None, timeout=1.0, check_same_thread=False, cached_statements=0
+        )
         try:
             self._prepare(path, (_SCHEMA_VERSION, run, agreement_hash, site))
         except BaseException:
@@ -68,7 +83,7 @@ class Journal:
             # Exclusive: a second process with the same identity could give a second answer.
             self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
             self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
+            self._db.execute(f"PRAGMA synchronous={self._synchronous}")
             self._db.execute("PRAGMA secure_delete=ON")  # overwritten with zeros, not just unlinked
             self._db.execute("BEGIN EXCLUSIVE")
             if not self._db.execute("SELECT 1 FROM sqlite_master").fetchone():

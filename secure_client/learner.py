@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator, Mapping
+import copy
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,63 +15,22 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from algorithms import metrics
+from algorithms import inference, metrics
+from algorithms.feddbp.fisher import fisher_scores
+from algorithms.fedplcc import LocalClusters, local_clusters
 from algorithms.linear import Float
-from algorithms.prototypes import Targets, class_means, nearest_prototype
-from algorithms.terms import Terms
-from protoseal.config import Optimiser
-from secure_client.batches import Source, in_order, open_source, split
+from algorithms.prototypes import Guide, class_means
+from algorithms.terms import Outputs
+from protoseal.config import Predicts
+from secure_client.averaged import Averaged
+from secure_client.batches import Source, in_order, open_source
 from secure_client.data import SiteData
 from secure_client.errors import DataError, DeviceError, ModelError, TrainingError
-from secure_client.extractor import Extractor
-from secure_client.models import PrototypeModel, check_model
+from secure_client.models import PrototypeModel, check_model, outputs_of
+from secure_client.recipe import Recipe, Stage
+from secure_client.training import Job, Losses, Schedule, has_batch_norm, run, training_seed
 
 EVALUATION_BATCH = 256
-
-BatchLoss = Callable[[Tensor, Tensor, Tensor, Targets | None], Terms]
-"""(features (B, d), logits (B, K), labels (B,), targets) to the batch's loss and its parts."""
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Local training's settings, the same in every round. Raises ``ValueError`` for a value out of its range.
-
-    ``momentum`` is SGD's; Adam has its own (0.9 and 0.999). ``weight_decay`` is added to the gradient by both.
-    """
-
-    lr: float
-    momentum: float
-    weight_decay: float
-    batch_size: int
-    local_epochs: int
-    optimiser: Optimiser = Optimiser.SGD
-
-    def __post_init__(self) -> None:
-        in_range = {
-            "lr is above 0": self.lr > 0.0,
-            "momentum is in [0, 1)": 0.0 <= self.momentum < 1.0,
-            "weight_decay is at least 0": self.weight_decay >= 0.0,
-            "batch_size is at least 1": self.batch_size >= 1,
-            "local_epochs is at least 1": self.local_epochs >= 1,
-        }
-        for rule, holds in in_range.items():
-            if not holds:
-                raise ValueError(f"in the schedule, {rule}")
-
-    def optimise(self, parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
-        """A fresh optimiser of these parameters."""
-        if self.optimiser is Optimiser.ADAM:
-            return torch.optim.Adam(parameters, lr=self.lr, weight_decay=self.weight_decay)
-        return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
-
-
-@dataclass(frozen=True)
-class Losses:
-    """Means over the batches of a round's last local epoch."""
-
-    total: float
-    classification: float
-    alignment: float
 
 
 @dataclass(frozen=True)
@@ -79,13 +38,19 @@ class Evaluation:
     """Shares of a test set predicted rightly, in [0, 1]; by prototype only once there are prototypes.
 
     PM(V) and PM(L) are of the classifier, weighted by the classes of the site's training samples (see
-    :mod:`algorithms.metrics`); None when the test set has no sample of these.
+    :mod:`algorithms.metrics`); None when the test set has no sample of these. Where a method predicts with an
+    aggregated model, ``accuracy_trained``, PM(V) and PM(L) are of the classifier as the site trained it last.
+    ``by_classifier`` and ``by_prototype`` are shares of each class, None for one that the test set has not; without
+    prototypes there is none of the latter.
     """
 
     accuracy_classifier: float
     accuracy_prototype: float | None
     pm_v: float | None
     pm_l: float | None
+    accuracy_trained: float | None = None
+    by_classifier: tuple[float | None, ...] = ()
+    by_prototype: tuple[float | None, ...] = ()
 
 
 def choose_device(name: str) -> torch.device:
@@ -118,7 +83,7 @@ class Learner:
         self,
         model: PrototypeModel,
         data: SiteData,
-        objective: BatchLoss,
+        recipe: Recipe,
         schedule: Schedule,
         *,
         site: str,
@@ -134,60 +99,129 @@ class Learner:
         would have to train on single samples.
         """
         self._model = model.to(device)
-        self._objective, self._schedule = objective, schedule
+        self._personal = None if recipe.personal is None else copy.deepcopy(self._model)
+        self._recipe, self._schedule = recipe, schedule
         self._site, self._seed = site, seed
         self._classes, self._dim = classes, dim
         self._device = device
         self._train = open_source(data.train, device)
         self._test = None if data.test is None else open_source(data.test, device)
-        self._has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
         self._train_counts = self._check()
 
-    def train(self, round_number: int, targets: Targets | None) -> Losses:
-        """The local epochs of a round, by a fresh optimiser; without targets the objective has no alignment.
+    def train(self, round_number: int, guide: Guide | None) -> Losses:
+        """The local epochs of a round; without a guide the objective has no alignment. Losses of the last stage.
 
         Raises :class:`TrainingError` when the loss is not finite.
         """
-        on_device = None if targets is None else targets.to(self._device)
-        optimiser = self._schedule.optimise(self._model.parameters())
-        self._model.train()
-        with _seeded(self._device, self._seed, self._site, round_number):
-            for _ in range(self._schedule.local_epochs):
-                losses = self._epoch(optimiser, on_device)
-                _check_finite(losses, self._schedule.lr)
+        for job in self.jobs(round_number, guide):
+            losses = run(job)
         return losses
+
+    def jobs(self, round_number: int, guide: Guide | None) -> list[Job]:
+        """What :meth:`train` runs, to be run in order. They change this learner's model in place."""
+        recipe = self._recipe
+        plan = [(self._model, stage, recipe.proximal) for stage in recipe.stages]
+        if self._personal is not None and recipe.personal is not None:
+            plan.append((self._personal, Stage(), recipe.personal))
+        on_device = None if guide is None else guide.to(self._device)
+        pulled = any(proximal for _, _, proximal in plan)
+        anchor = (
+            {name: each.detach().clone() for name, each in self._model.named_parameters()} if pulled else {}
+        )
+        return [
+            Job(
+                model=model,
+                source=self._train,
+                objective=recipe.objective,
+                guide=on_device,
+                schedule=self._schedule,
+                epochs=stage.epochs or self._schedule.local_epochs,
+                trains=stage.trains,
+                seed=training_seed(self._seed, self._site, round_number, number),
+                device=self._device,
+                anchor=anchor,
+                proximal=proximal,
+            )
+            for number, (model, stage, proximal) in enumerate(plan)
+        ]
 
     def prototypes(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Class means of the features, float64 (K, d), and samples per class, int64 (K,).
 
-        In ``eval()`` mode over the whole training set. Rows of classes without samples are zero. Neither is
-        protected: both are this site's secrets.
+        In ``eval()`` mode over the whole training set, by the model that this site predicts with. Rows of classes
+        without samples are zero. Neither is protected: both are this site's secrets.
         """
-        embedded = ((features, labels) for features, _, labels in self._outputs(self._train))
+        embedded = ((given.features, labels) for given, labels in self._outputs(self.predictor, self._train))
         means, counts = class_means(embedded, self._classes, self._dim)
         return means.numpy(), counts.numpy()
 
-    def evaluate(self, prototypes: Targets | None) -> Evaluation | None:
+    def scores(self) -> NDArray[np.float64] | None:
+        """Each class's Fisher scores of the features' channels, float64 (K, d), as FedDBP uses them; None for others.
+
+        Of the training set in ``eval()`` mode, as :meth:`prototypes` are; zeros for classes without samples. They
+        say how this site tells its classes apart, and are its secret.
+        """
+        if not self._recipe.scores:
+            return None
+        embedded = ((given.features, labels) for given, labels in self._outputs(self._model, self._train))
+        return fisher_scores(embedded, self._model.classifier, self._classes, self._dim).numpy()
+
+    def local_clusters(self) -> LocalClusters | None:
+        """Several prototypes for each class, as FedPLCC, FPL and FedPLVM exchange them; None for other methods.
+
+        Of the training set in ``eval()`` mode, as :meth:`prototypes` are; this site's secrets, their number too.
+        """
+        clustered = self._recipe.clustered
+        if clustered is None:
+            return None
+        features, labels = [], []
+        for given, known in self._outputs(self._model, self._train):
+            features.append(given.features.cpu().double().numpy())
+            labels.append(known.cpu().numpy())
+        return local_clusters(
+            np.concatenate(features),
+            np.concatenate(labels).astype(np.int64),
+            self._classes,
+            single=clustered.single,
+            literal=clustered.literal,
+            most=clustered.most,
+        )
+
+    def evaluate(self, prototypes: Guide | None) -> Evaluation | None:
         """On the site's own test set, by classifier and by nearest prototype; None without a test set."""
         return None if self._test is None else self._evaluated(self._test, prototypes)
 
-    def evaluate_on(self, dataset: Dataset[Any], prototypes: Targets | None) -> Evaluation:
+    def evaluate_on(self, dataset: Dataset[Any], prototypes: Guide | None) -> Evaluation:
         """The same on another test set. Raises :class:`DataError` for one without samples or with other classes."""
         source = open_source(dataset, self._device)
         _count_labels(source, self._classes)
         return self._evaluated(source, prototypes)
 
     def state(self) -> dict[str, Tensor]:
-        """A copy of the model's parameters and buffers, on the CPU."""
-        return {name: value.detach().cpu().clone() for name, value in self._model.state_dict().items()}
+        """A copy of the parameters and buffers of all of this site's models, on the CPU."""
+        return {name: value.detach().cpu().clone() for name, value in self._models().state_dict().items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take over a state; :class:`ModelError` when it is another model's."""
         try:
-            self._model.load_state_dict(state)
+            self._models().load_state_dict(state)
         except RuntimeError as error:
             reason = " ".join(str(error).split())
             raise ModelError(f"the stored model does not fit the configured one: {reason}") from error
+
+    def predictor_state(self) -> dict[str, Tensor]:
+        """A copy of the parameters and buffers of the model that this site predicts with, on the CPU."""
+        return {name: value.detach().cpu().clone() for name, value in self.predictor.state_dict().items()}
+
+    @property
+    def predicts(self) -> Predicts:
+        """What this site predicts with, beside the model as it trained it."""
+        return self._recipe.predicts
+
+    @property
+    def predictor(self) -> PrototypeModel:
+        """The model that this site predicts with."""
+        return self._model if self._personal is None else self._personal
 
     @property
     def site(self) -> str:
@@ -195,63 +229,67 @@ class Learner:
         return self._site
 
     @property
-    def extractor_sizes(self) -> tuple[int, int]:
-        """(p, q): the numbers in the parameters and buffers of the model without its classifier."""
-        return self._extractor.sizes
+    def averaged_sizes(self) -> tuple[int, int]:
+        """(p, q): the numbers in the parameters and buffers of the part of the model that is averaged."""
+        return self._averaged.sizes
 
-    def extractor_state(self) -> NDArray[np.float64]:
-        """The model without its classifier, float64 (p + q,); a secret of this site once it has trained."""
-        return self._extractor.vector()
+    def averaged(self) -> NDArray[np.float64]:
+        """The part of the model that is averaged, float64 (p + q,); a secret of this site once it has trained."""
+        return self._averaged.vector()
 
-    def load_extractor(self, vector: Float) -> None:
-        """Take over an extractor, float64 (p + q,), and keep the classifier; see :meth:`Extractor.load`."""
-        self._extractor.load(vector)
+    def load_averaged(self, vector: Float) -> None:
+        """Take over what was averaged, float64 (p + q,), and keep the rest; see :meth:`Averaged.load`."""
+        self._averaged.load(vector)
+
+    @contextmanager
+    def aggregated(self, vector: Float) -> Iterator[None]:
+        """Inside, the model has ``vector`` (p + q,) for the part that is averaged."""
+        own = self.averaged()
+        self.load_averaged(vector)
+        try:
+            yield
+        finally:
+            self.load_averaged(own)
 
     @cached_property
-    def _extractor(self) -> Extractor:
-        return Extractor(self._model)
+    def _averaged(self) -> Averaged:
+        return Averaged(self._model, self._recipe.averages)
 
-    def _evaluated(self, source: Source, prototypes: Targets | None) -> Evaluation:
+    def _evaluated(self, source: Source, prototypes: Guide | None) -> Evaluation:
         near = None if prototypes is None else prototypes.to(self._device)
-        predicted, labels, by_prototype = [], [], 0
-        for features, logits, known in self._outputs(source):
-            predicted.append(logits.argmax(dim=1).cpu())
+        predicted, nearest, labels = [], [], []
+        for given, known in self._outputs(self.predictor, source):
+            predicted.append(given.logits.argmax(dim=1).cpu())
             labels.append(known.cpu())
             if near is not None:
-                by_prototype += int((nearest_prototype(features, near) == known).sum())
-        correct, counts = metrics.per_class(
-            torch.cat(predicted).numpy(), torch.cat(labels).numpy(), self._classes
-        )
-        total = len(source)
+                nearest.append(inference.by_prototype(given, near).cpu())
+        known_labels, total = torch.cat(labels).numpy(), len(source)
+        correct, counts = metrics.per_class(torch.cat(predicted).numpy(), known_labels, self._classes)
+        near_right = np.zeros_like(correct)
+        if nearest:
+            near_right, _ = metrics.per_class(torch.cat(nearest).numpy(), known_labels, self._classes)
         return Evaluation(
             accuracy_classifier=int(correct.sum()) / total,
-            accuracy_prototype=None if near is None else by_prototype / total,
+            accuracy_prototype=None if near is None else int(near_right.sum()) / total,
+            by_classifier=_shares(correct, counts),
+            by_prototype=() if near is None else _shares(near_right, counts),
             pm_v=metrics.pm_v(correct, counts, self._train_counts),
             pm_l=metrics.pm_l(correct, counts, self._train_counts),
         )
 
-    def _epoch(self, optimiser: torch.optim.Optimizer, targets: Targets | None) -> Losses:
-        """One pass over the training set; losses stay on the device until it ends."""
-        order = torch.randperm(len(self._train)).tolist()
-        groups = split(order, self._schedule.batch_size, join_single=self._has_batch_norm)
-        sums = torch.zeros(3, device=self._device)
-        for inputs, labels in self._train.batches(groups):
-            features = self._model.features(inputs)
-            terms = self._objective(features, self._model.classifier(features), labels, targets)
-            optimiser.zero_grad(set_to_none=True)
-            torch.autograd.backward(terms.total)
-            optimiser.step()
-            sums += torch.stack(terms).detach()
-        return Losses(*(sums / len(groups)).tolist())
+    def _models(self) -> nn.Module:
+        """Whose state is this site's: one model, or the averaged one and the site's own."""
+        if self._personal is None:
+            return self._model
+        return nn.ModuleDict({"averaged": self._model, "personal": self._personal})
 
-    def _outputs(self, source: Source) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """(features, logits, labels) over a whole source, in ``eval()`` mode and without gradients."""
-        self._model.eval()
+    def _outputs(self, model: PrototypeModel, source: Source) -> Iterator[tuple[Outputs, Tensor]]:
+        """(outputs, labels) over a whole source, in ``eval()`` mode and without gradients."""
+        model.eval()
         for inputs, labels in source.batches(in_order(len(source), EVALUATION_BATCH)):
             with torch.no_grad():
-                features = self._model.features(inputs)
-                logits = self._model.classifier(features)
-            yield features, logits, labels
+                given = outputs_of(model, inputs)
+            yield given, labels
 
     def _check(self) -> NDArray[np.int64]:
         """What the constructor promises; the training samples of each class, (K,)."""
@@ -259,12 +297,19 @@ class Learner:
         check_model(self._model, inputs, classes=self._classes, dim=self._dim)
         if self._test is not None:
             _count_labels(self._test, self._classes)
-        if self._has_batch_norm and 1 in (self._schedule.batch_size, len(self._train)):
+        if has_batch_norm(self._model) and 1 in (self._schedule.batch_size, len(self._train)):
             raise TrainingError(
                 "batch normalisation cannot train on single samples; use a batch size of 2 or more"
                 " and as many samples, or a model with nn.GroupNorm"
             )
         return _count_labels(self._train, self._classes)
+
+
+def _shares(right: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[float | None, ...]:
+    """Of each class, None for one without samples."""
+    return tuple(
+        one / count if count else None for one, count in zip(right.tolist(), counts.tolist(), strict=True)
+    )
 
 
 def _count_labels(source: Source, classes: int) -> NDArray[np.int64]:
@@ -278,21 +323,3 @@ def _count_labels(source: Source, classes: int) -> NDArray[np.int64]:
             )
         counts += torch.bincount(labels.cpu(), minlength=classes)
     return counts.numpy()
-
-
-def _check_finite(losses: Losses, lr: float) -> None:
-    if not np.isfinite(losses.total):
-        raise TrainingError(
-            f"the training loss is {losses.total}; lower the learning rate (now {lr:g}) or the"
-            " alignment weight, and look for extreme values in the data"
-        )
-
-
-@contextmanager
-def _seeded(device: torch.device, seed: int, site: str, round_number: int) -> Iterator[None]:
-    """torch's generators seeded by all three inside, as they were outside."""
-    digest = hashlib.sha256(f"{seed}\0{site}\0{round_number}".encode()).digest()
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(int.from_bytes(digest[:8], "big") % 2**63)
-        yield

@@ -1,4 +1,4 @@
-"""Models at a site: what one must offer, the two that are built in, and a site's own by ``module:function``.
+"""Models at a site: what one must offer, the networks that are built in, and a site's own by ``module:function``.
 
 A model splits into ``features(x) -> (B, d)``, whose class means are the prototypes, and ``classifier(z) ->
 (B, K)``.
@@ -10,18 +10,13 @@ from abc import abstractmethod
 from typing import cast
 
 import torch
-import torchvision.models
 from torch import Tensor, nn
 
+from algorithms.terms import Outputs
+from protoseal.config import Norm
+from secure_client.backbones import BACKBONES, SMALL_CNN, Shape
 from secure_client.errors import ModelError
 from secure_client.plugins import call_function, load_function
-
-SMALL_CNN = "small-cnn"
-RESNET18 = "resnet18"
-FEDPC_CNN = "fedpc-cnn"
-BUILT_IN = (SMALL_CNN, RESNET18, FEDPC_CNN)
-FEDPC_HIDDEN = 384
-"""Width of the layer before the embedding in :func:`fedpc_cnn`."""
 
 
 class PrototypeModel(nn.Module):
@@ -37,6 +32,11 @@ class PrototypeModel(nn.Module):
         """Logits, float (B, K)."""
         return cast("Tensor", self.classifier(self.features(inputs)))
 
+    def outputs(self, inputs: Tensor) -> Outputs:
+        """All that an objective reads. A model of several branches gives them here, its backbone run once."""
+        features = self.features(inputs)
+        return Outputs(features, self.classifier(features))
+
 
 class SplitModel(PrototypeModel):
     """A backbone that gives (B, d) and a classifier that takes it, as they are."""
@@ -51,99 +51,52 @@ class SplitModel(PrototypeModel):
         return cast("Tensor", self.backbone(inputs))
 
 
+def outputs_of(model: PrototypeModel, inputs: Tensor) -> Outputs:
+    """What the model gives for inputs (B, …); also for one that keeps the contract without deriving from it."""
+    kind = type(model)
+    outputs = kind.outputs if issubclass(kind, PrototypeModel) else PrototypeModel.outputs
+    return outputs(model, inputs)
+
+
 def small_cnn(classes: int, dim: int, channels: int, image_size: int) -> SplitModel:
-    """Two 3×3 convolutions (32 and 64 channels), each ReLU'd and 2×2 max-pooled; linear to d; ReLU.
-
-    For square images of at least 4 pixels a side, such as digits of 8×8 or 28×28.
-    """
-    if image_size < 4:
-        raise ModelError(f"{SMALL_CNN} needs images of at least 4×4 pixels, not {image_size}×{image_size}")
-    backbone = nn.Sequential(
-        nn.Conv2d(channels, 32, kernel_size=3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, kernel_size=3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(64 * (image_size // 4) ** 2, dim),
-        nn.ReLU(),
-    )
-    return SplitModel(backbone, nn.Linear(dim, classes))
-
-
-def fedpc_cnn(classes: int, dim: int, channels: int, image_size: int) -> SplitModel:
-    """FedPC's network: two 5×5 convolutions of 64 channels, each ReLU'd and 2×2 max-pooled; linear to 384 and to d.
-
-    Each linear layer of the extractor is ReLU'd. The paper's d is 192: agree on ``dim = 192`` for its network of
-    1600 → 384 → 192 on images of 32×32, 1024 → 384 → 192 on 28×28. No padding, so an image has at least 16 pixels
-    a side; :class:`ModelError` for a smaller one.
-    """
-    side = ((image_size - 4) // 2 - 4) // 2  # after two convolutions and two poolings
-    if side < 1:
-        raise ModelError(
-            f"{FEDPC_CNN} needs images of at least 16×16 pixels, not {image_size}×{image_size};"
-            f" use {SMALL_CNN}, or a larger image_size"
-        )
-    backbone = nn.Sequential(
-        nn.Conv2d(channels, 64, kernel_size=5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(64, 64, kernel_size=5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(64 * side**2, FEDPC_HIDDEN),
-        nn.ReLU(),
-        nn.Linear(FEDPC_HIDDEN, dim),
-        nn.ReLU(),
-    )
-    return SplitModel(backbone, nn.Linear(dim, classes))
-
-
-def resnet18(classes: int, dim: int, channels: int) -> SplitModel:
-    """ResNet18 with the stem for 32×32 images: a 3×3 convolution of stride 1 and no max pooling.
-
-    The embedding is the pooled output of the last block, ReLU'd by construction, when d = 512; for another d
-    a linear layer and a ReLU follow. Batch normalisation is kept: see :class:`secure_client.learner.Learner`.
-    """
-    network = torchvision.models.resnet18()
-    network.conv1 = nn.Conv2d(channels, 64, kernel_size=3, padding=1, bias=False)
-    network.maxpool = nn.Identity()
-    width = network.fc.in_features
-    network.fc = nn.Identity() if dim == width else nn.Sequential(nn.Linear(width, dim), nn.ReLU())
-    for module in network.modules():
-        if isinstance(module, nn.ReLU):
-            module.inplace = False  # in place it overwrites what per-sample gradients need
-    return SplitModel(network, nn.Linear(dim, classes))
+    """:func:`secure_client.backbones.small_cnn` and a linear classifier."""
+    return _with_classifier(SMALL_CNN, Shape(dim, channels, image_size), classes)
 
 
 def build_model(
-    spec: str, *, classes: int, dim: int, channels: int, image_size: int, seed: int
+    spec: str,
+    *,
+    classes: int,
+    dim: int,
+    channels: int,
+    image_size: int,
+    seed: int,
+    norm: Norm = Norm.BATCH,
 ) -> PrototypeModel:
     """The model that ``spec`` names, on the CPU, with weights that follow from ``seed`` alone.
 
-    ``spec`` is ``small-cnn``, ``resnet18``, ``fedpc-cnn``, or ``module:function``, called with ``num_classes=``
-    and ``dim=``; it returns a module with ``features`` and ``classifier``, or a pair (backbone, classifier) of
-    modules. The same seed gives every site the same initial model, as prototypes must be comparable,
-    provided that a site's own function draws from torch's generator only and that all sites run the same
-    version of torch.
+    ``spec`` is one of :data:`secure_client.backbones.BACKBONES`, which gets a linear classifier, or
+    ``module:function``, called with ``num_classes=`` and ``dim=``; it returns a module with ``features`` and
+    ``classifier``, or a pair (backbone, classifier) of modules. ``norm`` is how a built-in network normalises, if it
+    does. The same seed gives every site the same initial model, as prototypes must be comparable, provided that a
+    site's own function draws from torch's generator only and that all sites run the same versions of torch and
+    torchvision.
 
-    Raises :class:`ModelError` for an unknown name or another return value, :class:`PluginError` when the
-    function cannot be loaded or called.
+    Raises :class:`ModelError` for an unknown name, another return value or too small an image, :class:`PluginError`
+    when the function cannot be loaded or called.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if spec == SMALL_CNN:
-            return small_cnn(classes, dim, channels, image_size)
-        if spec == FEDPC_CNN:
-            return fedpc_cnn(classes, dim, channels, image_size)
-        if spec == RESNET18:
-            return resnet18(classes, dim, channels)
+        if spec in BACKBONES:
+            return _with_classifier(spec, Shape(dim, channels, image_size, norm), classes)
         if ":" in spec:
             function = load_function(spec, "model")
             return _adopt(call_function(function, spec, num_classes=classes, dim=dim), spec)
-    raise ModelError(f"no model is called {spec!r}; use {', '.join(BUILT_IN)} or module:function")
+    raise ModelError(f"no model is called {spec!r}; use {', '.join(BACKBONES)} or module:function")
+
+
+def _with_classifier(name: str, shape: Shape, classes: int) -> SplitModel:
+    return SplitModel(BACKBONES[name](shape), nn.Linear(shape.dim, classes))
 
 
 def check_model(model: PrototypeModel, inputs: Tensor, *, classes: int, dim: int) -> None:

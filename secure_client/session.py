@@ -18,8 +18,7 @@ from typing import assert_never
 
 import numpy as np
 
-from protoseal.config import Agreement
-from protoseal.config import Method as MethodName
+from protoseal.config import Agreement, Family, Protection
 from protoseal.files import SiteRound
 from protoseal.terms import limits_of, result_form
 from protoseal_wire import codec
@@ -31,9 +30,11 @@ from secure_client.exchanges.pairwise import MaskedSum
 from secure_client.exchanges.participants import Participants
 from secure_client.journal import Journal
 from secure_client.learner import Evaluation
-from secure_client.methods.fedpc import Fedpc
+from secure_client.methods.clusters import Clustered
+from secure_client.methods.masked_clusters import MaskedClustered
 from secure_client.methods.method import Given, Method
 from secure_client.methods.pfpl import Pfpl
+from secure_client.methods.sums import Sums
 from secure_client.order import Order
 from secure_client.setup import Party, Setup
 from secure_client.trainee import Trainee
@@ -51,8 +52,11 @@ class Session:
         *,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         on_round: Callable[[SiteRound], None] = lambda record: None,
+        tests_in: Callable[[int], bool] = lambda round_number: True,
     ) -> None:
         """``on_round`` is told of each round's outcome at this site; it stays at the site.
+
+        The model is tested in the rounds that ``tests_in`` says, if the site has anything to test on.
 
         It is told before the outcome is durable, and so once more by a site that was killed just after it.
         """
@@ -62,7 +66,7 @@ class Session:
         self._method = self._build_method(Participants(agreement, party, self._setup, journal))
         self._given = Given(0, np.zeros(len(agreement.classes), dtype=np.bool_))
         self._limits = limits_of(agreement)
-        self._on_round = on_round
+        self._on_round, self._tests_in = on_round, tests_in
         self._seconds = {"train": 0.0, "protect": 0.0}
 
     @property
@@ -136,10 +140,11 @@ class Session:
         self._method.start(key, start)
         self._seconds = {"train": 0.0, "protect": 0.0}
         with _Stopwatch(self._seconds, "train"):
-            _, counts = self._trainee.trained(key.round)
+            self._trainee.trained(key.round)
         base, keys = self._method.stated(key)
         roster = self._setup.roster()
-        statement = sign_presence(self._party.credentials, key, roster.hash, counts > 0, base=base, keys=keys)
+        holds = self._trainee.held_classes()
+        statement = sign_presence(self._party.credentials, key, roster.hash, holds, base=base, keys=keys)
         return codec.encode_presence(statement)
 
     def _result(self, key: PhaseKey, request: bytes) -> bytes:
@@ -151,21 +156,27 @@ class Session:
     def _report(self, key: PhaseKey) -> None:
         withheld = self._trainee.held_classes() & ~self._given.classes
         names = tuple(self._agreement.classes[k] for k in np.flatnonzero(withheld))
-        accuracy = self._trainee.evaluate()
+        accuracy = self._trainee.evaluate() if self._tests_in(key.round) else None
         self._on_round(site_round(key.round, key.attempt, self._given.sites, names, accuracy, self._seconds))
 
     def _build_method(self, participants: Participants) -> Method:
         agreement, site = self._agreement, self.site
-        match agreement.method:
-            case MethodName.PFPL:
+        match agreement.method.traits.family:
+            case Family.PEERS:
                 return Pfpl(agreement, site, self._trainee, self._setup, participants)
-            case MethodName.FEDPC:
+            case Family.GROUPS | Family.SUMS:
                 masks = MaskedSum(agreement, self._party, self._setup, self._journal)
-                return Fedpc(agreement, site, self._trainee, self._journal, self._setup, participants, masks)
-            case MethodName.AVERAGE | MethodName.LOCAL | MethodName.SELF:
+                return Sums(agreement, site, self._trainee, self._journal, self._setup, participants, masks)
+            case Family.CLUSTERS:
+                parts = (agreement, site, self._trainee, self._journal, self._setup, participants)
+                if agreement.protection is not Protection.MASKED:
+                    return Clustered(*parts)
+                masks = MaskedSum(agreement, self._party, self._setup, self._journal)
+                return MaskedClustered(*parts, masks)
+            case Family.ALONE:
                 raise ValueError(f"method {agreement.method.value} runs in no session")
-            case _:
-                assert_never(agreement.method)
+            case family:
+                assert_never(family)
 
 
 def site_round(
@@ -186,6 +197,7 @@ def site_round(
         accuracy_prototype=accuracy.accuracy_prototype if accuracy else None,
         pm_v=accuracy.pm_v if accuracy else None,
         pm_l=accuracy.pm_l if accuracy else None,
+        accuracy_trained=accuracy.accuracy_trained if accuracy else None,
         seconds=dict(seconds),
     )
 

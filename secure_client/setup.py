@@ -50,7 +50,7 @@ class Party:
         return self.credentials.identity.name
 
 
-def open_journal(path: Path, agreement: Agreement, party: Party) -> Journal:
+def open_journal(path: Path, agreement: Agreement, party: Party, *, durable: bool = True) -> Journal:
     """The site's journal for this run; its secrets are encrypted under the certificate's key."""
     return Journal(
         path,
@@ -58,6 +58,7 @@ def open_journal(path: Path, agreement: Agreement, party: Party) -> Journal:
         agreement_hash=agreement.hash(),
         site=party.name,
         storage=party.credentials.storage_key(agreement.hash()),
+        durable=durable,
     )
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +16,24 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from algorithms.fedplcc import GlobalClusters, LocalClusters
 from algorithms.linear import Bool, Float
-from algorithms.prototypes import Targets
+from algorithms.prototypes import Clusters, Guide, Targets
+from protoseal.config import Predicts
 from protoseal.files import MODEL, SitePrototypes, write_prototypes
 from secure_client.base import Base
 from secure_client.bounds import PrototypeBounds
+from secure_client.errors import DataError
+from secure_client.guides import inference_guide
 from secure_client.journal import Journal
 from secure_client.learner import Evaluation, Learner
+from secure_client.training import Job, Losses, run
 
 _log = logging.getLogger("protoseal.site")
 _STATE, _TARGETS, _BASE = "model", "targets", "base"
 _OWN, _COUNTS, _FROM = "protoseal.prototypes", "protoseal.counts", "protoseal.trained-from"
+_SCORES, _LOSSES, _LOCAL = "protoseal.scores", "protoseal.losses", "protoseal.local-"
+_REMEMBERED = "remembered "
 
 
 class Trainee:
@@ -32,8 +42,9 @@ class Trainee:
     Prototypes are float64 (K, d) and within the public ``bounds``, with a warning in each round in which that changes
     them. After a restart everything is as it was, bit for bit.
 
-    Where an extractor is averaged, a round's training starts from the base in force: the group's extractor, with
-    this site's own latest classifier on it. What is evaluated and saved is the model as this site trained it last.
+    Where a part of the model is averaged, a round's training starts from the base in force: what was averaged, with
+    the rest of the model as this site trained it last. What is evaluated and saved is the model that the method
+    predicts with.
     """
 
     def __init__(self, learner: Learner, journal: Journal, bounds: PrototypeBounds) -> None:
@@ -42,10 +53,13 @@ class Trainee:
         self._round = 0
         self._rows: NDArray[np.float64] | None = None
         self._counts: NDArray[np.int64] | None = None
+        self._scores: NDArray[np.float64] | None = None
+        self._local: LocalClusters | None = None
+        self._base: Base | None = None
+        self._guide: Guide | None = None
+        self._losses: Losses | None = None
         self._trained_from = b""
-        self._load_model()
-        self._base_round, self._base = self._load_base()
-        self._personal = self._load_targets() if self._base is None else self._base.targets()
+        self._load()
 
     def trained(self, round_number: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Prototypes and samples per class after training in this round, with the targets of the one before.
@@ -53,9 +67,42 @@ class Trainee:
         A site that missed rounds trains once, not once for each of them. Round 0 is before training: prototypes of
         the initial model.
         """
-        if self._rows is None or self._counts is None or not self._is_trained_for(round_number):
-            return self._train(round_number)
-        return self._rows, self._counts
+        if not self.is_trained_for(round_number):
+            losses = None
+            for job in self.prepare(round_number):
+                losses = run(job)
+            self.finish(round_number, losses)
+        return self._require_rows(), self._require_counts()
+
+    def is_trained_for(self, round_number: int) -> bool:
+        """Whether :meth:`trained` has nothing left to do."""
+        return self._rows is not None and self._is_trained_for(round_number)
+
+    def prepare(self, round_number: int) -> list[Job]:
+        """The first half of a round's training: what is then to be run, in this order, before :meth:`finish`.
+
+        In between the model is in no round, and nothing else may be asked for; a site that is killed there prepares
+        anew, from what its journal has.
+        """
+        if round_number == 0:
+            return []
+        if self._base is not None:
+            self._learner.load_averaged(self._base.averaged)
+        return self._learner.jobs(round_number, self._guide)
+
+    def finish(self, round_number: int, losses: Losses | None) -> None:
+        """The second half: keep what was trained. ``losses`` are those of the last job, None if there was none."""
+        rows, counts = self._learner.prototypes()
+        self._round, self._rows, self._counts = round_number, self._bounded(rows, round_number), counts
+        self._scores, self._losses = self._learner.scores(), losses
+        self._local = self._bounded_local(round_number)
+        self._trained_from = self.base
+        self._save_model()
+
+    @property
+    def losses(self) -> Losses | None:
+        """Those of the last training; None before it."""
+        return self._losses
 
     @property
     def has_trained(self) -> bool:
@@ -67,57 +114,143 @@ class Trainee:
         """The hash of what training starts from; empty before the group's first result."""
         return b"" if self._base is None else self._base.hash
 
-    def held_classes(self) -> Bool:
-        """Classes that this site has training samples of, (K,)."""
-        return self._require_counts() > 0
+    def latest(self) -> tuple[NDArray[np.float64], Bool]:
+        """Prototypes (K, d) of the last training, and which classes they are of."""
+        return self._require_rows(), self.held_classes()
 
-    def extractor(self) -> NDArray[np.float64]:
-        """The model without its classifier after the last training, float64 (p + q,); a secret of this site."""
-        return self._learner.extractor_state()
+    def held_classes(self) -> Bool:
+        """Classes that this site has prototypes of, (K,): those of its training samples.
+
+        Where it has several prototypes of a class, those that are not zero: it sends no others.
+        """
+        counts = self._require_counts()
+        return counts > 0 if self._local is None else np.isin(np.arange(len(counts)), self._local.labels)
+
+    def averaged(self) -> NDArray[np.float64]:
+        """The part of the model that is averaged, after the last training, float64 (p + q,); a secret of this site."""
+        return self._learner.averaged()
+
+    def scores(self) -> NDArray[np.float64]:
+        """Fisher scores (K, d) of the last training's prototypes, which never leave this site (FedDBP)."""
+        if self._scores is None:
+            raise RuntimeError("asked for scores before training, or of a method without them")
+        return self._scores
+
+    def local(self) -> LocalClusters:
+        """Local prototypes of the last training, within the bounds, none zero (FedPLCC, FPL, FedPLVM); secrets."""
+        if self._local is None:
+            raise RuntimeError("asked for local prototypes before training, or of a method without them")
+        return self._local
 
     def take_targets(self, round_number: int, rows: Float, present: Bool) -> None:
         """The targets of the rounds to come: (K, d), read where ``present`` (K,)."""
-        self._personal = Targets.of(rows, present)
+        self._guide = Targets.of(rows, present)
         content = safetensors.numpy.save({"rows": np.ascontiguousarray(rows), "present": present})
         self._journal.put(_TARGETS, round_number, content)
 
-    def take_base(self, round_number: int, base: bytes, rows: Float, has: Bool, extractor: Float) -> None:
+    def take_base(self, round_number: int, base: bytes, rows: Float, has: Bool, averaged: Float) -> None:
         """What later rounds train from: the result of round ``round_number``, of hash ``base``.
 
-        ``rows`` (K, d) become the targets where ``has`` (K,) is true, ``extractor`` is (p + q,). A site that catches
+        ``rows`` (K, d) become the targets where ``has`` (K,) is true, ``averaged`` is (p + q,). A site that catches
         up gives the number of the round *before* the one that starts: what it trained after that round, from
         another base, is then void and trained anew, so that it never contributes to a sum under one base what it
         trained from another. Raises ``ValueError`` for shapes that do not fit or values that are not finite.
         """
-        taken = Base.of(base, rows, has, extractor)
-        if len(taken.extractor) != sum(self._learner.extractor_sizes):
-            raise ValueError(f"an extractor of {len(taken.extractor)} numbers does not fit this site's model")
-        self._base_round, self._base, self._personal = round_number, taken, taken.targets()
+        self._take(round_number, Base.of(base, rows, has, averaged))
+
+    def take_clusters(
+        self, round_number: int, base: bytes, clusters: GlobalClusters, averaged: Float
+    ) -> None:
+        """As :meth:`take_base`, with several prototypes of a class."""
+        self._take(round_number, Base.of_clusters(base, clusters, averaged))
+
+    def _take(self, round_number: int, taken: Base) -> None:
+        if len(taken.averaged) != sum(self._learner.averaged_sizes):
+            raise ValueError(f"{len(taken.averaged)} averaged numbers do not fit this site's model")
+        self._base_round, self._base, self._guide = round_number, taken, taken.guide()
         self._journal.put(_BASE, round_number, taken.to_bytes())
 
     def evaluate(self) -> Evaluation | None:
         """Accuracy on the site's own test set; it stays at the site. By prototype once there are personalised ones."""
-        if self._personal is None:
-            return self._learner.evaluate(None)
-        return self._learner.evaluate(Targets.of(*self._prototypes().for_inference()))
+        return self._evaluated(self._learner.evaluate)
 
     def evaluate_on(self, dataset: Dataset[Any]) -> Evaluation:
-        """By classifier on another test set than the site's own, which only a simulation has."""
-        return self._learner.evaluate_on(dataset, None)
+        """On another test set than the site's own, which only a simulation has."""
+        evaluated = self._evaluated(lambda guide: self._learner.evaluate_on(dataset, guide))
+        if evaluated is None:
+            raise DataError("nothing to test on")
+        return evaluated
 
     def save(self, out: Path) -> None:
         """Write ``model.safetensors`` and ``prototypes.safetensors``, which ``protoseal predict`` loads."""
         write_prototypes(out, self._prototypes())
-        safetensors.torch.save_file(self._learner.state(), out / MODEL)
+        with self._predicting():
+            safetensors.torch.save_file(self._learner.predictor_state(), out / MODEL)
+
+    def remember(self) -> None:
+        """Keep the present state beside the one that goes on, in place of what was remembered before."""
+        for name in (_STATE, _TARGETS, _BASE):
+            stored = self._journal.get(name)
+            if stored is not None:
+                self._journal.put(_REMEMBERED + name, *stored)
+
+    @property
+    def remembered(self) -> int:
+        """The round that was trained when :meth:`remember` was last called; 0 if it never was."""
+        stored = self._journal.get(_REMEMBERED + _STATE)
+        return 0 if stored is None else stored[0]
+
+    def go_back(self) -> None:
+        """Take up the state that was remembered; for good, and with nothing more to train."""
+        for name in (_STATE, _TARGETS, _BASE):
+            stored = self._journal.get(_REMEMBERED + name)
+            if stored is not None:
+                self._journal.put(name, *stored)
+        self._load()
+
+    def _evaluated(self, test: Callable[[Guide | None], Evaluation | None]) -> Evaluation | None:
+        """By the model that the method predicts with; personal accuracies are always of the one trained last."""
+        guide = None if self._guide is None else inference_guide(self._prototypes())
+        trained = test(guide)
+        if trained is None or not self._predicts_with_base:
+            return trained
+        with self._predicting():
+            # A site's own prototypes are of the model as it trained it: they say nothing of another's features.
+            aggregated = test(guide if isinstance(self._guide, Clusters) else None)
+        if aggregated is None:
+            return None
+        return replace(
+            aggregated, pm_v=trained.pm_v, pm_l=trained.pm_l, accuracy_trained=trained.accuracy_classifier
+        )
+
+    @contextmanager
+    def _predicting(self) -> Iterator[None]:
+        """Inside, the learner's model is the one that the method predicts with."""
+        if self._base is None or not self._predicts_with_base:
+            yield
+            return
+        with self._learner.aggregated(self._base.averaged):
+            yield
+
+    @property
+    def _predicts_with_base(self) -> bool:
+        return self._base is not None and self._learner.predicts is Predicts.AGGREGATED
 
     def _prototypes(self) -> SitePrototypes:
-        rows, counts = self._rows, self._require_counts()
-        if rows is None:
+        rows, counts = self._require_rows(), self._require_counts()
+        found = SitePrototypes(rows, np.zeros_like(rows), np.zeros(len(rows), dtype=np.bool_), counts)
+        match self._guide:
+            case Targets(personal, present):
+                return replace(found, personal=personal.double().numpy(), has_personal=present.numpy())
+            case Clusters(centres, labels, weights):
+                return found.with_clusters(centres.double().numpy(), labels.numpy(), weights.double().numpy())
+            case None:
+                return found
+
+    def _require_rows(self) -> NDArray[np.float64]:
+        if self._rows is None:
             raise RuntimeError("asked for prototypes before training")
-        personal, present = np.zeros_like(rows), np.zeros(len(rows), dtype=np.bool_)
-        if self._personal is not None:
-            personal, present = self._personal.rows.double().numpy(), self._personal.present.numpy()
-        return SitePrototypes(rows, personal, present, counts)
+        return self._rows
 
     def _require_counts(self) -> NDArray[np.int64]:
         if self._counts is None:
@@ -129,16 +262,11 @@ class Trainee:
         from_this_base = self._trained_from == self.base or self._base_round >= self._round
         return self._round >= round_number and from_this_base
 
-    def _train(self, round_number: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        if round_number > 0:
-            if self._base is not None:
-                self._learner.load_extractor(self._base.extractor)
-            self._learner.train(round_number, self._personal)
-        rows, counts = self._learner.prototypes()
-        self._round, self._rows, self._counts = round_number, self._bounded(rows, round_number), counts
-        self._trained_from = self.base
-        self._save_model()
-        return self._rows, counts
+    def _bounded_local(self, round_number: int) -> LocalClusters | None:
+        local = self._learner.local_clusters()
+        if local is None:
+            return None
+        return replace(local, rows=self._bounded(local.rows, round_number)).without_zeros()
 
     def _bounded(self, rows: NDArray[np.float64], round_number: int) -> NDArray[np.float64]:
         bounded = self._bounds.bounded(rows)
@@ -160,8 +288,19 @@ class Trainee:
         state = self._learner.state()
         state[_OWN] = torch.from_numpy(self._rows)
         state[_COUNTS] = torch.from_numpy(self._counts)
+        if self._scores is not None:
+            state[_SCORES] = torch.from_numpy(self._scores)
+        if self._local is not None:
+            state |= {_LOCAL + name: torch.from_numpy(each) for name, each in vars(self._local).items()}
+        if self._losses is not None:
+            state[_LOSSES] = torch.tensor(astuple(self._losses), dtype=torch.float64)
         state[_FROM] = torch.tensor(list(self._trained_from), dtype=torch.uint8)
         self._journal.put(_STATE, self._round, safetensors.torch.save(state))
+
+    def _load(self) -> None:
+        self._load_model()
+        self._base_round, self._base = self._load_base()
+        self._guide = self._load_targets() if self._base is None else self._base.guide()
 
     def _load_model(self) -> None:
         stored = self._journal.get(_STATE)
@@ -170,6 +309,14 @@ class Trainee:
         self._round, content = stored
         state = safetensors.torch.load(content)
         self._rows, self._counts = state.pop(_OWN).numpy(), state.pop(_COUNTS).numpy()
+        self._scores = state.pop(_SCORES).numpy() if _SCORES in state else None
+        self._losses = Losses(*state.pop(_LOSSES).tolist()) if _LOSSES in state else None
+        local = {name: state.pop(name).numpy() for name in list(state) if name.startswith(_LOCAL)}
+        self._local = (
+            LocalClusters(**{name.removeprefix(_LOCAL): each for name, each in local.items()})
+            if local
+            else None
+        )
         self._trained_from = state.pop(_FROM).numpy().tobytes()
         self._learner.load(state)
 

@@ -19,13 +19,15 @@ from crypto.ckks.server import CkksServer
 from crypto.errors import MalformedError
 from crypto.plain import PlainServer
 from crypto.protection import Combination, ServerHalf
-from protoseal.config import Agreement, Method, Protection
+from protoseal.config import Agreement, Family, Protection
 from protoseal.terms import limits_of
 from secure_server.exchanges.attempt import Attempt, Exchange, Outcome
 from secure_server.exchanges.clustering import Clustering
 from secure_server.exchanges.group_sums import GroupSums
+from secure_server.exchanges.masked_clusters import MaskedClusters
 from secure_server.exchanges.pairwise import PairwiseSums
 from secure_server.exchanges.peers import Peers
+from secure_server.exchanges.plain_clusters import PlainClusters
 from secure_server.rounds import Planned
 from secure_server.workers import run_apart
 
@@ -104,17 +106,21 @@ class Aggregator:
 
     def _exchange_of_rounds(self) -> Exchange:
         agreement = self._agreement
-        match agreement.method:
-            case Method.PFPL:
+        match agreement.method.traits.family:
+            case Family.PEERS:
                 return Peers(agreement, self._limits, server_half(agreement, self._keys_path, self._executor))
-            case Method.FEDPC if agreement.protection is Protection.MASKED:
+            case Family.GROUPS | Family.SUMS if agreement.protection is Protection.MASKED:
                 return PairwiseSums(agreement, self._limits)
-            case Method.FEDPC:
+            case Family.GROUPS | Family.SUMS:
                 return GroupSums(agreement, self._limits)
-            case Method.AVERAGE | Method.LOCAL | Method.SELF:
+            case Family.CLUSTERS if agreement.protection is Protection.MASKED:
+                return MaskedClusters(agreement, self._limits)
+            case Family.CLUSTERS:
+                return PlainClusters(agreement, self._limits)
+            case Family.ALONE:
                 raise ValueError(f"no coordinator serves method {agreement.method.value}")
-            case _:
-                assert_never(agreement.method)
+            case family:
+                assert_never(family)
 
 
 def _scheme(agreement: Agreement) -> str:

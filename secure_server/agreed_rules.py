@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from protoseal.config import Agreement
-from protoseal.terms import first_round, steps_of
+from protoseal.terms import first_round, has_common_group, steps_of
 from protoseal_wire.messages import Phase
 from secure_server.rounds import Rules
 
@@ -36,6 +36,7 @@ def agreed_rules(
         first_round=first_round(agreement),
         clustering_steps=steps_of(agreement, 0),
         round_steps=steps_of(agreement, 1),
+        common_group=has_common_group(agreement),
         smallest_group=smallest_group(agreement),
     )
 

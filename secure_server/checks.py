@@ -45,9 +45,9 @@ def check_planning(state: State) -> None:
         raise WrongPhase(f"nothing is being planned in stage {state.stage}")
 
 
-def check_computing(state: State) -> None:
-    """:class:`WrongPhase` unless a result is being computed: a round has one result."""
-    if state.stage is not Stage.COMPUTING:
+def check_computing(state: State, *others: Stage) -> None:
+    """:class:`WrongPhase` unless a result is being computed, or it is one of the ``others``: a round has one result."""
+    if state.stage not in (Stage.COMPUTING, *others):
         raise WrongPhase(f"nothing is being computed in stage {state.stage}")
 
 

@@ -86,7 +86,7 @@ class Coordinator:
         self._requests = Requests(agreement, store, self._members, aggregator)
         self._check = AnswerCheck(agreement, self._requests, aggregator, self._limits)
         self._callbacks: list[Callable[[], None]] = []
-        self._job: Future[Computation] | None = None
+        self._job: Future[Done] | None = None
         self._told: set[str] = set()
         self._ended_at: float | None = None
         self._round_began = self._compute_began = time.perf_counter()
@@ -97,6 +97,7 @@ class Coordinator:
             _log.info("resuming at %s of round %d", stored.stage.name, stored.round)
             self._step(rounds.Resumed())
             self._keep_keys()
+            self._work_out_again()
             if self._state.over:  # perhaps not every site has been told
                 self._note_end(self._state)
             self._do_own_part()
@@ -193,7 +194,7 @@ class Coordinator:
         """Let deadlines pass and take in a finished aggregation. To be called a few times a second."""
         if self._job is not None and self._job.done():
             job, self._job = self._job, None
-            self._take_results(job)
+            self._take_done(job)
         self._step(rounds.Tick())
 
     # Inside
@@ -244,7 +245,7 @@ class Coordinator:
             self._note_end(after)
         if after.verified != before.verified:
             self._keep_keys()
-        if after.stage is not Stage.COMPUTING:
+        if after.stage not in (Stage.PLANNING, Stage.COMPUTING):
             self._drop_job()
         if after.round > before.round:
             self._round_began, self._compute_seconds = time.perf_counter(), 0.0
@@ -255,10 +256,18 @@ class Coordinator:
 
     def _do_own_part(self) -> None:
         """What the run waits for from the coordinator itself; again after a restart, with the same outcome."""
-        if self._state.stage is Stage.PLANNING:
+        if self._state.stage is Stage.PLANNING and not self._state.survivors:
             self._step(self._aggregator.plan(self._requests.attempt(self._state)))
+        elif self._state.stage is Stage.PLANNING and self._job is None:
+            self._start_job(self._aggregator.plan)
         elif self._state.stage is Stage.COMPUTING and self._job is None:
-            self._start_job()
+            self._start_job(self._computation)
+
+    def _work_out_again(self) -> None:
+        """After a restart, before the first call: what the requests of steps under way are made of takes time."""
+        step_under_way = self._state.asked_key is not None and self._state.stage is not Stage.RESULT
+        if self._state.survivors and step_under_way:
+            self._aggregator.plan(self._requests.attempt(self._state))
 
     def _note_end(self, ended: State) -> None:
         self._ended_at = self._clock()
@@ -292,18 +301,21 @@ class Coordinator:
             if keys is not None:
                 self._aggregator.keep_keys(keys.evaluation_keys)
 
-    def _start_job(self) -> None:
+    def _start_job(self, work: Job) -> None:
         self._compute_began = time.perf_counter()
         attempt = self._requests.attempt(self._state)
         if self._background is None:
-            self._take_results(self._done_inline(attempt))
+            self._take_done(self._done_inline(work, attempt))
         else:
-            self._job = self._background.submit(self._done_apart, attempt)
+            self._job = self._background.submit(self._done_apart, work, attempt)
 
-    def _done_apart(self, attempt: Attempt) -> Computation:
+    def _computation(self, attempt: Attempt) -> Computation:
+        return computation(self._aggregator.combine(attempt))
+
+    def _done_apart(self, work: Job, attempt: Attempt) -> Done:
         """In another thread, which reads what it needs when it needs it: all at once may be more than there is room."""
         with self._store.reader() as reader:
-            return computation(self._aggregator.combine(attempt.read_by(reader.answer)))
+            return work(attempt.read_by(reader.answer))
 
     def _drop_job(self) -> None:
         """A job that took too long: what it may still come to belongs to no attempt."""
@@ -311,22 +323,28 @@ class Coordinator:
             self._job.cancel()
             self._job = None
 
-    def _done_inline(self, attempt: Attempt) -> Future[Computation]:
-        job: Future[Computation] = Future()
+    def _done_inline(self, work: Job, attempt: Attempt) -> Future[Done]:
+        job: Future[Done] = Future()
         try:
-            job.set_result(computation(self._aggregator.combine(attempt)))
+            job.set_result(work(attempt))
         except Exception as error:  # the same road as a background job's failure
             job.set_exception(error)
         return job
 
-    def _take_results(self, job: Future[Computation]) -> None:
+    def _take_done(self, job: Future[Done]) -> None:
         error = job.exception()
         if error is not None:
             _log.error("aggregation failed", exc_info=error)  # sites are told only that it did
             self._step(rounds.ComputeFailed())
             return
-        self._compute_seconds = time.perf_counter() - self._compute_began
+        self._compute_seconds += time.perf_counter() - self._compute_began
         done = job.result()
+        if isinstance(done, rounds.Planned):
+            self._step(done)
+        else:
+            self._take_results(done)
+
+    def _take_results(self, done: Computation) -> None:
         log_failures(self._state, done.failures)
         if done.failures and not done.results:
             self._step(rounds.ComputeFailed())
@@ -358,6 +376,11 @@ class Computation:
     results: Mapping[str, bytes]
     groups: Groups
     failures: tuple[GroupFailure, ...]
+
+
+Done = rounds.Planned | Computation
+Job = Callable[[Attempt], Done]
+"""What the coordinator works out for an attempt, where that may take long."""
 
 
 def computation(outcome: Outcome) -> Computation:

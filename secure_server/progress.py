@@ -99,7 +99,7 @@ def _log_groups(before: State, after: State) -> None:
     for number, group in enumerate(after.groups, start=1):
         _log.info("group %d: %s", number, ", ".join(group))
     unknown = set(after.members) - set(before.participants)
-    if unknown:
+    if unknown and before.participants:  # of a clustering: a common group is there before anyone takes part
         _log.warning("absent when groups were made, so in the largest: %s", _list(unknown))
 
 

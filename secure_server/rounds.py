@@ -4,8 +4,9 @@
                       ↑  └──────────────────────┤  └─ abandoned ──────────↗
                       └─────── next attempt ────┘
 
-The steps of a round are VALUES alone, or SHARES, VALUES, SURVIVORS and UNMASK; round 0, where there is one, ends
-with groups instead of a RESULT. Where there are groups, PLANNING settles the quorum of each step.
+The steps of a round are VALUES alone, or SHARES, VALUES, SURVIVORS and UNMASK, which DIRECTIONS may come before; round
+0, where there is one, ends with groups instead of a RESULT. Where there are groups, PLANNING settles the quorum of each
+step, and after DIRECTIONS once more.
 Too few sites, or ``max_attempts`` failures in a row, end in STOPPED, from which :class:`Resumed` goes on.
 
 Guaranteed, whatever the order of events and however the clock jumps: an attempt is computed only over sites
@@ -56,9 +57,9 @@ from secure_server.run_state import Groups, Quorum, Rules, Stage, State, Survivo
 from secure_server.settling import (
     enter,
     failed,
-    first_step,
     next_attempt,
     next_round,
+    next_step,
     settled,
     within_full_time,
 )
@@ -116,12 +117,12 @@ def step(rules: Rules, state: State, event: Event, now: float) -> State:
             state = _left(state, site)
         case Planned(quorums):
             check_planning(state)
-            return first_step(rules, replace(state, quorums=quorums), now)
+            return next_step(rules, replace(state, quorums=quorums), now)
         case Computed(groups, without):
             # Not settled at once: the results are to be stored under this very state's key.
             return _computed(rules, state, groups, without, now)
         case ComputeFailed():
-            check_computing(state)
+            check_computing(state, Stage.PLANNING)
             return failed(rules, state, "the aggregation failed; see the coordinator's log", now)
         case Resumed():
             return _resumed(rules, state, now)

@@ -59,7 +59,7 @@ class Computed:
 
 @dataclass(frozen=True)
 class ComputeFailed:
-    """The current attempt's results cannot be computed. Why is for the coordinator's log, not for sites."""
+    """The current attempt's plan or results cannot be computed. Why is for the coordinator's log, not for sites."""
 
 
 @dataclass(frozen=True)

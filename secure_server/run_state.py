@@ -21,6 +21,7 @@ class Stage(StrEnum):
     SETUP = "setup"
     PRESENCE = "presence"
     PLANNING = "planning"
+    DIRECTIONS = "directions"
     SHARES = "shares"
     VALUES = "values"
     SURVIVORS = "survivors"
@@ -33,6 +34,7 @@ class Stage(StrEnum):
 
 ASKED: Mapping[Stage, Phase] = {
     Stage.PRESENCE: Phase.PRESENCE,
+    Stage.DIRECTIONS: Phase.DIRECTIONS,
     Stage.SHARES: Phase.SHARES,
     Stage.VALUES: Phase.VALUES,
     Stage.SURVIVORS: Phase.SURVIVORS,
@@ -44,8 +46,11 @@ ASKED: Mapping[Stage, Phase] = {
 ASKING: Mapping[Phase, Stage] = {phase: stage for stage, phase in ASKED.items()}
 """The stage of a round that asks sites for a phase."""
 
-STEPS = (Phase.SHARES, Phase.VALUES, Phase.SURVIVORS, Phase.UNMASK)
+STEPS = (Phase.DIRECTIONS, Phase.SHARES, Phase.VALUES, Phase.SURVIVORS, Phase.UNMASK)
 """The phases that there may be between PRESENCE and the computation, in their order."""
+
+PLANNED_ANEW = Phase.DIRECTIONS
+"""After this step the quorums of those to come are settled again: they hang on what was answered."""
 
 Groups = tuple[tuple[str, ...], ...]
 """Who averages with whom: each group sorted, the groups by their first names."""
@@ -66,7 +71,8 @@ class Rules:
     and, with a group secret, SECRET together.
 
     ``first_round`` is 0 when sites are clustered before training, in ``clustering_steps``; there is no RESULT in
-    it. ``round_steps`` are those of all other rounds. Of a group, ``smallest_group`` members or none take part.
+    it. ``round_steps`` are those of all other rounds. With ``common_group`` all members are one group from the start.
+    Of a group, ``smallest_group`` members or none take part.
     """
 
     run: str
@@ -80,6 +86,7 @@ class Rules:
     first_round: int = 1
     clustering_steps: tuple[Phase, ...] = (Phase.VALUES,)
     round_steps: tuple[Phase, ...] = (Phase.VALUES,)
+    common_group: bool = False
     smallest_group: int = 1
 
     def __post_init__(self) -> None:
@@ -103,6 +110,8 @@ class Rules:
     def _check_steps(self) -> None:
         if self.first_round not in (0, 1):
             raise ValueError("the first round is 0, for a clustering, or 1")
+        if self.common_group and not self.first_round:
+            raise ValueError("sites are one group from the start, or a clustering groups them")
         for steps in (self.clustering_steps, self.round_steps):
             if list(steps) != [phase for phase in STEPS if phase in steps] or Phase.VALUES not in steps:
                 raise ValueError("a round's steps are VALUES and others around it, each once and in order")
@@ -169,7 +178,7 @@ class State:
     ``joined`` are the sites in touch since their last Join. ``members`` (sorted) is empty while joining is
     open and then fixed, but for a maker of group keys that failed to deliver. ``verified`` and ``keyed`` have
     answered ROSTER and SECRET of ``setup_attempt``. ``begun``: the set-up is over. ``groups`` (a partition of the
-    members) come from the clustering and are then fixed.
+    members) come from the clustering, or are one from the start, and are then fixed.
 
     ``participants`` (sorted) are those whose presence the current attempt rests on, ``survivors`` those of them
     who answered each step that is over, ``answered`` those who have answered the current stage. ``quorums`` are the

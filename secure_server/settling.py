@@ -8,10 +8,11 @@ from itertools import dropwhile
 from typing import Protocol
 
 from protoseal_wire.messages import Phase
-from secure_server.run_state import ASKED, ASKING, Quorum, Rules, Stage, State, Survivors
+from secure_server.run_state import ASKED, ASKING, PLANNED_ANEW, Quorum, Rules, Stage, State, Survivors
 from secure_server.tasks import able_sites, asked_sites, ready_sites
 
 _ANSWERS: Mapping[Phase, str] = {
+    Phase.DIRECTIONS: "directions",
     Phase.SHARES: "shares",
     Phase.VALUES: "values",
     Phase.SURVIVORS: "word on who survived",
@@ -45,7 +46,8 @@ def _settled_setup(rules: Rules, state: State, now: float, *, late: bool) -> Sta
     enough = len(ready) >= rules.min_sites
     if enough and (late or missing <= state.absent):
         state = replace(state, failures=0, absent=state.absent | missing, reason="")
-        state = replace(state, begun=True, round=rules.first_round, attempt=1)
+        groups = (state.members,) if rules.common_group else ()
+        state = replace(state, begun=True, round=rules.first_round, attempt=1, groups=groups)
         return enter(rules, state, Stage.PRESENCE, now)
     if not late:
         return state
@@ -87,7 +89,7 @@ def _settled_presence(rules: Rules, state: State, now: float, *, late: bool) -> 
     able = able_sites(rules, state, present)
     if len(able) >= rules.min_sites:
         state = replace(state, participants=tuple(sorted(able)), absent=state.absent | missing)
-        return enter(rules, state, Stage.PLANNING, now) if state.groups else first_step(rules, state, now)
+        return enter(rules, state, Stage.PLANNING, now) if state.groups else next_step(rules, state, now)
     # Too few are there. Absent sites have until the deadline to come back: an attempt is not given up before.
     if not late:
         return state
@@ -102,9 +104,11 @@ def _settled_presence(rules: Rules, state: State, now: float, *, late: bool) -> 
     return failed(rules, state, why, now)
 
 
-def first_step(rules: Rules, state: State, now: float) -> State:
-    """The participants and their quorums are settled: ask for the first step."""
-    return enter(rules, state, ASKING[rules.steps(state.round)[0]], now)
+def next_step(rules: Rules, state: State, now: float) -> State:
+    """The participants and their quorums are settled: ask for the first step that is not over."""
+    over = {each.phase for each in state.survivors}
+    left = [phase for phase in rules.steps(state.round) if phase not in over]
+    return enter(rules, state, ASKING[left[0]] if left else Stage.COMPUTING, now)
 
 
 def _settled_step(rules: Rules, state: State, now: float, *, late: bool) -> State:
@@ -115,7 +119,7 @@ def _settled_step(rules: Rules, state: State, now: float, *, late: bool) -> Stat
         # Nobody else is to blame: the others of a group whose quorum still holds cost it nothing.
         lost = frozenset().union(*(quorum.sites for quorum in unmet)) & (missing - awaited)
         return failed(rules, state, _without(ASKED[state.stage], lost, late), now, lost=lost)
-    return state if awaited else _next_step(rules, state, missing, now)
+    return state if awaited else _step_over(rules, state, missing, now)
 
 
 def _quorums(state: State) -> tuple[Quorum, ...]:
@@ -129,12 +133,13 @@ def _without(phase: Phase, lost: Iterable[str], late: bool) -> str:
     return f"no {_ANSWERS[phase]} from {_list(lost)}" if late else f"{_list(lost)} left"
 
 
-def _next_step(rules: Rules, state: State, missing: Set[str], now: float) -> State:
-    phase, steps = ASKED[state.stage], rules.steps(state.round)
+def _step_over(rules: Rules, state: State, missing: Set[str], now: float) -> State:
+    phase = ASKED[state.stage]
     done = Survivors(phase, tuple(sorted(state.answered)))
     state = replace(state, survivors=(*state.survivors, done), absent=state.absent | missing)
-    after = steps[steps.index(phase) + 1 :]
-    return enter(rules, state, ASKING[after[0]] if after else Stage.COMPUTING, now)
+    if phase is PLANNED_ANEW:
+        return enter(rules, state, Stage.PLANNING, now)
+    return next_step(rules, state, now)
 
 
 def _settled_computing(rules: Rules, state: State, now: float, *, late: bool) -> State:
@@ -161,6 +166,7 @@ _SETTLED: Mapping[Stage, _Settled] = {
     Stage.SETUP: _settled_setup,
     Stage.PRESENCE: _settled_presence,
     Stage.PLANNING: _settled_computing,
+    Stage.DIRECTIONS: _settled_step,
     Stage.SHARES: _settled_step,
     Stage.VALUES: _settled_step,
     Stage.SURVIVORS: _settled_step,

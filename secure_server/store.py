@@ -102,18 +102,20 @@ class Store:
         agreement_hash: bytes,
         *,
         record: bool = False,
+        durable: bool = True,
         clock: Callable[[], float] = time.time,
     ) -> Self:
         """Open or create the file, readable by its owner alone.
 
-        With ``record`` no upload is ever pruned: :meth:`received` is then all that the coordinator took in.
+        With ``record`` no upload is ever pruned: :meth:`received` is then all that the coordinator took in. Only for a
+        simulation, ``durable`` = false does not wait for the disk: a killed process loses nothing, a power cut may.
         :class:`StoreInUse` if a store has it open, :class:`WrongStore` if it is of another run, agreement or
         version, or no store at all.
         """
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = _lock(path.with_name(path.name + ".lock"))
         try:
-            database = _open_database(path, (_SCHEMA_VERSION, run, agreement_hash))
+            database = _open_database(path, (_SCHEMA_VERSION, run, agreement_hash), durable)
         except BaseException:
             lock.close()
             raise
@@ -340,15 +342,16 @@ def _lock(path: Path) -> BinaryIO:
     return file
 
 
-def _open_database(path: Path, identity: tuple[int, str, bytes]) -> sqlite3.Connection:
+def _open_database(path: Path, identity: tuple[int, str, bytes], durable: bool) -> sqlite3.Connection:
     # SQLite gives its own files beside this one (-wal, -shm) the same mode.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     os.chmod(path, 0o600)
     _sync_directory(path.parent)
-    database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    # Statements are not kept: each would keep the last values bound to it.
+    database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=0)
     try:
         database.execute("PRAGMA journal_mode=WAL")
-        database.execute("PRAGMA synchronous=FULL")
+        database.execute(f"PRAGMA synchronous={'FULL' if durable else 'OFF'}")
         if database.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
             _create(database, identity)
         if database.execute("SELECT 1 FROM statements").fetchone() is None:

@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from protoseal.config import Agreement, ConfigError, load_agreement, load_coordinator, load_site
+from protoseal.config import (
+    CONTROLS,
+    SIMULATED,
+    Agreement,
+    ConfigError,
+    Method,
+    load_agreement,
+    load_coordinator,
+    load_site,
+)
 from protoseal.config.simulation import load_simulation
 
 ROOT = Path(__file__).parent.parent
@@ -26,7 +35,7 @@ AGREEMENT: dict[str, Any] = {
 PARTY: dict[str, Any] = {"ca": "ca.pem", "certificate": "c.pem", "key": "k.pem", "state_dir": "state"}
 SITE = PARTY | {"name": "north", "coordinator": "localhost:8443", "data": "npz:d.npz", "out": "out"}
 COORDINATOR = PARTY | {"listen": "0.0.0.0:8443", "sites": ["north", "south", "west"]}
-KNOWN_HASH = "4c8a9079b74603b10f4aecef7abf18e4a4221c0da03428632af8adb38878c3a7"
+KNOWN_HASH = "6737c6e8dcbb88ced53a6837338ad107dc9b2a6ffad933d0d74fe3598855ddae"
 
 
 def toml(table: dict[str, Any]) -> str:
@@ -57,19 +66,6 @@ def problem(tmp_path: Path, **changes: Any) -> str:
     return line
 
 
-LATER_METHODS = (
-    *("feddbp", "fedplcc", "fedavg", "fedprox", "fedproto"),
-    *("fedbn", "fedper", "fedrep", "ditto", "fpl", "fedplvm"),
-)
-
-
-@pytest.mark.parametrize("method", LATER_METHODS)
-def test_methods_of_later_versions_are_refused_by_name(tmp_path: Path, method: str) -> None:
-    line = problem(tmp_path, method=method)
-    assert f"method {method!r} is not in this version" in line
-    assert "choose pfpl" in line
-
-
 @pytest.mark.parametrize("protection", ["pairwise", "rotation"])
 def test_the_parts_of_masked_are_no_protections_by_themselves(tmp_path: Path, protection: str) -> None:
     line = problem(tmp_path, protection=protection)
@@ -88,13 +84,20 @@ def test_differential_privacy_is_refused_by_name(tmp_path: Path, table: str) -> 
     assert "differential privacy is not in this version" in line
 
 
-@pytest.mark.parametrize("control", ["local", "self"])
+@pytest.mark.parametrize("method", [method for method in sorted(SIMULATED) if method is not Method.AVERAGE])
 @pytest.mark.parametrize("side", ["coordinator", "site"])
-def test_controls_are_refused_in_a_deployment(tmp_path: Path, control: str, side: str) -> None:
-    write(tmp_path / "agreement.toml", AGREEMENT | {"method": control})
+def test_what_methods_are_compared_with_is_refused_in_a_deployment(
+    tmp_path: Path, method: Method, side: str
+) -> None:
+    protection = "ckks" if method in CONTROLS else "plain"
+    averaging = {"parameters": int(method.averages)}
+    table = {"method": method.value, "protection": protection, "averaging": averaging}
+    write(tmp_path / "agreement.toml", AGREEMENT | table)
     table = {"agreement": "agreement.toml"} | (COORDINATOR if side == "coordinator" else SITE)
     load = load_coordinator if side == "coordinator" else load_site
-    with pytest.raises(ConfigError, match=f"method '{control}' is a control without peers"):
+    with pytest.raises(
+        ConfigError, match=f"'{method}' is here to be compared with.*choose feddbp, fedpc, fedplcc, pfpl"
+    ):
         load(write(tmp_path / "party.toml", table))
 
 
@@ -111,12 +114,12 @@ def test_what_cannot_be_computed_on_ciphertexts_is_refused_by_capability(
     agreement(tmp_path, pfpl=pfpl, protection="plain")
 
 
-FEDPC: dict[str, Any] = {"method": "fedpc", "protection": "masked", "fedpc": {"extractor_parameters": 1000}}
+FEDPC: dict[str, Any] = {"method": "fedpc", "protection": "masked", "averaging": {"parameters": 1000}}
 
 
 def test_fedpc_runs_masked_and_plain_and_is_refused_under_ckks(tmp_path: Path) -> None:
-    assert agreement(tmp_path, **FEDPC).parameters == 1000
-    assert agreement(tmp_path, **FEDPC | {"protection": "plain"}).parameters == 1000
+    assert agreement(tmp_path, **FEDPC).layout.model == 1000
+    assert agreement(tmp_path, **FEDPC | {"protection": "plain"}).layout.model == 1000
     line = problem(tmp_path, **FEDPC | {"protection": "ckks"})
     assert "method fedpc needs 'gram' and 'sum', and protection 'ckks' offers 'distance weights'" in line
     assert "choose protection 'masked' or 'plain'" in line
@@ -126,7 +129,7 @@ def test_fedpc_runs_masked_and_plain_and_is_refused_under_ckks(tmp_path: Path) -
 def test_masked_serves_every_weighting(tmp_path: Path, weighting: str) -> None:
     agreed = agreement(tmp_path, protection="masked", pfpl={"weighting": weighting})
     assert agreed.needs_group_secret
-    assert agreed.parameters == 0
+    assert agreed.layout.length == 0
 
 
 @pytest.mark.parametrize("training", [{"optimiser": "adam"}, {"optimiser": "sgd", "momentum": 0.5}, {}])
@@ -140,11 +143,11 @@ def test_an_agreement_that_was_written_is_read_as_it_was(tmp_path: Path, trainin
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"fedpc": {}}, "set extractor_parameters in [fedpc]"),
-        ({"fedpc": {}}, "write 1, and `protoseal client check` tells the right number"),
-        ({"fedpc": {"extractor_buffers": 3}}, "extractor_buffers without extractor_parameters"),
-        ({"fedpc": {"extractor_parameters": 1000, "alignment": 1.0}}, "fedpc.alignment"),
-        ({"fedpc": {"extractor_parameters": 1000, "group": 2}}, "did you mean 'groups'"),
+        ({"averaging": {}}, "set parameters in [averaging]"),
+        ({"averaging": {}}, "write 1, and `protoseal client check` tells the right number"),
+        ({"averaging": {"buffers": 3}}, "buffers without parameters"),
+        ({"fedpc": {"alignment": 1.0}}, "fedpc.alignment"),
+        ({"fedpc": {"group": 2}}, "did you mean 'groups'"),
         ({"masking": {"ring_bits": 48}}, "masking.ring_bits"),
         (
             {"masking": {"ring_bits": 32}, "norm_bound": 1000.0},
@@ -160,8 +163,8 @@ def test_a_wrong_fedpc_agreement_is_refused_in_a_line(
 
 
 def test_small_bounds_fit_a_ring_of_32_bits(tmp_path: Path) -> None:
-    small = {"extractor_parameters": 1000, "parameter_bound": 16.0}
-    agreed = agreement(tmp_path, **FEDPC | {"fedpc": small, "masking": {"ring_bits": 32}})
+    small = {"parameters": 1000, "parameter_bound": 16.0}
+    agreed = agreement(tmp_path, **FEDPC | {"averaging": small, "masking": {"ring_bits": 32}})
     assert min(agreed.fixed_point().fraction_bits) >= 16
 
 
@@ -183,6 +186,7 @@ def test_small_bounds_fit_a_ring_of_32_bits(tmp_path: Path) -> None:
         ({"training": {"model": "small-cn"}}, "did you mean 'small-cnn'"),
         ({"training": {"lr": -1.0}}, "training.lr"),
         ({"training": {"optimiser": "adam", "momentum": 0.9}}, "training: momentum is SGD's"),
+        ({"feddbp": {"share": False, "decision": False}}, "feddbp: share and decision are both false"),
     ],
 )
 def test_a_wrong_agreement_is_refused_in_a_line_that_names_the_key(
@@ -236,7 +240,12 @@ def test_the_hash_is_the_one_written_down(tmp_path: Path) -> None:
         {"training": {"batch_size": 33}},
         {"training": {"optimiser": "adam"}},
         {"fedpc": {"groups": 2}},
-        {"fedpc": {"extractor_parameters": 1000}},
+        {"fedpc": {"alignment": 0.25}},
+        {"feddbp": {"own": 0.5}},
+        {"fedplcc": {"contrast": 2.0}},
+        {"baselines": {"ditto": 0.2}},
+        {"averaging": {"parameters": 1000}},
+        {"averaging": {"most_samples": 10}},
         {"masking": {"ring_bits": 32}},
     ],
 )
@@ -327,10 +336,12 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ({"method": "feddbp"}, "not in this version"),
+        ({"method": "feddpb"}, "did you mean 'feddbp'"),
+        ({"method": "feddbp", "protection": "ckks"}, "feddbp needs 'sum', and protection 'ckks'"),
         ({"protection": "mask"}, "unknown protection 'mask'"),
         ({"sites": 2}, "sites = 2 is below 3"),
-        ({"compare": ("fedavg",)}, "not in this version"),
+        ({"compare": ("fedavgg",)}, "did you mean 'fedavg'"),
+        ({"compare": ("fedavg",), "protection": "ckks"}, "fedavg needs 'sum', and protection 'ckks'"),
     ],
 )
 def test_a_wrong_simulation_is_refused(flags: dict[str, Any], said: str) -> None:
@@ -338,6 +349,6 @@ def test_a_wrong_simulation_is_refused(flags: dict[str, Any], said: str) -> None
         load_simulation(None, flags)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "experiments").glob("*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "experiments").rglob("*.toml")), ids=lambda path: path.stem)
 def test_the_experiments_load(path: Path) -> None:
     assert load_simulation(path, {}).rounds

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from algorithms.linear import Float
-from algorithms.pfpl.objective import Control, control_targets
-from algorithms.prototypes import Targets
+from algorithms.linear import Bool, Float
+from algorithms.pfpl.objective import Control
 from crypto.errors import MalformedError
 from protoseal.config import Method, TrainingSection
-from protoseal.federation import LocalFederation, run_control, run_federation
+from protoseal.controls import run_control
+from protoseal.federation import LocalFederation, run_federation
 from protoseal.files import SiteRound, read_agreement, read_prototypes, read_site_log, site_folder
 from protoseal_wire.messages import PhaseKey
 from secure_client.errors import RunStopped
+from secure_client.trainee import Trainee
 from secure_server.aggregate import Aggregator
 from tests.support.grouped import grouped_agreement
 from tests.support.small import HOLDINGS, small_agreement, small_data
@@ -31,7 +31,7 @@ def figures(rounds: tuple[SiteRound, ...] | list[SiteRound]) -> list[dict[str, o
 
 def test_it_leaves_each_site_its_files_and_its_log(tmp_path: Path) -> None:
     agreement = small_agreement()
-    outcome = run_federation(agreement, small_data(agreement), tmp_path, device="cpu")
+    outcome = run_federation(agreement, small_data(agreement), tmp_path)
     assert list(outcome.sites) == list(HOLDINGS)
     assert [(each.round, each.attempt, each.sites) for each in outcome.rounds] == [
         (1, 1, tuple(HOLDINGS)),
@@ -51,7 +51,7 @@ def test_it_leaves_each_site_its_files_and_its_log(tmp_path: Path) -> None:
 def test_the_same_run_again_gives_the_same(tmp_path: Path) -> None:
     agreement = small_agreement()
     for name in ("first", "second"):
-        run_federation(agreement, small_data(agreement), tmp_path / name, device="cpu")
+        run_federation(agreement, small_data(agreement), tmp_path / name)
     for site in HOLDINGS:
         first, second = (site_folder(tmp_path / name, site) for name in ("first", "second"))
         assert figures(read_site_log(first).rounds) == figures(read_site_log(second).rounds)
@@ -111,15 +111,16 @@ def test_what_self_aligns_with_is_held_to_the_bounds_of_the_agreements_method(
 ) -> None:
     """The model ends in tanh, so some components are negative: FedPC's sites set these to 0."""
     seen = []
+    take = Trainee.take_targets
 
-    def noted(control: Control, own: Float, counts: NDArray[np.int64]) -> Targets | None:
-        seen.append(own)
-        return control_targets(control, own, counts)
+    def noted(self: Trainee, number: int, rows: Float, present: Bool) -> None:
+        seen.append(rows)
+        take(self, number, rows, present)
 
-    monkeypatch.setattr("protoseal.federation.control_targets", noted)
+    monkeypatch.setattr(Trainee, "take_targets", noted)
     training = TrainingSection(model="tests.support.small:build", batch_size=4)
     agreement = grouped_agreement(training=training, method=method, norm_bound=0.5)
-    run_control(agreement, Control.SELF, small_data(agreement), device="cpu")
+    run_control(agreement, Control.SELF, small_data(agreement))
     assert bool((np.stack(seen) < 0).any()) is (method is Method.PFPL)
     norms = np.linalg.norm(np.stack(seen), axis=-1)
     assert norms.max() == pytest.approx(0.5)
@@ -128,7 +129,7 @@ def test_what_self_aligns_with_is_held_to_the_bounds_of_the_agreements_method(
 def test_a_control_is_the_same_training_without_peers() -> None:
     agreement = small_agreement(rounds=2)
     data = small_data(agreement)
-    logs = run_control(agreement, Control.LOCAL, data, device="cpu")
+    logs = run_control(agreement, Control.LOCAL, data).site_rounds
     assert list(logs) == sorted(data)
     assert all([each.round for each in rounds] == [1, 2] for rounds in logs.values())
     assert all(each.sites == 1 and not each.withheld for rounds in logs.values() for each in rounds)

@@ -65,7 +65,10 @@ def test_the_scan_sees_an_import_that_breaks_the_rule(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["secure_server.app", "secure_server.serve", "protoseal.cli", "algorithms.pfpl", "algorithms.fedpc"],
+    [
+        *("secure_server.app", "secure_server.serve", "protoseal.cli", "algorithms.averaging"),
+        *("algorithms.pfpl", "algorithms.fedpc", "algorithms.feddbp"),
+    ],
 )
 def test_the_coordinator_needs_nothing_of_the_site_extra(module: str) -> None:
     extra = {"torch", "torchvision", "sklearn", "matplotlib", "safetensors", "jinja2", "PIL"}

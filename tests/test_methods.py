@@ -1,88 +1,129 @@
-"""Each method that a deployment runs has a course of its own, and none runs as another for want of one."""
+"""Each method has a loss and a course of its own, and none runs as another for want of one."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from algorithms import classification
+from algorithms.feddbp.objective import Objective as FeddbpObjective
 from algorithms.fedpc.objective import Objective as FedpcObjective
+from algorithms.fedplcc.objective import Objective as FedplccObjective
+from algorithms.fedplvm.objective import Objective as FedplvmObjective
+from algorithms.fedproto.objective import Objective as FedprotoObjective
+from algorithms.fpl.objective import Objective as FplObjective
 from algorithms.pfpl.objective import Objective as PfplObjective
-from crypto.protection import PayloadForm
-from protoseal import terms
-from protoseal.config import SIMULATED, Agreement, Method, Protection
+from protoseal.config import CONTROLS, DEPLOYABLE, Agreement, Family, Method, Protection, capabilities
 from protoseal.config.capabilities import check_protection_serves
 from protoseal.federation import LocalFederation
-from secure_client.build import build_objective
-from secure_client.methods.fedpc import Fedpc
+from protoseal.terms import first_round, has_common_group
+from secure_client.build import build_objective, build_recipe
 from secure_client.methods.pfpl import Pfpl
+from secure_client.methods.sums import Sums
 from secure_server.aggregate import Aggregator
 from secure_server.exchanges.group_sums import GroupSums
 from secure_server.exchanges.peers import Peers
-from tests.support.grouped import grouped_agreement
-from tests.support.small import small_agreement, small_data
+from tests.support.small import small_data
+from tests.support.summed import method_agreement
 
-AGREEMENTS = {
-    Method.PFPL: small_agreement(Protection.PLAIN),
-    Method.FEDPC: grouped_agreement(Protection.PLAIN),
+OBJECTIVES: dict[Method, Any] = {
+    Method.PFPL: PfplObjective,
+    Method.FEDPC: FedpcObjective,
+    Method.FEDDBP: FeddbpObjective,
+    Method.FEDPLCC: FedplccObjective,
+    Method.FEDPROTO: FedprotoObjective,
+    Method.FPL: FplObjective,
+    Method.FEDPLVM: FedplvmObjective,
+    **dict.fromkeys((Method.FEDAVG, Method.FEDPROX, Method.FEDBN), classification.Objective),
+    **dict.fromkeys((Method.FEDPER, Method.FEDREP, Method.DITTO), classification.Objective),
+    **dict.fromkeys((Method.LOCAL, Method.SELF), PfplObjective),
 }
-OBJECTIVES: dict[Method, Any] = {Method.PFPL: PfplObjective, Method.FEDPC: FedpcObjective}
-AT_A_SITE: dict[Method, Any] = {Method.PFPL: Pfpl, Method.FEDPC: Fedpc}
-AT_THE_COORDINATOR: dict[Method, Any] = {Method.PFPL: Peers, Method.FEDPC: GroupSums}
-DEPLOYED = sorted(set(Method) - SIMULATED)
+AT_A_SITE: dict[Family, Any] = {Family.PEERS: Pfpl, Family.GROUPS: Sums, Family.SUMS: Sums}
+AT_THE_COORDINATOR: dict[Family, Any] = {
+    Family.PEERS: Peers,
+    Family.GROUPS: GroupSums,
+    Family.SUMS: GroupSums,
+}
+METHODS = sorted(set(Method) - {Method.AVERAGE})
+"""``average`` is an agreement on ``fedpc``."""
+SERVED = [method for method in METHODS if method.traits.family in AT_A_SITE]
 
 
-def another(agreement: Agreement) -> Agreement:
-    """On a method that nothing here knows, as if one had been added to the names alone."""
-    return agreement.model_copy(update={"method": "another"})
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_has_its_objective_and_exchanges_what_its_traits_say(method: Method) -> None:
+    agreement = method_agreement(method)
+    recipe = build_recipe(agreement)
+    assert type(recipe.objective) is OBJECTIVES[method]
+    assert (recipe.averages, recipe.predicts) == (method.traits.averaged, method.traits.predicts)
 
 
-@pytest.mark.parametrize("method", DEPLOYED)
-def test_every_method_has_its_own_objective_session_and_exchange(method: Method, tmp_path: Path) -> None:
-    agreement = AGREEMENTS[method]
-    assert type(build_objective(agreement)) is OBJECTIVES[method]
-    assert type(Aggregator(agreement, tmp_path).exchange(1)) is AT_THE_COORDINATOR[method]
+@pytest.mark.parametrize("method", SERVED)
+def test_every_method_has_its_familys_session_and_exchange(method: Method, tmp_path: Path) -> None:
+    agreement, family = method_agreement(method), method.traits.family
+    assert type(Aggregator(agreement, tmp_path).exchange(1)) is AT_THE_COORDINATOR[family]
     with LocalFederation(agreement, small_data(agreement)) as federation:
-        assert type(federation.sites[0].session._method) is AT_A_SITE[method]
+        assert type(federation.sites[0].session._method) is AT_A_SITE[family]
+    assert first_round(agreement) == (0 if family is Family.GROUPS else 1)
+    assert has_common_group(agreement) is (family in (Family.SUMS, Family.CLUSTERS))
 
 
-def test_no_method_runs_as_another() -> None:
-    forms: set[PayloadForm] = {terms.result_form(AGREEMENTS[method]) for method in DEPLOYED}
-    assert len(forms) == len(DEPLOYED) == len(set(OBJECTIVES.values())) == len(set(AT_A_SITE.values()))
-    assert len(set(AT_THE_COORDINATOR.values())) == len(DEPLOYED)
+def test_no_method_is_another() -> None:
+    """In what it exchanges and what a site does with it; controls alone train as PFPL does, without its answers."""
+    courses: dict[Method, Hashable] = {
+        method: (method.traits, build_recipe(method_agreement(method))) for method in METHODS
+    }
+    assert len({courses[method] for method in set(METHODS) - CONTROLS}) == len(METHODS) - len(CONTROLS) == 13
+    assert {method for method in METHODS if method.traits.family is Family.ALONE} == CONTROLS
 
 
-@pytest.mark.parametrize("method", DEPLOYED)
-def test_a_method_that_nothing_knows_is_no_other_methods(method: Method, tmp_path: Path) -> None:
-    agreement = AGREEMENTS[method]
-    unknown: Any = another(agreement)
+def test_what_is_deployed_is_one_of_each_kind() -> None:
+    layouts = {(method.traits.family, method_agreement(method).layout) for method in DEPLOYABLE}
+    assert len(layouts) == len(DEPLOYABLE) == 4
+
+
+@pytest.mark.parametrize("method", [Method.PFPL, Method.FEDPC, Method.FEDDBP])
+def test_a_family_that_nothing_knows_is_no_other_family(
+    method: Method, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agreement = method_agreement(method)
+    aggregator, pfpl = Aggregator(agreement, tmp_path), agreement.pfpl
+    another: Any = "another"
     with LocalFederation(agreement, small_data(agreement)) as federation:
         session = federation.sites[0].session
-        session._agreement = unknown
+        monkeypatch.setitem(capabilities._TRAITS, method, replace(method.traits, family=another))
         with pytest.raises(AssertionError, match="unreachable"):
             session._build_method(session._method._participants)  # type: ignore[attr-defined]
     with pytest.raises(AssertionError, match="unreachable"):
-        build_objective(unknown)
-    is_grouped: Any = Method.is_grouped
-    with pytest.raises(AssertionError, match="unreachable"):
-        is_grouped.fget("another")
-    aggregator = Aggregator(agreement, tmp_path)
-    aggregator._agreement = unknown
-    with pytest.raises(AssertionError, match="unreachable"):
         aggregator._exchange_of_rounds()
-    pfpl = unknown.pfpl
-    with pytest.raises(AssertionError, match="unreachable"):
-        check_protection_serves(unknown.method, pfpl.weighting, pfpl.squared, Protection.PLAIN)
+    with pytest.raises(KeyError, match="another"):
+        check_protection_serves(method, pfpl.weighting, pfpl.squared, Protection.PLAIN)
 
 
-def test_nobody_runs_what_only_a_simulation_has(tmp_path: Path) -> None:
-    agreement = AGREEMENTS[Method.PFPL]
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_that_nothing_knows_is_no_other_method(
+    method: Method, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agreement = method_agreement(method)
+    unknown: Agreement = agreement.model_copy(update={"method": "another"})
+    for build in (build_objective, build_recipe):
+        with pytest.raises((ValueError, AttributeError), match=r"no objective|no attribute 'traits'"):
+            build(unknown)
+    monkeypatch.delitem(capabilities._TRAITS, method)
+    with pytest.raises(KeyError):
+        build_recipe(agreement)
+
+
+@pytest.mark.parametrize("method", sorted(CONTROLS))
+def test_nobody_runs_what_a_site_does_alone(method: Method, tmp_path: Path) -> None:
+    agreement = method_agreement(Method.PFPL)
     with LocalFederation(agreement, small_data(agreement)) as federation:
         session = federation.sites[0].session
-        for method in SIMULATED:
-            session._agreement = agreement.model_copy(update={"method": method})
-            with pytest.raises(ValueError, match=f"no coordinator serves method {method.value}"):
-                Aggregator(session._agreement, tmp_path)._exchange_of_rounds()
-            with pytest.raises(ValueError, match=f"method {method.value} runs in no session"):
-                session._build_method(session._method._participants)  # type: ignore[attr-defined]
+        session._agreement = agreement.model_copy(update={"method": method})
+        with pytest.raises(ValueError, match=f"no coordinator serves method {method.value}"):
+            Aggregator(session._agreement, tmp_path)
+        with pytest.raises(ValueError, match=f"method {method.value} runs in no session"):
+            session._build_method(session._method._participants)  # type: ignore[attr-defined]

@@ -76,10 +76,10 @@ def test_controls_run_beside_it_on_the_same_data(one_seed: OneSeed) -> None:
 
 def test_progress_tells_of_every_round_at_every_site(one_seed: OneSeed) -> None:
     _, _, progress = one_seed
-    assert [(each.site, each.figures.round) for each in progress] == [
-        (f"site-{site}", number) for number in (1, 2) for site in (1, 2, 3)
-    ]
-    assert {(each.seed, each.method) for each in progress} == {(0, Method.PFPL)}
+    for method in (Method.PFPL, Method.LOCAL, Method.SELF):
+        told = [(each.site, each.figures.round) for each in progress if each.method is method]
+        assert told == [(f"site-{site}", number) for number in (1, 2) for site in (1, 2, 3)]
+    assert {each.seed for each in progress} == {0}
 
 
 def test_several_seeds_give_each_and_their_spread(one_seed: OneSeed, tmp_path: Path) -> None:

@@ -83,9 +83,9 @@ def test_sizes_follow_from_the_model(fedpc: FedpcRun) -> None:
     """8×8 images: 1 → 32 → 64 channels of 3×3, then 4·64 → 16."""
     out, result, _ = fedpc
     parameters = (9 * 32 + 32) + (9 * 32 * 64 + 64) + (4 * 64 * 16 + 16)
-    assert result.config["fedpc"]["extractor_parameters"] == parameters
+    assert result.config["averaging"]["parameters"] == parameters
     agreement = read_agreement(site_folder(out, "site-1"))
-    assert (agreement.fedpc.extractor_parameters, agreement.fedpc.extractor_buffers) == (parameters, 0)
+    assert (agreement.averaging.parameters, agreement.averaging.buffers) == (parameters, 0)
 
 
 def test_all_start_alike_and_then_differ(fedpc: FedpcRun) -> None:
@@ -203,4 +203,4 @@ def test_report_and_tables_show_groups_and_why_there_is_no_gm(fedpc: FedpcRun) -
     for group in result.groups:
         assert ", ".join(group) in page
     titles = [table.title for table in result_tables(result)]
-    assert titles[-2:] == ["personalised accuracies, %", "groups"]
+    assert titles[-2:] == ["means over the sites, %", "groups"]

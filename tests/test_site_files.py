@@ -2,12 +2,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from protoseal.config import PreprocessingSection
-from protoseal.site_files import DividedData, divide, read_sites
+from protoseal.site_files import DividedData, divide, fewer, read_sites
 from secure_client.data.arrays import TrainTest
 from secure_client.data.npz import read_npz, write_npz
 from secure_client.errors import DataError
+from tests.support.numbered import ids, numbered
 
 
 def digits(seed: int = 0) -> DividedData:
@@ -89,3 +91,69 @@ def test_a_folder_without_files_and_a_bad_name_are_refused(tmp_path: Path) -> No
 def test_a_wrong_split_is_named_before_any_data_are_read() -> None:
     with pytest.raises(DataError, match="no split is called 'mixd'; did you mean 'mixed'"):
         divide("npz:/nowhere.npz", "mixd:n=3", sites=2, seed=0)
+
+
+def pictures(count: int, *shape: int) -> NDArray[np.uint8]:
+    return np.random.default_rng(count).integers(0, 256, size=(count, *shape), dtype=np.uint8)
+
+
+def test_files_of_unlike_pictures_are_domains_of_one_size(tmp_path: Path) -> None:
+    """A grey set and a coloured one, as MNIST and MNIST-M are, each with its official test part."""
+    for name, shape in (("grey", (12, 12)), ("colour", (16, 14, 3))):
+        parts = {
+            f"{kind}_{part}": values
+            for part, count in (("train", 200), ("test", 30))
+            for kind, values in (("x", pictures(count, *shape)), ("y", np.arange(count) % 5))
+        }
+        np.savez(tmp_path / f"{name}.npz", **parts)  # type: ignore[arg-type]  # no key is its allow_pickle
+    spec = f"npz:{tmp_path}/grey.npz+npz:{tmp_path}/colour.npz"
+    data = divide(spec, "domains:per=50,val=0.2", sites=2, seed=0)
+    assert data.preprocessing is not None
+    assert (data.preprocessing.image_size, data.preprocessing.channels) == (16, 3)
+    assert [site.domains for site in data.sites] == [("grey",), ("colour",)]
+    for site in data.sites:
+        assert {kind: len(part) for kind, part in site.parts.items()} == {
+            "train": pytest.approx(40, abs=3),
+            "validation": pytest.approx(10, abs=3),
+            "test": 30,
+        }
+        assert {part.inputs.shape[1:] for part in site.parts.values()} == {(16, 16, 3)}
+        assert {part.inputs.dtype for part in site.parts.values()} == {np.dtype(np.uint8)}
+    grey = data.sites[0].train.inputs
+    assert (grey == grey[..., :1]).all()
+
+
+def test_a_file_of_several_domains_gives_each_a_site(tmp_path: Path) -> None:
+    """As PACS is kept: a number for the domain of each picture, and the domains' names."""
+    domains, names = np.arange(160) % 4, ("photo", "art_painting", "cartoon", "sketch")
+    np.savez(
+        tmp_path / "pacs.npz",
+        x_train=pictures(160, 8, 8, 3),
+        y_train=np.arange(160) // 4 % 7,
+        domain_train=domains,
+        domain_names=names,
+    )
+    data = divide(f"npz:{tmp_path}/pacs.npz", "domains", sites=4, seed=0)
+    assert [site.domains for site in data.sites] == [(name,) for name in names]
+    assert [len(site.train) + len(site.test) for site in data.sites] == [40] * 4
+
+
+def test_some_test_samples_of_each_class_and_domain_are_drawn_by_the_seed() -> None:
+    tests = numbered(9, 2, 3)
+    kept = fewer(tests, 4, seed=1)
+    cells = np.stack([kept.domains, kept.labels])
+    assert np.unique(cells, axis=1, return_counts=True)[1].tolist() == [4] * 6
+    assert ids(kept) == sorted(set(ids(kept))) == ids(fewer(tests, 4, seed=1)) != ids(fewer(tests, 4, seed=2))
+    assert ids(fewer(tests, 10, seed=1)) == ids(tests)
+
+
+def test_fewer_test_samples_change_nothing_else_and_are_those_of_the_set_over_all(tmp_path: Path) -> None:
+    inputs, labels = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 2
+    np.savez(tmp_path / "a.npz", x_train=inputs, x_test=inputs, y_train=labels, y_test=labels)
+    spec = f"npz:{tmp_path}/a.npz"
+    whole, thin = (divide(spec, "iid", sites=2, seed=3, tests=tests) for tests in (None, 5))
+    assert [len(site.test) for site in whole.sites] == [60, 60]
+    assert [len(site.test) for site in thin.sites] == [10, 10]
+    assert len(thin.test_of_all()) == 10
+    for one, other in zip(whole.sites, thin.sites, strict=True):
+        np.testing.assert_array_equal(one.train.inputs, other.train.inputs)

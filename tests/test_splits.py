@@ -5,42 +5,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from protoseal.config import PreprocessingSection
-from protoseal.splits import SiteArrays, by_domain, dirichlet, iid, mixed, parse_split, shots
-from secure_client.data.arrays import Samples, TrainTest
+from protoseal.splits import SiteArrays, by_domain, dirichlet, iid, mixed, parse_split, shots, with_validation
+from secure_client.data.arrays import TrainTest
 from secure_client.data.digits import digits_in_five_appearances
 from secure_client.errors import DataError
-
-
-def numbered(per_cell: int, domains: int, classes: int, first: int = 0) -> Samples:
-    """``per_cell`` samples of each domain and class, each with a number of its own as its only feature."""
-    cells = [(d, k) for d in range(domains) for k in range(classes) for _ in range(per_cell)]
-    ids = np.arange(first, first + len(cells), dtype=np.float32)[:, np.newaxis]
-    return Samples(ids, np.array([k for _, k in cells]), np.array([d for d, _ in cells]))
-
-
-def data(per_cell: int, domains: int = 2, classes: int = 4, *, test: int = 0) -> TrainTest:
-    return TrainTest(
-        numbered(per_cell, domains, classes),
-        numbered(test, domains, classes, first=100_000) if test else None,
-        tuple("abcdefghij"[:classes]),
-        tuple(f"domain {d}" for d in range(domains)),
-    )
-
-
-def ids(samples: Samples) -> list[int]:
-    return [int(row[0]) for row in samples.inputs]
-
-
-def per_class(samples: Samples, classes: int) -> NDArray[np.int64]:
-    return np.bincount(samples.labels, minlength=classes)
-
-
-def all_ids(sites: tuple[SiteArrays, ...], *, with_test: bool) -> list[int]:
-    return [i for site in sites for part in (site.train, site.test)[: 1 + with_test] for i in ids(part)]
-
+from tests.support.numbered import all_ids, data, ids, per_class
 
 SPLITS: dict[str, Callable[[TrainTest, int, int], tuple[SiteArrays, ...]]] = {
     "iid": lambda d, n, seed: iid(d, sites=n, seed=seed),
@@ -243,6 +214,14 @@ def test_a_site_becomes_data_sets_under_the_agreed_preprocessing() -> None:
         ("mixed:n=2.5", lambda d: mixed(d, sites=2, n=2.5, seed=1)),
         ("mixed:n=3,max=5", lambda d: mixed(d, sites=2, n=3, max_per_class=5, seed=1)),
         ("shots:n=3,k=4", lambda d: shots(d, sites=2, n=3, k=4, seed=1)),
+        (
+            "shots:n=2,k=4,nstd=1,kstd=2",
+            lambda d: shots(d, sites=2, n=2, k=4, n_spread=1, k_spread=2, seed=1),
+        ),
+        ("iid:per=20,test=0.5", lambda d: iid(d, sites=2, per_site=20, own_test=0.5, seed=1)),
+        ("domains:per=20,test=0.5", lambda d: by_domain(d, sites=2, per_site=20, own_test=0.5, seed=1)),
+        ("mixed:n=2,test=0.5", lambda d: mixed(d, sites=2, n=2, own_test=0.5, seed=1)),
+        ("iid:val=0.5", lambda d: with_validation(iid(d, sites=2, seed=1), 0.5, 1)),
         ("dirichlet:0.3", lambda d: dirichlet(d, sites=2, beta=0.3, seed=1)),
         ("dirichlet:0.3,min=3", lambda d: dirichlet(d, sites=2, beta=0.3, minimum=3, seed=1)),
         (
@@ -272,6 +251,9 @@ def test_a_split_by_name(spec: str, same: Callable[[TrainTest], tuple[SiteArrays
         ("dirichlet:nan", "nan is not above 0"),
         ("mixed:n=inf", "inf is not above 0"),
         ("dirichlet:0.3,test=1", "1 is not above 0 and below 1; write dirichlet:0.3,min=10"),
+        ("domains:val=0", "0 is not above 0 and below 1; write domains"),
+        ("shots:n=3,k=4,nstd=-1", "-1 is not 0 or more; write shots:n=3,k=100"),
+        ("mixed:n=3,per=4", "'per=4' is not one of its options; write mixed:n=6.5,max=25"),
         ("dirichlet:0.3,per=2.5", "'2.5' is not a number as in dirichlet:0.3,min=10"),
     ],
 )

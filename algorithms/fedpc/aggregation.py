@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from algorithms.averaging import Counts, prototype_means, weighted_mean
 from algorithms.linear import Bool, Float
-
-Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -35,17 +34,15 @@ def within(sums_rows: Float, holders: Counts, sums_theta: Float, members: Counts
 
     ``sums_rows`` is (J, K, d), ``holders`` (J, K), ``sums_theta`` (J, P) and ``members`` (J,): sums over a
     group's members, and over how many. A class with fewer than ``min_holders`` holders in a group is withheld
-    there: ``has`` is False and its row zero, whatever its sum. So every row and every θ_j is a mean over at
-    least ``min_holders`` sites; with 1 it may be one site's own. That bounds one answer: two rounds whose members
-    differ by a site that has not moved give it away, and only noise bounds that.
+    there, with the limit that :func:`algorithms.averaging.prototype_means` states; θ_j is a mean over as many
+    sites or more, with the same limit.
 
     Raises ``ValueError`` for shapes that do not fit, a group of fewer than ``min_holders`` members, a class with
     more holders than members, or min_holders below 1.
     """
     _check_counts(sums_rows, holders, members, min_holders)
-    has = np.asarray(holders >= min_holders)
-    means = sums_rows / np.maximum(holders, 1)[:, :, None]
-    return Groups(np.where(has[:, :, None], means, 0.0), has, sums_theta / members[:, None])
+    rows, has = prototype_means(sums_rows, holders, min_holders)
+    return Groups(rows, has, weighted_mean(sums_theta, members))
 
 
 def similarity_weights(rows: Float) -> NDArray[np.float64]:

@@ -17,7 +17,7 @@ from crypto.protection import Payload
 from crypto.roster import Statement
 from crypto.sealed import SealedSecret
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 class Phase(IntEnum):
@@ -35,11 +35,13 @@ class Phase(IntEnum):
     RESULT = 5
     """Request: the :class:`crypto.protection.Payload` for this site. Answer: :class:`Acknowledgement`."""
     SHARES = 6
-    """Request: :class:`ActiveList`. Answer: :class:`SharesMade`."""
+    """Request: :class:`ActiveList`, or after DIRECTIONS :class:`Assignment`. Answer: :class:`SharesMade`."""
     SURVIVORS = 7
     """Request: :class:`SurvivorSet`. Answer: :class:`SurvivorSignature`."""
     UNMASK = 8
     """Request: :class:`SignedSurvivors`. Answer: :class:`ReleasedShares`."""
+    DIRECTIONS = 9
+    """Request: :class:`ActiveList`. Answer: :class:`crypto.protection.Payload`."""
 
 
 @dataclass(frozen=True, order=True)
@@ -191,6 +193,22 @@ class ActiveList:
     """The presence statements of all participants of the attempt: who adds values for which class follows."""
 
     statements: tuple[PresenceStatement, ...]
+
+
+@dataclass(frozen=True)
+class AssignedRows:
+    """The class of each of a site's local prototypes and the cluster that it is in: both int64 (M,)."""
+
+    site: str
+    classes: NDArray[np.int64]
+    clusters: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Which local prototypes of which sites are in which cluster, for all sites that sent directions, sorted."""
+
+    sites: tuple[AssignedRows, ...]
 
 
 @dataclass(frozen=True)

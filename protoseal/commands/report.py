@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from rich.console import Console
 
 from protoseal.commands.reporting import one_line_errors
 
@@ -12,9 +13,21 @@ from protoseal.commands.reporting import one_line_errors
 @click.command()
 @click.argument("run_dir", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--class", "class_name", help="Class whose prototypes are drawn.  [default: the most answered]")
+@click.option(
+    "--against",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Print how RUN_DIR's method differs from this run's, seed by seed, and write nothing.",
+)
 @one_line_errors
-def report(run_dir: Path, class_name: str | None) -> None:
+def report(run_dir: Path, class_name: str | None, against: Path | None) -> None:
     """Write RUN_DIR/report.html, one self-contained page, from RUN_DIR/result.json and the sites' folders."""
+    from protoseal.files import read_result
     from protoseal.report import write_report
+    from protoseal.seeds import between_runs
+    from protoseal.tables import pairs_table
 
-    click.echo(write_report(run_dir, class_name))
+    if against is None:
+        click.echo(write_report(run_dir, class_name))
+        return
+    title = f"{run_dir} less {against}, points by seed"
+    Console().print(pairs_table(title, between_runs(read_result(run_dir), read_result(against))))

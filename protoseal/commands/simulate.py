@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from protoseal.commands.reporting import one_line_errors
 
@@ -40,31 +39,67 @@ def _words(_: click.Context, __: click.Parameter, value: str | None) -> tuple[st
 @click.option(
     "--config", type=click.Path(dir_okay=False, path_type=Path), help="TOML file; flags win over it."
 )
-@click.option("--method", help="pfpl, fedpc, average, local or self.")
+@click.option(
+    "--method",
+    help="pfpl, fedpc, feddbp or fedplcc; fedavg, fedprox, fedproto, fedbn, fedper, fedrep, ditto, fpl, fedplvm,"
+    " average; local or self.",
+)
 @click.option("--protection", help="plain, masked or ckks.")
 @click.option(
     "--dataset", help="A name, several joined by +, npz:PATH, folder:PATH, sites:DIR or module:function."
 )
 @click.option(
-    "--split", help="mixed:n=6.5,max=25, dirichlet:0.3[,test=0.25,per=200], shots:n=3,k=100, domains or iid."
+    "--split",
+    help="mixed:n=6.5,max=25, dirichlet:0.3[,test=0.25,per=200], shots:n=3,k=100, domains or iid; each also with"
+    " val=0.1, which early stopping needs.",
 )
 @click.option("--sites", type=int, help="Number of sites.")
 @click.option("--rounds", type=int, help="Number of rounds.")
 @click.option("--seed", type=int, help="Of split, initial model and training.")
 @click.option("--seeds", callback=_numbers, help="Several runs: 0,1,2 or 0-4.")
-@click.option("--compare", callback=_words, help="Methods and controls beside it: local,self,average.")
+@click.option("--compare", callback=_words, help="Methods and controls beside it: local,self,fedavg.")
+@click.option("--models", callback=_words, help="Different models, in turn: small-cnn,resnet10.")
+@click.option(
+    "--tests", type=int, help="Use so many samples of each class and domain of the data's test part."
+)
 @click.option("--device", help="auto, cpu or cuda:N.")
+@click.option("--batched", help="Whether sites train as one program: auto, always or never.")
+@click.option("--mixed-precision", is_flag=True, default=None, help="bfloat16 in training, on a GPU.")
+@click.option("--evaluate-every", type=int, help="Test after every so many rounds, and after the last.")
+@click.option("--per-class", is_flag=True, default=None, help="Accuracies of each class at each site.")
+@click.option(
+    "--early-stopping",
+    type=int,
+    help="Stop after so many rounds without better validation; needs val= in --split.",
+)
+@click.option("--tensorboard", is_flag=True, default=None, help="Scalars for TensorBoard in OUT/tensorboard.")
 @click.option("--data-root", type=click.Path(path_type=Path), help="Where torchvision's files are.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for results.")
+@click.option("--fresh", is_flag=True, help="Throw away what --out has, instead of going on with it.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="SECTION.KEY=VALUE",
+    help="Any setting of the file; repeatable.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print result.json instead of tables.")
 @one_line_errors
-def simulate(config: Path | None, as_json: bool, **flags: object) -> None:
-    """Run a federation in this process, with the code of a deployment but without sockets."""
+def simulate(
+    config: Path | None, as_json: bool, fresh: bool, settings: tuple[str, ...], **flags: object
+) -> None:
+    """Run a federation in this process, with the code of a deployment but without sockets.
+
+    The same command goes on with a simulation that was ended; finished runs are not run again.
+    """
+    from protoseal.commands.watching import watched
     from protoseal.config.simulation import load_simulation
     from protoseal.report import write_report
+    from protoseal.simulation import simulate as run
 
-    loaded = load_simulation(config, flags)
-    result = _run(loaded)
+    loaded = load_simulation(config, flags, settings)
+    with watched(loaded) as watcher:
+        result = run(loaded, watcher, fresh=fresh)
     write_report(loaded.out)
     if as_json:
         click.echo(result.model_dump_json(by_alias=True, indent=2))
@@ -72,22 +107,9 @@ def simulate(config: Path | None, as_json: bool, **flags: object) -> None:
     _print(result, loaded)
 
 
-def _run(config: SimulationConfig) -> RunResult:
-    from protoseal.config import CONTROLS
-    from protoseal.simulation import simulate as run
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        federated = {config.method, *config.compare} - CONTROLS
-        total = len(config.all_seeds) * config.rounds * config.sites * max(1, len(federated))
-        task = progress.add_task("site rounds", total=total)
-        return run(config, lambda _: progress.advance(task))
-
-
 def _print(result: RunResult, config: SimulationConfig) -> None:
-    from protoseal.tables import result_tables, seeds_table
+    from protoseal.tables import result_tables
 
-    for table in [*result_tables(result), *([seeds_table(result)] if result.seeds else [])]:
+    for table in result_tables(result):
         Console().print(table)
     click.echo(f"Everything is in {config.out}")

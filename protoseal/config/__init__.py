@@ -6,13 +6,28 @@ what belongs to a later version, are refused by name.
 
 from protoseal.config.agreement import (
     Agreement,
+    Norm,
     Optimiser,
     PfplSection,
     PreprocessingSection,
     TrainingSection,
     load_agreement,
 )
-from protoseal.config.capabilities import CONTROLS, SIMULATED, Method, Presence, Protection
+from protoseal.config.averaging import AveragingSection, MaskingSection
+from protoseal.config.capabilities import (
+    CONTROLS,
+    DEPLOYABLE,
+    SIMULATED,
+    Family,
+    Inference,
+    Method,
+    Part,
+    Predicts,
+    Presence,
+    Protection,
+    Traits,
+)
+from protoseal.config.clustering import Clustering
 from protoseal.config.deployment import (
     CoordinatorConfig,
     DeadlinesSection,
@@ -21,29 +36,43 @@ from protoseal.config.deployment import (
     load_coordinator,
     load_site,
 )
-from protoseal.config.fedpc import FedpcSection, MaskingSection
+from protoseal.config.layout import Layout
+from protoseal.config.methods import BaselinesSection, FeddbpSection, FedpcSection, FedplccSection
 from protoseal.config.reading import ConfigError
 from protoseal.config.simulation import SimulationConfig, load_simulation
 
 __all__ = [
     "CONTROLS",
+    "DEPLOYABLE",
     "SIMULATED",
     "Agreement",
+    "AveragingSection",
+    "BaselinesSection",
+    "Clustering",
     "ConfigError",
     "CoordinatorConfig",
     "DeadlinesSection",
+    "Family",
+    "FeddbpSection",
     "FedpcSection",
+    "FedplccSection",
+    "Inference",
+    "Layout",
     "LogLevel",
     "MaskingSection",
     "Method",
+    "Norm",
     "Optimiser",
+    "Part",
     "PfplSection",
+    "Predicts",
     "PreprocessingSection",
     "Presence",
     "Protection",
     "SimulationConfig",
     "SiteConfig",
     "TrainingSection",
+    "Traits",
     "load_agreement",
     "load_coordinator",
     "load_simulation",

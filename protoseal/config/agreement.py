@@ -22,19 +22,25 @@ from pydantic import (
 
 from algorithms.pfpl import Weighting
 from crypto.errors import PrecisionError
-from crypto.fixed_point import FixedPoint, Segment
+from crypto.fixed_point import FixedPoint
+from protoseal.config.averaging import AveragingSection, MaskingSection
 from protoseal.config.capabilities import (
     BUILT_IN_MODELS,
+    DEPLOYABLE,
     SIMULATED,
+    Family,
     KnownMethod,
     KnownPresence,
     KnownProtection,
     Method,
+    Part,
     Presence,
     Protection,
     check_protection_serves,
 )
-from protoseal.config.fedpc import FedpcSection, MaskingSection
+from protoseal.config.clustering import Clustering
+from protoseal.config.layout import Layout
+from protoseal.config.methods import BaselinesSection, FeddbpSection, FedpcSection, FedplccSection
 from protoseal.config.reading import Section, directory_of, nearest, read_toml, source_of, validate
 from protoseal_wire.codec.limits import MOST_SITES
 
@@ -108,13 +114,26 @@ class Optimiser(StrEnum):
     """Without ``momentum``, which is refused: Adam's own is fixed."""
 
 
+class Norm(StrEnum):
+    """How the built-in networks that normalise do it; it means nothing to the others."""
+
+    BATCH = "batch"
+    """Over the batch in training, by what was kept of all batches afterwards."""
+    GROUP = "group"
+    """Each sample by itself, so that per-sample gradients exist and a batch may be one sample."""
+
+
 class TrainingSection(Section):
     """Local training, the same at every site. ``init_seed`` makes the common initial model.
 
     ``momentum`` is SGD's. With Adam it is refused, and is no part of the agreement's text and hash.
+    With ``pretrained_sha256`` every site that uses the agreed ``model`` begins with the extractor in a file of that
+    SHA-256 (hex), whose place its own file tells.
     """
 
     model: ModelSpec = "small-cnn"
+    norm: Norm = Norm.BATCH
+    pretrained_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     init_seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     optimiser: Optimiser = Optimiser.SGD
     lr: Positive = 0.01
@@ -136,6 +155,13 @@ class TrainingSection(Section):
         if self.optimiser is Optimiser.ADAM:
             table.pop("momentum", None)
         return table
+
+
+_AVERAGED = {
+    Part.EXTRACTOR: "without its classifier",
+    Part.NOT_NORMS: "without the layers that normalise",
+    Part.MODEL: "all of them",
+}
 
 
 class Agreement(Section):
@@ -170,6 +196,10 @@ class Agreement(Section):
     preprocessing: PreprocessingSection | None = None
     pfpl: PfplSection = PfplSection()
     fedpc: FedpcSection = FedpcSection()
+    feddbp: FeddbpSection = FeddbpSection()
+    fedplcc: FedplccSection = FedplccSection()
+    baselines: BaselinesSection = BaselinesSection()
+    averaging: AveragingSection = AveragingSection()
     masking: MaskingSection = MaskingSection()
     training: TrainingSection = TrainingSection()
 
@@ -202,6 +232,11 @@ class Agreement(Section):
     @model_validator(mode="after")
     def _protection_serves_method(self) -> Self:
         check_protection_serves(self.method, self.pfpl.weighting, self.pfpl.squared, self.protection)
+        if self.clusters and self.clustering.literal_norms and self.protection is Protection.MASKED:
+            raise ValueError(
+                "literal_norms clusters vectors as they are, and protection 'masked' shows their directions alone; set"
+                " literal_norms = false, or choose protection 'plain'"
+            )
         return self
 
     @model_validator(mode="after")
@@ -214,41 +249,74 @@ class Agreement(Section):
         return self
 
     @model_validator(mode="after")
-    def _fedpc_knows_what_it_averages(self) -> Self:
+    def _knows_what_it_averages(self) -> Self:
         if self.method is Method.AVERAGE:
             raise ValueError("method 'average' is fedpc with groups = 1 and alignment = 0: say that")
-        if self.method is Method.FEDPC and not self.fedpc.extractor_parameters:
+        if self.method.averages and not self.averaging.parameters:
             raise ValueError(
-                "method fedpc needs the size of what it averages: set extractor_parameters in [fedpc] to the"
-                " number of the model's parameters outside its classifier; write 1, and `protoseal client check`"
-                " tells the right number"
+                f"method {self.method.value} needs the size of what it averages: set parameters in [averaging] to the"
+                f" number of the model's parameters ({_AVERAGED[self.method.traits.averaged]}); write 1, and `protoseal"
+                " client check` tells the right number"
             )
         return self
 
     @model_validator(mode="after")
     def _sums_fit_the_ring(self) -> Self:
-        if self.method is Method.FEDPC and self.protection is Protection.MASKED:
+        if self.protection is Protection.MASKED and self.sums:
             try:
-                self.fixed_point()
+                self.fixed_point(int(self.clusters))
             except PrecisionError as error:
                 raise ValueError(
                     f"masked sums do not fit ring_bits = {self.masking.ring_bits}: {error}"
                 ) from error
         return self
 
-    def fixed_point(self) -> FixedPoint:
-        """How a site's contribution to a masked sum becomes integers: prototypes, parameters, buffers.
+    @property
+    def sums(self) -> bool:
+        """Whether sites' values are added up, over all sites or in groups."""
+        return self.method.traits.family in (Family.GROUPS, Family.SUMS, Family.CLUSTERS)
+
+    @property
+    def clusters(self) -> bool:
+        """Whether sites' local prototypes are clustered, class by class."""
+        return self.method.traits.family is Family.CLUSTERS
+
+    @property
+    def clustering(self) -> Clustering:
+        """How local prototypes become clusters; of no meaning where the method makes none."""
+        fedplcc, own = self.fedplcc, self.method is Method.FEDPLCC
+        return Clustering(
+            most_prototypes=fedplcc.most_prototypes,
+            most_clusters=fedplcc.most_clusters,
+            single=self.method is Method.FPL,
+            literal_norms=own and fedplcc.literal_norms,
+            uniform=not (own and fedplcc.weighted),
+            weighted_centres=own and fedplcc.weighted_centres,
+        )
+
+    @property
+    def layout(self) -> Layout:
+        """What a site adds to a sum; a vector of no numbers where nothing is added up."""
+        traits, averaging = self.method.traits, self.averaging
+        averages = self.method.averages
+        return Layout(
+            classes=len(self.classes) if traits.prototypes and self.sums else 0,
+            dim=self.dim,
+            parameters=averaging.parameters if averages else 0,
+            buffers=averaging.buffers if averages else 0,
+            weighted=traits.weighted,
+        )
+
+    def fixed_point(self, clusters: int = 0) -> FixedPoint:
+        """How a site's contribution to a masked sum becomes integers; that to ``clusters`` comes before the layout's.
 
         Sums may have as many terms as a run may have sites. Raises :class:`crypto.errors.PrecisionError`.
         """
-        fedpc = self.fedpc
-        segments = (
-            Segment(len(self.classes) * self.dim, self.norm_bound),
-            Segment(fedpc.extractor_parameters, fedpc.parameter_bound),
-            Segment(fedpc.extractor_buffers, fedpc.buffer_bound),
+        of_clusters = self.clustering.segments(
+            clusters, self.dim, self.norm_bound, self.averaging.most_samples
         )
         return FixedPoint(
-            tuple(each for each in segments if each.length),
+            (*of_clusters, *self.layout.segments(self.norm_bound, self.averaging)),
             terms=MOST_SITES,
             ring_bits=self.masking.ring_bits,
         )
@@ -280,12 +348,6 @@ class Agreement(Section):
         """Whether the sites share a secret that one of them makes and seals to the others."""
         return self.protection in (Protection.CKKS, Protection.MASKED)
 
-    @property
-    def parameters(self) -> int:
-        """How many numbers of a model travel: none where prototypes are all that is exchanged."""
-        fedpc = self.fedpc
-        return fedpc.extractor_parameters + fedpc.extractor_buffers if self.method.is_grouped else 0
-
 
 def load_agreement(path: Path) -> Agreement:
     """The agreement in a TOML file; raises ``ConfigError``."""
@@ -307,8 +369,8 @@ def _agreement_of(value: object, info: ValidationInfo) -> object:
 def _deployable(agreement: Agreement) -> Agreement:
     if agreement.method in SIMULATED:
         raise ValueError(
-            f"method {agreement.method.value!r} is a control without peers: it runs in `protoseal simulate`"
-            " only; choose 'pfpl' or 'fedpc'"
+            f"method {agreement.method.value!r} is here to be compared with: it runs in `protoseal simulate` only;"
+            f" choose {', '.join(sorted(method.value for method in DEPLOYABLE))}"
         )
     return agreement
 

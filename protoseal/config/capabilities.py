@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Annotated, assert_never
+from typing import Annotated
 
 from pydantic import BeforeValidator
 
@@ -14,6 +15,65 @@ from crypto.protection import Offer
 from protoseal.config.reading import nearest
 
 
+class Family(StrEnum):
+    """Which course a method's rounds take."""
+
+    PEERS = "peers"
+    """An answer of its own for every site, combined of its peers' prototypes."""
+    GROUPS = "groups"
+    """Sites are grouped before training; sums within each group, groups mixed by how alike they are."""
+    SUMS = "sums"
+    """One sum over all sites, and its mean for each of them."""
+    CLUSTERS = "clusters"
+    """Local prototypes of all sites are clustered, class by class, and models averaged."""
+    ALONE = "alone"
+    """No federation."""
+
+
+class Part(StrEnum):
+    """Which part of sites' models is averaged."""
+
+    NOTHING = "nothing"
+    EXTRACTOR = "extractor"
+    """All but the classifier."""
+    NOT_NORMS = "not norms"
+    """All but the layers that normalise."""
+    MODEL = "model"
+
+
+class Predicts(StrEnum):
+    """Which model a site predicts with."""
+
+    TRAINED = "trained"
+    """The one that it trained last."""
+    AGGREGATED = "aggregated"
+    """What sites averaged last, with the parts that are not averaged as it trained them last."""
+
+
+class Inference(StrEnum):
+    """How a site predicts. Both accuracies are reported; this one is the method's own."""
+
+    CLASSIFIER = "classifier"
+    PROTOTYPE = "prototype"
+    """By the nearest prototype; by the classifier as long as there is none."""
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What tells one method's rounds from another's.
+
+    ``averaged``: the part of the model that is exchanged, ``weighted`` by sample counts or not. ``prototypes``: whether
+    class prototypes are exchanged, as one for each class; the methods of ``CLUSTERS`` exchange several.
+    """
+
+    family: Family
+    averaged: Part = Part.NOTHING
+    weighted: bool = False
+    prototypes: bool = False
+    predicts: Predicts = Predicts.TRAINED
+    inference: Inference = Inference.CLASSIFIER
+
+
 class Method(StrEnum):
     """How sites learn from each other."""
 
@@ -21,23 +81,75 @@ class Method(StrEnum):
     """Personalised prototypes, weighted by distance."""
     FEDPC = "fedpc"
     """Sites grouped by their prototypes; extractor and prototypes averaged within groups and between them."""
+    FEDDBP = "feddbp"
+    """A shared and a decision branch; each site keeps the channels of its own prototypes that matter most to it."""
+    FEDPLCC = "fedplcc"
+    """Several weighted prototypes for each class, clustered at the sites and over them; models averaged."""
     AVERAGE = "average"
     """Control: ``fedpc`` with one group and no alignment, so that the extractor is plainly averaged."""
     LOCAL = "local"
     """Control: each site trains alone."""
     SELF = "self"
     """Control: each site is aligned with its own prototypes alone, with the same budget as ``pfpl``."""
+    FEDAVG = "fedavg"
+    """Models averaged."""
+    FEDPROX = "fedprox"
+    """Models averaged, each held near the average while it trains."""
+    FEDPROTO = "fedproto"
+    """Class prototypes averaged, and nothing else exchanged."""
+    FEDBN = "fedbn"
+    """Models averaged but for the layers that normalise."""
+    FEDPER = "fedper"
+    """Models averaged but for the classifier."""
+    FEDREP = "fedrep"
+    """Models averaged but for the classifier, which trains first, by itself."""
+    DITTO = "ditto"
+    """Models averaged, and a second model at each site that is held near the average."""
+    FPL = "fpl"
+    """One prototype a class and site, clustered over the sites; models averaged."""
+    FEDPLVM = "fedplvm"
+    """Several prototypes for each class, clustered at the sites and over them; models averaged."""
+
+    @property
+    def traits(self) -> Traits:
+        """What its rounds are made of."""
+        return _TRAITS[self]
 
     @property
     def is_grouped(self) -> bool:
         """Whether sites are grouped before training, and prototypes and extractors averaged in each group."""
-        match self:
-            case Method.FEDPC | Method.AVERAGE:
-                return True
-            case Method.PFPL | Method.LOCAL | Method.SELF:
-                return False
-            case _:
-                assert_never(self)
+        return self.traits.family is Family.GROUPS
+
+    @property
+    def averages(self) -> bool:
+        """Whether any part of sites' models is exchanged."""
+        return self.traits.averaged is not Part.NOTHING
+
+
+_AVERAGED = Traits(Family.SUMS, Part.MODEL, weighted=True, predicts=Predicts.AGGREGATED)
+_GROUPED = Traits(Family.GROUPS, Part.EXTRACTOR, prototypes=True)
+_OWN_HEAD = Traits(Family.SUMS, Part.EXTRACTOR, weighted=True)
+_CLUSTERED = Traits(Family.CLUSTERS, Part.MODEL, weighted=True, predicts=Predicts.AGGREGATED)
+_PROTOTYPES = Traits(Family.SUMS, prototypes=True, inference=Inference.PROTOTYPE)
+_TRAITS = {
+    Method.PFPL: Traits(Family.PEERS, prototypes=True),
+    Method.FEDPC: _GROUPED,
+    Method.AVERAGE: _GROUPED,
+    Method.FEDDBP: _PROTOTYPES,
+    Method.FEDPROTO: _PROTOTYPES,
+    Method.FEDPLCC: _CLUSTERED,
+    Method.FPL: _CLUSTERED,
+    Method.FEDPLVM: _CLUSTERED,
+    Method.FEDAVG: _AVERAGED,
+    Method.FEDPROX: _AVERAGED,
+    Method.FEDBN: replace(_AVERAGED, averaged=Part.NOT_NORMS),
+    Method.FEDPER: _OWN_HEAD,
+    Method.FEDREP: _OWN_HEAD,
+    # What Ditto averages is not what it predicts with: the site's second model is.
+    Method.DITTO: replace(_AVERAGED, predicts=Predicts.TRAINED),
+    Method.LOCAL: Traits(Family.ALONE),
+    Method.SELF: Traits(Family.ALONE),
+}
 
 
 class Protection(StrEnum):
@@ -59,11 +171,16 @@ class Presence(StrEnum):
     """The coordinator and every site of the run."""
 
 
-CONTROLS = frozenset({Method.LOCAL, Method.SELF})
+DEPLOYABLE = frozenset({Method.PFPL, Method.FEDPC, Method.FEDDBP, Method.FEDPLCC})
+"""What runs between institutions. All else is what these are compared with, and runs in a simulation."""
+CONTROLS = frozenset(method for method in Method if method.traits.family is Family.ALONE)
 """What a site does alone, without a federation."""
-SIMULATED = CONTROLS | {Method.AVERAGE}
+SIMULATED = frozenset(Method) - DEPLOYABLE
 """What only a simulation runs."""
-BUILT_IN_MODELS = ("small-cnn", "fedpc-cnn", "resnet18")
+BUILT_IN_MODELS = (
+    *("small-cnn", "fedpc-cnn", "resnet10", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
+    *("googlenet", "mobilenet-v2"),
+)
 
 OFFERS = {
     Protection.PLAIN: frozenset({Offer.GRAM, Offer.SUM}),
@@ -71,17 +188,15 @@ OFFERS = {
     Protection.CKKS: frozenset({Offer.DISTANCE_WEIGHTS}),
 }
 """What the coordinator's half of each protection can compute."""
-FEDPC_NEEDS = frozenset({Need.GRAM, Need.SUM})
-"""Inner products for the clustering, sums for the groups."""
+NEEDS = {
+    Family.GROUPS: frozenset({Need.GRAM, Need.SUM}),
+    Family.SUMS: frozenset({Need.SUM}),
+    Family.CLUSTERS: frozenset({Need.GRAM, Need.SUM}),
+    Family.ALONE: frozenset[Need](),
+}
+"""Inner products for a clustering, sums for what is averaged. What ``PEERS`` need depends on the weighting."""
 
 _LATER = "is not in this version"
-LATER_METHODS = dict.fromkeys(
-    (
-        *("feddbp", "fedplcc"),
-        *("fedavg", "fedprox", "fedproto", "fedbn", "fedper", "fedrep", "ditto", "fpl", "fedplvm"),
-    ),
-    _LATER,
-)
 _PART_OF_MASKED = "is a part of 'masked', which uses it where the method needs it"
 LATER_PROTECTIONS = {"pairwise": _PART_OF_MASKED, "rotation": _PART_OF_MASKED}
 LATER_PRESENCES = {
@@ -103,9 +218,7 @@ def known_name(value: object, kind: str, known: type[StrEnum], later: Mapping[st
     raise ValueError(f"unknown {kind} {value!r}{nearest(value, names)}")
 
 
-KnownMethod = Annotated[
-    Method, BeforeValidator(lambda value: known_name(value, "method", Method, LATER_METHODS))
-]
+KnownMethod = Annotated[Method, BeforeValidator(lambda value: known_name(value, "method", Method, {}))]
 KnownProtection = Annotated[
     Protection, BeforeValidator(lambda value: known_name(value, "protection", Protection, LATER_PROTECTIONS))
 ]
@@ -118,21 +231,12 @@ def check_protection_serves(
     method: Method, weighting: Weighting, squared: bool, protection: Protection
 ) -> None:
     """Raise ``ValueError``, naming both sides, unless the protection can compute what the method needs."""
-    match method:
-        case Method.LOCAL | Method.SELF:
-            return
-        case Method.PFPL:
-            _check_pfpl_served(weighting, squared, protection)
-        case Method.FEDPC | Method.AVERAGE:
-            _check_fedpc_served(method, protection)
-        case _:
-            assert_never(method)
-
-
-def _check_fedpc_served(method: Method, protection: Protection) -> None:
-    if not _values(FEDPC_NEEDS) <= _values(OFFERS[protection]):
+    family = method.traits.family
+    if family is Family.PEERS:
+        _check_pfpl_served(weighting, squared, protection)
+    elif not _values(NEEDS[family]) <= _values(OFFERS[protection]):
         raise ValueError(
-            f"method {method.value} needs {_names(FEDPC_NEEDS, 'and')}, and protection {protection.value!r} offers"
+            f"method {method.value} needs {_names(NEEDS[family], 'and')}, and protection {protection.value!r} offers"
             f" {_names(OFFERS[protection])}; choose protection 'masked' or 'plain'"
         )
 

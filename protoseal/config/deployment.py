@@ -109,6 +109,8 @@ class CoordinatorConfig(_PartyFile):
 class SiteConfig(_PartyFile):
     """``site.toml``. ``out`` receives the trained model, the prototypes and the site's log.
 
+    ``pretrained`` is this site's copy of the weights whose SHA-256 the agreement holds.
+
     ``min_holders`` and ``min_sites`` are what *this site* insists on. An agreement with fewer holders is refused
     when this file is loaded, and so bounds every sum and mean that the site is in; a roster or round with fewer
     sites is refused when it comes, whatever the coordinator says. The limit: ``min_sites`` counts a round's sites
@@ -124,6 +126,7 @@ class SiteConfig(_PartyFile):
     device: Device = "auto"
     out: LocalPath
     model: ModelSpec | None = None
+    pretrained: LocalPath | None = None
     min_holders: Count | None = None
     min_sites: Annotated[int, Field(ge=2)] | None = None
     pins: dict[Name, str] = Field(default_factory=dict)

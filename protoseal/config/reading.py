@@ -91,10 +91,15 @@ def source_of(info: ValidationInfo) -> str:
     return str((info.context or {}).get("source", ""))
 
 
+DATA_ROOT = "DATA_ROOT/"
+"""How a path in a data set's name says that it is under the data root, wherever that is."""
+
+
 def data_spec(spec: str, directory: Path | None) -> str:
     """A data set's name with its relative paths (``npz:``, ``folder:``, ``sites:``) taken from ``directory``.
 
-    Domains joined by ``+`` are treated one by one; other forms stay as they are.
+    Paths that begin with ``DATA_ROOT/`` stay: they are under the data root. Domains joined by ``+`` are treated one
+    by one; other forms stay as they are.
     """
     if directory is None:
         return spec
@@ -103,7 +108,7 @@ def data_spec(spec: str, directory: Path | None) -> str:
 
 def _domain_spec(spec: str, directory: Path) -> str:
     kind, separator, path = spec.partition(":")
-    if separator and kind in {"npz", "folder", "sites"}:
+    if separator and kind in {"npz", "folder", "sites"} and not path.startswith(DATA_ROOT):
         return f"{kind}:{directory / Path(path).expanduser()}"
     return spec
 

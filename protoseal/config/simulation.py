@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -12,12 +13,15 @@ from protoseal.config.agreement import (
     FEWEST_SAFE_HOLDERS,
     Agreement,
     Count,
+    ModelSpec,
     PfplSection,
     Positive,
     PreprocessingSection,
     TrainingSection,
 )
+from protoseal.config.averaging import AveragingSection, MaskingSection
 from protoseal.config.capabilities import (
+    CONTROLS,
     KnownMethod,
     KnownProtection,
     Method,
@@ -25,8 +29,16 @@ from protoseal.config.capabilities import (
     check_protection_serves,
 )
 from protoseal.config.deployment import Device
-from protoseal.config.fedpc import FedpcSection, MaskingSection
-from protoseal.config.reading import LocalPath, Section, data_spec, directory_of, parse_toml, validate
+from protoseal.config.methods import BaselinesSection, FeddbpSection, FedpcSection, FedplccSection
+from protoseal.config.reading import (
+    ConfigError,
+    LocalPath,
+    Section,
+    data_spec,
+    directory_of,
+    parse_toml,
+    validate,
+)
 
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
@@ -36,8 +48,9 @@ class SimulationConfig(Section):
 
     A seed makes the split, the initial model and the order of batches. ``compare`` names further methods and
     controls that run on the same data with the same budget. ``classes`` and ``preprocessing`` follow from the
-    data set unless given; ``min_sites`` is ``min_holders`` unless given, and at least 2. The sizes of the extractor
-    in ``[fedpc]`` follow from the model.
+    data set unless given; ``min_sites`` is ``min_holders`` unless given, and at least 2. The sizes in ``[averaging]``
+    follow from the model. Of the data's own test part at most ``tests`` samples of each class and domain are used.
+    ``pretrained`` is the file whose SHA-256 ``[training]`` holds.
     """
 
     method: KnownMethod = Method.PFPL
@@ -48,9 +61,19 @@ class SimulationConfig(Section):
     rounds: Annotated[int, Field(ge=1, le=100_000)] = 5
     seed: Seed = 0
     seeds: tuple[Seed, ...] = ()
+    tests: Count | None = None
     compare: tuple[KnownMethod, ...] = ()
     device: Device = "auto"
+    models: tuple[ModelSpec, ...] = ()
+    batched: Literal["auto", "always", "never"] = "auto"
+    mixed_precision: bool = False
+    evaluate_every: Count = 1
+    per_class: bool = False
+    early_stopping: Count | None = None
+    report_every: Annotated[int, Field(ge=0)] = 10
+    tensorboard: bool = False
     data_root: LocalPath | None = None
+    pretrained: LocalPath | None = None
     out: LocalPath = Path("runs/simulation")
     workers: Annotated[int, Field(ge=0, le=1024)] = 0
     classes: tuple[str, ...] | None = None
@@ -63,6 +86,10 @@ class SimulationConfig(Section):
     preprocessing: PreprocessingSection | None = None
     pfpl: PfplSection = PfplSection()
     fedpc: FedpcSection = FedpcSection()
+    feddbp: FeddbpSection = FeddbpSection()
+    fedplcc: FedplccSection = FedplccSection()
+    baselines: BaselinesSection = BaselinesSection()
+    averaging: AveragingSection = AveragingSection()
     masking: MaskingSection = MaskingSection()
     training: TrainingSection = TrainingSection()
 
@@ -70,6 +97,13 @@ class SimulationConfig(Section):
     @classmethod
     def _data_from_directory(cls, spec: str, info: ValidationInfo) -> str:
         return data_spec(spec, directory_of(info))
+
+    @field_validator("seeds", mode="after")
+    @classmethod
+    def _distinct_seeds(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(seeds)) < len(seeds):
+            raise ValueError("a seed is named more than once")
+        return seeds
 
     @model_validator(mode="after")
     def _sites_suffice(self) -> Self:
@@ -82,9 +116,45 @@ class SimulationConfig(Section):
 
     @model_validator(mode="after")
     def _protection_serves_methods(self) -> Self:
-        for method in (self.method, *self.compare):
+        for method in self.methods:
             check_protection_serves(method, self.pfpl.weighting, self.pfpl.squared, self.protection)
         return self
+
+    @model_validator(mode="after")
+    def _different_models_are_not_averaged(self) -> Self:
+        averaging = [method.value for method in self.methods if method.averages]
+        if len(set(self.models)) > 1 and averaging:
+            raise ValueError(
+                f"{' and '.join(averaging)} would average models of different architectures: with `models`, choose"
+                " methods that average none, such as pfpl, feddbp or fedproto, or name one model"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _self_has_something_to_align_with(self) -> Self:
+        guide = self.self_aligns_as
+        if Method.SELF in self.methods and not guide.traits.prototypes:
+            raise ValueError(
+                f"the control 'self' aligns a site with its own prototypes as the method beside it does, and"
+                f" {guide.value} has not one prototype for each class: leave 'self' out, or run it beside pfpl, fedpc,"
+                " feddbp or fedproto as the method"
+            )
+        return self
+
+    @property
+    def methods(self) -> tuple[Method, ...]:
+        """All that runs, each once, the method itself first."""
+        return tuple(dict.fromkeys((self.method, *self.compare)))
+
+    @property
+    def self_aligns_as(self) -> Method:
+        """The method whose loss the control ``self`` has: the one that it is compared with, PFPL if there is none."""
+        federated = [method for method in self.methods if method not in CONTROLS]
+        return federated[0] if federated else Method.PFPL
+
+    def model_of(self, position: int) -> str:
+        """What the site at that place in the order of names trains."""
+        return self.models[position % len(self.models)] if self.models else self.training.model
 
     @property
     def fewest_sites(self) -> int:
@@ -103,22 +173,24 @@ class SimulationConfig(Section):
         seed: int,
         classes: Sequence[str],
         preprocessing: PreprocessingSection | None,
-        extractor: tuple[int, int] | None = None,
+        averaged: tuple[int, int] | None = None,
     ) -> Agreement:
         """The agreement of one run of this simulation, for classes and preprocessing taken from the data.
 
-        ``extractor`` is how many parameters and buffers the model has outside its classifier; methods that average
-        them need it. ``average`` is an agreement on ``fedpc`` with one group and no alignment. Raises
-        ``ConfigError`` where no such agreement may exist.
+        ``averaged`` is how many parameters and buffers of the model the method averages, if it does. ``average`` is
+        an agreement on ``fedpc`` with one group and no alignment. Raises ``ConfigError`` where no such agreement may
+        exist.
         """
         shared = (
             *("protection", "rounds", "dim", "min_holders", "allow_fewer_holders_reveals_peers"),
-            *("norm_bound", "agreement_threshold", "pfpl", "fedpc", "masking", "training"),
+            *("norm_bound", "agreement_threshold", "training", "averaging", "masking"),
+            *("pfpl", "fedpc", "feddbp", "fedplcc", "baselines"),
         )
         table = self.model_dump(mode="json", by_alias=True, include=set(shared))
         table["training"]["init_seed"] = seed
-        if extractor is not None:
-            table["fedpc"] |= {"extractor_parameters": extractor[0], "extractor_buffers": extractor[1]}
+        table["training"]["model"] = self.model_of(0)
+        if averaged is not None:
+            table["averaging"] |= {"parameters": averaged[0], "buffers": averaged[1]}
         if method is Method.AVERAGE:
             table["fedpc"] |= {"groups": 1, "alignment": 0.0}
         table |= {
@@ -132,16 +204,43 @@ class SimulationConfig(Section):
         return validate(Agreement, table, source="simulation", directory=Path())
 
 
-def load_simulation(path: Path | None, flags: Mapping[str, object]) -> SimulationConfig:
-    """``flags`` over the file's content over the defaults; a flag that is None was not given.
+def load_simulation(
+    path: Path | None, flags: Mapping[str, object], settings: Sequence[str] = ()
+) -> SimulationConfig:
+    """``flags`` over ``settings`` over the file's content over the defaults; a flag that is None was not given.
 
-    Relative paths among the flags are taken from the working directory, those in the file from the file's.
+    Each setting is of the form ``section.key=value``, the value as in TOML, where a word needs no quotes. Relative
+    paths among the flags are taken from the working directory, those in the file and in settings from the file's.
     Raises ``ConfigError``.
     """
     table = {} if path is None else parse_toml(path)
+    for setting in settings:
+        _set(table, setting)
     given = {key: _from_here(key, value) for key, value in flags.items() if value is not None}
+    if "seed" in given:
+        given.setdefault("seeds", [])  # one seed, whatever the file has
     directory = Path() if path is None else path.parent
     return validate(SimulationConfig, table | given, source=str(path or "simulate"), directory=directory)
+
+
+def _set(table: dict[str, Any], setting: str) -> None:
+    """Put one setting into the table."""
+    name, separator, text = setting.partition("=")
+    *sections, key = name.strip().split(".")
+    if not (separator and key and all(sections)):
+        raise ConfigError("--set", [f"{setting!r} is not of the form section.key=value"])
+    for section in sections:
+        table = table.setdefault(section, {})
+        if not isinstance(table, dict):
+            raise ConfigError("--set", [f"{setting!r}: {section} is no section"])
+    table[key] = _value(text.strip())
+
+
+def _value(text: str) -> object:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
 
 
 def _from_here(key: str, value: object) -> object:

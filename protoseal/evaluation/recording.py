@@ -9,19 +9,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from crypto.pairwise import SCHEME as PAIRWISE
 from crypto.plain import SCHEME as PLAIN
 from crypto.protection import Payload
 from crypto.rotation import SCHEME as ROTATION
-from protoseal.config import Agreement, Method
+from protoseal.config import Agreement, Family, Part
 from protoseal.evaluation.view import Likeness, Vectors, likeness
 from protoseal.files import SitePrototypes, ViewLine
-from protoseal.terms import limits_of, values_form
+from protoseal.terms import directions_form, limits_of, values_form
 from protoseal_wire import codec
 from secure_server.store import Received
 
 Rounds = Sequence[tuple[int, Payload]]
 """Uploads of values, each with the number of its round."""
 
+_SENT = ("values", "directions")
 _ROUNDS = 2  # of the values that are searched: the last and the one before, with their mean and difference
 
 
@@ -29,14 +31,15 @@ def describe(
     received: Sequence[Received], agreement: Agreement, prototypes: Mapping[str, SitePrototypes]
 ) -> tuple[ViewLine, ...]:
     """What the recording shows, checked against the sites' own prototypes of the last round."""
-    values = [each for each in received if _kind(each) == "values"]
+    values = [each for each in received if _kind(each) in _SENT]
     payloads = [(each.key.round, _payload(each, agreement)) for each in values if each.key is not None]
     return (
         _messages(received),
         _presence(received),
         _numbers(payloads),
         _inner_products(payloads),
-        *([_sums(payloads)] if agreement.method is Method.FEDPC else []),
+        *([_local_prototypes(payloads)] if agreement.clusters else []),
+        *([_sums(payloads, agreement)] if agreement.sums else []),
         _prototypes(_last_rounds(values), agreement, prototypes),
     )
 
@@ -60,7 +63,7 @@ def compare(received: Sequence[Received], agreement: Agreement, vectors: Vectors
 
 def _parts(message: Received, agreement: Agreement) -> Sequence[bytes]:
     """What stands at the same place in the same kind of message of another round."""
-    if _kind(message) != "values":
+    if _kind(message) not in _SENT:
         return [message.content]
     payload = _payload(message, agreement)
     return [*(each.tobytes() for each in (*payload.arrays, *payload.words)), *payload.blobs]
@@ -68,7 +71,9 @@ def _parts(message: Received, agreement: Agreement) -> Sequence[bytes]:
 
 def _payload(values: Received, agreement: Agreement) -> Payload:
     round_number = 0 if values.key is None else values.key.round
-    return codec.decode_payload(values.content, limits_of(agreement), values_form(agreement, round_number))
+    turned = _kind(values) == "directions"
+    form = directions_form(agreement) if turned else values_form(agreement, round_number)
+    return codec.decode_payload(values.content, limits_of(agreement), form)
 
 
 def _last_rounds(values: Sequence[Received]) -> list[Received]:
@@ -117,6 +122,8 @@ def _inner_products(payloads: Rounds) -> ViewLine:
     """Rotations leave them as they are; a masked sum has none but the sum's own."""
     of_each = [number for number, payload in payloads if payload.arrays]
     clustering = ", of the initial model alone" if set(of_each) == {0} else ""
+    if any(payload.scheme == PAIRWISE for _, payload in payloads) and any(of_each):
+        clustering = ", of their directions alone"
     return ViewLine(
         what="inner products of sites' prototypes",
         seen=bool(of_each),
@@ -124,13 +131,32 @@ def _inner_products(payloads: Rounds) -> ViewLine:
     )
 
 
-def _sums(payloads: Rounds) -> ViewLine:
-    rounds = {number for number, payload in payloads if number and (payload.arrays or payload.words)}
+def _local_prototypes(payloads: Rounds) -> ViewLine:
+    """Who sends several prototypes of a class says with each which class it is of."""
+    rows = sum(len(payload.arrays[0]) for _, payload in payloads if payload.arrays)
     return ViewLine(
-        what="each group's mean of prototypes and extractors",
+        what="how many prototypes of each class a site has",
+        seen=rows > 0,
+        evidence=f"{rows:,} prototypes came with their classes",
+    )
+
+
+def _sums(payloads: Rounds, agreement: Agreement) -> ViewLine:
+    rounds = {number for number, payload in payloads if number and (payload.arrays or payload.words)}
+    of = "each group's mean of" if agreement.method.is_grouped else "the mean over sites of"
+    return ViewLine(
+        what=f"{of} {' and '.join(_averaged(agreement))}",
         seen=bool(rounds),
         evidence=f"by method, in each of {len(rounds)} rounds",
     )
+
+
+def _averaged(agreement: Agreement) -> Iterator[str]:
+    layout, part = agreement.layout, agreement.method.traits.averaged
+    if layout.classes or agreement.method.traits.family is Family.CLUSTERS:
+        yield "prototypes"
+    if layout.model:
+        yield "extractors" if part is Part.EXTRACTOR else "models"
 
 
 def _arrays(payloads: Rounds, scheme: str) -> Iterator[NDArray[np.float64]]:

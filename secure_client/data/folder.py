@@ -1,7 +1,21 @@
-"""Data in a folder of images: ``train/CLASS/*.png`` and, where there is one, ``test/CLASS/*.png``."""
+"""Data in a folder of images, in one of the ways in which such folders are laid out.
+
+===============================  =====================================================================
+``train/CLASS/*.png``            and, where there is one, ``test/CLASS/*.png``
+``DOMAIN/CLASS/*.jpg``           several domains, as Office and PACS are published (also
+                                 ``DOMAIN/images/CLASS/*.jpg``); no test part
+``CLASS/*.png``                  one domain, no test part
+``train/CLASS/images/*.JPEG``    Tiny-ImageNet: ``val``, with ``val_annotations.txt``, is the test part;
+                                 the images in ``test`` have no labels and are left unread
+===============================  =====================================================================
+
+Hidden files are skipped.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,21 +30,50 @@ SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff"})
 DEEP_MODES = frozenset({"I", "I;16", "I;16B", "I;16L"})
 """Pillow's names for 16-bit grey."""
 
+IMAGES = "images"
+"""The folder that Tiny-ImageNet and Office-31 put between a class, or a domain, and its images."""
+
+ANNOTATIONS = Path("val", "val_annotations.txt")
+
+
+@dataclass(frozen=True)
+class _File:
+    """An image and what its place says about it."""
+
+    path: Path
+    label: str
+    domain: str
+
+
+@dataclass(frozen=True)
+class _Listing:
+    """The files of each part; ``test`` is None where the layout has no test part."""
+
+    train: Sequence[_File]
+    test: Sequence[_File] | None = None
+
+    def names(self, of: Callable[[_File], str]) -> tuple[str, ...]:
+        """Classes or domains, sorted."""
+        return tuple(sorted({of(file) for file in (*self.train, *(self.test or ()))}))
+
 
 def read_folder(path: Path, agreed: PreprocessingSection | None) -> Source:
     """Every image under ``path``, each given the agreed size and channels as soon as it is read.
 
-    The names of the class folders are the classes. Hidden files are skipped. All images are kept in memory at
-    the agreed size: for more than fits, a data set of the site's own by ``module:function`` reads as needed.
-    Raises :class:`DataError` for a folder without images, a file that is no image, and, without an agreed
-    preprocessing, images of different shape.
+    The names of the class folders are the classes. All images are kept in memory at the agreed size: for more
+    than fits, a data set of the site's own by ``module:function`` reads as needed. Raises :class:`DataError` for
+    a folder without images, a file that is no image, and, without an agreed preprocessing, images of different
+    shape.
     """
-    if not (path / "train").is_dir():
-        raise DataError(f"{path}: has no folder train with a folder of images for each class")
-    parts = [part for part in ("train", "test") if (path / part).is_dir()]
-    classes = sorted({folder.name for part in parts for folder in _folders(path / part)})
-    train, *rest = (_read_part(path / part, classes, agreed) for part in parts)
-    return Source(str(path), train, rest[0] if rest else None, tuple(classes), (path.name,))
+    listing = _list_files(path)
+    classes = listing.names(lambda file: file.label)
+    domains = listing.names(lambda file: file.domain)
+
+    def read(files: Sequence[_File], kind: str) -> Samples:
+        return _read_files(files, classes, domains, agreed, where=f"{path}: {kind}")
+
+    test = None if listing.test is None else read(listing.test, "test")
+    return Source(str(path), read(listing.train, "train"), test, classes, domains)
 
 
 def read_image(path: Path) -> Inputs:
@@ -40,12 +83,13 @@ def read_image(path: Path) -> Inputs:
     """
     try:
         with Image.open(path) as image:
-            return _pixels(image)
+            return pixels(image)
     except (OSError, UnidentifiedImageError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"{path}: cannot be read as an image ({error}); mend or remove it") from error
 
 
-def _pixels(image: Image.Image) -> Inputs:
+def pixels(image: Image.Image) -> Inputs:
+    """An opened image as :func:`read_image` returns it; raises what Pillow raises."""
     if image.mode in DEEP_MODES:
         return (np.asarray(image).astype(np.float32) / np.float32(65535))[..., np.newaxis]
     if image.mode in {"1", "L", "LA"}:
@@ -53,42 +97,110 @@ def _pixels(image: Image.Image) -> Inputs:
     return np.array(image.convert("RGB"))
 
 
+def fitted(image: Inputs, agreed: PreprocessingSection | None, *, where: str) -> Inputs:
+    """One image (H, W, C) with the agreed size and channels, or as it is where none are agreed."""
+    return image if agreed is None else fit_images(image[np.newaxis], agreed, where=where)[0]
+
+
+def stack(images: Iterable[Inputs], count: int, where: str) -> Inputs:
+    """``count`` images (H, W, C) as one array, without a second copy of them in memory on the way.
+
+    float32 in [0, 1] where any of them is; :class:`DataError` for images of different shape.
+    """
+    stacked: Inputs | None = None
+    for place, image in enumerate(images):
+        if stacked is None:
+            stacked = np.zeros((count, *image.shape), image.dtype)
+        if image.shape != stacked.shape[1:]:
+            first, other = sorted((stacked.shape[1:], image.shape))
+            raise DataError(f"{where}: images differ in shape ({first}, {other}); agree on [preprocessing]")
+        mixed = image.dtype != stacked.dtype
+        stacked = as_floats(stacked) if mixed else stacked
+        stacked[place] = as_floats(image) if mixed else image
+    if stacked is None:
+        raise DataError(f"{where}: holds no images; it needs a folder of them for each class")
+    return stacked
+
+
+def _list_files(path: Path) -> _Listing:
+    if (path / ANNOTATIONS).is_file():
+        return _tiny_imagenet(path)
+    if (path / "train").is_dir():
+        test = path / "test"
+        return _Listing(
+            _classes(path / "train", path.name), _classes(test, path.name) if test.is_dir() else None
+        )
+    folders = _folders(path) if path.is_dir() else []
+    if any(map(_folders, folders)):
+        return _Listing([file for folder in folders for file in _domain(folder)])
+    if not folders:
+        raise DataError(
+            f"{path}: has no folder train with a folder of images for each class, nor folders DOMAIN/CLASS"
+        )
+    return _Listing(_classes(path, path.name))
+
+
+def _tiny_imagenet(path: Path) -> _Listing:
+    if not (path / "train").is_dir():
+        raise DataError(f"{path / 'train'}: is missing; Tiny-ImageNet has train and val, put it there")
+    train = [
+        file
+        for folder in _folders(path / "train")
+        for file in _files(folder / IMAGES, folder.name, path.name)
+    ]
+    known = {file.label for file in train}
+    test = []
+    for number, line in enumerate((path / ANNOTATIONS).read_text(encoding="utf-8").splitlines(), start=1):
+        name, _, rest = line.partition("\t")
+        label = rest.partition("\t")[0]
+        if label not in known:
+            raise DataError(
+                f"{path / ANNOTATIONS}: line {number} names class {label!r}, which train lacks; write"
+                " FILE, tab, CLASS"
+            )
+        test.append(_File(path / "val" / IMAGES / name, label, path.name))
+    return _Listing(train, test)
+
+
+def _domain(folder: Path) -> list[_File]:
+    """A domain's images: ``CLASS/*`` or ``images/CLASS/*``."""
+    inside = folder / IMAGES
+    return _classes(inside if inside.is_dir() and _folders(inside) else folder, folder.name)
+
+
+def _classes(path: Path, domain: str) -> list[_File]:
+    listed = [file for folder in _folders(path) for file in _files(folder, folder.name, domain)]
+    if not listed:
+        raise DataError(f"{path}: holds no images; it needs a folder of them for each class")
+    return listed
+
+
 def _folders(path: Path) -> list[Path]:
     return sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
-def _read_part(path: Path, classes: list[str], agreed: PreprocessingSection | None) -> Samples:
-    images: list[Inputs] = []
-    labels: list[int] = []
-    for folder in _folders(path):
-        files = _image_files(folder)
-        images += [_read_fitted(file, agreed) for file in files]
-        labels += [classes.index(folder.name)] * len(files)
-    if not images:
-        raise DataError(f"{path}: holds no images; it needs a folder of them for each class")
-    return checked_samples(_stack(images, path), np.array(labels), where=str(path))
-
-
-def _image_files(folder: Path) -> list[Path]:
+def _files(folder: Path, label: str, domain: str) -> list[_File]:
+    if not folder.is_dir():
+        raise DataError(f"{folder}: is missing; put the images of class {label!r} there")
     files = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
     for file in files:
         if file.suffix.lower() not in SUFFIXES:
             raise DataError(f"{file}: is not an image ({', '.join(sorted(SUFFIXES))}); remove it")
     if not files:
         raise DataError(f"{folder}: holds no images; fill it, or remove it if the site lacks this class")
-    return files
+    return [_File(file, label, domain) for file in files]
 
 
-def _read_fitted(path: Path, agreed: PreprocessingSection | None) -> Inputs:
-    image = read_image(path)
-    return image if agreed is None else fit_images(image[np.newaxis], agreed, where=str(path))[0]
-
-
-def _stack(images: list[Inputs], path: Path) -> Inputs:
-    shapes = sorted({image.shape for image in images})
-    if len(shapes) > 1:
-        raise DataError(
-            f"{path}: images differ in shape ({shapes[0]}, {shapes[-1]}); agree on [preprocessing]"
-        )
-    deep = any(image.dtype != np.uint8 for image in images)
-    return np.stack([as_floats(image) if deep else image for image in images])
+def _read_files(
+    files: Sequence[_File],
+    classes: tuple[str, ...],
+    domains: tuple[str, ...],
+    agreed: PreprocessingSection | None,
+    *,
+    where: str,
+) -> Samples:
+    images = (fitted(read_image(file.path), agreed, where=str(file.path)) for file in files)
+    inputs = stack(images, len(files), where)
+    labels = np.array([classes.index(file.label) for file in files])
+    numbers = np.array([domains.index(file.domain) for file in files])
+    return checked_samples(inputs, labels, numbers, where=where)

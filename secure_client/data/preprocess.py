@@ -36,8 +36,10 @@ def fit_images(images: Inputs, agreed: PreprocessingSection, *, where: str) -> I
     _check_channels(images.shape[3], agreed.channels, where)
     if images.shape[1:] == (agreed.image_size, agreed.image_size, agreed.channels):
         return images
-    chunks = (images[start : start + CHUNK] for start in range(0, len(images), CHUNK))
-    return np.concatenate([_fit_chunk(chunk, agreed) for chunk in chunks])
+    fitted = np.empty((len(images), agreed.image_size, agreed.image_size, agreed.channels), images.dtype)
+    for start in range(0, len(images), CHUNK):
+        fitted[start : start + CHUNK] = _fit_chunk(images[start : start + CHUNK], agreed)
+    return fitted
 
 
 def to_tensor(inputs: Inputs, agreed: PreprocessingSection | None, *, where: str) -> Tensor:

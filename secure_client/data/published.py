@@ -1,20 +1,22 @@
 """Published data sets by name, from files that the site has: nothing is downloaded, nothing unpickled.
 
-MNIST, Fashion-MNIST, USPS and SVHN are read by torchvision's own classes. Its CIFAR classes unpickle, so
-CIFAR is read here, from the "binary version" of its archive.
+MNIST, Fashion-MNIST, USPS, SVHN and Flowers102 are read by torchvision's own classes. Its CIFAR classes unpickle,
+so CIFAR is read here, from the "binary version" of its archive.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torchvision.datasets
 
+from protoseal.config import PreprocessingSection
 from secure_client.data.arrays import Inputs, Samples, Source, checked_samples
+from secure_client.data.folder import fitted, pixels, stack
 from secure_client.errors import DataError
 
 DIGITS = tuple(str(digit) for digit in range(10))
@@ -28,16 +30,36 @@ RGB_32 = 3 * 32 * 32
 Part = tuple[Inputs, Any]
 
 
-def read_published(name: str, data_root: Path | None) -> Source:
+class Reader(Protocol):
+    """One published data set, or several that are stored alike."""
+
+    def check(self, name: str, root: Path) -> None:
+        """:class:`DataError` for a missing file."""
+        ...
+
+    def classes(self, root: Path) -> tuple[str, ...] | None:
+        """Names in the order of the labels; None where the labels are only numbers."""
+        ...
+
+    def read(self, root: Path, train: bool, agreed: PreprocessingSection | None) -> Part:
+        """Images (N, H, W[, C]) and labels of the training or the test part.
+
+        ``agreed`` matters only to a set of pictures of many sizes, which get the agreed one as they are read.
+        """
+        ...
+
+
+def read_published(name: str, data_root: Path | None, agreed: PreprocessingSection | None = None) -> Source:
     """The data set that ``name``, a key of :data:`PUBLISHED`, stands for, from its files under ``data_root``.
 
-    Raises :class:`DataError` naming the file that is missing, damaged or refused, and what to do.
+    ``agreed`` serves to keep large pictures small as they are read. Raises :class:`DataError` naming the file that
+    is missing, damaged or refused, and what to do.
     """
     if data_root is None:
         raise DataError(f"{name}: is read from a folder that you have; name it by --data-root or data_root")
     reader = PUBLISHED[name]
     reader.check(name, data_root)
-    train, test = (_read(name, reader, data_root, part) for part in (True, False))
+    train, test = (_read(name, reader, data_root, part, agreed) for part in (True, False))
     return Source(name, train, test, reader.classes(data_root), (name,))
 
 
@@ -64,7 +86,7 @@ class MnistLike:
         """Names in the order of the labels."""
         return self.names
 
-    def read(self, root: Path, train: bool) -> Part:
+    def read(self, root: Path, train: bool, _: PreprocessingSection | None) -> Part:
         """Images (N, 28, 28) and labels."""
         data = self.dataset(root, train=train, download=False)
         return data.data.numpy(), data.targets.numpy()
@@ -81,7 +103,7 @@ class Usps:
         """Names in the order of the labels."""
         return DIGITS
 
-    def read(self, root: Path, train: bool) -> Part:
+    def read(self, root: Path, train: bool, _: PreprocessingSection | None) -> Part:
         """Images (N, 16, 16) and labels."""
         data = torchvision.datasets.USPS(root, train=train, download=False)
         return data.data, data.targets
@@ -98,10 +120,52 @@ class Svhn:
         """Names in the order of the labels."""
         return DIGITS
 
-    def read(self, root: Path, train: bool) -> Part:
+    def read(self, root: Path, train: bool, _: PreprocessingSection | None) -> Part:
         """Images (N, 32, 32, 3) and labels."""
         data = torchvision.datasets.SVHN(root, split="train" if train else "test", download=False)
         return data.data.transpose(0, 2, 3, 1), data.labels
+
+
+class Flowers:
+    """Oxford's 102 flowers by torchvision's class: pictures of many sizes, and MATLAB files that say which is which.
+
+    Its own training and validation parts, 10 pictures of each class each, are the training part here.
+    """
+
+    folder = "flowers-102"
+
+    def check(self, name: str, root: Path) -> None:
+        """:class:`DataError` for a missing file; of the pictures, the first stands for all."""
+        files = ("imagelabels.mat", "setid.mat", "jpg/image_00001.jpg")
+        _check_files(name, root, (f"{self.folder}/{file}" for file in files))
+
+    def classes(self, _: Path) -> tuple[str, ...] | None:
+        """Names in the order of the labels, where torchvision is new enough to know them."""
+        names = getattr(torchvision.datasets.Flowers102, "classes", None)
+        return None if names is None else tuple(names)
+
+    def read(self, root: Path, train: bool, agreed: PreprocessingSection | None) -> Part:
+        """Images (N, S, S, C) of the agreed size and channels, and labels."""
+        where = f"flowers102 in {root / self.folder}"
+        parts = [
+            torchvision.datasets.Flowers102(
+                root,
+                split=split,
+                transform=lambda picture: fitted(pixels(picture), agreed, where=where),
+                download=False,
+            )
+            for split in (("train", "val") if train else ("test",))
+        ]
+        labels: list[int] = []
+
+        def images() -> Iterator[Inputs]:
+            for part in parts:
+                for index in range(len(part)):
+                    image, label = part[index]
+                    labels.append(label)
+                    yield image
+
+        return stack(images(), sum(map(len, parts)), where), labels
 
 
 @dataclass(frozen=True)
@@ -129,7 +193,7 @@ class Cifar:
         """Names in the order of the labels, from the archive's own list."""
         return tuple((root / self.folder / self.names_file).read_text(encoding="ascii").split())
 
-    def read(self, root: Path, train: bool) -> Part:
+    def read(self, root: Path, train: bool, _: PreprocessingSection | None) -> Part:
         """Images (N, 32, 32, 3) and labels."""
         files = self.train_files if train else (self.test_file,)
         content = np.concatenate([np.fromfile(root / self.folder / file, dtype=np.uint8) for file in files])
@@ -149,20 +213,21 @@ CIFAR10 = Cifar(
 CIFAR100 = Cifar(
     "cifar-100-binary", "cifar-100-python", ("train.bin",), "test.bin", "fine_label_names.txt", label_bytes=2
 )
-PUBLISHED: dict[str, MnistLike | Usps | Svhn | Cifar] = {
+PUBLISHED: dict[str, Reader] = {
     "mnist": MnistLike(torchvision.datasets.MNIST, "MNIST", DIGITS),
     "fashion-mnist": MnistLike(torchvision.datasets.FashionMNIST, "FashionMNIST", CLOTHES),
     "usps": Usps(),
     "svhn": Svhn(),
     "cifar10": CIFAR10,
     "cifar100": CIFAR100,
+    "flowers102": Flowers(),
 }
 
 
-def _read(name: str, reader: MnistLike | Usps | Svhn | Cifar, root: Path, train: bool) -> Samples:
+def _read(name: str, reader: Reader, root: Path, train: bool, agreed: PreprocessingSection | None) -> Samples:
     where = f"{name} ({'training' if train else 'test'} part in {root})"
     try:
-        images, labels = reader.read(root, train)
+        images, labels = reader.read(root, train, agreed)
     except (RuntimeError, ValueError, IndexError, OSError, EOFError) as error:
         raise DataError(f"{where}: is damaged or not as published ({error}); get its files again") from error
     return checked_samples(images, np.asarray(labels, dtype=np.int64), where=where)

@@ -18,10 +18,14 @@ from secure_client.data.sources import is_own, load
 
 @dataclass(frozen=True)
 class SiteData:
-    """Map-style data sets of (float32 tensor, int label); ``test`` is None at a site without test samples."""
+    """Map-style data sets of (float32 tensor, int label); ``test`` is None at a site without test samples.
+
+    ``validation`` is what the site keeps aside to decide when to stop training; None where it keeps nothing.
+    """
 
     train: Dataset[Any]
     test: Dataset[Any] | None
+    validation: Dataset[Any] | None = None
 
     @property
     def train_samples(self) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from protoseal.config import PreprocessingSection
-from protoseal.config.reading import nearest
+from protoseal.config.reading import DATA_ROOT, nearest
 from secure_client.data.arrays import Samples, Source, TrainTest, check_labels, join_samples
 from secure_client.data.digits import digits_in_five_appearances
 from secure_client.data.folder import read_folder
@@ -41,10 +41,11 @@ def read(
 ) -> list[Source]:
     """The data set that ``spec`` names, or the several that ``+`` joins.
 
-    Names are ``digits``, the published ``mnist``, ``fashion-mnist``, ``usps``, ``svhn``, ``cifar10`` and
-    ``cifar100`` (from files under ``data_root``), ``npz:PATH``, ``folder:PATH`` and ``module:function``.
+    Names are ``digits``, the published ``mnist``, ``fashion-mnist``, ``usps``, ``svhn``, ``cifar10``, ``cifar100``
+    and ``flowers102`` (from files under ``data_root``), ``npz:PATH``, ``folder:PATH`` and ``module:function``; a PATH
+    that begins with ``DATA_ROOT/`` is under ``data_root`` too.
 
-    ``agreed`` serves only to keep folders of images small while they are read; ``seed`` deals out the digits'
+    ``agreed`` serves only to keep pictures small while they are read; ``seed`` deals out the digits'
     appearances. Raises :class:`DataError`, or :class:`PluginError` for ``module:function``.
     """
     return [_read_one(part.strip(), data_root, agreed, seed) for part in spec.split("+")]
@@ -107,7 +108,7 @@ def _read_one(spec: str, data_root: Path | None, agreed: PreprocessingSection | 
         data = digits_in_five_appearances(seed)
         return Source(spec, data.train, data.test, data.classes, data.domains)
     if spec in PUBLISHED:
-        return read_published(spec, data_root)
+        return read_published(spec, data_root, agreed)
     if not separator:
         raise DataError(
             f"no data set is called {spec!r}{nearest(spec, NAMES)}; others are npz:PATH, folder:PATH and"
@@ -115,12 +116,21 @@ def _read_one(spec: str, data_root: Path | None, agreed: PreprocessingSection | 
         )
     match form:
         case "npz":
-            return read_npz(Path(rest))
+            return read_npz(_path(rest, data_root))
         case "folder":
-            return read_folder(Path(rest), agreed)
+            return read_folder(_path(rest, data_root), agreed)
         case "sites":
             raise DataError(f"{spec}: holds several sites' data; one site's is npz:{Path(rest) / 'NAME.npz'}")
     return read_own(spec, data_root)
+
+
+def _path(path: str, data_root: Path | None) -> Path:
+    """The path itself, or under the data root where it begins with ``DATA_ROOT/``."""
+    if not path.startswith(DATA_ROOT):
+        return Path(path)
+    if data_root is None:
+        raise DataError(f"{path}: is under a folder that you have; name it by --data-root or data_root")
+    return data_root / path.removeprefix(DATA_ROOT)
 
 
 def _matched(source: Source, classes: tuple[str, ...]) -> Source:

@@ -32,17 +32,18 @@ def site_half(agreement: Agreement, setup: Setup, key: PhaseKey) -> SiteHalf:
             return CkksSite(secret, weighting, agreement.agreement_threshold)
 
 
-def rotation_context(agreement: Agreement, setup: Setup, key: PhaseKey) -> bytes:
+def rotation_context(agreement: Agreement, setup: Setup, key: PhaseKey, phase: Phase = Phase.VALUES) -> bytes:
     """What the rotations of one attempt are derived from beside the seed: no two attempts are turned alike.
 
-    It is the same at every site that verified the same roster, and names VALUES also where a result is turned back.
+    It is the same at every site that verified the same roster, and names the ``phase`` in which rows are sent, also
+    where a result is turned back.
     """
     return encode(
         "rotation-context",
         key.run.encode(),
         key.round.to_bytes(8, "big"),
         key.attempt.to_bytes(8, "big"),
-        Phase.VALUES.name.encode(),
+        phase.name.encode(),
         setup.roster().hash,
         agreement.hash(),
     )

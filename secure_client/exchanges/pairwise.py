@@ -6,7 +6,7 @@ enough signatures on that very set. Its secrets live for one attempt and are era
 
 The limits: t of the n members that an attempt lists together open every vector of the group. A passive coordinator
 needs t of them, an active one 2t − n, since each honest site answers for one survivor set, and in one round for no
-two sums over what it trained (:mod:`secure_client.methods.fedpc`); n is its choice, from ``min_holders`` on. Over
+two sums over what it trained (:mod:`secure_client.methods.sums`); n is its choice, from ``min_holders`` on. Over
 rounds in which training hardly moves sites, which it can bring about, sums can be subtracted. A member's bad share
 is logged and left out where it does not open; one that opens and is wrong spoils the sum, which shows at the
 coordinator and is traced to nobody.
@@ -38,6 +38,7 @@ from protoseal.terms import limits_of
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey, ReleasedShares, SharesMade, SurvivorSignature
 from secure_client.errors import Violation
+from secure_client.exchanges.assigned import check_holders
 from secure_client.journal import Journal
 from secure_client.setup import Party, Setup
 
@@ -46,11 +47,15 @@ _log = logging.getLogger("protoseal.site")
 
 @dataclass(frozen=True)
 class Group:
-    """The members of a site's group in one attempt: who holds what, which keys, and what all of them train from."""
+    """The members of a site's group in one attempt: who holds what, which keys, and what all of them were sent.
+
+    ``clusters``: where prototypes are added up by clusters, the sites that each has rows of.
+    """
 
     cohort: Cohort
     keys: Mapping[str, MaskKeys]
     base: bytes
+    clusters: tuple[tuple[str, ...], ...] = ()
 
 
 class MaskedSum:
@@ -93,7 +98,7 @@ class MaskedSum:
         """
         secrets, binding = self._secrets(key), self._binding(key, group)
         sharers = self._verified_sharers(request, binding)
-        words = self._agreement.fixed_point().encode(vector)
+        words = self._agreement.fixed_point(len(group.clusters)).encode(vector)
         masked = mask(words, secrets, binding, self._party.name, sharers, group.keys)
         return codec.encode_payload(payload_of(masked))
 
@@ -107,6 +112,7 @@ class MaskedSum:
             signature = sign_survivors(self._party.credentials, binding, survivors)
         self._check_enough(len(survivors), "survive")
         self._check_class_holders(survivors, group.cohort)
+        self._check_cluster_holders(survivors, group.clusters)
         return codec.encode_survivor_signature(SurvivorSignature(self._party.name, signature))
 
     def unmask(self, key: PhaseKey, group: Group, request: bytes) -> bytes:
@@ -167,6 +173,12 @@ class MaskedSum:
                 f"class {self._agreement.classes[short[0]]!r} is left with {left[short[0]]} holders among the "
                 f"survivors, at least {self._agreement.min_holders} are agreed"
             )
+
+    def _check_cluster_holders(self, survivors: Sequence[str], clusters: tuple[tuple[str, ...], ...]) -> None:
+        """As for classes: the sum of a cluster is opened too."""
+        left = frozenset(survivors)
+        staying = tuple(tuple(site for site in holders if site in left) for holders in clusters)
+        check_holders(staying, self._agreement, "the survivors")
 
     def _check_same_set(self, key: PhaseKey, survivors: Sequence[str]) -> None:
         signed = codec.decode_survivor_set(self._request(key, Phase.SURVIVORS), self._limits).sites

@@ -1,4 +1,4 @@
-"""What a round starts from, where sites are grouped: the groups, and the result that every member trains from."""
+"""What a round of sums starts from: the groups, be it one of all, and the result that every member trains from."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 
 from crypto.protection import Payload
 from protoseal.config import Agreement
+from protoseal.terms import has_common_group
 from protoseal_wire import codec
 from protoseal_wire.messages import PhaseKey, RoundStart
 from secure_client.errors import Violation
@@ -57,6 +58,7 @@ class Starts:
         if stored is None:
             self._check_partition(groups)
             self._check_sizes(groups)
+            self._check_everyone(groups)
             self._journal.put(_GROUPS, 1, content)
         else:
             self._check_unchanged(stored[1], content)
@@ -77,6 +79,12 @@ class Starts:
             raise Violation(
                 f"a group has {smallest} sites, at least {self._agreement.min_holders} are agreed for every sum"
             )
+
+    def _check_everyone(self, groups: Groups) -> None:
+        """Where all sites are one group nobody has to take the coordinator's word for who is in it."""
+        everyone = tuple(sorted(self._setup.roster().members))
+        if has_common_group(self._agreement) and groups != (everyone,):
+            raise Violation("the groups are not the one of all members, over whom every sum is agreed")
 
     def _check_unchanged(self, seen: bytes, now: bytes) -> None:
         """Sums over groups that differ by one site would differ by what it sent."""

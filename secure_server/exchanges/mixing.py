@@ -1,4 +1,4 @@
-"""FedPC after the sums: means within groups, groups mixed by how alike they are, a result for each site."""
+"""After the sums: means, mixed between groups where there are several, and a result for each site."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from algorithms.averaging import prototype_means, weighted_mean
 from algorithms.fedpc.aggregation import Groups, between, within
+from algorithms.linear import Bool
 from crypto.errors import MalformedError
 from crypto.protection import Cohort, Payload
 from protoseal.config import Agreement
@@ -35,36 +37,63 @@ class GroupSum:
 
 
 def check_means(agreement: Agreement, each: GroupSum) -> None:
-    """Raise :class:`MalformedError` for a mean that no members within the norm bound have.
+    """Raise :class:`MalformedError` for a mean that no members within the norm bound have, or a weight of nobody.
 
     Every site would refuse it in a result. The limit: one member's longer row among shorter ones goes unnoticed.
     """
-    classes, dim = len(agreement.classes), agreement.dim
+    layout = agreement.layout
+    if layout.weighted:
+        check_samples(float(each.total[-1]), len(each.members), agreement.averaging.most_samples)
+    if not layout.classes:
+        return
+    rows, _ = layout.split(each.total)
     counted = each.holders >= agreement.min_holders
-    rows = each.total[: classes * dim].reshape(classes, dim)[counted]
-    longest = np.linalg.norm(rows / each.holders[counted, None], axis=1).max(initial=0.0)
+    longest = np.linalg.norm(rows[counted] / each.holders[counted, None], axis=1).max(initial=0.0)
     if longest > longest_mean(agreement):
         raise MalformedError(
             f"a mean prototype has norm {longest:.9g}: a member did not keep to the bound of {agreement.norm_bound:g}"
         )
 
 
-def mixed(agreement: Agreement, sums: Sequence[GroupSum], scheme: str) -> list[Payload]:
-    """Each group's result, in the order of the sums: its vector after equations 5 to 8, and which classes it has.
+def results_of(agreement: Agreement, sums: Sequence[GroupSum], scheme: str) -> list[Payload]:
+    """Each group's result, in the order of the sums. Raises ``ValueError`` for a group too small to have one."""
+    if agreement.method.is_grouped:
+        return _mixed(agreement, sums, scheme)
+    return [_averaged(agreement, each, scheme) for each in sums]
 
-    Raises ``ValueError`` for a group that is too small to have one.
-    """
-    classes, dim = len(agreement.classes), agreement.dim
-    split = classes * dim
+
+def _mixed(agreement: Agreement, sums: Sequence[GroupSum], scheme: str) -> list[Payload]:
+    """FedPC: the groups' vectors after equations 5 to 8, and which classes each has."""
+    parts = [agreement.layout.split(each.total) for each in sums]
     means = within(
-        np.stack([each.total[:split].reshape(classes, dim) for each in sums]),
+        np.stack([rows for rows, _ in parts]),
         np.stack([each.holders for each in sums]),
-        np.stack([each.total[split:] for each in sums]),
+        np.stack([model for _, model in parts]),
         np.array([len(each.members) for each in sums], dtype=np.int64),
         agreement.min_holders,
     )
     groups = between(means, literal_absent=agreement.fedpc.literal_absent)
-    return [_payload(groups, index, scheme) for index in range(len(sums))]
+    return [_payload_of(groups, index, scheme) for index in range(len(sums))]
+
+
+def _averaged(agreement: Agreement, each: GroupSum, scheme: str) -> Payload:
+    """Means of prototypes over their holders; of models over samples, or over members."""
+    layout = agreement.layout
+    if len(each.members) < agreement.min_holders:
+        raise ValueError(f"a sum over {len(each.members)} sites, at least {agreement.min_holders} are agreed")
+    rows, model = layout.split(each.total)
+    weight = float(each.total[-1]) if layout.weighted else float(len(each.members))
+    has = np.zeros(len(agreement.classes), dtype=np.bool_)
+    if layout.classes:
+        rows, has = prototype_means(rows, each.holders, agreement.min_holders)
+    return _payload(rows, weighted_mean(model, weight), has, scheme)
+
+
+def check_samples(weight: float, members: int, most: int) -> None:
+    """Raise :class:`MalformedError` unless so many members can have that many samples together, ``most`` each."""
+    # What the fixed point rounds is a whole number already: it comes out exactly.
+    if not members <= weight <= members * most:
+        raise MalformedError(f"{members} members have {weight:g} samples together, {most} each at most")
 
 
 def for_members(groups: SiteGroups, results: Sequence[Payload]) -> Outcome:
@@ -73,6 +102,9 @@ def for_members(groups: SiteGroups, results: Sequence[Payload]) -> Outcome:
     return Outcome({site: result for group, result in pairs for site in group})
 
 
-def _payload(groups: Groups, index: int, scheme: str) -> Payload:
-    vector = np.concatenate([groups.rows[index].ravel(), groups.theta[index]])
-    return Payload(scheme, arrays=(vector, groups.has[index].astype(np.float64)))
+def _payload_of(groups: Groups, index: int, scheme: str) -> Payload:
+    return _payload(groups.rows[index], groups.theta[index], groups.has[index], scheme)
+
+
+def _payload(rows: Vector, model: Vector, has: Bool, scheme: str) -> Payload:
+    return Payload(scheme, arrays=(np.concatenate([rows.ravel(), model]), has.astype(np.float64)))

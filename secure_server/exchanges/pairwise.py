@@ -1,4 +1,4 @@
-"""FedPC's sums under ``masked``: each group's sum out of masked vectors, whoever drops out on the way.
+"""Sums under ``masked``: each group's sum out of masked vectors, whoever drops out on the way.
 
 The coordinator relays keys, shares and signatures, and learns each group's sum and nothing of its terms. It checks
 what it relays, so that a bad answer is refused to its sender and not by everyone else. The limits: what is sealed
@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from crypto.errors import MalformedError, VerificationError
+from crypto.fixed_point import FixedPoint
 from crypto.pairwise.binding import Binding, threshold
 from crypto.pairwise.parts import MaskKeys, ReleasedShare, SealedShare
 from crypto.pairwise.release import check_released
@@ -21,14 +22,13 @@ from crypto.pairwise.scheme import SCHEME, words_of
 from crypto.pairwise.shares import verify_share
 from crypto.pairwise.survivors import verify_survivor
 from crypto.pairwise.unmask import unmask
-from crypto.protection import Words
+from crypto.protection import Payload, Words
 from protoseal.config import Agreement
 from protoseal.terms import group_cohort, values_form
 from protoseal_wire import codec
 from protoseal_wire.codec import Limits
 from protoseal_wire.messages import (
     Phase,
-    PhaseKey,
     ReceivedShares,
     SignedSurvivors,
     SurvivorSet,
@@ -36,7 +36,7 @@ from protoseal_wire.messages import (
 )
 from secure_server.errors import BadPayload
 from secure_server.exchanges.attempt import Attempt, GroupFailure, Outcome
-from secure_server.exchanges.mixing import GroupSum, check_means, for_members, mixed
+from secure_server.exchanges.mixing import GroupSum, check_means, for_members, results_of
 from secure_server.exchanges.suspicions import Released, suspicions
 from secure_server.run_state import Quorum
 
@@ -63,20 +63,42 @@ class PairwiseSums:
     """SHARES, VALUES, SURVIVORS and UNMASK of all groups, side by side."""
 
     masked = True
+    summing: tuple[Phase, ...] = (Phase.SHARES, Phase.VALUES)
+    """Steps that need enough holders of all that is added up."""
 
     def __init__(self, agreement: Agreement, limits: Limits) -> None:
         self._agreement, self._limits = agreement, limits
-        self._fixed_point = agreement.fixed_point()
         self._relayed: tuple[tuple[object, ...], dict[str, tuple[SealedShare, ...]]] | None = None
 
     def quorums(self, attempt: Attempt) -> tuple[Quorum, ...]:
         """Of each group: enough for the threshold, and while vectors come in, for each active class too."""
-        return tuple(quorum for group in attempt.groups for quorum in self._quorums_of(attempt, group))
+        return tuple(quorum for group in attempt.groups for quorum in self.quorums_of(attempt, group))
 
-    def _quorums_of(self, attempt: Attempt, group: tuple[str, ...]) -> Iterator[Quorum]:
+    # What is added up
+
+    def fixed_point(self, attempt: Attempt) -> FixedPoint:  # noqa: ARG002 (elsewhere it hangs on the attempt)
+        """How vectors become words."""
+        return self._agreement.fixed_point()
+
+    def broadcast(self, attempt: Attempt, group: tuple[str, ...]) -> bytes:
+        """The hash of what all members were sent: the base that each stated, as the check of its presence saw to."""
+        return attempt.statement(group[0]).base
+
+    def check_sum(self, attempt: Attempt, found: GroupSum) -> None:  # noqa: ARG002 (elsewhere it hangs on the attempt)
+        """Raise :class:`MalformedError` for a sum that members who keep to their bounds cannot have."""
+        check_means(self._agreement, found)
+
+    def results(self, attempt: Attempt, sums: Sequence[GroupSum]) -> list[Payload]:  # noqa: ARG002 (as above)
+        """Each group's result."""
+        return results_of(self._agreement, sums, SCHEME)
+
+    # How many it takes
+
+    def quorums_of(self, attempt: Attempt, group: tuple[str, ...]) -> Iterator[Quorum]:
+        """Those of one group."""
         least, members = threshold(len(group)), frozenset(group)
         cohort = group_cohort(attempt.active, group, self._agreement)
-        for phase in (Phase.SHARES, Phase.VALUES):
+        for phase in self.summing:
             yield Quorum(phase, members, max(least, self._agreement.min_holders))
             for k in np.flatnonzero(cohort.counts):
                 holders = frozenset(cohort.sites[i] for i in np.flatnonzero(cohort.holds[:, k]))
@@ -111,14 +133,14 @@ class PairwiseSums:
     def _all_shares(self, attempt: Attempt) -> dict[str, tuple[SealedShare, ...]]:
         """By sender. As many as pairs of sites, and asked for by each of them: decoded once."""
         senders = attempt.survivors[Phase.SHARES]
-        known = (attempt.key, senders)
-        if self._relayed is None or self._relayed[0] != known:
+        key, relayed = (attempt.key, senders), self._relayed  # which another thread may replace meanwhile
+        if relayed is None or relayed[0] != key:
             made = {
                 sender: codec.decode_shares_made(attempt.answer(Phase.SHARES, sender), self._limits).shares
                 for sender in senders
             }
-            self._relayed = (known, made)
-        return self._relayed[1]
+            relayed = self._relayed = (key, made)
+        return relayed[1]
 
     def _signed(self, attempt: Attempt, group: tuple[str, ...]) -> SignedSurvivors:
         signatures = tuple(self._signature(attempt, site) for site in attempt.among(group, Phase.SURVIVORS))
@@ -135,7 +157,7 @@ class PairwiseSums:
             case Phase.SHARES:
                 self._check_shares(attempt, site, content)
             case Phase.VALUES:
-                self._words(attempt.key, content)
+                self._words(attempt, content)
             case Phase.SURVIVORS:
                 self._check_signature(attempt, site, content)
             case _:
@@ -171,7 +193,7 @@ class PairwiseSums:
     def outcome(self, attempt: Attempt) -> Outcome:
         """The result of its group for each participant, also for those who dropped out of the sum.
 
-        A group whose sum does not come out is left out of equations 5 to 8, as if it did not take part.
+        A group whose sum does not come out is left out of what groups are mixed of, as if it did not take part.
         """
         sums: dict[tuple[str, ...], GroupSum] = {}
         failures = []
@@ -181,24 +203,22 @@ class PairwiseSums:
                 sums[group] = self._sum(attempt, group, released)
             except (MalformedError, VerificationError) as error:
                 failures.append(GroupFailure(group, str(error), self._suspicions(attempt, group, released)))
-        results = mixed(self._agreement, list(sums.values()), SCHEME) if sums else []
+        results = self.results(attempt, list(sums.values())) if sums else []
         return replace(for_members(tuple(sums), results), failures=tuple(failures))
 
     def _sum(self, attempt: Attempt, group: tuple[str, ...], released: Released) -> GroupSum:
         survivors = attempt.among(group, Phase.VALUES)
         words = unmask(
-            ReadOneByOne(
-                survivors, lambda site: self._words(attempt.key, attempt.answer(Phase.VALUES, site))
-            ),
+            ReadOneByOne(survivors, lambda site: self._words(attempt, attempt.answer(Phase.VALUES, site))),
             released,
             self._binding(attempt, group),
             attempt.among(group, Phase.SHARES),
             survivors,
             _public(attempt, group),
         )
-        total = self._fixed_point.decode_sum(words, len(survivors))
+        total = self.fixed_point(attempt).decode_sum(words, len(survivors))
         found = GroupSum(group_cohort(attempt.active, group, self._agreement), survivors, total)
-        check_means(self._agreement, found)
+        self.check_sum(attempt, found)
         return found
 
     def _all_released(self, attempt: Attempt, group: tuple[str, ...]) -> Released:
@@ -211,18 +231,18 @@ class PairwiseSums:
         sharers = attempt.among(group, Phase.SHARES)
         return suspicions(released, self._binding(attempt, group), sharers, _public(attempt, group))
 
-    def _words(self, key: PhaseKey, content: bytes) -> Words:
-        payload = codec.decode_payload(content, self._limits, values_form(self._agreement, key.round))
-        return words_of(payload, self._fixed_point.ring_bits, self._fixed_point.length)
+    def _words(self, attempt: Attempt, content: bytes) -> Words:
+        payload = codec.decode_payload(content, self._limits, values_form(self._agreement, attempt.key.round))
+        fixed_point = self.fixed_point(attempt)
+        return words_of(payload, fixed_point.ring_bits, fixed_point.length)
 
     def _released(self, content: bytes) -> tuple[ReleasedShare, ...]:
         return codec.decode_released_shares(content, self._limits).shares
 
     def _binding(self, attempt: Attempt, group: tuple[str, ...]) -> Binding:
-        """All members stated the same base, or their presence would have been refused."""
-        key, base = attempt.key, attempt.statement(group[0]).base
+        key, broadcast = attempt.key, self.broadcast(attempt, group)
         return Binding(
-            key.run, key.round, key.attempt, attempt.roster.hash, self._agreement.hash(), group, base
+            key.run, key.round, key.attempt, attempt.roster.hash, self._agreement.hash(), group, broadcast
         )
 
 

@@ -22,6 +22,7 @@ COHORT_INDEX = "crypto.protection.Cohort.index"
 SEALED_INFO = "crypto.sealed._info"
 
 THRESHOLD, BINDING_FIELDS = "crypto.pairwise.binding.threshold", "crypto.pairwise.binding.Binding.fields"
+BROADCAST = "secure_client.methods.masked_clusters.broadcast"
 GROUPS_UNCHANGED = "secure_client.methods.start.Starts._check_unchanged"
 
 _DOUBLES: dict[str, Any] = {
@@ -32,6 +33,7 @@ _DOUBLES: dict[str, Any] = {
     SEALED_INFO: lambda _context: b"nothing is bound",
     THRESHOLD: lambda members: members // 2,
     BINDING_FIELDS: lambda binding: (binding.run.encode(), bytes([binding.round, binding.attempt])),
+    BROADCAST: lambda base, _assignment: base,
     GROUPS_UNCHANGED: lambda starts, _seen, now: starts._journal.put("groups", 1, now),
 }
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from crypto.fixed_point import FixedPoint
 from crypto.pairwise.binding import Binding
 from crypto.pairwise.keystream import add_streams
 from crypto.pairwise.masks import pair_key, self_key
@@ -17,7 +18,7 @@ from crypto.pairwise.secrets import SharePair
 from crypto.pairwise.unmask import unmask
 from crypto.protection import Payload, Words
 from crypto.shamir import combine
-from protoseal.terms import contribution_length, group_cohort
+from protoseal.terms import group_cohort
 from protoseal_wire import codec
 from protoseal_wire.messages import (
     ActiveList,
@@ -66,7 +67,7 @@ class MaskedPlay(Hostile):
         trainee, cohort = self.site(name).trainee, begun.cohort
         rows, _ = trainee.trained(begun.round)
         rows = np.where(cohort.holds[cohort.index(name)][:, None], rows, 0.0)
-        return np.concatenate([rows.ravel(), trainee.extractor()])
+        return np.concatenate([rows.ravel(), trainee.averaged()])
 
     def rounding(self, terms: int = 1) -> Vector:
         """How far a sum of so many encoded vectors may be from the sum itself, (L,)."""
@@ -120,7 +121,6 @@ class Attempt:
         """As an honest member of the group has it."""
         play = self.play
         roster = play.site(self.members[0]).session._setup.roster()
-        base = next(each.base for each in self.active.statements if each.site == self.members[0])
         return Binding(
             play.agreement.run,
             self.round,
@@ -128,8 +128,18 @@ class Attempt:
             roster.hash,
             play.agreement.hash(),
             self.members,
-            base,
+            self.broadcast,
         )
+
+    @property
+    def broadcast(self) -> bytes:
+        """What all members were sent, as they name it."""
+        return next(each.base for each in self.active.statements if each.site == self.members[0])
+
+    @property
+    def fixed_point(self) -> FixedPoint:
+        """How vectors become words."""
+        return self.play.agreement.fixed_point()
 
     def ask(self, name: str, phase: Phase, content: bytes) -> bytes:
         """One site."""
@@ -149,7 +159,7 @@ class Attempt:
 
     def mask(self, *names: str, shares: tuple[SealedShare, ...] | None = None) -> None:
         """VALUES, with all shares made so far unless others are given."""
-        bits, length = self.play.agreement.masking.ring_bits, contribution_length(self.play.agreement)
+        bits, length = self.play.agreement.masking.ring_bits, self.fixed_point.length
         for name in names:
             received = ReceivedShares(self.shares_for(name) if shares is None else shares)
             answer = self.ask(name, Phase.VALUES, codec.encode_received_shares(received))
@@ -191,7 +201,7 @@ class Attempt:
         masked = {name: self.masked[name] for name in survivors}
         sharers = tuple(sorted(self.made))
         words = unmask(masked, released, self.binding, sharers, survivors, self.public)
-        return self.play.agreement.fixed_point().decode_sum(words, len(survivors))
+        return self.fixed_point.decode_sum(words, len(survivors))
 
     def secret(self, owner: str, kind: ShareKind, released: Mapping[str, Iterable[ReleasedShare]]) -> bytes:
         """A site's secret, out of enough shares of one kind by who released them."""
@@ -216,7 +226,7 @@ class Attempt:
         minus = [self_key(seed, binding, site)] + [key for peer, key in pair_keys.items() if site < peer]
         plus = [key for peer, key in pair_keys.items() if peer < site]
         words = add_streams(self.masked[site], plus, minus)
-        return self.play.agreement.fixed_point().decode_sum(words, 1)
+        return self.fixed_point.decode_sum(words, 1)
 
     def pair_keys_of(self, site: str, private: bytes) -> dict[str, bytes]:
         """Of all pairwise masks of a site, by its own mask key."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from crypto.protection import Payload
-from protoseal.config import TrainingSection
+from protoseal.config import Method, TrainingSection
 from protoseal_wire.messages import Phase
 from tests.adversary.attack import BINDING_FIELDS, GROUPS_UNCHANGED
 from tests.adversary.masked_attacks import MaskedAttack, assert_is
@@ -34,6 +34,14 @@ def small_group(play: MaskedPlay) -> None:
     begun = play.attempt(*EVERYONE, groups=((A, B), (C, D)))
     expected = play.vector(A, begun) + play.vector(B, begun)
     assert_is(play, begun.carried_out((A, B)), expected, 2)
+
+
+def left_out(play: MaskedPlay) -> None:
+    """Where all are one group, three of four are told that they are: one site's share of every sum is told apart."""
+    play.set_up(*EVERYONE)
+    begun = play.attempt(*WITHOUT_C, groups=(WITHOUT_C,))
+    expected = np.sum([play.vector(name, begun) for name in WITHOUT_C], axis=0)
+    assert_is(play, begun.carried_out(WITHOUT_C), expected, 3)
 
 
 def _planted(result: Payload) -> Payload:
@@ -80,7 +88,7 @@ def two_starts_of_a_round(play: MaskedPlay) -> None:
     assert np.abs(play.vector(A, second) - before).max() > 0.1
 
 
-_START, _FEDPC = "secure_client.methods.start.Starts.", "secure_client.methods.fedpc.Fedpc."
+_START, _MEMBERS = "secure_client.methods.start.Starts.", "secure_client.methods.members.Members."
 _ENOUGH = "secure_client.exchanges.pairwise.MaskedSum._check_enough"
 _STILL = {
     "training": TrainingSection(model="tests.support.grouped:build", batch_size=4, lr=1e-9),
@@ -91,11 +99,15 @@ START_ATTACKS: dict[str, MaskedAttack] = {
         (GROUPS_UNCHANGED,), A, Phase.PRESENCE, "the groups are not those", other_groups, _STILL
     ),
     "makes a group of two": MaskedAttack(
-        (_START + "_check_sizes", _FEDPC + "_check_enough_members", _ENOUGH), A, Phase.PRESENCE,
+        (_START + "_check_sizes", _MEMBERS + "_check_enough_members", _ENOUGH), A, Phase.PRESENCE,
         "a group has 2 sites, at least 3", small_group,
     ),
+    "makes a group of some where all are one": MaskedAttack(
+        (_START + "_check_everyone",), A, Phase.PRESENCE, "not the one of all members", left_out,
+        {"method": Method.FEDDBP},
+    ),
     "gives one member another result": MaskedAttack(
-        (_FEDPC + "_check_same_base", BINDING_FIELDS), A, Phase.SHARES,
+        (_MEMBERS + "_check_same_base", BINDING_FIELDS), A, Phase.SHARES,
         "not all members of the group train from the same result", other_result,
     ),
     "gives another result to catch up with": MaskedAttack(

@@ -10,9 +10,10 @@ import pytest
 from crypto.errors import MalformedError
 from crypto.pairwise.parts import ShareKind
 from crypto.pairwise.secrets import AttemptSecrets
+from protoseal.config import AveragingSection
 from tests.adversary.conftest import OpenMasked
 from tests.adversary.masked_play import MaskedPlay, Vector
-from tests.support.grouped import EVERYONE, grouped_agreement
+from tests.support.grouped import EVERYONE, PARAMETERS, grouped_agreement
 
 A, B, C, D = EVERYONE
 WITHOUT_C = (A, B, D)
@@ -22,8 +23,8 @@ WITHOUT_C = (A, B, D)
 def test_the_sum_opens_with_everyone_and_without_one_that_dropped_out(
     open_masked: OpenMasked, bits: int
 ) -> None:
-    fedpc = grouped_agreement().fedpc.model_copy(update={"parameter_bound": 8.0})
-    play = open_masked(grouped_agreement(masking={"ring_bits": bits}, fedpc=fedpc), {})
+    averaging = AveragingSection(parameters=PARAMETERS, parameter_bound=8.0)
+    play = open_masked(grouped_agreement(masking={"ring_bits": bits}, averaging=averaging), {})
     play.set_up(*EVERYONE)
     for number, survivors in ((1, EVERYONE), (2, WITHOUT_C)):
         begun = play.attempt(*EVERYONE, round_number=number)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from algorithms.prototypes import Targets
 from protoseal.config import Agreement
 from protoseal.federation import LocalFederation, LocalSite
 from protoseal_wire.messages import DownloadRequest, Finished, Phase, PhaseKey, UploadHeader
@@ -102,8 +103,8 @@ def personalised(federation: LocalFederation) -> dict[str, NDArray[np.float64]]:
     """Each site's targets after the run, (K, d) float32 values, zero where it has none."""
     found = {}
     for site in federation.sites:
-        targets = site.trainee._personal
-        if targets is None:
-            raise RuntimeError(f"{site.name} took no result")
+        targets = site.trainee._guide
+        if not isinstance(targets, Targets):
+            raise RuntimeError(f"{site.name} took no result with one prototype for each class")
         found[site.name] = np.where(targets.present.numpy()[:, None], targets.rows.double().numpy(), 0.0)
     return found

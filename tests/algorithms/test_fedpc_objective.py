@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from algorithms.fedpc.objective import Objective, alignment
+from algorithms.alignment import distance_of_means
+from algorithms.fedpc.objective import Objective
 from algorithms.prototypes import Targets
+from algorithms.terms import Outputs
 from tests.algorithms import fedpc_reference as reference
 
 CLASSES, DIM = 4, 3
@@ -48,13 +50,13 @@ def gradient(function: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:
 
 @given(cases())
 def test_alignment_is_equation_3(case: Case) -> None:
-    assert alignment(*case).item() == pytest.approx(aligned_by_loops(*case), rel=1e-12)
+    assert distance_of_means(*case).item() == pytest.approx(aligned_by_loops(*case), rel=1e-12)
 
 
 @given(cases(), st.floats(0, 0.99))
 def test_the_loss_is_equation_4(case: Case, weight: float) -> None:
     features, labels, targets = case
-    terms = Objective(weight)(features, features @ MIX, labels, targets)
+    terms = Objective(weight)(Outputs(features, features @ MIX), labels, targets)
     entropy = reference.cross_entropy((features @ MIX).tolist(), labels.tolist())
     aligned = aligned_by_loops(*case)
     share = weight if targets.present.any() else 0.0
@@ -68,7 +70,7 @@ def test_known_answers() -> None:
     features = torch.tensor([[3.0, 4.0], [1.0, 0.0], [7.0, 7.0], [1.0, 1.0]])
     labels = torch.tensor([0, 0, 1, 2])
     targets = Targets.of(np.array([[2.0, -1.0], [0.0, 0.0], [0.0, 1.0]]), np.array([True, False, True]))
-    terms = Objective()(features, torch.zeros(4, 3), labels, targets)
+    terms = Objective()(Outputs(features, torch.zeros(4, 3)), labels, targets)
     assert terms.alignment.item() == pytest.approx(4.0)
     assert terms.total.item() == pytest.approx(0.5 * np.log(3) + 0.5 * 4.0)
 
@@ -81,10 +83,10 @@ def test_without_targets_there_is_cross_entropy_alone() -> None:
     features, labels = torch.ones(2, DIM, dtype=torch.float64), torch.tensor([0, 1])
     nobody = Targets.of(np.full((CLASSES, DIM), np.nan), np.zeros(CLASSES, dtype=np.bool_))
     for targets in (None, nobody):
-        terms = Objective()(features, features @ MIX, labels, targets)
+        terms = Objective()(Outputs(features, features @ MIX), labels, targets)
         assert terms.alignment.item() == 0.0
         assert terms.total.item() == terms.classification.item()
-        found = gradient(lambda z, t=targets: Objective()(z, z @ MIX, labels, t).total, features)  # type: ignore[misc]
+        found = gradient(lambda z, t=targets: Objective()(Outputs(z, z @ MIX), labels, t).total, features)  # type: ignore[misc]
         alone = gradient(lambda z: torch.nn.functional.cross_entropy(z @ MIX, labels), features)
         torch.testing.assert_close(found, alone, rtol=0, atol=0)
 
@@ -92,7 +94,7 @@ def test_without_targets_there_is_cross_entropy_alone() -> None:
 def test_a_batch_of_withheld_classes_keeps_the_weight_of_cross_entropy() -> None:
     targets = Targets.of(np.zeros((CLASSES, DIM)), np.array([True, False, False, False]))
     features = torch.ones(2, DIM, dtype=torch.float64)
-    terms = Objective(0.3)(features, features @ MIX, torch.tensor([1, 3]), targets)
+    terms = Objective(0.3)(Outputs(features, features @ MIX), torch.tensor([1, 3]), targets)
     assert terms.alignment.item() == 0.0
     assert terms.total.item() == pytest.approx(0.7 * terms.classification.item(), rel=1e-12)
 
@@ -100,7 +102,7 @@ def test_a_batch_of_withheld_classes_keeps_the_weight_of_cross_entropy() -> None
 def test_no_weight_is_cross_entropy_alone() -> None:
     targets = Targets.of(np.zeros((CLASSES, DIM)), np.ones(CLASSES, dtype=np.bool_))
     features = torch.ones(2, DIM, dtype=torch.float64)
-    terms = Objective(0.0)(features, features @ MIX, torch.tensor([1, 3]), targets)
+    terms = Objective(0.0)(Outputs(features, features @ MIX), torch.tensor([1, 3]), targets)
     assert terms.total.item() == terms.classification.item()
     assert terms.alignment.item() > 0.0
 
@@ -117,7 +119,7 @@ def loops_in_torch(features: Tensor, labels: Tensor, targets: Targets) -> Tensor
 @given(cases())
 def test_gradients_are_autograds_on_the_loops(case: Case) -> None:
     features, labels, targets = case
-    found = gradient(lambda z: alignment(z, labels, targets), features)
+    found = gradient(lambda z: distance_of_means(z, labels, targets), features)
     if not any(bool(targets.present[k]) for k in labels.tolist()):
         assert not found.any()
         return
@@ -128,20 +130,20 @@ def test_gradients_are_autograds_on_the_loops(case: Case) -> None:
 @given(cases())
 def test_gradients_of_the_whole_loss_are_finite_differences(case: Case) -> None:
     features, labels, targets = case
-    found = gradient(lambda z: Objective(0.4)(z, z @ MIX, labels, targets).total, features)
+    found = gradient(lambda z: Objective(0.4)(Outputs(z, z @ MIX), labels, targets).total, features)
     step = 1e-6
     for b, j in np.ndindex(*features.shape):
         move = torch.zeros_like(features)
         move[b, j] = step
         above, below = (
-            Objective(0.4)(z, z @ MIX, labels, targets).total.item()
+            Objective(0.4)(Outputs(z, z @ MIX), labels, targets).total.item()
             for z in (features + move, features - move)
         )
         assert found[b, j].item() == pytest.approx((above - below) / (2 * step), rel=1e-4, abs=1e-6)
 
 
 def detached(features: Tensor, labels: Tensor, targets: Targets) -> Tensor:
-    return alignment(features.detach(), labels, targets) + 0.0 * features.sum()
+    return distance_of_means(features.detach(), labels, targets) + 0.0 * features.sum()
 
 
 def plain_root(features: Tensor, labels: Tensor, targets: Targets) -> Tensor:
@@ -156,7 +158,7 @@ def test_class_means_get_the_gradient() -> None:
     """A double that takes the means as constants has none."""
     features, labels = torch.ones(2, DIM, dtype=torch.float64), torch.tensor([0, 1])
     targets = Targets.of(np.zeros((CLASSES, DIM)), np.ones(CLASSES, dtype=np.bool_))
-    assert gradient(lambda z: alignment(z, labels, targets), features).all()
+    assert gradient(lambda z: distance_of_means(z, labels, targets), features).all()
     assert not gradient(lambda z: detached(z, labels, targets), features).any()
 
 
@@ -170,7 +172,7 @@ def at_the_target(align: Align, dtype: torch.dtype) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_gradient_at_the_target_is_zero_and_not_nan(dtype: torch.dtype) -> None:
-    found = at_the_target(alignment, dtype)
+    found = at_the_target(distance_of_means, dtype)
     assert not found[:2].any()
     torch.testing.assert_close(found[2], torch.full((DIM,), 3**-0.5, dtype=dtype))
     assert at_the_target(plain_root, dtype).isnan().any()
@@ -190,7 +192,7 @@ def test_no_gradient_is_ever_nan(dtype: torch.dtype, scale: float, offset: float
     features += scale * torch.arange(len(labels)).to(dtype).unsqueeze(1)
     mix = MIX.to(dtype)
     leaf = features.requires_grad_()
-    terms = Objective()(leaf, leaf @ mix, torch.tensor(labels), targets)
+    terms = Objective()(Outputs(leaf, leaf @ mix), torch.tensor(labels), targets)
     torch.autograd.backward(terms.total)
     assert leaf.grad is not None
     assert leaf.grad.isfinite().all()
@@ -201,8 +203,10 @@ def test_a_step_against_the_gradient_comes_nearer_to_the_target() -> None:
     features = torch.tensor([[1.0, -1.0, 2.0], [0.0, 0.5, 1.0]])
     targets = Targets.of(np.full((CLASSES, DIM), 0.25), np.ones(CLASSES, dtype=np.bool_))
     labels = torch.tensor([2, 2])
-    step = gradient(lambda z: alignment(z, labels, targets), features)
-    assert alignment(features - 0.1 * step, labels, targets) < alignment(features, labels, targets)
+    step = gradient(lambda z: distance_of_means(z, labels, targets), features)
+    assert distance_of_means(features - 0.1 * step, labels, targets) < distance_of_means(
+        features, labels, targets
+    )
 
 
 @pytest.mark.parametrize("weight", [-0.1, 1.0, 2.0, float("nan"), float("inf")])

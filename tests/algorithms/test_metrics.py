@@ -51,6 +51,26 @@ def test_known_answers() -> None:
     assert pm_l(correct, counts, trained_on) == pytest.approx((3 * 80 + 50) / 400)
 
 
+def test_a_confusion_matrix_made_by_hand() -> None:
+    """Rows are true classes, columns predicted ones. The site trained on 3 of class 0, 1 of class 2, none of class 1.
+
+    Right: 6 of 8, 1 of 4, 2 of 8. PM(V) counts rows 0 and 2; PM(L) weighs them by 3/4 and 1/4.
+    """
+    confusion = np.array([[6, 2, 0], [3, 1, 0], [1, 5, 2]])
+    true, guess = np.indices(confusion.shape)
+    labels, predicted = (np.repeat(each.ravel(), confusion.ravel()) for each in (true, guess))
+    correct, counts = per_class(predicted, labels, 3)
+    assert correct.tolist() == [6, 1, 2]
+    assert counts.tolist() == [8, 4, 8]
+    trained_on = np.array([3, 0, 1])
+    assert accuracy(correct, counts) == pytest.approx(9 / 20)
+    assert pm_v(correct, counts, trained_on) == pytest.approx((6 + 2) / (8 + 8))
+    assert pm_l(correct, counts, trained_on) == pytest.approx((3 * 6 + 1 * 2) / (3 * 8 + 1 * 8))
+    swapped = per_class(labels, predicted, 3)
+    assert accuracy(*swapped) == pytest.approx(9 / 20), "which rows and columns are does not show in it"
+    assert pm_v(*swapped, trained_on) == pytest.approx((6 + 2) / (10 + 2)), "but in this it does"
+
+
 def test_pm_l_is_not_the_mean_of_class_accuracies() -> None:
     """It weighs samples: on an uneven test set, the class with more of them counts for more."""
     correct, counts, trained_on = np.array([10, 0]), np.array([10, 30]), np.array([1, 1])

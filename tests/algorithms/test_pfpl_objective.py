@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from algorithms.alignment import distance_of_means, mean_square
 from algorithms.pfpl.objective import (
     Control,
     Objective,
-    alignment,
     control_targets,
-    literal_alignment,
 )
 from algorithms.prototypes import Targets
+from algorithms.terms import Outputs
 
 CLASSES, DIM = 4, 3
 
@@ -53,12 +53,12 @@ def reference_literal(features: Tensor, labels: Tensor, targets: Targets) -> flo
 
 @given(cases())
 def test_alignment_is_the_formula(case: tuple[Tensor, Tensor, Targets]) -> None:
-    assert alignment(*case).item() == pytest.approx(reference_alignment(*case), rel=1e-4, abs=1e-6)
+    assert mean_square(*case).item() == pytest.approx(reference_alignment(*case), rel=1e-4, abs=1e-6)
 
 
 @given(cases())
 def test_literal_alignment_is_the_printed_formula(case: tuple[Tensor, Tensor, Targets]) -> None:
-    assert literal_alignment(*case).item() == pytest.approx(reference_literal(*case), rel=1e-4, abs=1e-6)
+    assert distance_of_means(*case).item() == pytest.approx(reference_literal(*case), rel=1e-4, abs=1e-6)
 
 
 def test_known_answers() -> None:
@@ -66,8 +66,8 @@ def test_known_answers() -> None:
     features = torch.tensor([[3.0, 4.0], [1.0, 0.0], [7.0, 7.0]])
     labels = torch.tensor([0, 0, 1])
     targets = Targets.of(np.array([[1.0, 0.0], [0.0, 0.0]]), np.array([True, False]))
-    assert alignment(features, labels, targets).item() == pytest.approx((4 + 16) / (2 * 2))
-    assert literal_alignment(features, labels, targets).item() == pytest.approx(5**0.5)
+    assert mean_square(features, labels, targets).item() == pytest.approx((4 + 16) / (2 * 2))
+    assert distance_of_means(features, labels, targets).item() == pytest.approx(5**0.5)
 
 
 @pytest.mark.parametrize("literal", [False, True])
@@ -77,7 +77,7 @@ def test_the_loss_is_cross_entropy_plus_weighted_alignment(
 ) -> None:
     features, labels, targets = case
     logits = features @ torch.arange(DIM * CLASSES, dtype=torch.float32).reshape(DIM, CLASSES) / 10
-    terms = Objective(weight, literal)(features, logits, labels, targets)
+    terms = Objective(weight, literal)(Outputs(features, logits), labels, targets)
     entropy = 0.0
     for row, y in zip(logits.double().tolist(), labels.tolist(), strict=True):
         entropy += math.log(sum(math.exp(value) for value in row)) - row[y]
@@ -92,18 +92,18 @@ def test_the_loss_is_cross_entropy_plus_weighted_alignment(
 def test_without_targets_there_is_cross_entropy_alone(literal: bool) -> None:
     features = torch.ones(2, DIM, requires_grad=True)
     labels = torch.tensor([0, 1])
-    terms = Objective(10.0, literal)(features, features @ torch.eye(DIM, CLASSES), labels, None)
+    terms = Objective(10.0, literal)(Outputs(features, features @ torch.eye(DIM, CLASSES)), labels, None)
     assert terms.alignment.item() == 0.0
     assert terms.total.item() == terms.classification.item()
     nobody = Targets.of(np.zeros((CLASSES, DIM)), np.zeros(CLASSES, dtype=np.bool_))
-    terms = Objective(10.0, literal)(features, features @ torch.eye(DIM, CLASSES), labels, nobody)
+    terms = Objective(10.0, literal)(Outputs(features, features @ torch.eye(DIM, CLASSES)), labels, nobody)
     assert terms.alignment.item() == 0.0
     torch.autograd.backward(terms.total)
     assert features.grad is not None
     assert features.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("align", [alignment, literal_alignment])
+@pytest.mark.parametrize("align", [mean_square, distance_of_means])
 def test_a_step_against_the_gradient_comes_nearer_to_the_target(align: object) -> None:
     assert callable(align)
     features = torch.tensor([[1.0, -1.0, 2.0], [0.0, 0.5, 1.0]], requires_grad=True)
@@ -115,7 +115,7 @@ def test_a_step_against_the_gradient_comes_nearer_to_the_target(align: object) -
     assert align(features.detach() - 0.1 * features.grad, labels, targets) < before
 
 
-@pytest.mark.parametrize("align", [alignment, literal_alignment])
+@pytest.mark.parametrize("align", [mean_square, distance_of_means])
 def test_the_gradient_at_the_target_is_zero(align: object) -> None:
     assert callable(align)
     features = torch.zeros(2, DIM, requires_grad=True)

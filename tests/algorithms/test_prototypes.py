@@ -48,6 +48,24 @@ def test_projection_keeps_direction_and_short_rows(rows: Float, bound: float) ->
             assert np.linalg.norm(result) <= bound * (1 + 1e-12)
 
 
+@pytest.mark.parametrize("dim", [1, 4, 512])
+def test_rounding_carries_no_row_beyond_the_bound(dim: int) -> None:
+    """Fixed point has room for the bound and not for a digit more."""
+    scaled_alone = 0
+    for seed in range(500):
+        rng = np.random.default_rng(seed)
+        bound = rng.uniform(0.1, 100.0)
+        rows = rng.random((4, dim)) * bound * 10.0
+        rows[0] = 0.0
+        rows[0, 0] = rng.uniform(bound, 1000.0 * bound)
+        projected, _ = project_to_norm(rows, bound)
+        assert np.abs(projected).max() <= bound
+        assert np.linalg.norm(projected, axis=1).max() <= bound
+        np.testing.assert_allclose(projected[0, 0], bound, rtol=1e-15)
+        scaled_alone += rows[0, 0] * (bound / rows[0, 0]) > bound
+    assert scaled_alone > 0, "no draw that scaling alone carries beyond it"
+
+
 @pytest.mark.parametrize("bound", [0.0, -1.0, float("nan")])
 def test_a_bound_that_is_not_above_zero_is_refused(bound: float) -> None:
     with pytest.raises(ValueError, match="norm bound"):

@@ -66,7 +66,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 def test_help_lists_the_commands_and_what_each_is_for() -> None:
     text = output_of("--help")
     assert all(name in text for name in COMMANDS)
-    assert {"demo", "pki", "server", "client", "predict", "simulate", "report"} == set(COMMANDS)
+    assert {"bench", "demo", "pki", "server", "client", "predict", "simulate", "report"} == set(COMMANDS)
     for name in COMMANDS:
         assert output_of(name, "--help")
 
@@ -126,7 +126,11 @@ def test_simulate_prints_json_on_request(tmp_path: Path) -> None:
         (["--dataset", "diggits"], "did you mean 'digits'"),
         (["--dataset", "mnist"], "data_root"),
         (["--split", "mixd:n=3"], "did you mean 'mixed'"),
-        (["--method", "feddbp"], "'feddbp' is not in this version"),
+        (["--method", "fedbdp"], "did you mean 'feddbp'"),
+        (["--method", "fedavg", "--compare", "self"], "fedavg has not one prototype for each class"),
+        (["--models", "small-cnn,resnet10", "--compare", "fedper,local"], "fedper would average models"),
+        (["--early-stopping", 2], "add val=0.1"),
+        (["--batched", "sometimes"], "'auto', 'always' or 'never'"),
         (["--protection", "rotation"], "'rotation' is a part of 'masked'"),
         (["--seeds", "0,x"], "'x' is not a number"),
         (["--seeds", "4-1"], "names no seed"),
@@ -260,7 +264,7 @@ def test_client_check_finds_what_is_broken(
     assert said in finding["detail"]
 
 
-def test_client_check_says_what_to_write_for_the_size_of_the_extractor(
+def test_client_check_says_what_to_write_for_the_size_of_what_is_averaged(
     federation: Federation, tmp_path: Path
 ) -> None:
     """8×8 images: 1 → 32 → 64 channels of 3×3, then 4·64 → 64: 35,264 parameters.
@@ -279,14 +283,14 @@ def test_client_check_says_what_to_write_for_the_size_of_the_extractor(
     told = failure("client", "check", "--config", site_file)
     advised = told.partition("write ")[2].partition(",")[0]
     assert "`protoseal client check` tells the right number" in told
-    agreement.write_text(f"{text}\n[fedpc]\nextractor_parameters = {advised}\n", encoding="utf-8")
+    agreement.write_text(f"{text}\n[averaging]\nparameters = {advised}\n", encoding="utf-8")
     findings = check(site_file)
     assert not findings["model"]["ok"]
     told = findings["model"]["detail"]
-    assert "35,264 parameters and 0 buffers: set extractor_parameters = 35264 in [fedpc]" in told
+    assert "35,264 parameters and 0 buffers: set parameters = 35264 in [averaging]" in told
     assert findings["data"]["ok"]
     setting = told.partition("set ")[2].partition(" in ")[0]
-    agreement.write_text(f"{text}\n[fedpc]\n{setting}\n", encoding="utf-8")
+    agreement.write_text(f"{text}\n[averaging]\n{setting}\n", encoding="utf-8")
     findings = check(site_file)
     assert {what for what, each in findings.items() if each["ok"]} == {"agreement", "model", "data and model"}
     assert "35,264 parameters and 0 buffers of it are averaged" in findings["model"]["detail"]

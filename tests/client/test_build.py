@@ -15,7 +15,7 @@ from algorithms.pfpl.objective import Objective as PfplObjective
 from crypto.errors import BoundError
 from crypto.keys import StorageKey
 from protoseal.config import Agreement, Optimiser
-from secure_client.build import build_learner, build_objective, build_trainee
+from secure_client.build import build_learner, build_recipe, build_trainee
 from secure_client.data import SiteData
 from secure_client.errors import ModelError
 from secure_client.journal import Journal
@@ -26,7 +26,8 @@ OWN = "tests.client.test_build"
 TABLE: dict[str, Any] = {
     **json.loads(small_agreement().to_json()),
     "method": "fedpc",
-    "fedpc": {"alignment": 0.25, "extractor_parameters": 64 * 8 + 8},
+    "fedpc": {"alignment": 0.25},
+    "averaging": {"parameters": 64 * 8 + 8},
 }
 
 
@@ -53,8 +54,8 @@ def without_layers(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
 
 
 def test_the_objective_is_the_methods() -> None:
-    assert build_objective(agreement()) == FedpcObjective(0.25)
-    assert build_objective(small_agreement()) == PfplObjective(1.0)
+    assert build_recipe(agreement()).objective == FedpcObjective(0.25)
+    assert build_recipe(small_agreement()).objective == PfplObjective(1.0)
 
 
 def test_the_optimiser_is_the_agreements() -> None:
@@ -64,15 +65,15 @@ def test_the_optimiser_is_the_agreements() -> None:
         agreed = agreement(training=settings | {"optimiser": name.value})
         learner = build(agreed)
         learner.train(1, None)
-        steps[name] = learner.extractor_state()
+        steps[name] = learner.averaged()
     assert not np.array_equal(steps[Optimiser.SGD], steps[Optimiser.ADAM])
 
 
 def test_an_agreed_size_is_accepted() -> None:
-    assert build(agreement()).extractor_sizes == (520, 0)
-    sizes = {"extractor_parameters": 536, "extractor_buffers": 16}
+    assert build(agreement()).averaged_sizes == (520, 0)
+    sizes = {"parameters": 536, "buffers": 16}
     training = TABLE["training"] | {"model": f"{OWN}:with_norm"}
-    assert build(agreement(fedpc=sizes, training=training)).extractor_sizes == (536, 16)
+    assert build(agreement(averaging=sizes, training=training)).averaged_sizes == (536, 16)
 
 
 @pytest.mark.parametrize(
@@ -80,23 +81,23 @@ def test_an_agreed_size_is_accepted() -> None:
     [
         (
             None,
-            {"extractor_parameters": 1},
-            r"has 520 parameters and 0 buffers: set extractor_parameters = 520 in \[fedpc\]",
+            {"parameters": 1},
+            r"has 520 parameters and 0 buffers: set parameters = 520 in \[averaging\]",
         ),
         (
             None,
-            {"extractor_parameters": 520, "extractor_buffers": 1},
-            r"set extractor_parameters = 520 and extractor_buffers = 0 in \[fedpc\]",
+            {"parameters": 520, "buffers": 1},
+            r"set parameters = 520 and buffers = 0 in \[averaging\]",
         ),
         (
             "with_norm",
-            {"extractor_parameters": 536},
-            r"has 536 parameters and 16 buffers: set extractor_parameters = 536 and extractor_buffers = 16 in",
+            {"parameters": 536},
+            r"has 536 parameters and 16 buffers: set parameters = 536 and buffers = 16 in",
         ),
         (
             "without_layers",
-            {"extractor_parameters": 1},
-            "has no parameters.*nothing that fedpc could average",
+            {"parameters": 1},
+            "the part of the model that fedpc would average has no parameters",
         ),
     ],
 )
@@ -104,7 +105,7 @@ def test_another_size_is_refused_with_what_to_write(
     function: str | None, sizes: dict[str, int], message: str
 ) -> None:
     model = f"{OWN}:{function}" if function else TABLE["training"]["model"]
-    agreed = agreement(fedpc=sizes, training=TABLE["training"] | {"model": model})
+    agreed = agreement(averaging=sizes, training=TABLE["training"] | {"model": model})
     with pytest.raises(ModelError, match=message):
         build(agreed)
 
@@ -128,16 +129,16 @@ def loud(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
     ],
 )
 def test_a_model_that_begins_beyond_the_bounds_is_refused(bounds: dict[str, float], message: str) -> None:
-    sizes: dict[str, float] = {"extractor_parameters": 536, "extractor_buffers": 16}
+    sizes: dict[str, float] = {"parameters": 536, "buffers": 16}
     training = TABLE["training"] | {"model": f"{OWN}:loud"}
     with pytest.raises(BoundError, match=message):
-        build(agreement(fedpc=sizes | bounds, training=training))
-    build(agreement(fedpc=sizes | {"parameter_bound": 80.0, "buffer_bound": 2e6}, training=training))
+        build(agreement(averaging=sizes | bounds, training=training))
+    build(agreement(averaging=sizes | {"parameter_bound": 80.0, "buffer_bound": 2e6}, training=training))
     build(agreement(method="pfpl", training=training))
 
 
 def test_the_size_does_not_matter_where_prototypes_are_all_that_is_exchanged() -> None:
-    build(agreement(method="pfpl", fedpc={"extractor_parameters": 1}))
+    build(agreement(method="pfpl", averaging={"parameters": 1}))
 
 
 @pytest.mark.parametrize("method", ["fedpc", "pfpl"])

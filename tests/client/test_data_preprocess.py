@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from protoseal.config import PreprocessingSection
+from secure_client.data import preprocess
 from secure_client.data.preprocess import fit_images, to_tensor
 from secure_client.errors import DataError
 
@@ -114,3 +115,10 @@ def test_without_agreement_images_are_only_scaled() -> None:
     images = random_images(2, 4, 5, 3)
     expected = torch.from_numpy(images.astype(np.float32) / 255).permute(0, 3, 1, 2)
     torch.testing.assert_close(to_tensor(images, None, where="x"), expected)
+
+
+def test_more_images_than_are_resized_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = random_images(8, 5, 5, 3)
+    whole = fit_images(images, agreed(4, 1), where="x")
+    monkeypatch.setattr(preprocess, "CHUNK", 3)
+    assert (fit_images(images, agreed(4, 1), where="x") == whole).all()

@@ -9,9 +9,12 @@ import pytest
 import scipy.io  # type: ignore[import-untyped]  # it ships no types
 import torchvision.datasets
 from numpy.typing import NDArray
+from PIL import Image
 
+from protoseal.config import PreprocessingSection
 from secure_client.data.arrays import Source
 from secure_client.data.published import CIFAR10, CIFAR100, CLOTHES, read_published
+from secure_client.data.sources import load
 from secure_client.errors import DataError
 
 
@@ -86,14 +89,17 @@ def test_usps(tmp_path: Path) -> None:
     assert source.train.inputs[0, 0, :4, 0].tolist() == [0, 255, 0, 255]
 
 
+def md5(path: Path) -> str:
+    return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+
+
 def make_svhn(root: Path) -> dict[str, list[str]]:
     checksums = {}
     for part, labels in (("train", [[10], [1], [9]]), ("test", [[2], [10]])):
         path = root / f"{part}_32x32.mat"
         images = random_bytes(32, 32, 3, len(labels))
         scipy.io.savemat(path, {"X": images, "y": np.array(labels, dtype=np.uint8)})
-        digest = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
-        checksums[part] = ["", path.name, digest]
+        checksums[part] = ["", path.name, md5(path)]
     return checksums
 
 
@@ -150,7 +156,60 @@ def test_pickled_cifar_is_refused_and_left_unread(tmp_path: Path) -> None:
         read_published("cifar10", tmp_path)
 
 
-@pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "usps", "svhn", "cifar10", "cifar100"])
+FLOWERS_AGREED = PreprocessingSection(image_size=8, channels=3, mean=(0.5,) * 3, std=(0.5,) * 3)
+
+
+def make_flowers(root: Path) -> dict[str, tuple[str, str]]:
+    """Six pictures of unequal sizes: the published layout, MATLAB lists from 1, with the checksums of these files."""
+    folder = root / "flowers-102"
+    (folder / "jpg").mkdir(parents=True)
+    for number in range(1, 7):
+        picture = Image.new("RGB", (20 + number, 30), (40 * number, 0, 0))
+        picture.save(folder / f"jpg/image_{number:05d}.jpg", quality=100, subsampling=0)
+    scipy.io.savemat(folder / "imagelabels.mat", {"labels": np.array([[102, 1, 3, 2, 102, 1]], np.uint8)})
+    lists = {"trnid": [[1, 6]], "valid": [[2, 3]], "tstid": [[5, 4]]}
+    scipy.io.savemat(folder / "setid.mat", {key: np.array(value, np.uint16) for key, value in lists.items()})
+    names = {"label": "imagelabels.mat", "setid": "setid.mat"}
+    return {key: (name, md5(folder / name)) for key, name in names.items()}
+
+
+def test_flowers_get_the_agreed_size_as_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchvision checks that the lists are the published ones: here that they are the ones just made."""
+    monkeypatch.setattr(torchvision.datasets.Flowers102, "_file_dict", make_flowers(tmp_path))
+    source = read_published("flowers102", tmp_path, FLOWERS_AGREED)
+    assert sizes(source) == ((4, 8, 8, 3), (2, 8, 8, 3))
+    assert source.test is not None
+    assert source.train.labels.tolist() == [101, 0, 0, 2]  # train, then val
+    assert source.test.labels.tolist() == [101, 1]
+    reds = [40, 240, 80, 120]
+    np.testing.assert_allclose(source.train.inputs[:, 4, 4, 0], reds, atol=2)  # as exact as JPEG is
+    assert source.classes is None or (len(source.classes), source.classes[101]) == (102, "blackberry lily")
+    with pytest.raises(
+        DataError, match=r"flowers102 .*: images differ in shape .* agree on \[preprocessing\]"
+    ):
+        read_published("flowers102", tmp_path)
+    (tmp_path / "flowers-102/jpg/image_00004.jpg").unlink()
+    with pytest.raises(DataError, match=r"flowers102 \(test part .*image_00004\.jpg"):
+        read_published("flowers102", tmp_path, FLOWERS_AGREED)
+
+
+def test_flowers_lists_must_be_the_published_ones(tmp_path: Path) -> None:
+    make_flowers(tmp_path)
+    with pytest.raises(DataError, match="is damaged or not as published"):
+        read_published("flowers102", tmp_path, FLOWERS_AGREED)
+
+
+def test_flowers_by_name_are_read_at_the_agreed_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torchvision.datasets.Flowers102, "_file_dict", make_flowers(tmp_path))
+    data = load("flowers102", data_root=tmp_path, agreed=FLOWERS_AGREED, classes=None)
+    assert data.train.inputs.shape == (4, 8, 8, 3)
+
+
+@pytest.mark.parametrize(
+    "name", ["mnist", "fashion-mnist", "usps", "svhn", "cifar10", "cifar100", "flowers102"]
+)
 def test_missing_files_and_a_missing_root_are_named(tmp_path: Path, name: str) -> None:
     with pytest.raises(DataError, match=rf"{name}: {tmp_path}/\S+ is missing; put it there or correct"):
         read_published(name, tmp_path)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from protoseal.config import PreprocessingSection
+from protoseal.config.reading import data_spec
 from secure_client.data.arrays import Source, checked_samples
 from secure_client.data.sources import join, load, own_classes, read, suggest_preprocessing
 from secure_client.errors import DataError
@@ -110,3 +111,15 @@ def test_digits_and_files_are_joined_by_plus(tmp_path: Path) -> None:
     assert data.train.inputs.shape == (1799, 8, 8, 1)
     assert data.domains[-1] == "clinic"
     assert data.train.domains.max() == 5
+
+
+def test_a_path_may_be_said_to_be_under_the_data_root(tmp_path: Path) -> None:
+    np.savez(tmp_path / "clinic.npz", x_train=np.zeros((2, 3), np.float32), y_train=[0, 1])
+    spec = data_spec("npz:DATA_ROOT/clinic.npz+npz:other.npz", Path("/elsewhere"))
+    assert spec == "npz:DATA_ROOT/clinic.npz+npz:/elsewhere/other.npz"
+    (here,) = read(spec.split("+", maxsplit=1)[0], data_root=tmp_path, agreed=None)
+    assert here.train.inputs.shape == (2, 3)
+    with pytest.raises(
+        DataError, match=r"DATA_ROOT/clinic\.npz: is under a folder that you have; name it by"
+    ):
+        read("npz:DATA_ROOT/clinic.npz", data_root=None, agreed=None)

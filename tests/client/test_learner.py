@@ -16,8 +16,10 @@ from protoseal.config import Optimiser
 from secure_client.batches import split
 from secure_client.data import SiteData
 from secure_client.errors import DataError, DeviceError, ModelError, TrainingError
-from secure_client.learner import Learner, Schedule, choose_device
+from secure_client.learner import Learner, choose_device
 from secure_client.models import PrototypeModel, SplitModel, build_model
+from secure_client.recipe import Recipe
+from secure_client.training import Schedule
 
 CLASSES, DIM = 10, 16
 CPU = torch.device("cpu")
@@ -80,7 +82,7 @@ def learner(model: PrototypeModel | None = None, data: SiteData = DATA, **change
     for name, value in changes.items():
         (schedule if name in schedule else settings)[name] = value
     chosen = small_model() if model is None else model
-    return Learner(chosen, data, Objective(2.0), Schedule(**schedule), **settings)
+    return Learner(chosen, data, Recipe(Objective(2.0)), Schedule(**schedule), **settings)
 
 
 def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
@@ -152,10 +154,10 @@ def test_an_extractor_goes_from_one_site_to_another_without_the_classifier() -> 
     parameters = sum(
         value.numel() for name, value in first.state().items() if not name.startswith("classifier")
     )
-    assert first.extractor_sizes == second.extractor_sizes == (parameters, 0)
-    assert not np.array_equal(first.extractor_state(), second.extractor_state())
-    second.load_extractor(first.extractor_state())
-    assert np.array_equal(first.extractor_state(), second.extractor_state())
+    assert first.averaged_sizes == second.averaged_sizes == (parameters, 0)
+    assert not np.array_equal(first.averaged(), second.averaged())
+    second.load_averaged(first.averaged())
+    assert np.array_equal(first.averaged(), second.averaged())
     np.testing.assert_array_equal(first.prototypes()[0], second.prototypes()[0])
     assert same(own, second.state())
     assert not same(own, first.state())

@@ -168,7 +168,7 @@ def _spoilt(begun: Attempt, share: SealedShare) -> SealedShare:
 def test_a_site_beyond_its_bounds_stops_before_it_says_anything(
     play: MaskedPlay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(play.site(A).trainee, "extractor", lambda: np.full(PARAMETERS, 65.0))
+    monkeypatch.setattr(play.site(A).trainee, "averaged", lambda: np.full(PARAMETERS, 65.0))
     with pytest.raises(BoundError, match="magnitude 65, beyond the agreed parameter_bound = 64"):
         play.attempt(A)
     assert play.site(A).journal.stored_answer(PhaseKey("run-1", 1, 1, Phase.PRESENCE)) is None
@@ -181,7 +181,7 @@ def test_what_has_no_room_in_the_sum_is_never_masked(
     """Should a value grow between the statement and the sum."""
     begun = play.attempt(*EVERYONE)
     begun.share(*EVERYONE)
-    monkeypatch.setattr(play.site(A).trainee, "extractor", lambda: np.full(PARAMETERS, np.nan))
+    monkeypatch.setattr(play.site(A).trainee, "averaged", lambda: np.full(PARAMETERS, np.nan))
     with pytest.raises(BoundError, match="segment 1 holds a value of magnitude nan"):
         begun.mask(A)
 

@@ -22,9 +22,11 @@ from protoseal.files import read_prototypes
 from secure_client.bounds import PrototypeBounds
 from secure_client.data import SiteData
 from secure_client.journal import Journal
-from secure_client.learner import Learner, Schedule
+from secure_client.learner import Learner
 from secure_client.models import SplitModel
+from secure_client.recipe import Recipe
 from secure_client.trainee import Trainee
+from secure_client.training import Schedule
 
 CLASSES, DIM, BOUND = 3, 6, 2.0
 FIRST, SECOND = b"1" * 32, b"2" * 32
@@ -47,7 +49,7 @@ def make_learner(*, relu: bool = True) -> Learner:
     return Learner(
         model,
         SiteData(digits(0, 40), digits(40, 60)),
-        Objective(0.5),
+        Recipe(Objective(0.5)),
         Schedule(0.01, 0.9, 0.0, batch_size=8, local_epochs=1, optimiser=Optimiser.ADAM),
         site="a",
         seed=3,
@@ -86,13 +88,13 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 def size() -> int:
-    return sum(make_learner().extractor_sizes)
+    return sum(make_learner().averaged_sizes)
 
 
 def a_base(seed: int) -> tuple[Float, np.ndarray[Any, np.dtype[np.bool_]], Float]:
-    """Rows, which of them there are, and an extractor near the initial one."""
+    """Rows, which of them there are, and an averaged part near the initial one."""
     rng = np.random.default_rng(seed)
-    initial = make_learner().extractor_state()
+    initial = make_learner().averaged()
     return (
         rng.random((CLASSES, DIM)),
         np.array([True, True, False]),
@@ -102,7 +104,7 @@ def a_base(seed: int) -> tuple[Float, np.ndarray[Any, np.dtype[np.bool_]], Float
 
 def contribution(trainee: Trainee, round_number: int) -> list[Float]:
     rows, counts = trainee.trained(round_number)
-    return [rows, counts.astype(np.float64), trainee.extractor()]
+    return [rows, counts.astype(np.float64), trainee.averaged()]
 
 
 def equal(first: list[Float], second: list[Float]) -> bool:
@@ -115,7 +117,7 @@ def test_round_0_is_the_initial_model_without_training(site: Site) -> None:
     rows, got = site.trainee.trained(0)
     np.testing.assert_allclose(rows, expected)  # none is negative or beyond the bound here
     assert np.array_equal(got, counts)
-    assert np.array_equal(site.trainee.extractor(), learner.extractor_state())
+    assert np.array_equal(site.trainee.averaged(), learner.averaged())
     assert not site.trainee.has_trained
     assert site.trainee.held_classes().all()
     assert site.trainee.base == b""
@@ -132,24 +134,24 @@ def test_a_round_is_trained_once_however_often_it_is_asked(site: Site) -> None:
 def test_training_starts_from_the_base_with_the_sites_own_classifier(site: Site) -> None:
     """Replayed by hand on a bare learner: own classifier of round 1, the group's extractor, the group's targets."""
     site.trainee.trained(1)
-    rows, has, extractor = a_base(1)
-    site.trainee.take_base(1, FIRST, rows, has, extractor)
+    rows, has, averaged = a_base(1)
+    site.trainee.take_base(1, FIRST, rows, has, averaged)
     assert site.trainee.base == FIRST
     got = contribution(site.trainee, 2)
 
     by_hand, targets = make_learner(), site.trainee._base
     assert targets is not None
     by_hand.train(1, None)
-    by_hand.load_extractor(extractor)
-    by_hand.train(2, targets.targets())
-    assert np.array_equal(got[2], by_hand.extractor_state())
+    by_hand.load_averaged(averaged)
+    by_hand.train(2, targets.guide())
+    assert np.array_equal(got[2], by_hand.averaged())
     np.testing.assert_array_equal(got[0], np.maximum(by_hand.prototypes()[0], 0.0))
 
     unaligned = make_learner()
     unaligned.train(1, None)
-    unaligned.load_extractor(extractor)
+    unaligned.load_averaged(averaged)
     unaligned.train(2, None)
-    assert not np.array_equal(got[2], unaligned.extractor_state())
+    assert not np.array_equal(got[2], unaligned.averaged())
 
 
 def test_a_result_changes_neither_the_model_nor_what_was_trained(site: Site) -> None:
@@ -218,9 +220,9 @@ def test_what_was_trained_from_another_base_is_void(site: Site, restarted: bool)
     assert not equal(from_first, from_second)
     by_hand = make_learner()
     by_hand.train(1, None)
-    by_hand.load_extractor(a_base(1)[2])
-    by_hand.train(2, site.trainee._personal)
-    assert not np.array_equal(from_second[2], by_hand.extractor_state())
+    by_hand.load_averaged(a_base(1)[2])
+    by_hand.train(2, site.trainee._guide)
+    assert not np.array_equal(from_second[2], by_hand.averaged())
     assert equal(from_second, contribution(site.trainee, 2))
 
 
@@ -247,9 +249,9 @@ def test_a_site_that_missed_rounds_trains_once_from_the_latest_base(site: Site) 
     site.trainee.take_base(4, SECOND, *a_base(2))
     got = contribution(site.trainee, 5)
     by_hand = make_learner()
-    by_hand.load_extractor(a_base(2)[2])
-    by_hand.train(5, site.trainee._personal)
-    assert np.array_equal(got[2], by_hand.extractor_state())
+    by_hand.load_averaged(a_base(2)[2])
+    by_hand.train(5, site.trainee._guide)
+    assert np.array_equal(got[2], by_hand.averaged())
 
 
 @pytest.mark.parametrize("clip", [True, False])
@@ -289,11 +291,11 @@ def test_a_warning_says_of_which_site_and_round_it_is_and_comes_once_a_round(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda rows, has, extractor: (rows[:2], has, extractor), "do not fit together"),
-        (lambda rows, has, extractor: (rows * np.inf, has, extractor), "a target is not finite"),
-        (lambda rows, has, extractor: (rows, has, extractor * np.nan), "not finite"),
-        (lambda rows, has, extractor: (rows, has, extractor[1:]), "does not fit this site's model"),
-        (lambda rows, has, extractor: (rows, has, extractor[None]), "an extractor of shape"),
+        (lambda rows, has, averaged: (rows[:2], has, averaged), "do not fit together"),
+        (lambda rows, has, averaged: (rows * np.inf, has, averaged), "a target is not finite"),
+        (lambda rows, has, averaged: (rows, has, averaged * np.nan), "not finite"),
+        (lambda rows, has, averaged: (rows, has, averaged[1:]), "do not fit this site's model"),
+        (lambda rows, has, averaged: (rows, has, averaged[None]), "an averaged part of shape"),
     ],
 )
 def test_a_base_that_does_not_fit_is_refused_and_changes_nothing(

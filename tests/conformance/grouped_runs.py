@@ -1,25 +1,27 @@
-"""FedPC in this process: sites of two or three kinds, and a book of what each put in and was given in each round."""
+"""Runs in this process whose sites' values are added up, and a book of what each put in and was given in each round."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
 from crypto.pairwise.parts import MaskKeys
-from protoseal.config import Agreement, FedpcSection, Method, Protection, TrainingSection
+from protoseal.config import Agreement, AveragingSection, FedpcSection, Method, Protection, TrainingSection
 from protoseal.federation import DirectTransport, LocalFederation, LocalSite
 from protoseal.files import SiteRound
 from protoseal.terms import limits_of, result_form
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey, RoundStart, Work
+from secure_client.averaged import Averaged
 from secure_client.data import SiteData
+from secure_client.models import SplitModel
 from secure_server.coordinator import Coordinator, CoordinatorRound
 from secure_server.run_state import Groups
 from secure_server.store import Received
@@ -44,18 +46,22 @@ def grouped_agreement(
     classes: int,
     dim: int,
     rounds: int,
+    method: Method = Method.FEDPC,
     fedpc: Mapping[str, Any] = {},
+    averaging: Mapping[str, Any] = {},
     **settings: Any,
 ) -> Agreement:
-    """FedPC with this module's model; ``fedpc`` and ``settings`` are further ones."""
-    section = FedpcSection(extractor_parameters=(_PIXELS + 3) * dim, extractor_buffers=2 * dim, **fedpc)
+    """The method with this module's model; ``fedpc``, ``averaging`` and ``settings`` are further ones."""
+    parameters, buffers = Averaged(SplitModel(*build(classes, dim)), method.traits.averaged).sizes
+    sizes = {"parameters": parameters, "buffers": buffers}
     changed = {
-        "method": Method.FEDPC,
+        "method": method,
         "protection": protection,
         "classes": tuple(str(k) for k in range(classes)),
         "dim": dim,
         "norm_bound": dim**0.5,
-        "fedpc": section,
+        "fedpc": FedpcSection(**fedpc),
+        "averaging": AveragingSection(**sizes, **averaging),
         "training": TrainingSection(model="tests.conformance.grouped_runs:build", batch_size=6, lr=0.05),
         **settings,
     }
@@ -88,32 +94,41 @@ def three_kinds() -> Bool:
 
 @dataclass(frozen=True)
 class Put:
-    """What a site put into a sum: ``rows`` (K, d), which classes it has, and its extractor (p + q,)."""
+    """What a site put into a sum: ``rows`` (K, d), which classes it has, the averaged part of its model (p + q,).
+
+    ``samples`` is what the part is weighed by, where it is. ``scores`` (K, d) stay at the site (FedDBP).
+    """
 
     rows: Float
     holds: Bool
-    extractor: Float
+    averaged: Float
+    samples: int = 0
+    scores: Float | None = None
 
 
 @dataclass(frozen=True)
 class Got:
-    """A result as it came: ``rows`` (K, d), ``has`` (K,), the extractor, and the hash of its bytes."""
+    """A result as it came: ``rows`` (K, d) if there are any, ``has`` (K,), the averaged part, the hash of its bytes."""
 
     attempt: int
     rows: Float
     has: Bool
-    extractor: Float
+    averaged: Float
     hash: bytes
 
 
 @dataclass
 class Book:
-    """A run: by (round, attempt, site) what was put in and stated, by (round, site) what was got and became of it."""
+    """A run: by (round, attempt, site) what was put in and stated, by (round, site) what was got and became of it.
+
+    ``guides`` are the targets (K, d) that a site trained towards in an attempt.
+    """
 
     agreement: Agreement
     put: dict[tuple[int, int, str], Put] = field(default_factory=dict)
     starts: dict[tuple[int, int, str], RoundStart] = field(default_factory=dict)
     bases: dict[tuple[int, int, str], bytes] = field(default_factory=dict)
+    guides: dict[tuple[int, int, str], Float] = field(default_factory=dict)
     got: dict[tuple[int, str], Got] = field(default_factory=dict)
     taken: Record = field(default_factory=dict)
     rounds: list[CoordinatorRound] = field(default_factory=list)
@@ -161,30 +176,46 @@ class Tap(DirectTransport):
 
     def upload(self, key: PhaseKey, content: bytes) -> None:
         super().upload(key, content)
+        trainee, at = self._at.trainee, _at(key, self._at.name)
         if key.phase is Phase.PRESENCE and key.round:
-            self._book.bases[_at(key, self._at.name)] = self._at.trainee.base
+            self._book.bases[at] = trainee.base
+            if trainee._base is not None:
+                self._book.guides[at] = trainee._base.rows
         if key.phase is Phase.VALUES:
-            rows, counts = self._at.trainee.trained(key.round)
-            self._book.put[_at(key, self._at.name)] = Put(rows, counts > 0, self._at.trainee.extractor())
+            rows, counts = trainee.trained(key.round)
+            self._book.put[at] = Put(rows, counts > 0, trainee.averaged(), int(counts.sum()), trainee._scores)
 
     def _result(self, key: PhaseKey, content: bytes) -> Got:
         agreement = self._book.agreement
         payload = codec.decode_payload(content, limits_of(agreement), result_form(agreement))
         vector, has = payload.arrays
-        rows, extractor = np.split(vector, [len(has) * agreement.dim])
-        digest = hashlib.sha256(content).digest()
-        return Got(key.attempt, rows.reshape(len(has), -1), has == 1.0, extractor, digest)
+        rows, averaged = agreement.layout.split(vector)
+        return Got(key.attempt, rows, has == 1.0, averaged, hashlib.sha256(content).digest())
 
 
 def _at(key: PhaseKey, site: str) -> tuple[int, int, str]:
     return key.round, key.attempt, site
 
 
+BookT = TypeVar("BookT", bound=Book)
+
+
 def run_grouped(
     agreement: Agreement, data: Mapping[str, SiteData], folder: Path, losses: Sequence[Loss] = ()
 ) -> Book:
     """Run it from beginning to end, recorded, with sites lost on the way."""
-    book, clock = Book(agreement), Clock()
+    return run_into(Book(agreement), Tap, data, folder, losses)
+
+
+def run_into(
+    book: BookT,
+    tap: Callable[[Coordinator, LocalSite, BookT], DirectTransport],
+    data: Mapping[str, SiteData],
+    folder: Path,
+    losses: Sequence[Loss] = (),
+) -> BookT:
+    """The same, with another book and what fills it."""
+    agreement, clock = book.agreement, Clock()
 
     def take(name: str, figures: SiteRound) -> None:
         by_name[name].trainee.save(folder)
@@ -196,7 +227,7 @@ def run_grouped(
         by_name = {site.name: site for site in federation.sites}
         set_deadlines(federation, folder / "keys.bin", clock)
         for site in federation.sites:
-            site.transport = Tap(federation.coordinator, site, book)
+            site.transport = tap(federation.coordinator, site, book)
         play(federation, clock, losses)
         book.rounds, book.received = federation.rounds, list(federation.store.received())
         book.roster_hash = federation.coordinator.roster().hash

@@ -1,10 +1,11 @@
-"""What FedPC makes of a round by the paper's equations, one number at a time, and how far a run may be from it.
+"""What a round of sums comes to by the papers' equations, one number at a time, and how far a run may be from it.
 
 Under `masked` every coordinate of a contribution is rounded to a multiple of its resolution r (a power of two), so
 it moves by r/2 at most, and a mean of any number of contributions too: sums of words are exact. Equations 7 and 8
-are convex combinations of such means, which adds nothing: r/2 remains.
+are convex combinations of such means, which adds nothing: r/2 remains. So are FedDBP's fusions, of a mean and a row
+that is not rounded. A model that comes N times, N samples or more than one, is divided by more than it was summed over.
 
-Their weights ρ move as well, since they are cosines of what moved. Let e_j be the length of r/2 in every coordinate
+FedPC's weights ρ move as well, since they are cosines of what moved. Let e_j be the length of r/2 in every coordinate
 that P_j has, and δ_j = 2e_j/‖P_j‖, by which its direction moves at most. A cosine of two is off by δ_j + δ_k at most,
 that of one with itself by nothing, and so the sum S_j ≥ 1 of a row by no more than Δ_j = Σ_k≠j (δ_j + δ_k), and the
 row of ρ, summed over magnitudes, by 2Δ_j. A class is renormalised by the weight s of the groups that have it, which
@@ -14,11 +15,13 @@ makes that twice as much over s at most. What weights multiply is no larger than
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from protoseal.config import Protection
+from tests.algorithms import feddbp_reference as feddbp
 from tests.algorithms import fedpc_reference as paper
 from tests.conformance.grouped_runs import Book, Float, Put
 from tests.conformance.runs import Bool
@@ -29,13 +32,13 @@ _ROUNDING = 1e-14
 
 @dataclass(frozen=True)
 class Mixed:
-    """What a group is given: rows (K, d), has (K,), extractor (P,), and the most that either may be off."""
+    """What a group is given: rows (K, d) if any, has (K,), the averaged part (P,), the most that either may be off."""
 
     rows: Float
     has: Bool
-    extractor: Float
+    averaged: Float
     rows_bound: Float
-    extractor_bound: Float
+    averaged_bound: Float
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,8 @@ def expected(
     there = [group for group in book.groups if set(group) & set(sites)]
     puts = {site: _put(book, number, site, rounded) for site in sites}
     means = _within(book, puts, [[site for site in group if site in sites] for group in there])
-    mixed = _between(book, means, rounded=rounded)
+    combine = _between if book.agreement.method.is_grouped else _unmixed
+    mixed = combine(book, means, rounded=rounded)
     return {site: each for group, each in zip(there, mixed, strict=True) for site in group}
 
 
@@ -84,32 +88,59 @@ def excess(book: Book, number: int, **options: bool | tuple[str, ...]) -> float:
             want = wanted[site]
             if (got.has != want.has).any():
                 return float("inf")
-            off_rows, off_extractor = np.abs(got.rows - want.rows), np.abs(got.extractor - want.extractor)
-            worst = max(
-                worst, (off_rows / want.rows_bound).max(), (off_extractor / want.extractor_bound).max()
-            )
-    return float(worst)
+            off_rows, off_averaged = np.abs(got.rows - want.rows), np.abs(got.averaged - want.averaged)
+            for off, bound in ((off_rows, want.rows_bound), (off_averaged, want.averaged_bound)):
+                worst = max(worst, float((off / bound).max(initial=0.0)))
+    return worst
+
+
+def fusion_excess(book: Book, number: int, site: str, *, attempt: int = 1, **changes: Any) -> float:
+    """How far what a FedDBP site trained towards in the round *after* that one is from equations 9 and 10, likewise.
+
+    Over the mean of the round and what the site put into it, or last before it. ``changes`` are other settings.
+    """
+    settings = book.agreement.feddbp.model_copy(update=changes)
+    mean = next(iter(expected(book, number).values()))
+    own = last_put(book, number, site)
+    assert own.scores is not None
+    fused = feddbp.fused(
+        own.rows.tolist(),
+        own.holds.tolist(),
+        own.scores.tolist(),
+        mean.rows.tolist(),
+        mean.has.tolist(),
+        settings.own,
+        settings.top_channels if settings.personal else 0,
+    )
+    off = np.abs(book.guides[number + 1, attempt, site] - np.array(fused))
+    rounding = _ROUNDING * np.abs(own.rows).max()
+    return float((off / (mean.rows_bound + rounding)).max())
+
+
+def last_put(book: Book, number: int, site: str) -> Put:
+    """What a site put into a round, or last before it."""
+    rounds = [key for key in book.put if key[2] == site and key[0] <= number]
+    return book.put[max(rounds)]
 
 
 def resolutions(book: Book, *, rounded: bool) -> tuple[Float, Float]:
-    """Of rows (K, d) and of the extractor (P,); zero where nothing is rounded but floats."""
-    agreement = book.agreement
-    shape = len(agreement.classes), agreement.dim
-    if rounded or agreement.protection is not Protection.MASKED:
-        return np.zeros(shape), np.zeros(agreement.parameters)
-    rows, extractor = np.split(agreement.fixed_point().resolution, [shape[0] * shape[1]])
-    return rows.reshape(shape), extractor
+    """Of rows (K, d), if there are any, and of the averaged part (P,); zero where nothing is rounded but floats."""
+    layout = book.agreement.layout
+    if rounded or book.agreement.protection is not Protection.MASKED:
+        return layout.split(np.zeros(layout.length))
+    return layout.split(book.agreement.fixed_point().resolution)
 
 
 def _put(book: Book, number: int, site: str, rounded: bool) -> Put:
-    put = book.put[number, last_attempt(book, number), site]
+    """Its rows none where prototypes are not added up."""
+    put, layout = book.put[number, last_attempt(book, number), site], book.agreement.layout
+    put = replace(put, rows=np.where(put.holds[:, None], put.rows, 0.0)[: layout.classes])
     if not rounded:
         return put
     fixed = book.agreement.fixed_point()
-    rows = np.where(put.holds[:, None], put.rows, 0.0)
-    vector = fixed.decode_sum(fixed.encode(np.concatenate([rows.ravel(), put.extractor])), 1)
-    rows, extractor = np.split(vector, [rows.size])
-    return Put(rows.reshape(put.rows.shape), put.holds, extractor)
+    vector = layout.contribution(put.rows, put.averaged, put.samples)
+    rows, averaged = layout.split(fixed.decode_sum(fixed.encode(vector), 1))
+    return replace(put, rows=rows, averaged=averaged / put.samples if layout.weighted else averaged)
 
 
 def _within(book: Book, puts: dict[str, Put], groups: list[list[str]]) -> _Means:
@@ -117,9 +148,39 @@ def _within(book: Book, puts: dict[str, Put], groups: list[list[str]]) -> _Means
     prototypes = [put.rows.tolist() for put in puts.values()]
     holds = [put.holds.tolist() for put in puts.values()]
     members = [[sites.index(site) for site in group] for group in groups]
-    found = [paper.intra(prototypes, holds, each, book.agreement.min_holders) for each in members]
-    theta = [paper.mean([puts[site].extractor.tolist() for site in group]) for group in groups]
+    found = (
+        [paper.intra(prototypes, holds, each, book.agreement.min_holders) for each in members]
+        if book.agreement.layout.classes
+        else [([], [False] * len(book.agreement.classes)) for _ in members]
+    )
+    theta = [_theta(book, [puts[site] for site in group]) for group in groups]
     return _Means([rows for rows, _ in found], [has for _, has in found], theta)
+
+
+def _theta(book: Book, puts: list[Put]) -> paper.Vector:
+    """The mean over sites, or over their samples."""
+    if not book.agreement.layout.weighted:
+        return paper.mean([put.averaged.tolist() for put in puts])
+    total, sums = 0, [0.0] * book.agreement.layout.model
+    for put in puts:
+        total += put.samples
+        for j, value in enumerate(put.averaged.tolist()):
+            sums[j] += put.samples * value
+    return [value / total for value in sums]
+
+
+def _unmixed(book: Book, means: _Means, *, rounded: bool) -> list[Mixed]:
+    """One group's means are its result."""
+    layout = book.agreement.layout
+    steps, theta_steps = resolutions(book, rounded=rounded)
+    found = []
+    for given, has, theta_list in zip(means.rows, means.has, means.theta, strict=True):
+        rows, theta = np.array(given).reshape(layout.classes, layout.dim), np.array(theta_list)
+        largest, largest_theta = np.abs(rows).max(initial=0.0), np.abs(theta).max(initial=0.0)
+        bound = steps / 2.0 + _ROUNDING * largest + 1e-300
+        theta_bound = theta_steps / 2.0 + _ROUNDING * largest_theta + 1e-300
+        found.append(Mixed(rows, np.array(has), theta, bound, theta_bound))
+    return found
 
 
 def _between(book: Book, means: _Means, *, rounded: bool) -> list[Mixed]:

@@ -16,8 +16,11 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from torch import Tensor
 
+from algorithms.alignment import units
+from algorithms.inference import by_prototype
 from algorithms.pfpl import Weighting
-from algorithms.prototypes import Targets, nearest_prototype
+from algorithms.prototypes import Clusters, Guide
+from algorithms.terms import Outputs
 from protoseal.config import Agreement, Protection
 from protoseal.federation import LocalFederation
 from protoseal.files import MODEL, SitePrototypes, SiteRound, read_prototypes
@@ -25,7 +28,9 @@ from secure_client.build import build_agreed_model
 from secure_client.data import SiteData
 from secure_client.data.arrays import Samples
 from secure_client.data.preprocess import to_dataset
+from secure_client.guides import inference_guide
 from secure_client.journal import Journal
+from secure_client.models import outputs_of
 from tests.support.small import small_agreement
 
 Bool = NDArray[np.bool_]
@@ -37,7 +42,7 @@ _TRAIN, _TEST = 6, 4
 class Taken:
     """A site after the result of a round, and what it predicts for its own N test samples.
 
-    ``targets`` (K, d) are PFPL's personalised prototypes before they are rounded to float32 for training.
+    ``targets`` (K, d) are the prototypes that it trains towards before they are rounded to float32 for training.
     ``predictions`` are (2, N), by classifier and by nearest prototype; ``margins`` are by how much logit or
     distance the first choice is ahead of the second.
     """
@@ -122,21 +127,39 @@ def recording_federation(
 def taken_from(folder: Path, agreement: Agreement, data: SiteData, journal: Journal) -> Taken:
     """What the files of a site say, and predict on its own test samples."""
     prototypes = read_prototypes(folder)
-    stored = journal.get("targets")
-    targets = prototypes.personal if stored is None else safetensors.numpy.load(stored[1])["rows"]
     model = build_agreed_model(agreement, agreement.training.model)
     model.load_state_dict(safetensors.torch.load_file(folder / MODEL))
     model.eval()
     dataset: Any = data.test
     inputs = torch.stack([dataset[i][0] for i in range(len(dataset))])
+    guide = inference_guide(prototypes)
     with torch.no_grad():
-        features = model.features(inputs)
-        logits = model.classifier(features)
-        near = nearest_prototype(features, Targets.of(prototypes.personal, prototypes.has_personal))
-    present = torch.from_numpy(prototypes.personal[prototypes.has_personal]).float()
-    margins = torch.stack([_gap(logits), _gap(-torch.cdist(features, present))])
-    predictions = torch.stack([logits.argmax(dim=1), near])
-    return Taken(prototypes, targets, predictions.numpy(), margins.double().numpy())
+        outputs = outputs_of(model, inputs)
+        near = by_prototype(outputs, guide)
+    margins = torch.stack([_gap(outputs.logits), _gap(_nearness(outputs, guide))])
+    predictions = torch.stack([outputs.logits.argmax(dim=1), near])
+    return Taken(prototypes, _targets(journal, prototypes), predictions.numpy(), margins.double().numpy())
+
+
+def _nearness(outputs: Outputs, guide: Guide) -> Tensor:
+    """How near each sample is to each class that has prototypes: less its distance, or the largest cosine."""
+    if isinstance(guide, Clusters):
+        cosines = units(outputs.features) @ units(guide.rows).T
+        classes = sorted(set(guide.labels.tolist()))
+        return torch.stack([cosines[:, guide.labels == k].max(dim=1).values for k in classes], 1)
+    compared, rows = outputs.features, guide.rows[guide.present]
+    if outputs.decision is not None:
+        compared, rows = units(outputs.decision), units(rows)
+    return -torch.cdist(compared, rows)
+
+
+def _targets(journal: Journal, prototypes: SitePrototypes) -> NDArray[np.float64]:
+    """What a site keeps of its last result, (K, d): PFPL's answer, or the base of a sum."""
+    for kept in ("targets", "base"):
+        stored = journal.get(kept)
+        if stored is not None:
+            return safetensors.numpy.load(stored[1])["rows"]
+    return prototypes.personal
 
 
 def _gap(scores: Tensor) -> Tensor:

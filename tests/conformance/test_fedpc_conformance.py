@@ -54,7 +54,8 @@ def books(tmp_path_factory: pytest.TempPathFactory) -> Books:
             classes=holds.shape[1],
             dim=dim,
             rounds=ROUNDS,
-            fedpc=fedpc | (BOUNDS if ring == 32 else {}),
+            fedpc=fedpc,
+            averaging=BOUNDS if ring == 32 else {},
             masking=MaskingSection.model_validate({"ring_bits": ring}),
         )
         return run_grouped(agreement, data_for(agreement, holds), tmp_path_factory.mktemp("run"))
@@ -108,7 +109,7 @@ def test_a_masked_first_round_is_the_plain_one(books: Books, shape: str, ring: i
     for key, put in plain.put.items():
         if key[0] <= 1:
             np.testing.assert_array_equal(masked.put[key].rows, put.rows)
-            np.testing.assert_array_equal(masked.put[key].extractor, put.extractor)
+            np.testing.assert_array_equal(masked.put[key].averaged, put.averaged)
     assert literal.excess(replace(masked, got=first(plain)), 1) <= 1.0
     assert max(np.abs(got.rows - plain.got[key].rows).max() for key, got in first(masked).items()) > 0.0
 
@@ -153,7 +154,7 @@ def test_groups_that_do_not_listen_to_each_other_are_beyond_the_bound(books: Boo
     masked, _ = both(books, shape)
     alone = {site: literal.expected(masked, 1, without=others(masked, site)) for _, site in first(masked)}
     got = {
-        (1, site): replace(first(masked)[1, site], rows=mean[site].rows, extractor=mean[site].extractor)
+        (1, site): replace(first(masked)[1, site], rows=mean[site].rows, averaged=mean[site].averaged)
         for site, mean in alone.items()
     }
     assert (

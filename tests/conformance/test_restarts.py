@@ -1,6 +1,7 @@
 """Every party is stopped and opened again before each of its steps, and the run is the undisturbed one, bit by bit.
 
-What a restart must find again under `masked` FedPC: the groups, the base, the secrets of an attempt, what was sent.
+What a restart must find again of a masked sum: the groups, the base, the secrets of an attempt, what was sent; of
+FedDBP the scores, of Ditto the second model.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from algorithms.pfpl import Weighting
-from protoseal.config import Agreement, Protection
+from protoseal.config import Agreement, Method, Protection
 from protoseal.federation import DirectTransport, make_parties
 from protoseal_wire.messages import Finished, Phase, Task
 from secure_client.build import build_learner, build_trainee
@@ -25,6 +26,7 @@ from secure_server.aggregate import Aggregator
 from secure_server.agreed_rules import agreed_rules
 from secure_server.coordinator import Coordinator
 from secure_server.store import Store
+from tests.conformance.clustered_runs import run_clustered
 from tests.conformance.expected import check_predictions, excess
 from tests.conformance.grouped_runs import grouped_agreement, run_grouped, two_kinds
 from tests.conformance.runs import Record, Taken, agreement_for, data_for, holdings, run, taken_from
@@ -133,10 +135,20 @@ def test_restarts_between_all_steps_change_nothing(tmp_path: Path, protection: P
 
 
 @pytest.mark.parametrize("protection", [Protection.PLAIN, Protection.MASKED])
-def test_restarts_between_all_steps_of_fedpc_change_no_bit(tmp_path: Path, protection: Protection) -> None:
-    """Masks are drawn afresh, and the sums that they leave are the same words."""
-    agreement = grouped_agreement(protection, classes=3, dim=8, rounds=2)
+@pytest.mark.parametrize(
+    ("method", "groups"),
+    [
+        *((Method.FEDPC, [4, 3]), (Method.FEDDBP, [7]), (Method.FEDBN, [7]), (Method.DITTO, [7])),
+        *((Method.FEDPLCC, [7]), (Method.FPL, [7])),
+    ],
+)
+def test_restarts_between_all_steps_of_sums_change_no_bit(
+    tmp_path: Path, protection: Protection, method: Method, groups: list[int]
+) -> None:
+    """Masks and rotations are drawn afresh; clusters, and the sums that masks leave, are the same."""
+    agreement = grouped_agreement(protection, method=method, classes=3, dim=8, rounds=2)
     data = data_for(agreement, two_kinds()[:7, 1:4])  # four sites of one kind, three of the other
-    undisturbed = run_grouped(agreement, data, tmp_path / "undisturbed")
-    assert [len(group) for group in undisturbed.groups] == [4, 3]
+    runs = run_clustered if agreement.clusters else run_grouped
+    undisturbed = runs(agreement, data, tmp_path / "undisturbed")
+    assert [len(group) for group in undisturbed.groups] == groups
     check_same_bits(run_forgetfully(agreement, data, tmp_path / "restarted"), undisturbed.taken)

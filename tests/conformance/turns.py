@@ -74,7 +74,7 @@ def set_deadlines(federation: LocalFederation, keys: Path, clock: Clock) -> None
         store=federation.store,
         aggregator=Aggregator(agreement, keys),
         clock=clock,
-        on_round=federation.rounds.append,
+        on_round=federation.log.put_round,
     )
     for site in federation.sites:
         site.transport = DirectTransport(federation.coordinator, agreement.run, site.name)

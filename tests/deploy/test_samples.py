@@ -13,6 +13,8 @@ from crypto.pki.authority import CA_FILE
 from crypto.pki.requests import KEY_FILE
 from protoseal.config import (
     ConfigError,
+    FeddbpSection,
+    FedplccSection,
     Method,
     Protection,
     load_agreement,
@@ -64,6 +66,8 @@ def test_a_setting_that_a_sample_comments_out_is_one_that_there_is(name: str, tm
         ("agreement.toml", Method.PFPL, Protection.CKKS),
         ("agreement-masked.toml", Method.PFPL, Protection.MASKED),
         ("agreement-fedpc.toml", Method.FEDPC, Protection.MASKED),
+        ("agreement-feddbp.toml", Method.FEDDBP, Protection.MASKED),
+        ("agreement-fedplcc.toml", Method.FEDPLCC, Protection.MASKED),
     ],
 )
 def test_an_agreement_is_what_the_walk_through_says(
@@ -76,7 +80,7 @@ def test_an_agreement_is_what_the_walk_through_says(
 
 def test_agreements_are_of_one_federation_and_of_different_runs() -> None:
     agreements = [load_agreement(SAMPLES / name) for name in AGREEMENTS]
-    assert len({each.run for each in agreements}) == len(agreements) == 3
+    assert len({each.run for each in agreements}) == len(agreements) == 5
     assert len({(each.federation, each.classes, each.dim, each.preprocessing) for each in agreements}) == 1
 
 
@@ -86,8 +90,31 @@ def test_fedpc_averages_what_its_model_has() -> None:
     assert agreed.preprocessing is not None
     shape = agreed.preprocessing
     extractor = small_cnn(len(agreed.classes), agreed.dim, shape.channels, shape.image_size).backbone
-    assert agreed.fedpc.extractor_parameters == sum(each.numel() for each in extractor.parameters())
-    assert agreed.fedpc.extractor_buffers == sum(each.numel() for each in extractor.buffers()) == 0
+    assert agreed.averaging.parameters == sum(each.numel() for each in extractor.parameters())
+    assert agreed.averaging.buffers == sum(each.numel() for each in extractor.buffers()) == 0
+
+
+def test_feddbp_says_every_number_of_its_method_as_it_is_by_default() -> None:
+    """What the sample spells out is what the paper has, but for switches that take parts of the method away."""
+    agreed = load_agreement(SAMPLES / "agreement-feddbp.toml").feddbp
+    assert agreed == FeddbpSection()
+    assert agreed.model_fields_set == {
+        name for name, value in FeddbpSection().model_dump().items() if not isinstance(value, bool)
+    }
+
+
+def test_fedplcc_averages_a_whole_model_and_says_every_number_of_its_method() -> None:
+    agreed = load_agreement(SAMPLES / "agreement-fedplcc.toml")
+    assert agreed.training.model == "small-cnn"
+    assert agreed.preprocessing is not None
+    shape = agreed.preprocessing
+    model = small_cnn(len(agreed.classes), agreed.dim, shape.channels, shape.image_size)
+    assert agreed.averaging.parameters == sum(each.numel() for each in model.parameters())
+    assert agreed.averaging.buffers == sum(each.numel() for each in model.buffers()) == 0
+    assert agreed.fedplcc == FedplccSection()
+    assert agreed.fedplcc.model_fields_set == {
+        name for name, value in FedplccSection().model_dump().items() if not isinstance(value, bool)
+    }
 
 
 @pytest.mark.parametrize("name", AGREEMENTS)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import safetensors.torch
 
 from protoseal.files import MODEL
 from protoseal.splits import SiteArrays
 from protoseal_wire.messages import RoundStart
+from secure_client.averaged import Averaged
 from secure_client.build import build_agreed_model
-from secure_client.extractor import Extractor
 from tests.conformance import expected, literal
 from tests.conformance.grouped_runs import Book, Float, Got, Put
 from tests.conformance.runs import taken_from
@@ -28,12 +29,37 @@ def fedpc_excess(federation: Federation, *, without: Sequence[str] = ()) -> floa
     (last,) = book.rounds
     for site in last.sites:
         saved = federation.prototypes(site)
-        extractor = _extractor(federation, site)
-        book.put[number, last.attempt, site] = Put(saved.local, saved.counts > 0, extractor)
+        averaged = _averaged(federation, site)
+        book.put[number, last.attempt, site] = Put(saved.local, saved.counts > 0, averaged)
         book.starts[number, last.attempt, site] = RoundStart(last.groups)
         base = base_of(federation, site)
-        book.got[number, site] = Got(last.attempt, base.rows, base.present, base.extractor, base.hash)
+        book.got[number, site] = Got(last.attempt, base.rows, base.present, base.averaged, base.hash)
     return literal.excess(book, number, without=tuple(without))
+
+
+def feddbp_excess(federation: Federation, site: str, *, without: Sequence[str] = ()) -> float:
+    """How far what a site would train towards next is from equations 9 and 10 over what all sent, likewise."""
+    book, number = Book(federation.agreement), federation.agreement.rounds
+    book.rounds = [each for each in rounds_of(federation) if each.round == number]
+    (last,) = book.rounds
+    for name in last.sites:
+        saved = federation.prototypes(name)
+        scores = _scores(federation, name)
+        put = Put(saved.local, saved.counts > 0, np.empty(0), int(saved.counts.sum()), scores)
+        book.starts[number, last.attempt, name] = RoundStart(last.groups)
+        if name not in without:
+            book.put[number, last.attempt, name] = put
+    book.guides[number + 1, 1, site] = base_of(federation, site).rows
+    return literal.fusion_excess(book, number, site)
+
+
+def _scores(federation: Federation, site: str) -> Float:
+    """Of the model that the site trained last, from its own disk."""
+    with open_site(federation, site) as journal:
+        stored = journal.get("model")
+    assert stored is not None
+    scores: Float = safetensors.torch.load(stored[1])["protoseal.scores"].numpy()
+    return scores
 
 
 def pfpl_excess(federation: Federation, sites: Sequence[SiteArrays]) -> float:
@@ -49,8 +75,8 @@ def pfpl_excess(federation: Federation, sites: Sequence[SiteArrays]) -> float:
     return expected.excess(agreement, record, agreement.rounds)
 
 
-def _extractor(federation: Federation, site: str) -> Float:
+def _averaged(federation: Federation, site: str) -> Float:
     """Of the model that the site trained last, as it sent it."""
     model = build_agreed_model(federation.agreement, federation.agreement.training.model)
     model.load_state_dict(safetensors.torch.load_file(federation.folder(site) / MODEL))
-    return Extractor(model).vector()
+    return Averaged(model).vector()

@@ -128,4 +128,5 @@ def _content(reported: CoordinatorRound) -> tuple[object, ...]:
 
 
 def _figures(logged: SiteRound) -> dict[str, object]:
-    return logged.model_dump(exclude={"seconds"})
+    """Without times, and without the loss, which a simulation alone reports."""
+    return logged.model_dump(exclude={"seconds", "loss"})

@@ -9,8 +9,11 @@ import numpy as np
 
 from protoseal.config import (
     Agreement,
+    AveragingSection,
+    FeddbpSection,
     FedpcSection,
     Method,
+    Part,
     PfplSection,
     PreprocessingSection,
     Protection,
@@ -19,9 +22,9 @@ from protoseal.config import (
 from protoseal.federation import run_federation
 from protoseal.files import SitePrototypes, read_prototypes, site_folder
 from protoseal.splits import SiteArrays, mixed
+from secure_client.averaged import Averaged
 from secure_client.data.arrays import Samples
 from secure_client.data.digits import APPEARANCES, CLASSES, digits_in_five_appearances
-from secure_client.extractor import Extractor
 from secure_client.models import build_model
 from tests.support.processes import Federation
 
@@ -59,10 +62,44 @@ def fedpc_agreement(*, rounds: int, protection: Protection = Protection.MASKED) 
     """FedPC in two groups, with five classes, twelve features and the same small-cnn."""
     pfpl, classes = small_agreement(rounds=rounds, protection=protection), CLASSES[:5]
     model = build_model("small-cnn", classes=len(classes), dim=pfpl.dim, channels=1, image_size=8, seed=0)
-    parameters, buffers = Extractor(model).sizes
-    sums = FedpcSection(groups=2, extractor_parameters=parameters, extractor_buffers=buffers)
+    parameters, buffers = Averaged(model).sizes
+    averaging = AveragingSection(parameters=parameters, buffers=buffers)
     return Agreement.model_validate(
-        {**dict(pfpl), "method": Method.FEDPC, "classes": classes, "pfpl": PfplSection(), "fedpc": sums}
+        {
+            **dict(pfpl),
+            "method": Method.FEDPC,
+            "classes": classes,
+            "pfpl": PfplSection(),
+            "fedpc": FedpcSection(groups=2),
+            "averaging": averaging,
+        }
+    )
+
+
+def feddbp_agreement(*, rounds: int, protection: Protection) -> Agreement:
+    """FedDBP with twelve features, half a site's own in its five best channels, and a small-cnn before the branches."""
+    pfpl = small_agreement(rounds=rounds, protection=protection)
+    section = FeddbpSection(own=0.5, top_channels=5)
+    return Agreement.model_validate(
+        {**dict(pfpl), "method": Method.FEDDBP, "pfpl": PfplSection(), "feddbp": section}
+    )
+
+
+def fedplcc_agreement(*, rounds: int, protection: Protection) -> Agreement:
+    """FedPLCC with five classes, twelve features and the same small-cnn, all of which is averaged."""
+    pfpl, classes = small_agreement(rounds=rounds, protection=protection), CLASSES[:5]
+    model = build_model("small-cnn", classes=len(classes), dim=pfpl.dim, channels=1, image_size=8, seed=0)
+    parameters, buffers = Averaged(model, Part.MODEL).sizes
+    averaging = AveragingSection(parameters=parameters, buffers=buffers)
+    return Agreement.model_validate(
+        {
+            **dict(pfpl),
+            "method": Method.FEDPLCC,
+            "classes": classes,
+            "norm_bound": 10.0,
+            "pfpl": PfplSection(),
+            "averaging": averaging,
+        }
     )
 
 
@@ -95,7 +132,7 @@ def _in_one_domain(samples: Samples) -> Samples:
 def simulated(agreement: Agreement, sites: Sequence[SiteArrays], out: Path) -> dict[str, SitePrototypes]:
     """What each site saves when the same agreement runs undisturbed, in this process."""
     data = {site.name: site.to_data(agreement.preprocessing) for site in sites}
-    run_federation(agreement, data, out, device="cpu")
+    run_federation(agreement, data, out)
     return {name: read_prototypes(site_folder(out, name)) for name in data}
 
 

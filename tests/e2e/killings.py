@@ -8,6 +8,7 @@ from contextlib import suppress
 from itertools import groupby
 
 from protoseal_wire.messages import Phase
+from secure_server.run_state import STEPS
 from tests.conformance.turns import Loss
 from tests.e2e.expected_run import Expected
 from tests.support.killed_party import Point, When
@@ -17,7 +18,7 @@ COORDINATOR = "coordinator"
 Killings = tuple[tuple[str, Point], ...]
 """Who dies where: names of sites, and :data:`COORDINATOR`; each one's points in the order of the run."""
 
-_ORDER = (Phase.PRESENCE, Phase.SHARES, Phase.VALUES, Phase.SURVIVORS, Phase.UNMASK, Phase.RESULT)
+_ORDER = (Phase.PRESENCE, *STEPS, Phase.RESULT)
 _A_DAY = 86_400.0
 """In seconds; no deadline is as long."""
 

@@ -17,6 +17,7 @@ from crypto.protection import Words
 from crypto.shamir import combine
 from protoseal.terms import limits_of, values_form
 from protoseal_wire import codec
+from protoseal_wire.assignment import broadcast
 from protoseal_wire.messages import Phase
 from tests.conformance.grouped_runs import Book
 
@@ -47,8 +48,11 @@ class Sum:
         return self_key(combine(shares, self.binding.threshold), self.binding, site)
 
 
-def sums_of(book: Book) -> list[Sum]:
-    """Every sum of a run of one attempt a round that nobody dropped out of, from the coordinator's recording."""
+def sums_of(book: Book, told: Mapping[int, bytes] | None = None) -> list[Sum]:
+    """Every sum of a run of one attempt a round that nobody dropped out of, from the coordinator's recording.
+
+    ``told``: by round, the assignment that masks are bound to beside the base, where there is one.
+    """
     agreement = book.agreement
     words: dict[tuple[int, str], Words] = {}
     released: dict[tuple[int, str], tuple[ReleasedShare, ...]] = {}
@@ -69,7 +73,7 @@ def sums_of(book: Book) -> list[Sum]:
                 book.roster_hash,
                 agreement.hash(),
                 group,
-                book.bases[number, 1, group[0]],
+                _bound_to(book.bases[number, 1, group[0]], number, told),
             ),
             {site: words[number, site] for site in group},
             {
@@ -80,6 +84,10 @@ def sums_of(book: Book) -> list[Sum]:
         for number in range(1, agreement.rounds + 1)
         for group in book.groups
     ]
+
+
+def _bound_to(base: bytes, number: int, told: Mapping[int, bytes] | None) -> bytes:
+    return base if told is None else broadcast(base, told[number])
 
 
 def check_hidden(sums: list[Sum]) -> None:

@@ -204,11 +204,11 @@ def test_the_sums_are_those_of_what_the_sites_put_in(book: Book) -> None:
     fixed = book.agreement.fixed_point()
     for each in sums_of(book):
         puts = [book.put[each.binding.round, 1, site] for site in each.words]
-        true = sum(np.concatenate([put.rows.ravel(), put.extractor]) for put in puts)
+        true = sum(np.concatenate([put.rows.ravel(), put.averaged]) for put in puts)
         held = np.repeat(
             np.sum([put.holds for put in puts], axis=0) >= book.agreement.min_holders, book.agreement.dim
         )
-        seen = np.concatenate([held, np.ones(book.agreement.parameters, dtype=np.bool_)])
+        seen = np.concatenate([held, np.ones(book.agreement.layout.model, dtype=np.bool_)])
         total = fixed.decode_sum(total_of(each), len(puts))
         assert (np.abs(total - np.where(seen, true, 0.0)) <= len(puts) * fixed.resolution / 2.0 + 1e-14).all()
 

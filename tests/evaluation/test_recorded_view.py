@@ -8,6 +8,7 @@ against its promise in tests/evaluation/test_masked_view.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,16 +17,21 @@ import pytest
 from numpy.typing import NDArray
 
 from algorithms.pfpl import Weighting
-from protoseal.config import Agreement, Protection
+from crypto.plain import SCHEME as PLAIN
+from crypto.protection import Payload
+from protoseal.config import Agreement, FeddbpSection, Method, Protection
 from protoseal.evaluation.recording import compare, describe
 from protoseal.files import SitePrototypes, ViewLine
-from protoseal_wire.messages import Phase
+from protoseal.terms import MASKED_SUM, limits_of, values_form
+from protoseal_wire import codec
+from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.store import Received
 from tests.conformance.grouped_runs import Book, Put, grouped_agreement, run_grouped, two_kinds
 from tests.conformance.runs import Record, agreement_for, data_for, recording_federation
 
 SITES, ROUNDS = ("site-1", "site-2", "site-3"), 2
 OF_EVERY_RUN = {None, Phase.ROSTER, Phase.PRESENCE, Phase.VALUES, Phase.RESULT}
+OF_MASKED_SUMS = OF_EVERY_RUN | {Phase.SECRET, *MASKED_SUM}
 UPLOADS = len(SITES) * ROUNDS
 
 
@@ -116,7 +122,7 @@ def prototypes_of(put: Put) -> NDArray[np.float64]:
 
 def extractor_of(put: Put) -> NDArray[np.float64]:
     """The first numbers of its extractor, in pieces as long as a prototype."""
-    return put.extractor[: _PIECES * put.rows.shape[1]].reshape(_PIECES, -1)
+    return put.averaged[: _PIECES * put.rows.shape[1]].reshape(_PIECES, -1)
 
 
 PARTS: dict[str, Callable[[Put], NDArray[np.float64]]] = {
@@ -154,7 +160,7 @@ def test_under_masked_fedpc_shows_nothing_that_looks_like_a_site_s_own(
     books: dict[Protection, Book], part: str
 ) -> None:
     masked = books[Protection.MASKED]
-    assert kinds(masked.received) == {None, *Phase}
+    assert kinds(masked.received) == OF_MASKED_SUMS
     for vectors in (put_in(masked, part), moved(masked, part)):
         found = compare(masked.received, masked.agreement, vectors)
         assert not found.leaks
@@ -200,6 +206,111 @@ def test_the_description_of_fedpc_says_what_was_seen(books: dict[Protection, Boo
     }
     products = by_masked["inner products of sites' prototypes"].evidence
     assert products == "8 uploads have them, of the initial model alone"
+
+
+# FedDBP: prototypes; and scores, which no protection is for, since nobody sends them
+
+
+def scores_of(put: Put) -> NDArray[np.float64]:
+    """By which a site chooses channels, for the classes that it has."""
+    assert put.scores is not None
+    return put.scores[put.holds]
+
+
+@pytest.fixture(scope="module")
+def branched(tmp_path_factory: pytest.TempPathFactory) -> dict[Protection, Book]:
+    """FedDBP with six sites, all one group, under `masked` and under `plain`."""
+    found = {}
+    for protection in (Protection.MASKED, Protection.PLAIN):
+        agreement = grouped_agreement(
+            protection, method=Method.FEDDBP, classes=3, dim=64, rounds=ROUNDS, feddbp=FeddbpSection(own=0.5)
+        )
+        data = data_for(agreement, two_kinds()[:6, [0, 2, 4]])
+        found[protection] = run_grouped(agreement, data, tmp_path_factory.mktemp("feddbp"))
+    return found
+
+
+def test_under_masked_feddbp_shows_no_sites_prototypes(branched: dict[Protection, Book]) -> None:
+    masked = branched[Protection.MASKED]
+    assert kinds(masked.received) == OF_MASKED_SUMS
+    for vectors in (put_in(masked, "prototypes"), moved(masked, "prototypes")):
+        found = compare(masked.received, masked.agreement, vectors)
+        assert not found.leaks
+        assert found.threshold < 0.97
+
+
+def test_under_plain_the_same_search_finds_feddbps_prototypes(branched: dict[Protection, Book]) -> None:
+    plain = branched[Protection.PLAIN]
+    for vectors in (put_in(plain, "prototypes"), moved(plain, "prototypes")):
+        assert compare(plain.received, plain.agreement, vectors).leaks
+
+
+@pytest.mark.parametrize("protection", [Protection.MASKED, Protection.PLAIN])
+def test_fisher_scores_are_in_no_message_of_any_protection(
+    branched: dict[Protection, Book], protection: Protection
+) -> None:
+    """Nor are their orders of magnitude, which a search by direction could miss: the few largest decide."""
+    book = branched[protection]
+    scores = np.concatenate([scores_of(put) for put in book.put.values()])
+    for vectors in (scores, np.log(scores + 1e-12)):
+        found = compare(book.received, book.agreement, vectors)
+        assert not found.leaks
+        assert found.threshold < 0.97
+
+
+def test_scores_would_be_found_in_a_message_that_held_them(branched: dict[Protection, Book]) -> None:
+    """Put in the place of one site's prototypes, as a double sends them that has mistaken one for the other."""
+    book = branched[Protection.PLAIN]
+    scores = np.concatenate([scores_of(put) for put in book.put.values()])
+    put = book.put[2, 1, "site-1"]
+    assert put.scores is not None
+    content = codec.encode_payload(Payload(PLAIN, arrays=(put.scores.ravel(),)))
+    told = [
+        replace(each, content=content) if (each.site, each.key) == ("site-1", values_key(2, book)) else each
+        for each in book.received
+    ]
+    assert told != book.received
+    assert compare(told, book.agreement, scores).leaks
+
+
+def values_key(number: int, book: Book) -> PhaseKey:
+    """Of a round's VALUES."""
+    return PhaseKey(book.agreement.run, number, 1, Phase.VALUES)
+
+
+def test_a_sites_sent_vector_is_its_prototypes_and_nothing_else(branched: dict[Protection, Book]) -> None:
+    """Under `plain`, where it can be read: K·d numbers, those of withheld classes zero. No room is left for more."""
+    book = branched[Protection.PLAIN]
+    limits, form = limits_of(book.agreement), values_form(book.agreement, 1)
+    for (number, attempt, site), put in book.put.items():
+        (sent,) = [
+            each.content
+            for each in book.received
+            if each.site == site and each.key == PhaseKey(book.agreement.run, number, attempt, Phase.VALUES)
+        ]
+        (vector,) = codec.decode_payload(sent, limits, form).arrays
+        active = put.holds & book.got[number, site].has
+        np.testing.assert_array_equal(vector, np.where(active[:, None], put.rows, 0.0).ravel())
+
+
+def test_the_description_of_feddbp_says_what_was_seen(branched: dict[Protection, Book]) -> None:
+    by_masked, by_plain = (
+        {
+            line.what: line
+            for line in describe(
+                book.received,
+                book.agreement,
+                {site: taken.prototypes for (number, site), taken in book.taken.items() if number == ROUNDS},
+            )
+        }
+        for book in (branched[Protection.MASKED], branched[Protection.PLAIN])
+    )
+    assert all(line.seen for line in by_plain.values())
+    assert seen(by_masked) == {
+        "messages, their sizes and times",
+        "which site has which class",
+        "the mean over sites of prototypes",
+    }
 
 
 def test_the_description_says_what_was_seen(plain: Run, rotated: Run, encrypted: Run) -> None:

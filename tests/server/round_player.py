@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from protoseal.terms import MASKED_SUM as STEPS
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server import rounds
 from secure_server.rounds import Groups, Planned, Quorum, Rules, Stage, State
-from secure_server.run_state import STEPS
 
 SITES = ("ada", "bea", "cid", "dot")
 RULES = Rules(

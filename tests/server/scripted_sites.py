@@ -30,7 +30,7 @@ from crypto.protection import Payload
 from crypto.roster import Roster, sign_statement
 from crypto.rotation import RotationSite
 from crypto.sealed import seal_group_secret
-from protoseal.config import Agreement, FedpcSection, Method, Protection
+from protoseal.config import Agreement, AveragingSection, FedpcSection, Method, Protection
 from protoseal.federation import make_parties
 from protoseal.terms import clustering_cohort, group_cohort, limits_of, result_form
 from protoseal_wire import codec
@@ -68,12 +68,12 @@ NEAR, FAR = tuple("abcd"), tuple("wxyz")
 
 def fedpc_agreement(protection: Protection, *, rounds: int = 2, **settings: object) -> Agreement:
     """Sums of 12 + 5 + 2 numbers in two groups; at least three holders and three sites."""
-    section = FedpcSection(groups=2, extractor_parameters=PARAMETERS, extractor_buffers=BUFFERS)
     changed = {
         "method": Method.FEDPC,
         "protection": protection,
         "dim": DIM,
-        "fedpc": section,
+        "fedpc": FedpcSection(groups=2),
+        "averaging": AveragingSection(parameters=PARAMETERS, buffers=BUFFERS),
         **settings,
     }
     return Agreement.model_validate({**dict(small_agreement(rounds=rounds)), **changed})

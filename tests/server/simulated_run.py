@@ -16,10 +16,12 @@ from protoseal_wire.messages import Phase, PhaseKey
 from secure_server import rounds
 from secure_server.errors import CoordinatorError, JoinClosed
 from secure_server.rounds import Groups, Planned, Quorum, Stage, State
-from secure_server.run_state import ASKED, STEPS
+from secure_server.run_state import ASKED, PLANNED_ANEW
 from tests.server.simulation_rules import ONE, InvariantError, content_of, random_rules, require
 
 __all__ = ["InvariantError", "SimulatedRun"]
+
+_HELD_UP = (Stage.DIRECTIONS, Stage.SHARES, Stage.VALUES, Stage.SURVIVORS)
 
 
 class SimulatedRun:
@@ -42,8 +44,9 @@ class SimulatedRun:
         ] = {}  # by VALUES asked of masked sums: who was on the active list
         self.without: set[str] = set()  # who gets no result of the last round computed
         self.asked: dict[tuple[PhaseKey, str], object] = {}
-        self.plans: dict[PhaseKey, Planned] = {}
+        self.plans: dict[tuple[PhaseKey, bool], Planned | rounds.ComputeFailed] = {}
         self.groups: Groups = ()
+        self.plan_fails = 0.0
         self.seen: Counter[str] = Counter()
 
     # One event, and what must hold after it
@@ -91,21 +94,25 @@ class SimulatedRun:
     def plan(self) -> None:
         """The coordinator settles who goes on, if it is to: the same for the same attempt, whenever it is asked."""
         if self.state.stage is Stage.PLANNING:
-            key = self.state.presence_key
+            key = self.state.presence_key, bool(self.state.survivors)
             if key not in self.plans:
-                self.plans[key] = self.random_plan()
+                anew = key[1]
+                self.seen["planned anew"] += anew
+                fails = anew and self.rng.random() < self.plan_fails
+                self.plans[key] = rounds.ComputeFailed() if fails else self.random_plan()
             self.do(self.plans[key])
 
     def random_plan(self) -> Planned:
         """In rounds of many steps, two thirds of each group and one of two holders of something."""
         present = set(self.state.participants)
-        groups = [sorted(present & set(group)) for group in self.groups]
+        groups = [sorted(present & set(group)) for group in self.state.groups]
         staying = [group for group in groups if group]
         require(all(len(group) >= self.rules.smallest_group for group in staying), f"too small: {groups}")
-        if self.rules.round_steps == ONE:
+        steps = self.rules.round_steps
+        if steps == ONE:
             return Planned()
         quorums = [
-            Quorum(phase, frozenset(group), 2 * len(group) // 3 + 1) for group in staying for phase in STEPS
+            Quorum(phase, frozenset(group), 2 * len(group) // 3 + 1) for group in staying for phase in steps
         ]
         classes = [Quorum(Phase.VALUES, frozenset(self.rng.sample(group, 2)), 1) for group in staying]
         return Planned((*quorums, *classes))
@@ -156,8 +163,10 @@ class SimulatedRun:
             require((key, site) in self.accepted, f"went on without {site}'s {key}")
 
     def _check_quorums(self, state: State, phase: Phase, asked: set[str], answered: set[str]) -> None:
-        plan = self.plans.get(state.presence_key, Planned())
-        quorums = [quorum for quorum in plan.quorums if quorum.phase is phase]
+        anew = PLANNED_ANEW in self.rules.steps(state.round) and phase is not PLANNED_ANEW
+        plan = self.plans.get((state.presence_key, anew), Planned())
+        require(isinstance(plan, Planned), f"{phase.name} was asked, and nothing planned")
+        quorums = [quorum for quorum in getattr(plan, "quorums", ()) if quorum.phase is phase]
         if not quorums:
             self._check_answered(state.key(phase), asked)
         for quorum in quorums:
@@ -205,7 +214,7 @@ class SimulatedRun:
             key = before.presence_key
             left = {site for asked, site in self.accepted if asked == key} - before.absent
             in_size = left
-        elif before.stage in (Stage.SHARES, Stage.VALUES, Stage.SURVIVORS) and before.attempt > 1:
+        elif before.stage in _HELD_UP and before.attempt > 1:
             key = replace(before.presence_key, attempt=before.attempt + 1)
             able = rounds.ready_sites(self.rules, before) - before.benched
             answered = {site for asked, site in self.accepted if asked == before.asked_key}
@@ -289,9 +298,8 @@ class SimulatedRun:
             self.groups = self.random_groups()
         if self.state.round == 0:
             return rounds.Computed(self.groups)
-        there = [
-            group for group in (set(each) & set(self.state.participants) for each in self.groups) if group
-        ]
+        there = [set(each) & set(self.state.participants) for each in self.state.groups]
+        there = [group for group in there if group]
         self.without = there[0] if len(there) > 1 and self.rng.random() < 0.2 else set()
         self.seen["a group without result"] += bool(self.without)
         return rounds.Computed(without=frozenset(self.without))
@@ -346,6 +354,7 @@ class SimulatedRun:
 
     def chaos(self, steps: int) -> None:
         """Sites work while requests, answers, sites and the coordinator are lost."""
+        self.plan_fails = 0.1
         for _ in range(steps):
             if self.rng.random() < 0.12:
                 self.fault()
@@ -367,7 +376,7 @@ class SimulatedRun:
 
         An operator may have to start it again twice: it had stopped, and a deadline was too near to be met.
         """
-        self.alive = set(self.rules.roster)
+        self.alive, self.plan_fails = set(self.rules.roster), 0.0
         restarts = 0
         for _ in range(20 * (self.rules.rounds + 3)):
             if self.state.stage is Stage.STOPPED:

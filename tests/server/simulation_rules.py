@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
+from protoseal.terms import CLUSTERED_SUM, MASKED_SUM
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.rounds import Rules, State
 from secure_server.run_state import STEPS
@@ -16,15 +17,21 @@ SECONDS: Mapping[Phase, float] = {
     **dict.fromkeys(STEPS, 20.0),
     Phase.RESULT: 20.0,
 }
-ONE, MANY = (Phase.VALUES,), STEPS
+ONE = (Phase.VALUES,)
 
 
 def random_rules(rng: random.Random) -> Rules:
-    """Rules of a small run: one step in a round, groups with one, or groups with many."""
+    """Rules of a small run: one step in a round, groups with one, or groups, or all in one, with many."""
     sites = rng.randint(3, 7)
-    first_round, steps = rng.choice(((1, ONE), (0, ONE), (0, MANY), (0, MANY)))
+    first_round, steps, common = rng.choice(
+        (
+            *((1, ONE, False), (0, ONE, False), (0, MASKED_SUM, False), (0, MASKED_SUM, False)),
+            *((1, MASKED_SUM, True), (0, CLUSTERED_SUM, False), (1, CLUSTERED_SUM, True)),
+        )
+    )
     return Rules(
         first_round=first_round,
+        common_group=common,
         round_steps=steps,
         smallest_group=2,
         run="sim",

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
+from protoseal.terms import MASKED_SUM as STEPS
 from protoseal_wire.messages import Phase
 from secure_server import rounds, settling
 from secure_server.errors import WrongPhase
 from secure_server.rounds import Planned, Quorum, Rules, Stage, State
-from secure_server.run_state import STEPS
 from tests.server.round_player import GROUPED, LEFT, RULES, SITES, GroupPlayer, Player, in_round
 from tests.server.simulated_run import InvariantError
 from tests.server.spiteful_run import SpitefulRun

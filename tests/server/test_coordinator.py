@@ -162,7 +162,7 @@ class TestReports:
         scene.coordinator()
         scene.join()
         scene.go_to(Stage.RESULT)
-        scene.coordinator(on_round=scene.federation.rounds.append)
+        scene.coordinator(on_round=scene.federation.log.put_round)
         scene.go_to(Stage.PRESENCE)
         (completed,) = scene.federation.rounds
         assert 0.0 < completed.total_seconds < 60.0

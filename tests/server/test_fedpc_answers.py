@@ -138,7 +138,7 @@ def _set(position: int, value: float) -> Change:
 
 
 WITHHELD, THETA = 2 * DIM, CLASSES * DIM
-"""Where the row of a class without enough holders begins, and where the extractor does."""
+"""Where the row of a class without enough holders begins, and where the averaged part does."""
 
 PLAIN_VALUES: dict[str, tuple[type[Exception], str, Change]] = {
     "a row of a withheld class": (MalformedError, "does not hold", _set(WITHHELD, 0.1)),
@@ -270,14 +270,14 @@ WITHOUT = {
     "words": (pairwise, "words_of", "masked", Stage.VALUES, MASKED_VALUES["of another scheme"][1]),
     "norm": (
         group_sums,
-        "_check_norms",
+        "_check_rows",
         "plain",
         Stage.VALUES,
         PLAIN_VALUES["a row beyond the norm bound"][2],
     ),
     "bound": (
         group_sums,
-        "_check_extractor",
+        "check_model",
         "plain",
         Stage.VALUES,
         PLAIN_VALUES["a parameter beyond its bound"][2],

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protoseal.config import FedpcSection, Protection
+from protoseal.config import AveragingSection, FedpcSection, Protection
 from secure_server.coordinator import Computation
 from secure_server.exchanges.attempt import Attempt
 from secure_server.exchanges.pairwise import ReadOneByOne
@@ -44,8 +44,10 @@ def long_extractor(site: str, number: int) -> Vector:
 @pytest.fixture
 def play(identities: Identities, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
     monkeypatch.setattr(scripted_sites, "extractor_of", long_extractor)
-    section = FedpcSection(groups=1, extractor_parameters=LENGTH)
-    with playing(fedpc_agreement(Protection.MASKED, fedpc=section), *identities, tmp_path) as begun:
+    agreement = fedpc_agreement(
+        Protection.MASKED, fedpc=FedpcSection(groups=1), averaging=AveragingSection(parameters=LENGTH)
+    )
+    with playing(agreement, *identities, tmp_path) as begun:
         begun.join()
         begun.go_to(Stage.UNMASK, 1)
         yield begun
@@ -111,7 +113,9 @@ def test_reading_all_answers_first_would_show(
 def test_what_the_other_thread_computes_is_what_this_one_would(play: Play, later: Later) -> None:
     play.step(*ALL)
     apart: Computation = later.job()
-    inline = play.coordinator._done_inline(play.coordinator._requests.attempt(play.state)).result()
+    attempt = play.coordinator._requests.attempt(play.state)
+    inline = play.coordinator._done_inline(play.coordinator._computation, attempt).result()
+    assert isinstance(inline, Computation)
     assert set(apart.results) == set(ALL)
     assert apart == inline
 

@@ -16,7 +16,7 @@ from secure_server import settling
 from secure_server.run_state import Stage
 from tests.server.conftest import Identities
 from tests.server.fedpc_play import Play, check_results, expected, playing
-from tests.server.scripted_sites import BUFFERS, FAR, NEAR, PARAMETERS, fedpc_agreement
+from tests.server.scripted_sites import FAR, NEAR, fedpc_agreement
 
 ALL = (*NEAR, *FAR)
 BOTH = [Protection.PLAIN, Protection.MASKED]
@@ -167,7 +167,7 @@ def test_a_round_that_nobody_may_go_on_with_is_abandoned_and_reported(
     identities: Identities, tmp_path: Path
 ) -> None:
     """One group of eight: the five that are left are too few of those who sent values, in this round alone."""
-    one = FedpcSection(groups=1, extractor_parameters=PARAMETERS, extractor_buffers=BUFFERS)
+    one = FedpcSection(groups=1)
     with playing(fedpc_agreement(Protection.MASKED, fedpc=one, rounds=3), *identities, tmp_path) as play:
         play.join()
         play.go_to(Stage.SURVIVORS, 2)

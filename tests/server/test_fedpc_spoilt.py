@@ -15,7 +15,6 @@ import pytest
 from crypto.errors import MalformedError
 from crypto.protection import Cohort
 from protoseal.config import Protection
-from protoseal.terms import contribution_length
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, ReleasedShares, Stopped
 from secure_server.exchanges import pairwise
@@ -201,7 +200,7 @@ class TestLongestMean:
 
     def sum_of(self, play: Play, row: Vector) -> GroupSum:
         cohort = Cohort(("a", "b", "c"), np.ones((3, CLASSES), dtype=np.bool_), DIM)
-        total = np.zeros(contribution_length(play.agreement))
+        total = np.zeros(play.agreement.layout.length)
         total[: CLASSES * DIM] = np.tile(3.0 * row, CLASSES)
         return GroupSum(cohort, cohort.sites, total)
 

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from protoseal.config import FedpcSection, Protection
+from protoseal.terms import MASKED_SUM as STEPS
 from protoseal_wire.messages import Phase
 from secure_server.agreed_rules import agreed_rules
-from secure_server.run_state import STEPS, Stage
+from secure_server.run_state import Stage
 from tests.server.conftest import Identities
 from tests.server.fedpc_play import Play, playing
-from tests.server.scripted_sites import BUFFERS, NEAR, PARAMETERS, fedpc_agreement
+from tests.server.scripted_sites import NEAR, fedpc_agreement
 from tests.support.small import small_agreement
 
 LOG = "protoseal.coordinator"
@@ -66,9 +67,8 @@ def test_fewer_groups_than_were_agreed_are_told(
     identities: Identities,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    section = FedpcSection(groups=groups, extractor_parameters=PARAMETERS, extractor_buffers=BUFFERS)
     agreement = fedpc_agreement(
-        Protection.MASKED, fedpc=section, min_holders=min_holders, min_sites=min_holders
+        Protection.MASKED, fedpc=FedpcSection(groups=groups), min_holders=min_holders, min_sites=min_holders
     )
     with caplog.at_level(logging.INFO, LOG), playing(agreement, *identities, tmp_path) as play:
         play.join()

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from protoseal.terms import MASKED_SUM as STEPS
 from protoseal_wire.messages import Phase
 from secure_server import rounds
 from secure_server.errors import WrongPhase
 from secure_server.rounds import Planned, Quorum, Rules, Stage, State
-from secure_server.run_state import STEPS
 from tests.server.round_player import ALL, GROUPED, LEFT, RIGHT, THREE_OF_EACH, GroupPlayer
 
 FIVE = (*LEFT, "eve")

@@ -70,6 +70,7 @@ def test_invariants_hold_in_every_run(seen: Counter[str]) -> None:
         "abandoned last round",
         "a group without result",
         "held up",
+        "planned anew",
         "no result at all",
     ],
 )
@@ -92,7 +93,13 @@ class Tolerant(SimulatedRun):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.rules = replace(
-            self.rules, min_sites=2, first_round=0, round_steps=STEPS, max_attempts=1, smallest_group=2
+            self.rules,
+            min_sites=2,
+            first_round=0,
+            common_group=False,
+            round_steps=STEPS,
+            max_attempts=1,
+            smallest_group=2,
         )
         spare = len(self.rules.roster) - (2 * len(self.rules.roster) // 3 + 1)
         self.spare = self.rng.sample(self.rules.roster, spare)
@@ -155,16 +162,14 @@ def same_attempt_again(rules: Rules, state: State, now: float) -> State:
 def answers_may_be_missing(rules: Rules, state: State, now: float, *, late: bool) -> State:
     if not late:
         return state
-    return real_next_step(rules, state, set(), now)
+    return real_step_over(rules, state, set(), now)
 
 
 def too_few_may_be_present(rules: Rules, state: State, now: float, *, late: bool) -> State:
     if not late:
         return state
     state = replace(state, participants=tuple(sorted(state.answered)))
-    return (
-        settling.enter(rules, state, Stage.PLANNING, now) if state.groups else first_step(rules, state, now)
-    )
+    return settling.enter(rules, state, Stage.PLANNING, now) if state.groups else next_step(rules, state, now)
 
 
 def never_gives_up(rules: Rules, state: State, why: str, now: float, lost: object = ()) -> State:
@@ -186,7 +191,7 @@ def unmasking_is_as_any_step(rules: Rules, state: State) -> bool:
 
 def asks_all_participants(rules: Rules, state: State, missing: object, now: float) -> State:
     """As if nobody had dropped out: the dropped are asked for the rest of the attempt."""
-    after = real_next_step(rules, state, set(), now)
+    after = real_step_over(rules, state, set(), now)
     everyone = (*after.survivors[:-1], replace(after.survivors[-1], sites=state.asked))
     return replace(after, survivors=everyone)
 
@@ -205,7 +210,7 @@ def gives_everyone_a_result(rules: Rules, state: State, groups: Groups, without:
 
 
 real_next_round, real_computed = settling.next_round, rounds._computed
-real_step, real_next_step, first_step = rounds.step, settling._next_step, settling.first_step
+real_step, real_step_over, next_step = rounds.step, settling._step_over, settling.next_step
 
 
 def notices(violation: str) -> None:
@@ -222,7 +227,7 @@ def notices(violation: str) -> None:
         (settling, "next_attempt", same_attempt_again, "asked .* again|asks something else"),
         (rounds, "step", forgets_the_attempt, "went back|again"),
         (settling, "_unmask_was_asked", unmasking_is_as_any_step, "UNMASK was asked"),
-        (settling, "_next_step", asks_all_participants, "others are asked"),
+        (settling, "_step_over", asks_all_participants, "others are asked"),
         (tasks, "_able", any_members_will_do, "must refuse"),
         (settling, "_committed", lambda state: state, "must refuse"),
         (settling, "next_round", finishes_regardless, "without any result"),

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from protoseal.terms import MASKED_SUM as STEPS
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server import rounds
 from secure_server.errors import WrongPhase
 from secure_server.rounds import Groups, Planned, Quorum, Rules, Stage, State
-from secure_server.run_state import STEPS
 from tests.server.round_player import (
     ALL,
     GROUPED,
@@ -150,7 +150,7 @@ class TestPlanning:
         player.answer(*ALL)
         monkeypatch.setattr(rounds, "check_planning", lambda *_: None)
         player.do(Planned())
-        assert player.stage is Stage.SHARES, "asked for shares again, without the check"
+        assert player.state.quorums == (), "planned in the middle of a step, without the check"
 
     def test_that_takes_too_long_is_a_failed_attempt(self) -> None:
         player = GroupPlayer()

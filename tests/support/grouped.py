@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from protoseal.config import Agreement, FedpcSection, Method, Protection, TrainingSection
+from protoseal.config import Agreement, AveragingSection, Method, Protection, TrainingSection
 from tests.support.small import DIM, HOLDINGS, small_agreement
 
 EVERYONE = tuple(HOLDINGS)
@@ -20,7 +20,7 @@ def grouped_agreement(protection: Protection = Protection.MASKED, **changes: obj
         **dict(small_agreement(Protection.PLAIN)),
         "method": Method.FEDPC,
         "protection": protection,
-        "fedpc": FedpcSection(extractor_parameters=PARAMETERS),
+        "averaging": AveragingSection(parameters=PARAMETERS),
         "training": TrainingSection(model="tests.support.grouped:build", batch_size=4),
     }
     return Agreement.model_validate({**fields, **changes})

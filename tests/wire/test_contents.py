@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from crypto.pairwise.parts import MaskKeys, ReleasedShare, SealedShare, ShareKind
-from crypto.protection import Payload, PayloadForm, Words
+from crypto.protection import Axis, Payload, PayloadForm, UpTo, Words
 from crypto.roster import Statement
 from crypto.sealed import SealedSecret
 from protoseal_wire import codec
@@ -21,6 +21,8 @@ from protoseal_wire.codec import CodecError, Limits, Malformed
 from protoseal_wire.messages import (
     Acknowledgement,
     ActiveList,
+    AssignedRows,
+    Assignment,
     GroupKeys,
     PresenceStatement,
     ReceivedShares,
@@ -58,8 +60,18 @@ def decode(kind: str, content: bytes, limits: Limits = LIMITS, form: PayloadForm
 def form_of(case: Mapping[str, Any]) -> PayloadForm | None:
     if "form" not in case:
         return None
-    arrays, words = (tuple(map(tuple, case["form"].get(each, ()))) for each in ("arrays", "words"))
+    arrays = tuple(tuple(map(axis, axes)) for axes in case["form"].get("arrays", ()))
+    words = tuple((int(bits), axis(length)) for bits, length in case["form"].get("words", ()))
     return PayloadForm(arrays, words, case["form"].get("blobs", 0))
+
+
+def axis(of: Any) -> Axis:
+    return UpTo(of["most"]) if isinstance(of, dict) else int(of)
+
+
+def assigned(of: Mapping[str, Any]) -> AssignedRows:
+    classes, clusters = (np.array(of[each], dtype=np.int64) for each in ("classes", "clusters"))
+    return AssignedRows(of["site"], classes, clusters)
 
 
 def decode_case(case: Mapping[str, Any]) -> object:
@@ -142,6 +154,7 @@ VALUES: Mapping[str, Callable[[Mapping[str, Any]], object]] = {
     "round_start": round_start,
     "presence": presence,
     "active_list": lambda of: ActiveList(tuple(map(presence, of["statements"]))),
+    "assignment": lambda of: Assignment(tuple(map(assigned, of["sites"]))),
     "payload": payload,
     "acknowledgement": lambda _: Acknowledgement(),
     "shares_made": lambda of: SharesMade(sealed_shares(of)),
@@ -243,15 +256,19 @@ def test_only_words_are_encoded_as_words(dtype: type[np.generic]) -> None:
         codec.encode_payload(Payload("pairwise/1", words=(value,)))
 
 
+def longest(of: Axis) -> int:
+    return of.most if isinstance(of, UpTo) else of
+
+
 def test_a_form_admits_no_fewer_and_no_more() -> None:
     """Every payload here passes under its own form, and under no other one."""
     made = {
         form: codec.encode_payload(
             Payload(
                 "plain/1",
-                tuple(np.ones(shape) for shape in form.arrays),
+                tuple(np.ones(tuple(map(longest, axes))) for axes in form.arrays),
                 (b"x",) * form.blobs,
-                tuple(np.ones(length, f"u{bits // 8}") for bits, length in form.words),
+                tuple(np.ones(longest(length), f"u{bits // 8}") for bits, length in form.words),
             )
         )
         for form in (
@@ -260,6 +277,8 @@ def test_a_form_admits_no_fewer_and_no_more() -> None:
             PayloadForm(arrays=((6,),)),
             PayloadForm(arrays=((6,), (3,))),
             PayloadForm(arrays=((3,), (6,))),
+            PayloadForm(arrays=((UpTo(2), 5), (UpTo(2),))),
+            PayloadForm(arrays=((UpTo(3), 5), (4,))),
             PayloadForm(blobs=1),
             PayloadForm(words=((64, 6),)),
             PayloadForm(words=((32, 6),)),

@@ -10,7 +10,7 @@ import pytest
 
 from crypto.keys import ChannelKey, seal
 from crypto.pairwise.parts import MaskKeys, ReleasedShare, SealedShare, ShareKind
-from crypto.protection import Payload, PayloadForm
+from crypto.protection import Payload, PayloadForm, UpTo
 from crypto.roster import Statement
 from crypto.sealed import SealedSecret
 from protoseal_wire import codec
@@ -19,6 +19,8 @@ from protoseal_wire.codec.limits import CONTENT_CEILING, SEALED_SHARE_BYTES, SHA
 from protoseal_wire.messages import (
     Acknowledgement,
     ActiveList,
+    AssignedRows,
+    Assignment,
     GroupKeys,
     Phase,
     PresenceStatement,
@@ -57,6 +59,7 @@ LARGEST: Mapping[str, object] = {
     "presence": PRESENCE,
     "active_list": ActiveList((PRESENCE,) * 5),
     "payload": RESULT,
+    "assignment": Assignment(tuple(AssignedRows(site, np.full(100, 99), np.full(100, 99)) for site in SITES)),
     "acknowledgement": Acknowledgement(),
     "shares_made": SharesMade(SHARES),
     "received_shares": ReceivedShares(
@@ -106,6 +109,20 @@ def test_the_most_words_fit(bits: int) -> None:
     assert plain(codec.decode_payload(codec.encode_payload(value), LARGE, form)) == plain(value)
 
 
+@pytest.mark.parametrize("classes", [1, 100])
+def test_the_most_prototypes_of_each_class_fit(classes: int) -> None:
+    """As they are sent under `plain`, with a model and its weight; as a result has them; as they are assigned."""
+    limits = Limits(classes=classes, dim=3, sites=5, parameters=1000, per_class=256)
+    rows = UpTo(256 * classes)
+    form = PayloadForm(arrays=((rows, 3), (rows,), (rows,), (1001,)))
+    value = Payload(SCHEME, tuple(np.ones([rows.most, 3][: len(axes)]) for axes in form.arrays[:3]))
+    value = replace(value, arrays=(*value.arrays, np.ones(1001)))
+    assert plain(codec.decode_payload(codec.encode_payload(value), limits, form)) == plain(value)
+    last = np.full(rows.most, rows.most - 1)
+    assignment = Assignment(tuple(AssignedRows(site, last // 256, last) for site in SITES))
+    assert plain(codec.decode_assignment(codec.encode_assignment(assignment), limits)) == plain(assignment)
+
+
 def test_a_plain_payload_of_few_classes_fits() -> None:
     limits, form = Limits(classes=1, dim=10**6), PayloadForm(arrays=((1, 10**6),))
     value = Payload("plain/1", (np.ones((1, 10**6)),))
@@ -127,6 +144,7 @@ def test_each_phase_has_its_own_bound() -> None:
         Phase.ROSTER: LARGE.roster_answer,
         Phase.SECRET: LARGE.empty,
         Phase.PRESENCE: LARGE.presence,
+        Phase.DIRECTIONS: LARGE.payload,
         Phase.SHARES: LARGE.sealed_shares,
         Phase.VALUES: LARGE.payload,
         Phase.SURVIVORS: LARGE.survivor_signature,
@@ -137,7 +155,8 @@ def test_each_phase_has_its_own_bound() -> None:
         Phase.ROSTER: LARGE.roster,
         Phase.SECRET: LARGE.sealed_secret,
         Phase.PRESENCE: LARGE.round_start,
-        Phase.SHARES: LARGE.active_list,
+        Phase.DIRECTIONS: LARGE.active_list,
+        Phase.SHARES: max(LARGE.active_list, LARGE.assignment),
         Phase.VALUES: max(LARGE.active_list, LARGE.sealed_shares),
         Phase.SURVIVORS: LARGE.survivor_set,
         Phase.UNMASK: LARGE.signed_survivors,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from crypto.pairwise.parts import MaskKeys, ReleasedShare, SealedShare, ShareKind
-from crypto.protection import Payload, PayloadForm
+from crypto.protection import Axis, Payload, PayloadForm, UpTo
 from crypto.roster import Statement
 from crypto.sealed import SealedSecret
 from protoseal_wire.codec import Limits
@@ -17,6 +17,8 @@ from protoseal_wire.messages import (
     PROTOCOL_VERSION,
     Acknowledgement,
     ActiveList,
+    AssignedRows,
+    Assignment,
     DownloadRequest,
     Finished,
     GroupKeys,
@@ -51,6 +53,8 @@ FORMS = {
     "payload: ciphertexts": PayloadForm(blobs=4),
     "payload: words of 64 bits": PayloadForm(words=((64, LENGTH),)),
     "payload: words of 32 bits": PayloadForm(words=((32, LENGTH),)),
+    "payload: rows of a free number": PayloadForm(arrays=((UpTo(3), LIMITS.dim), (UpTo(3),), (LENGTH,))),
+    "payload: words of a free number": PayloadForm(words=((64, UpTo(LENGTH)),)),
 }
 """The forms of what :data:`contents` draws, by the same names. What stands before a colon is the kind."""
 
@@ -66,14 +70,32 @@ def floats(shape: tuple[int, ...]) -> st.SearchStrategy[np.ndarray]:
     return arrays(np.float64, shape, elements=st.floats(allow_nan=False, allow_infinity=False))
 
 
-def payloads(form: PayloadForm) -> st.SearchStrategy[Payload]:
-    return st.builds(
-        Payload,
-        schemes,
-        st.tuples(*(floats(shape) for shape in form.arrays)),
-        st.lists(blobs, min_size=min(1, form.blobs), max_size=form.blobs).map(tuple),
-        st.tuples(*(arrays(np.dtype(f"u{bits // 8}"), length) for bits, length in form.words)),
+@st.composite
+def payloads(draw: st.DrawFn, form: PayloadForm) -> Payload:
+    """All free lengths are the same."""
+    axes = [axis for shape in (*form.arrays, *form.words) for axis in shape if isinstance(axis, UpTo)]
+    free = draw(st.integers(0, min((axis.most for axis in axes), default=0)))
+
+    def length(axis: Axis) -> int:
+        return free if isinstance(axis, UpTo) else axis
+
+    return Payload(
+        draw(schemes),
+        tuple(draw(floats(tuple(map(length, shape)))) for shape in form.arrays),
+        tuple(draw(st.lists(blobs, min_size=min(1, form.blobs), max_size=form.blobs))),
+        tuple(draw(arrays(np.dtype(f"u{bits // 8}"), length(axis))) for bits, axis in form.words),
     )
+
+
+@st.composite
+def assigned_rows(draw: st.DrawFn, site: str) -> AssignedRows:
+    """As many rows as there may be, or fewer, in any of the classes and clusters that there may be."""
+    number = draw(st.integers(0, LIMITS.rows))
+    classes, clusters = (
+        draw(arrays(np.int64, number, elements=st.integers(0, most - 1)))
+        for most in (LIMITS.classes, LIMITS.rows)
+    )
+    return AssignedRows(site, classes, clusters)
 
 
 @st.composite
@@ -129,6 +151,7 @@ contents = {
     | st.builds(RoundStart, groups(), hashes, st.none() | payloads(FORMS["round_start"])),
     "presence": presences,
     "active_list": st.builds(ActiveList, st.lists(presences, min_size=1, max_size=4).map(tuple)),
+    "assignment": survivors.flatmap(lambda sites: st.tuples(*map(assigned_rows, sites))).map(Assignment),
     "acknowledgement": st.just(Acknowledgement()),
     **{kind: payloads(form) for kind, form in FORMS.items() if kind.startswith("payload")},
     "shares_made": st.builds(SharesMade, some_shares("sender", "recipient")),

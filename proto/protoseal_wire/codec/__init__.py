@@ -37,12 +37,14 @@ from protoseal_wire.codec.errors import (
 )
 from protoseal_wire.codec.limits import Limits
 from protoseal_wire.codec.masking import (
+    decode_assignment,
     decode_received_shares,
     decode_released_shares,
     decode_shares_made,
     decode_signed_survivors,
     decode_survivor_set,
     decode_survivor_signature,
+    encode_assignment,
     encode_received_shares,
     encode_released_shares,
     encode_shares_made,
@@ -87,6 +89,7 @@ __all__ = [
     "chunks",
     "decode_acknowledgement",
     "decode_active_list",
+    "decode_assignment",
     "decode_download",
     "decode_download_chunk",
     "decode_join",
@@ -111,6 +114,7 @@ __all__ = [
     "decode_upload_header",
     "encode_acknowledgement",
     "encode_active_list",
+    "encode_assignment",
     "encode_download",
     "encode_download_chunk",
     "encode_join",

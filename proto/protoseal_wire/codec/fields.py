@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from numpy.typing import NDArray
 
 from crypto.pki.identity import NAME
-from crypto.protection import Words
+from crypto.protection import Axis, UpTo, Words
 from protoseal_wire.codec.errors import Malformed, NotFinite, TooLarge
 from protoseal_wire.codec.limits import CONTENT_CEILING, HASH_BYTES, SIGNATURE_BYTES
 from protoseal_wire.v1 import protoseal_pb2 as pb
@@ -130,8 +130,9 @@ def encode_floats(values: NDArray[np.float64]) -> pb.Tensor:
     return pb.Tensor(dtype=pb.D_TYPE_FLOAT64, shape=values.shape, data=data)
 
 
-def decode_floats(tensor: pb.Tensor, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Finite values of exactly this shape."""
+def decode_floats(tensor: pb.Tensor, form: tuple[Axis, ...]) -> NDArray[np.float64]:
+    """Finite values of this shape, where it has an :class:`crypto.protection.UpTo` of a length of its own."""
+    shape = _fitted(tensor, form)
     _check_tensor(tensor, pb.D_TYPE_FLOAT64, shape, itemsize=8)
     values = np.frombuffer(tensor.data, "<f8").astype(np.float64).reshape(shape)
     if not np.isfinite(values).all():
@@ -147,12 +148,36 @@ def encode_words(values: Words) -> pb.Tensor:
     return pb.Tensor(dtype=_WORDS[values.dtype.itemsize * 8], shape=values.shape, data=data)
 
 
-def decode_words(tensor: pb.Tensor, bits: int, length: int) -> Words:
-    """Exactly ``length`` words of ``bits`` bits: 32 or 64."""
-    _check_tensor(tensor, _WORDS[bits], (length,), itemsize=bits // 8)
+def decode_words(tensor: pb.Tensor, bits: int, length: Axis) -> Words:
+    """``length`` words of ``bits`` bits, 32 or 64: exactly, or at most."""
+    _check_tensor(tensor, _WORDS[bits], _fitted(tensor, (length,)), itemsize=bits // 8)
     if bits == 32:
         return np.frombuffer(tensor.data, "<u4").astype(np.uint32)
     return np.frombuffer(tensor.data, "<u8").astype(np.uint64)
+
+
+def check_one_length(tensors: Sequence[pb.Tensor], forms: Sequence[tuple[Axis, ...]]) -> None:
+    """All axes of a free length have the same one. The tensors' shapes are those of the forms."""
+    lengths = {
+        length
+        for tensor, form in zip(tensors, forms, strict=True)
+        for length, axis in zip(tensor.shape, form, strict=True)
+        if isinstance(axis, UpTo)
+    }
+    if len(lengths) > 1:
+        raise Malformed("arrays that belong together differ in length")
+
+
+def _fitted(tensor: pb.Tensor, form: tuple[Axis, ...]) -> tuple[int, ...]:
+    """The form, with the tensor's own length where that is free and not too large."""
+    if len(tensor.shape) != len(form):
+        raise Malformed(f"an array has {len(tensor.shape)} axes, not {len(form)}")
+    for length, axis in zip(tensor.shape, form, strict=True):
+        if isinstance(axis, UpTo) and length > axis.most:
+            raise Malformed(f"an axis has length {length}, at most {axis.most} are taken")
+    return tuple(
+        length if isinstance(axis, UpTo) else axis for length, axis in zip(tensor.shape, form, strict=True)
+    )
 
 
 def _check_tensor(

@@ -37,26 +37,28 @@ _NAME = 72
 class Limits:
     """The bounds of one run: K classes, feature dimension d, at most ``sites`` sites.
 
-    ``parameters``: the extractor's parameters and buffers, where they travel. ``ValueError`` unless classes,
-    dimension and sites are at least 1, there are at most 256 sites, and no content of numbers exceeds what a header
-    may announce. The limit: a run that is too large for ciphertexts alone is not refused here, because it may use
-    none; such ciphertexts are :class:`TooLarge` when they come.
+    ``parameters``: the averaged part's parameters and buffers, where they travel. ``per_class``: the most prototypes
+    of a class in one payload. ``ValueError`` unless classes, dimension, sites and ``per_class`` are at least 1, there
+    are at most 256 sites, and no content of numbers exceeds what a header may announce. The limit: a run that is too
+    large for ciphertexts alone is not refused here, because it may use none; such ciphertexts are :class:`TooLarge`
+    when they come.
     """
 
     classes: int
     dim: int
     sites: int = MOST_SITES
     parameters: int = 0
+    per_class: int = 1
 
     def __post_init__(self) -> None:
-        if self.classes < 1 or self.dim < 1 or not 1 <= self.sites <= MOST_SITES:
-            raise ValueError(f"a run has classes, dimensions and 1 to {MOST_SITES} sites")
+        if min(self.classes, self.dim, self.per_class) < 1 or not 1 <= self.sites <= MOST_SITES:
+            raise ValueError(f"a run has prototypes, classes, dimensions and 1 to {MOST_SITES} sites")
         if self.parameters < 0:
             raise ValueError("an extractor has no fewer than 0 parameters")
         if self._numbers > self._room:
             raise ValueError(
                 f"the numbers of one site take {self._numbers} bytes, and at most {self._room} can be sent:"
-                " choose a smaller model, or a smaller prototype dimension"
+                " choose a smaller model, a smaller prototype dimension, or fewer prototypes of a class"
             )
 
     def answer_bytes(self, phase: Phase) -> int:
@@ -70,6 +72,7 @@ class Limits:
             Phase.SHARES: self.sealed_shares,
             Phase.SURVIVORS: self.survivor_signature,
             Phase.UNMASK: self.released_shares,
+            Phase.DIRECTIONS: self.payload,
         }[phase]
 
     def request_bytes(self, phase: Phase) -> int:
@@ -80,9 +83,10 @@ class Limits:
             Phase.PRESENCE: self.round_start,
             Phase.VALUES: max(self.active_list, self.sealed_shares),
             Phase.RESULT: self.payload,
-            Phase.SHARES: self.active_list,
+            Phase.SHARES: max(self.active_list, self.assignment),
             Phase.SURVIVORS: self.survivor_set,
             Phase.UNMASK: self.signed_survivors,
+            Phase.DIRECTIONS: self.active_list,
         }[phase]
 
     @property
@@ -129,8 +133,18 @@ class Limits:
         return self.sites * self.presence + _EMPTY
 
     @property
+    def rows(self) -> int:
+        """The most prototypes in one payload."""
+        return self.classes * self.per_class
+
+    @property
+    def assignment(self) -> int:
+        """A class and a cluster for each local prototype of every site."""
+        return self.sites * (8 * self.rows + _NAME + _FRAMING) + _EMPTY
+
+    @property
     def payload(self) -> int:
-        """Numbers of 8 bytes (prototypes, extractor, and one for each class), or ciphertexts."""
+        """Numbers of 8 bytes (prototypes, a model, and one or two for each prototype), or ciphertexts."""
         return max(self._numbers, min(self.blobs * (BLOB_BYTES + 8), self._room)) + _FRAMING
 
     @property
@@ -165,7 +179,9 @@ class Limits:
 
     @property
     def _numbers(self) -> int:
-        return 8 * (self.classes * self.dim + self.parameters) + 8 * self.classes
+        # Whether there is one, or which class it is of and its weight.
+        beside = 1 if self.per_class == 1 else 2
+        return 8 * (self.rows * (self.dim + beside) + self.parameters)
 
     @property
     def _around_payload(self) -> int:

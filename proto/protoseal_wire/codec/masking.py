@@ -1,4 +1,4 @@
-"""The contents of a masked sum: one ``encode_`` and one ``decode_`` for each kind.
+"""The contents of a masked sum, and of what is assigned before it: one ``encode_`` and one ``decode_`` for each kind.
 
 What is checked is form: names, sizes, counts, nothing twice. Who belongs to the group, who signed, and whether what
 is sealed opens is for :mod:`crypto.pairwise` and its callers.
@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Sized
 
+import numpy as np
+
 from crypto.pairwise.parts import ReleasedShare, SealedShare, ShareKind
+from crypto.protection import UpTo, Words
 from protoseal_wire.codec.canonical import parse, serialise
 from protoseal_wire.codec.errors import Malformed
 from protoseal_wire.codec.fields import (
@@ -17,11 +20,17 @@ from protoseal_wire.codec.fields import (
     check_distinct,
     check_exact,
     check_name,
+    check_one_length,
     check_signature,
     check_sorted,
+    check_there,
+    decode_words,
+    encode_words,
 )
 from protoseal_wire.codec.limits import SEALED_SHARE_BYTES, SHARE_BYTES, Limits
 from protoseal_wire.messages import (
+    AssignedRows,
+    Assignment,
     ReceivedShares,
     ReleasedShares,
     SharesMade,
@@ -30,6 +39,30 @@ from protoseal_wire.messages import (
     SurvivorSignature,
 )
 from protoseal_wire.v1 import protoseal_pb2 as pb
+
+
+def encode_assignment(assignment: Assignment) -> bytes:
+    """The request of SHARES where local prototypes are clustered."""
+    sites = [
+        pb.AssignedRows(
+            site=each.site,
+            classes=encode_words(each.classes.astype(np.uint32)),
+            clusters=encode_words(each.clusters.astype(np.uint32)),
+        )
+        for each in assignment.sites
+    ]
+    return serialise(pb.Content(assignment=pb.Assignment(sites=sites)))
+
+
+def decode_assignment(content: bytes, limits: Limits) -> Assignment:
+    """The reverse of :func:`encode_assignment`: sites sorted, each once; classes and clusters within the run's bounds.
+
+    The limit: whether clusters are numbered without gaps, and of one class each, is for the receiver to check.
+    """
+    sites = parse(content, "assignment", limits.assignment).assignment.sites
+    check_count("assigned sites", sites, 1, limits.sites)
+    check_sorted("assigned sites", [each.site for each in sites])
+    return Assignment(tuple(_read_assigned(each, limits) for each in sites))
 
 
 def encode_shares_made(made: SharesMade) -> bytes:
@@ -118,6 +151,21 @@ def decode_released_shares(content: bytes, limits: Limits) -> ReleasedShares:
     shares = tuple(_read_released_share(share) for share in message.shares)
     check_distinct("owners", [share.owner for share in shares])
     return ReleasedShares(shares)
+
+
+def _read_assigned(message: pb.AssignedRows, limits: Limits) -> AssignedRows:
+    check_there(message, "classes", "clusters")
+    axis = UpTo(limits.rows)
+    classes, clusters = (decode_words(each, 32, axis) for each in (message.classes, message.clusters))
+    check_one_length([message.classes, message.clusters], [(axis,), (axis,)])
+    _check_below("a class", classes, limits.classes)
+    _check_below("a cluster", clusters, limits.rows)
+    return AssignedRows(message.site, classes.astype(np.int64), clusters.astype(np.int64))
+
+
+def _check_below(field: str, numbers: Words, most: int) -> None:
+    if (numbers >= most).any():
+        raise Malformed(f"{field} is not below {most}")
 
 
 def _check_shares(shares: Sized, limits: Limits) -> None:

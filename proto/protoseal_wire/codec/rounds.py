@@ -17,6 +17,7 @@ from protoseal_wire.codec.fields import (
     check_distinct,
     check_exact,
     check_name,
+    check_one_length,
     check_scheme,
     check_signature,
     check_sorted,
@@ -102,9 +103,11 @@ def _read_payload(message: pb.Payload, form: PayloadForm) -> Payload:
     check_count("arrays", message.tensors, len(form.arrays), len(form.arrays))
     check_count("vectors of words", message.words, len(form.words), len(form.words))
     check_count("ciphertexts", message.blobs, min(1, form.blobs), form.blobs)
+    arrays = tuple(decode_floats(each, axes) for each, axes in zip(message.tensors, form.arrays, strict=True))
+    check_one_length(message.tensors, form.arrays)
     return Payload(
         check_scheme(message.scheme),
-        tuple(decode_floats(each, shape) for each, shape in zip(message.tensors, form.arrays, strict=True)),
+        arrays,
         tuple(check_bytes("a ciphertext", blob, BLOB_BYTES) for blob in message.blobs),
         tuple(decode_words(each, *shape) for each, shape in zip(message.words, form.words, strict=True)),
     )

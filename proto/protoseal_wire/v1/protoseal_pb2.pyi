@@ -36,6 +36,7 @@ class _PhaseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumType
     PHASE_SHARES: _Phase.ValueType  # 6
     PHASE_SURVIVORS: _Phase.ValueType  # 7
     PHASE_UNMASK: _Phase.ValueType  # 8
+    PHASE_DIRECTIONS: _Phase.ValueType  # 9
 
 class Phase(_Phase, metaclass=_PhaseEnumTypeWrapper):
     """Calls"""
@@ -49,6 +50,7 @@ PHASE_RESULT: Phase.ValueType  # 5
 PHASE_SHARES: Phase.ValueType  # 6
 PHASE_SURVIVORS: Phase.ValueType  # 7
 PHASE_UNMASK: Phase.ValueType  # 8
+PHASE_DIRECTIONS: Phase.ValueType  # 9
 Global___Phase: typing_extensions.TypeAlias = Phase
 
 class _ShareKind:
@@ -424,6 +426,7 @@ class Content(google.protobuf.message.Message):
     SURVIVOR_SIGNATURE_FIELD_NUMBER: builtins.int
     SIGNED_SURVIVORS_FIELD_NUMBER: builtins.int
     RELEASED_SHARES_FIELD_NUMBER: builtins.int
+    ASSIGNMENT_FIELD_NUMBER: builtins.int
     version: builtins.int
     @property
     def statement(self) -> Global___Statement: ...
@@ -455,6 +458,8 @@ class Content(google.protobuf.message.Message):
     def signed_survivors(self) -> Global___SignedSurvivors: ...
     @property
     def released_shares(self) -> Global___ReleasedShares: ...
+    @property
+    def assignment(self) -> Global___Assignment: ...
     def __init__(
         self,
         *,
@@ -474,10 +479,11 @@ class Content(google.protobuf.message.Message):
         survivor_signature: Global___SurvivorSignature | None = ...,
         signed_survivors: Global___SignedSurvivors | None = ...,
         released_shares: Global___ReleasedShares | None = ...,
+        assignment: Global___Assignment | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["acknowledgement", b"acknowledgement", "active_list", b"active_list", "body", b"body", "payload", b"payload", "presence", b"presence", "received_shares", b"received_shares", "released_shares", b"released_shares", "roster", b"roster", "roster_answer", b"roster_answer", "round_start", b"round_start", "sealed_secret", b"sealed_secret", "shares_made", b"shares_made", "signed_survivors", b"signed_survivors", "statement", b"statement", "survivor_set", b"survivor_set", "survivor_signature", b"survivor_signature"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["acknowledgement", b"acknowledgement", "active_list", b"active_list", "body", b"body", "payload", b"payload", "presence", b"presence", "received_shares", b"received_shares", "released_shares", b"released_shares", "roster", b"roster", "roster_answer", b"roster_answer", "round_start", b"round_start", "sealed_secret", b"sealed_secret", "shares_made", b"shares_made", "signed_survivors", b"signed_survivors", "statement", b"statement", "survivor_set", b"survivor_set", "survivor_signature", b"survivor_signature", "version", b"version"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["statement", "roster", "roster_answer", "sealed_secret", "round_start", "presence", "active_list", "payload", "acknowledgement", "shares_made", "received_shares", "survivor_set", "survivor_signature", "signed_survivors", "released_shares"] | None: ...
+    def HasField(self, field_name: typing.Literal["acknowledgement", b"acknowledgement", "active_list", b"active_list", "assignment", b"assignment", "body", b"body", "payload", b"payload", "presence", b"presence", "received_shares", b"received_shares", "released_shares", b"released_shares", "roster", b"roster", "roster_answer", b"roster_answer", "round_start", b"round_start", "sealed_secret", b"sealed_secret", "shares_made", b"shares_made", "signed_survivors", b"signed_survivors", "statement", b"statement", "survivor_set", b"survivor_set", "survivor_signature", b"survivor_signature"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["acknowledgement", b"acknowledgement", "active_list", b"active_list", "assignment", b"assignment", "body", b"body", "payload", b"payload", "presence", b"presence", "received_shares", b"received_shares", "released_shares", b"released_shares", "roster", b"roster", "roster_answer", b"roster_answer", "round_start", b"round_start", "sealed_secret", b"sealed_secret", "shares_made", b"shares_made", "signed_survivors", b"signed_survivors", "statement", b"statement", "survivor_set", b"survivor_set", "survivor_signature", b"survivor_signature", "version", b"version"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["statement", "roster", "roster_answer", "sealed_secret", "round_start", "presence", "active_list", "payload", "acknowledgement", "shares_made", "received_shares", "survivor_set", "survivor_signature", "signed_survivors", "released_shares", "assignment"] | None: ...
 
 Global___Content: typing_extensions.TypeAlias = Content
 
@@ -748,6 +754,50 @@ class Acknowledgement(google.protobuf.message.Message):
     ) -> None: ...
 
 Global___Acknowledgement: typing_extensions.TypeAlias = Acknowledgement
+
+@typing.final
+class Assignment(google.protobuf.message.Message):
+    """sites: sorted, each once."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SITES_FIELD_NUMBER: builtins.int
+    @property
+    def sites(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___AssignedRows]: ...
+    def __init__(
+        self,
+        *,
+        sites: collections.abc.Iterable[Global___AssignedRows] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["sites", b"sites"]) -> None: ...
+
+Global___Assignment: typing_extensions.TypeAlias = Assignment
+
+@typing.final
+class AssignedRows(google.protobuf.message.Message):
+    """classes, clusters: uint32, one for each local prototype of the site, in the order in which it sent them."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SITE_FIELD_NUMBER: builtins.int
+    CLASSES_FIELD_NUMBER: builtins.int
+    CLUSTERS_FIELD_NUMBER: builtins.int
+    site: builtins.str
+    @property
+    def classes(self) -> Global___Tensor: ...
+    @property
+    def clusters(self) -> Global___Tensor: ...
+    def __init__(
+        self,
+        *,
+        site: builtins.str = ...,
+        classes: Global___Tensor | None = ...,
+        clusters: Global___Tensor | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["classes", b"classes", "clusters", b"clusters"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["classes", b"classes", "clusters", b"clusters", "site", b"site"]) -> None: ...
+
+Global___AssignedRows: typing_extensions.TypeAlias = AssignedRows
 
 @typing.final
 class SharesMade(google.protobuf.message.Message):

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from protoseal.config import Part
+from secure_client.averaged import Averaged
 from secure_client.errors import ModelError
-from secure_client.extractor import Extractor
 from secure_client.models import PrototypeModel, SplitModel, build_model
 
 
@@ -49,9 +50,9 @@ def test_the_vector_is_parameters_then_buffers_without_the_classifier() -> None:
             )
         ]
     ).numpy()
-    extractor = Extractor(model)
-    assert extractor.sizes == (4 + 4 + 12 + 3, 2 + 4 + 4)
-    vector = extractor.vector()
+    averaged = Averaged(model)
+    assert averaged.sizes == (4 + 4 + 12 + 3, 2 + 4 + 4)
+    vector = averaged.vector()
     assert vector.dtype == np.float64
     assert np.array_equal(vector, expected)
 
@@ -63,31 +64,31 @@ def test_loading_restores_the_extractor_and_nothing_else() -> None:
             each.add_(1.5)
         target.steps.fill_(9)
     before = {name: value.clone() for name, value in target.state_dict().items()}
-    Extractor(target).load(Extractor(source).vector())
+    Averaged(target).load(Averaged(source).vector())
     for name, value in target.state_dict().items():
         local = name.startswith("classifier") or name == "steps" or name.endswith("num_batches_tracked")
         assert torch.equal(value, before[name] if local else source.state_dict()[name]), name
-    assert np.array_equal(Extractor(target).vector(), Extractor(source).vector())
+    assert np.array_equal(Averaged(target).vector(), Averaged(source).vector())
 
 
 def test_a_vector_is_a_copy_and_the_loaded_one_is_copied() -> None:
     model = own_model()
-    extractor = Extractor(model)
-    vector = extractor.vector()
+    averaged = Averaged(model)
+    vector = averaged.vector()
     kept = vector.copy()
     with torch.no_grad():
         model.body.weight.add_(1.0)
     assert np.array_equal(vector, kept)
-    extractor.load(vector)
+    averaged.load(vector)
     vector += 1.0
-    assert np.array_equal(extractor.vector(), kept)
+    assert np.array_equal(averaged.vector(), kept)
 
 
 def test_a_buffer_that_the_module_replaces_is_still_found() -> None:
     model = own_model()
-    extractor = Extractor(model)
+    averaged = Averaged(model)
     model.norm.running_mean = torch.full((4,), 8.0)
-    assert np.array_equal(extractor.vector()[25:29], np.full(4, 8.0))
+    assert np.array_equal(averaged.vector()[25:29], np.full(4, 8.0))
 
 
 @pytest.mark.parametrize(("spec", "sizes"), [("fedpc-cnn", (571_648, 0)), ("resnet18", (11_266_176, 9_600))])
@@ -97,8 +98,8 @@ def test_sizes_of_built_in_models(spec: str, sizes: tuple[int, int]) -> None:
     """
     model = build_model(spec, classes=10, dim=192, channels=1, image_size=28, seed=0)
     own = sum(each.numel() for each in model.classifier.parameters())
-    assert Extractor(model).sizes[0] == sum(each.numel() for each in model.parameters()) - own
-    assert Extractor(model).sizes == sizes
+    assert Averaged(model).sizes[0] == sum(each.numel() for each in model.parameters()) - own
+    assert Averaged(model).sizes == sizes
 
 
 @pytest.mark.parametrize(
@@ -114,14 +115,14 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(change: Any, message: 
     model = own_model()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(ModelError, match=message):
-        Extractor(model).load(change(np.zeros(33)))
+        Averaged(model).load(change(np.zeros(33)))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def test_a_shared_parameter_stays_with_the_classifier() -> None:
     shared = nn.Linear(3, 3)
     model = SplitModel(nn.Sequential(nn.Linear(3, 3), shared), nn.Sequential(shared, nn.Linear(3, 2)))
-    assert Extractor(model).sizes == (12, 0)
+    assert Averaged(model).sizes == (12, 0)
 
 
 class Undivided(nn.Module):
@@ -138,7 +139,7 @@ class Undivided(nn.Module):
 def test_a_classifier_that_is_no_module_cannot_be_told_apart() -> None:
     undivided: Any = Undivided()
     with pytest.raises(ModelError, match=r"make model\.classifier an nn\.Module"):
-        Extractor(undivided)
+        Averaged(undivided)
 
 
 def test_parameters_that_are_no_real_numbers_are_refused() -> None:
@@ -146,10 +147,103 @@ def test_parameters_that_are_no_real_numbers_are_refused() -> None:
     backbone.phase = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
     model: PrototypeModel = SplitModel(backbone, nn.Linear(2, 2))
     with pytest.raises(ModelError, match=r"'backbone\.phase' holds no real numbers"):
-        Extractor(model)
+        Averaged(model)
 
 
 def test_an_extractor_without_parameters_is_an_empty_vector() -> None:
     model = SplitModel(nn.Flatten(), nn.Linear(2, 2))
-    assert Extractor(model).sizes == (0, 0)
-    assert Extractor(model).vector().shape == (0,)
+    assert Averaged(model).sizes == (0, 0)
+    assert Averaged(model).vector().shape == (0,)
+
+
+# Other parts than the extractor
+
+
+class ManyNorms(nn.Module):
+    """Every kind of layer that normalises, one of them in the classifier, between layers that do not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 4, 3),
+            nn.BatchNorm2d(4),
+            nn.GroupNorm(2, 4),
+            nn.InstanceNorm2d(4, affine=True, track_running_stats=True),
+            nn.LocalResponseNorm(2),
+            nn.Flatten(),
+            nn.Linear(4, 3),
+        )
+        self.classifier = nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 2))
+        self.register_buffer("scale", torch.tensor([2.0]))
+
+    def features(self, inputs: Tensor) -> Tensor:
+        features: Tensor = self.body(inputs)
+        return features
+
+
+NOT_NORMS = {"body.0.weight", "body.0.bias", "body.6.weight", "body.6.bias"} | {
+    "classifier.1.weight",
+    "classifier.1.bias",
+    "scale",
+}
+
+
+def many_norms() -> Any:
+    torch.manual_seed(0)
+    return ManyNorms()
+
+
+def moved_by(part: Part) -> set[str]:
+    """The names whose values change when a vector of that part is loaded."""
+    model = many_norms()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    averaged = Averaged(model, part)
+    averaged.load(averaged.vector() + 1.0)
+    return {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+
+
+def test_not_norms_is_all_but_what_normalises() -> None:
+    assert moved_by(Part.NOT_NORMS) == NOT_NORMS
+    parameters = 4 * 9 + 4 + 4 * 3 + 3 + 3 * 2 + 2
+    assert Averaged(many_norms(), Part.NOT_NORMS).sizes == (parameters, 1)
+
+
+def test_the_model_is_everything_but_the_counts_of_batches() -> None:
+    state = many_norms().state_dict()
+    assert moved_by(Part.MODEL) == {name for name in state if "num_batches" not in name}
+    parameters, buffers = Averaged(many_norms(), Part.MODEL).sizes
+    assert parameters == sum(each.numel() for each in many_norms().parameters())
+    assert buffers == 1 + 2 * (4 + 4)  # scale, and two layers' running means and variances
+
+
+def test_the_extractor_is_everything_before_the_classifier() -> None:
+    assert moved_by(Part.EXTRACTOR) == {
+        name for name in moved_by(Part.MODEL) if not name.startswith("classifier")
+    }
+
+
+def test_of_nothing_there_is_an_empty_vector() -> None:
+    averaged = Averaged(many_norms(), Part.NOTHING)
+    assert averaged.sizes == (0, 0)
+    assert averaged.vector().shape == (0,)
+    assert moved_by(Part.NOTHING) == set()
+    with pytest.raises(ModelError, match=r"shape \(1,\), the model's has \(0,\)"):
+        averaged.load(np.ones(1))
+
+
+def test_only_the_extractor_needs_a_classifier_of_its_own() -> None:
+    undivided: Any = Undivided()
+    for part in (Part.MODEL, Part.NOT_NORMS, Part.NOTHING):
+        assert sum(Averaged(undivided, part).sizes) == (0 if part is Part.NOTHING else 6)
+
+
+@pytest.mark.parametrize("part", list(Part))
+def test_each_part_comes_back_as_it_was(part: Part) -> None:
+    source, target = many_norms(), many_norms()
+    with torch.no_grad():
+        for each in (*source.parameters(), *(b for b in source.buffers() if b.is_floating_point())):
+            each.add_(torch.rand_like(each))
+    Averaged(target, part).load(Averaged(source, part).vector())
+    assert np.array_equal(Averaged(target, part).vector(), Averaged(source, part).vector())
+    whole = np.array_equal(Averaged(target, Part.MODEL).vector(), Averaged(source, Part.MODEL).vector())
+    assert whole is (part is Part.MODEL)

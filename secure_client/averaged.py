@@ -1,11 +1,9 @@
-"""The part of a model that a federation averages: all but the classifier, as one vector.
-
-The classifier is a site's own and is never in the vector.
-"""
+"""The part of a model that a federation averages, as one vector. The rest is a site's own and is never in it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import assert_never
 
 import numpy as np
 import torch
@@ -13,27 +11,33 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from algorithms.linear import Float
+from protoseal.config import Part
 from secure_client.errors import ModelError
 from secure_client.models import PrototypeModel
 
+NORMS = (
+    nn.modules.batchnorm._NormBase,  # of batches and of instances
+    nn.GroupNorm,
+    nn.LayerNorm,
+    nn.LocalResponseNorm,
+)
+"""Layers that normalise."""
 
-class Extractor:
-    """A view of a model: its parameters, then its floating-point buffers, without those of ``classifier``.
+
+class Averaged:
+    """A view of a model: its parameters, then its floating-point buffers, as far as they are of ``part``.
 
     Both in the order in which the module registers them. What a module does not store in its state (buffers that
     are not persistent) and whole numbers (batch normalisation's count of batches) are left out, and stay local. A
-    parameter that extractor and classifier share counts as the classifier's.
+    parameter that the part shares with the rest of the model counts as the rest's.
     """
 
-    def __init__(self, model: PrototypeModel) -> None:
-        """:class:`ModelError` when the classifier cannot be told apart, or parameters are no real numbers."""
-        if not isinstance(model.classifier, nn.Module):
-            raise ModelError(
-                "the classifier stays at the site when an extractor is averaged, so it must be a module of its own:"
-                " make model.classifier an nn.Module"
-            )
+    def __init__(self, model: PrototypeModel, part: Part = Part.EXTRACTOR) -> None:
+        """:class:`ModelError` when the part cannot be told apart, or parameters are no real numbers."""
         self._model = model
-        own = {id(each) for each in [*model.classifier.parameters(), *model.classifier.buffers()]}
+        own = {
+            id(each) for module in _rest(model, part) for each in [*module.parameters(), *module.buffers()]
+        }
         self._parameters = [name for name, each in model.named_parameters() if id(each) not in own]
         stored = model.state_dict().keys()
         self._buffers = [
@@ -58,18 +62,24 @@ class Extractor:
         return torch.cat(parts).numpy() if parts else np.empty(0)
 
     def load(self, vector: Float) -> None:
-        """Set the extractor to a vector (p + q,), rounded to the model's own precision.
+        """Set the part to a vector (p + q,), rounded to the model's own precision.
 
         :class:`ModelError`, and no change, for another length or a number that the model cannot hold.
         """
         tensors = self._tensors()
-        if not tensors or vector.shape != (_count(tensors),):
-            raise ModelError(f"an extractor of shape {vector.shape}, the model's has ({_count(tensors)},)")
+        if vector.shape != (_count(tensors),):
+            raise ModelError(
+                f"an averaged part of shape {vector.shape}, the model's has ({_count(tensors)},)"
+            )
+        if not tensors:
+            return
         ends = np.cumsum([each.numel() for each in tensors], dtype=np.int64)
         parts = [torch.tensor(part) for part in np.split(np.asarray(vector, dtype=np.float64), ends[:-1])]
         rounded = [part.to(each.dtype).reshape(each.shape) for part, each in zip(parts, tensors, strict=True)]
         if not all(bool(part.isfinite().all()) for part in rounded):
-            raise ModelError("an extractor with numbers that the model cannot hold: infinite, or too large")
+            raise ModelError(
+                "an averaged part with numbers that the model cannot hold: infinite, or too large"
+            )
         with torch.no_grad():
             for each, part in zip(tensors, rounded, strict=True):
                 each.copy_(part)
@@ -78,6 +88,30 @@ class Extractor:
         # Looked up each time: a module may put another tensor in a buffer's place.
         parameters: list[Tensor] = [self._model.get_parameter(name) for name in self._parameters]
         return parameters + [self._model.get_buffer(name) for name in self._buffers]
+
+
+def _rest(model: PrototypeModel, part: Part) -> list[nn.Module]:
+    """The modules that are not averaged."""
+    match part:
+        case Part.NOTHING:
+            return [model]
+        case Part.MODEL:
+            return []
+        case Part.NOT_NORMS:
+            return [each for each in model.modules() if isinstance(each, NORMS)]
+        case Part.EXTRACTOR:
+            return [_classifier(model)]
+        case _:
+            assert_never(part)
+
+
+def _classifier(model: PrototypeModel) -> nn.Module:
+    if not isinstance(model.classifier, nn.Module):
+        raise ModelError(
+            "the classifier stays at the site when an extractor is averaged, so it must be a module of its own:"
+            " make model.classifier an nn.Module"
+        )
+    return model.classifier
 
 
 def _count(tensors: Iterable[Tensor]) -> int:

@@ -1,0 +1,258 @@
+"""Clusters of prototypes at sites and at the server: FedPLCC's, and with other options FPL's and FedPLVM's (numpy).
+
+A site makes local prototypes (:func:`local_clusters`). The server assigns them to global clusters from inner products
+and site names alone (:func:`assign`); what the centres are made of can then be summed under another protection
+(:func:`contribution`, :func:`global_clusters`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import NamedTuple
+
+import numpy as np
+
+from algorithms.averaging import weighted_mean
+from algorithms.fedplcc.merging import Merging, most_hiding
+from algorithms.finch import LEAST_NORM, finch, finch_rows
+from algorithms.kmeans import Labels, in_order_of_appearance
+from algorithms.linear import Bool, Float
+
+WITHHELD = -1
+"""The cluster of a local prototype whose class has too few holders."""
+
+
+@dataclass(frozen=True)
+class LocalClusters:
+    """A site's local prototypes: ``rows`` (M, d) float64, their classes ``labels`` int64 (M,), samples ``counts`` (M,).
+
+    Ordered by class. Raises ``ValueError`` for shapes that do not fit together, numbers that are not finite, or a
+    prototype of no sample.
+    """
+
+    rows: Float
+    labels: Labels
+    counts: Labels
+
+    def __post_init__(self) -> None:
+        if self.rows.ndim != 2 or not self.labels.shape == self.counts.shape == self.rows.shape[:1]:
+            raise ValueError(
+                f"rows {self.rows.shape}, labels {self.labels.shape}, counts {self.counts.shape} do not fit"
+            )
+        if not np.isfinite(self.rows).all():
+            raise ValueError("a local prototype is not finite")
+        if (self.counts < 1).any() or (np.diff(self.labels) < 0).any() or (self.labels < 0).any():
+            raise ValueError("local prototypes are ordered by class and stand for one sample or more")
+
+    def without_zeros(self) -> LocalClusters:
+        """The same less prototypes of norm 0, or as good as that (:data:`algorithms.finch.LEAST_NORM`).
+
+        They belong nowhere, and hide no other in a sum. The limit: nor do short ones hide much, and they stay.
+        """
+        kept = has_direction(self.rows)
+        return LocalClusters(self.rows[kept], self.labels[kept], self.counts[kept])
+
+
+def has_direction(rows: Float) -> Bool:
+    """Which of the rows (M, d) are more than nothing, (M,)."""
+    return np.asarray(np.linalg.norm(rows, axis=1) > LEAST_NORM)
+
+
+def local_clusters(
+    features: Float,
+    labels: Labels,
+    classes: int,
+    *,
+    single: bool = False,
+    literal: bool = False,
+    most: int | None = None,
+) -> LocalClusters:
+    """A site's local prototypes: FINCH over each class's features, and plain means of the features in each cluster.
+
+    ``features`` is (n, d) float64, ``labels`` int64 (n,) in [0, K). Features are clustered by their directions, the
+    means are of the features as they are, and sum over a class, weighted by ``counts``, to its class mean (equation 9:
+    weights are sample counts). ``literal`` is :mod:`algorithms.finch`'s. ``single``: one prototype for each class, its
+    class mean, as FPL has it. Features that are zero share a prototype, so that M is at most n/2 + 2K.
+    A class of which FINCH makes more than ``most`` gets the next coarser partition, which is its mean.
+
+    A prototype is the mean of two samples or more, unless the class has a single one that is not zero: **then it is
+    that sample's feature itself.** A few samples give little cover too; only noise bounds that.
+
+    Raises ``ValueError`` for shapes that do not fit, labels outside [0, K) or features that are not finite.
+    """
+    if features.ndim != 2 or labels.shape != features.shape[:1]:
+        raise ValueError(f"features {features.shape} and labels {labels.shape} do not fit together")
+    if ((labels < 0) | (labels >= classes)).any():
+        raise ValueError(f"labels are from 0 to {classes - 1}")
+    rows, owners, counts = [np.zeros((0, features.shape[1]))], [], []
+    for k in np.unique(labels):
+        members = np.asarray(features[labels == k], dtype=np.float64)
+        parts = _partition(members, single, literal, most)
+        sizes = np.bincount(parts)
+        rows.append(_sums(members, parts, len(sizes)) / sizes[:, None])
+        owners += [int(k)] * len(sizes)
+        counts += sizes.tolist()
+    return LocalClusters(
+        np.concatenate(rows), np.array(owners, dtype=np.int64), np.array(counts, dtype=np.int64)
+    )
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Which local prototype belongs to which of G global clusters.
+
+    ``of_row``: for each class an int64 array, one number for each of its local prototypes: a cluster of 0 … G − 1, or
+    :data:`WITHHELD` for all of the class. Clusters are numbered class by class, in the order of their first members.
+    ``labels`` int64 (G,) are the clusters' classes, ``sites`` int64 (G,) how many sites each has a prototype from.
+    """
+
+    of_row: tuple[Labels, ...]
+    labels: Labels
+    sites: Labels
+
+
+def assign(
+    gram_by_class: Iterable[Float],
+    sites_by_class: Sequence[Labels],
+    min_holders: int,
+    *,
+    literal: bool = False,
+    most: int | None = None,
+    hiding: bool = False,
+) -> Assignment:
+    """Global clusters of all sites' local prototypes: FINCH for each class (equation 10), then merged.
+
+    For each class k ``gram_by_class`` has the (m_k, m_k) float64 inner products of its local prototypes, one class at
+    a time where it is an iterator, and ``sites_by_class`` the site of each, int64 (m_k,). Cosines are all that is read,
+    but with ``literal`` (:mod:`algorithms.finch`); so vectors scaled to length 1 give the same answer, and hide their
+    norms.
+
+    A cluster to which fewer than ``min_holders`` *sites* contribute is merged into the one whose mean is nearest by
+    cosine (:class:`algorithms.fedplcc.merging.Merging`), and so are the smallest while a class has more than ``most``,
+    or with ``hiding`` than :func:`algorithms.fedplcc.merging.most_hiding` allows. A class that fewer than min_holders
+    sites hold is withheld; a zero prototype does not make its site a holder. So every centre mixes at least
+    min_holders sites, **but not evenly**: a site with many of a cluster's prototypes, or of its samples, or with much
+    longer ones, outweighs the others, and what the centres change by from round to round gives away more. With 1, a
+    centre may be one site's own prototype.
+
+    Raises ``ValueError`` for shapes that do not fit, a matrix that is no Gram matrix, or min_holders below 1.
+    """
+    if min_holders < 1:
+        raise ValueError("min_holders is at least 1")
+    of_row: list[Labels] = []
+    labels: list[int] = []
+    holders: list[int] = []
+    for k, (gram, sites) in enumerate(_paired(gram_by_class, sites_by_class)):
+        limit = min(most or len(sites), most_hiding(len(sites)) if hiding else len(sites))
+        parts, found = _assign_class(gram, sites, min_holders, limit, literal)
+        of_row.append(np.where(parts == WITHHELD, WITHHELD, parts + len(labels)))
+        labels += [k] * len(found)
+        holders += found
+    return Assignment(tuple(of_row), np.array(labels, dtype=np.int64), np.array(holders, dtype=np.int64))
+
+
+class Contribution(NamedTuple):
+    """What prototypes add to each of G clusters: ``sums`` (G, d), ``members`` (G,) and ``counts`` (G,) float64.
+
+    ``members`` is the number of prototypes, ``counts`` of samples. Sites' contributions are added, field by field.
+    """
+
+    sums: Float
+    members: Float
+    counts: Float
+
+
+def contribution(
+    local: LocalClusters, cluster_of_row: Labels, clusters: int, *, weighted_centres: bool = False
+) -> Contribution:
+    """A site's share in the clusters that :func:`assign` gave its prototypes, ``cluster_of_row`` int64 (M,).
+
+    Withheld prototypes are in no sum. ``weighted_centres``: sums are of prototypes times their samples, for
+    centres that are means of samples. Raises ``ValueError`` for a cluster that is not below ``clusters``.
+    """
+    if cluster_of_row.shape != local.labels.shape:
+        raise ValueError(f"{len(local.labels)} prototypes, but clusters of shape {cluster_of_row.shape}")
+    if (cluster_of_row < WITHHELD).any() or (cluster_of_row >= clusters).any():
+        raise ValueError(f"clusters are numbered from 0 to {clusters - 1}")
+    kept = cluster_of_row != WITHHELD
+    parts, counts = cluster_of_row[kept], local.counts[kept].astype(np.float64)
+    rows = local.rows[kept] * counts[:, None] if weighted_centres else local.rows[kept]
+    return Contribution(
+        _sums(rows, parts, clusters),
+        _sums(np.ones((len(parts), 1)), parts, clusters)[:, 0],
+        _sums(counts[:, None], parts, clusters)[:, 0],
+    )
+
+
+@dataclass(frozen=True)
+class GlobalClusters:
+    """Global prototypes: ``rows`` (G, d), ``labels`` int64 (G,) and ``weights`` (G,), which sum to 1 for each class."""
+
+    rows: Float
+    labels: Labels
+    weights: Float
+
+
+def global_clusters(
+    total: Contribution, labels: Labels, *, weighted_centres: bool = False, uniform: bool = False
+) -> GlobalClusters:
+    """Centres and weights from the sum of all sites' contributions; ``labels`` int64 (G,) as :func:`assign` gave them.
+
+    A centre is the plain mean of the local prototypes in it; ``weighted_centres``: of their samples, where the
+    contributions were made with it too. W_g is the cluster's share of its class's samples (equation 11); ``uniform``:
+    every cluster of a class has the same, as in FPL and FedPLVM, and ``counts`` is read for the centres alone.
+
+    Raises ``ValueError`` for shapes that do not fit, or a cluster without members or samples.
+    """
+    _check_total(total, labels, weighted_centres or not uniform)
+    rows = weighted_mean(total.sums, total.counts if weighted_centres else total.members)
+    amounts = np.ones(len(labels)) if uniform else total.counts
+    of_class = np.bincount(labels, weights=amounts)[labels]
+    return GlobalClusters(rows, labels, np.asarray(amounts / of_class, dtype=np.float64))
+
+
+def _partition(members: Float, single: bool, literal: bool, most: int | None) -> Labels:
+    """The clusters of one class's features: one for all, or FINCH's, with the zero features in one of their own."""
+    if single:
+        return np.zeros(len(members), dtype=np.int64)
+    parts, directed = finch_rows(members, literal=literal), has_direction(members)
+    if most is not None and len(np.unique(parts[directed])) > most:
+        parts = np.zeros_like(parts)
+    return in_order_of_appearance(np.where(directed, parts, WITHHELD))
+
+
+def _paired(grams: Iterable[Float], sites: Sequence[Labels]) -> Iterator[tuple[Float, Labels]]:
+    for gram, owners in zip_longest(grams, sites):
+        if gram is None or owners is None:
+            raise ValueError("as many classes have Gram matrices as have site lists")
+        if gram.shape != (len(owners), len(owners)):
+            raise ValueError(f"a Gram matrix of shape {gram.shape} does not fit {len(owners)} prototypes")
+        yield gram, owners
+
+
+def _assign_class(
+    gram: Float, sites: Labels, min_holders: int, most: int, literal: bool
+) -> tuple[Labels, list[int]]:
+    """The cluster of each prototype, from 0, and the number of sites of each; none for a class that is withheld."""
+    zero = np.einsum("ii->i", gram) <= LEAST_NORM**2
+    if len(np.unique(sites[~zero])) < min_holders:
+        return np.full(len(sites), WITHHELD, dtype=np.int64), []
+    return Merging(gram, finch(gram, literal=literal), sites, literal=literal).until(min_holders, most)
+
+
+def _sums(rows: Float, parts: Labels, clusters: int) -> Float:
+    sums = np.zeros((clusters, rows.shape[1]))
+    np.add.at(sums, parts, rows)
+    return sums
+
+
+def _check_total(total: Contribution, labels: Labels, needs_counts: bool) -> None:
+    shapes = {labels.shape, total.sums.shape[:1], total.members.shape, total.counts.shape}
+    if total.sums.ndim != 2 or len(shapes) != 1:
+        raise ValueError(f"labels {labels.shape} and contributions of {total.sums.shape} do not fit together")
+    if (labels < 0).any():
+        raise ValueError("a cluster's class is not negative")
+    if not (total.members > 0).all() or (needs_counts and not (total.counts > 0).all()):
+        raise ValueError("a cluster has no members, or they stand for no samples")

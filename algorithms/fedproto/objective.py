@@ -1,0 +1,35 @@
+"""The site's half of FedProto: cross entropy plus alignment with the averaged prototypes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from algorithms.alignment import mean_square
+from algorithms.prototypes import Targets
+from algorithms.terms import Outputs, Terms
+
+
+@dataclass(frozen=True)
+class Objective:
+    """CE + λ · :func:`algorithms.alignment.mean_square`, a batch mean each.
+
+    ``alignment_weight`` is λ ≥ 0. Raises ``ValueError`` for one that is negative or not finite.
+    """
+
+    alignment_weight: float
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.alignment_weight < float("inf"):
+            raise ValueError(f"alignment_weight is a number from 0 up, not {self.alignment_weight}")
+
+    def __call__(self, outputs: Outputs, labels: Tensor, targets: Targets | None) -> Terms:
+        """Terms for a batch with labels (B,); without targets the alignment is 0."""
+        classification = functional.cross_entropy(outputs.logits, labels)
+        if targets is None:
+            return Terms(classification, classification, torch.zeros_like(classification))
+        aligned = mean_square(outputs.features, labels, targets)
+        return Terms(classification + self.alignment_weight * aligned, classification, aligned)

@@ -1,0 +1,199 @@
+"""``protoseal bench train``: sites trained as one batched program against one by one, and the memory of many sites."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from algorithms.pfpl.objective import Objective
+from protoseal.bench.record import Case, Spent, Task, Value, compare, machine, peak_memory, spent_on
+from secure_client.batches import TensorSource
+from secure_client.data.preprocess import to_dataset
+from secure_client.data.published import read_published
+from secure_client.learner import choose_device
+from secure_client.models import PrototypeModel, build_model
+from secure_client.recipe import Trains
+from secure_client.together import Batching, run_together
+from secure_client.training import Job, Schedule
+
+CLASSES = 10
+MNIST_SAMPLES = 60_000
+
+
+@dataclass(frozen=True)
+class Network:
+    """A built-in model and the images that it is measured on, of torch's random numbers unless there are real ones."""
+
+    spec: str
+    dim: int
+    channels: int
+    side: int
+
+    def images(self, count: int) -> TensorDataset:
+        """Images and labels of random numbers."""
+        generator = torch.Generator().manual_seed(0)
+        shape = (count, self.channels, self.side, self.side)
+        labels = torch.randint(CLASSES, (count,), generator=generator)
+        return TensorDataset(torch.rand(shape, generator=generator), labels)
+
+    def model(self) -> PrototypeModel:
+        """The same for every site, as a run begins."""
+        return build_model(
+            self.spec, classes=CLASSES, dim=self.dim, channels=self.channels, image_size=self.side, seed=0
+        )
+
+
+DIGITS = Network("small-cnn", 64, 1, 28)
+CIFAR = Network("fedpc-cnn", 192, 3, 32)
+NETWORKS = {network.spec: network for network in (DIGITS, CIFAR, Network("resnet10", 512, 3, 32))}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured. ``samples`` a site, in one epoch of batches of ``batch``, by the network that ``model`` names.
+
+    ``at_once`` sites at most train as one program, as many as is found best when it is None.
+
+    ``growth`` are numbers of sites, each with ``growth_samples``; ``memory_sites`` with ``memory_samples`` each train
+    in a process of their own. An empty ``growth`` or no ``memory_sites`` leave that part out.
+    """
+
+    sites: int = 20
+    samples: int = MNIST_SAMPLES // 20
+    batch: int = 10
+    repeats: int = 3
+    growth: tuple[int, ...] = (5, 10, 20, 50, 100)
+    growth_samples: int = 100
+    memory_sites: int = 100
+    memory_samples: int = 500
+    device: str = "auto"
+    data_root: Path | None = None
+    mixed_precision: bool = False
+    model: str = DIGITS.spec
+    at_once: int | None = None
+
+    @property
+    def network(self) -> Network:
+        """The model, and images for it."""
+        return NETWORKS[self.model]
+
+    @property
+    def is_real(self) -> bool:
+        """Whether the images are MNIST's."""
+        return self.data_root is not None and self.model == DIGITS.spec
+
+
+def measure(plan: Plan) -> Iterator[Case]:
+    """The cases, one by one as they are done. Raises :class:`DataError` when there is no MNIST under the data root."""
+    data = _images(plan)
+    yield _batched(plan, data, "batched", plan.sites, plan.samples)
+    for sites in plan.growth:
+        yield _batched(plan, data, "growth", sites, plan.growth_samples)
+    if plan.memory_sites:
+        yield _memory(plan)
+
+
+def machine_of(plan: Plan) -> dict[str, Value]:
+    """The machine as torch uses it."""
+    device = choose_device(plan.device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    return machine(
+        torch=torch.__version__, threads=torch.get_num_threads(), device=str(device), accelerator=name
+    )
+
+
+def _images(plan: Plan) -> TensorDataset:
+    """MNIST's training images where the network is one for them, or as many random ones as are needed."""
+    if not plan.is_real:
+        most = max([plan.sites * plan.samples, *(sites * plan.growth_samples for sites in plan.growth)])
+        return plan.network.images(min(most, MNIST_SAMPLES))
+    source = read_published("mnist", plan.data_root)
+    return to_dataset(source.train, None, where="mnist")
+
+
+def _batched(plan: Plan, data: TensorDataset, name: str, sites: int, samples: int) -> Case:
+    """A round of training in both ways, each with models of its own; ``baseline_seconds`` are of one by one."""
+    device = choose_device(plan.device)
+    ways = [_jobs(plan.network, data, sites, samples, plan) for _ in range(2)]
+    what: dict[str, Value] = {
+        "case": name,
+        "model": plan.model,
+        "data": "mnist" if plan.is_real else "random",
+        "sites": sites,
+        "samples": samples,
+        "batch": plan.batch,
+        "at_once": plan.at_once,
+    }
+    how = Batching.AUTO if plan.at_once is None else Batching.ALWAYS
+    ours = _settled(partial(run_together, ways[0], how, at_once=plan.at_once), device)
+    baseline = _settled(partial(run_together, ways[1], Batching.NEVER), device)
+    return compare(what, ours, baseline, plan.repeats)
+
+
+def _settled(task: Task, device: torch.device) -> Callable[[], None]:
+    """The task, over only when the GPU has done what it was given."""
+
+    def whole() -> None:
+        task()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    return whole
+
+
+def _memory(plan: Plan) -> Case:
+    """Seconds and memory of one round of FedPC's network on images as CIFAR-10's, in a fresh process."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
+        spent, peak = fresh.submit(_train_many, plan, torch.get_num_threads()).result()
+    what: dict[str, Value] = {
+        "case": "memory",
+        "model": CIFAR.spec,
+        "data": "random",
+        "sites": plan.memory_sites,
+        "samples": plan.memory_samples,
+        "batch": plan.batch,
+        "peak_rss_bytes": peak,
+    }
+    return Case(what, [spent])
+
+
+def _train_many(plan: Plan, threads: int) -> tuple[Spent, int]:
+    torch.set_num_threads(threads)
+    data = CIFAR.images(plan.memory_sites * plan.memory_samples)
+    jobs = _jobs(CIFAR, data, plan.memory_sites, plan.memory_samples, plan)
+    return spent_on(_settled(partial(run_together, jobs), choose_device(plan.device))), peak_memory()
+
+
+def _jobs(network: Network, data: TensorDataset, sites: int, samples: int, plan: Plan) -> list[Job]:
+    """PFPL's first round, when there are no prototypes yet; the data begin anew when they are at their end."""
+    device = choose_device(plan.device)
+    inputs, labels = data.tensors
+    schedule = Schedule(*(0.01, 0.9, 1e-5), plan.batch, local_epochs=1, mixed_precision=plan.mixed_precision)
+    return [
+        Job(
+            model=network.model().to(device),
+            source=TensorSource(_part(inputs, labels, site * samples, samples), device),
+            objective=Objective(1.0),
+            guide=None,
+            schedule=schedule,
+            epochs=1,
+            trains=Trains.ALL,
+            seed=site,
+            device=device,
+            anchor={},
+        )
+        for site in range(sites)
+    ]
+
+
+def _part(inputs: Tensor, labels: Tensor, start: int, count: int) -> TensorDataset:
+    begin = start % max(1, len(labels) - count + 1)
+    return TensorDataset(inputs[begin : begin + count], labels[begin : begin + count])

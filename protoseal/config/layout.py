@@ -1,0 +1,70 @@
+"""What one site adds to a sum, as one vector: prototypes, model, weight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crypto.fixed_point import Segment
+from protoseal.config.averaging import AveragingSection
+
+Vector = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Prototypes [K·d], then a model's parameters and buffers, then the weight that the model is multiplied by.
+
+    ``classes`` K is 0 where no prototypes are added up. Where ``weighted``, the model comes N times, N being the
+    site's samples, and N itself last; otherwise it comes once, and there is no weight.
+    """
+
+    classes: int
+    dim: int
+    parameters: int
+    buffers: int
+    weighted: bool
+
+    @property
+    def prototypes(self) -> int:
+        """The numbers in all rows."""
+        return self.classes * self.dim
+
+    @property
+    def model(self) -> int:
+        """The numbers of the model."""
+        return self.parameters + self.buffers
+
+    @property
+    def means(self) -> int:
+        """The numbers in what a sum comes to, once its weight is divided out."""
+        return self.prototypes + self.model
+
+    @property
+    def length(self) -> int:
+        """L: all numbers."""
+        return self.means + int(self.weighted)
+
+    def contribution(self, rows: Vector, model: Vector, samples: int) -> Vector:
+        """A site's vector (L,), for ``rows`` (K, d) or (0, d), ``model`` (p + q,) and its number of samples."""
+        if not self.weighted:
+            return np.concatenate([rows.ravel(), model])
+        return np.concatenate([rows.ravel(), model * samples, [float(samples)]])
+
+    def split(self, vector: Vector) -> tuple[Vector, Vector]:
+        """Rows (K, d) and model (p + q,) of a vector of ``means`` numbers, or of ``length``."""
+        rows, model = np.split(vector[: self.means], [self.prototypes])
+        return rows.reshape(self.classes, self.dim), model
+
+    def segments(self, norm_bound: float, agreed: AveragingSection) -> tuple[Segment, ...]:
+        """The largest magnitudes in a contribution; parts without numbers are left out."""
+        times = agreed.most_samples if self.weighted else 1
+        segments = (
+            Segment(self.prototypes, norm_bound),
+            Segment(self.parameters, times * agreed.parameter_bound),
+            Segment(self.buffers, times * agreed.buffer_bound),
+            Segment(int(self.weighted), float(times)),
+        )
+        return tuple(each for each in segments if each.length)

@@ -1,0 +1,100 @@
+"""The methods' own settings, beside PFPL's."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from protoseal.config.reading import Section
+
+Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Temperature = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Sparsity = Annotated[float, Field(gt=0, le=1)]
+Epochs = Annotated[int, Field(ge=1, le=10_000)]
+
+
+class FedpcSection(Section):
+    """FedPC: equations 2 to 8 of the paper (docs/notation.md).
+
+    ``groups`` is J, chosen by silhouette when it is not given; ``pca_dim`` is min(n − 1, 10) when it is not given.
+    A group has ``min_holders`` sites or more, so fewer than 2·``min_holders`` sites are always one group, whatever
+    ``groups`` says: then there is nothing to mix between groups (equations 5 to 8).
+
+    ``alignment`` is γ of L = (1 − γ)·CE + γ·Σ_k ‖P_i^k − P_j^k‖, and 0.5 as printed. That is too much where the first
+    round leaves the model far from trained: a sum of distances over up to K classes outweighs the cross-entropy, and
+    features collapse onto targets that tell classes apart badly. Try 0.01 to 0.05 there; docs/notation.md has figures.
+    """
+
+    groups: Annotated[int, Field(ge=1, le=256)] | None = None
+    pca_dim: Annotated[int, Field(ge=1, le=256)] | None = None
+    alignment: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    literal_absent: bool = False
+
+
+class FeddbpSection(Section):
+    """FedDBP: equations 3 to 10 of the paper (docs/notation.md), with its values.
+
+    ``decision_weight``, ``shared_alignment`` and ``decision_alignment`` are λ1, λ2 and λ3; ``temperature`` is τ.
+    ``own`` is η: how much of a site's own prototype is in the ``top_channels`` K channels that matter most to it.
+    ``share``, ``decision``, ``hard`` and ``personal`` switch parts of the method off for ablations; ``literal`` takes
+    the losses as printed.
+    """
+
+    decision_weight: Weight = 1.0
+    shared_alignment: Weight = 10.0
+    decision_alignment: Weight = 1.0
+    temperature: Temperature = 0.07
+    own: Fraction = 1.0
+    top_channels: Annotated[int, Field(ge=0, le=1 << 20)] = 30
+    share: bool = True
+    decision: bool = True
+    hard: bool = True
+    personal: bool = True
+    literal: bool = False
+
+    @model_validator(mode="after")
+    def _a_branch_is_left(self) -> Self:
+        if not (self.share or self.decision):
+            raise ValueError("share and decision are both false: nothing would be trained")
+        return self
+
+
+class FedplccSection(Section):
+    """FedPLCC: equations 4 to 11 of the paper (docs/notation.md), with its values; λ1 is its DomainNet's.
+
+    ``contrast`` and ``correlation`` are λ1 and λ2, ``nearest`` is φ, ``temperature`` τ, ``sparsity`` α.
+    ``weighted`` = false takes all prototypes of a class alike. ``weighted_centres`` makes centres the means of samples
+    instead of prototypes. ``literal_norms`` clusters vectors as they are instead of by their directions alone.
+    ``most_prototypes`` bounds a site's local prototypes of a class, ``most_clusters`` the clusters of a class over all
+    sites, also FPL's and FedPLVM's: under masks a coordinator that asks for many sums learns much (threat-model.md).
+    """
+
+    contrast: Weight = 1.0
+    correlation: Weight = 10.0
+    nearest: Sparsity = 0.5
+    temperature: Temperature = 0.07
+    sparsity: Sparsity = 0.5
+    weighted: bool = True
+    weighted_centres: bool = False
+    literal_norms: bool = False
+    most_prototypes: Annotated[int, Field(ge=1, le=256)] = 64
+    most_clusters: Annotated[int, Field(ge=1, le=256)] = 16
+
+
+class BaselinesSection(Section):
+    """What the four methods are compared with; each value is read by the method that it is named after.
+
+    ``fedprox`` μ, ``fedproto`` λ, ``ditto`` λ; ``fedrep_head_epochs`` before the extractor's; ``fpl_temperature`` τ;
+    of FedPLVM λ (of both its terms), τ and α, as in its authors' code.
+    """
+
+    fedprox: Weight = 0.01
+    fedproto: Weight = 1.0
+    fedrep_head_epochs: Epochs = 1
+    ditto: Weight = 0.1
+    fpl_temperature: Temperature = 0.02
+    fedplvm: Weight = 100.0
+    fedplvm_temperature: Temperature = 0.07
+    fedplvm_sparsity: Sparsity = 0.25

@@ -1,0 +1,199 @@
+"""The folder of a simulation: what it has of finished runs, what unfinished ones go on from, whose it is.
+
+``simulation.json`` says which configuration the folder belongs to. ``runs/METHOD.json`` has the logs of a run that has
+ended, in the folder of its seed; ``.state`` has the files of runs that have not, and is gone when all have.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from protoseal.config import Method
+from protoseal.config.simulation import SimulationConfig
+from protoseal.errors import UserError
+from protoseal.files import RESULT, SITE_LOG, write_text
+from secure_client.errors import SiteError
+
+CLAIM, STATE, RUNS, COMPARED = "simulation.json", ".state", "runs", "compared"
+_LOCK = "lock"
+
+FREE = frozenset({"out", "workers", "data_root", "report_every", "tensorboard", "compare", "seed", "seeds"})
+"""What may be another in the same folder: it changes no run, or says which runs there are."""
+
+
+class OtherSimulation(UserError):
+    """The folder has the runs of another configuration, or another process is at work in it."""
+
+
+class RunFolder:
+    """A simulation's folder. Runs are named by their seed and method."""
+
+    def __init__(self, config: SimulationConfig) -> None:
+        self._out = config.out
+        self._several = len(config.all_seeds) > 1
+        self._claim = _claim_of(config, self._several)
+        self._aligned = config.self_aligns_as
+
+    @contextmanager
+    def claimed(self, *, fresh: bool = False) -> Iterator[None]:
+        """Inside, the folder is this configuration's, and no other process's; with ``fresh`` what it had is gone.
+
+        Raises :class:`OtherSimulation`.
+        """
+        if fresh:
+            self._check_is_a_simulation()
+        else:
+            self._check_same()
+        (self._out / STATE).mkdir(parents=True, exist_ok=True)
+        with _locked(self._out / STATE / _LOCK):
+            if fresh:
+                self._clear()
+            was_claimed = (self._out / CLAIM).exists()
+            try:
+                yield
+            except (UserError, SiteError):
+                if not was_claimed and not self._has_ended_runs():
+                    (self._out / CLAIM).unlink(missing_ok=True)  # what was refused claims nothing
+                raise
+            finally:
+                if not (self._out / CLAIM).exists():  # nothing was begun
+                    shutil.rmtree(self._out / STATE, ignore_errors=True)
+
+    def _has_ended_runs(self) -> bool:
+        return any(self._out.glob(f"{RUNS}/*.json")) or any(self._out.glob(f"seed-*/{RUNS}/*.json"))
+
+    def keep_claim(self) -> None:
+        """From now on the folder belongs to this configuration."""
+        write_text(self._out / CLAIM, json.dumps(self._claim, indent=2, sort_keys=True) + "\n")
+
+    def of_seed(self, seed: int) -> Path:
+        """Where a seed's results lie."""
+        return self._out / f"seed-{seed}" if self._several else self._out
+
+    def record(self, seed: int, method: Method) -> Path:
+        """The file of a run that has ended."""
+        return self.of_seed(seed) / RUNS / f"{self._name(method)}.json"
+
+    def state(self, seed: int, method: Method) -> Path:
+        """A folder, made if need be, for what an unfinished run goes on from."""
+        folder = self._out / STATE / f"seed-{seed}" / self._name(method)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return folder
+
+    def drop_state(self, seed: int, method: Method) -> None:
+        """The run has ended: it goes on from nothing."""
+        shutil.rmtree(self.state(seed, method))
+
+    def drop_all_state(self) -> None:
+        """All runs have ended."""
+        shutil.rmtree(self._out / STATE)
+
+    def _name(self, method: Method) -> str:
+        """Of a run. ``self`` is another run beside another method."""
+        return f"{method.value}-{self._aligned.value}" if method is Method.SELF else method.value
+
+    def _check_same(self) -> None:
+        path = self._out / CLAIM
+        if not path.exists():
+            return
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise OtherSimulation(
+                f"{path} is damaged; use --fresh to start over, or another --out"
+            ) from error
+        differing = _differing(found, self._claim) if isinstance(found, dict) else ["everything"]
+        if differing:
+            raise OtherSimulation(
+                f"{self._out} has runs of another configuration ({', '.join(differing)}): go back to it, give another"
+                " --out, or use --fresh to throw those runs away"
+            )
+
+    def _check_is_a_simulation(self) -> None:
+        """Nobody's other files are to be thrown away."""
+        begun = (self._out / CLAIM).exists() or (self._out / STATE / _LOCK).exists()
+        if self._out.exists() and any(self._out.iterdir()) and not begun:
+            raise OtherSimulation(f"{self._out} is not empty and has no simulation; give another --out")
+
+    def _clear(self) -> None:
+        """What simulations leave, by its names, but for the folder of the state, which holds the lock."""
+        (self._out / CLAIM).unlink(missing_ok=True)
+        seeds = [each for each in self._out.glob("seed-*") if each.name.removeprefix("seed-").isdigit()]
+        for folder in (self._out, *seeds):
+            _clear_results(folder)
+        for each in [*(self._out / STATE).iterdir(), self._out / "tensorboard"]:
+            if each.is_dir():
+                shutil.rmtree(each)
+
+
+def _clear_results(folder: Path) -> None:
+    """Remove one seed's results; a folder that then has other files stays, with these."""
+    for pattern in (RESULT, "report.html", "split.csv", "split.json", "split.svg"):
+        (folder / pattern).unlink(missing_ok=True)
+    for method in Method:
+        for record in folder.glob(f"{RUNS}/{method.value}*.json"):
+            record.unlink()
+        _clear_sites(folder / COMPARED / method.value)
+    _clear_sites(folder)
+    for name in (RUNS, COMPARED):
+        _remove_if_empty(folder / name)
+    if folder.name.startswith("seed-"):
+        _remove_if_empty(folder)
+
+
+def _clear_sites(folder: Path) -> None:
+    """Remove the sites' folders of one run, and the run's own if nothing else is in it."""
+    for log in folder.glob(f"sites/*/{SITE_LOG}"):
+        shutil.rmtree(log.parent)
+    _remove_if_empty(folder / "sites")
+    if folder.parent.name == COMPARED:
+        (folder / RESULT).unlink(missing_ok=True)
+        _remove_if_empty(folder)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def _claim_of(config: SimulationConfig, several: bool) -> dict[str, Any]:
+    """What must be the same for runs to be of one simulation."""
+    content = config.model_dump(mode="json", by_alias=True, exclude=set(FREE))
+    # One seed's results lie where those of several seeds are summed up.
+    return {"schema": 1, "seed": None if several else config.all_seeds[0], "config": content}
+
+
+def _differing(found: dict[str, Any], expected: dict[str, Any], prefix: str = "") -> list[str]:
+    """The names of settings that differ."""
+    names: list[str] = []
+    for key in sorted(found.keys() | expected.keys()):
+        one, other = found.get(key), expected.get(key)
+        if isinstance(one, dict) and isinstance(other, dict):
+            names += _differing(one, other, "" if key == "config" else f"{prefix}{key}.")
+        elif one != other:
+            names.append(prefix + key)
+    return names
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """The kernel frees a dead process's lock."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(file)
+        raise OtherSimulation(
+            f"another process is simulating in {path.parent.parent}; wait for it, or give another --out"
+        ) from error
+    try:
+        yield
+    finally:
+        os.close(file)

@@ -1,0 +1,24 @@
+"""Dividing a data set among simulated sites: who gets which samples of which class and domain.
+
+A split is a table of shares (sites, domains, classes): the samples of each domain and class are shuffled and
+dealt out by it, so no sample is at two sites. Everything follows from a seed. The names of splits, and their
+options, are in :mod:`protoseal.splits.specs`.
+"""
+
+from protoseal.splits.dealing import TRAIN_PART
+from protoseal.splits.partitions import by_domain, dirichlet, iid, mixed, shots
+from protoseal.splits.site_arrays import SiteArrays, with_validation
+from protoseal.splits.specs import Split, parse_split
+
+__all__ = [
+    "TRAIN_PART",
+    "SiteArrays",
+    "Split",
+    "by_domain",
+    "dirichlet",
+    "iid",
+    "mixed",
+    "parse_split",
+    "shots",
+    "with_validation",
+]

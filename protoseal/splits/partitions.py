@@ -1,0 +1,208 @@
+"""The splits themselves: each draws shares (sites, domains, classes) and has the samples dealt out by them.
+
+In all of them ``own_test`` is the part of each of its classes that a site keeps to test on, whatever test part
+the data set has, so that it tests on the classes in the proportions in which it trains on them. Without it a site
+tests on the data set's own test part, as far as its classes and domains go, or on a quarter where there is none.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protoseal.splits.dealing import deal, divide, keep_own_test, make_sites, thinned
+from protoseal.splits.site_arrays import SiteArrays
+from secure_client.data.arrays import Samples, TrainTest
+from secure_client.errors import DataError
+
+DRAWS = 100
+"""Times that a random split is drawn before giving up on its minimum."""
+
+
+def iid(
+    data: TrainTest, *, sites: int, own_test: float | None = None, per_site: int | None = None, seed: int
+) -> tuple[SiteArrays, ...]:
+    """An equal part of every class and domain for every site; ``per_site`` as for :func:`dirichlet`."""
+    rng = np.random.default_rng(seed)
+    if per_site is not None:
+        data = replace(data, train=thinned(data.train, sites * per_site, rng))
+    shares = np.ones((sites, len(data.domains), len(data.classes)))
+    return divide(data, shares, own_test=own_test, rng=rng)
+
+
+def by_domain(
+    data: TrainTest, *, sites: int, own_test: float | None = None, per_site: int | None = None, seed: int
+) -> tuple[SiteArrays, ...]:
+    """One domain a site, all its classes; with more sites than domains, several share one evenly.
+
+    With ``per_site`` a site has about so many samples of the training part, drawn from its domain at random, or
+    all of a domain that has fewer: FedPLCC's setting, where each site also has all test samples of its domain.
+    What a site keeps to test on, where the data have no test part, is of these samples.
+    """
+    rng = np.random.default_rng(seed)
+    homes = _domain_of_each(data, sites)
+    if per_site is not None:
+        wanted = per_site * np.bincount(homes, minlength=len(data.domains))
+        data = replace(data, train=_thinned_domains(data.train, wanted, rng))
+    shares = np.zeros((sites, len(data.domains), len(data.classes)))
+    shares[np.arange(sites), homes] = 1.0
+    return divide(data, shares, own_test=own_test, rng=rng)
+
+
+def mixed(
+    data: TrainTest,
+    *,
+    sites: int,
+    n: float,
+    max_per_class: int | None = None,
+    own_test: float | None = None,
+    seed: int,
+) -> tuple[SiteArrays, ...]:
+    """PFPL's mixed heterogeneity: each site has one domain and some of its classes, n on average.
+
+    Site i has domain i modulo their number. How many classes it has is drawn from the whole numbers within
+    one of n (6.5: six or seven; 3: two to four), their mean over the sites being n up to rounding; which
+    ones, uniformly. Some classes end up at few sites, which is what ``min_holders`` is for. A class at a
+    site has at most ``max_per_class`` training samples; without a test part in the data the rest of them are
+    its test samples.
+
+    Raises :class:`DataError` when the domain of a site lacks that many classes, or sites cannot be filled.
+    """
+    rng = np.random.default_rng(seed)
+    counts = _class_counts(n, sites, len(data.classes), rng)
+    present = _present(data)
+    shares = np.zeros((sites, *present.shape))
+    for site, domain in enumerate(_domain_of_each(data, sites)):
+        choice = np.flatnonzero(present[domain])
+        _check_enough_classes(len(choice), counts[site], data.domains[domain])
+        shares[site, domain, rng.choice(choice, counts[site], replace=False)] = 1.0
+    caps = None if max_per_class is None else [max_per_class] * sites
+    return divide(data, shares, caps=caps, own_test=own_test, rng=rng)
+
+
+def shots(
+    data: TrainTest,
+    *,
+    sites: int,
+    n: int,
+    k: int,
+    n_spread: int = 0,
+    k_spread: int = 0,
+    own_test: float | None = None,
+    seed: int,
+) -> tuple[SiteArrays, ...]:
+    """n classes a site, uniformly chosen, and exactly k training samples of each, over all domains.
+
+    With spreads each site has an n and a k of its own, drawn uniformly from the whole numbers within ``n_spread``
+    of n and ``k_spread`` of k, but at least 1 and, for n, at most the classes there are (FedProto, whose code also
+    draws its "standard deviations" uniformly).
+
+    Raises :class:`DataError` when a class has too few samples for the sites that drew it.
+    """
+    rng = np.random.default_rng(seed)
+    classes = len(data.classes)
+    _check_enough_classes(classes, n, "the data set")
+    ways = np.minimum(_within(n, n_spread, sites, rng), classes)
+    caps = _within(k, k_spread, sites, rng).tolist()
+    shares = np.zeros((sites, len(data.domains), classes))
+    for row in range(sites):
+        shares[row, :, rng.choice(classes, ways[row], replace=False)] = 1.0
+    divided = divide(data, shares, caps=caps, own_test=own_test, rng=rng)
+    for site, cap in zip(divided, caps, strict=True):
+        _check_shots(site, data.classes, cap)
+    return divided
+
+
+def dirichlet(
+    data: TrainTest,
+    *,
+    sites: int,
+    beta: float,
+    minimum: int = 10,
+    own_test: float | None = None,
+    per_site: int | None = None,
+    seed: int,
+) -> tuple[SiteArrays, ...]:
+    """Each class divided among the sites in proportions drawn from Dirichlet(beta, …, beta).
+
+    With ``per_site`` only that many samples for each site are used, on average, drawn from the training part at
+    random.
+
+    Drawn again until every site has ``minimum`` training samples and some to test on; :class:`DataError`
+    after 100 draws, and for a data set with too few samples.
+    """
+    rng = np.random.default_rng(seed)
+    if per_site is not None:
+        data = replace(data, train=thinned(data.train, sites * per_site, rng))
+    data, train_part = keep_own_test(data, own_test)
+    for _ in range(DRAWS):
+        proportions = rng.dirichlet(np.full(sites, beta), size=len(data.classes)).T
+        shares = np.repeat(proportions[:, np.newaxis], len(data.domains), axis=1)
+        dealt = deal(data, shares, None, train_part, rng)
+        testable = data.test is not None or all(map(len, dealt.tests))
+        if testable and min(map(len, dealt.trains)) >= minimum:
+            return make_sites(data, dealt)
+    raise DataError(
+        f"dirichlet:{beta:g} left a site with fewer than {minimum} training samples, or none to test"
+        f" on, in {DRAWS} draws; use fewer sites, a larger number after dirichlet:, or a smaller min="
+    )
+
+
+def _thinned_domains(samples: Samples, wanted: NDArray[np.int64], rng: np.random.Generator) -> Samples:
+    """``wanted[domain]`` samples of each domain, drawn at random, or all where there are fewer."""
+    drawn = []
+    for domain, count in enumerate(wanted):
+        members = np.flatnonzero(samples.domains == domain)
+        drawn.append(rng.permutation(members)[:count])
+    return samples.take(np.sort(np.concatenate(drawn)))
+
+
+def _domain_of_each(data: TrainTest, sites: int) -> NDArray[np.int64]:
+    return np.arange(sites, dtype=np.int64) % len(data.domains)
+
+
+def _present(data: TrainTest) -> NDArray[np.bool_]:
+    """Which domain has which class, (domains, classes)."""
+    present = np.zeros((len(data.domains), len(data.classes)), dtype=np.bool_)
+    present[data.train.domains, data.train.labels] = True
+    return present
+
+
+def _class_counts(n: float, sites: int, classes: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Classes at each site: whole numbers within one of n and in [1, classes], of mean n up to rounding."""
+    low, high = max(1, math.ceil(n - 1.0)), min(classes, math.floor(n + 1.0))
+    if not 1.0 <= n <= classes:
+        raise DataError(f"n = {n:g} classes a site is outside 1 to {classes}, the classes there are")
+    counts = rng.integers(low, high, size=sites, endpoint=True)
+    missing = math.floor(n * sites + 0.5) - int(counts.sum())
+    while missing:
+        step = 1 if missing > 0 else -1
+        movable = np.flatnonzero(counts < high if step > 0 else counts > low)
+        counts[rng.choice(movable)] += step
+        missing -= step
+    return counts
+
+
+def _within(middle: int, spread: int, sites: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """A whole number for each site, within ``spread`` of ``middle`` and at least 1; nothing is drawn for 0."""
+    if spread == 0:
+        return np.full(sites, middle, dtype=np.int64)
+    return rng.integers(max(1, middle - spread), middle + spread, size=sites, endpoint=True)
+
+
+def _check_enough_classes(available: int, wanted: int, where: str) -> None:
+    if wanted > available:
+        raise DataError(f"{wanted} classes are wanted of {where}, which has {available}; make n smaller")
+
+
+def _check_shots(site: SiteArrays, classes: tuple[str, ...], k: int) -> None:
+    labels, counts = np.unique(site.train.labels, return_counts=True)
+    for label, count in zip(labels, counts, strict=True):
+        if count < k:
+            raise DataError(
+                f"class {classes[label]!r} gives {site.name} {count} training samples, not k = {k}; make k"
+                " or n smaller, use fewer sites or another seed"
+            )

@@ -1,0 +1,122 @@
+"""Splits by name: how ``--split`` is written and what it stands for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from protoseal.config.reading import nearest
+from protoseal.splits.partitions import by_domain, dirichlet, iid, mixed, shots
+from protoseal.splits.site_arrays import SiteArrays, with_validation
+from secure_client.data.arrays import TrainTest
+from secure_client.errors import DataError
+
+
+class Split(Protocol):
+    """A way to divide a data set that only wants the number of sites and a seed."""
+
+    def __call__(self, data: TrainTest, *, sites: int, seed: int) -> tuple[SiteArrays, ...]:
+        """Each site's samples; raises :class:`DataError` where the data do not suffice."""
+        ...
+
+
+def parse_split(spec: str) -> Split:
+    """The split that ``spec`` names.
+
+    ``iid[:per=300]``, ``domains[:per=300]``, ``mixed:n=6.5[,max=25]``, ``shots:n=3,k=100[,nstd=1][,kstd=10]`` or
+    ``dirichlet:0.3[,min=10][,per=300]``; each also with ``test=0.25``, the part of its own samples that a site
+    tests on, and ``val=0.1``, the part of its training samples that it keeps aside for early stopping. Raises
+    :class:`DataError` naming the nearest known name or option.
+    """
+    kind, _, text = spec.partition(":")
+    if kind not in SPLITS:
+        raise DataError(f"no split is called {kind!r}{nearest(kind, SPLITS)}")
+    form = SPLITS[kind]
+    values = dict(_option(spec, form, item) for item in text.split(",") if item)
+    for name in form.required:
+        if name not in values:
+            raise DataError(f"split {spec!r} lacks {name}; write {form.example}")
+    validation = values.pop(VALIDATION, None)
+    divide = partial(form.divide, **{form.all_options[name].keyword: value for name, value in values.items()})
+    return divide if validation is None else partial(_divide_with_validation, divide, validation)
+
+
+def _divide_with_validation(
+    divide: Split, part: float, data: TrainTest, *, sites: int, seed: int
+) -> tuple[SiteArrays, ...]:
+    return with_validation(divide(data, sites=sites, seed=seed), part, seed)
+
+
+@dataclass(frozen=True)
+class _Option:
+    keyword: str
+    convert: Callable[[str], float]
+    below: float = math.inf
+    above: float = 0
+
+
+VALIDATION = "val"
+_EVERYWHERE = {"test": _Option("own_test", float, below=1.0), VALIDATION: _Option("", float, below=1.0)}
+_PER = {"per": _Option("per_site", int)}
+
+
+@dataclass(frozen=True)
+class _Form:
+    """A split's function, and how its options are written; ``unnamed`` may stand without a name."""
+
+    divide: Callable[..., tuple[SiteArrays, ...]]
+    example: str
+    required: Mapping[str, _Option] = field(default_factory=dict)
+    optional: Mapping[str, _Option] = field(default_factory=dict)
+    unnamed: str = ""
+
+    @property
+    def all_options(self) -> dict[str, _Option]:
+        """Options by name."""
+        return {**self.required, **self.optional, **_EVERYWHERE}
+
+
+SPLITS = {
+    "iid": _Form(iid, "iid", optional=_PER),
+    "domains": _Form(by_domain, "domains", optional=_PER),
+    "mixed": _Form(
+        mixed,
+        "mixed:n=6.5,max=25",
+        {"n": _Option("n", float)},
+        {"max": _Option("max_per_class", int)},
+    ),
+    "shots": _Form(
+        shots,
+        "shots:n=3,k=100",
+        {"n": _Option("n", int), "k": _Option("k", int)},
+        {"nstd": _Option("n_spread", int, above=-1), "kstd": _Option("k_spread", int, above=-1)},
+    ),
+    "dirichlet": _Form(
+        dirichlet,
+        "dirichlet:0.3,min=10",
+        {"beta": _Option("beta", float)},
+        {"min": _Option("minimum", int), **_PER},
+        unnamed="beta",
+    ),
+}
+
+
+def _option(spec: str, form: _Form, item: str) -> tuple[str, float]:
+    name, separator, text = item.partition("=")
+    if not separator:
+        name, text = form.unnamed, item
+    if name not in form.all_options:
+        raise DataError(f"split {spec!r}: {item!r} is not one of its options; write {form.example}")
+    option = form.all_options[name]
+    try:
+        value = option.convert(text)
+    except ValueError as error:
+        raise DataError(f"split {spec!r}: {text!r} is not a number as in {form.example}") from error
+    if not option.above < value < option.below:
+        lowest = f"above {option.above:g}" if option.above >= 0 else "0 or more"
+        between = lowest if option.below == math.inf else f"{lowest} and below {option.below:g}"
+        raise DataError(f"split {spec!r}: {text} is not {between}; write {form.example}")
+    return name, value

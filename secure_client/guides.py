@@ -1,0 +1,13 @@
+"""From prototypes as arrays to what a model's features are compared with (torch)."""
+
+from __future__ import annotations
+
+from algorithms.prototypes import Clusters, Guide, Targets
+from protoseal.files import SitePrototypes
+
+
+def inference_guide(prototypes: SitePrototypes) -> Guide:
+    """What decides the class of a sample by prototype: all clusters where there are any, else one row a class."""
+    if prototypes.clusters is None:
+        return Targets.of(*prototypes.for_inference())
+    return Clusters.of(*prototypes.clusters_for_inference())

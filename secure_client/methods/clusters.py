@@ -1,0 +1,152 @@
+"""Clusters at a site: local prototypes and a model out; clusters of all sites' prototypes and the mean model back."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from algorithms.fedplcc import GlobalClusters, LocalClusters
+from algorithms.linear import Float
+from crypto.errors import MalformedError
+from crypto.pairwise.parts import MaskKeys
+from crypto.plain import SCHEME as PLAIN
+from crypto.protection import Payload
+from crypto.rows import whole_numbers
+from protoseal.config import Agreement
+from protoseal.config.clustering import counted_samples
+from protoseal.terms import limits_of, longest_mean, result_form
+from protoseal_wire import codec
+from protoseal_wire.messages import PhaseKey, RoundStart
+from secure_client.bounds import check_averaged_bounds, check_local_number
+from secure_client.errors import Violation
+from secure_client.exchanges.pairwise import Group
+from secure_client.exchanges.participants import Participants
+from secure_client.journal import Journal
+from secure_client.methods.members import Members
+from secure_client.methods.method import Given
+from secure_client.methods.start import Starts
+from secure_client.setup import Setup
+from secure_client.trainee import Trainee
+
+_WEIGHTS_OFF = 1e-9
+"""How far the weights of a class's clusters may be from 1 together: rounding."""
+
+
+class Received(NamedTuple):
+    """A result's parts."""
+
+    clusters: GlobalClusters
+    averaged: Float
+
+
+class Clustered:
+    """All members are one group; under ``plain`` each sends all it has in one step."""
+
+    scheme = PLAIN
+    """Of results."""
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        site: str,
+        trainee: Trainee,
+        journal: Journal,
+        setup: Setup,
+        participants: Participants,
+    ) -> None:
+        self._agreement, self._site, self._trainee = agreement, site, trainee
+        self._limits = limits_of(agreement)
+        self._starts = Starts(agreement, site, journal, setup)
+        self._members = Members(agreement, trainee, journal, participants, self._starts)
+
+    def start(self, key: PhaseKey, start: RoundStart) -> None:
+        """See :class:`secure_client.methods.method.Method`, here and below."""
+        caught_up = self._starts.checked(key, start, self._trainee.base)
+        if caught_up is not None:
+            # Of the round before: what was trained in this one from another base is not to be used.
+            self._take(key.round - 1, start.base, caught_up)
+
+    def stated(self, key: PhaseKey) -> tuple[bytes, MaskKeys | None]:  # noqa: ARG002 (what every method is asked)
+        """What the model was trained from.
+
+        A site whose model or prototypes are beyond the agreed bounds stops here, with a
+        :class:`crypto.errors.BoundError`, before it takes part in the attempt.
+        """
+        agreement = self._agreement
+        check_averaged_bounds(self._trainee.averaged(), agreement.averaging, trained=True)
+        check_local_number(self._trainee.local(), agreement.clustering.most_local, agreement.classes)
+        return self._trainee.base, None
+
+    def step(self, key: PhaseKey, request: bytes) -> bytes:
+        """VALUES: local prototypes of the classes that are not withheld, and the model."""
+        local = self._local(self._members.asked(key, request))
+        labels, counts = local.labels.astype(np.float64), local.counts.astype(np.float64)
+        arrays = (local.rows, labels, counts, self._model(key))
+        return codec.encode_payload(Payload(PLAIN, arrays=arrays))
+
+    def result(self, key: PhaseKey, request: bytes) -> Given:
+        """What all sites train from next."""
+        payload = codec.decode_payload(request, self._limits, result_form(self._agreement))
+        self._check_result(key, payload)
+        received = self._take(key.round, hashlib.sha256(request).digest(), payload)
+        classes = np.zeros(len(self._agreement.classes), dtype=np.bool_)
+        classes[received.clusters.labels] = True
+        return Given(self._members.known(key), classes)
+
+    def end(self) -> None:
+        """Nothing is left over."""
+
+    # What is sent
+
+    def _local(self, group: Group) -> LocalClusters:
+        """The local prototypes of classes that are active in the group, with counts as they are sent."""
+        local, holds = self._trainee.local(), group.cohort.holds[group.cohort.index(self._site)]
+        sent = holds[local.labels]
+        counts = counted_samples(local.counts, self._agreement.averaging.most_samples)
+        return LocalClusters(local.rows[sent], local.labels[sent], counts[sent])
+
+    def _model(self, key: PhaseKey) -> NDArray[np.float64]:
+        """(p + q + 1,), as the layout says."""
+        _, counts = self._trainee.trained(key.round)
+        samples = min(int(counts.sum()), self._agreement.averaging.most_samples)
+        none = np.empty((0, self._agreement.dim))
+        return self._agreement.layout.contribution(none, self._trainee.averaged(), samples)
+
+    # What is taken
+
+    def _check_result(self, key: PhaseKey, payload: Payload) -> None:
+        """Nothing that this site was told before says which clusters there are."""
+
+    def _take(self, round_number: int, base: bytes, payload: Payload) -> Received:
+        received = self._read(payload)
+        self._trainee.take_clusters(round_number, base, received.clusters, received.averaged)
+        return received
+
+    def _read(self, payload: Payload) -> Received:
+        """A result's parts, whose form is checked."""
+        if payload.scheme != self.scheme:
+            raise Violation(f"a result of scheme {payload.scheme!r}, where {self.scheme!r} is agreed")
+        rows, classes, weights, averaged = payload.arrays
+        try:
+            labels = whole_numbers(classes, len(self._agreement.classes))
+        except MalformedError as error:
+            raise Violation(f"a result's clusters are of no class: {error}") from error
+        clusters = GlobalClusters(rows, labels, weights)
+        self._check_plausible(clusters)
+        return Received(clusters, averaged)
+
+    def _check_plausible(self, clusters: GlobalClusters) -> None:
+        """As the coordinator checks before it gives a result, whoever spoilt it."""
+        longest = float(np.linalg.norm(clusters.rows, axis=1).max(initial=0.0))
+        if longest > longest_mean(self._agreement):
+            raise Violation("a result has a cluster whose centre is longer than the norm bound")
+        if (np.diff(clusters.labels) < 0).any() or (clusters.weights <= 0).any():
+            raise Violation("a result's clusters are not ordered by class, or one has no weight")
+        together = np.bincount(clusters.labels, weights=clusters.weights)[clusters.labels]
+        if (np.abs(together - 1.0) > _WEIGHTS_OFF).any():
+            raise Violation("the weights of a class's clusters are not 1 together")
+        if np.bincount(clusters.labels).max(initial=0) > self._agreement.clustering.most_clusters:
+            raise Violation("a result has more clusters of a class than are agreed")

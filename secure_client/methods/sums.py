@@ -1,0 +1,179 @@
+"""Sums at a site: of prototypes, of models, or of both, over all sites or over the group that a clustering put us in.
+
+The coordinator chooses the groups, and a site cannot check the choice. What it does check: the groups are the same
+in every round and each is large enough, every member of its own trains from the same result, and no more than one sum
+that it is in can open in a round, however many attempts it takes. That bounds one round: a coordinator that chooses
+what sites train from can make them stand still, and then subtract the sums of two rounds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+from algorithms.feddbp.fusion import fuse
+from algorithms.linear import Bool, Float
+from crypto.pairwise.parts import MaskKeys
+from crypto.pairwise.scheme import SCHEME as PAIRWISE
+from crypto.plain import SCHEME as PLAIN
+from crypto.protection import Payload
+from protoseal.config import Agreement, Protection
+from protoseal.config import Method as MethodName
+from protoseal.terms import clustering_cohort, limits_of, longest_mean, result_form
+from protoseal_wire import codec
+from protoseal_wire.messages import Phase, PhaseKey, RoundStart
+from secure_client.bounds import check_averaged_bounds
+from secure_client.errors import Violation
+from secure_client.exchanges.one_step import site_half
+from secure_client.exchanges.pairwise import Group, MaskedSum
+from secure_client.exchanges.participants import Participants
+from secure_client.journal import Journal
+from secure_client.methods.members import Members
+from secure_client.methods.method import Given
+from secure_client.methods.pfpl import check_nothing_given
+from secure_client.methods.start import Starts
+from secure_client.setup import Setup
+from secure_client.trainee import Trainee
+
+
+class Sums:
+    """Round 0, where there is one, is FedPC's clustering; every later round adds up the members of each group."""
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        site: str,
+        trainee: Trainee,
+        journal: Journal,
+        setup: Setup,
+        participants: Participants,
+        masks: MaskedSum,
+    ) -> None:
+        self._agreement, self._site, self._trainee, self._setup = agreement, site, trainee, setup
+        self._journal, self._participants, self._masks = journal, participants, masks
+        self._limits = limits_of(agreement)
+        self._starts = Starts(agreement, site, journal, setup)
+        self._members = Members(agreement, trainee, journal, participants, self._starts)
+        self._masked = agreement.protection is Protection.MASKED
+
+    def start(self, key: PhaseKey, start: RoundStart) -> None:
+        """See :class:`secure_client.methods.method.Method`, here and below."""
+        if key.round == 0:
+            check_nothing_given(key, start)
+            return
+        caught_up = self._starts.checked(key, start, self._trainee.base)
+        if caught_up is not None:
+            # Of the round before: what was trained in this one from another base is not to be used.
+            self._take(key.round - 1, start.base, caught_up)
+
+    def stated(self, key: PhaseKey) -> tuple[bytes, MaskKeys | None]:
+        """What the model was trained from, and fresh keys where the sum is masked.
+
+        A site whose model is beyond the agreed bounds stops here, with a :class:`crypto.errors.BoundError`,
+        before it takes part in the attempt.
+        """
+        if key.round == 0:
+            return b"", None
+        check_averaged_bounds(self._trainee.averaged(), self._agreement.averaging, trained=True)
+        return self._trainee.base, self._masks.fresh_keys(key) if self._masked else None
+
+    def step(self, key: PhaseKey, request: bytes) -> bytes:
+        """The clustering's one step, the plain sum's, or one of the masked sum's."""
+        match key.phase:
+            case Phase.VALUES if key.round == 0:
+                return codec.encode_payload(self._clustering(key, request))
+            case Phase.VALUES if not self._masked:
+                vector = self._vector(key, self._members.asked(key, request))
+                return codec.encode_payload(Payload(PLAIN, arrays=(vector,)))
+            case Phase.SHARES:
+                return self._masks.shares(key, self._members.asked(key, request))
+            case Phase.VALUES:
+                group = self._members.agreed(key)
+                return self._masks.values(key, group, request, self._vector(key, group))
+            case Phase.SURVIVORS:
+                return self._masks.survivors(key, self._members.agreed(key), request)
+            case _:
+                return self._masks.unmask(key, self._members.agreed(key), request)
+
+    def result(self, key: PhaseKey, request: bytes) -> Given:
+        """What the group's members train from next."""
+        payload = codec.decode_payload(request, self._limits, result_form(self._agreement))
+        has = self._take(key.round, hashlib.sha256(request).digest(), payload)
+        self._masks.forget(key)
+        # Where no prototypes are added up none is withheld either.
+        given = has if self._agreement.layout.classes else np.ones_like(has)
+        return Given(self._members.known(key), given)
+
+    def end(self) -> None:
+        """The secrets of an attempt that had no result, if there is one."""
+        last = self._journal.latest(Phase.PRESENCE)
+        if last is not None:
+            self._masks.forget(last)
+
+    # What is sent
+
+    def _clustering(self, key: PhaseKey, request: bytes) -> Payload:
+        """All prototypes as one row of norm at most 1, absent classes as zeros."""
+        cohort = clustering_cohort(self._participants.verified(key, request), self._agreement)
+        rows, _ = self._trainee.trained(0)
+        longest = self._agreement.norm_bound * np.sqrt(len(rows))
+        row = np.asarray(rows.reshape(1, -1) / longest)
+        return site_half(self._agreement, self._setup, key).protect(row, self._site, cohort)
+
+    def _vector(self, key: PhaseKey, group: Group) -> NDArray[np.float64]:
+        """(L,), as the layout says; zeros for classes that are withheld in the group's attempt."""
+        layout = self._agreement.layout
+        rows, counts = self._trainee.trained(key.round)
+        holds = group.cohort.holds[group.cohort.index(self._site)]
+        sent = np.where(holds[:, None], rows, 0.0) if layout.classes else rows[:0]
+        samples = min(int(counts.sum()), self._agreement.averaging.most_samples)
+        return layout.contribution(sent, self._trainee.averaged(), samples)
+
+    # What is taken
+
+    def _take(self, round_number: int, base: bytes, payload: Payload) -> Bool:
+        """Make a result the base of the rounds to come; the classes (K,) that it has."""
+        rows, has, averaged = self._read(payload)
+        targets, present = self._targets(rows, has)
+        self._trainee.take_base(round_number, base, targets, present, averaged)
+        return has
+
+    def _targets(self, rows: Float, has: Bool) -> tuple[Float, Bool]:
+        """What the site's features are drawn to: the means, or FedDBP's fusion of them with its own prototypes."""
+        feddbp = self._agreement.feddbp
+        if self._agreement.method is not MethodName.FEDDBP or not self._trainee.has_trained:
+            return rows, has
+        own, held = self._trainee.latest()
+        return fuse(
+            own,
+            held,
+            self._trainee.scores(),
+            rows,
+            has,
+            eta=feddbp.own,
+            top=feddbp.top_channels,
+            personal=feddbp.personal,
+        )
+
+    def _read(self, payload: Payload) -> tuple[Float, Bool, Float]:
+        """A result's parts, whose form is checked: (rows (K, d), has (K,), model (p + q,))."""
+        scheme = PAIRWISE if self._masked else PLAIN
+        if payload.scheme != scheme:
+            raise Violation(f"a result of scheme {payload.scheme!r}, where {scheme!r} is agreed")
+        vector, has = payload.arrays
+        rows, averaged = self._agreement.layout.split(vector)
+        if not len(rows):
+            rows = np.zeros((len(has), self._agreement.dim))
+            if has.any():
+                raise Violation("a result says that it has prototypes, where none are added up")
+        self._check_plausible(rows, has)
+        return rows, has == 1.0, averaged
+
+    def _check_plausible(self, rows: Float, has: Float) -> None:
+        """As the coordinator checks before it gives a result, whoever spoilt it."""
+        if not np.isin(has, (0.0, 1.0)).all():
+            raise Violation("a result says of a class neither that it has it nor that it has not")
+        if np.linalg.norm(rows, axis=1).max() > longest_mean(self._agreement):
+            raise Violation("a result has a prototype that is longer than the norm bound")

@@ -1,0 +1,194 @@
+"""One model's training on one site's data: epochs of batches, one after the other."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from algorithms.prototypes import Guide
+from algorithms.terms import Outputs
+from protoseal.config import Optimiser
+from secure_client.batches import Source, split
+from secure_client.errors import TrainingError
+from secure_client.models import PrototypeModel, outputs_of
+from secure_client.recipe import BatchLoss, Trains
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Local training's settings, the same in every round. Raises ``ValueError`` for a value out of its range.
+
+    ``momentum`` is SGD's; Adam has its own (0.9 and 0.999). ``weight_decay`` is added to the gradient by both. With
+    ``mixed_precision`` models compute in bfloat16 on a GPU, where loss, gradients and parameters stay as they are;
+    elsewhere it changes nothing.
+    """
+
+    lr: float
+    momentum: float
+    weight_decay: float
+    batch_size: int
+    local_epochs: int
+    optimiser: Optimiser = Optimiser.SGD
+    mixed_precision: bool = False
+
+    def __post_init__(self) -> None:
+        in_range = {
+            "lr is above 0": self.lr > 0.0,
+            "momentum is in [0, 1)": 0.0 <= self.momentum < 1.0,
+            "weight_decay is at least 0": self.weight_decay >= 0.0,
+            "batch_size is at least 1": self.batch_size >= 1,
+            "local_epochs is at least 1": self.local_epochs >= 1,
+        }
+        for rule, holds in in_range.items():
+            if not holds:
+                raise ValueError(f"in the schedule, {rule}")
+
+    def optimise(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+        """A fresh optimiser of these parameters."""
+        if self.optimiser is Optimiser.ADAM:
+            return torch.optim.Adam(parameters, lr=self.lr, weight_decay=self.weight_decay)
+        return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Means over the batches of a round's last local epoch."""
+
+    total: float
+    classification: float
+    alignment: float
+
+
+@dataclass(frozen=True)
+class Job:
+    """A stage of one model's training in one round.
+
+    ``source``, ``guide`` and ``anchor`` are on the model's ``device``. Only the part ``trains`` changes. With
+    ``proximal`` μ > 0, μ/2·‖w − anchor‖² is added to the loss, ``anchor`` holding a tensor for each parameter by name.
+    ``seed`` decides the order of batches and what dropout drops.
+    """
+
+    model: PrototypeModel
+    source: Source
+    objective: BatchLoss
+    guide: Guide | None
+    schedule: Schedule
+    epochs: int
+    trains: Trains
+    seed: int
+    device: torch.device
+    anchor: Mapping[str, Tensor]
+    proximal: float = 0.0
+
+
+def run(job: Job) -> Losses:
+    """Train the job's model, in place. Raises :class:`TrainingError` when the loss is not finite."""
+    trained = trained_parameters(job.model, job.trains)
+    optimiser = job.schedule.optimise(trained.values())
+    job.model.train()
+    with _only(job.model, trained), seeded(job.device, job.seed):
+        for _ in range(job.epochs):
+            losses = _epoch(job, optimiser, trained)
+            check_finite(losses, job.schedule.lr)
+    optimiser.zero_grad(set_to_none=True)  # a process may have many models, and only one trains
+    return losses
+
+
+def trained_parameters(model: PrototypeModel, trains: Trains) -> dict[str, nn.Parameter]:
+    """The parameters, by name, that a stage changes."""
+    if trains is Trains.ALL:
+        return dict(model.named_parameters())
+    heads = {id(each) for each in model.classifier.parameters()}
+    wanted = trains is Trains.CLASSIFIER
+    return {name: each for name, each in model.named_parameters() if (id(each) in heads) is wanted}
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    """Whether it cannot train on single samples."""
+    return any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in model.modules())
+
+
+def check_finite(losses: Losses, lr: float) -> None:
+    """Raise :class:`TrainingError` when training has diverged."""
+    if not np.isfinite(losses.total):
+        raise TrainingError(
+            f"the training loss is {losses.total}; lower the learning rate (now {lr:g}) or the"
+            " alignment weight, and look for extreme values in the data"
+        )
+
+
+def training_seed(seed: int, site: str, round_number: int, stage: int) -> int:
+    """What decides the order of batches in a stage: the run's seed, the site, the round and the stage alone."""
+    names = (seed, site, round_number, stage) if stage else (seed, site, round_number)
+    digest = hashlib.sha256("\0".join(map(str, names)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") % 2**63
+
+
+@contextmanager
+def seeded(device: torch.device, seed: int) -> Iterator[None]:
+    """torch's generators seeded inside, and as they were outside."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield
+
+
+def in_precision(job: Job) -> torch.autocast:
+    """Inside, what the job's model computes is of the schedule's precision."""
+    mixed = job.schedule.mixed_precision and job.device.type == "cuda"
+    return torch.autocast(job.device.type, dtype=torch.bfloat16, enabled=mixed)
+
+
+def in_full(outputs: Outputs) -> Outputs:
+    """Outputs for a loss, which is never computed in bfloat16."""
+    halves = (each is not None and each.dtype is torch.bfloat16 for each in outputs)
+    parts = (
+        cast("Tensor", each).float() if half else each for each, half in zip(outputs, halves, strict=True)
+    )
+    return Outputs(*parts)  # type: ignore[arg-type]  # None stays where it was
+
+
+def _epoch(job: Job, optimiser: torch.optim.Optimizer, trained: Mapping[str, nn.Parameter]) -> Losses:
+    """One pass over the training set; losses stay on the device until it ends."""
+    order = torch.randperm(len(job.source)).tolist()
+    groups = split(order, job.schedule.batch_size, join_single=has_batch_norm(job.model))
+    sums = torch.zeros(3, device=job.device)
+    for inputs, labels in job.source.batches(groups):
+        with in_precision(job):
+            outputs = outputs_of(job.model, inputs)
+        terms = job.objective(in_full(outputs), labels, job.guide)
+        optimiser.zero_grad(set_to_none=True)
+        torch.autograd.backward(terms.total)
+        _pull(trained, job)
+        optimiser.step()
+        sums += torch.stack(terms).detach()
+    return Losses(*(sums / len(groups)).tolist())
+
+
+def _pull(trained: Mapping[str, nn.Parameter], job: Job) -> None:
+    """The gradient of μ/2·‖w − anchor‖²."""
+    if not job.proximal:
+        return
+    for name, each in trained.items():
+        if each.grad is not None:
+            each.grad.add_(each.detach() - job.anchor[name], alpha=job.proximal)
+
+
+@contextmanager
+def _only(model: nn.Module, trained: Mapping[str, nn.Parameter]) -> Iterator[None]:
+    """No gradients for parameters that stand still."""
+    still = [each for name, each in model.named_parameters() if each.requires_grad and name not in trained]
+    for each in still:
+        each.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for each in still:
+            each.requires_grad_(True)

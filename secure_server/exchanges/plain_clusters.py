@@ -1,0 +1,79 @@
+"""Clusters under ``plain``: the coordinator sees every site's local prototypes, their sample counts and its model."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from algorithms.fedplcc import Contribution, LocalClusters, contribution, has_direction
+from algorithms.linear import Float
+from crypto.errors import MalformedError, UnknownSchemeError
+from crypto.plain import SCHEME
+from crypto.protection import Payload
+from crypto.rows import NORM_SLACK, whole_numbers
+from protoseal.terms import group_cohort
+from secure_server.exchanges.attempt import Attempt, Outcome
+from secure_server.exchanges.clusters import Assigned, Local, assigned, read_labels, result_of
+from secure_server.exchanges.group_sums import check_model, check_weight
+from secure_server.exchanges.mixing import for_members
+from secure_server.exchanges.one_step import OneStep
+
+
+class PlainClusters(OneStep):
+    """From each site its local prototypes (M, d), their classes and counts (M,), and the model as a layout has it."""
+
+    def validate(self, payload: Payload, site: str, attempt: Attempt) -> None:
+        """Raise :class:`MalformedError` for what masked sums would not carry, or prototypes of other classes."""
+        local, vector = self._read(payload, site, attempt)
+        _check_rows(local.rows, self._agreement.norm_bound)
+        self._check_counts(local)
+        check_weight(float(vector[-1]), self._agreement.averaging.most_samples)
+        _, model = self._agreement.layout.split(vector)
+        check_model(model / vector[-1], self._agreement.averaging)
+
+    def outcome(self, attempt: Attempt) -> Outcome:
+        """The same result for each participant."""
+        (group,) = attempt.groups
+        local, model = {}, np.zeros(self._agreement.layout.length)
+        for site in group:
+            local[site], vector = self._read(self.payload(attempt, site), site, attempt)
+            model += vector
+        found = assigned(
+            self._agreement, {site: Local(each.rows, each.labels) for site, each in local.items()}
+        )
+        total = self._sum(found, local)
+        return for_members(attempt.groups, [result_of(self._agreement, total, found.labels, model, SCHEME)])
+
+    def _sum(self, found: Assigned, local: dict[str, LocalClusters]) -> Contribution:
+        weighted = self._agreement.clustering.weighted_centres
+        each = [
+            contribution(local[site], found.of_site[site], len(found.labels), weighted_centres=weighted)
+            for site in sorted(local)
+        ]
+        return Contribution(*(np.sum(parts, axis=0) for parts in zip(*each, strict=True)))
+
+    def _read(self, payload: Payload, site: str, attempt: Attempt) -> tuple[LocalClusters, Float]:
+        """The site's prototypes and the vector (p + q + 1,), both of the agreed form."""
+        if payload.scheme != SCHEME:
+            raise UnknownSchemeError(f"expected a payload of scheme {SCHEME!r}, not {payload.scheme!r}")
+        rows, classes, samples, vector = payload.arrays
+        cohort = group_cohort(attempt.active, attempt.group_of(site), self._agreement)
+        own = self._agreement.clustering
+        labels = read_labels(classes, cohort.holds[cohort.index(site)], own.most_local)
+        most = own.most_counted(self._agreement.averaging.most_samples)
+        counts = whole_numbers(samples, most + 1)
+        if (counts < 1).any():
+            raise MalformedError("a local prototype stands for no sample")
+        return LocalClusters(rows, labels, counts), vector
+
+    def _check_counts(self, local: LocalClusters) -> None:
+        most = self._agreement.clustering.most_counted(self._agreement.averaging.most_samples)
+        if np.bincount(local.labels, weights=local.counts).max(initial=0.0) > most:
+            raise MalformedError(f"a class has more than {most} samples")
+
+
+def _check_rows(rows: Float, bound: float) -> None:
+    longest = float(np.linalg.norm(rows, axis=1).max(initial=0.0))
+    if longest > bound * (1.0 + NORM_SLACK):
+        raise MalformedError(f"a local prototype has norm {longest:.9g}; the agreed bound is {bound:g}")
+    if not has_direction(rows).all():
+        raise MalformedError("a local prototype is zero")

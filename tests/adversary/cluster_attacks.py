@@ -1,0 +1,151 @@
+"""Attacks on clusters of prototypes: whose rows a cluster is said to have, who is told what, who is left of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from algorithms.kmeans import Labels
+from protoseal_wire.messages import AssignedRows, Assignment, Phase
+from tests.adversary.attack import BROADCAST, AnyAttack
+from tests.adversary.cluster_play import ClusterAttempt, ClusterPlay
+from tests.adversary.masked_play import Vector
+from tests.support.grouped import EVERYONE
+
+A, B, C, D = EVERYONE
+WITHOUT_C = (A, B, D)
+
+
+@dataclass(frozen=True)
+class ClusterAttack(AnyAttack[ClusterPlay]):
+    """On a run of FedPLCC whose agreement has ``changes``."""
+
+    changes: dict[str, Any] = field(default_factory=dict)
+
+
+def begun(play: ClusterPlay) -> ClusterAttempt:
+    play.set_up(*EVERYONE)
+    return play.begun(*EVERYONE)
+
+
+def assert_is(found: Vector, secret: Vector) -> None:
+    """The gain: one site's prototype, or a sum of fewer than are agreed."""
+    assert np.linalg.norm(secret) > 0.1
+    np.testing.assert_allclose(found, secret, rtol=0.0, atol=1e-9)
+
+
+def isolated_row(play: ClusterPlay) -> None:
+    """One site's prototype is a cluster by itself, and its sum is that prototype."""
+    attempt = begun(play)
+    attempt.tell(attempt.by_first({A: True}), *EVERYONE)
+    assert_is(attempt.summed(EVERYONE)[0], play.local(A).rows[0])
+
+
+def isolated_by_different_assignments(play: ClusterPlay) -> None:
+    """Each site is told of three others in the first cluster, and all but clinic-a that its own row is elsewhere."""
+    attempt = begun(play)
+    everyone = dict.fromkeys(EVERYONE, True)
+    attempt.tell(attempt.by_first(everyone), A)
+    for name in (B, C, D):
+        attempt.tell(attempt.by_first({**everyone, name: False}), name)
+    assert_is(attempt.summed(EVERYONE)[0], play.local(A).rows[0])
+
+
+def row_in_a_cluster_of_another_class(play: ClusterPlay) -> None:
+    """A prototype is put with those of another class, whose sum without it an earlier round has nearly told."""
+    attempt = begun(play)
+
+    def moved(clusters: Labels) -> Labels:
+        return np.where(np.arange(len(clusters)) == 0, 1, clusters)
+
+    attempt.tell(replace_clusters(attempt.by_first({}), A, moved), *EVERYONE)
+    of_class_1 = sum(rows_of(play, name, 1).sum(axis=0) for name in EVERYONE)
+    assert_is(attempt.summed(EVERYONE)[1] - of_class_1, play.local(A).rows[0])
+
+
+def rows_called_by_another_class(play: ClusterPlay) -> None:
+    """The first prototype of class 2 of two sites is called one of class 0, to keep one of clinic-a's company."""
+    attempt = begun(play)
+    called = attempt.by_first({A: True})
+    for name in (B, D):
+        called = Assignment(
+            tuple(_first_of_2_called_0(each) if each.site == name else each for each in called.sites)
+        )
+    attempt.tell(called, *EVERYONE)
+    strange = rows_of(play, B, 2)[0] + rows_of(play, D, 2)[0]
+    assert_is(attempt.summed(EVERYONE)[0] - strange, play.local(A).rows[0])
+
+
+def rows_of(play: ClusterPlay, name: str, number: int) -> Vector:
+    """A site's local prototypes of one class."""
+    local = play.local(name)
+    return np.asarray(local.rows[local.labels == number])
+
+
+def too_few_survive(play: ClusterPlay) -> None:
+    """A cluster of three sites is opened without one of them, which class 0 as a whole can do without."""
+    attempt = begun(play)
+    attempt.tell(attempt.by_first({A: True, B: True, C: True}), *EVERYONE)
+    secret = play.local(A).rows[0] + play.local(B).rows[0]
+    assert_is(attempt.summed(WITHOUT_C)[0], secret)
+
+
+def stranger_for_company(play: ClusterPlay) -> None:
+    """A site that is in no sum of the run makes up the number of a cluster of two."""
+    attempt = begun(play)
+    two = attempt.by_first({A: True, B: True})
+    own = next(each for each in two.sites if each.site == A)
+    stranger = replace(own, site="clinic-z")
+    attempt.tell(Assignment((*two.sites, stranger)), *EVERYONE)
+    assert_is(attempt.summed(EVERYONE)[0], play.local(A).rows[0] + play.local(B).rows[0])
+
+
+def replace_clusters(assignment: Assignment, site: str, change: Callable[[Labels], Labels]) -> Assignment:
+    """With other clusters for one site's rows."""
+    return Assignment(
+        tuple(
+            replace(each, clusters=change(each.clusters)) if each.site == site else each
+            for each in assignment.sites
+        )
+    )
+
+
+def _first_of_2_called_0(rows: AssignedRows) -> AssignedRows:
+    first = int(np.flatnonzero(rows.classes == 2)[0])
+    classes, clusters = rows.classes.copy(), rows.clusters.copy()
+    classes[first], clusters[first] = 0, 0
+    return replace(rows, classes=classes, clusters=clusters)
+
+
+_ASSIGNED = "secure_client.exchanges.assigned."
+_HOLDERS = "secure_client.exchanges.pairwise.MaskedSum._check_cluster_holders"
+CLUSTER_ATTACKS: dict[str, ClusterAttack] = {
+    "puts a site's prototype in a cluster of its own": ClusterAttack(
+        (_ASSIGNED + "check_holders", _HOLDERS), A, Phase.SHARES,
+        "the assignment: a cluster has rows of 1 sites, at least 3", isolated_row,
+    ),
+    "tells sites of different assignments": ClusterAttack(
+        (BROADCAST,), A, Phase.VALUES, "a share said to be of .* is refused: a signature .* does not hold",
+        isolated_by_different_assignments,
+    ),
+    "mixes classes in a cluster": ClusterAttack(
+        ("protoseal_wire.assignment.check_one_class",), A, Phase.SHARES,
+        "a cluster of the assignment has rows of two classes", row_in_a_cluster_of_another_class,
+    ),
+    "calls rows by another class": ClusterAttack(
+        (_ASSIGNED + "check_own_rows",), B, Phase.SHARES, "does not have this site's own rows as it sent them",
+        rows_called_by_another_class,
+    ),
+    "opens a cluster of which too few are left": ClusterAttack(
+        (_HOLDERS,), A, Phase.SURVIVORS, "the survivors: a cluster has rows of 2 sites, at least 3",
+        too_few_survive,
+    ),
+    "counts a site that takes no part": ClusterAttack(
+        (_ASSIGNED + "check_classes", _HOLDERS), A, Phase.SHARES, "names clinic-z, which takes no part",
+        stranger_for_company,
+    ),
+}  # fmt: skip
+"""By what the coordinator does."""

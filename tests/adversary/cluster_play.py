@@ -1,0 +1,126 @@
+"""A hostile coordinator of FedPLCC: directions of prototypes first, then what it likes as their assignment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from algorithms.fedplcc import LocalClusters, contribution
+from crypto.fixed_point import FixedPoint
+from crypto.protection import Payload
+from protoseal.config import Agreement, AveragingSection, Method
+from protoseal.terms import directions_form
+from protoseal_wire import codec
+from protoseal_wire.assignment import AssignedClusters, clusters_of
+from protoseal_wire.messages import ActiveList, AssignedRows, Assignment, Phase
+from secure_client.methods import masked_clusters
+from secure_server.exchanges.clusters import Local, assigned
+from tests.adversary.masked_play import Attempt, MaskedPlay, Vector
+from tests.support.grouped import EVERYONE, PARAMETERS, grouped_agreement
+from tests.support.small import CLASSES, DIM
+
+
+def clustered_agreement(**changes: object) -> Agreement:
+    """FedPLCC over the small federation's data, its whole model averaged."""
+    whole = PARAMETERS + DIM * len(CLASSES) + len(CLASSES)
+    fields = {"method": Method.FEDPLCC, "averaging": AveragingSection(parameters=whole), **changes}
+    return grouped_agreement(**fields)  # type: ignore[arg-type]
+
+
+class ClusterPlay(MaskedPlay):
+    """Sites of such a run, for the coordinator to ask."""
+
+    def begun(self, *names: str, round_number: int = 1, attempt: int = 1) -> ClusterAttempt:
+        """PRESENCE and DIRECTIONS of these sites in a new attempt."""
+        started = self.attempt(*names, round_number=round_number, attempt=attempt)
+        found = ClusterAttempt(self, started.active, EVERYONE, round_number, attempt)
+        for name in names:
+            found.ask_directions(name)
+        return found
+
+    def local(self, name: str) -> LocalClusters:
+        """A site's secret: its local prototypes."""
+        return self.site(name).trainee.local()
+
+
+class ClusterAttempt(Attempt):
+    """Every step asks the sites named, or lets their refusal through."""
+
+    play: ClusterPlay
+
+    def __init__(
+        self, play: ClusterPlay, active: ActiveList, group: tuple[str, ...], round_number: int, attempt: int
+    ) -> None:
+        super().__init__(play, active, group, round_number, attempt)
+        self.directions: dict[str, Payload] = {}
+        self.told: dict[str, Assignment] = {}
+
+    def ask_directions(self, name: str) -> None:
+        """DIRECTIONS."""
+        answer = self.ask(name, Phase.DIRECTIONS, codec.encode_active_list(self.active))
+        form = directions_form(self.play.agreement)
+        self.directions[name] = codec.decode_payload(answer, self.play.limits, form)
+
+    @property
+    def honest(self) -> Assignment:
+        """What the honest coordinator makes of the directions."""
+        rows = {
+            name: Local(payload.arrays[0], payload.arrays[1].astype(np.int64))
+            for name, payload in sorted(self.directions.items())
+        }
+        found = assigned(self.play.agreement, rows)
+        return Assignment(
+            tuple(AssignedRows(name, rows[name].labels, found.of_site[name]) for name in sorted(rows))
+        )
+
+    def by_first(self, apart: Mapping[str, bool]) -> Assignment:
+        """A cluster for each class, and before it one for the first rows of the sites ``apart``, if there are any."""
+        found = []
+        for name, payload in sorted(self.directions.items()):
+            classes = payload.arrays[1].astype(np.int64)
+            clusters = classes + any(apart.values())
+            if apart.get(name, False):
+                clusters[0] = 0
+            found.append(AssignedRows(name, classes, clusters))
+        return Assignment(tuple(found))
+
+    def tell(self, assignment: Assignment, *names: str) -> None:
+        """SHARES of these sites under an assignment."""
+        for name in names:
+            self.told[name] = assignment
+            answer = self.ask(name, Phase.SHARES, codec.encode_assignment(assignment))
+            self.made[name] = codec.decode_shares_made(answer, self.play.limits).shares
+
+    @property
+    def assignment(self) -> Assignment:
+        """What the first site by name was told."""
+        return self.told[min(self.told)]
+
+    @property
+    def clusters(self) -> AssignedClusters:
+        """And what it comes to."""
+        return clusters_of(self.assignment)
+
+    @property
+    def broadcast(self) -> bytes:
+        """As that site has it."""
+        # By the name that a double may have been given.
+        bind: Callable[[bytes, bytes], bytes] = vars(masked_clusters)["broadcast"]
+        return bind(super().broadcast, codec.encode_assignment(self.assignment))
+
+    @property
+    def fixed_point(self) -> FixedPoint:
+        """Of as many clusters."""
+        return self.play.agreement.fixed_point(len(self.clusters.labels))
+
+    def summed(self, survivors: tuple[str, ...]) -> Vector:
+        """VALUES to UNMASK among these sites, and the sum of prototypes of each cluster, (G, d)."""
+        self.mask(*survivors)
+        number = len(self.clusters.labels)
+        return self.opened(survivors)[: number * DIM].reshape(number, DIM)
+
+    def put(self, name: str) -> Vector:
+        """A site's secret: what it adds to each cluster that it was told of, (G, d)."""
+        (own,) = (each.clusters for each in self.told[name].sites if each.site == name)
+        return contribution(self.play.local(name), own, len(self.clusters.labels)).sums

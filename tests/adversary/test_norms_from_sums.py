@@ -1,0 +1,156 @@
+"""What cosines and sums of clusters give away together: how far the rule on their number holds, and where it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.optimize import least_squares  # type: ignore[import-untyped]
+
+from algorithms.fedplcc import most_hiding
+from algorithms.kmeans import Labels
+from algorithms.linear import Float
+from crypto.protection import Cohort
+from crypto.rotation import class_key, rotate
+from protoseal_wire.messages import AssignedRows, Assignment, Phase, PhaseKey
+from secure_client.errors import Violation
+from secure_client.exchanges.assigned import checked_assignment
+from secure_client.exchanges.one_step import rotation_context
+from tests.adversary.attack import weaken
+from tests.adversary.cluster_attacks import begun
+from tests.adversary.cluster_play import ClusterPlay, clustered_agreement
+from tests.adversary.hostile import Cast
+from tests.support.grouped import EVERYONE
+
+SITES, ROWS, DIM = 12, 4, 64
+HELPER = EVERYONE[-1]
+
+
+def prototypes() -> Float:
+    """Of one class, (48, 64): four of each of twelve sites, not far from each other, of lengths 0.7 to 1.3."""
+    rng = np.random.default_rng(4)
+    rows = np.maximum(np.abs(rng.normal(size=DIM)) + 0.4 * rng.normal(size=(SITES * ROWS, DIM)), 0.0)
+    return np.asarray(
+        rows / np.linalg.norm(rows, axis=1, keepdims=True) * rng.uniform(0.7, 1.3, (len(rows), 1))
+    )
+
+
+def in_clusters(number: int) -> Labels:
+    """For each prototype, site by site: clusters of as many sites as there are clusters for, side by side."""
+    of_row = np.arange(SITES * ROWS).reshape(ROWS, SITES).T.ravel()
+    return np.minimum(of_row // (SITES * ROWS // number), number - 1)
+
+
+def solved(cosines: Float, sums: Float, clusters: Labels) -> Float:
+    """The norms of prototypes that fit the inner products of their clusters' sums."""
+    number = len(sums)
+    members = (clusters == np.arange(number)[:, None]).astype(np.float64)
+    products, pairs = sums @ sums.T, np.triu_indices(number)
+    start = np.sqrt(np.diag(products) / np.einsum("gi,ij,gj->g", members, cosines, members))[clusters]
+
+    def off(norms: Float) -> Float:
+        weighted = members * norms
+        return np.asarray((weighted @ cosines @ weighted.T - products)[pairs])
+
+    def slopes(norms: Float) -> Float:
+        across = (members * norms) @ cosines
+        first, second = pairs
+        return np.asarray(members[first] * across[second] + members[second] * across[first])
+
+    found = least_squares(off, start, jac=slopes, xtol=1e-15, ftol=1e-15, gtol=1e-15, max_nfev=300)
+    return np.asarray(found.x)
+
+
+def error(number: int) -> float:
+    """The largest error of a norm, as a share of it, that is left to who solves for them."""
+    rows, clusters = prototypes(), in_clusters(number)
+    norms = np.linalg.norm(rows, axis=1)
+    units = rows / norms[:, None]
+    sums = np.stack([rows[clusters == g].sum(axis=0) for g in range(number)])
+    return float(np.abs(solved(units @ units.T, sums, clusters) / norms - 1.0).max())
+
+
+def assignment(number: int) -> Assignment:
+    clusters = in_clusters(number).reshape(SITES, ROWS)
+    return Assignment(
+        tuple(
+            AssignedRows(f"site-{i:02}", np.zeros(ROWS, dtype=np.int64), each)
+            for i, each in enumerate(clusters)
+        )
+    )
+
+
+def check(number: int, **bounds: int) -> None:
+    """What the first site makes of it."""
+    cohort = Cohort(
+        tuple(f"site-{i:02}" for i in range(SITES)), np.eye(1, 3, dtype=np.bool_).repeat(SITES, 0), 8
+    )
+    checked_assignment(
+        clustered_agreement(fedplcc=bounds),
+        "site-00",
+        cohort,
+        np.zeros(ROWS, dtype=np.int64),
+        assignment(number),
+    )
+
+
+def test_as_many_sums_as_minimums_allow_give_norms_away_and_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Sixteen clusters of three sites: 136 equations in 48 norms."""
+    assert error(16) < 1e-6
+    with pytest.raises(
+        Violation, match=r"16 clusters for 48 rows of class .*: their sums would give norms away"
+    ):
+        check(16)
+    weaken("secure_client.exchanges.assigned.check_few", monkeypatch)
+    check(16)
+
+
+def test_as_many_as_sites_go_along_with_leave_norms_open() -> None:
+    most = most_hiding(SITES * ROWS)
+    assert most == 9
+    check(most)
+    assert error(most) > 0.01
+    with pytest.raises(Violation, match="would give norms away"):
+        check(most + 1)
+    with pytest.raises(Violation, match="more clusters of a class than are agreed"):
+        check(most, most_clusters=most - 1)
+
+
+@pytest.fixture
+def play(tmp_path: Path, cast: Cast) -> Iterator[ClusterPlay]:
+    with ExitStack() as stack:
+        yield stack.enter_context(ClusterPlay(tmp_path, clustered_agreement(), cast))
+
+
+def test_the_stated_limit_one_site_that_helps_opens_every_prototype(play: ClusterPlay) -> None:
+    """Its seed undoes the rotation; each cluster's sum, less its own, is then d linear equations in the norms."""
+    attempt = begun(play)
+    attempt.tell(attempt.honest, *EVERYONE)
+    units, clusters, secrets = [], [], []
+    seed, context = shared(play)
+    for each in attempt.assignment.sites:
+        if each.site == HELPER:
+            continue
+        for k in np.unique(each.classes):
+            turned = attempt.directions[each.site].arrays[0][each.classes == k]
+            units.append(rotate(class_key(seed, context, int(k)), turned, inverse=True))
+        clusters.append(each.clusters)
+        secrets.append(play.local(each.site).rows)
+    found, cluster_of = np.concatenate(units), np.concatenate(clusters)
+    others = attempt.summed(EVERYONE) - attempt.put(HELPER)
+    for g, total in enumerate(others):
+        own = found[cluster_of == g]
+        norms = np.linalg.lstsq(own.T, total)[0]
+        want = np.concatenate(secrets)[cluster_of == g]
+        np.testing.assert_allclose(own * norms[:, None], want, rtol=0.0, atol=1e-7)
+
+
+def shared(play: ClusterPlay) -> tuple[bytes, bytes]:
+    """What every site derives the rotations of the first attempt's directions from."""
+    setup, key = play.site(HELPER).session._setup, PhaseKey("run-1", 1, 1, Phase.DIRECTIONS)
+    return setup.group_secret(), rotation_context(play.agreement, setup, key, key.phase)

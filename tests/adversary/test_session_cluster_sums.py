@@ -1,0 +1,105 @@
+"""A site whose prototypes are clustered, after its masked values: no second sum, no secrets, no other clusters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from crypto.pairwise.scheme import SCHEME
+from crypto.protection import Payload
+from secure_client.errors import Violation
+from tests.adversary.cluster_play import ClusterAttempt, ClusterPlay, clustered_agreement
+from tests.adversary.hostile import Cast
+from tests.support.grouped import EVERYONE, TEN
+
+A = EVERYONE[0]
+Change = Callable[[Payload], Payload]
+
+
+@pytest.fixture
+def play(tmp_path: Path, cast: Cast) -> Iterator[ClusterPlay]:
+    with ExitStack() as stack:
+        data = {name: cast.data[EVERYONE[at % len(EVERYONE)]] for at, name in enumerate(TEN)}
+        yield stack.enter_context(ClusterPlay(tmp_path, clustered_agreement(), replace(cast, data=data)))
+
+
+def among(play: ClusterPlay, sites: tuple[str, ...], *, attempt: int) -> ClusterAttempt:
+    """PRESENCE of some of the ten sites."""
+    started = play.attempt(*sites, attempt=attempt, groups=(TEN,))
+    return ClusterAttempt(play, started.active, TEN, 1, attempt)
+
+
+def masked(play: ClusterPlay, sites: tuple[str, ...]) -> ClusterAttempt:
+    """An attempt whose masked values have been sent, and nothing released."""
+    play.set_up(*sites)
+    attempt = among(play, sites, attempt=1) if sites == TEN else play.begun(*sites)
+    for name in sites if sites == TEN else ():
+        attempt.ask_directions(name)
+    attempt.tell(attempt.honest, *sites)
+    attempt.mask(*sites)
+    return attempt
+
+
+def test_no_second_sum_without_most_sites_of_the_first(play: ClusterPlay) -> None:
+    masked(play, TEN)
+    few = among(play, TEN[7:], attempt=2)
+    with pytest.raises(
+        Violation, match="3 of the 10 sites that attempt 1 listed are in this one, at least 7"
+    ):
+        few.ask_directions(TEN[7])
+    among(play, TEN[:7], attempt=3).ask_directions(A)
+
+
+def secrets_kept(play: ClusterPlay) -> int:
+    rows = play.site(A).journal._db.execute("SELECT name FROM secrets WHERE name LIKE '% of round %'")
+    return len(rows.fetchall())
+
+
+def result(attempt: ClusterAttempt) -> Payload:
+    """Of the clusters that were assigned, with centres of length 1."""
+    labels = attempt.clusters.labels
+    rows = np.zeros((len(labels), attempt.play.agreement.dim))
+    rows[:, 0] = 1.0
+    weights = 1.0 / np.bincount(labels)[labels]
+    model = attempt.play.site(A).trainee.averaged()
+    return Payload(SCHEME, (rows, labels.astype(np.float64), weights, model))
+
+
+def test_secrets_are_gone_with_the_result(play: ClusterPlay) -> None:
+    """Also at a site that was not asked to release anything."""
+    attempt = masked(play, EVERYONE)
+    assert secrets_kept(play) == 2
+    play.give_result(A, result(attempt))
+    assert secrets_kept(play) == 0
+
+
+def one_less(given: Payload) -> Payload:
+    """The clusters of the class that has most become one."""
+    rows, labels, weights, model = given.arrays
+    own = labels == np.bincount(labels.astype(np.int64)).argmax()
+    first = int(np.flatnonzero(own)[0])
+    kept = ~own | (np.arange(len(labels)) == first)
+    joined = np.where(own, 1.0, weights)
+    return replace(given, arrays=(rows[kept], labels[kept], joined[kept], model))
+
+
+def a_class_less(given: Payload) -> Payload:
+    rows, labels, weights, model = given.arrays
+    kept = labels != labels[-1]
+    return replace(given, arrays=(rows[kept], labels[kept], weights[kept], model))
+
+
+@pytest.mark.parametrize("change", [one_less, a_class_less])
+def test_a_result_of_other_clusters_than_were_assigned_is_refused(play: ClusterPlay, change: Change) -> None:
+    attempt = masked(play, EVERYONE)
+    given = result(attempt)
+    assert len(change(given).arrays[1]) < len(given.arrays[1])
+    with pytest.raises(Violation, match="not those of the assignment"):
+        play.give_result(A, change(given))
+    assert play.site(A).trainee.base == b""
+    play.give_result(A, given)

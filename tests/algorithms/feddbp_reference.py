@@ -1,0 +1,184 @@
+"""FedDBP read literally from the paper, a number at a time: slow, in plain lists, sharing no code with what is tested.
+
+Equation numbers are the paper's. Where the project departs from print (docs/notation.md) a comment says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+Vector = list[float]
+Matrix = list[Vector]
+
+
+def normalised(vector: Sequence[float]) -> Vector:
+    """A vector of zeros has no direction and stays as it is."""
+    squares = 0.0
+    for value in vector:
+        squares += value * value
+    return [value / math.sqrt(squares) if squares else 0.0 for value in vector]
+
+
+def distance(a: Sequence[float], b: Sequence[float]) -> float:
+    total = 0.0
+    for x, y in zip(a, b, strict=True):
+        total += (x - y) ** 2
+    return math.sqrt(total)
+
+
+def cross_entropy(logits: Matrix, labels: Sequence[int]) -> float:
+    total = 0.0
+    for row, y in zip(logits, labels, strict=True):
+        total -= log_probability(row, y)
+    return total / len(labels)
+
+
+def log_probability(logits: Vector, y: int) -> float:
+    top = max(logits)
+    return logits[y] - top - math.log(sum(math.exp(value - top) for value in logits))
+
+
+def shared_loss(
+    features: Matrix, labels: Sequence[int], rows: Matrix, present: Sequence[bool], *, literal: bool
+) -> float:
+    """Equation 3 over the samples that have a target. Printed (``literal``): a sum over channels, not their mean."""
+    total, samples = 0.0, 0
+    for z, y in zip(features, labels, strict=True):
+        if present[y]:
+            samples += 1
+            squares = distance(z, rows[y]) ** 2
+            total += squares if literal else squares / len(z)
+    return total / samples if samples else 0.0
+
+
+def boundary(features: Matrix, labels: Sequence[int], rows: Matrix, present: Sequence[bool]) -> float:
+    """m: halfway between the mean distance of positives and that of negatives in the batch."""
+    positives: Vector = []
+    negatives: Vector = []
+    for z, y in zip(features, labels, strict=True):
+        if present[y]:
+            for c, row in enumerate(rows):
+                if present[c]:
+                    (positives if c == y else negatives).append(distance(normalised(z), normalised(row)))
+    mean_of_positives = sum(positives) / len(positives) if positives else 0.0
+    mean_of_negatives = sum(negatives) / len(negatives) if negatives else 0.0
+    return (mean_of_positives + mean_of_negatives) / 2
+
+
+def decision_loss(
+    features: Matrix,
+    labels: Sequence[int],
+    rows: Matrix,
+    present: Sequence[bool],
+    *,
+    tau: float,
+    hard: bool,
+    literal: bool,
+    m: float,
+) -> float:
+    """Equations 4 (without ``hard``) and 5 with 6, over the samples and classes that have a target.
+
+    Printed (``literal``): no logarithm, and a minus before the maximum in M.
+    """
+    total, samples = 0.0, 0
+    for z, y in zip(features, labels, strict=True):
+        if not present[y]:
+            continue
+        samples += 1
+        d = {c: distance(normalised(z), normalised(rows[c])) for c in range(len(rows)) if present[c]}
+        below = sum(math.exp(-each / tau) for each in d.values())
+        for c, each in d.items():
+            if hard and c != y:
+                below += math.exp((-1.0 if literal else 1.0) * max(0.0, m - each) / tau)
+        ratio = math.exp(-d[y] / tau) / below
+        total -= ratio if literal else math.log(ratio)
+    return total / samples if samples else 0.0
+
+
+def linear_scores(
+    features: Matrix, labels: Sequence[int], weight: Matrix, bias: Vector, classes: int
+) -> Matrix:
+    """Equation 8 in closed form for a linear classifier: ∂ log p(y)/∂z_j = Σ_c (1[c = y] − p_c) · w_cj."""
+    sums, counts = [[0.0] * len(features[0]) for _ in range(classes)], [0] * classes
+    for z, y in zip(features, labels, strict=True):
+        logits = [
+            b + sum(w * value for w, value in zip(row, z, strict=True))
+            for row, b in zip(weight, bias, strict=True)
+        ]
+        counts[y] += 1
+        for j in range(len(z)):
+            slope = 0.0
+            for c in range(classes):
+                slope += ((c == y) - math.exp(log_probability(logits, c))) * weight[c][j]
+            sums[y][j] += slope**2
+    return [
+        [value / count if count else 0.0 for value in row] for row, count in zip(sums, counts, strict=True)
+    ]
+
+
+def scores_by_differences(
+    features: Matrix, labels: Sequence[int], logits_of: Callable[[Vector], Vector], classes: int, step: float
+) -> Matrix:
+    """Equation 8 with central differences for the derivative."""
+    sums, counts = [[0.0] * len(features[0]) for _ in range(classes)], [0] * classes
+    for z, y in zip(features, labels, strict=True):
+        counts[y] += 1
+        for j in range(len(z)):
+            above, below = list(z), list(z)
+            above[j] += step
+            below[j] -= step
+            change = log_probability(logits_of(above), y) - log_probability(logits_of(below), y)
+            sums[y][j] += (change / (2 * step)) ** 2
+    return [
+        [value / count if count else 0.0 for value in row] for row, count in zip(sums, counts, strict=True)
+    ]
+
+
+def global_prototypes(
+    prototypes: Sequence[Matrix], holds: Sequence[Sequence[bool]], min_holders: int
+) -> tuple[Matrix, list[bool]]:
+    """p^c, the mean over the sites that have class c. Not in print: withheld below ``min_holders`` of them."""
+    rows: Matrix = []
+    has: list[bool] = []
+    for c in range(len(holds[0])):
+        total, holders = [0.0] * len(prototypes[0][c]), 0
+        for site, held in zip(prototypes, holds, strict=True):
+            if held[c]:
+                holders += 1
+                total = [t + value for t, value in zip(total, site[c], strict=True)]
+        has.append(holders >= min_holders)
+        rows.append([value / holders if has[-1] else 0.0 for value in total])
+    return rows, has
+
+
+def fused(
+    own: Matrix,
+    has_own: Sequence[bool],
+    scores: Matrix,
+    mean: Matrix,
+    has: Sequence[bool],
+    eta: float,
+    top: int,
+) -> Matrix:
+    """Equations 9 and 10; zeros for a class without a global prototype."""
+    rows: Matrix = []
+    for c in range(len(has)):
+        row = list(mean[c]) if has[c] else [0.0] * len(mean[c])
+        if has[c] and has_own[c]:
+            ranked = sorted(range(len(row)), key=lambda j, c=c: (-scores[c][j], j))  # type: ignore[misc]
+            for j in ranked[:top]:
+                row[j] = eta * own[c][j] + (1 - eta) * mean[c][j]
+        rows.append(row)
+    return rows
+
+
+def nearest(vector: Vector, rows: Matrix, present: Sequence[bool], *, direction: bool) -> int:
+    """The class whose prototype is nearest, by direction alone or not; the lower class on a tie."""
+    best, found = math.inf, -1
+    for c, row in enumerate(rows):
+        if present[c]:
+            d = distance(normalised(vector), normalised(row)) if direction else distance(vector, row)
+            if d < best:
+                best, found = d, c
+    return found

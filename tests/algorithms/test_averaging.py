@@ -1,0 +1,68 @@
+"""Means from sums against loops over the sites, and what is withheld or refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from algorithms.averaging import prototype_means, weighted_mean
+from tests.algorithms import feddbp_reference as reference
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(1, 4))
+def test_prototypes_are_plain_means_over_holders(seed: int, sites: int, min_holders: int) -> None:
+    rng = np.random.default_rng(seed)
+    stack, holds = rng.normal(size=(sites, 4, 3)), rng.random((sites, 4)) < 0.6
+    rows, has = prototype_means((stack * holds[:, :, None]).sum(axis=0), holds.sum(axis=0), min_holders)
+    expected, known = reference.global_prototypes(stack.tolist(), holds.tolist(), min_holders)
+    assert has.tolist() == known
+    np.testing.assert_allclose(rows, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_the_comparison_sees_a_mean_over_all_sites() -> None:
+    """Three sites, of which two hold the second class."""
+    sums, holders = np.array([[3.0], [4.0]]), np.array([3, 2])
+    assert prototype_means(sums, holders, 1)[0].tolist() == [[1.0], [2.0]]
+    assert prototype_means(sums, np.array([3, 3]), 1)[0].tolist() != [[1.0], [2.0]]
+
+
+def test_a_class_with_too_few_holders_is_withheld_whatever_its_sum() -> None:
+    """Nothing of a lone holder's row gets out, and what noise or masks left in an empty sum is not divided by 0."""
+    sums = np.array([[[4.0, 8.0], [5.0, 5.0], [1e-9, -1e-9]], [[6.0, 0.0], [2.0, 2.0], [3.0, 3.0]]])
+    rows, has = prototype_means(sums, np.array([[2, 1, 0], [3, 2, 1]]), 2)
+    assert has.tolist() == [[True, False, False], [True, True, False]]
+    assert rows.tolist() == [[[2, 4], [0, 0], [0, 0]], [[2, 0], [1, 1], [0, 0]]]
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 5))
+def test_a_weighted_mean_is_that_of_a_loop(seed: int, sites: int) -> None:
+    rng = np.random.default_rng(seed)
+    vectors, counts = rng.normal(size=(sites, 3)), rng.integers(1, 50, size=sites)
+    total = np.zeros(3)
+    for vector, count in zip(vectors, counts, strict=True):
+        total += count * vector
+    expected = [sum(c * v[j] for v, c in zip(vectors, counts, strict=True)) / counts.sum() for j in range(3)]
+    np.testing.assert_allclose(weighted_mean(total, int(counts.sum())), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_groups_have_a_weight_each() -> None:
+    assert weighted_mean(np.array([[2.0, 4.0], [3.0, 9.0]]), np.array([2, 3])).tolist() == [[1, 2], [1, 3]]
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_total_weight_that_is_none_is_refused(weight: float) -> None:
+    with pytest.raises(ValueError, match="above 0"):
+        weighted_mean(np.ones(3), weight)
+
+
+def test_shapes_and_numbers_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="do not fit together"):
+        weighted_mean(np.ones((2, 3)), np.ones(3))
+    with pytest.raises(ValueError, match="do not fit together"):
+        prototype_means(np.ones((2, 3)), np.ones(3, dtype=np.int64), 1)
+    with pytest.raises(ValueError, match="at least 1"):
+        prototype_means(np.ones((2, 3)), np.array([1, 1]), 0)
+    with pytest.raises(ValueError, match="no holders or some"):
+        prototype_means(np.ones((2, 3)), np.array([1, -1]), 1)

@@ -1,0 +1,205 @@
+"""Runs whose sites' local prototypes are clustered, and what a round of them comes to, one number at a time.
+
+Under `masked` every coordinate of what a site adds is rounded to a multiple of its resolution r (a power of two), so it
+moves by r/2 at most. A centre is a sum over the sites of a cluster, divided by its members, or their samples: no fewer
+than these sites. The mean model is a sum over sites divided by their samples, no fewer either. So r/2 remains. Counts
+are whole numbers, which fixed point has exactly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from algorithms.fedplcc import LocalClusters
+from protoseal.config import Agreement, Protection
+from protoseal.terms import limits_of, result_form
+from protoseal_wire import codec
+from protoseal_wire.assignment import clusters_of
+from protoseal_wire.messages import Phase, PhaseKey, Work
+from secure_client.data import SiteData
+from tests.algorithms import finch_reference as paper
+from tests.conformance.grouped_runs import Book, Float, Got, Tap, run_into
+from tests.conformance.literal import last_attempt
+from tests.conformance.turns import Loss
+
+_ROUNDING = 1e-13
+At = tuple[int, int, str]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A round's result: centres (G, d), their classes and weights, the mean model (P,); how far each may be off."""
+
+    rows: Float
+    labels: list[int]
+    weights: Float
+    averaged: Float
+    rows_bound: Float
+    averaged_bound: Float
+
+
+@dataclass
+class ClusterBook(Book):
+    """With each site's local prototypes and features, who sent directions or values, and results in full."""
+
+    local: dict[At, LocalClusters] = field(default_factory=dict)
+    features: dict[At, tuple[Float, list[int]]] = field(default_factory=dict)
+    sent: dict[tuple[int, int], set[str]] = field(default_factory=dict)
+    results: dict[tuple[int, str], tuple[Float, ...]] = field(default_factory=dict)
+    told: dict[tuple[int, int], set[bytes]] = field(default_factory=dict)
+
+    def holders(self, number: int, attempt: int) -> tuple[tuple[str, ...], ...]:
+        """The sites of each cluster of an attempt, as every site was told it, in the same bytes."""
+        (content,) = self.told[number, attempt]
+        return clusters_of(codec.decode_assignment(content, limits_of(self.agreement))).holders
+
+
+class ClusterTap(Tap):
+    """Fills such a book."""
+
+    _book: ClusterBook
+
+    def download(self, work: Work) -> bytes:
+        """See :class:`DirectTransport`, here and below."""
+        content = super().download(work)
+        if work.key.phase is Phase.SHARES:
+            self._book.told.setdefault((work.key.round, work.key.attempt), set()).add(content)
+        return content
+
+    def upload(self, key: PhaseKey, content: bytes) -> None:
+        super().upload(key, content)
+        at, trainee = (key.round, key.attempt, self._at.name), self._at.trainee
+        if key.phase in (Phase.DIRECTIONS, Phase.VALUES):
+            self._book.sent.setdefault(at[:2], set()).add(at[2])
+        if key.phase is Phase.PRESENCE:
+            learner = trainee._learner
+            outputs = list(learner._outputs(learner._model, learner._train))
+            features = np.concatenate([each.features.double().numpy() for each, _ in outputs])
+            self._book.local[at] = trainee.local()
+            self._book.features[at] = features, [int(y) for _, labels in outputs for y in labels]
+
+    def _result(self, key: PhaseKey, content: bytes) -> Got:
+        agreement = self._book.agreement
+        payload = codec.decode_payload(content, limits_of(agreement), result_form(agreement))
+        self._book.results[key.round, self._at.name] = payload.arrays
+        rows, labels, _, averaged = payload.arrays
+        has = np.isin(np.arange(len(agreement.classes)), labels)
+        return Got(key.attempt, rows, has, averaged, hashlib.sha256(content).digest())
+
+
+def run_clustered(
+    agreement: Agreement, data: Mapping[str, SiteData], folder: Path, losses: Sequence[Loss] = ()
+) -> ClusterBook:
+    """Run it from beginning to end, recorded, with sites lost on the way."""
+    return run_into(ClusterBook(agreement), ClusterTap, data, folder, losses)
+
+
+def expected_local(book: ClusterBook, at: At) -> list[tuple[int, list[float], int]]:
+    """(class, mean, samples) of each local prototype that a site has in an attempt, by class and in order."""
+    own, found = book.agreement.clustering, []
+    features, labels = book.features[at]
+    for k in sorted(set(labels)):
+        vectors = [row for row, y in zip(features.tolist(), labels, strict=True) if y == k]
+        parts = _parts(vectors, literal=own.literal_norms) if not own.single else [0] * len(vectors)
+        for g in range(max(parts) + 1):
+            members = [row for row, part in zip(vectors, parts, strict=True) if part == g]
+            found.append((k, paper.mean(members), len(members)))
+    return found
+
+
+def expected(book: ClusterBook, number: int, *, without: Sequence[str] = ()) -> Found:
+    """What all sites are to be given for what those whose values arrived put into a round's last attempt."""
+    attempt, own = last_attempt(book, number), book.agreement.clustering
+    senders = sorted(book.sent[number, attempt])
+    staying = [site for site in senders if (number, attempt, site) in book.put and site not in without]
+    local = {site: book.local[number, attempt, site] for site in senders}
+    rows: list[list[float]] = []
+    labels: list[int] = []
+    counts: list[float] = []
+    for k in range(len(book.agreement.classes)):
+        members = [
+            (site, row.tolist(), int(count))
+            for site in senders
+            for row, y, count in zip(local[site].rows, local[site].labels, local[site].counts, strict=True)
+            if y == k
+        ]
+        sites = [senders.index(site) for site, _, _ in members]
+        if len(set(sites)) < book.agreement.min_holders:
+            continue
+        vectors = [row for _, row, _ in members]
+        parts = paper.merged(
+            vectors,
+            _parts(vectors, literal=own.literal_norms),
+            sites,
+            book.agreement.min_holders,
+            _most(book.agreement, len(vectors)),
+        )
+        for g in range(max(parts) + 1):
+            inside = [each for each, part in zip(members, parts, strict=True) if part == g]
+            there = [(row, count) for site, row, count in inside if site in staying]
+            rows.append(_centre(there, weighted=own.weighted_centres))
+            labels.append(k)
+            counts.append(1.0 if own.uniform else float(sum(count for _, count in there)))
+    of_class = [sum(c for c, y in zip(counts, labels, strict=True) if y == k) for k in labels]
+    weights = [count / total for count, total in zip(counts, of_class, strict=True)]
+    puts = [book.put[number, attempt, site] for site in staying]
+    model = sum(put.samples * put.averaged for put in puts) / sum(put.samples for put in puts)
+    return _bounded(book, np.array(rows), labels, np.array(weights), np.asarray(model))
+
+
+def excess(book: ClusterBook, number: int, *, without: Sequence[str] = ()) -> float:
+    """The largest error of a round's results, in units of its bound; infinite for other clusters."""
+    want, worst = expected(book, number, without=without), 0.0
+    for (round_number, _), (rows, labels, weights, averaged) in book.results.items():
+        if round_number != number:
+            continue
+        if rows.shape != want.rows.shape or labels.tolist() != want.labels:
+            return float("inf")
+        off = (
+            np.abs(rows - want.rows) / want.rows_bound,
+            np.abs(averaged - want.averaged) / want.averaged_bound,
+            np.abs(weights - want.weights) / _ROUNDING,
+        )
+        worst = max(worst, *(float(each.max()) for each in off))
+    return worst
+
+
+def _parts(vectors: list[list[float]], *, literal: bool) -> list[int]:
+    return [0] if len(vectors) == 1 else paper.coarsest(paper.levels(vectors, literal=literal))
+
+
+def _most(agreement: Agreement, rows: int) -> int:
+    """The most clusters of a class of so many prototypes."""
+    most = agreement.clustering.most_clusters
+    if agreement.protection is Protection.MASKED:
+        while most > 1 and most * (most + 1) / 2 >= rows:
+            most -= 1
+    return most
+
+
+def _centre(members: list[tuple[list[float], int]], *, weighted: bool) -> list[float]:
+    if not weighted:
+        return paper.mean([row for row, _ in members])
+    total = sum(count for _, count in members)
+    return [sum(count * row[j] for row, count in members) / total for j in range(len(members[0][0]))]
+
+
+def _bounded(book: ClusterBook, rows: Float, labels: list[int], weights: Float, model: Float) -> Found:
+    agreement, steps, model_steps = book.agreement, np.zeros(rows.shape), np.zeros(model.shape)
+    if agreement.protection is Protection.MASKED:
+        resolution = agreement.fixed_point(len(rows)).resolution
+        steps = resolution[: rows.size].reshape(rows.shape)
+        model_steps = resolution[-agreement.layout.length :][: model.size]
+    return Found(
+        rows,
+        labels,
+        weights,
+        model,
+        steps / 2.0 + _ROUNDING * np.abs(rows).max(),
+        model_steps / 2.0 + _ROUNDING * np.abs(model).max(),
+    )

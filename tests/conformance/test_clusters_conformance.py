@@ -1,0 +1,223 @@
+"""FedPLCC, FPL and FedPLVM: each round is the papers' equations on what sites put in, under `plain` and `masked`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protoseal.config import FedplccSection, Method, Protection
+from protoseal_wire.messages import Phase
+from tests.conformance.clustered_runs import (
+    ClusterBook,
+    excess,
+    expected,
+    expected_local,
+    run_clustered,
+)
+from tests.conformance.grouped_runs import compare_predictions, grouped_agreement
+from tests.conformance.literal import contributors
+from tests.conformance.runs import Bool, data_for
+from tests.conformance.turns import Loss
+
+ROUNDS, DIM = 2, 16
+CASES: dict[str, tuple[Method, dict[str, Any]]] = {
+    "fedplcc": (Method.FEDPLCC, {}),
+    "weighted centres": (Method.FEDPLCC, {"weighted_centres": True}),
+    "unweighted": (Method.FEDPLCC, {"weighted": False}),
+    "fpl": (Method.FPL, {}),
+    "fedplvm": (Method.FEDPLVM, {}),
+}
+HOLDS = np.ones((6, 4), dtype=np.bool_)
+HOLDS[:3, 1] = False  # three sites are left, just enough
+HOLDS[1:5, 3] = False  # two are left: withheld
+
+Books = Callable[[Protection, str], ClusterBook]
+each_case = pytest.mark.parametrize("case", CASES)
+every_round = pytest.mark.parametrize("number", range(1, ROUNDS + 1))
+
+
+@pytest.fixture(scope="module")
+def books(tmp_path_factory: pytest.TempPathFactory) -> Books:
+    """Every run is made once."""
+
+    @cache
+    def book(protection: Protection, case: str) -> ClusterBook:
+        method, changes = CASES[case]
+        return clustered(protection, method, tmp_path_factory.mktemp("run"), HOLDS, **changes)
+
+    return book
+
+
+def clustered(
+    protection: Protection,
+    method: Method,
+    folder: Any,
+    holds: Bool,
+    *losses: Loss,
+    rounds: int = ROUNDS,
+    min_holders: int = 3,
+    **changes: Any,
+) -> ClusterBook:
+    agreement = grouped_agreement(
+        protection,
+        classes=holds.shape[1],
+        dim=DIM,
+        rounds=rounds,
+        method=method,
+        min_holders=min_holders,
+        fedplcc=FedplccSection(**changes),
+        norm_bound=40.0,  # FedPLVM draws features far out
+    )
+    return run_clustered(agreement, data_for(agreement, holds), folder, losses)
+
+
+@each_case
+def test_local_prototypes_are_finch_over_a_classs_features(books: Books, case: str) -> None:
+    book = books(Protection.PLAIN, case)
+    numbers = set()
+    for at, local in book.local.items():
+        want = expected_local(book, at)
+        assert [(int(k), int(n)) for k, n in zip(local.labels, local.counts, strict=True)] == [
+            (k, n) for k, _, n in want
+        ]
+        np.testing.assert_allclose(local.rows, [row for _, row, _ in want], rtol=0.0, atol=1e-12)
+        numbers.add(int(np.bincount(local.labels).max()))
+    assert (max(numbers) == 1) == (case == "fpl")
+
+
+@every_round
+@each_case
+@pytest.mark.parametrize("protection", [Protection.PLAIN, Protection.MASKED])
+def test_a_round_is_the_equations_on_what_the_sites_put_in(
+    books: Books, protection: Protection, case: str, number: int
+) -> None:
+    book = books(protection, case)
+    assert len(contributors(book, number)) == len(HOLDS)
+    assert excess(book, number) <= 1.0
+    found = expected(book, number)
+    assert set(found.labels) == {0, 1, 2}  # class 3 is withheld
+    assert len(found.labels) > 3
+
+
+@each_case
+def test_a_masked_first_round_is_the_plain_one(books: Books, case: str) -> None:
+    """Both trained alike until then, and FINCH sees the same cosines, turned or not."""
+    masked, plain = books(Protection.MASKED, case), books(Protection.PLAIN, case)
+    for at, local in plain.local.items():
+        if at[0] == 1:
+            np.testing.assert_array_equal(masked.local[at].rows, local.rows)
+    worst = 0.0
+    for site in (site for number, site in plain.results if number == 1):
+        got, wanted = masked.results[1, site], plain.results[1, site]
+        np.testing.assert_array_equal(got[1], wanted[1])
+        np.testing.assert_allclose(got[2], wanted[2], rtol=0.0, atol=1e-13)
+        bounds = expected(masked, 1)
+        assert (np.abs(got[0] - wanted[0]) <= bounds.rows_bound).all()
+        assert (np.abs(got[3] - wanted[3]) <= bounds.averaged_bound).all()
+        worst = max(worst, float(np.abs(got[0] - wanted[0]).max()))
+    exact = case == "weighted centres"  # sums of float32 numbers, which fixed point has as they are
+    assert worst > 0.0 or exact, "nothing was rounded, so nothing was masked"
+
+
+@every_round
+@each_case
+def test_the_saved_models_predict_the_same(books: Books, case: str, number: int) -> None:
+    compare_predictions(books(Protection.MASKED, case), books(Protection.PLAIN, case), number)
+
+
+@pytest.mark.parametrize("literal_norms", [False, True])
+def test_a_cluster_may_be_of_one_site_where_that_is_agreed(tmp_path: Any, literal_norms: bool) -> None:
+    """As in print, with one site for each domain; and with vectors clustered as they are."""
+    book = clustered(
+        Protection.PLAIN, Method.FEDPLCC, tmp_path, HOLDS, min_holders=1, literal_norms=literal_norms
+    )
+    for number in range(1, ROUNDS + 1):
+        assert excess(book, number) <= 1.0
+        assert set(expected(book, number).labels) == {0, 1, 2, 3}
+
+
+# The power of the checks
+
+
+@each_case
+@pytest.mark.parametrize("protection", [Protection.PLAIN, Protection.MASKED])
+def test_one_contribution_less_is_beyond_the_bound(books: Books, protection: Protection, case: str) -> None:
+    book = books(protection, case)
+    for site in contributors(book, 2):
+        assert excess(book, 2, without=(site,)) > 100.0
+
+
+def test_the_bound_of_masks_is_beyond_that_of_plain(books: Books) -> None:
+    masked, plain = books(Protection.MASKED, "fedplcc"), books(Protection.PLAIN, "fedplcc")
+    masked_with_plain_bound = ClusterBook(plain.agreement)
+    vars(masked_with_plain_bound).update({**vars(masked), "agreement": plain.agreement})
+    assert excess(masked_with_plain_bound, 1) > 2.0
+
+
+# Sites that vanish
+
+PHASES = (
+    *(Phase.PRESENCE, Phase.DIRECTIONS, Phase.SHARES, Phase.VALUES),
+    *(Phase.SURVIVORS, Phase.UNMASK, Phase.RESULT),
+)
+LOST = "site-1"
+EVERYONE = tuple(f"site-{i}" for i in range(1, 7))
+FULL = np.ones((6, 3), dtype=np.bool_)
+
+
+@pytest.fixture(scope="module")
+def losing(tmp_path_factory: pytest.TempPathFactory) -> ClusterBook:
+    """Each round loses a site in another phase; in the round after it is back."""
+    losses = [Loss(LOST, number, phase) for number, phase in enumerate(PHASES, start=1)]
+    folder = tmp_path_factory.mktemp("losing")
+    return clustered(Protection.MASKED, Method.FEDPLCC, folder, FULL, *losses, rounds=len(PHASES) + 1)
+
+
+@pytest.mark.parametrize(
+    ("number", "phase"), [pytest.param(i, each, id=each.name) for i, each in enumerate(PHASES, start=1)]
+)
+def test_the_others_get_their_result_over_those_whose_values_came(
+    losing: ClusterBook, number: int, phase: Phase
+) -> None:
+    heard = phase in (Phase.SURVIVORS, Phase.UNMASK, Phase.RESULT)
+    _, attempt, abandoned = losing.summary()[number - 1]
+    assert not abandoned
+    assert attempt == 1 or phase in (Phase.SHARES, Phase.VALUES)  # a cluster may have needed the site
+    assert contributors(losing, number) == tuple(site for site in EVERYONE if heard or site != LOST)
+    assert excess(losing, number) <= 1.0
+    assert {site for round_number, site in losing.results if round_number == number} == set(EVERYONE) - {LOST}
+    start = losing.starts[number + 1, 1, LOST]
+    assert start.catch_up is not None
+    assert start.base == losing.bases[number + 1, 1, LOST]
+
+
+def test_in_the_end_everyone_is_there_again(losing: ClusterBook) -> None:
+    assert contributors(losing, len(PHASES) + 1) == EVERYONE
+    assert excess(losing, len(PHASES) + 1) <= 1.0
+
+
+def needed(book: ClusterBook, number: int, attempt: int) -> set[str]:
+    """The sites without which some cluster of an attempt has too few."""
+    found: set[str] = set()
+    for holders in book.holders(number, attempt):
+        found |= set(holders) if len(holders) == book.agreement.min_holders else set()
+    return found
+
+
+@pytest.mark.parametrize("spared", [True, False])
+def test_a_round_is_repeated_if_a_cluster_needs_who_is_lost_and_only_then(
+    tmp_path: Any, spared: bool
+) -> None:
+    before = clustered(Protection.MASKED, Method.FEDPLCC, tmp_path / "all", FULL, rounds=1)
+    necessary = needed(before, 1, 1)
+    lost = sorted(set(EVERYONE) - necessary if spared else necessary)[0]
+    book = clustered(
+        Protection.MASKED, Method.FEDPLCC, tmp_path / "lost", FULL, Loss(lost, 1, Phase.VALUES), rounds=1
+    )
+    assert book.summary() == [(1, 1 if spared else 2, False)]
+    assert contributors(book, 1) == tuple(site for site in EVERYONE if site != lost)
+    assert excess(book, 1) <= 1.0

@@ -1,0 +1,130 @@
+"""FedDBP and FedAvg over one group of nine: sites that vanish in each phase of a masked round, and come back.
+
+The sum takes seven of nine, so that two may be lost. What they missed they catch up on, and fuse with what they have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from protoseal.config import Method, Protection
+from protoseal_wire.messages import Phase
+from tests.conformance import literal
+from tests.conformance.grouped_runs import (
+    Book,
+    compare_predictions,
+    grouped_agreement,
+    run_grouped,
+    two_kinds,
+)
+from tests.conformance.runs import data_for
+from tests.conformance.turns import Loss
+
+PHASES = (Phase.PRESENCE, Phase.SHARES, Phase.VALUES, Phase.SURVIVORS, Phase.UNMASK, Phase.RESULT)
+LOST = ("site-1", "site-2")
+EVERYONE = tuple(f"site-{i}" for i in range(1, 10))
+AFTER = len(PHASES) + 1
+"""The round after all losses."""
+
+Books = Callable[[Method, Protection], Book]
+each_method = pytest.mark.parametrize("method", [Method.FEDDBP, Method.FEDAVG])
+each_phase = pytest.mark.parametrize(
+    ("number", "phase"), [pytest.param(i, each, id=each.name) for i, each in enumerate(PHASES, start=1)]
+)
+
+
+def run(folder: Path, method: Method, protection: Protection, losses: list[Loss], rounds: int) -> Book:
+    agreement = grouped_agreement(protection, method=method, classes=6, dim=12, rounds=rounds)
+    return run_grouped(agreement, data_for(agreement, two_kinds()), folder, losses)
+
+
+@pytest.fixture(scope="module")
+def books(tmp_path_factory: pytest.TempPathFactory) -> Books:
+    """Each round loses two sites in another phase. Under `plain`, which has fewer, the sums are over the same sites."""
+    instead = {Phase.SHARES: Phase.VALUES, Phase.SURVIVORS: Phase.RESULT, Phase.UNMASK: Phase.RESULT}
+
+    @cache
+    def book(method: Method, protection: Protection) -> Book:
+        named = {phase: phase for phase in PHASES} | (instead if protection is Protection.PLAIN else {})
+        losses = [Loss(site, i, named[phase]) for i, phase in enumerate(PHASES, start=1) for site in LOST]
+        return run(tmp_path_factory.mktemp("run"), method, protection, losses, AFTER)
+
+    return book
+
+
+def staying(phase: Phase) -> tuple[str, ...]:
+    """Whose values are in a round's sum."""
+    heard = phase in (Phase.SURVIVORS, Phase.UNMASK, Phase.RESULT)
+    return EVERYONE if heard else tuple(site for site in EVERYONE if site not in LOST)
+
+
+@each_phase
+@each_method
+def test_those_who_are_left_get_the_means_over_whose_values_came(
+    books: Books, method: Method, number: int, phase: Phase
+) -> None:
+    masked, plain = books(method, Protection.MASKED), books(method, Protection.PLAIN)
+    assert masked.summary()[number - 1] == (number, 1, False)
+    for book in (masked, plain):
+        assert literal.contributors(book, number) == staying(phase)
+        assert literal.excess(book, number) <= 1.0
+        assert {site for r, site in book.got if r == number} == set(EVERYONE) - set(LOST)
+    assert literal.excess(masked, number, rounded=True) <= 1.0
+    compare_predictions(masked, plain, number)
+
+
+@each_phase
+@each_method
+def test_the_lost_come_back_and_train_from_what_the_others_have(
+    books: Books, method: Method, number: int, phase: Phase
+) -> None:
+    assert phase
+    book = books(method, Protection.MASKED)
+    (base,) = {book.got[number, site].hash for site in EVERYONE if site not in LOST}
+    for site in EVERYONE:
+        start = book.starts[number + 1, 1, site]
+        assert start.base == base == book.bases[number + 1, 1, site]
+        assert (start.catch_up is not None) == (site in LOST)
+
+
+@pytest.mark.parametrize("number", [4, 5, 6])
+def test_who_catches_up_fuses_the_mean_with_its_own_last_prototypes(books: Books, number: int) -> None:
+    """Of rounds in which the lost had sent their values before they were lost."""
+    book = books(Method.FEDDBP, Protection.MASKED)
+    for site in EVERYONE:
+        assert (book.starts[number + 1, 1, site].catch_up is not None) == (site in LOST)
+        assert literal.fusion_excess(book, number, site) <= 1.0
+
+
+def test_in_the_end_everyone_is_there_again(books: Books) -> None:
+    for method in (Method.FEDDBP, Method.FEDAVG):
+        for protection in (Protection.MASKED, Protection.PLAIN):
+            book = books(method, protection)
+            assert literal.contributors(book, AFTER) == EVERYONE
+            assert literal.excess(book, AFTER) <= 1.0
+
+
+@each_method
+def test_a_round_that_loses_too_many_is_repeated_and_one_that_cannot_open_is_abandoned(
+    tmp_path: Path, method: Method
+) -> None:
+    """Three of nine: before values are asked the round goes on without them, after UNMASK nobody trains from it."""
+    three = (*LOST, "site-3")
+    losses = [
+        *(Loss(site, 1, Phase.SHARES) for site in three),
+        *(Loss(site, 2, Phase.UNMASK) for site in three),
+    ]
+    book = run(tmp_path, method, Protection.MASKED, losses, 4)
+    assert book.summary() == [(1, 2, False), (2, 1, True), (3, 1, False), (4, 1, False)]
+    assert literal.contributors(book, 1) == tuple(site for site in EVERYONE if site not in three)
+    assert not {site for number, site in book.got if number == 2}
+    assert {book.starts[3, 1, site].base for site in EVERYONE if site not in three} == {
+        book.got[1, "site-9"].hash
+    }
+    assert literal.contributors(book, 4) == EVERYONE
+    for number in (1, 3, 4):
+        assert literal.excess(book, number) <= 1.0

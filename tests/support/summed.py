@@ -1,0 +1,38 @@
+"""Any method over the small federation's data: a layer, batch normalisation and a ReLU before the classifier."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from protoseal.config import Agreement, AveragingSection, Method, Part, Protection, TrainingSection
+from secure_client.averaged import Averaged
+from secure_client.models import SplitModel
+from tests.support.small import CLASSES, DIM, small_agreement
+
+PARTS = {method: method.traits.averaged for method in Method}
+
+
+def build(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
+    """(backbone, classifier): what each part of a model is made of is of another size."""
+    layers = (nn.Flatten(), nn.Linear(64, dim), nn.BatchNorm1d(dim), nn.ReLU())
+    return nn.Sequential(*layers), nn.Linear(dim, num_classes)
+
+
+def sizes_of(part: Part) -> tuple[int, int]:
+    """Parameters and buffers of that part of the model."""
+    return Averaged(SplitModel(*build(len(CLASSES), DIM)), part).sizes
+
+
+def method_agreement(method: Method, protection: Protection = Protection.PLAIN, **changes: Any) -> Agreement:
+    """On that method; at least three sites and three holders."""
+    parameters, buffers = sizes_of(PARTS[method])
+    fields = {
+        **dict(small_agreement(Protection.PLAIN)),
+        "method": method,
+        "protection": protection,
+        "averaging": AveragingSection(parameters=parameters, buffers=buffers),
+        "training": TrainingSection(model="tests.support.summed:build", batch_size=4),
+    }
+    return Agreement.model_validate({**fields, **changes})

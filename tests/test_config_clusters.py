@@ -1,0 +1,111 @@
+"""What an agreement on clusters allows, and what it refuses by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from protoseal.config import Agreement, Clustering, Method, Protection
+from protoseal.terms import CLUSTERED_SUM, ONE_STEP, limits_of, result_form, steps_of, values_form
+from tests.support.summed import method_agreement
+
+CLUSTERED = (Method.FEDPLCC, Method.FPL, Method.FEDPLVM)
+
+
+def agreement(method: Method = Method.FEDPLCC, **changes: Any) -> Agreement:
+    return method_agreement(method, **{"protection": Protection.MASKED, **changes})
+
+
+@pytest.mark.parametrize("method", CLUSTERED)
+def test_rounds_have_a_step_more_under_masks(method: Method) -> None:
+    assert steps_of(agreement(method), 1) == CLUSTERED_SUM
+    assert steps_of(agreement(method, protection=Protection.PLAIN), 1) == ONE_STEP
+    assert agreement(method).needs_group_secret
+
+
+def test_ciphertexts_cannot_be_clustered() -> None:
+    with pytest.raises(ValidationError, match="fedplcc needs 'gram' and 'sum', and protection 'ckks' offers"):
+        agreement(protection=Protection.CKKS)
+
+
+def test_vectors_as_they_are_cannot_be_clustered_by_their_directions() -> None:
+    with pytest.raises(ValidationError, match="literal_norms clusters vectors as they are"):
+        agreement(fedplcc={"literal_norms": True})
+    assert agreement(fedplcc={"literal_norms": True}, protection=Protection.PLAIN).clustering.literal_norms
+    # It is FedPLCC's own switch.
+    assert not agreement(Method.FEDPLVM, fedplcc={"literal_norms": True}).clustering.literal_norms
+
+
+def test_a_ring_of_32_bits_has_no_room_for_samples() -> None:
+    with pytest.raises(ValidationError, match="masked sums do not fit ring_bits = 32"):
+        agreement(masking={"ring_bits": 32})
+
+
+@pytest.mark.parametrize("most", [0, 257])
+def test_the_number_of_prototypes_is_bounded(most: int) -> None:
+    with pytest.raises(ValidationError, match="most_prototypes"):
+        agreement(fedplcc={"most_prototypes": most})
+
+
+@pytest.mark.parametrize(
+    ("method", "section", "expected"),
+    [
+        (Method.FEDPLCC, {}, Clustering(64, 16)),
+        (Method.FEDPLCC, {"weighted": False, "most_prototypes": 9}, Clustering(9, 16, uniform=True)),
+        (Method.FEDPLCC, {"weighted_centres": True}, Clustering(64, 16, weighted_centres=True)),
+        (Method.FPL, {"weighted_centres": True}, Clustering(64, 16, single=True, uniform=True)),
+        (Method.FEDPLVM, {"weighted_centres": True}, Clustering(64, 16, uniform=True)),
+    ],
+)
+def test_methods_cluster_as_they_are_described(
+    method: Method, section: dict[str, Any], expected: Clustering
+) -> None:
+    assert agreement(method, fedplcc=section).clustering == expected
+
+
+@pytest.mark.parametrize("method", CLUSTERED)
+@pytest.mark.parametrize("weighted_centres", [False, True])
+def test_the_most_that_a_site_may_add_has_room_in_the_words(method: Method, weighted_centres: bool) -> None:
+    agreed = agreement(method, fedplcc={"weighted_centres": weighted_centres})
+    own, most = agreed.clustering, agreed.averaging.most_samples
+    fixed = agreed.fixed_point(5)
+    times = own.most_counted(most) if own.weighted_centres else own.most_local
+    sums = np.full((5, agreed.dim), times * agreed.norm_bound)
+    counts = np.full(5, float(own.most_counted(most)))
+    model = np.full(agreed.layout.model, agreed.averaging.parameter_bound)
+    part = own.vector(sums, counts)
+    assert len(part) == own.length(5, agreed.dim)
+    none = np.empty((0, agreed.dim))
+    vector = np.concatenate([part, agreed.layout.contribution(none, model, most)])
+    assert fixed.length == len(vector)
+    total = fixed.decode_sum(fixed.encode(vector) + fixed.encode(vector), 2)
+    np.testing.assert_array_equal(total, 2.0 * vector)
+    again, counted = own.split(part, 5)
+    np.testing.assert_array_equal(again, sums)
+    np.testing.assert_array_equal(counted, counts if own.counted else np.zeros(5))
+    assert min(fixed.fraction_bits) >= 16
+
+
+@pytest.mark.parametrize("protection", [Protection.PLAIN, Protection.MASKED])
+@pytest.mark.parametrize("method", CLUSTERED)
+def test_the_largest_messages_fit_their_limits(method: Method, protection: Protection) -> None:
+    agreed = agreement(method, protection=protection)
+    limits = limits_of(agreed)
+    for form in (values_form(agreed, 1), result_form(agreed)):
+        numbers = sum(_numbers(axes) for axes in form.arrays) + sum(_numbers(axes[1:]) for axes in form.words)
+        assert 8 * numbers <= limits.payload
+
+
+def _numbers(axes: tuple[Any, ...]) -> int:
+    return int(np.prod([getattr(axis, "most", axis) for axis in axes]))
+
+
+def test_a_run_with_too_many_prototypes_for_one_message_is_refused() -> None:
+    classes = tuple(str(k) for k in range(1000))
+    agreed = agreement(classes=classes, dim=1024, fedplcc={"most_prototypes": 256})
+    with pytest.raises(ValueError, match="fewer prototypes of a class"):
+        limits_of(agreed)
+    assert limits_of(agreement(classes=classes, dim=1024, fedplcc={"most_prototypes": 16})).per_class == 16

@@ -1,0 +1,105 @@
+"""Single settings of a simulation from the command line, and one run's figures against another's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from protoseal.config import ConfigError, SimulationConfig, load_simulation
+from protoseal.files import Accuracies, FileError, RunResult, SeedFigures
+from protoseal.seeds import between_runs
+
+
+def loaded(tmp_path: Path, *settings: str, **flags: object) -> SimulationConfig:
+    file = tmp_path / "run.toml"
+    file.write_text("rounds = 4\n[pfpl]\nalpha = 0.25\nlambda = 2.0\n", encoding="utf-8")
+    return load_simulation(file, flags, settings)
+
+
+def test_settings_win_over_the_file_and_flags_over_settings(tmp_path: Path) -> None:
+    config = loaded(
+        tmp_path,
+        "pfpl.weighting=uniform",
+        "pfpl.lambda = 3",
+        "rounds=7",
+        "training.model=fedpc-cnn",
+        rounds=9,
+    )
+    assert (config.pfpl.weighting.value, config.pfpl.alignment, config.pfpl.alpha) == ("uniform", 3.0, 0.25)
+    assert (config.rounds, config.training.model) == (9, "fedpc-cnn")
+
+
+def test_a_settings_value_is_read_as_in_toml(tmp_path: Path) -> None:
+    config = loaded(tmp_path, "feddbp.share=false", 'classes=["a", "b"]', 'dataset="y"')
+    assert (config.feddbp.share, config.classes) == (False, ("a", "b"))
+    assert config.dataset.endswith("y")
+
+
+def test_one_seed_on_the_command_line_wins_over_the_files_several(tmp_path: Path) -> None:
+    assert loaded(tmp_path, "seeds=[0, 1]", seed=7).all_seeds == (7,)
+    assert loaded(tmp_path, "seeds=[0, 1]").all_seeds == (0, 1)
+    with pytest.raises(ConfigError, match="a seed is named more than once"):
+        loaded(tmp_path, seeds=(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("pfpl", "'pfpl' is not of the form section.key=value"),
+        ("=1", "'=1' is not of the form"),
+        ("pfpl.=1", "'pfpl.=1' is not of the form"),
+        (".alpha=1", "'.alpha=1' is not of the form"),
+        ("rounds.x=1", "rounds is no section"),
+        ("pfpl.alhpa=1", "did you mean 'alpha'"),
+        ("pfpl.alpha=x", "pfpl.alpha"),
+    ],
+)
+def test_a_wrong_setting_is_refused_in_a_line(tmp_path: Path, setting: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as refused:
+        loaded(tmp_path, setting)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def result(method: str, accuracies: dict[int, float], **others: float) -> RunResult:
+    """Of some seeds; ``others`` are methods that ran beside it, the same in each seed."""
+
+    def metrics(value: float) -> dict[str, Accuracies]:
+        return {method: Accuracies(accuracy=value), **{k: Accuracies(accuracy=v) for k, v in others.items()}}
+
+    seeds = tuple(
+        SeedFigures(seed=seed, mean_accuracy=value, metrics=metrics(value))
+        for seed, value in accuracies.items()
+    )
+    first = seeds[0]
+    return RunResult(
+        method=method,
+        protection="plain",
+        dataset="digits",
+        seed=first.seed,
+        sites=(),
+        rounds=(),
+        mean_accuracy=first.mean_accuracy,
+        config={},
+        metrics=first.metrics,
+        seeds=seeds if len(seeds) > 1 else (),
+    )
+
+
+def test_runs_are_paired_by_the_seeds_that_both_have() -> None:
+    other = result("pfpl", {2: 0.5, 1: 0.75, 7: 0.1}, local=0.25)
+    differences = between_runs(result("pfpl", {1: 0.5, 2: 1.0, 3: 0.9}), other)
+    assert differences["pfpl"]["accuracy"].by_seed == {1: -0.25, 2: 0.5}
+    assert differences["pfpl"]["accuracy"].mean == 0.125
+    assert differences["local"]["accuracy"].by_seed == {1: 0.25, 2: 0.75}
+
+
+def test_a_run_of_one_seed_is_paired_too() -> None:
+    (pairs,) = between_runs(result("pfpl", {4: 0.5}), result("fedpc", {4: 0.25})).values()
+    assert pairs["accuracy"].by_seed == {4: 0.25}
+    assert pairs["accuracy"].standard_error is None
+
+
+def test_runs_of_other_seeds_are_not_paired() -> None:
+    with pytest.raises(FileError, match="the same --seeds"):
+        between_runs(result("pfpl", {1: 0.5}), result("pfpl", {2: 0.5}))

@@ -1,0 +1,284 @@
+"""A simulation that is ended in the middle goes on where it was, and comes to the same, bit for bit."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protoseal.config import Method
+from protoseal.config.simulation import SimulationConfig, load_simulation
+from protoseal.files import read_result
+from protoseal.run_folder import CLAIM, STATE, OtherSimulation, RunFolder
+from protoseal.run_log import RunLog
+from protoseal.simulation import Ended, Watcher, simulate
+from secure_client.errors import DataError
+from secure_client.journal import Journal
+from secure_client.learner import Learner
+from secure_client.trainee import Trainee
+from secure_server.store import Store
+
+METHODS, SITES, ROUNDS = (Method.FEDPC, Method.SELF, Method.FEDAVG), 4, 3
+FILE = f"""
+method = "fedpc"
+compare = ["self", "fedavg"]
+dataset = "digits"
+split = "iid:per=40"
+sites = {SITES}
+rounds = {ROUNDS}
+dim = 8
+norm_bound = 100.0
+device = "cpu"
+batched = "never"
+[training]
+model = "small-cnn"
+lr = 0.02
+batch_size = 8
+"""
+
+
+def config_for(out: Path, text: str = FILE, **flags: Any) -> SimulationConfig:
+    file = out.with_suffix(".toml")
+    file.write_text(text, encoding="utf-8")
+    return load_simulation(file, {"out": str(out), **flags})
+
+
+def left_by(out: Path) -> dict[str, str]:
+    """Digests of all files of models and prototypes; of the files themselves a failure would be hours in the showing."""
+    return {
+        str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(out.rglob("*.safetensors"))
+    }
+
+
+def check_same(out: Path, reference: Path) -> None:
+    """Results but for times and for bytes, which vary by a few with the length of signatures; all models."""
+    got, expected = read_result(out), read_result(reference)
+    times = {"rounds": {"__all__": {"seconds"}}, "sites": {"__all__": {"bytes_up", "bytes_down"}}}
+    assert got.model_dump(exclude=times) == expected.model_dump(exclude=times)
+    for one, other in zip(got.sites, expected.sites, strict=True):
+        assert one.bytes_up == pytest.approx(other.bytes_up, abs=60)
+        assert one.bytes_down == pytest.approx(other.bytes_down, abs=200)
+    assert left_by(out) == left_by(reference)
+    assert not (out / STATE).exists()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A simulation that ran from beginning to end."""
+    out = tmp_path_factory.mktemp("undisturbed") / "out"
+    simulate(config_for(out))
+    return out
+
+
+def killed(count: int, out: Path) -> int:
+    """The exit code of a process that is to die at the ``count``-th round of a site."""
+    arguments = ["simulate", "--config", str(out.with_suffix(".toml")), "--out", str(out)]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.killed_simulation", str(count), *arguments],
+        cwd=Path(__file__).parents[1],
+        env={**os.environ, "PYTHONPATH": "proto:."},
+        capture_output=True,
+        check=False,
+    )
+    return done.returncode
+
+
+def test_a_killed_process_is_taken_up_by_the_next(undisturbed: Path, tmp_path: Path) -> None:
+    """SIGKILL in the second round of FedPC, in the third of the control, then in FedAvg; each time in mid-round."""
+    out = tmp_path / "out"
+    config_for(out)
+    rest_of_fedpc, rest_of_self = (3 + 4) + 4, 3 + 4  # rounds that are left, and the test at the end
+    for count, ended in (
+        (4 + 2, []),
+        (rest_of_fedpc + 4 + 4 + 2, ["fedpc"]),
+        (rest_of_self + 4 + 2, ["fedpc", "self-fedpc"]),
+    ):
+        assert killed(count, out) == -signal.SIGKILL
+        assert sorted(path.stem for path in (out / "runs").glob("*.json")) == ended
+        assert (out / STATE).exists()
+    simulate(config_for(out))
+    check_same(out, undisturbed)
+
+
+class Killed(BaseException):
+    """Ends a process in all but name."""
+
+
+def fail_at(
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, count: int, *, after: bool
+) -> Callable[[], int]:
+    """Raise at the ``count``-th call, before or after it does its work; the calls so far."""
+    original, calls = getattr(owner, name), 0
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == count and not after:
+            raise Killed
+        done = original(*arguments, **named)
+        if calls == count:
+            raise Killed
+        return done
+
+    monkeypatch.setattr(owner, name, counted)
+    return lambda: calls
+
+
+POINTS = {
+    "a site's result is logged": (RunLog, "put_site_round", 6),
+    "a site's answer is recorded": (Journal, "record", 21),
+    "a trained model is kept": (Journal, "put", 19),
+    "the coordinator moves on": (Store, "save", 35),
+    "the coordinator's round is logged": (RunLog, "put_round", 2),
+    "a site's files are written": (Trainee, "save", 2),
+    "a round of a control is trained": (Trainee, "finish", SITES * ROUNDS + 2 * SITES),
+    "a run has ended": (RunFolder, "drop_state", 1),
+}
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("point", POINTS)
+def test_it_can_end_anywhere(
+    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, after: bool
+) -> None:
+    out = tmp_path / "out"
+    owner, name, count = POINTS[point]
+    with monkeypatch.context() as patch:
+        calls = fail_at(patch, owner, name, count, after=after)
+        with pytest.raises(Killed):
+            simulate(config_for(out))
+        assert calls() == count
+    simulate(config_for(out))
+    check_same(out, undisturbed)
+
+
+def test_without_its_journals_it_would_come_to_something_else(
+    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check above tells a run that forgot what its sites had learnt from one that did not."""
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        fail_at(patch, RunLog, "put_site_round", SITES + 2, after=False)
+        with pytest.raises(Killed):
+            simulate(config_for(out))
+        patch.undo()
+        patch.setattr(Learner, "load", lambda self, state: None)
+        simulate(config_for(out))
+    with pytest.raises(AssertionError):
+        check_same(out, undisturbed)
+
+
+class Runs(Watcher):
+    """Which runs ended, and which had."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, str, bool]] = []
+
+    def on_run(self, ended: Ended) -> None:
+        """Noted."""
+        self.seen.append((ended.seed, ended.method.value, ended.anew))
+
+
+def test_what_had_ended_is_read_and_more_can_be_asked_of_it(tmp_path: Path) -> None:
+    """The same again runs nothing; more seeds and methods run what is new."""
+    out, first, again, more = tmp_path / "out", Runs(), Runs(), Runs()
+    small: dict[str, Any] = {"method": "pfpl", "rounds": 1}
+    result = simulate(config_for(out, seeds=(0, 1), compare=("local",), **small), first)
+    assert first.seen == [(seed, name, True) for seed in (0, 1) for name in ("pfpl", "local")]
+    assert simulate(config_for(out, seeds=(0, 1), compare=("local",), **small), again) == result
+    assert [anew for *_, anew in again.seen] == [False] * 4
+    extended = simulate(config_for(out, seeds=(0, 1, 2), compare=("local", "fedavg"), **small), more)
+    assert [each for each in more.seen if each[2]] == [
+        *((0, "fedavg", True), (1, "fedavg", True)),
+        *((2, name, True) for name in ("pfpl", "local", "fedavg")),
+    ]
+    assert extended.seeds[:1][0].metrics["pfpl"] == result.seeds[0].metrics["pfpl"]
+    assert not (out / STATE).exists()
+
+
+def test_another_configuration_is_refused_by_what_differs(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    small: dict[str, Any] = {"method": "local", "compare": (), "rounds": 1}
+    first = simulate(config_for(out, **small))
+    with pytest.raises(OtherSimulation, match=r"\(training\.lr\)"):
+        simulate(config_for(out, FILE.replace("lr = 0.02", "lr = 0.05"), **small))
+    with pytest.raises(OtherSimulation, match=r"\(seed\).*--fresh"):
+        simulate(config_for(out, seed=1, **small))
+    assert read_result(out) == first
+    second = simulate(config_for(out, seed=1, **small), fresh=True)
+    assert second.seed == 1
+    assert second.sites != first.sites
+
+
+def test_fresh_throws_away_nobodys_other_files(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "thesis.tex").write_text("years of work", encoding="utf-8")
+    with pytest.raises(OtherSimulation, match="has no simulation"):
+        simulate(config_for(out), fresh=True)
+    assert (out / "thesis.tex").exists()
+
+
+def test_fresh_throws_away_nothing_that_only_looks_like_a_simulations(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    others = [out / "runs" / "other" / "precious", out / "sites" / "data.npz", out / "seed-bank" / "wheat"]
+    for each in others:
+        each.parent.mkdir(parents=True)
+        each.write_text("years of work", encoding="utf-8")
+    with pytest.raises(OtherSimulation, match="has no simulation"):
+        simulate(config_for(out), fresh=True)
+    (out / CLAIM).write_text("{}", encoding="utf-8")
+    small: dict[str, Any] = {"method": "pfpl", "compare": (), "rounds": 1}
+    simulate(config_for(out, **small), fresh=True)
+    simulate(config_for(out, **small, seed=1), fresh=True)
+    assert [each.read_text(encoding="utf-8") for each in others] == ["years of work"] * len(others)
+    assert read_result(out).seed == 1
+
+
+def test_what_is_refused_when_it_begins_claims_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    small: dict[str, Any] = {"method": "local", "compare": (), "rounds": 1}
+    with pytest.raises(DataError, match="val="):
+        simulate(config_for(out, **small, early_stopping=2))
+    assert not (out / CLAIM).exists()
+    assert not (out / STATE).exists()
+    simulate(config_for(out, **small))
+
+
+def test_self_beside_another_method_is_another_run(tmp_path: Path) -> None:
+    folders = [
+        RunFolder(config_for(tmp_path, method=method, compare=("self",), protection="plain"))
+        for method in ("pfpl", "feddbp")
+    ]
+    assert len({folder.record(0, Method.SELF) for folder in folders}) == 2
+    assert len({folder.record(0, Method.LOCAL) for folder in folders}) == 1
+
+
+def test_a_configuration_that_cannot_run_claims_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(Exception, match="11"):
+        simulate(config_for(out, split="mixed:n=11"))
+    assert not (out / CLAIM).exists()
+    assert not (out / STATE).exists()
+
+
+def test_two_at_once_are_refused(tmp_path: Path) -> None:
+    folder = RunFolder(config_for(tmp_path / "out"))
+    with folder.claimed(), pytest.raises(OtherSimulation, match="another process"):
+        simulate(config_for(tmp_path / "out"))
+
+
+def test_a_damaged_claim_is_one_line(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / CLAIM).write_text("{", encoding="utf-8")
+    with pytest.raises(OtherSimulation, match="damaged"):
+        simulate(config_for(out))
