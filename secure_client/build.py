@@ -121,7 +121,10 @@ def build_recipe(agreement: Agreement) -> Recipe:
     """What the agreed method does at a site; controls alone train as PFPL does."""
     method, baselines = agreement.method, agreement.baselines
     recipe = Recipe(
-        build_objective(agreement), averages=method.traits.averaged, predicts=method.traits.predicts
+        build_objective(agreement),
+        averages=method.traits.averaged,
+        predicts=method.traits.predicts,
+        prototypes=method.traits.prototypes or agreement.clusters,
     )
     if agreement.clusters:
         own = agreement.clustering

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,6 +31,9 @@ from secure_client.recipe import Recipe, Stage
 from secure_client.training import Job, Losses, Schedule, has_batch_norm, run, training_seed
 
 EVALUATION_BATCH = 256
+
+Embedded = tuple[Tensor, Tensor]
+"""Features (B, d) and labels int64 (B,) of a batch, on the learner's device."""
 
 
 @dataclass(frozen=True)
@@ -145,38 +148,48 @@ class Learner:
             for number, (model, stage, proximal) in enumerate(plan)
         ]
 
-    def prototypes(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    def embedded(self) -> Iterable[Embedded]:
+        """One pass over the training set in ``eval()`` mode, by the model that this site predicts with.
+
+        To be read once, or as often as :meth:`prototypes`, :meth:`scores` and :meth:`local_clusters` need for this
+        recipe: where they are more than one, what they are all taken of is kept.
+        """
+        batches = ((given.features, labels) for given, labels in self._outputs(self.predictor, self._train))
+        return list(batches) if self._recipe.scores or self._recipe.clustered else batches
+
+    def prototypes(
+        self, embedded: Iterable[Embedded] | None = None
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Class means of the features, float64 (K, d), and samples per class, int64 (K,).
 
-        In ``eval()`` mode over the whole training set, by the model that this site predicts with. Rows of classes
-        without samples are zero. Neither is protected: both are this site's secrets.
+        Of what :meth:`embedded` gives, the whole training set. Rows of classes without samples are zero. Neither is
+        protected: both are this site's secrets.
         """
-        embedded = ((given.features, labels) for given, labels in self._outputs(self.predictor, self._train))
-        means, counts = class_means(embedded, self._classes, self._dim)
+        means, counts = class_means(self._given(embedded), self._classes, self._dim)
         return means.numpy(), counts.numpy()
 
-    def scores(self) -> NDArray[np.float64] | None:
+    def scores(self, embedded: Iterable[Embedded] | None = None) -> NDArray[np.float64] | None:
         """Each class's Fisher scores of the features' channels, float64 (K, d), as FedDBP uses them; None for others.
 
-        Of the training set in ``eval()`` mode, as :meth:`prototypes` are; zeros for classes without samples. They
-        say how this site tells its classes apart, and are its secret.
+        Of the training set, as :meth:`prototypes` are; zeros for classes without samples. They say how this site tells
+        its classes apart, and are its secret.
         """
         if not self._recipe.scores:
             return None
-        embedded = ((given.features, labels) for given, labels in self._outputs(self._model, self._train))
-        return fisher_scores(embedded, self._model.classifier, self._classes, self._dim).numpy()
+        classifier = self.predictor.classifier
+        return fisher_scores(self._given(embedded), classifier, self._classes, self._dim).numpy()
 
-    def local_clusters(self) -> LocalClusters | None:
+    def local_clusters(self, embedded: Iterable[Embedded] | None = None) -> LocalClusters | None:
         """Several prototypes for each class, as FedPLCC, FPL and FedPLVM exchange them; None for other methods.
 
-        Of the training set in ``eval()`` mode, as :meth:`prototypes` are; this site's secrets, their number too.
+        Of the training set, as :meth:`prototypes` are; this site's secrets, their number too.
         """
         clustered = self._recipe.clustered
         if clustered is None:
             return None
         features, labels = [], []
-        for given, known in self._outputs(self._model, self._train):
-            features.append(given.features.cpu().double().numpy())
+        for given, known in self._given(embedded):
+            features.append(given.cpu().double().numpy())
             labels.append(known.cpu().numpy())
         return local_clusters(
             np.concatenate(features),
@@ -224,6 +237,21 @@ class Learner:
         return self._model if self._personal is None else self._personal
 
     @property
+    def exchanges_prototypes(self) -> bool:
+        """Whether the method exchanges prototypes, be it one for each class or several."""
+        return self._recipe.prototypes
+
+    @property
+    def dim(self) -> int:
+        """Of a prototype: d."""
+        return self._dim
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """Training samples of each class, int64 (K,); a secret of this site."""
+        return self._train_counts.copy()
+
+    @property
     def site(self) -> str:
         """Whose it is."""
         return self._site
@@ -254,6 +282,9 @@ class Learner:
     @cached_property
     def _averaged(self) -> Averaged:
         return Averaged(self._model, self._recipe.averages)
+
+    def _given(self, embedded: Iterable[Embedded] | None) -> Iterable[Embedded]:
+        return self.embedded() if embedded is None else embedded
 
     def _evaluated(self, source: Source, prototypes: Guide | None) -> Evaluation:
         near = None if prototypes is None else prototypes.to(self._device)

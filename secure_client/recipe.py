@@ -60,7 +60,7 @@ class Recipe:
     has a second model beside the one that is averaged, which trains after it with λ/2·‖v − w_t‖² and is the one that
     it predicts with. ``averages`` is the part of the model that is exchanged, ``predicts`` tells what the site
     predicts with. With ``scores``, FedDBP's Fisher scores are taken with the prototypes; with ``clustered``, local
-    prototypes are.
+    prototypes are. Without ``prototypes`` none are exchanged, so that they are taken only when something asks for them.
     """
 
     objective: BatchLoss
@@ -69,6 +69,7 @@ class Recipe:
     personal: float | None = None
     averages: Part = Part.EXTRACTOR
     predicts: Predicts = Predicts.TRAINED
+    prototypes: bool = True
     scores: bool = False
     clustered: Clustered | None = None
 

@@ -65,18 +65,20 @@ class Trainee:
         """Prototypes and samples per class after training in this round, with the targets of the one before.
 
         A site that missed rounds trains once, not once for each of them. Round 0 is before training: prototypes of
-        the initial model.
+        the initial model. Where the method exchanges no prototypes there are none, (0, d).
         """
         if not self.is_trained_for(round_number):
             losses = None
             for job in self.prepare(round_number):
                 losses = run(job)
             self.finish(round_number, losses)
+        if not self._learner.exchanges_prototypes:
+            return np.empty((0, self._learner.dim)), self._require_counts()
         return self._require_rows(), self._require_counts()
 
     def is_trained_for(self, round_number: int) -> bool:
         """Whether :meth:`trained` has nothing left to do."""
-        return self._rows is not None and self._is_trained_for(round_number)
+        return self._counts is not None and self._is_trained_for(round_number)
 
     def prepare(self, round_number: int) -> list[Job]:
         """The first half of a round's training: what is then to be run, in this order, before :meth:`finish`.
@@ -92,10 +94,10 @@ class Trainee:
 
     def finish(self, round_number: int, losses: Losses | None) -> None:
         """The second half: keep what was trained. ``losses`` are those of the last job, None if there was none."""
-        rows, counts = self._learner.prototypes()
-        self._round, self._rows, self._counts = round_number, self._bounded(rows, round_number), counts
-        self._scores, self._losses = self._learner.scores(), losses
-        self._local = self._bounded_local(round_number)
+        self._round, self._rows, self._counts = round_number, None, self._learner.counts
+        self._scores, self._local, self._losses = None, None, losses
+        if self._learner.exchanges_prototypes:
+            self._describe()
         self._trained_from = self.base
         self._save_model()
 
@@ -210,13 +212,15 @@ class Trainee:
 
     def _evaluated(self, test: Callable[[Guide | None], Evaluation | None]) -> Evaluation | None:
         """By the model that the method predicts with; personal accuracies are always of the one trained last."""
-        guide = None if self._guide is None else inference_guide(self._prototypes())
-        trained = test(guide)
-        if trained is None or not self._predicts_with_base:
+        guide, aggregates = self._guide, self._predicts_with_base
+        # A site's own prototypes are of the model as it trained it: they say nothing of another's features.
+        near = guide is not None and (not aggregates or isinstance(guide, Clusters))
+        decides = inference_guide(self._prototypes()) if near else None
+        trained = test(decides)
+        if trained is None or not aggregates:
             return trained
         with self._predicting():
-            # A site's own prototypes are of the model as it trained it: they say nothing of another's features.
-            aggregated = test(guide if isinstance(self._guide, Clusters) else None)
+            aggregated = test(decides)
         if aggregated is None:
             return None
         return replace(
@@ -247,9 +251,23 @@ class Trainee:
             case None:
                 return found
 
+    def _describe(self) -> None:
+        """What the method exchanges of the trained model, from one pass over the training set."""
+        embedded = self._learner.embedded()
+        rows, _ = self._learner.prototypes(embedded)
+        self._rows = self._bounded(rows)
+        self._scores = self._learner.scores(embedded)
+        local = self._learner.local_clusters(embedded)
+        if local is not None:
+            self._local = replace(local, rows=self._bounded(local.rows)).without_zeros()
+
     def _require_rows(self) -> NDArray[np.float64]:
-        if self._rows is None:
+        """Where the method exchanges none they are taken now, of the trained model: it stays until the next round."""
+        if self._counts is None:
             raise RuntimeError("asked for prototypes before training")
+        if self._rows is None:
+            rows, _ = self._learner.prototypes()
+            self._rows = self._bounded(rows)
         return self._rows
 
     def _require_counts(self) -> NDArray[np.int64]:
@@ -262,31 +280,26 @@ class Trainee:
         from_this_base = self._trained_from == self.base or self._base_round >= self._round
         return self._round >= round_number and from_this_base
 
-    def _bounded_local(self, round_number: int) -> LocalClusters | None:
-        local = self._learner.local_clusters()
-        if local is None:
-            return None
-        return replace(local, rows=self._bounded(local.rows, round_number)).without_zeros()
-
-    def _bounded(self, rows: NDArray[np.float64], round_number: int) -> NDArray[np.float64]:
+    def _bounded(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
         bounded = self._bounds.bounded(rows)
         if bounded.negative:
             _log.warning(
                 "%s, round %d: %d prototypes had negative components, which were set to 0: the method's cosines must "
                 "not be negative; end the model's features with a ReLU",
-                *(self._learner.site, round_number, bounded.negative),
+                *(self._learner.site, self._round, bounded.negative),
             )
         if bounded.shortened:
             _log.warning(
                 "%s, round %d: %d prototypes were longer than norm_bound = %g and were shortened to it; the agreement "
                 "should allow for them",
-                *(self._learner.site, round_number, bounded.shortened, self._bounds.norm_bound),
+                *(self._learner.site, self._round, bounded.shortened, self._bounds.norm_bound),
             )
         return bounded.rows
 
     def _save_model(self) -> None:
         state = self._learner.state()
-        state[_OWN] = torch.from_numpy(self._rows)
+        if self._rows is not None:
+            state[_OWN] = torch.from_numpy(self._rows)
         state[_COUNTS] = torch.from_numpy(self._counts)
         if self._scores is not None:
             state[_SCORES] = torch.from_numpy(self._scores)
@@ -308,7 +321,8 @@ class Trainee:
             return
         self._round, content = stored
         state = safetensors.torch.load(content)
-        self._rows, self._counts = state.pop(_OWN).numpy(), state.pop(_COUNTS).numpy()
+        self._rows = state.pop(_OWN).numpy() if _OWN in state else None
+        self._counts = state.pop(_COUNTS).numpy()
         self._scores = state.pop(_SCORES).numpy() if _SCORES in state else None
         self._losses = Losses(*state.pop(_LOSSES).tolist()) if _LOSSES in state else None
         local = {name: state.pop(name).numpy() for name in list(state) if name.startswith(_LOCAL)}

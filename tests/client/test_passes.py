@@ -1,0 +1,137 @@
+"""How often a site runs its model over its training data beside training: only for what somebody asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import astuple, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from algorithms.pfpl.objective import Control
+from algorithms.terms import Outputs
+from protoseal.config import Method
+from protoseal.controls import run_control
+from protoseal.files import read_prototypes
+from secure_client.batches import Source
+from secure_client.build import prototype_bounds
+from secure_client.learner import Learner
+from secure_client.models import PrototypeModel
+from tests.client.test_predicting import FIRST, Site
+from tests.support.small import small_agreement, small_data
+from tests.support.summed import method_agreement
+
+AGGREGATED = [Method.FEDAVG, Method.FEDPROX, Method.FEDBN]
+OWN_HEAD = [Method.FEDPER, Method.FEDREP, Method.DITTO]
+EXCHANGED = [*(Method.PFPL, Method.FEDPC, Method.FEDPROTO), *(Method.FEDDBP, Method.FEDPLCC, Method.FPL)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """How many passes over training data there were since it was called last."""
+    seen: list[Source] = []
+    outputs = Learner._outputs
+
+    def counted(self: Learner, model: PrototypeModel, source: Source) -> Iterator[tuple[Outputs, Tensor]]:
+        if source is self._train:
+            seen.append(source)
+        return outputs(self, model, source)
+
+    def since() -> int:
+        number = len(seen)
+        seen.clear()
+        return number
+
+    monkeypatch.setattr(Learner, "_outputs", counted)
+    return since
+
+
+@pytest.fixture
+def site(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
+    made = Site(tmp_path, request.param)
+    yield made
+    made.journal.close()
+
+
+def within(site: Site, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Rows as the site holds them to the agreed bounds."""
+    return prototype_bounds(site.agreement).bounded(rows).rows
+
+
+def course(site: Site) -> None:
+    """Two rounds of training, with a result between them."""
+    site.trainee.trained(1)
+    site.take(1, FIRST)
+    site.trainee.trained(2)
+
+
+@pytest.mark.parametrize("site", AGGREGATED, indirect=True)
+def test_averages_take_no_prototypes_but_to_save_them(
+    site: Site, passes: Callable[[], int], tmp_path: Path
+) -> None:
+    course(site)
+    assert site.evaluated().accuracy_prototype is None
+    assert passes() == 0
+    site.trainee.save(tmp_path)
+    assert passes() == 1
+    rows, counts = site.trainee._learner.prototypes()
+    saved = read_prototypes(tmp_path)
+    np.testing.assert_array_equal(saved.local, within(site, rows))
+    np.testing.assert_array_equal(saved.counts, counts)
+
+
+@pytest.mark.parametrize("site", OWN_HEAD, indirect=True)
+def test_a_test_by_prototype_takes_them_once(site: Site, passes: Callable[[], int]) -> None:
+    """What these report by the nearest of the site's own prototypes is as if they were taken in training."""
+    course(site)
+    assert passes() == 0
+    lazy = [site.evaluated(), site.evaluated()]
+    assert passes() == 1
+    own, held = site.trainee.latest()
+    site.restart()
+    assert [site.evaluated(), site.evaluated()] == lazy
+    assert lazy[0].accuracy_prototype is not None
+    np.testing.assert_array_equal(site.trainee.latest()[0], own)
+    np.testing.assert_array_equal(within(site, site.trainee._learner.prototypes()[0]), own)
+    assert held.all()
+
+
+@pytest.mark.parametrize("site", EXCHANGED, indirect=True)
+def test_all_that_is_exchanged_is_of_one_pass(site: Site, passes: Callable[[], int]) -> None:
+    """Prototypes, scores and clusters are those that a pass for each of them gives."""
+    rows, counts = site.trainee.trained(1)
+    assert passes() == 1
+    learner = site.trainee._learner
+    apart, apart_counts = learner.prototypes()
+    np.testing.assert_array_equal(rows, within(site, apart))
+    np.testing.assert_array_equal(counts, apart_counts)
+    scores, local = learner.scores(), learner.local_clusters()
+    assert (scores is None) is (site.agreement.method is not Method.FEDDBP)
+    assert (local is None) is (not site.agreement.clusters)
+    if scores is not None:
+        np.testing.assert_array_equal(site.trainee.scores(), scores)
+    if local is not None:
+        bounded = replace(local, rows=within(site, local.rows)).without_zeros()
+        for got, wanted in zip(astuple(site.trainee.local()), astuple(bounded), strict=True):
+            np.testing.assert_array_equal(got, wanted)
+
+
+def test_only_the_control_that_aligns_takes_prototypes(passes: Callable[[], int]) -> None:
+    agreement = method_agreement(Method.LOCAL)
+    data = small_data(agreement)
+    run_control(agreement, Control.LOCAL, data)
+    assert passes() == 0
+    run_control(small_agreement(rounds=2), Control.SELF, data)
+    assert passes() == 2 * len(data)
