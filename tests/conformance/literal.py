@@ -134,7 +134,7 @@ def resolutions(book: Book, *, rounded: bool) -> tuple[Float, Float]:
 def _put(book: Book, number: int, site: str, rounded: bool) -> Put:
     """Its rows none where prototypes are not added up."""
     put, layout = book.put[number, last_attempt(book, number), site], book.agreement.layout
-    put = replace(put, rows=np.where(put.holds[:, None], put.rows, 0.0)[: layout.classes])
+    put = replace(put, rows=np.where(put.holds[:, None], put.rows, 0.0) if layout.classes else put.rows[:0])
     if not rounded:
         return put
     fixed = book.agreement.fixed_point()
