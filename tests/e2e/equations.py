@@ -12,6 +12,7 @@ from protoseal.splits import SiteArrays
 from protoseal_wire.messages import RoundStart
 from secure_client.averaged import Averaged
 from secure_client.build import build_agreed_model
+from secure_server.coordinator import CoordinatorRound
 from tests.conformance import expected, literal
 from tests.conformance.grouped_runs import Book, Float, Got, Put
 from tests.conformance.runs import taken_from
@@ -24,33 +25,37 @@ def fedpc_excess(federation: Federation, *, without: Sequence[str] = ()) -> floa
 
     ``without`` leaves out what these sent.
     """
-    book, number = Book(federation.agreement), federation.agreement.rounds
-    book.rounds = [each for each in rounds_of(federation) if each.round == number]
-    (last,) = book.rounds
+    book, last = _last_round(federation)
     for site in last.sites:
         saved = federation.prototypes(site)
         averaged = _averaged(federation, site)
-        book.put[number, last.attempt, site] = Put(saved.local, saved.counts > 0, averaged)
-        book.starts[number, last.attempt, site] = RoundStart(last.groups)
+        book.put[last.round, last.attempt, site] = Put(saved.local, saved.counts > 0, averaged)
+        book.starts[last.round, last.attempt, site] = RoundStart(last.groups)
         base = base_of(federation, site)
-        book.got[number, site] = Got(last.attempt, base.rows, base.present, base.averaged, base.hash)
-    return literal.excess(book, number, without=tuple(without))
+        book.got[last.round, site] = Got(last.attempt, base.rows, base.present, base.averaged, base.hash)
+    return literal.excess(book, last.round, without=tuple(without))
 
 
 def feddbp_excess(federation: Federation, site: str, *, without: Sequence[str] = ()) -> float:
     """How far what a site would train towards next is from equations 9 and 10 over what all sent, likewise."""
-    book, number = Book(federation.agreement), federation.agreement.rounds
-    book.rounds = [each for each in rounds_of(federation) if each.round == number]
-    (last,) = book.rounds
+    book, last = _last_round(federation)
     for name in last.sites:
         saved = federation.prototypes(name)
         scores = _scores(federation, name)
         put = Put(saved.local, saved.counts > 0, np.empty(0), int(saved.counts.sum()), scores)
-        book.starts[number, last.attempt, name] = RoundStart(last.groups)
+        book.starts[last.round, last.attempt, name] = RoundStart(last.groups)
         if name not in without:
-            book.put[number, last.attempt, name] = put
-    book.guides[number + 1, 1, site] = base_of(federation, site).rows
-    return literal.fusion_excess(book, number, site)
+            book.put[last.round, last.attempt, name] = put
+    book.guides[last.round + 1, 1, site] = base_of(federation, site).rows
+    return literal.fusion_excess(book, last.round, site)
+
+
+def _last_round(federation: Federation) -> tuple[Book, CoordinatorRound]:
+    """A book of it alone, without what sites put in and got, and who took part."""
+    book = Book(federation.agreement)
+    book.rounds = [each for each in rounds_of(federation) if each.round == federation.agreement.rounds]
+    (last,) = book.rounds
+    return book, last
 
 
 def _scores(federation: Federation, site: str) -> Float:

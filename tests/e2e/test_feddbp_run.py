@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,14 +9,14 @@ import pytest
 from protoseal.config import Protection
 from protoseal.files import read_site_log
 from protoseal_wire.messages import Phase
+from tests.e2e.by_command import check_predictions
 from tests.e2e.equations import feddbp_excess
 from tests.e2e.expected_run import check_run, expected
 from tests.e2e.federations import feddbp_agreement, small_sites
 from tests.e2e.killings import COORDINATOR, Killings, see_through
-from tests.e2e.test_main_run import protoseal
 from tests.support.killed_party import Point, When
 from tests.support.nursery import Nursery
-from tests.support.processes import Federation, environment
+from tests.support.processes import Federation
 
 SITES = small_sites(4)
 MASKED_DIES: Killings = (
@@ -31,14 +29,6 @@ PLAIN_DIES: Killings = (
     (COORDINATOR, Point(When.COMPUTED, Phase.RESULT, 1)),
     ("site-3", Point(When.KEPT, Phase.RESULT, 1)),
 )
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    """What all processes here are forked off."""
-    made = Nursery(environment())
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize(
@@ -62,18 +52,7 @@ def test_processes_come_to_what_a_simulation_does(
         assert feddbp_excess(federation, "site-1", without=["site-3"]) > 1e6
         assert read_site_log(federation.folder("site-1")).rounds[-1].accuracy_prototype is not None
         if protection is Protection.MASKED:
-            check_predictions(federation, wanted.site("site-2"))
+            check_predictions(federation, SITES[1], wanted.site(SITES[1].name), "--by", "prototype")
     assert [(each.attempt, each.groups, each.abandoned) for each in wanted.rounds] == [
         (1, (names,), False)
     ] * 2
-
-
-def check_predictions(federation: Federation, simulated: Path) -> None:
-    """By the command, by prototype, from what the site saved."""
-    options = ("--data", "npz:data.npz", "--by", "prototype", "--json")
-    trained, wanted = (
-        json.loads(protoseal(federation.folder("site-2"), "predict", "--run", each, *options))
-        for each in (".", str(simulated))
-    )
-    assert trained == wanted
-    assert len(trained["predictions"]) == len(SITES[1].test)

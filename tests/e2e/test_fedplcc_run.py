@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +10,13 @@ import pytest
 from protoseal.config import Protection
 from protoseal.files import read_prototypes, read_site_log
 from protoseal_wire.messages import Phase
+from tests.e2e.by_command import check_predictions
 from tests.e2e.expected_run import check_run, expected
 from tests.e2e.federations import fedplcc_agreement, two_kinds_of_sites
 from tests.e2e.killings import COORDINATOR, Killings, see_through
-from tests.e2e.test_main_run import protoseal
 from tests.support.killed_party import Point, When
 from tests.support.nursery import Nursery
-from tests.support.processes import Federation, environment
+from tests.support.processes import Federation
 
 SITES = two_kinds_of_sites(12)[::2]
 """Six of one kind: so alike that a class's prototypes make several clusters with three sites each."""
@@ -33,14 +31,6 @@ PLAIN_DIES: Killings = (
     (COORDINATOR, Point(When.COMPUTED, Phase.RESULT, 1)),
     ("site-5", Point(When.KEPT, Phase.RESULT, 1)),
 )
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    """What all processes here are forked off."""
-    made = Nursery(environment())
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize(
@@ -67,18 +57,7 @@ def test_processes_come_to_what_a_simulation_does(
         assert several.max() > 1
         assert ((several > 0) == saved.has_personal).all()
         if protection is Protection.MASKED:
-            check_predictions(federation, wanted.site("site-3"))
+            check_predictions(federation, SITES[1], wanted.site(SITES[1].name), "--by", "prototype")
     assert [(each.attempt, each.groups, each.abandoned) for each in wanted.rounds] == [
         (1, (names,), False)
     ] * 2
-
-
-def check_predictions(federation: Federation, simulated: Path) -> None:
-    """By the command, by the nearest cluster, from what the site saved."""
-    options = ("--data", "npz:data.npz", "--by", "prototype", "--json")
-    trained, wanted = (
-        json.loads(protoseal(federation.folder("site-3"), "predict", "--run", each, *options))
-        for each in (".", str(simulated))
-    )
-    assert trained == wanted
-    assert len(trained["predictions"]) == len(SITES[1].test)

@@ -9,7 +9,6 @@ answers stay away: all keys, masks and rotations are other ones there, so no mas
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +24,7 @@ from tests.e2e.federations import fedpc_agreement, small_agreement, small_sites,
 from tests.e2e.killings import COORDINATOR, Killings, see_through, see_through_without
 from tests.support.killed_party import Point, When
 from tests.support.nursery import Nursery
-from tests.support.processes import Federation, environment
+from tests.support.processes import Federation
 
 PRESENCE, SHARES, VALUES = Phase.PRESENCE, Phase.SHARES, Phase.VALUES
 SURVIVORS, UNMASK, RESULT = Phase.SURVIVORS, Phase.UNMASK, Phase.RESULT
@@ -92,14 +91,6 @@ PLAIN_DIES: Killings = (
     (COORDINATOR, Point(When.COMPUTED, RESULT, 1)),
     ("site-5", Point(When.KEPT, RESULT, 1)),
 )
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    """What all processes here are forked off, since some eighty are started."""
-    made = Nursery(environment())
-    yield made
-    made.close()
 
 
 @pytest.mark.parametrize(

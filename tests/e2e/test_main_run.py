@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +20,11 @@ from protoseal.results import run_result
 from secure_client.errors import Unreachable
 from secure_client.transport import GrpcTransport
 from secure_server.app import ROUNDS_LOG, read_rounds
+from tests.e2e.by_command import check_predictions, protoseal
 from tests.e2e.federations import simulated, small_agreement, small_sites
 from tests.e2e.intruders import INTRUDERS
 from tests.service.harness import FakeHandler, join_request, serving
-from tests.support.processes import Federation, Running, environment, wait_until
+from tests.support.processes import Federation, Running, wait_until
 
 SITES = small_sites(4)
 ROUNDS = 2
@@ -180,13 +178,7 @@ def test_it_equals_the_simulation_of_the_same_agreement(run: MainRun, simulation
 
 
 def test_its_trained_sites_predict_what_simulated_ones_do(run: MainRun, simulation: Path) -> None:
-    folder = run.federation.folder("site-2")
-    trained, expected = (
-        json.loads(protoseal(folder, "predict", "--run", each, "--data", "npz:data.npz", "--json"))
-        for each in (".", str(site_folder(simulation, "site-2")))
-    )
-    assert trained == expected
-    assert len(trained["predictions"]) == len(SITES[1].test)
+    check_predictions(run.federation, SITES[1], site_folder(simulation, SITES[1].name))
 
 
 def test_report_works_on_its_folder(run: MainRun) -> None:
@@ -201,17 +193,3 @@ def test_report_works_on_its_folder(run: MainRun) -> None:
 def test_a_site_that_was_told_of_the_end_needs_no_coordinator_to_say_so_again(run: MainRun) -> None:
     folder = run.federation.folder("site-1")
     assert "The run is complete" in protoseal(folder, "client", "run", "--config", "site.toml")
-
-
-def protoseal(folder: Path, *arguments: str) -> str:
-    """Standard output of the command, which succeeds."""
-    done = subprocess.run(
-        [sys.executable, "-m", "protoseal", *arguments],
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout

@@ -1,0 +1,36 @@
+"""What the command says in a site's folder once its run is over."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from protoseal.splits import SiteArrays
+from tests.support.processes import Federation, environment
+
+
+def protoseal(folder: Path, *arguments: str) -> str:
+    """Standard output of the command, which succeeds."""
+    done = subprocess.run(
+        [sys.executable, "-m", "protoseal", *arguments],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def check_predictions(federation: Federation, site: SiteArrays, simulated: Path, *options: str) -> None:
+    """Of all the site's test samples, from what it saved, the same as from what it has in a simulated run."""
+    asked = ("--data", "npz:data.npz", "--json", *options)
+    trained, wanted = (
+        json.loads(protoseal(federation.folder(site.name), "predict", "--run", each, *asked))
+        for each in (".", str(simulated))
+    )
+    assert trained == wanted
+    assert len(trained["predictions"]) == len(site.test)
