@@ -12,13 +12,14 @@ import torch
 from numpy.typing import NDArray
 
 from protoseal.config import ConfigError, Method
-from protoseal.config.simulation import SimulationConfig, load_simulation
+from protoseal.config.simulation import SimulationConfig
 from protoseal.files import MODEL, RunResult, read_agreement, read_prototypes, read_result, site_folder
 from protoseal.prediction import load_trained
 from protoseal.report import write_report
 from protoseal.simulation import COMPARED, Progress, simulate
 from protoseal.site_files import DividedData, divide
 from protoseal.tables import NO_GLOBAL_MODEL, result_tables
+from tests.support.simulations import config_in
 
 SPLIT, SITES, ROUNDS = "dirichlet:0.5,per=60", 8, 3
 FILE = f"""
@@ -42,9 +43,7 @@ local_epochs = 2
 
 
 def config_for(out: Path, **flags: Any) -> SimulationConfig:
-    file = out.parent / "fedpc.toml"
-    file.write_text(FILE, encoding="utf-8")
-    return load_simulation(file, {"out": str(out), **flags})
+    return config_in(FILE, out, **flags)
 
 
 FedpcRun = tuple[Path, RunResult, list[Progress]]

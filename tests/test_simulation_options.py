@@ -13,36 +13,23 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from protoseal.config import ConfigError, Method
-from protoseal.config.simulation import SimulationConfig, load_simulation
+from protoseal.config.simulation import SimulationConfig
 from protoseal.files import MODEL, RunResult, read_result, read_site_log, site_folder
 from protoseal.report import write_report
 from protoseal.run_log import RunLog
 from protoseal.scalars import NoTensorboard, Scalars
 from protoseal.simulation import COMPARED, Watcher, Written, simulate
 from secure_client.trainee import Trainee
-from tests.test_simulation_resumed import Killed, fail_at
+from tests.support.simulations import DIGITS, Killed, config_in, fail_at
 
-FILE = """
+FILE = f"""
 method = "pfpl"
-dataset = "digits"
-split = "iid:per=40"
-sites = 4
 rounds = 4
-dim = 8
-norm_bound = 100.0
-device = "cpu"
-batched = "never"
-[training]
-model = "small-cnn"
-lr = 0.02
-batch_size = 8
-"""
+{DIGITS}"""
 
 
 def config_for(out: Path, text: str = FILE, **flags: Any) -> SimulationConfig:
-    file = out.with_suffix(".toml")
-    file.write_text(text, encoding="utf-8")
-    return load_simulation(file, {"out": str(out), **flags})
+    return config_in(text, out, **flags)
 
 
 def models(folder: Path) -> dict[str, torch.Tensor]:

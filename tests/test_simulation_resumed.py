@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import signal
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from protoseal.config import Method
-from protoseal.config.simulation import SimulationConfig, load_simulation
+from protoseal.config.simulation import SimulationConfig
 from protoseal.files import read_result
 from protoseal.run_folder import CLAIM, STATE, OtherSimulation, RunFolder
 from protoseal.run_log import RunLog
@@ -24,34 +22,25 @@ from secure_client.journal import Journal
 from secure_client.learner import Learner
 from secure_client.trainee import Trainee
 from secure_server.store import Store
+from tests.support import killed_party
+from tests.support.nursery import Nursery
+from tests.support.processes import Running, environment
+from tests.support.simulations import DIGITS, Killed, config_in, fail_at
 
-METHODS, SITES, ROUNDS = (Method.FEDPC, Method.SELF, Method.FEDAVG), 4, 3
+SITES, ROUNDS = 4, 3
 FILE = f"""
 method = "fedpc"
 compare = ["self", "fedavg"]
-dataset = "digits"
-split = "iid:per=40"
-sites = {SITES}
 rounds = {ROUNDS}
-dim = 8
-norm_bound = 100.0
-device = "cpu"
-batched = "never"
-[training]
-model = "small-cnn"
-lr = 0.02
-batch_size = 8
-"""
+{DIGITS}"""
 
 
 def config_for(out: Path, text: str = FILE, **flags: Any) -> SimulationConfig:
-    file = out.with_suffix(".toml")
-    file.write_text(text, encoding="utf-8")
-    return load_simulation(file, {"out": str(out), **flags})
+    return config_in(text, out, **flags)
 
 
 def left_by(out: Path) -> dict[str, str]:
-    """Digests of all files of models and prototypes; of the files themselves a failure would be hours in the showing."""
+    """Digests of all files of models and prototypes; of the files themselves a failure would take hours to show."""
     return {
         str(path.relative_to(out)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(out.rglob("*.safetensors"))
@@ -78,58 +67,32 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def killed(count: int, out: Path) -> int:
-    """The exit code of a process that is to die at the ``count``-th round of a site."""
-    arguments = ["simulate", "--config", str(out.with_suffix(".toml")), "--out", str(out)]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.killed_simulation", str(count), *arguments],
-        cwd=Path(__file__).parents[1],
-        env={**os.environ, "PYTHONPATH": "proto:."},
-        capture_output=True,
-        check=False,
-    )
-    return done.returncode
+@pytest.fixture
+def nursery() -> Iterator[Nursery]:
+    """What processes are forked off."""
+    with closing(Nursery(environment())) as made:
+        yield made
 
 
-def test_a_killed_process_is_taken_up_by_the_next(undisturbed: Path, tmp_path: Path) -> None:
+def test_a_killed_process_is_taken_up_by_the_next(
+    undisturbed: Path, nursery: Nursery, tmp_path: Path
+) -> None:
     """SIGKILL in the second round of FedPC, in the third of the control, then in FedAvg; each time in mid-round."""
     out = tmp_path / "out"
     config_for(out)
+    simulating = ("simulate", "--config", str(out.with_suffix(".toml")), "--out", str(out))
     rest_of_fedpc, rest_of_self = (3 + 4) + 4, 3 + 4  # rounds that are left, and the test at the end
     for count, ended in (
         (4 + 2, []),
         (rest_of_fedpc + 4 + 4 + 2, ["fedpc"]),
         (rest_of_self + 4 + 2, ["fedpc", "self-fedpc"]),
     ):
-        assert killed(count, out) == -signal.SIGKILL
+        process = Running(tmp_path, *simulating, own={killed_party.LOGGED: str(count)}, nursery=nursery)
+        assert process.exit_code() == -signal.SIGKILL, process.log()
         assert sorted(path.stem for path in (out / "runs").glob("*.json")) == ended
         assert (out / STATE).exists()
     simulate(config_for(out))
     check_same(out, undisturbed)
-
-
-class Killed(BaseException):
-    """Ends a process in all but name."""
-
-
-def fail_at(
-    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, count: int, *, after: bool
-) -> Callable[[], int]:
-    """Raise at the ``count``-th call, before or after it does its work; the calls so far."""
-    original, calls = getattr(owner, name), 0
-
-    def counted(*arguments: Any, **named: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == count and not after:
-            raise Killed
-        done = original(*arguments, **named)
-        if calls == count:
-            raise Killed
-        return done
-
-    monkeypatch.setattr(owner, name, counted)
-    return lambda: calls
 
 
 POINTS = {

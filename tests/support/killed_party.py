@@ -10,6 +10,7 @@ With a file named as its clock, a coordinator's deadlines pass when a test says 
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import signal
 from collections.abc import Callable, Mapping
@@ -21,8 +22,9 @@ from typing import Any, Self
 
 from protoseal_wire.messages import Phase, PhaseKey
 
-POINT, CLOCK = "PROTOSEAL_TEST_POINT", "PROTOSEAL_TEST_CLOCK"
-"""Names in the environment: of what :meth:`Point.to_text` gives; of a file with the seconds that have passed."""
+POINT, CLOCK, LOGGED = "PROTOSEAL_TEST_POINT", "PROTOSEAL_TEST_CLOCK", "PROTOSEAL_TEST_LOGGED"
+"""Names in the environment: of what :meth:`Point.to_text` gives; of a file with the seconds that have passed; of the
+number of the sites' rounds that a simulation does not log any more."""
 
 
 class When(StrEnum):
@@ -143,6 +145,23 @@ def die_at(point: Point) -> None:
     setattr(owner, step.method, method_or_death)
 
 
+def die_of_log(count: int) -> None:
+    """A simulation, when a site's round is about to be logged for the ``count``-th time.
+
+    The site has taken its result, and has not yet recorded that it did.
+    """
+    log = importlib.import_module("protoseal.run_log").RunLog
+    put, told = log.put_site_round, itertools.count(1)
+
+    @wraps(put)
+    def put_or_death(*args: Any, **named: Any) -> None:
+        if next(told) == count:
+            _die()
+        put(*args, **named)
+
+    log.put_site_round = put_or_death
+
+
 def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -164,6 +183,8 @@ def main() -> None:
         go_by_file(Path(os.environ[CLOCK]))
     if POINT in os.environ:
         die_at(Point.from_text(os.environ[POINT]))
+    if LOGGED in os.environ:
+        die_of_log(int(os.environ[LOGGED]))
     importlib.import_module("protoseal.cli").main()
 
 
