@@ -40,7 +40,7 @@ class LocalControl:
         on_round: Callable[[str, SiteRound], None] = lambda site, figures: None,
         on_completed: Callable[[LocalControl, int], None] = lambda run, number: None,
     ) -> None:
-        """As :class:`protoseal.federation.LocalFederation`; ``self`` aligns as the agreement's method does."""
+        """As :class:`protoseal.federation.LocalFederation`; ``self`` aligns and predicts as the agreement's method."""
         self._agreement, self._control = agreement, control
         self._on_round, self._on_completed = on_round, on_completed
         self._stack = ExitStack()
@@ -59,7 +59,7 @@ class LocalControl:
                 self._sites,
                 data,
                 self._log,
-                method=Method(control.value),
+                method=agreement.method if control is Control.SELF else Method.LOCAL,
                 agreement=agreement,
                 training=training,
                 testing=testing,
@@ -138,7 +138,7 @@ def run_control(
 ) -> Outcome:
     """The same models, data and schedule without a federation: what each site reaches on its own, by round.
 
-    ``self`` aligns as the agreement's method does, with prototypes held to the same bounds.
+    ``self`` aligns and predicts as the agreement's method does, with prototypes held to the same bounds.
     """
     with LocalControl(
         agreement,

@@ -65,7 +65,8 @@ class Personalised(_Record):
 class Accuracies(Personalised):
     """Shares of a site's own test set predicted rightly: by the method's own inference, by each of the two ways.
 
-    None where there is no test set, by prototype also where a method has none.
+    The control ``self`` has the inference of the method that it aligns as. None where there is no test set, by
+    prototype also where a method has none.
     """
 
     accuracy: Share | None = None
@@ -190,6 +191,8 @@ class SiteRound(Personalised):
     attempt: Annotated[int, Field(ge=1)]
     sites: Annotated[int, Field(ge=1)]
     withheld: tuple[str, ...]
+    accuracy: Share | None = None
+    """By the method's own inference; only a simulation has it here, where ``self`` has that of the method beside it."""
     accuracy_classifier: Share | None
     accuracy_prototype: Share | None
     accuracy_trained: Share | None = None

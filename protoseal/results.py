@@ -97,7 +97,12 @@ class TwoWays(Protocol):
 
 
 def own_accuracy(method: str, figures: TwoWays) -> float | None:
-    """By the method's own inference; by the classifier as long as there is no prototype to be near to."""
+    """By the method's own inference; by the classifier as long as there is no prototype to be near to.
+
+    As the run told it where it did: of the control ``self`` it alone knows which method's inference is meant.
+    """
+    if isinstance(figures, SiteRound) and figures.accuracy is not None:
+        return figures.accuracy
     by_prototype = Method(method).traits.inference is Inference.PROTOTYPE
     if by_prototype and figures.accuracy_prototype is not None:
         return figures.accuracy_prototype
@@ -118,7 +123,7 @@ def _means(logs: Compared, names: Iterable[str]) -> dict[str, float]:
 
 def _accuracies(method: str, figures: SiteRound) -> Accuracies:
     known = figures.model_dump(include=set(Accuracies.model_fields))
-    return Accuracies(**known, accuracy=own_accuracy(method, figures))
+    return Accuracies(**known | {"accuracy": own_accuracy(method, figures)})
 
 
 def _mean_accuracies(method: str, logs: Mapping[str, Sequence[SiteRound]]) -> Accuracies:

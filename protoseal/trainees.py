@@ -93,7 +93,8 @@ class Trainees:
     ) -> None:
         """What the log has of a site's rounds after ``until`` does not count: it will tell of them again.
 
-        Raises :class:`DataError` where training is to stop early and a site keeps nothing aside for that.
+        ``method`` is the one whose inference the sites have. Raises :class:`DataError` where training is to stop early
+        and a site keeps nothing aside for that.
         """
         self._trainees, self._data, self._log = trainees, data, log
         self._method, self._agreement = method, agreement
@@ -140,7 +141,7 @@ class Trainees:
         trainee, seconds = self._trainees[name], dict(figures.seconds)
         # Of the time that all took together, each site's part is an equal share.
         seconds["train"] = seconds.get("train", 0.0) + self._shares.get(figures.round, 0.0)
-        update: dict[str, Any] = {"seconds": seconds}
+        update: dict[str, Any] = {"seconds": seconds, "accuracy": own_accuracy(self._method, figures)}
         if trainee.losses is not None:
             update["loss"] = trainee.losses.total
         validation = self._data[name].validation
@@ -237,6 +238,7 @@ class Trainees:
         after = site_round(figures.round, figures.attempt, figures.sites, (), tested, {})
         names = ("accuracy_classifier", "accuracy_prototype", "accuracy_trained", "pm_v", "pm_l")
         update: dict[str, Any] = {name: getattr(after, name) for name in names}
+        update["accuracy"] = own_accuracy(self._method, tested)
         if self._testing.per_class:
             near = self._method.traits.inference is Inference.PROTOTYPE and tested.by_prototype
             shares = tested.by_prototype if near else tested.by_classifier

@@ -148,7 +148,7 @@ class SimulationConfig(Section):
 
     @property
     def self_aligns_as(self) -> Method:
-        """The method whose loss the control ``self`` has: the one that it is compared with, PFPL if there is none."""
+        """The method whose loss and inference ``self`` has: the one that it is compared with, PFPL if there is none."""
         federated = [method for method in self.methods if method not in CONTROLS]
         return federated[0] if federated else Method.PFPL
 

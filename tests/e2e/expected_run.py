@@ -128,5 +128,5 @@ def _content(reported: CoordinatorRound) -> tuple[object, ...]:
 
 
 def _figures(logged: SiteRound) -> dict[str, object]:
-    """Without times, and without the loss, which a simulation alone reports."""
-    return logged.model_dump(exclude={"seconds", "loss"})
+    """Without times, and without what a simulation alone reports."""
+    return logged.model_dump(exclude={"seconds", "loss", "accuracy"})
