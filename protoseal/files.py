@@ -75,9 +75,9 @@ class Accuracies(Personalised):
 
 
 class SiteFigures(Accuracies):
-    """One site after the last round. Accuracies are shares of its own test set, None without one.
+    """One site after the last round, or the best where training stopped early.
 
-    ``accuracy`` is by the method's own inference; ``accuracy_local`` and ``accuracy_self`` are the controls',
+    Accuracies are shares of its own test set, None without one. ``accuracy`` is by the method's own inference; ``accuracy_local`` and ``accuracy_self`` are the controls',
     where they ran, and ``compared`` has those of everything that ran beside it. ``epsilon`` is None: nothing here is
     differentially private. Bytes are payload bytes.
     """
@@ -92,7 +92,7 @@ class SiteFigures(Accuracies):
     accuracy_self: Share | None = None
     compared: dict[str, Share] = Field(default_factory=dict)
     withheld: tuple[str, ...] = ()
-    """Classes that the site has and got no answer for in the last round, since too few sites hold them."""
+    """Classes that the site has and got no answer for, since too few sites hold them, in the round of the figures."""
     per_class: dict[str, Share] = Field(default_factory=dict)
     """By the method's own inference, of the classes in the site's test set; where it was asked for."""
 
@@ -164,7 +164,7 @@ class RunResult(_Record):
     config: dict[str, Any]
     classes: tuple[str, ...] = ()
     withheld: tuple[str, ...] = ()
-    """Classes that too few sites hold, in the last round."""
+    """Classes that too few sites hold, in the last round, or ``best_round``."""
     compared: dict[str, Share] = Field(default_factory=dict)
     """Mean accuracy of each other method and control on the same data with the same budget."""
     metrics: dict[str, Accuracies] = Field(default_factory=dict)
@@ -172,7 +172,7 @@ class RunResult(_Record):
     best_round: Annotated[int, Field(ge=1)] | None = None
     """Where training was stopped early: the round that all figures but those of ``rounds`` are of."""
     groups: tuple[tuple[str, ...], ...] = ()
-    """The sites that averaged with each other in the last round; none where the method makes no groups."""
+    """Sites that averaged with each other in the last round, or ``best_round``; none where a method has no groups."""
     seeds: tuple[SeedFigures, ...] = ()
     spread: Spread | None = None
     """Of ``mean_accuracy`` over the seeds."""

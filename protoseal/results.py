@@ -56,6 +56,7 @@ def run_result(
         for each, logs in everything.items()
     }
     figures = tuple(_site_figures(sites[site], name, last) for site in sorted(sites))
+    reported = [each for each in rounds if each.round <= best.get(name, each.round)][-1:]
     return RunResult(
         method=name,
         protection=agreement.protection.value,
@@ -66,11 +67,11 @@ def run_result(
         mean_accuracy=mean(each.accuracy for each in figures),
         config=agreement.model_dump(mode="json", by_alias=True),
         classes=agreement.classes,
-        withheld=rounds[-1].withheld if rounds else (),
+        withheld=reported[0].withheld if reported else (),
         compared=_means(last, [str(each) for each in compared]),
         metrics={each: _mean_accuracies(each, logs) for each, logs in last.items()},
         best_round=best.get(name),
-        groups=rounds[-1].groups if rounds else (),
+        groups=reported[0].groups if reported else (),
         coordinator_view=view,
         complete=complete,
     )

@@ -113,6 +113,15 @@ def test_groups_are_the_last_rounds_and_a_control_may_have_a_name_of_its_own() -
     assert RESULT.groups == ()
 
 
+def test_what_is_withheld_and_grouped_is_of_the_round_that_is_reported() -> None:
+    """Where training stopped early this is the best round."""
+    first, last = (("clinic-a", "clinic-b"), ("clinic-c",)), (("clinic-a",), ("clinic-b",))
+    rounds = [replace(ROUNDS[0], groups=first), replace(ROUNDS[1], groups=last)]
+    for best, withheld, groups in (({"pfpl": 1}, (), first), ({"pfpl": 2}, ("2",), last), ({}, ("2",), last)):
+        result = run_result(small_agreement(), SITES, rounds, {}, dataset="digits", seed=7, best=best)
+        assert (result.withheld, result.groups) == (withheld, groups)
+
+
 def test_the_rest_is_the_agreements_and_the_callers() -> None:
     agreement = small_agreement()
     assert (RESULT.method, RESULT.protection, RESULT.dataset, RESULT.seed) == ("pfpl", "plain", "digits", 7)
