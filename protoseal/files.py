@@ -77,9 +77,9 @@ class Accuracies(Personalised):
 class SiteFigures(Accuracies):
     """One site after the last round, or the best where training stopped early.
 
-    Accuracies are shares of its own test set, None without one. ``accuracy`` is by the method's own inference; ``accuracy_local`` and ``accuracy_self`` are the controls',
-    where they ran, and ``compared`` has those of everything that ran beside it. ``epsilon`` is None: nothing here is
-    differentially private. Bytes are payload bytes.
+    Accuracies are shares of its own test set, None without one. ``accuracy`` is by the method's own inference;
+    ``accuracy_local`` and ``accuracy_self`` are the controls', where they ran, and ``compared`` has those of everything
+    that ran beside it. ``epsilon`` is None: nothing here is differentially private. Bytes are payload bytes.
     """
 
     name: str
