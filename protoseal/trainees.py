@@ -14,7 +14,7 @@ from protoseal.config import Agreement, Inference, Method
 from protoseal.files import SiteLog, SiteRound
 from protoseal.results import mean, own_accuracy
 from protoseal.run_log import RunLog
-from secure_client.build import build_learner
+from secure_client.build import build_learner, warn_of_fedavg
 from secure_client.data import SiteData
 from secure_client.errors import DataError
 from secure_client.learner import Evaluation, Learner
@@ -42,9 +42,9 @@ class SiteTraining:
         return self.models[position % len(self.models)] if self.models else agreement.training.model
 
     def learner(self, agreement: Agreement, name: str, data: SiteData, position: int) -> Learner:
-        """A site's learner. Raises a :class:`secure_client.errors.SiteError`."""
+        """A site's learner; what is to be warned of in all of them, with the first. Raises a ``SiteError``."""
         model = self.model_of(agreement, position)
-        return build_learner(
+        learner = build_learner(
             agreement,
             name,
             data,
@@ -53,6 +53,9 @@ class SiteTraining:
             pretrained=self.pretrained if model == agreement.training.model else None,
             mixed_precision=self.mixed_precision,
         )
+        if position == 0:
+            warn_of_fedavg(agreement, learner)
+        return learner
 
 
 @dataclass(frozen=True)

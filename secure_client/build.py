@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from algorithms.fedplvm import objective as fedplvm
 from algorithms.fedproto import objective as fedproto
 from algorithms.fpl import objective as fpl
 from algorithms.pfpl import objective as pfpl
-from protoseal.config import Agreement, Method
+from protoseal.config import Agreement, Method, Part
 from secure_client.averaged import Averaged
 from secure_client.bounds import PrototypeBounds, check_averaged_bounds
 from secure_client.data import SiteData
@@ -27,6 +28,8 @@ from secure_client.pretrained import load_pretrained
 from secure_client.recipe import BatchLoss, Clustered, Recipe, Stage, Trains
 from secure_client.trainee import Trainee
 from secure_client.training import Schedule
+
+_log = logging.getLogger("protoseal.site")
 
 
 def build_initial_model(agreement: Agreement, spec: str, pretrained: Path | None) -> PrototypeModel:
@@ -108,7 +111,14 @@ def build_learner(
 
 
 def build_trainee(agreement: Agreement, learner: Learner, journal: Journal) -> Trainee:
-    """The learner with its memory."""
+    """The learner with its memory. Logs a warning where the site's model weighs less than its samples."""
+    samples, most = int(learner.counts.sum()), agreement.averaging.most_samples
+    if agreement.method.traits.weighted and samples > most:
+        _log.warning(
+            "%s: has %d training samples and counts as %d in every sum, most_samples of the agreement, which should "
+            "allow for them",
+            *(learner.site, samples, most),
+        )
     return Trainee(learner, journal, prototype_bounds(agreement))
 
 
@@ -226,6 +236,17 @@ def check_averaged(agreement: Agreement, model: PrototypeModel) -> None:
     averaged = Averaged(model, agreement.method.traits.averaged)
     _check_sizes(agreement, *averaged.sizes)
     check_averaged_bounds(averaged.vector(), agreement.averaging, trained=False)
+
+
+def warn_of_fedavg(agreement: Agreement, learner: Learner) -> None:
+    """Log a warning where FedBN would keep nothing at the sites, since the model has no layers that normalise."""
+    if agreement.method.traits.averaged is not Part.NOT_NORMS:
+        return
+    if learner.averaged_sizes == Averaged(learner.predictor, Part.MODEL).sizes:
+        _log.warning(
+            "%s with a model without layers that normalise is fedavg: all of it is averaged",
+            agreement.method.value,
+        )
 
 
 def _check_sizes(agreement: Agreement, parameters: int, buffers: int) -> None:

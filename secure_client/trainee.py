@@ -255,10 +255,12 @@ class Trainee:
         """What the method exchanges of the trained model, from one pass over the training set."""
         embedded = self._learner.embedded()
         rows, _ = self._learner.prototypes(embedded)
-        self._rows = self._bounded(rows)
         self._scores = self._learner.scores(embedded)
         local = self._learner.local_clusters(embedded)
-        if local is not None:
+        if local is None:
+            self._rows = self._bounded(rows)
+        else:  # these are sent, and so warned of, and class means stay here
+            self._rows = self._bounds.bounded(rows).rows
             self._local = replace(local, rows=self._bounded(local.rows)).without_zeros()
 
     def _require_rows(self) -> NDArray[np.float64]:

@@ -19,7 +19,7 @@ class AveragingSection(Section):
     buffers such as batch normalisation's. Write 1 for the parameters, and `protoseal client check` tells both. A site
     whose values are beyond ``parameter_bound`` or ``buffer_bound`` stops with an error before it sends any; the bounds
     make room for sums in fixed point. So does ``most_samples``, where models are weighed by sample counts: a site with
-    more training samples counts as one with that many.
+    more training samples counts as one with that many, and logs a warning as it starts.
     """
 
     parameters: Elements = 0
