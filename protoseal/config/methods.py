@@ -86,8 +86,9 @@ class FedplccSection(Section):
 class BaselinesSection(Section):
     """What the four methods are compared with; each value is read by the method that it is named after.
 
-    ``fedprox`` μ, ``fedproto`` λ, ``ditto`` λ; ``fedrep_head_epochs`` before the extractor's; ``fpl_temperature`` τ;
-    of FedPLVM λ (of both its terms), τ and α, as in its authors' code.
+    ``fedprox`` μ, ``fedproto`` λ, ``ditto`` λ; ``fpl_temperature`` τ; of FedPLVM λ (of both its terms), τ and α, as in
+    its authors' code. ``fedrep_head_epochs`` come before the extractor's: 1 as in PFLlib (``plocal_epochs``), for a
+    budget near the others'; FedRep's authors train the head for more, about 10.
     """
 
     fedprox: Weight = 0.01
