@@ -31,5 +31,9 @@ class Objective:
         classification = functional.cross_entropy(outputs.logits, labels)
         if targets is None:
             return Terms(classification, classification, torch.zeros_like(classification))
-        aligned = mean_square(outputs.features, labels, targets)
+        aligned = self.distance(outputs.features, labels, targets)
         return Terms(classification + self.alignment_weight * aligned, classification, aligned)
+
+    def distance(self, features: Tensor, labels: Tensor, targets: Targets) -> Tensor:
+        """What λ weighs."""
+        return mean_square(features, labels, targets)
