@@ -176,6 +176,15 @@ def check_mixed_batch(loss: Loss) -> None:
     assert not gradient(batch, loss)[~kept].any()
 
 
+def check_weights_unread(loss: Loss) -> None:
+    """The clusters' weights in another order, which are other ones, change nothing."""
+    batch = case(0)
+    other = Clusters(batch.clusters.rows, batch.clusters.labels, batch.clusters.weights.flip(0))
+    assert (batch.clusters.weights != other.weights).any()
+    found = dataclasses.replace(batch, clusters=other).terms(loss)
+    assert found.total.item() == batch.terms(loss).total.item()
+
+
 def check_extremes(loss: Loss) -> None:
     """Float32, features and clusters that are zero, opposite or equal, weights of 0: finite values and gradients."""
     rows = torch.tensor([[1.0, 0, 0, 0, 0], [-1.0, 0, 0, 0, 0], [0.0, 0, 0, 0, 0], [0, 1e-15, 0, 0, 0]])

@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-Vector = list[float]
-Matrix = list[Vector]
+from tests.algorithms.plain_lists import Matrix, Vector, distance
 
 
 def normalised(vector: Sequence[float]) -> Vector:
@@ -18,13 +17,6 @@ def normalised(vector: Sequence[float]) -> Vector:
     for value in vector:
         squares += value * value
     return [value / math.sqrt(squares) if squares else 0.0 for value in vector]
-
-
-def distance(a: Sequence[float], b: Sequence[float]) -> float:
-    total = 0.0
-    for x, y in zip(a, b, strict=True):
-        total += (x - y) ** 2
-    return math.sqrt(total)
 
 
 def cross_entropy(logits: Matrix, labels: Sequence[int]) -> float:

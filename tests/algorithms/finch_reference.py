@@ -8,15 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-Vector = list[float]
+from tests.algorithms.plain_lists import Vector, inner, mean
+
 Partition = list[int]
-
-
-def inner(a: Sequence[float], b: Sequence[float]) -> float:
-    total = 0.0
-    for x, y in zip(a, b, strict=True):
-        total += x * y
-    return total
 
 
 def norm(a: Sequence[float]) -> float:
@@ -25,14 +19,6 @@ def norm(a: Sequence[float]) -> float:
 
 def cosine(a: Sequence[float], b: Sequence[float]) -> float:
     return inner(a, b) / (norm(a) * norm(b))
-
-
-def mean(vectors: Sequence[Sequence[float]]) -> Vector:
-    sums = [0.0] * len(vectors[0])
-    for vector in vectors:
-        for j, value in enumerate(vector):
-            sums[j] += value
-    return [value / len(vectors) for value in sums]
 
 
 def unit(vector: Sequence[float]) -> Vector:

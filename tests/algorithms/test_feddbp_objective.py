@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +17,11 @@ from algorithms.feddbp.objective import Objective, contrast
 from algorithms.prototypes import Targets
 from algorithms.terms import Outputs, Terms
 from tests.algorithms import feddbp_reference as reference
+from tests.algorithms import target_cases
+from tests.algorithms.plain_lists import distance
+from tests.algorithms.target_cases import CLASSES, DIM, MIX, gradient
 
-CLASSES, DIM, TAU = 4, 3, 0.3
-MIX = torch.arange(DIM * CLASSES, dtype=torch.float64).reshape(DIM, CLASSES).cos()
-"""A classifier's weights, so that logits and features move together."""
+TAU = 0.3
 FORMS = [{}, {"literal": True}, {"hard": False}, {"literal": True, "hard": False}]
 ABLATIONS = [{"share": False}, {"decision": False}]
 
@@ -31,12 +31,11 @@ Case = tuple[Tensor, Tensor, Tensor, Targets]
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     """Both branches' float64 features of 1 to 8 samples, and targets for some classes; others' rows are not numbers."""
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    labels = draw(st.lists(st.integers(0, CLASSES - 1), min_size=1, max_size=8))
-    present = np.array(draw(st.lists(st.booleans(), min_size=CLASSES, max_size=CLASSES)))
-    rows = np.where(present[:, None], rng.normal(size=(CLASSES, DIM)), np.nan)
-    shared, decision = (torch.tensor(rng.normal(size=(len(labels), DIM))) for _ in range(2))
-    return shared, decision, torch.tensor(labels), Targets.of(rows, present)
+    shared, labels, targets = draw(target_cases.cases())
+    rng = np.random.default_rng(
+        [draw(st.integers(0, 2**32 - 1)), 1]
+    )  # other numbers than the targets' from any seed
+    return shared, torch.tensor(rng.normal(size=shared.shape)), labels, targets
 
 
 def some_case(seed: int = 0, present: tuple[bool, ...] = (True, True, False, True)) -> Case:
@@ -90,13 +89,6 @@ def contrast_by_loops(
     batch = features.tolist(), labels.tolist(), targets.rows.tolist(), targets.present.tolist()
     middle = reference.boundary(*batch) if m is None else m
     return reference.decision_loss(*batch, tau=temperature, hard=hard, literal=literal, m=middle)
-
-
-def gradient(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
-    leaf = at.clone().requires_grad_()
-    torch.autograd.backward(function(leaf))
-    assert leaf.grad is not None
-    return leaf.grad
 
 
 def agrees(terms: Terms, expected: tuple[float, float]) -> bool:
@@ -228,8 +220,7 @@ def moved_from_the_hard_negative(**switches: bool) -> float:
     step = gradient(lambda z: contrast(z, labels, targets, temperature=0.07, **switches), features)
     after = features - 1e-6 * step
     away = [
-        reference.distance(reference.normalised(z[0].tolist()), targets.rows[1].tolist())
-        for z in (features, after)
+        distance(reference.normalised(z[0].tolist()), targets.rows[1].tolist()) for z in (features, after)
     ]
     return (away[1] - away[0]) / 1e-6
 

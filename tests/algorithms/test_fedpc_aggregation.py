@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from algorithms.fedpc import Groups, between, similarity_weights, within
 from algorithms.linear import Bool, Float
 from tests.algorithms import fedpc_reference as reference
+from tests.algorithms.plain_lists import mean
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def federations(draw: st.DrawFn) -> Sites:
 def expected_within(sites: Sites) -> Groups:
     prototypes, holds = sites.prototypes.tolist(), sites.holds.tolist()
     means = [reference.intra(prototypes, holds, group, sites.min_holders) for group in sites.members()]
-    theta = [reference.mean([sites.theta[i].tolist() for i in group]) for group in sites.members()]
+    theta = [mean([sites.theta[i].tolist() for i in group]) for group in sites.members()]
     return Groups(np.array([rows for rows, _ in means]), np.array([has for _, has in means]), np.array(theta))
 
 

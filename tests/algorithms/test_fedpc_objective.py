@@ -16,36 +16,15 @@ from algorithms.fedpc.objective import Objective
 from algorithms.prototypes import Targets
 from algorithms.terms import Outputs
 from tests.algorithms import fedpc_reference as reference
+from tests.algorithms.target_cases import CLASSES, DIM, MIX, Case, cases, gradient
 
-CLASSES, DIM = 4, 3
-MIX = torch.arange(DIM * CLASSES, dtype=torch.float64).reshape(DIM, CLASSES).cos()
-"""A classifier's weights, so that logits and features move together."""
-
-Case = tuple[Tensor, Tensor, Targets]
 Align = Callable[[Tensor, Tensor, Targets], Tensor]
-
-
-@st.composite
-def cases(draw: st.DrawFn) -> Case:
-    """A float64 batch of 1 to 8 samples, and targets for some of the classes; others' rows are not numbers."""
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    labels = draw(st.lists(st.integers(0, CLASSES - 1), min_size=1, max_size=8))
-    present = np.array(draw(st.lists(st.booleans(), min_size=CLASSES, max_size=CLASSES)))
-    rows = np.where(present[:, None], rng.normal(size=(CLASSES, DIM)), np.nan)
-    return torch.tensor(rng.normal(size=(len(labels), DIM))), torch.tensor(labels), Targets.of(rows, present)
 
 
 def aligned_by_loops(features: Tensor, labels: Tensor, targets: Targets) -> float:
     return reference.prototype_loss(
         features.tolist(), labels.tolist(), targets.rows.tolist(), targets.present.tolist()
     )
-
-
-def gradient(function: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:
-    leaf = features.clone().requires_grad_()
-    torch.autograd.backward(function(leaf))
-    assert leaf.grad is not None
-    return leaf.grad
 
 
 @given(cases())

@@ -14,26 +14,11 @@ from algorithms.fedproto.objective import Objective
 from algorithms.prototypes import Targets
 from algorithms.terms import Outputs
 from tests.algorithms import feddbp_reference as reference
-
-CLASSES, DIM = 4, 3
-MIX = torch.arange(DIM * CLASSES, dtype=torch.float64).reshape(DIM, CLASSES).cos()
-"""A classifier's weights, so that logits and features move together."""
-
-
-@st.composite
-def cases(draw: st.DrawFn) -> tuple[Tensor, Tensor, Targets]:
-    """A float64 batch of 1 to 8 samples, and targets for some of the classes; others' rows are not numbers."""
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    labels = draw(st.lists(st.integers(0, CLASSES - 1), min_size=1, max_size=8))
-    present = np.array(draw(st.lists(st.booleans(), min_size=CLASSES, max_size=CLASSES)))
-    rows = np.where(present[:, None], rng.normal(size=(CLASSES, DIM)), np.nan)
-    return torch.tensor(rng.normal(size=(len(labels), DIM))), torch.tensor(labels), Targets.of(rows, present)
+from tests.algorithms.target_cases import CLASSES, DIM, MIX, Case, cases
 
 
 @given(cases(), st.floats(0, 50))
-def test_the_loss_is_cross_entropy_and_the_mean_square_distance(
-    case: tuple[Tensor, Tensor, Targets], weight: float
-) -> None:
+def test_the_loss_is_cross_entropy_and_the_mean_square_distance(case: Case, weight: float) -> None:
     features, labels, targets = case
     terms = Objective(weight)(Outputs(features, features @ MIX), labels, targets)
     entropy = reference.cross_entropy((features @ MIX).tolist(), labels.tolist())

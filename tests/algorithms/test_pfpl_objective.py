@@ -17,19 +17,7 @@ from algorithms.pfpl.objective import (
 )
 from algorithms.prototypes import Targets
 from algorithms.terms import Outputs
-
-CLASSES, DIM = 4, 3
-
-
-@st.composite
-def cases(draw: st.DrawFn) -> tuple[Tensor, Tensor, Targets]:
-    """A batch of 1 to 8 samples, and targets for some of the classes."""
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    labels = draw(st.lists(st.integers(0, CLASSES - 1), min_size=1, max_size=8))
-    features = torch.tensor(rng.normal(size=(len(labels), DIM)), dtype=torch.float32)
-    present = np.array(draw(st.lists(st.booleans(), min_size=CLASSES, max_size=CLASSES)))
-    rows = np.where(present[:, None], rng.normal(size=(CLASSES, DIM)), np.nan)
-    return features, torch.tensor(labels), Targets.of(rows, present)
+from tests.algorithms.target_cases import CLASSES, DIM, Case, cases
 
 
 def reference_alignment(features: Tensor, labels: Tensor, targets: Targets) -> float:
@@ -51,13 +39,13 @@ def reference_literal(features: Tensor, labels: Tensor, targets: Targets) -> flo
     return total
 
 
-@given(cases())
-def test_alignment_is_the_formula(case: tuple[Tensor, Tensor, Targets]) -> None:
+@given(cases(torch.float32))
+def test_alignment_is_the_formula(case: Case) -> None:
     assert mean_square(*case).item() == pytest.approx(reference_alignment(*case), rel=1e-4, abs=1e-6)
 
 
-@given(cases())
-def test_literal_alignment_is_the_printed_formula(case: tuple[Tensor, Tensor, Targets]) -> None:
+@given(cases(torch.float32))
+def test_literal_alignment_is_the_printed_formula(case: Case) -> None:
     assert distance_of_means(*case).item() == pytest.approx(reference_literal(*case), rel=1e-4, abs=1e-6)
 
 
@@ -71,10 +59,8 @@ def test_known_answers() -> None:
 
 
 @pytest.mark.parametrize("literal", [False, True])
-@given(case=cases(), weight=st.floats(0, 50))
-def test_the_loss_is_cross_entropy_plus_weighted_alignment(
-    literal: bool, case: tuple[Tensor, Tensor, Targets], weight: float
-) -> None:
+@given(case=cases(torch.float32), weight=st.floats(0, 50))
+def test_the_loss_is_cross_entropy_plus_weighted_alignment(literal: bool, case: Case, weight: float) -> None:
     features, labels, targets = case
     logits = features @ torch.arange(DIM * CLASSES, dtype=torch.float32).reshape(DIM, CLASSES) / 10
     terms = Objective(weight, literal)(Outputs(features, logits), labels, targets)

@@ -23,6 +23,7 @@ from protoseal_wire.assignment import clusters_of
 from protoseal_wire.messages import Phase, PhaseKey, Work
 from secure_client.data import SiteData
 from tests.algorithms import finch_reference as paper
+from tests.algorithms.plain_lists import mean
 from tests.conformance.grouped_runs import Book, Float, Got, Tap, run_into
 from tests.conformance.literal import last_attempt
 from tests.conformance.turns import Loss
@@ -108,7 +109,7 @@ def expected_local(book: ClusterBook, at: At) -> list[tuple[int, list[float], in
         parts = _parts(vectors, literal=own.literal_norms) if not own.single else [0] * len(vectors)
         for g in range(max(parts) + 1):
             members = [row for row, part in zip(vectors, parts, strict=True) if part == g]
-            found.append((k, paper.mean(members), len(members)))
+            found.append((k, mean(members), len(members)))
     return found
 
 
@@ -184,7 +185,7 @@ def _most(agreement: Agreement, rows: int) -> int:
 
 def _centre(members: list[tuple[list[float], int]], *, weighted: bool) -> list[float]:
     if not weighted:
-        return paper.mean([row for row, _ in members])
+        return mean([row for row, _ in members])
     total = sum(count for _, count in members)
     return [sum(count * row[j] for row, count in members) / total for j in range(len(members[0][0]))]
 

@@ -23,6 +23,7 @@ import numpy as np
 from protoseal.config import Protection
 from tests.algorithms import feddbp_reference as feddbp
 from tests.algorithms import fedpc_reference as paper
+from tests.algorithms import plain_lists as lists
 from tests.conformance.grouped_runs import Book, Float, Put
 from tests.conformance.runs import Bool
 
@@ -45,9 +46,9 @@ class Mixed:
 class _Means:
     """Equations before 5: by group, rows (J, K, d) and has (J, K) and theta (J, P)."""
 
-    rows: list[paper.Matrix]
+    rows: list[lists.Matrix]
     has: list[list[bool]]
-    theta: paper.Matrix
+    theta: lists.Matrix
 
 
 def contributors(book: Book, number: int) -> tuple[str, ...]:
@@ -157,10 +158,10 @@ def _within(book: Book, puts: dict[str, Put], groups: list[list[str]]) -> _Means
     return _Means([rows for rows, _ in found], [has for _, has in found], theta)
 
 
-def _theta(book: Book, puts: list[Put]) -> paper.Vector:
+def _theta(book: Book, puts: list[Put]) -> lists.Vector:
     """The mean over sites, or over their samples."""
     if not book.agreement.layout.weighted:
-        return paper.mean([put.averaged.tolist() for put in puts])
+        return lists.mean([put.averaged.tolist() for put in puts])
     total, sums = 0, [0.0] * book.agreement.layout.model
     for put in puts:
         total += put.samples

@@ -1,0 +1,64 @@
+"""Sites with local prototypes of their own, as FedPLCC clusters them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from algorithms.fedplcc import Assignment, Contribution, LocalClusters, contribution, local_clusters
+from algorithms.kmeans import Labels
+from algorithms.linear import Float
+
+SEEDS = range(40)
+CLASSES, DIM = 3, 6
+
+
+def samples(seed: int) -> tuple[Float, Labels]:
+    """A site's features and labels; one class has a single sample, or none."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, CLASSES - 1, size=40)
+    labels[0] = rng.integers(0, CLASSES)
+    return np.maximum(rng.normal(0.4, 1.0, size=(40, DIM)), 0.0) + 0.01, labels
+
+
+def sites(seed: int) -> list[LocalClusters]:
+    """Four to eight sites' local prototypes."""
+    rng = np.random.default_rng([seed, 1])
+    return [local_clusters(*samples(100 * seed + i), CLASSES) for i in range(rng.integers(4, 9))]
+
+
+def by_class(federation: Sequence[LocalClusters]) -> tuple[list[Float], list[Labels]]:
+    """For each class, all sites' local prototypes, and whose they are."""
+    rows = [np.concatenate([site.rows[site.labels == k] for site in federation]) for k in range(CLASSES)]
+    owners = [
+        np.concatenate([np.full(int((site.labels == k).sum()), i) for i, site in enumerate(federation)])
+        for k in range(CLASSES)
+    ]
+    return rows, owners
+
+
+def grams(rows: Sequence[Float]) -> list[Float]:
+    return [np.asarray(each @ each.T) for each in rows]
+
+
+def of_site(assignment: Assignment, owners: Sequence[Labels], site: int) -> Labels:
+    """The clusters of one site's prototypes, in its own order."""
+    parts = [each[who == site] for each, who in zip(assignment.of_row, owners, strict=True)]
+    return np.concatenate(parts)
+
+
+def total_of(
+    federation: Sequence[LocalClusters],
+    assignment: Assignment,
+    owners: Sequence[Labels],
+    *,
+    weighted_centres: bool,
+) -> Contribution:
+    """What the protections do: each site's own share, added up."""
+    clusters = len(assignment.labels)
+    shares = [
+        contribution(site, of_site(assignment, owners, i), clusters, weighted_centres=weighted_centres)
+        for i, site in enumerate(federation)
+    ]
+    return Contribution(*(np.sum([share[field] for share in shares], axis=0) for field in range(3)))
