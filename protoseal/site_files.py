@@ -51,16 +51,17 @@ def divide(
 ) -> DividedData:
     """Read ``dataset`` and divide it among ``sites`` sites, called site-1 and so on.
 
-    Of the data set's own test part, if it has one, at most ``tests`` samples of each class and domain are used.
-    With ``sites:DIR`` the split is given: a site for each file, whatever ``sites`` and ``split`` say. Classes
-    and preprocessing follow from the data unless given. Raises a :class:`secure_client.errors.SiteError`.
+    Of the data set's own test part, if it has one that is not dealt out with the rest, at most ``tests`` samples of
+    each class and domain are used. With ``sites:DIR`` the split is given: a site for each file, whatever ``sites`` and
+    ``split`` say. Classes and preprocessing follow from the data unless given. Raises a
+    :class:`secure_client.errors.SiteError`.
     """
     if dataset.startswith(SITES_FORM):
         return read_sites(Path(dataset.removeprefix(SITES_FORM)), agreed=agreed, classes=classes)
     divider = parse_split(split)
     sources = read(dataset, data_root=data_root, agreed=agreed, seed=seed)
     agreed = agreed or suggest_preprocessing(sources)
-    data = join(sources, agreed, classes)
+    data = divider.pooled(join(sources, agreed, classes))
     if tests is not None and data.test is not None:
         data = replace(data, test=fewer(data.test, tests, seed))
     return DividedData(divider(data, sites=sites, seed=seed), data.classes, agreed, data.test)

@@ -51,6 +51,22 @@ def test_the_test_set_of_all_is_the_data_sets_own_or_what_the_sites_hold_back(tm
         assert (official.test_of_all().inputs[..., 0] == inputs[:6]).all()
 
 
+def test_no_site_trains_on_the_test_set_of_all_where_the_test_part_is_dealt_out(tmp_path: Path) -> None:
+    features, labels = np.arange(48.0)[:, np.newaxis], np.arange(48) % 2
+    np.savez(
+        tmp_path / "a.npz",
+        x_train=features[:40],
+        y_train=labels[:40],
+        x_test=features[40:],
+        y_test=labels[40:],
+    )
+    data = divide(f"npz:{tmp_path}/a.npz", "iid:pool=1", sites=2, seed=0, tests=1)
+    assert data.test is None
+    tested, trained = ids(data.test_of_all()), [i for site in data.sites for i in ids(site.train)]
+    assert sorted(tested + trained) == list(range(48))
+    assert len(tested) == 12
+
+
 def test_sites_are_read_back_as_they_were_written(tmp_path: Path) -> None:
     data = digits()
     write_sites(tmp_path, data)

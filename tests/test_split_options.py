@@ -9,13 +9,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protoseal.splits import SiteArrays, by_domain, iid, mixed, parse_split, shots, with_validation
-from secure_client.data.arrays import TrainTest
+from secure_client.data.arrays import TrainTest, join_samples
 from secure_client.errors import DataError
 from tests.support.numbered import OFFICIAL, all_ids, data, ids, per_class
 
 
 def sizes(sites: tuple[SiteArrays, ...]) -> list[tuple[int, int]]:
     return [(len(site.train), len(site.test)) for site in sites]
+
+
+@pytest.mark.parametrize("spec", ["iid", "domains", "mixed:n=4", "dirichlet:5", "iid:val=0.2"])
+def test_the_test_part_can_be_dealt_out_with_the_rest(spec: str) -> None:
+    """Then a site tests on a quarter of its own, as if the data had never been parted."""
+    whole, joint = data(40, test=8), "," if ":" in spec else ":"
+    assert whole.test is not None
+    together = TrainTest(join_samples([whole.train, whole.test]), None, whole.classes, whole.domains)
+    pooled = parse_split(f"{spec}{joint}pool=1")(whole, sites=2, seed=1)
+    for site, same in zip(pooled, parse_split(spec)(together, sites=2, seed=1), strict=True):
+        assert {kind: ids(part) for kind, part in site.parts.items()} == {
+            kind: ids(part) for kind, part in same.parts.items()
+        }
+    dealt = [i for site in pooled for part in site.parts.values() for i in ids(part)]
+    assert len(dealt) == len(set(dealt))
+    if not spec.startswith("mixed"):
+        assert sorted(dealt) == sorted(ids(together.train))
+
+
+def test_where_there_is_no_test_part_there_is_nothing_to_pool() -> None:
+    whole = data(40)
+    assert parse_split("iid:pool=1").pooled(whole) is whole
+    assert parse_split("iid").pooled(data(4, test=1)).test is not None
 
 
 def test_shots_with_spreads_give_each_site_its_own_n_and_k() -> None:
@@ -165,6 +188,7 @@ FROZEN: dict[str, str] = {
     "shots:n=2,k=5,nstd=1,kstd=2": "8acf945e1bd142d6",
     "dirichlet:0.5,min=4": "55f6dfef09cc15f0",
     "dirichlet:0.5,min=4,test=0.25,per=60,val=0.2": "9ac180244d1db7d6",
+    "dirichlet:0.5,min=4,pool=1": "7d859adfff795cb3",
 }
 
 

@@ -252,6 +252,8 @@ def test_a_split_by_name(spec: str, same: Callable[[TrainTest], tuple[SiteArrays
         ("mixed:n=inf", "inf is not above 0"),
         ("dirichlet:0.3,test=1", "1 is not above 0 and below 1; write dirichlet:0.3,min=10"),
         ("domains:val=0", "0 is not above 0 and below 1; write domains"),
+        ("iid:pool=2", "2 is not above 0 and below 2; write iid"),
+        ("iid:pool", "'pool' is not one of its options; write iid"),
         ("shots:n=3,k=4,nstd=-1", "-1 is not 0 or more; write shots:n=3,k=100"),
         ("mixed:n=3,per=4", "'per=4' is not one of its options; write mixed:n=6.5,max=25"),
         ("dirichlet:0.3,per=2.5", "'2.5' is not a number as in dirichlet:0.3,min=10"),

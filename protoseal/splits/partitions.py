@@ -2,7 +2,8 @@
 
 In all of them ``own_test`` is the part of each of its classes that a site keeps to test on, whatever test part
 the data set has, so that it tests on the classes in the proportions in which it trains on them. Without it a site
-tests on the data set's own test part, as far as its classes and domains go, or on a quarter where there is none.
+tests on the data set's own test part, as far as its classes and domains go, or on a quarter where there is none, or
+where it was pooled with the rest (:class:`protoseal.splits.specs.Split`).
 """
 
 from __future__ import annotations

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
 from protoseal.config.reading import nearest
 from protoseal.splits.partitions import by_domain, dirichlet, iid, mixed, shots
 from protoseal.splits.site_arrays import SiteArrays, with_validation
-from secure_client.data.arrays import TrainTest
+from secure_client.data.arrays import TrainTest, join_samples
 from secure_client.errors import DataError
 
 
-class Split(Protocol):
+class Divide(Protocol):
     """A way to divide a data set that only wants the number of sites and a seed."""
 
     def __call__(self, data: TrainTest, *, sites: int, seed: int) -> tuple[SiteArrays, ...]:
@@ -23,13 +23,34 @@ class Split(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Split:
+    """A way to divide a data set, after its parts are pooled or not, with a ``validation`` part kept aside or not."""
+
+    divide: Divide
+    validation: float | None = None
+    pools: bool = False
+
+    def pooled(self, data: TrainTest) -> TrainTest:
+        """What is divided: with ``pools`` the test part belongs to what is dealt out, and there is none any more."""
+        if not self.pools or data.test is None:
+            return data
+        return replace(data, train=join_samples([data.train, data.test]), test=None)
+
+    def __call__(self, data: TrainTest, *, sites: int, seed: int) -> tuple[SiteArrays, ...]:
+        """As :class:`Divide`, of :meth:`pooled` data."""
+        divided = self.divide(self.pooled(data), sites=sites, seed=seed)
+        return divided if self.validation is None else with_validation(divided, self.validation, seed)
+
+
 def parse_split(spec: str) -> Split:
     """The split that ``spec`` names.
 
     ``iid[:per=300]``, ``domains[:per=300]``, ``mixed:n=6.5[,max=25]``, ``shots:n=3,k=100[,nstd=1][,kstd=10]`` or
     ``dirichlet:0.3[,min=10][,per=300]``; each also with ``test=0.25``, the part of its own samples that a site
-    tests on, and ``val=0.1``, the part of its training samples that it keeps aside for early stopping. Raises
-    :class:`DataError` naming the nearest known name or option.
+    tests on, ``pool=1``, by which the data set's own test part is dealt out with the rest, and ``val=0.1``, the part of
+    its training samples that a site keeps aside for early stopping. Raises :class:`DataError` naming the nearest known
+    name or option.
     """
     kind, _, text = spec.partition(":")
     if kind not in SPLITS:
@@ -39,15 +60,10 @@ def parse_split(spec: str) -> Split:
     for name in form.required:
         if name not in values:
             raise DataError(f"split {spec!r} lacks {name}; write {form.example}")
-    validation = values.pop(VALIDATION, None)
-    divide = partial(form.divide, **{form.all_options[name].keyword: value for name, value in values.items()})
-    return divide if validation is None else partial(_divide_with_validation, divide, validation)
-
-
-def _divide_with_validation(
-    divide: Split, part: float, data: TrainTest, *, sites: int, seed: int
-) -> tuple[SiteArrays, ...]:
-    return with_validation(divide(data, sites=sites, seed=seed), part, seed)
+    validation, pools = values.pop(VALIDATION, None), POOL in values
+    values.pop(POOL, None)
+    keywords = {form.all_options[name].keyword: value for name, value in values.items()}
+    return Split(partial(form.divide, **keywords), validation, pools)
 
 
 @dataclass(frozen=True)
@@ -58,8 +74,12 @@ class _Option:
     above: float = 0
 
 
-VALIDATION = "val"
-_EVERYWHERE = {"test": _Option("own_test", float, below=1.0), VALIDATION: _Option("", float, below=1.0)}
+VALIDATION, POOL = "val", "pool"
+_EVERYWHERE = {
+    "test": _Option("own_test", float, below=1.0),
+    VALIDATION: _Option("", float, below=1.0),
+    POOL: _Option("", int, below=2),
+}
 _PER = {"per": _Option("per_site", int)}
 
 
