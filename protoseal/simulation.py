@@ -115,7 +115,9 @@ def simulate(
     means, spreads and paired differences over all.
 
     A simulation that was ended, however suddenly, goes on where it was: runs that had ended are read, the one that had
-    not goes on with the round that it was in. ``fresh`` starts over. Raises what a site or the coordinator raises, and
+    not goes on with the round that it was in. It comes to the same, bit for bit on a CPU with ``batched = "never"``;
+    otherwise up to rounding, which training makes more of: then the sites that had not trained in that round train as a
+    smaller program. ``fresh`` starts over. Raises what a site or the coordinator raises, and
     :class:`protoseal.run_folder.OtherSimulation` where the folder belongs to another configuration.
     """
     folder = RunFolder(config)

@@ -79,7 +79,9 @@ class Trainees:
     """The trainees of one run of one method, by the names of their sites, and what they told of its rounds.
 
     A run that was killed is taken up with the trainees that its journals hold and the log that its file holds: what was
-    told is not asked again, and nothing is trained twice but what no journal had yet.
+    told is not asked again, and nothing is trained twice but what no journal had yet. Where sites train one by one it
+    comes to the same, bit for bit on a CPU; of one program the sites that are left are a smaller one, which rounds
+    differently.
     """
 
     def __init__(

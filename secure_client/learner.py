@@ -77,9 +77,9 @@ class Learner:
 
     A round's result depends on the model, the targets, and (seed, site, round) alone: optimiser state does
     not outlive a round, and shuffling and dropout draw from a generator seeded by the three. So a site that
-    was restarted and loaded its model trains as if it had not been, bit for bit on a CPU; on a GPU up to
-    the order of its sums. The last batch of one sample joins the one before when the model has batch
-    normalisation.
+    was restarted and loaded its model trains as if it had not been, bit for bit on a CPU; on a GPU, and where
+    several sites train as one program (:mod:`secure_client.together`), up to the order of its sums. The last batch of
+    one sample joins the one before when the model has batch normalisation.
     """
 
     def __init__(

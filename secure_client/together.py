@@ -2,6 +2,9 @@
 
 Sites train on their own, so their steps may be taken in any order between sites: in each epoch first the full batches,
 one of each site at a time, then the sites' short last ones. See :mod:`secure_client.stacked` for the network.
+
+How many sites a program has decides how its sums are rounded. So a run that was killed in the middle of a round, and
+trains the sites that are left, comes to the same up to rounding; bit for bit it does so one by one.
 """
 
 from __future__ import annotations

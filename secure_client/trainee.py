@@ -40,7 +40,8 @@ class Trainee:
     """Trains each round once, however often it is asked for, and keeps the result in the journal.
 
     Prototypes are float64 (K, d) and within the public ``bounds``, with a warning in each round in which that changes
-    them. After a restart everything is as it was, bit for bit.
+    them. After a restart everything is as it was, bit for bit: what was trained is read, and what was not is trained as
+    :class:`Learner` promises.
 
     Where a part of the model is averaged, a round's training starts from the base in force: what was averaged, with
     the rest of the model as this site trained it last. What is evaluated and saved is the model that the method

@@ -90,7 +90,8 @@ def simulate(
 ) -> None:
     """Run a federation in this process, with the code of a deployment but without sockets.
 
-    The same command goes on with a simulation that was ended; finished runs are not run again.
+    The same command goes on with a simulation that was ended; finished runs are not run again. The result is that of
+    one that was not ended, bit for bit on a CPU with --batched never, else up to rounding.
     """
     from protoseal.commands.watching import watched
     from protoseal.config.simulation import load_simulation
