@@ -14,7 +14,7 @@ from secure_server import rounds, settling
 from secure_server.errors import WrongPhase
 from secure_server.rounds import Planned, Quorum, Rules, Stage, State
 from tests.server.round_player import GROUPED, LEFT, RULES, SITES, GroupPlayer, Player, in_round
-from tests.server.simulated_run import InvariantError
+from tests.server.simulation_rules import InvariantError
 from tests.server.spiteful_run import SpitefulRun
 
 OTHERS = ("ada", "bea", "cid")

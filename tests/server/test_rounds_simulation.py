@@ -1,6 +1,6 @@
 """Hundreds of whole runs with a fake clock: lost messages, replays, deaths, restarts, clock jumps.
 
-The invariants (in ``simulated_run``): an exact result or a clean abort, one computed attempt in a round, no attempt
+The invariants (in ``checked_run``): an exact result or a clean abort, one computed attempt in a round, no attempt
 of a round after UNMASK was asked in it nor with too few of those who had sent values, no end without any result,
 nothing goes back, never fewer sites than the minimum or a quorum, what a key
 asks of a site never changes, and every run comes to an end.
@@ -20,7 +20,8 @@ from secure_server import rounds, settling, tasks
 from secure_server.checks import check_expected
 from secure_server.rounds import Groups, Planned, Quorum, Rules, Stage, State
 from secure_server.run_state import ASKING, STEPS
-from tests.server.simulated_run import InvariantError, SimulatedRun
+from tests.server.simulated_run import SimulatedRun
+from tests.server.simulation_rules import InvariantError
 
 RUNS = 600
 ASKING_STEPS = [ASKING[phase] for phase in STEPS]
