@@ -1,4 +1,4 @@
-"""Real sites of one federation, for a session's tests to ask."""
+"""Real sites of one federation, for a session's tests to ask; the jobs that do not train together."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ import torch
 
 from protoseal.config import Agreement
 from protoseal.federation import make_parties
+from secure_client import together
+from secure_client.training import Job, Losses, run
 from tests.adversary.hostile import Cast
 from tests.adversary.masked_play import MaskedPlay
 from tests.support.grouped import EVERYONE
 from tests.support.small import small_agreement, small_data
 
+# Batches this small gain nothing from threads, and lose minutes to them on a busy machine.
 torch.set_num_threads(1)
 
 OpenSites = Callable[[Agreement], MaskedPlay]
@@ -35,3 +38,16 @@ def open_sites(tmp_path: Path, cast: Cast) -> Iterator[OpenSites]:
     """Sites of a new run under an agreement."""
     with ExitStack() as stack:
         yield lambda agreement: stack.enter_context(MaskedPlay(tmp_path, agreement, cast))
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """The jobs that are run one by one from now on."""
+    seen: list[Job] = []
+
+    def noted(job: Job) -> Losses:
+        seen.append(job)
+        return run(job)
+
+    monkeypatch.setattr(together, "run", noted)
+    return seen

@@ -45,15 +45,6 @@ class Listed(Dataset[tuple[Tensor, int]]):
         return self._inputs[index], int(self._labels[index])
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Batches this small gain nothing from threads, and lose minutes to them on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 TRAIN, TEST = digits(0, 90), digits(90, 150)
 DATA = SiteData(TRAIN, TEST)
 TARGETS = Targets.of(np.full((CLASSES, DIM), 0.5), np.arange(CLASSES) < 7)

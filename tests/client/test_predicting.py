@@ -33,14 +33,6 @@ TRAINED = [Method.FEDPER, Method.FEDREP, Method.FEDPROTO, Method.FEDDBP]
 METHODS = [*AGGREGATED, *TRAINED, Method.DITTO]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 class Site:
     """A trainee of a method, restarted as a new process would be: all that it has is in its journal."""
 
