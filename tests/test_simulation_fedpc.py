@@ -166,16 +166,22 @@ def test_personalised_accuracies_are_those_of_the_saved_models(fedpc: FedpcRun) 
         assert getattr(result.metrics["fedpc"], name) == pytest.approx(mean)
 
 
-def test_masked_trains_the_models_that_plain_does(fedpc: FedpcRun, tmp_path: Path) -> None:
-    """Fixed point rounds sums in the 40th binary place, which is beyond most weights' own rounding."""
-    out, plain, _ = fedpc
-    result = simulate(config_for(tmp_path / "out", protection="masked"))
-    assert result.protection == "masked"
-    assert result.groups == plain.groups
-    for got, expected in zip(result.sites, plain.sites, strict=True):
-        model = weights(tmp_path / "out", got.name)
-        assert _furthest(model, weights(out, got.name)) < 1e-6
-        assert _furthest(model, weights(out / COMPARED / "average", got.name)) > 1e-4
+def test_masked_trains_the_models_that_plain_does(tmp_path: Path) -> None:
+    """Fixed point rounds sums in the 40th binary place, which is beyond most weights' own rounding.
+
+    By SGD: Adam steps by the learning rate however small a gradient is, and so makes more of a last place of it.
+    """
+    sgd = FILE.replace('optimiser = "adam"\nlr = 0.003', "lr = 0.02")
+    plain, masked = (
+        simulate(config_in(sgd, tmp_path / protection, protection=protection, compare=compared))
+        for protection, compared in (("plain", ("average",)), ("masked", ()))
+    )
+    assert masked.protection == "masked"
+    assert masked.groups == plain.groups
+    for got, expected in zip(masked.sites, plain.sites, strict=True):
+        model = weights(tmp_path / "masked", got.name)
+        assert _furthest(model, weights(tmp_path / "plain", got.name)) < 1e-6
+        assert _furthest(model, weights(tmp_path / "plain" / COMPARED / "average", got.name)) > 1e-4
         assert got.bytes_up > expected.bytes_up
 
 
