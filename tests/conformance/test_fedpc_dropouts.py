@@ -1,11 +1,13 @@
 """FedPC: sites that vanish in each phase of a round, and come back. What is left is as under `plain`, or nothing is.
 
-In every run the sites 1, 3, 5, 7 and 9 are one group and 2, 4, 6 and 8 the other, so that each can lose one.
+In every run the sites 1, 3, 5, 7 and 9 are one group and 2, 4, 6 and 8 the other, so that each can lose one: nobody's
+class falls below three holders without the two that are lost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,17 +24,7 @@ from tests.conformance.grouped_runs import (
 )
 from tests.conformance.runs import data_for
 from tests.conformance.turns import Loss
-
-PHASES = (Phase.PRESENCE, Phase.SHARES, Phase.VALUES, Phase.SURVIVORS, Phase.UNMASK, Phase.RESULT)
-LOST = ("site-1", "site-2")
-"""One of each group. Nobody's class falls below three holders without them."""
-EVERYONE = tuple(f"site-{i}" for i in range(1, 10))
-AFTER = len(PHASES) + 1
-"""The round after all losses."""
-
-each_phase = pytest.mark.parametrize(
-    ("number", "phase"), [pytest.param(i, each, id=each.name) for i, each in enumerate(PHASES, start=1)]
-)
+from tests.conformance.two_lost import AFTER, EVERYONE, LOST, each_phase, staying, two_lost
 
 
 def run(folder: Path, protection: Protection, rounds: int, losses: Sequence[Loss]) -> Book:
@@ -44,7 +36,7 @@ def run(folder: Path, protection: Protection, rounds: int, losses: Sequence[Loss
 @pytest.fixture(scope="module")
 def masked(tmp_path_factory: pytest.TempPathFactory) -> Book:
     """Each round loses two sites in another phase; in the round after they are back."""
-    losses = [Loss(site, number, phase) for number, phase in enumerate(PHASES, start=1) for site in LOST]
+    losses = two_lost(Protection.MASKED)
     return run(tmp_path_factory.mktemp("masked"), Protection.MASKED, AFTER, losses)
 
 
@@ -52,29 +44,16 @@ def masked(tmp_path_factory: pytest.TempPathFactory) -> Book:
 def unheard(tmp_path_factory: pytest.TempPathFactory) -> Book:
     """The two do answer, the answer is lost, and they are back for the result; that they got it, is lost in round 6."""
     losses = [
-        Loss(site, number, phase, answer_lost=True, back=phase is not Phase.RESULT)
-        for number, phase in enumerate(PHASES, start=1)
-        for site in LOST
+        replace(each, answer_lost=True, back=each.phase is not Phase.RESULT)
+        for each in two_lost(Protection.MASKED)
     ]
     return run(tmp_path_factory.mktemp("unheard"), Protection.MASKED, AFTER, losses)
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Book:
-    """Under `plain`, with the same survivors in every round: it has fewer phases, and repeats what lost one."""
-    instead = {Phase.SHARES: Phase.VALUES, Phase.SURVIVORS: Phase.RESULT, Phase.UNMASK: Phase.RESULT}
-    losses = [
-        Loss(site, number, instead.get(phase, phase))
-        for number, phase in enumerate(PHASES, start=1)
-        for site in LOST
-    ]
-    return run(tmp_path_factory.mktemp("plain"), Protection.PLAIN, AFTER, losses)
-
-
-def staying(phase: Phase) -> tuple[str, ...]:
-    """Whose values are in a round's sums."""
-    heard = phase in (Phase.SURVIVORS, Phase.UNMASK, Phase.RESULT)
-    return EVERYONE if heard else tuple(site for site in EVERYONE if site not in LOST)
+    """Under `plain`, with the same survivors in every round."""
+    return run(tmp_path_factory.mktemp("plain"), Protection.PLAIN, AFTER, two_lost(Protection.PLAIN))
 
 
 @each_phase

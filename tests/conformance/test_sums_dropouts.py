@@ -23,18 +23,10 @@ from tests.conformance.grouped_runs import (
 )
 from tests.conformance.runs import data_for
 from tests.conformance.turns import Loss
-
-PHASES = (Phase.PRESENCE, Phase.SHARES, Phase.VALUES, Phase.SURVIVORS, Phase.UNMASK, Phase.RESULT)
-LOST = ("site-1", "site-2")
-EVERYONE = tuple(f"site-{i}" for i in range(1, 10))
-AFTER = len(PHASES) + 1
-"""The round after all losses."""
+from tests.conformance.two_lost import AFTER, EVERYONE, LOST, each_phase, staying, two_lost
 
 Books = Callable[[Method, Protection], Book]
 each_method = pytest.mark.parametrize("method", [Method.FEDDBP, Method.FEDAVG])
-each_phase = pytest.mark.parametrize(
-    ("number", "phase"), [pytest.param(i, each, id=each.name) for i, each in enumerate(PHASES, start=1)]
-)
 
 
 def run(folder: Path, method: Method, protection: Protection, losses: list[Loss], rounds: int) -> Book:
@@ -44,22 +36,13 @@ def run(folder: Path, method: Method, protection: Protection, losses: list[Loss]
 
 @pytest.fixture(scope="module")
 def books(tmp_path_factory: pytest.TempPathFactory) -> Books:
-    """Each round loses two sites in another phase. Under `plain`, which has fewer, the sums are over the same sites."""
-    instead = {Phase.SHARES: Phase.VALUES, Phase.SURVIVORS: Phase.RESULT, Phase.UNMASK: Phase.RESULT}
+    """Each round loses two sites in another phase."""
 
     @cache
     def book(method: Method, protection: Protection) -> Book:
-        named = {phase: phase for phase in PHASES} | (instead if protection is Protection.PLAIN else {})
-        losses = [Loss(site, i, named[phase]) for i, phase in enumerate(PHASES, start=1) for site in LOST]
-        return run(tmp_path_factory.mktemp("run"), method, protection, losses, AFTER)
+        return run(tmp_path_factory.mktemp("run"), method, protection, two_lost(protection), AFTER)
 
     return book
-
-
-def staying(phase: Phase) -> tuple[str, ...]:
-    """Whose values are in a round's sum."""
-    heard = phase in (Phase.SURVIVORS, Phase.UNMASK, Phase.RESULT)
-    return EVERYONE if heard else tuple(site for site in EVERYONE if site not in LOST)
 
 
 @each_phase
