@@ -14,6 +14,7 @@ from secure_client.build import build_learner, build_trainee
 from secure_client.data import SiteData, load_site_data
 from secure_client.errors import RunStopped, SiteError
 from secure_client.journal import Journal
+from secure_client.learner import Learner
 from secure_client.runner import take_part
 from secure_client.session import Session
 from secure_client.setup import Party, open_journal
@@ -36,6 +37,18 @@ def open_party(config: SiteConfig, passphrase: bytes) -> Party:
     return Party(credentials, trust, config.required_sites, config.pins)
 
 
+def open_learner(config: SiteConfig, data: SiteData) -> Learner:
+    """The site's own model on its own device, over its data. Raises a :class:`SiteError`."""
+    return build_learner(
+        config.agreement,
+        config.name,
+        data,
+        model=config.model_spec,
+        device=config.device,
+        pretrained=config.pretrained,
+    )
+
+
 def run_site(
     config: SiteConfig, passphrase: bytes, on_round: Callable[[SiteRound], None] = lambda figures: None
 ) -> SiteLog:
@@ -48,15 +61,7 @@ def run_site(
     agreement, party = config.agreement, open_party(config, passphrase)
     data = load_site_data(config.data, config.data_root, agreement)
     with open_journal(config.state_dir / "journal.sqlite", agreement, party) as journal:
-        learner = build_learner(
-            agreement,
-            party.name,
-            data,
-            model=config.model_spec,
-            device=config.device,
-            pretrained=config.pretrained,
-        )
-        trainee = build_trainee(agreement, learner, journal)
+        trainee = build_trainee(agreement, open_learner(config, data), journal)
         transport = GrpcTransport(
             config.coordinator,
             party.credentials,

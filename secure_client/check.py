@@ -10,8 +10,8 @@ from algorithms.linear import Bool
 from crypto.errors import CryptoError
 from crypto.pki.fields import load_certificate
 from protoseal.config import Agreement, SiteConfig
-from secure_client.app import open_party
-from secure_client.build import build_initial_model, build_learner, check_averaged
+from secure_client.app import open_learner, open_party
+from secure_client.build import build_initial_model, check_averaged
 from secure_client.data import load_site_data
 from secure_client.errors import SiteError
 from secure_client.learner import choose_device
@@ -83,15 +83,7 @@ def _certificate(party: Party) -> str:
 def _learner(config: SiteConfig) -> str:
     agreement = config.agreement
     data = load_site_data(config.data, config.data_root, agreement)
-    learner = build_learner(
-        agreement,
-        config.name,
-        data,
-        model=config.model_spec,
-        device=config.device,
-        pretrained=config.pretrained,
-    )
-    _, counts = learner.prototypes()
+    _, counts = open_learner(config, data).prototypes()
     missing: Bool = counts == 0
     absent = [name for name, out in zip(agreement.classes, missing, strict=True) if out]
     per_class = ", ".join(f"{n}: {c}" for n, c in zip(agreement.classes, counts, strict=True) if c)

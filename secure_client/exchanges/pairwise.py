@@ -69,9 +69,7 @@ class MaskedSum:
 
     def fresh_keys(self, key: PhaseKey) -> MaskKeys:
         """Public keys for a new attempt; the secrets of the attempt before it are erased."""
-        before = self._journal.latest(Phase.PRESENCE)
-        if before is not None:
-            self.forget(before)
+        self.forget_last()
         secrets = AttemptSecrets.generate()
         self._journal.put_secret(_secrets_name(key), secrets.to_bytes())
         return secrets.public
@@ -80,6 +78,12 @@ class MaskedSum:
         """Erase the attempt's secrets: with them, its uploads could be opened later."""
         self._journal.forget_secret(_secrets_name(key))
         self._journal.forget_secret(_own_pair_name(key))
+
+    def forget_last(self) -> None:
+        """Erase the secrets of the last attempt, which are there if it had no result."""
+        last = self._journal.latest(Phase.PRESENCE)
+        if last is not None:
+            self.forget(last)
 
     # The steps
 

@@ -84,9 +84,7 @@ class MaskedClustered(Clustered):
 
     def end(self) -> None:
         """The secrets of an attempt that had no result, if there is one."""
-        last = self._journal.latest(Phase.PRESENCE)
-        if last is not None:
-            self._masks.forget(last)
+        self._masks.forget_last()
 
     # What is sent
 

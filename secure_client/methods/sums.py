@@ -52,7 +52,7 @@ class Sums:
         masks: MaskedSum,
     ) -> None:
         self._agreement, self._site, self._trainee, self._setup = agreement, site, trainee, setup
-        self._journal, self._participants, self._masks = journal, participants, masks
+        self._participants, self._masks = participants, masks
         self._limits = limits_of(agreement)
         self._starts = Starts(agreement, site, journal, setup)
         self._members = Members(agreement, trainee, journal, participants, self._starts)
@@ -108,9 +108,7 @@ class Sums:
 
     def end(self) -> None:
         """The secrets of an attempt that had no result, if there is one."""
-        last = self._journal.latest(Phase.PRESENCE)
-        if last is not None:
-            self._masks.forget(last)
+        self._masks.forget_last()
 
     # What is sent
 
