@@ -117,10 +117,13 @@ def simulate(
     A simulation that was ended, however suddenly, goes on where it was: runs that had ended are read, the one that had
     not goes on with the round that it was in. It comes to the same, bit for bit on a CPU with ``batched = "never"``;
     otherwise up to rounding, which training makes more of: then the sites that had not trained in that round train as a
-    smaller program. ``fresh`` starts over. Raises what a site or the coordinator raises, and
-    :class:`protoseal.run_folder.OtherSimulation` where the folder belongs to another configuration.
+    smaller program. ``fresh`` starts over, once the first seed's data and models are known to be there. Raises what a
+    site or the coordinator raises, and :class:`protoseal.run_folder.OtherSimulation` where the folder belongs to another
+    configuration.
     """
     folder = RunFolder(config)
+    if fresh:
+        _check(config)
     seen = watcher if isinstance(watcher, Watcher) else _Watching(watcher or (lambda progress: None))
     with folder.claimed(fresh=fresh), _workers(config) as executor:
         results: dict[int, RunResult] = {}
@@ -197,6 +200,14 @@ def _scene(config: SimulationConfig, seed: int) -> Scene:
     data = {site.name: site.to_data(divided.preprocessing) for site in divided.sites}
     overall = to_dataset(divided.test_of_all(), divided.preprocessing, where=config.dataset)
     return Scene(config, seed, divided, data, overall)
+
+
+def _check(config: SimulationConfig) -> None:
+    """Raise what the first seed's data, split or models would, before anything is thrown away for their sake."""
+    scene = _scene(config, config.all_seeds[0])
+    for method in config.methods:
+        agreement = scene.agreement(method)
+        build_agreed_model(agreement, agreement.training.model)
 
 
 @dataclass(frozen=True)

@@ -103,3 +103,10 @@ def test_a_run_of_one_seed_is_paired_too() -> None:
 def test_runs_of_other_seeds_are_not_paired() -> None:
     with pytest.raises(FileError, match="the same --seeds"):
         between_runs(result("pfpl", {1: 0.5}), result("pfpl", {2: 0.5}))
+
+
+def test_results_go_to_a_folder_named_after_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert loaded(tmp_path).out == tmp_path / "runs" / "run"
+    assert loaded(tmp_path, "out=there").out == tmp_path / "there"
+    assert loaded(tmp_path, out="here").out == tmp_path / "here"

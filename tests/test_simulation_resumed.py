@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,11 +14,12 @@ import pytest
 
 from protoseal.config import Method
 from protoseal.config.simulation import SimulationConfig
+from protoseal.errors import UserError
 from protoseal.files import read_result
 from protoseal.run_folder import CLAIM, STATE, OtherSimulation, RunFolder
 from protoseal.run_log import RunLog
 from protoseal.simulation import Ended, Watcher, simulate
-from secure_client.errors import DataError
+from secure_client.errors import DataError, SiteError
 from secure_client.journal import Journal
 from secure_client.learner import Learner
 from secure_client.trainee import Trainee
@@ -188,6 +190,24 @@ def test_fresh_throws_away_nobodys_other_files(tmp_path: Path) -> None:
     with pytest.raises(OtherSimulation, match="has no simulation"):
         simulate(config_for(out), fresh=True)
     assert (out / "thesis.tex").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "flags"),
+    [
+        pytest.param(FILE, {"split": "dirichelt:0.3"}, id="split"),
+        pytest.param(FILE, {"dataset": "npz:not-there.npz"}, id="data"),
+        pytest.param(FILE.replace("small-cnn", "nothing:here"), {}, id="model"),
+    ],
+)
+def test_fresh_throws_away_nothing_for_what_then_is_refused(
+    text: str, flags: dict[str, str], undisturbed: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(undisturbed, out)
+    with pytest.raises((UserError, SiteError)):
+        simulate(config_in(text, out, **flags), fresh=True)
+    check_same(out, undisturbed)
 
 
 def test_fresh_throws_away_nothing_that_only_looks_like_a_simulations(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def _words(_: click.Context, __: click.Parameter, value: str | None) -> tuple[st
 @click.option("--tensorboard", is_flag=True, default=None, help="Scalars for TensorBoard in OUT/tensorboard.")
 @click.option("--data-root", type=click.Path(path_type=Path), help="Where torchvision's files are.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for results.")
-@click.option("--fresh", is_flag=True, help="Throw away what --out has, instead of going on with it.")
+@click.option("--fresh", is_flag=True, help="Throw away what --out has, of all seeds, instead of going on.")
 @click.option(
     "--set",
     "settings",

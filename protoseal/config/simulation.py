@@ -211,12 +211,14 @@ def load_simulation(
 
     Each setting is of the form ``section.key=value``, the value as in TOML, where a word needs no quotes. Relative
     paths among the flags are taken from the working directory, those in the file and in settings from the file's.
-    Raises ``ConfigError``.
+    ``out`` is by default named after the file. Raises ``ConfigError``.
     """
     table = {} if path is None else parse_toml(path)
     for setting in settings:
         _set(table, setting)
     given = {key: _from_here(key, value) for key, value in flags.items() if value is not None}
+    if path is not None and "out" not in table | given:
+        given["out"] = _from_here("out", f"runs/{path.stem}")
     if "seed" in given:
         given.setdefault("seeds", [])  # one seed, whatever the file has
     directory = Path() if path is None else path.parent
