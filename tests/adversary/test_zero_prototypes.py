@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from protoseal.config import Protection
 from protoseal.terms import directions_form, limits_of, values_form
 from protoseal_wire import codec
 from protoseal_wire.messages import AssignedRows, Assignment, Phase
-from secure_client.learner import Learner
+from secure_client.learner import Embedded, Learner
 from tests.adversary.cluster_attacks import assert_is, begun
 from tests.adversary.cluster_play import ClusterPlay, clustered_agreement
 from tests.adversary.hostile import Cast
@@ -52,8 +52,8 @@ def have(monkeypatch: pytest.MonkeyPatch, change: Change, *names: str) -> None:
     """These sites' features come out so."""
     real = Learner.local_clusters
 
-    def local_clusters(learner: Learner) -> LocalClusters | None:
-        local = real(learner)
+    def local_clusters(learner: Learner, embedded: Iterable[Embedded]) -> LocalClusters | None:
+        local = real(learner, embedded)
         return change(local) if local is not None and learner.site in names else local
 
     monkeypatch.setattr(Learner, "local_clusters", local_clusters)
