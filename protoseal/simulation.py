@@ -118,8 +118,8 @@ def simulate(
     not goes on with the round that it was in. It comes to the same, bit for bit on a CPU with ``batched = "never"``;
     otherwise up to rounding, which training makes more of: then the sites that had not trained in that round train as a
     smaller program. ``fresh`` starts over, once the first seed's data and models are known to be there. Raises what a
-    site or the coordinator raises, and :class:`protoseal.run_folder.OtherSimulation` where the folder belongs to another
-    configuration.
+    site or the coordinator raises, and :class:`protoseal.run_folder.OtherSimulation` where the folder is another
+    configuration's.
     """
     folder = RunFolder(config)
     if fresh:
