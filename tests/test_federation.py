@@ -110,17 +110,22 @@ def test_what_self_aligns_with_is_held_to_the_bounds_of_the_agreements_method(
     monkeypatch: pytest.MonkeyPatch, method: Method
 ) -> None:
     """The model ends in tanh, so some components are negative: FedPC's sites set these to 0."""
-    seen = []
+    seen, classes = [], []
     take = Trainee.take_targets
 
     def noted(self: Trainee, number: int, rows: Float, present: Bool) -> None:
         seen.append(rows)
+        classes.append((present.tolist(), (self.trained(number)[1] > 0).tolist()))
         take(self, number, rows, present)
 
     monkeypatch.setattr(Trainee, "take_targets", noted)
     training = TrainingSection(model="tests.support.small:build", batch_size=4)
     agreement = grouped_agreement(training=training, method=method, norm_bound=0.5)
     run_control(agreement, Control.SELF, small_data(agreement))
+    assert all(present == held for present, held in classes), (
+        "targets for all that a site holds, and no others"
+    )
+    assert len({tuple(present) for present, _ in classes}) > 1
     assert bool((np.stack(seen) < 0).any()) is (method is Method.PFPL)
     norms = np.linalg.norm(np.stack(seen), axis=-1)
     assert norms.max() == pytest.approx(0.5)

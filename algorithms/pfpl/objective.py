@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from algorithms.alignment import distance_of_means, mean_square
 from algorithms.fedproto import objective as fedproto
-from algorithms.linear import Float
 from algorithms.prototypes import Targets
 
 
@@ -37,12 +34,4 @@ class Control(StrEnum):
     LOCAL = "local"
     """Cross entropy alone."""
     SELF = "self"
-    """α = 1: the site's own prototypes of the previous round are its targets."""
-
-
-def control_targets(control: Control, own: Float, counts: NDArray[np.int64]) -> Targets | None:
-    """What the control trains against next, from the site's own prototypes (K, d) and sample counts (K,).
-
-    ``self`` has a target for every class that the site holds, withheld in the federation or not.
-    """
-    return Targets.of(own, counts > 0) if control is Control.SELF else None
+    """α = 1: the site's own prototypes of the previous round are its targets, withheld in the federation or not."""

@@ -10,11 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from algorithms.alignment import distance_of_means, mean_square
-from algorithms.pfpl.objective import (
-    Control,
-    Objective,
-    control_targets,
-)
+from algorithms.pfpl.objective import Objective
 from algorithms.prototypes import Targets
 from algorithms.terms import Outputs
 from tests.algorithms.target_cases import CLASSES, DIM, Case, cases
@@ -109,15 +105,6 @@ def test_the_gradient_at_the_target_is_zero(align: object) -> None:
     torch.autograd.backward(align(features, torch.tensor([0, 0]), targets))
     assert features.grad is not None
     assert not features.grad.any()
-
-
-def test_controls() -> None:
-    own, counts = np.arange(6.0).reshape(3, 2), np.array([4, 0, 1])
-    assert control_targets(Control.LOCAL, own, counts) is None
-    targets = control_targets(Control.SELF, own, counts)
-    assert targets is not None
-    assert targets.present.tolist() == [True, False, True]
-    assert targets.rows.tolist() == own.tolist()
 
 
 @pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
