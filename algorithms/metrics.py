@@ -1,6 +1,6 @@
 """Accuracies of a personalised model, from how many samples of each class it got right (numpy).
 
-All are Σ_c w_c·correct_c / Σ_c w_c·count_c over a test set's classes, as FedNH's authors compute them; they
+Both are Σ_c w_c·correct_c / Σ_c w_c·count_c over a test set's classes, as FedNH's authors compute them; they
 differ in what w_c is.
 """
 
@@ -26,11 +26,6 @@ def per_class(predicted: Counts, labels: Counts, classes: int) -> tuple[Counts, 
         raise ValueError(f"a label is outside the {classes} classes")
     right = np.bincount(labels[predicted == labels], minlength=classes)
     return right.astype(np.int64), np.bincount(labels, minlength=classes).astype(np.int64)
-
-
-def accuracy(correct: Counts, counts: Counts) -> float | None:
-    """w_c = 1: the share of all samples, in [0, 1]. For the arguments and None see :func:`weighted_accuracy`."""
-    return weighted_accuracy(correct, counts, np.ones(len(counts)))
 
 
 def pm_v(correct: Counts, counts: Counts, trained_on: Counts) -> float | None:

@@ -11,9 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from algorithms.pfpl.objective import Control
 from crypto.keys import KEY_BYTES, StorageKey
-from protoseal.config import Agreement, Method
+from protoseal.config import CONTROLS, Agreement, Method
 from protoseal.federation import Outcome
 from protoseal.files import SiteRound
 from protoseal.run_log import RunLog
@@ -31,7 +30,7 @@ class LocalControl:
     def __init__(
         self,
         agreement: Agreement,
-        control: Control,
+        control: Method,
         data: Mapping[str, SiteData],
         *,
         training: SiteTraining,
@@ -40,7 +39,12 @@ class LocalControl:
         on_round: Callable[[str, SiteRound], None] = lambda site, figures: None,
         on_completed: Callable[[LocalControl, int], None] = lambda run, number: None,
     ) -> None:
-        """As :class:`protoseal.federation.LocalFederation`; ``self`` aligns and predicts as the agreement's method."""
+        """As :class:`protoseal.federation.LocalFederation`; ``self`` aligns and predicts as the agreement's method.
+
+        Raises ``ValueError`` for a method that is no control.
+        """
+        if control not in CONTROLS:
+            raise ValueError(f"{control} is no control")
         self._agreement, self._control = agreement, control
         self._on_round, self._on_completed = on_round, on_completed
         self._stack = ExitStack()
@@ -59,7 +63,7 @@ class LocalControl:
                 self._sites,
                 data,
                 self._log,
-                method=agreement.method if control is Control.SELF else Method.LOCAL,
+                method=agreement.method if control is Method.SELF else control,
                 agreement=agreement,
                 training=training,
                 testing=testing,
@@ -78,6 +82,7 @@ class LocalControl:
 
     def run(self) -> None:
         """All rounds, or those that are left, or as many as there are before training stops early."""
+        self._log_what_was_completed()
         self._trainees.end_round(self._trainees.completed)
         while not self._trainees.over:
             number = self._trainees.completed + 1
@@ -101,10 +106,17 @@ class LocalControl:
         trainee, start = self._sites[name], time.perf_counter()
         trainee.trained(number)
         seconds = {"train": time.perf_counter() - start, "protect": 0.0}
-        if self._control is Control.SELF:
+        if self._control is Method.SELF:
             trainee.take_targets(number, *trainee.latest())
         tested = trainee.evaluate() if self._trainees.tests_in(number) else None
         self._on_round(name, self._trainees.tell(name, site_round(number, 1, 1, (), tested, seconds)))
+
+    def _log_what_was_completed(self) -> None:
+        """A process may have been killed between a round's last site and the round itself."""
+        logged = {each.round for each in self._log.rounds()}
+        for number in range(1, self._trainees.completed + 1):
+            if number not in logged:
+                self._log.put_round(self._as_coordinated(number))
 
     def _as_coordinated(self, number: int) -> CoordinatorRound:
         told = [self._log.site_round(name, number) for name in sorted(self._sites)]
@@ -127,7 +139,7 @@ class LocalControl:
 
 def run_control(
     agreement: Agreement,
-    control: Control,
+    control: Method,
     data: Mapping[str, SiteData],
     *,
     training: SiteTraining = ONE_BY_ONE,

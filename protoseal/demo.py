@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from algorithms.pfpl import Weighting
-from algorithms.pfpl.objective import Control
 from crypto.pki import Identity, approve, create_authority, create_request
 from protoseal.config import (
+    CONTROLS,
     Agreement,
     Method,
     PfplSection,
@@ -288,7 +288,7 @@ def _logs_of(out: Path, sites: Sequence[str]) -> dict[str, SiteLog]:
 
 def _collect(out: Path, agreement: Agreement, sites: Sequence[SiteArrays], seed: int) -> RunResult:
     data: dict[str, SiteData] = {site.name: site.to_data(agreement.preprocessing) for site in sites}
-    controls = {control.value: run_control(agreement, control, data).site_rounds for control in Control}
+    controls = {each.value: run_control(agreement, each, data).site_rounds for each in sorted(CONTROLS)}
     config = load_coordinator(out / "coordinator" / "coordinator.toml")
     with Store.open(
         config.state_dir / "coordinator.sqlite", agreement.run, agreement.hash(), record=True

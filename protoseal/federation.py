@@ -289,27 +289,6 @@ class LocalFederation:
         )
 
 
-def run_federation(
-    agreement: Agreement,
-    data: Mapping[str, SiteData],
-    out: Path,
-    *,
-    training: SiteTraining = ONE_BY_ONE,
-    testing: SiteTesting = EVERY_ROUND,
-    executor: Executor | None = None,
-    on_round: Callable[[str, SiteRound], None] = lambda site, figures: None,
-) -> Outcome:
-    """Run the agreement over ``data`` (site name → its data); every site's files go to ``out/sites/NAME``.
-
-    Raises :class:`secure_client.errors.RunStopped` when the run does not complete.
-    """
-    with LocalFederation(
-        agreement, data, training=training, testing=testing, executor=executor, on_round=on_round
-    ) as federation:
-        federation.run()
-        return federation.save(out)
-
-
 def make_parties(
     directory: Path, agreement: Agreement, names: Sequence[str], passphrase: bytes | None = None
 ) -> tuple[list[Party], TrustAnchor]:

@@ -119,6 +119,7 @@ class SeedFigures(_Record):
     mean_accuracy: Share | None
     compared: dict[str, Share] = Field(default_factory=dict)
     metrics: dict[str, Accuracies] = Field(default_factory=dict)
+    data_sha256: str | None = None
 
 
 class Spread(_Record):
@@ -181,6 +182,8 @@ class RunResult(_Record):
     differences: dict[str, dict[str, Paired]] = Field(default_factory=dict)
     """With several seeds: the method less each compared, by the names in ``metrics``."""
     complete: bool = True
+    data_sha256: str | None = None
+    """Of all sites' samples, which only a simulation has: runs on the same data and split have the same."""
     coordinator_view: tuple[ViewLine, ...] = ()
 
 
@@ -229,6 +232,7 @@ class RunRecord(_Record):
     sites: tuple[SiteLog, ...]
     rounds: tuple[dict[str, Any], ...]
     best_round: Annotated[int, Field(ge=1)] | None
+    data_sha256: str
 
 
 RecordT = TypeVar("RecordT", bound=_Record)

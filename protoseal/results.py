@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Protocol
 
-from algorithms.pfpl.objective import Control
 from protoseal.config import Agreement, Inference, Method
 from protoseal.files import (
     Accuracies,
@@ -38,6 +37,7 @@ def run_result(
     view: tuple[ViewLine, ...] = (),
     best: Mapping[str, int] | None = None,
     complete: bool = True,
+    data_sha256: str | None = None,
 ) -> RunResult:
     """The result of one federated run, with the methods and controls that ran beside it.
 
@@ -74,6 +74,7 @@ def run_result(
         groups=reported[0].groups if reported else (),
         coordinator_view=view,
         complete=complete,
+        data_sha256=data_sha256,
     )
 
 
@@ -147,8 +148,8 @@ def _site_figures(log: SiteLog, method: str, last: Compared) -> SiteFigures:
         bytes_up=log.bytes_up,
         bytes_down=log.bytes_down,
         model=log.model,
-        accuracy_local=known.get(Control.LOCAL),
-        accuracy_self=known.get(Control.SELF),
+        accuracy_local=known.get(Method.LOCAL),
+        accuracy_self=known.get(Method.SELF),
         compared=known,
         withheld=own.withheld if own else (),
         per_class=(own.per_class if own else None) or {},
@@ -176,8 +177,8 @@ def _round_figures(completed: CoordinatorRound, method: str, by_round: ByRound) 
             total=completed.total_seconds,
         ),
         accuracies=accuracies,
-        mean_accuracy_local=beside.get(Control.LOCAL),
-        mean_accuracy_self=beside.get(Control.SELF),
+        mean_accuracy_local=beside.get(Method.LOCAL),
+        mean_accuracy_self=beside.get(Method.SELF),
         compared=beside,
     )
 

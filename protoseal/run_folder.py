@@ -19,6 +19,7 @@ from protoseal.config import Method
 from protoseal.config.simulation import SimulationConfig
 from protoseal.errors import UserError
 from protoseal.files import RESULT, SITE_LOG, write_text
+from protoseal.split_view import data_of_split
 from secure_client.errors import SiteError
 
 CLAIM, STATE, RUNS, COMPARED = "simulation.json", ".state", "runs", "compared"
@@ -72,6 +73,15 @@ class RunFolder:
     def keep_claim(self) -> None:
         """From now on the folder belongs to this configuration."""
         write_text(self._out / CLAIM, json.dumps(self._claim, indent=2, sort_keys=True) + "\n")
+
+    def check_data(self, seed: int, sha256: str) -> None:
+        """Raise :class:`OtherSimulation` where the seed's runs are on other data: ``data_root`` may have changed."""
+        begun = data_of_split(self.of_seed(seed)) if (self._out / CLAIM).exists() else None
+        if begun not in {None, sha256}:
+            raise OtherSimulation(
+                f"{self._out} has runs on other data than there are now: put these back, give another --out, or use"
+                " --fresh to throw those runs away"
+            )
 
     def of_seed(self, seed: int) -> Path:
         """Where a seed's results lie."""

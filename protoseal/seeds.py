@@ -38,10 +38,12 @@ def over_seeds(results: Mapping[int, RunResult]) -> RunResult:
 def between_runs(result: RunResult, other: RunResult) -> dict[str, dict[str, Paired]]:
     """How a run's method differs from each of another run's, by the seeds that both have; under the methods' names.
 
-    Raises :class:`FileError` when they have no seed in common. The caller sees to it that the data and the splits
-    are the same: differences between runs on different ones say nothing.
+    Raises :class:`FileError` when they have no seed in common, when one has not ended, and where their data, splits
+    or numbers of rounds differ. Deployments do not tell of data: there the caller sees to it.
     """
     own, others = _seeds_of(result), _seeds_of(other)
+    _check_comparable(result, other)
+    _check_same_data(own, others)
     differences = {
         name: {
             metric: pair
@@ -53,6 +55,24 @@ def between_runs(result: RunResult, other: RunResult) -> dict[str, dict[str, Pai
     if not any(differences.values()):
         raise FileError("the two runs have no figure of a seed in common: run both with the same --seeds")
     return differences
+
+
+def _check_comparable(result: RunResult, other: RunResult) -> None:
+    if not (result.complete and other.complete):
+        raise FileError("one of the two runs has not ended: let it go on with the command that began it")
+    rounds, others = result.config.get("rounds"), other.config.get("rounds")
+    if rounds != others:
+        raise FileError(f"the two runs have {rounds} and {others} rounds: run both with the same --rounds")
+
+
+def _check_same_data(own: tuple[SeedFigures, ...], others: tuple[SeedFigures, ...]) -> None:
+    data = {each.seed: each.data_sha256 for each in others}
+    for each in own:
+        if each.seed in data and data[each.seed] != each.data_sha256:
+            raise FileError(
+                f"the two runs have other data or splits in seed {each.seed}: run both on the same, with the same"
+                " --dataset, --split, --sites and --tests"
+            )
 
 
 def _seeds_of(result: RunResult) -> tuple[SeedFigures, ...]:
@@ -73,7 +93,11 @@ def paired(values: Mapping[int, float], others: Mapping[int, float]) -> Paired |
 
 def _figures(seed: int, result: RunResult) -> SeedFigures:
     return SeedFigures(
-        seed=seed, mean_accuracy=result.mean_accuracy, compared=result.compared, metrics=result.metrics
+        seed=seed,
+        mean_accuracy=result.mean_accuracy,
+        compared=result.compared,
+        metrics=result.metrics,
+        data_sha256=result.data_sha256,
     )
 
 

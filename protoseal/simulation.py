@@ -15,7 +15,6 @@ from typing import Any, Protocol
 from pydantic import TypeAdapter
 from torch.utils.data import Dataset
 
-from algorithms.pfpl.objective import Control
 from protoseal.config import CONTROLS, Agreement, ConfigError, Method, Protection
 from protoseal.config.simulation import SimulationConfig
 from protoseal.controls import run_control
@@ -212,11 +211,12 @@ def _check(config: SimulationConfig) -> None:
 
 @dataclass(frozen=True)
 class Run:
-    """What one method did on one seed's data, so far or in all."""
+    """What one method did on one seed's data, so far or in all; ``data_sha256`` is of these."""
 
     method: Method
     agreement: Agreement
     outcome: Outcome
+    data_sha256: str
 
     def record(self) -> RunRecord:
         """All of it, to be read by :meth:`of`."""
@@ -226,6 +226,7 @@ class Run:
             sites=tuple(self.outcome.sites.values()),
             rounds=tuple(asdict(each) for each in self.outcome.rounds),
             best_round=self.outcome.best_round,
+            data_sha256=self.data_sha256,
         )
 
     @classmethod
@@ -235,7 +236,12 @@ class Run:
         agreement = Agreement.from_json(json.dumps(record.agreement), source=str(path))
         rounds = TypeAdapter(list[CoordinatorRound]).validate_python(record.rounds)
         sites = {log.name: log for log in record.sites}
-        return cls(Method(record.method), agreement, Outcome(sites, rounds, [], record.best_round))
+        return cls(
+            Method(record.method),
+            agreement,
+            Outcome(sites, rounds, [], record.best_round),
+            record.data_sha256,
+        )
 
 
 class OneSeed:
@@ -248,7 +254,6 @@ class OneSeed:
         self._executor, self._seen = executor, seen
         self._out = folder.of_seed(seed)
         self._runs: dict[Method, Run] = {}
-        self._told: dict[str, SiteRound] = {}
 
     def run(self) -> RunResult:
         """Their result; runs that had ended before are read."""
@@ -266,18 +271,20 @@ class OneSeed:
     @cached_property
     def _scene(self) -> Scene:
         scene = _scene(self._config, self._seed)
-        write_split(self._out, scene.divided.sites, scene.divided.classes)
+        self._folder.check_data(self._seed, scene.divided.sha256)
+        write_split(self._out, scene.divided.sites, scene.divided.classes, scene.divided.sha256)
         return scene
 
     def _run_anew(self, method: Method) -> Run:
         """Or from where it was when it was ended."""
-        agreement = self._scene.agreement(method)
+        aligned = self._config.self_aligns_as if method is Method.SELF else method
+        agreement = self._scene.agreement(aligned)
         self._folder.keep_claim()
         if method in CONTROLS:
-            return Run(method, agreement, self._control(method))
+            return self._run(method, agreement, self._control(method, agreement))
         with self._federation(method, agreement) as federation:
             federation.run()
-            return Run(method, agreement, federation.save(self._folder_of(method)))
+            return self._run(method, agreement, federation.save(self._folder_of(method)))
 
     def _federation(self, method: Method, agreement: Agreement) -> LocalFederation:
         scene = self._scene
@@ -293,14 +300,15 @@ class OneSeed:
             on_completed=lambda run, number: self._completed(method, agreement, run, number),
         )
 
-    def _control(self, method: Method) -> Outcome:
+    def _run(self, method: Method, agreement: Agreement, outcome: Outcome) -> Run:
+        return Run(method, agreement, outcome, self._scene.divided.sha256)
+
+    def _control(self, method: Method, agreement: Agreement) -> Outcome:
         """``local`` trains by cross-entropy alone, ``self`` by the loss of the method that it is compared with."""
-        scene, control = self._scene, Control(method.value)
-        agreement = scene.agreement(method)
-        aligned = self._config.self_aligns_as if control is Control.SELF else method
+        scene = self._scene
         return run_control(
-            scene.agreement(aligned),
-            control,
+            agreement,
+            method,
             scene.data,
             training=scene.training,
             testing=scene.testing,
@@ -310,15 +318,18 @@ class OneSeed:
         )
 
     def _tell(self, method: Method, site: str, figures: SiteRound) -> None:
-        self._told[site] = figures
         self._seen.on_round(Progress(self._seed, method, site, figures))
 
     def _completed(self, method: Method, agreement: Agreement, run: HasOutcome, number: int) -> None:
         """Every so many rounds, what the method itself has so far is written."""
-        self._seen.on_completed(Completed(self._seed, method, number, dict(self._told)))
+        outcome = run.outcome
+        told = {
+            site: each for site, log in outcome.sites.items() for each in log.rounds if each.round == number
+        }
+        self._seen.on_completed(Completed(self._seed, method, number, told))
         every = self._config.report_every
         if method is self._config.method and every and number % every == 0 and number < agreement.rounds:
-            self._runs[method] = Run(method, agreement, run.outcome)
+            self._runs[method] = self._run(method, agreement, outcome)
             self._publish(complete=False)
 
     def _folder_of(self, method: Method) -> Path:
@@ -349,6 +360,7 @@ class OneSeed:
             method=run.method,
             best={name: number for name, number in best.items() if number is not None},
             complete=complete,
+            data_sha256=run.data_sha256,
         )
 
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from protoseal.config import PreprocessingSection
 from protoseal.config.agreement import NAME_PATTERN
+from protoseal.config.reading import SITES_FORM
 from protoseal.splits import SiteArrays, iid, parse_split
 from secure_client.data.arrays import Samples, TrainTest, join_samples
 from secure_client.data.npz import read_npz
 from secure_client.data.sources import join, own_classes, read, suggest_preprocessing
 from secure_client.errors import DataError
 
-SITES_FORM = "sites:"
 _TEST_STREAM = 2
 """Beside the seed, so that which test samples are used is drawn independently of the split."""
 
@@ -30,12 +33,29 @@ class DividedData:
     preprocessing: PreprocessingSection | None
     test: Samples | None = None
 
+    @cached_property
+    def sha256(self) -> str:
+        """Of every sample of every site and of ``test``, in hexadecimal: the same data and split have the same."""
+        parts = [(site.name, kind, part) for site in self.sites for kind, part in site.parts.items()]
+        return digest([*parts, *([] if self.test is None else [("", "test", self.test)])])
+
     def test_of_all(self) -> Samples:
         """A test set over all sites: the data set's own, or else what the sites hold back, together.
 
         Only a simulation has it: no site of a deployment sees another's samples.
         """
         return self.test if self.test is not None else join_samples([site.test for site in self.sites])
+
+
+def digest(parts: Iterable[tuple[str, str, Samples]]) -> str:
+    """SHA-256 in hexadecimal over whose samples they are, what for, and the samples; with their shapes and types."""
+    hashed = hashlib.sha256()
+    for site, kind, part in parts:
+        for name in ("inputs", "labels", "domains"):
+            array = getattr(part, name)
+            hashed.update(f"{site} {kind} {name} {array.dtype.str} {array.shape}\n".encode())
+            hashed.update(np.ascontiguousarray(array).data)
+    return hashed.hexdigest()
 
 
 def divide(

@@ -230,8 +230,6 @@ BACKBONES: Mapping[str, Callable[[Shape], nn.Module]] = MappingProxyType(
     }
 )
 """Every built-in network by name."""
-HTFE8 = (SMALL_CNN, GOOGLENET, MOBILENET, "resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
-"""Eight networks that differ, in the order of HtFLlib's family of that name, its small CNN replaced by ours."""
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 from algorithms.linear import Bool, Float
-from algorithms.pfpl.objective import Control
 from crypto.errors import MalformedError
 from protoseal.config import Method, TrainingSection
 from protoseal.controls import run_control
-from protoseal.federation import LocalFederation, run_federation
+from protoseal.federation import LocalFederation
 from protoseal.files import SiteRound, read_agreement, read_prototypes, read_site_log, site_folder
 from protoseal_wire.messages import PhaseKey
 from secure_client.errors import RunStopped
 from secure_client.trainee import Trainee
 from secure_server.aggregate import Aggregator
 from tests.support.grouped import grouped_agreement
+from tests.support.simulations import run_federation
 from tests.support.small import HOLDINGS, small_agreement, small_data
 
 
@@ -121,7 +121,7 @@ def test_what_self_aligns_with_is_held_to_the_bounds_of_the_agreements_method(
     monkeypatch.setattr(Trainee, "take_targets", noted)
     training = TrainingSection(model="tests.support.small:build", batch_size=4)
     agreement = grouped_agreement(training=training, method=method, norm_bound=0.5)
-    run_control(agreement, Control.SELF, small_data(agreement))
+    run_control(agreement, Method.SELF, small_data(agreement))
     assert all(present == held for present, held in classes), (
         "targets for all that a site holds, and no others"
     )
@@ -131,10 +131,16 @@ def test_what_self_aligns_with_is_held_to_the_bounds_of_the_agreements_method(
     assert norms.max() == pytest.approx(0.5)
 
 
+def test_only_controls_run_without_a_federation() -> None:
+    agreement = small_agreement()
+    with pytest.raises(ValueError, match="fedavg is no control"):
+        run_control(agreement, Method.FEDAVG, small_data(agreement))
+
+
 def test_a_control_is_the_same_training_without_peers() -> None:
     agreement = small_agreement(rounds=2)
     data = small_data(agreement)
-    logs = run_control(agreement, Control.LOCAL, data).site_rounds
+    logs = run_control(agreement, Method.LOCAL, data).site_rounds
     assert list(logs) == sorted(data)
     assert all([each.round for each in rounds] == [1, 2] for rounds in logs.values())
     assert all(each.sites == 1 and not each.withheld for rounds in logs.values() for each in rounds)

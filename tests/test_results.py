@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from algorithms.pfpl.objective import Control
 from protoseal.config import Method
 from protoseal.files import SiteLog, SiteRound, ViewLine
 from protoseal.results import mean, run_result
@@ -46,7 +45,7 @@ ROUNDS = [
     CoordinatorRound(2, 3, ("clinic-a", "clinic-b", "clinic-d"), ("2",), 0.25, 3.0),
 ]
 CONTROLS: dict[str, Mapping[str, list[SiteRound]]] = {
-    Control.LOCAL: {
+    Method.LOCAL: {
         name: [site_round(1, 0.1), site_round(2, 0.3)] for name in ("clinic-a", "clinic-b", "clinic-c")
     }
     | {"clinic-d": [site_round(1, None), site_round(2, None)]},

@@ -105,6 +105,24 @@ def test_runs_of_other_seeds_are_not_paired() -> None:
         between_runs(result("pfpl", {1: 0.5}), result("pfpl", {2: 0.5}))
 
 
+def test_runs_that_are_not_alike_are_not_paired() -> None:
+    one = result("pfpl", {1: 0.5})
+    for update, reason in (
+        ({"data_sha256": "other"}, r"other data or splits in seed 1.*--split"),
+        ({"config": {"rounds": 2}}, "None and 2 rounds"),
+        ({"complete": False}, "has not ended"),
+    ):
+        with pytest.raises(FileError, match=reason):
+            between_runs(one, one.model_copy(update=update))
+
+
+def test_sites_of_their_own_files_are_split_no_further(tmp_path: Path) -> None:
+    for name in ("split", "sites", "tests"):
+        with pytest.raises(ConfigError, match=f"{name} would do nothing"):
+            load_simulation(None, {"dataset": f"sites:{tmp_path}", name: "iid" if name == "split" else 7})
+    assert load_simulation(None, {"dataset": f"sites:{tmp_path}", "min_holders": 9}).fewest_sites == 9
+
+
 def test_results_go_to_a_folder_named_after_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert loaded(tmp_path).out == tmp_path / "runs" / "run"

@@ -10,15 +10,16 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from protoseal.config import Method
 from protoseal.config.simulation import SimulationConfig
 from protoseal.errors import UserError
-from protoseal.files import read_result
+from protoseal.files import read_record, read_result
 from protoseal.run_folder import CLAIM, STATE, OtherSimulation, RunFolder
 from protoseal.run_log import RunLog
-from protoseal.simulation import Ended, Watcher, simulate
+from protoseal.simulation import Completed, Ended, Watcher, simulate
 from secure_client.errors import DataError, SiteError
 from secure_client.journal import Journal
 from secure_client.learner import Learner
@@ -49,6 +50,13 @@ def left_by(out: Path) -> dict[str, str]:
     }
 
 
+def rounds_of(out: Path) -> dict[str, list[int]]:
+    """Of each run that has ended, as its record has them."""
+    return {
+        path.stem: [each["round"] for each in read_record(path).rounds] for path in (out / "runs").iterdir()
+    }
+
+
 def check_same(out: Path, reference: Path) -> None:
     """Results but for times and for bytes, which vary by a few with the length of signatures; all models."""
     got, expected = read_result(out), read_result(reference)
@@ -57,6 +65,7 @@ def check_same(out: Path, reference: Path) -> None:
     for one, other in zip(got.sites, expected.sites, strict=True):
         assert one.bytes_up == pytest.approx(other.bytes_up, abs=60)
         assert one.bytes_down == pytest.approx(other.bytes_down, abs=200)
+    assert rounds_of(out) == rounds_of(reference)
     assert left_by(out) == left_by(reference)
     assert not (out / STATE).exists()
 
@@ -103,6 +112,7 @@ POINTS = {
     "a trained model is kept": (Journal, "put", 19),
     "the coordinator moves on": (Store, "save", 35),
     "the coordinator's round is logged": (RunLog, "put_round", 2),
+    "a round of a control is logged": (RunLog, "put_round", ROUNDS + 2),
     "a site's files are written": (Trainee, "save", 2),
     "a round of a control is trained": (Trainee, "finish", SITES * ROUNDS + 2 * SITES),
     "a run has ended": (RunFolder, "drop_state", 1),
@@ -142,14 +152,32 @@ def test_without_its_journals_it_would_come_to_something_else(
 
 
 class Runs(Watcher):
-    """Which runs ended, and which had."""
+    """Which runs ended, and which had; how many sites each completed round was told of by."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, str, bool]] = []
+        self.told: list[tuple[str, int, int]] = []
+
+    def on_completed(self, completed: Completed) -> None:
+        """Noted."""
+        self.told.append((completed.method.value, completed.round, len(completed.told)))
 
     def on_run(self, ended: Ended) -> None:
         """Noted."""
         self.seen.append((ended.seed, ended.method.value, ended.anew))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local"])
+def test_a_round_that_was_cut_in_two_is_told_of_by_all_sites(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    out, runs = tmp_path / "out", Runs()
+    with monkeypatch.context() as patch:
+        fail_at(patch, RunLog, "put_site_round", SITES + 2, after=True)
+        with pytest.raises(Killed):
+            simulate(config_for(out, method=method, compare=()))
+    simulate(config_for(out, method=method, compare=()), runs)
+    assert runs.told == [(method, number, SITES) for number in (2, 3)]
 
 
 def test_what_had_ended_is_read_and_more_can_be_asked_of_it(tmp_path: Path) -> None:
@@ -181,6 +209,23 @@ def test_another_configuration_is_refused_by_what_differs(tmp_path: Path) -> Non
     second = simulate(config_for(out, seed=1, **small), fresh=True)
     assert second.seed == 1
     assert second.sites != first.sites
+
+
+def test_other_data_by_the_same_name_are_refused(tmp_path: Path) -> None:
+    """For a further method or an unfinished run alike; what has all ended is read, whatever became of the data."""
+    rng, labels = np.random.default_rng(0), np.arange(160) % 4
+    one, other = rng.integers(0, 256, (2, 160, 8, 8), dtype=np.uint8)
+    small: dict[str, Any] = {"method": "local", "compare": (), "rounds": 1, "dataset": "npz:DATA_ROOT/a.npz"}
+    small["data_root"] = str(tmp_path)
+    np.savez(tmp_path / "a.npz", x_train=one, y_train=labels)
+    first = simulate(config_for(tmp_path / "out", **small))
+    np.savez(tmp_path / "a.npz", x_train=other, y_train=labels)
+    more = config_for(tmp_path / "out", **small | {"compare": ("fedavg",)})
+    with pytest.raises(OtherSimulation, match=r"other data.*--fresh"):
+        simulate(more)
+    assert simulate(config_for(tmp_path / "out", **small)) == first
+    np.savez(tmp_path / "a.npz", x_train=one, y_train=labels)
+    assert simulate(more).metrics["local"] == first.metrics["local"]
 
 
 def test_fresh_throws_away_nobodys_other_files(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +85,21 @@ def test_a_file_holds_nothing_of_the_other_sites(tmp_path: Path) -> None:
     source = read_npz(tmp_path / "site-2.npz")
     assert source.domains == ("inverted",)
     assert source.train.domains.max() == 0
+
+
+def test_the_digest_is_of_every_sample_and_whose_it_is() -> None:
+    data, (first, second, *others) = digits(), digits().sites
+    assert data.sha256 == digits().sha256
+    changed = first.train.inputs.copy()
+    changed[-1, -1, -1] += 1
+    unlike = [
+        replace(data, sites=(replace(first, train=replace(first.train, inputs=changed)), second, *others)),
+        replace(data, sites=(replace(second, name=first.name), replace(first, name=second.name), *others)),
+        replace(data, sites=(replace(first, train=first.test, test=first.train), second, *others)),
+        replace(data, test=first.test),
+        digits(seed=1),
+    ]
+    assert len({data.sha256, *(each.sha256 for each in unlike)}) == 1 + len(unlike)
 
 
 def test_sites_without_a_test_part_set_a_quarter_aside(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from torch import Tensor
 
@@ -26,12 +25,3 @@ class Objective(fedproto.Objective):
     def distance(self, features: Tensor, labels: Tensor, targets: Targets) -> Tensor:
         """ℓ_R."""
         return (distance_of_means if self.literal else mean_square)(features, labels, targets)
-
-
-class Control(StrEnum):
-    """What a site trains against when it has no federation: the same model, batches and epochs, no peers."""
-
-    LOCAL = "local"
-    """Cross entropy alone."""
-    SELF = "self"
-    """α = 1: the site's own prototypes of the previous round are its targets, withheld in the federation or not."""

@@ -95,6 +95,10 @@ DATA_ROOT = "DATA_ROOT/"
 """How a path in a data set's name says that it is under the data root, wherever that is."""
 
 
+SITES_FORM = "sites:"
+"""What the name of a data set begins with that is a folder with a file for each site."""
+
+
 def data_spec(spec: str, directory: Path | None) -> str:
     """A data set's name with its relative paths (``npz:``, ``folder:``, ``sites:``) taken from ``directory``.
 

@@ -31,6 +31,7 @@ from protoseal.config.capabilities import (
 from protoseal.config.deployment import Device
 from protoseal.config.methods import BaselinesSection, FeddbpSection, FedpcSection, FedplccSection
 from protoseal.config.reading import (
+    SITES_FORM,
     ConfigError,
     LocalPath,
     Section,
@@ -107,10 +108,20 @@ class SimulationConfig(Section):
 
     @model_validator(mode="after")
     def _sites_suffice(self) -> Self:
-        if self.sites < self.fewest_sites:
+        if not self.is_split and self.sites < self.fewest_sites:
             raise ValueError(
                 f"sites = {self.sites} is below {self.fewest_sites}, the fewest that min_holders and"
                 " min_sites allow; use more sites, or lower min_holders"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _what_is_split_is_split_once(self) -> Self:
+        idle = [name for name in ("split", "sites", "tests") if name in self.model_fields_set]
+        if self.is_split and idle:
+            raise ValueError(
+                f"{' and '.join(idle)} would do nothing: {SITES_FORM}DIR has a file for each site, with what it trains"
+                " and tests on; leave it out"
             )
         return self
 
@@ -140,6 +151,11 @@ class SimulationConfig(Section):
                 " feddbp or fedproto as the method"
             )
         return self
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the data set has a file for each site, so that there is nothing to split."""
+        return self.dataset.startswith(SITES_FORM)
 
     @property
     def methods(self) -> tuple[Method, ...]:

@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 
 from protoseal.config import Norm
 from protoseal.config.capabilities import BUILT_IN_MODELS
-from secure_client.backbones import BACKBONES, HTFE8, group_norm
+from secure_client.backbones import BACKBONES, group_norm
 from secure_client.errors import ModelError
 from secure_client.models import PrototypeModel, SplitModel, build_model, check_model
 
@@ -51,11 +51,6 @@ def theirs(name: str) -> nn.Module:
 
 def test_the_names_are_those_that_a_configuration_may_give() -> None:
     assert set(BACKBONES) == set(BUILT_IN_MODELS)
-
-
-def test_eight_networks_differ() -> None:
-    assert len(set(HTFE8)) == 8
-    assert set(HTFE8) <= set(BACKBONES)
 
 
 @pytest.mark.parametrize("name", BACKBONES)

@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from algorithms.pfpl.objective import Control
 from algorithms.terms import Outputs
 from protoseal.config import Method
 from protoseal.controls import run_control
@@ -131,7 +130,7 @@ def test_all_that_is_exchanged_is_of_one_pass(site: Site, passes: Callable[[], i
 def test_only_the_control_that_aligns_takes_prototypes(passes: Callable[[], int]) -> None:
     agreement = method_agreement(Method.LOCAL)
     data = small_data(agreement)
-    run_control(agreement, Control.LOCAL, data)
+    run_control(agreement, Method.LOCAL, data)
     assert passes() == 0
-    run_control(small_agreement(rounds=2), Control.SELF, data)
+    run_control(small_agreement(rounds=2), Method.SELF, data)
     assert passes() == 2 * len(data)

@@ -11,15 +11,14 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from algorithms.pfpl.objective import Control
 from protoseal.config import Agreement, FeddbpSection, Method, Norm, TrainingSection
 from protoseal.config.simulation import load_simulation
 from protoseal.controls import run_control
-from protoseal.federation import run_federation
 from protoseal.trainees import SiteTraining
 from secure_client.build import build_agreed_model, build_initial_model, build_learner
 from secure_client.errors import ModelError
 from secure_client.models import build_model
+from tests.support.simulations import run_federation
 from tests.support.small import DIM, small_agreement, small_data
 
 SMALL = "small-cnn"
@@ -130,9 +129,9 @@ def test_simulated_sites_and_controls_begin_from_the_file(weights: Path, tmp_pat
     for site in outcome.sites:
         trained = safetensors.torch.load_file(tmp_path / "run" / "sites" / site / "model.safetensors")
         assert torch.equal(trained["backbone.0.weight"], given)
-    run_control(agreed, Control.LOCAL, data, training=training)
+    run_control(agreed, Method.LOCAL, data, training=training)
     with pytest.raises(ModelError, match="set pretrained"):
-        run_control(agreed, Control.LOCAL, data)
+        run_control(agreed, Method.LOCAL, data)
 
 
 def test_a_simulations_file_is_taken_from_its_folder(tmp_path: Path) -> None:

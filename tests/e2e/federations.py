@@ -19,7 +19,6 @@ from protoseal.config import (
     Protection,
     TrainingSection,
 )
-from protoseal.federation import run_federation
 from protoseal.files import SitePrototypes, read_prototypes, site_folder
 from protoseal.splits import SiteArrays, mixed
 from secure_client.averaged import Averaged
@@ -27,6 +26,7 @@ from secure_client.data.arrays import Samples
 from secure_client.data.digits import APPEARANCES, CLASSES, digits_in_five_appearances
 from secure_client.models import build_model
 from tests.support.processes import Federation
+from tests.support.simulations import run_federation
 
 _SCANS = 5
 """Training samples of a class at a site of :func:`two_kinds_of_sites`; there is one more to test on."""

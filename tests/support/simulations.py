@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from protoseal.config import Agreement
 from protoseal.config.simulation import SimulationConfig, load_simulation
+from protoseal.federation import LocalFederation, Outcome
+from protoseal.trainees import ONE_BY_ONE, SiteTraining
+from secure_client.data import SiteData
 
 DIGITS = """
 dataset = "digits"
@@ -31,6 +35,19 @@ def config_in(text: str, out: Path, **flags: Any) -> SimulationConfig:
     file = out.with_suffix(".toml")
     file.write_text(text, encoding="utf-8")
     return load_simulation(file, {"out": str(out), **flags})
+
+
+def run_federation(
+    agreement: Agreement,
+    data: Mapping[str, SiteData],
+    out: Path,
+    *,
+    training: SiteTraining = ONE_BY_ONE,
+) -> Outcome:
+    """Run the agreement over ``data`` (site name → its data); every site's files go to ``out/sites/NAME``."""
+    with LocalFederation(agreement, data, training=training) as federation:
+        federation.run()
+        return federation.save(out)
 
 
 class Killed(BaseException):
