@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -19,4 +18,4 @@ class Objective:
     def __call__(self, outputs: Outputs, labels: Tensor, guide: Guide | None) -> Terms:  # noqa: ARG002
         """Terms for a batch with labels (B,)."""
         classification = functional.cross_entropy(outputs.logits, labels)
-        return Terms(classification, classification, torch.zeros_like(classification))
+        return Terms.unaligned(classification)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
+import torch
 from torch import Tensor
 
 
@@ -30,3 +31,8 @@ class Terms(NamedTuple):
     total: Tensor
     classification: Tensor
     alignment: Tensor
+
+    @classmethod
+    def unaligned(cls, classification: Tensor) -> Self:
+        """Of a site that received nothing to align with: the alignment is 0."""
+        return cls(classification, classification, torch.zeros_like(classification))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -36,7 +35,7 @@ class Objective:
         """
         classification = functional.cross_entropy(outputs.logits, labels)
         if targets is None:
-            return Terms(classification, classification, torch.zeros_like(classification))
+            return Terms.unaligned(classification)
         aligned = distance_of_means(outputs.features, labels, targets)
         weight = self.alignment * targets.present.any().to(classification.dtype)
         return Terms((1.0 - weight) * classification + weight * aligned, classification, aligned)

@@ -46,7 +46,7 @@ class Objective:
         """Terms for a batch with labels (B,). Without clusters, as in the first round, cross entropy alone."""
         classification = functional.cross_entropy(outputs.logits, labels)
         if clusters is None:
-            return Terms(classification, classification, torch.zeros_like(classification))
+            return Terms.unaligned(classification)
         weights = torch.ones_like(clusters.weights) if self.weights_one else clusters.weights
         similar = similarities(outputs.features, clusters.rows, self.alpha)
         same = same_class(labels, clusters)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -30,7 +29,7 @@ class Objective:
         """Terms for a batch with labels (B,); without targets the alignment is 0."""
         classification = functional.cross_entropy(outputs.logits, labels)
         if targets is None:
-            return Terms(classification, classification, torch.zeros_like(classification))
+            return Terms.unaligned(classification)
         aligned = self.distance(outputs.features, labels, targets)
         return Terms(classification + self.alignment_weight * aligned, classification, aligned)
 

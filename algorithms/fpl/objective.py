@@ -33,7 +33,7 @@ class Objective:
         """Terms for a batch with labels (B,). Without clusters, as in the first round, cross entropy alone."""
         classification = functional.cross_entropy(outputs.logits, labels)
         if clusters is None:
-            return Terms(classification, classification, torch.zeros_like(classification))
+            return Terms.unaligned(classification)
         similar = similarities(outputs.features, clusters.rows, 1.0)
         once = torch.ones_like(clusters.weights)
         cpcl = contrast(similar, same_class(labels, clusters), once, self.temperature)
