@@ -200,6 +200,10 @@ def _fedplvm(agreement: Agreement) -> BatchLoss:
     return fedplvm.Objective(section.fedplvm, section.fedplvm_sparsity, section.fedplvm_temperature)
 
 
+def _fedproto(agreement: Agreement) -> BatchLoss:
+    return fedproto.Objective(agreement.baselines.fedproto)
+
+
 def _classification(_: Agreement) -> BatchLoss:
     return classification.Objective()
 
@@ -212,7 +216,8 @@ _OBJECTIVES: Mapping[Method, Callable[[Agreement], BatchLoss]] = {
     Method.AVERAGE: _fedpc,
     Method.FEDDBP: _feddbp,
     Method.FEDPLCC: _fedplcc,
-    Method.FEDPROTO: lambda agreement: fedproto.Objective(agreement.baselines.fedproto),
+    Method.FEDPROTO: _fedproto,
+    Method.FEDPROTO_AVERAGED: _fedproto,
     Method.FPL: lambda agreement: fpl.Objective(agreement.baselines.fpl_temperature),
     Method.FEDPLVM: _fedplvm,
     Method.FEDAVG: _classification,

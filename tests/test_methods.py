@@ -35,7 +35,7 @@ OBJECTIVES: dict[Method, Any] = {
     Method.FEDPC: FedpcObjective,
     Method.FEDDBP: FeddbpObjective,
     Method.FEDPLCC: FedplccObjective,
-    Method.FEDPROTO: FedprotoObjective,
+    **dict.fromkeys((Method.FEDPROTO, Method.FEDPROTO_AVERAGED), FedprotoObjective),
     Method.FPL: FplObjective,
     Method.FEDPLVM: FedplvmObjective,
     **dict.fromkeys((Method.FEDAVG, Method.FEDPROX, Method.FEDBN), classification.Objective),
@@ -76,7 +76,7 @@ def test_no_method_is_another() -> None:
     courses: dict[Method, Hashable] = {
         method: (method.traits, build_recipe(method_agreement(method))) for method in METHODS
     }
-    assert len({courses[method] for method in set(METHODS) - CONTROLS}) == len(METHODS) - len(CONTROLS) == 13
+    assert len({courses[method] for method in set(METHODS) - CONTROLS}) == len(METHODS) - len(CONTROLS) == 14
     assert {method for method in METHODS if method.traits.family is Family.ALONE} == CONTROLS
 
 

@@ -41,8 +41,8 @@ def _words(_: click.Context, __: click.Parameter, value: str | None) -> tuple[st
 )
 @click.option(
     "--method",
-    help="pfpl, fedpc, feddbp or fedplcc; fedavg, fedprox, fedproto, fedbn, fedper, fedrep, ditto, fpl, fedplvm,"
-    " average; local or self.",
+    help="pfpl, fedpc, feddbp or fedplcc; fedavg, fedprox, fedproto, fedproto-averaged, fedbn, fedper, fedrep,"
+    " ditto, fpl, fedplvm, average; local or self.",
 )
 @click.option("--protection", help="plain, masked or ckks.")
 @click.option(

@@ -97,6 +97,8 @@ class Method(StrEnum):
     """Models averaged, each held near the average while it trains."""
     FEDPROTO = "fedproto"
     """Class prototypes averaged, and nothing else exchanged."""
+    FEDPROTO_AVERAGED = "fedproto-averaged"
+    """``fedproto`` with models averaged besides, which is what FPL's authors, and others after them, call FedProto."""
     FEDBN = "fedbn"
     """Models averaged but for the layers that normalise."""
     FEDPER = "fedper"
@@ -141,6 +143,7 @@ _TRAITS = {
     Method.FPL: _CLUSTERED,
     Method.FEDPLVM: _CLUSTERED,
     Method.FEDAVG: _AVERAGED,
+    Method.FEDPROTO_AVERAGED: replace(_AVERAGED, prototypes=True),
     Method.FEDPROX: _AVERAGED,
     Method.FEDBN: replace(_AVERAGED, averaged=Part.NOT_NORMS),
     Method.FEDPER: _OWN_HEAD,

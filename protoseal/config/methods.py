@@ -84,7 +84,8 @@ class FedplccSection(Section):
 
 
 class BaselinesSection(Section):
-    """What the four methods are compared with; each value is read by the method that it is named after.
+    """What the four methods are compared with; each value is read by the method that it is named after, ``fedproto`` by
+    ``fedproto-averaged`` too.
 
     ``fedprox`` μ, ``fedproto`` λ, ``ditto`` λ; ``fpl_temperature`` τ; of FedPLVM λ (of both its terms), τ and α, as in
     its authors' code. ``fedrep_head_epochs`` come before the extractor's: 1 as in PFLlib (``plocal_epochs``), for a

@@ -28,7 +28,7 @@ from tests.support.summed import PARTS, method_agreement
 
 CLASSES, DIM = 3, 8
 FIRST, SECOND = b"1" * 32, b"2" * 32
-AGGREGATED = [Method.FEDAVG, Method.FEDPROX, Method.FEDBN]
+AGGREGATED = [Method.FEDAVG, Method.FEDPROX, Method.FEDBN, Method.FEDPROTO_AVERAGED]
 TRAINED = [Method.FEDPER, Method.FEDREP, Method.FEDPROTO, Method.FEDDBP]
 METHODS = [*AGGREGATED, *TRAINED, Method.DITTO]
 

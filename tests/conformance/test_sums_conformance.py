@@ -27,7 +27,7 @@ SIZES: dict[int, Bool] = {
     3: np.array([[1, 1, 1, 0], [1, 1, 1, 1], [1, 0, 1, 1]], dtype=np.bool_),
 }
 """Who holds what. Of nine, too few hold no class; of three, the second and the last are withheld."""
-METHODS = (Method.FEDDBP, Method.FEDPROTO, Method.FEDAVG)
+METHODS = (Method.FEDDBP, Method.FEDPROTO, Method.FEDAVG, Method.FEDPROTO_AVERAGED)
 SECTION = FeddbpSection(own=0.75, top_channels=5)
 """With less than all of a site's own in fewer than all channels, so that either would be seen."""
 BOUNDS = {"parameter_bound": 8.0, "buffer_bound": 30.0, "most_samples": 36}

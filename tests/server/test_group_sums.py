@@ -31,7 +31,9 @@ SITES, MOST = tuple(HOLDINGS), 50
 HOLDS = np.array([[k in held for k in range(len(CLASSES))] for held in HOLDINGS.values()])
 SAMPLES = (18, 7, 12, 50)
 """Weights of four sites, the last at the most that is agreed."""
-RESULTS = [Method.FEDAVG, Method.FEDBN, Method.FEDPER, Method.FEDPROTO, Method.FEDDBP]
+RESULTS = [
+    *(Method.FEDAVG, Method.FEDBN, Method.FEDPER, Method.FEDPROTO, Method.FEDPROTO_AVERAGED, Method.FEDDBP)
+]
 
 
 def agreed(method: Method, protection: Protection = Protection.PLAIN, **changes: Any) -> Agreement:
