@@ -232,7 +232,7 @@ class RunRecord(_Record):
     sites: tuple[SiteLog, ...]
     rounds: tuple[dict[str, Any], ...]
     best_round: Annotated[int, Field(ge=1)] | None
-    data_sha256: str
+    data_sha256: str | None = None
 
 
 RecordT = TypeVar("RecordT", bound=_Record)
@@ -330,7 +330,7 @@ def _read_json(path: Path, model: type[RecordT], remedy: str) -> RecordT:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise FileError(f"{path} is not of this version: {where}: {first['msg']}") from error
+        raise FileError(f"{path} is not of this version ({where}: {first['msg']}); {remedy}") from error
 
 
 def _read_text(path: Path, remedy: str) -> str:

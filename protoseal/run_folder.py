@@ -10,7 +10,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,10 @@ from protoseal.config import Method
 from protoseal.config.simulation import SimulationConfig
 from protoseal.errors import UserError
 from protoseal.files import RESULT, SITE_LOG, write_text
-from protoseal.split_view import data_of_split
 from secure_client.errors import SiteError
 
 CLAIM, STATE, RUNS, COMPARED = "simulation.json", ".state", "runs", "compared"
-_LOCK = "lock"
+_LOCK, _DATA = "lock", "data"
 
 FREE = frozenset({"out", "workers", "data_root", "report_every", "tensorboard", "compare", "seed", "seeds"})
 """What may be another in the same folder: it changes no run, or says which runs there are."""
@@ -41,6 +40,7 @@ class RunFolder:
         self._several = len(config.all_seeds) > 1
         self._claim = _claim_of(config, self._several)
         self._aligned = config.self_aligns_as
+        self._data_checked = False
 
     @contextmanager
     def claimed(self, *, fresh: bool = False) -> Iterator[None]:
@@ -70,18 +70,33 @@ class RunFolder:
     def _has_ended_runs(self) -> bool:
         return any(self._out.glob(f"{RUNS}/*.json")) or any(self._out.glob(f"seed-*/{RUNS}/*.json"))
 
-    def keep_claim(self) -> None:
-        """From now on the folder belongs to this configuration."""
-        write_text(self._out / CLAIM, json.dumps(self._claim, indent=2, sort_keys=True) + "\n")
+    def check_data(self, digest_of: Callable[[int], str]) -> None:
+        """Raise :class:`OtherSimulation` where there are runs on other data, as ``data_root`` may have another time.
 
-    def check_data(self, seed: int, sha256: str) -> None:
-        """Raise :class:`OtherSimulation` where the seed's runs are on other data: ``data_root`` may have changed."""
-        begun = data_of_split(self.of_seed(seed)) if (self._out / CLAIM).exists() else None
-        if begun not in {None, sha256}:
+        ``digest_of`` gives the SHA-256 of all samples with a seed, before they are divided. It is asked for once, and
+        only when there were runs before.
+        """
+        known = None if self._data_checked else self._known_data()
+        if known is not None and digest_of(known["seed"]) != known["sha256"]:
             raise OtherSimulation(
                 f"{self._out} has runs on other data than there are now: put these back, give another --out, or use"
                 " --fresh to throw those runs away"
             )
+        self._data_checked = True
+
+    def keep_claim(self, seed: int, data_sha256: str) -> None:
+        """From now on the folder belongs to this configuration, and to these data, whose digest is with this seed."""
+        known = self._known_data() or {"seed": seed, "sha256": data_sha256}
+        write_text(
+            self._out / CLAIM, json.dumps({**self._claim, _DATA: known}, indent=2, sort_keys=True) + "\n"
+        )
+
+    def _known_data(self) -> dict[str, Any] | None:
+        path = self._out / CLAIM
+        if not path.exists():
+            return None
+        known: dict[str, Any] | None = json.loads(path.read_text(encoding="utf-8")).get(_DATA)
+        return known
 
     def of_seed(self, seed: int) -> Path:
         """Where a seed's results lie."""
@@ -119,6 +134,8 @@ class RunFolder:
             raise OtherSimulation(
                 f"{path} is damaged; use --fresh to start over, or another --out"
             ) from error
+        if isinstance(found, dict):
+            found.pop(_DATA, None)  # compared once the data are read
         differing = _differing(found, self._claim) if isinstance(found, dict) else ["everything"]
         if differing:
             raise OtherSimulation(

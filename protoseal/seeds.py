@@ -68,10 +68,12 @@ def _check_comparable(result: RunResult, other: RunResult) -> None:
 def _check_same_data(own: tuple[SeedFigures, ...], others: tuple[SeedFigures, ...]) -> None:
     data = {each.seed: each.data_sha256 for each in others}
     for each in own:
-        if each.seed in data and data[each.seed] != each.data_sha256:
+        one, other = each.data_sha256, data.get(each.seed, each.data_sha256)
+        if one != other:
+            told = "have other data or splits" if one and other else "do not both tell which data they had"
             raise FileError(
-                f"the two runs have other data or splits in seed {each.seed}: run both on the same, with the same"
-                " --dataset, --split, --sites and --tests"
+                f"the two runs {told} in seed {each.seed}: run both with the same --dataset, --split, --sites and"
+                " --tests"
             )
 
 

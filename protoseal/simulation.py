@@ -181,7 +181,19 @@ class Scene:
 
 
 def _scene(config: SimulationConfig, seed: int) -> Scene:
-    divided = divide(
+    divided = _divided(config, seed)
+    if len(divided.sites) < config.fewest_sites:
+        raise ConfigError(
+            config.dataset,
+            [f"{len(divided.sites)} sites, but min_holders and min_sites ask for {config.fewest_sites}"],
+        )
+    data = {site.name: site.to_data(divided.preprocessing) for site in divided.sites}
+    overall = to_dataset(divided.test_of_all(), divided.preprocessing, where=config.dataset)
+    return Scene(config, seed, divided, data, overall)
+
+
+def _divided(config: SimulationConfig, seed: int) -> DividedData:
+    return divide(
         config.dataset,
         config.split,
         sites=config.sites,
@@ -191,14 +203,6 @@ def _scene(config: SimulationConfig, seed: int) -> Scene:
         classes=config.classes,
         tests=config.tests,
     )
-    if len(divided.sites) < config.fewest_sites:
-        raise ConfigError(
-            config.dataset,
-            [f"{len(divided.sites)} sites, but min_holders and min_sites ask for {config.fewest_sites}"],
-        )
-    data = {site.name: site.to_data(divided.preprocessing) for site in divided.sites}
-    overall = to_dataset(divided.test_of_all(), divided.preprocessing, where=config.dataset)
-    return Scene(config, seed, divided, data, overall)
 
 
 def _check(config: SimulationConfig) -> None:
@@ -216,7 +220,7 @@ class Run:
     method: Method
     agreement: Agreement
     outcome: Outcome
-    data_sha256: str
+    data_sha256: str | None
 
     def record(self) -> RunRecord:
         """All of it, to be read by :meth:`of`."""
@@ -271,15 +275,17 @@ class OneSeed:
     @cached_property
     def _scene(self) -> Scene:
         scene = _scene(self._config, self._seed)
-        self._folder.check_data(self._seed, scene.divided.sha256)
-        write_split(self._out, scene.divided.sites, scene.divided.classes, scene.divided.sha256)
+        self._folder.check_data(
+            lambda seed: (scene.divided if seed == self._seed else _divided(self._config, seed)).source_sha256
+        )
+        write_split(self._out, scene.divided.sites, scene.divided.classes)
         return scene
 
     def _run_anew(self, method: Method) -> Run:
         """Or from where it was when it was ended."""
         aligned = self._config.self_aligns_as if method is Method.SELF else method
         agreement = self._scene.agreement(aligned)
-        self._folder.keep_claim()
+        self._folder.keep_claim(self._seed, self._scene.divided.source_sha256)
         if method in CONTROLS:
             return self._run(method, agreement, self._control(method, agreement))
         with self._federation(method, agreement) as federation:

@@ -83,22 +83,15 @@ def split_csv(rows: Sequence[SplitRow], classes: Sequence[str]) -> str:
     return text.getvalue()
 
 
-def split_json(rows: Sequence[SplitRow], classes: Sequence[str], data_sha256: str) -> str:
-    """The rows as JSON: ``{"schema": 1, "data_sha256", "classes", "rows": [{"site", "domain", "part", "counts"}]}``."""
+def split_json(rows: Sequence[SplitRow], classes: Sequence[str]) -> str:
+    """The rows as JSON: ``{"schema": 1, "classes", "rows": [{"site", "domain", "part", "counts"}]}``."""
     listed = [
         {"site": row.site, "domain": row.domain, "part": row.part, "counts": list(row.counts)} for row in rows
     ]
-    content = {"schema": 1, "data_sha256": data_sha256, "classes": list(classes), "rows": listed}
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-
-
-def data_of_split(folder: Path) -> str | None:
-    """The ``data_sha256`` of the split that was written into ``folder``; None where none was."""
-    try:
-        content = json.loads((folder / JSON).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return None
-    return str(content.get("data_sha256")) if isinstance(content, dict) else None
+    return (
+        json.dumps({"schema": 1, "classes": list(classes), "rows": listed}, indent=2, ensure_ascii=False)
+        + "\n"
+    )
 
 
 def split_figure(rows: Sequence[SplitRow], classes: Sequence[str]) -> Figure:
@@ -130,17 +123,15 @@ def figure_svg(figure: Figure) -> str:
     return text.getvalue()
 
 
-def write_split(
-    out: Path, sites: Sequence[SiteArrays], classes: Sequence[str], data_sha256: str
-) -> list[Path]:
+def write_split(out: Path, sites: Sequence[SiteArrays], classes: Sequence[str]) -> list[Path]:
     """Write ``split.csv``, ``split.json`` and ``split.svg`` into ``out`` and return their paths.
 
-    ``data_sha256`` is of the samples themselves. The same split writes the same bytes.
+    The same split writes the same bytes.
     """
     rows = split_rows(sites, classes)
     return [
         write_text(out / CSV, split_csv(rows, classes)),
-        write_text(out / JSON, split_json(rows, classes, data_sha256)),
+        write_text(out / JSON, split_json(rows, classes)),
         write_text(out / PLOT, figure_svg(split_figure(rows, classes))),
     ]
 

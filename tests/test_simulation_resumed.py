@@ -212,20 +212,23 @@ def test_another_configuration_is_refused_by_what_differs(tmp_path: Path) -> Non
 
 
 def test_other_data_by_the_same_name_are_refused(tmp_path: Path) -> None:
-    """For a further method or an unfinished run alike; what has all ended is read, whatever became of the data."""
+    """For a further method and a further seed alike; what has all ended is read, whatever became of the data."""
     rng, labels = np.random.default_rng(0), np.arange(160) % 4
     one, other = rng.integers(0, 256, (2, 160, 8, 8), dtype=np.uint8)
     small: dict[str, Any] = {"method": "local", "compare": (), "rounds": 1, "dataset": "npz:DATA_ROOT/a.npz"}
-    small["data_root"] = str(tmp_path)
+    small |= {"data_root": str(tmp_path), "seeds": (0, 1)}
     np.savez(tmp_path / "a.npz", x_train=one, y_train=labels)
-    first = simulate(config_for(tmp_path / "out", **small))
+    out = tmp_path / "out"
+    first = simulate(config_for(out, **small))
     np.savez(tmp_path / "a.npz", x_train=other, y_train=labels)
-    more = config_for(tmp_path / "out", **small | {"compare": ("fedavg",)})
-    with pytest.raises(OtherSimulation, match=r"other data.*--fresh"):
-        simulate(more)
-    assert simulate(config_for(tmp_path / "out", **small)) == first
+    more = [small | {"compare": ("fedavg",)}, small | {"seeds": (0, 1, 2)}]
+    for flags in more:
+        with pytest.raises(OtherSimulation, match=r"other data.*--fresh"):
+            simulate(config_for(out, **flags))
+    assert simulate(config_for(out, **small)) == first
     np.savez(tmp_path / "a.npz", x_train=one, y_train=labels)
-    assert simulate(more).metrics["local"] == first.metrics["local"]
+    for flags in more:
+        assert simulate(config_for(out, **flags)).seeds[0].metrics["local"] == first.metrics["local"]
 
 
 def test_fresh_throws_away_nobodys_other_files(tmp_path: Path) -> None:

@@ -12,15 +12,7 @@ from matplotlib.collections import PathCollection
 from PIL import Image
 from rich.console import Console
 
-from protoseal.split_view import (
-    SplitRow,
-    data_of_split,
-    split_figure,
-    split_rows,
-    split_table,
-    write_plot,
-    write_split,
-)
+from protoseal.split_view import SplitRow, split_figure, split_rows, split_table, write_plot, write_split
 from protoseal.splits import SiteArrays, by_domain, iid, with_validation
 from secure_client.data.arrays import Samples
 from tests.support.numbered import data, per_class
@@ -80,7 +72,7 @@ def test_rows_add_up_to_the_samples() -> None:
 
 
 def test_files_hold_the_rows(tmp_path: Path) -> None:
-    paths = write_split(tmp_path / "run", SITES, CLASSES, "5eed")
+    paths = write_split(tmp_path / "run", SITES, CLASSES)
     assert [path.name for path in paths] == ["split.csv", "split.json", "split.svg"]
     table = list(csv.DictReader(io.StringIO(paths[0].read_text())))
     assert [(row["site"], row["domain"], row["part"]) for row in table] == [
@@ -90,13 +82,11 @@ def test_files_hold_the_rows(tmp_path: Path) -> None:
     assert [int(row["all"]) for row in table] == [2, 1, 1, 0, 8, 2, 1]
     loaded = json.loads(paths[1].read_text())
     assert (loaded["schema"], loaded["classes"]) == (1, list(CLASSES))
-    assert loaded["data_sha256"] == data_of_split(tmp_path / "run") == "5eed"
-    assert data_of_split(tmp_path) is None
     assert [SplitRow(**{**row, "counts": tuple(row["counts"])}) for row in loaded["rows"]] == ROWS
 
 
 def test_the_same_split_writes_the_same_bytes(tmp_path: Path) -> None:
-    first, again = (write_split(tmp_path / name, SITES, CLASSES, "5eed") for name in ("a", "b"))
+    first, again = (write_split(tmp_path / name, SITES, CLASSES) for name in ("a", "b"))
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
 
 

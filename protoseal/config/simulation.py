@@ -41,6 +41,8 @@ from protoseal.config.reading import (
     validate,
 )
 
+SPLITTING = ("split", "sites", "tests")
+"""How a data set is divided, where its files do not say."""
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
@@ -117,7 +119,7 @@ class SimulationConfig(Section):
 
     @model_validator(mode="after")
     def _what_is_split_is_split_once(self) -> Self:
-        idle = [name for name in ("split", "sites", "tests") if name in self.model_fields_set]
+        idle = [name for name in SPLITTING if name in self.model_fields_set]
         if self.is_split and idle:
             raise ValueError(
                 f"{' and '.join(idle)} would do nothing: {SITES_FORM}DIR has a file for each site, with what it trains"
@@ -235,6 +237,10 @@ def load_simulation(
     given = {key: _from_here(key, value) for key, value in flags.items() if value is not None}
     if path is not None and "out" not in table | given:
         given["out"] = _from_here("out", f"runs/{path.stem}")
+    if str(given.get("dataset", "")).startswith(SITES_FORM):
+        table = {
+            key: value for key, value in table.items() if key not in SPLITTING
+        }  # the file's, of other data
     if "seed" in given:
         given.setdefault("seeds", [])  # one seed, whatever the file has
     directory = Path() if path is None else path.parent
