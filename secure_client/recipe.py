@@ -20,7 +20,10 @@ What is received is the method's own kind: ``Targets`` or ``Clusters`` of :mod:`
 
 
 class Trains(StrEnum):
-    """The part of a model that a stage of local training changes; the rest stands still."""
+    """The part of a model whose parameters a stage of local training changes; those of the rest stand still.
+
+    The statistics that batch normalisation keeps move with every batch, in whichever part they are.
+    """
 
     ALL = "all"
     CLASSIFIER = "classifier"

@@ -70,8 +70,9 @@ class Losses:
 class Job:
     """A stage of one model's training in one round.
 
-    ``source``, ``guide`` and ``anchor`` are on the model's ``device``. Only the part ``trains`` changes. With
-    ``proximal`` μ > 0, μ/2·‖w − anchor‖² is added to the loss, ``anchor`` holding a tensor for each parameter by name.
+    ``source``, ``guide`` and ``anchor`` are on the model's ``device``. Only parameters of the part ``trains``
+    change, and batch normalisation's statistics in all of it. With ``proximal`` μ > 0, μ/2·‖w − anchor‖² is added to
+    the loss, ``anchor`` holding a tensor for each parameter by name.
     ``seed`` decides the order of batches and what dropout drops.
     """
 

@@ -352,3 +352,8 @@ def test_a_wrong_simulation_is_refused(flags: dict[str, Any], said: str) -> None
 @pytest.mark.parametrize("path", sorted((ROOT / "experiments").rglob("*.toml")), ids=lambda path: path.stem)
 def test_the_experiments_load(path: Path) -> None:
     assert load_simulation(path, {}).rounds
+
+
+def test_no_two_experiments_have_the_same_folder() -> None:
+    folders = [load_simulation(path, {}).out for path in (ROOT / "experiments").rglob("*.toml")]
+    assert len(folders) == len(set(folders)) > 15
