@@ -117,6 +117,7 @@ class LocalControl:
         for number in range(1, self._trainees.completed + 1):
             if number not in logged:
                 self._log.put_round(self._as_coordinated(number))
+                self._on_completed(self, number)
 
     def _as_coordinated(self, number: int) -> CoordinatorRound:
         told = [self._log.site_round(name, number) for name in sorted(self._sites)]

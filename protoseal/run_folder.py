@@ -1,7 +1,8 @@
 """The folder of a simulation: what it has of finished runs, what unfinished ones go on from, whose it is.
 
-``simulation.json`` says which configuration the folder belongs to. ``runs/METHOD.json`` has the logs of a run that has
-ended, in the folder of its seed; ``.state`` has the files of runs that have not, and is gone when all have.
+``simulation.json`` says which configuration and which data the folder belongs to. ``runs/METHOD.json`` has the logs of
+a run that has ended, in the folder of its seed; ``.state`` has the files of runs that have not, and is gone when all
+have.
 """
 
 from __future__ import annotations
@@ -73,30 +74,31 @@ class RunFolder:
     def check_data(self, digest_of: Callable[[int], str]) -> None:
         """Raise :class:`OtherSimulation` where there are runs on other data, as ``data_root`` may have another time.
 
-        ``digest_of`` gives the SHA-256 of all samples with a seed, before they are divided. It is asked for once, and
-        only when there were runs before.
+        ``digest_of`` gives the SHA-256 of the divided data of a seed. It is asked for once in a process, and only when
+        there were runs before: files that change while a simulation goes on are not noticed.
         """
-        known = None if self._data_checked else self._known_data()
-        if known is not None and digest_of(known["seed"]) != known["sha256"]:
-            raise OtherSimulation(
-                f"{self._out} has runs on other data than there are now: put these back, give another --out, or use"
-                " --fresh to throw those runs away"
-            )
+        if not self._data_checked and (self._out / CLAIM).exists():
+            known = self._known_data()
+            if known is None or digest_of(known["seed"]) != known["sha256"]:
+                raise OtherSimulation(
+                    f"{self._out} has runs on other data than there are now, or of a version that did not tell: go back"
+                    " to these, give another --out, or use --fresh to throw those runs away"
+                )
         self._data_checked = True
 
     def keep_claim(self, seed: int, data_sha256: str) -> None:
-        """From now on the folder belongs to this configuration, and to these data, whose digest is with this seed."""
+        """From now on the folder belongs to this configuration, and to the data with this digest in this seed."""
         known = self._known_data() or {"seed": seed, "sha256": data_sha256}
-        write_text(
-            self._out / CLAIM, json.dumps({**self._claim, _DATA: known}, indent=2, sort_keys=True) + "\n"
-        )
+        claim = {**self._claim, _DATA: known}
+        write_text(self._out / CLAIM, json.dumps(claim, indent=2, sort_keys=True) + "\n")
 
     def _known_data(self) -> dict[str, Any] | None:
         path = self._out / CLAIM
-        if not path.exists():
-            return None
-        known: dict[str, Any] | None = json.loads(path.read_text(encoding="utf-8")).get(_DATA)
-        return known
+        known: Any = json.loads(path.read_text(encoding="utf-8")).get(_DATA) if path.exists() else None
+        match known:
+            case {"seed": int(), "sha256": str()}:
+                return {"seed": known["seed"], "sha256": known["sha256"]}
+        return None
 
     def of_seed(self, seed: int) -> Path:
         """Where a seed's results lie."""

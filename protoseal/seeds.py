@@ -69,11 +69,15 @@ def _check_same_data(own: tuple[SeedFigures, ...], others: tuple[SeedFigures, ..
     data = {each.seed: each.data_sha256 for each in others}
     for each in own:
         one, other = each.data_sha256, data.get(each.seed, each.data_sha256)
-        if one != other:
-            told = "have other data or splits" if one and other else "do not both tell which data they had"
+        if one != other and None in (one, other):
             raise FileError(
-                f"the two runs {told} in seed {each.seed}: run both with the same --dataset, --split, --sites and"
-                " --tests"
+                f"one of the two runs does not tell which data it had in seed {each.seed}, as deployments and older"
+                " versions do not: simulate both with this version"
+            )
+        if one != other:
+            raise FileError(
+                f"the two runs have other data in seed {each.seed}: run both with the same --dataset, --data-root,"
+                " --split, --sites, --tests and preprocessing"
             )
 
 

@@ -276,7 +276,7 @@ class OneSeed:
     def _scene(self) -> Scene:
         scene = _scene(self._config, self._seed)
         self._folder.check_data(
-            lambda seed: (scene.divided if seed == self._seed else _divided(self._config, seed)).source_sha256
+            lambda seed: (scene.divided if seed == self._seed else _divided(self._config, seed)).sha256
         )
         write_split(self._out, scene.divided.sites, scene.divided.classes)
         return scene
@@ -285,7 +285,7 @@ class OneSeed:
         """Or from where it was when it was ended."""
         aligned = self._config.self_aligns_as if method is Method.SELF else method
         agreement = self._scene.agreement(aligned)
-        self._folder.keep_claim(self._seed, self._scene.divided.source_sha256)
+        self._folder.keep_claim(self._seed, self._scene.divided.sha256)
         if method in CONTROLS:
             return self._run(method, agreement, self._control(method, agreement))
         with self._federation(method, agreement) as federation:

@@ -26,22 +26,18 @@ _TEST_STREAM = 2
 
 @dataclass(frozen=True)
 class DividedData:
-    """Each site's samples, and what the sites then agree on. ``test`` is the data set's own test part, if any.
-
-    ``source_sha256`` is of all samples before they were divided, whatever the split.
-    """
+    """Each site's samples, and what the sites then agree on. ``test`` is the data set's own test part, if any."""
 
     sites: tuple[SiteArrays, ...]
     classes: tuple[str, ...]
     preprocessing: PreprocessingSection | None
-    source_sha256: str
     test: Samples | None = None
 
     @cached_property
     def sha256(self) -> str:
         """Of every sample of every site and of ``test``: the same data and split have the same."""
         parts = [(site.name, kind, part) for site in self.sites for kind, part in site.parts.items()]
-        return digest([*parts, *_parts("", None, self.test)])
+        return digest([*parts, *([] if self.test is None else [("", "test", self.test)])])
 
     def test_of_all(self) -> Samples:
         """A test set over all sites: the data set's own, or else what the sites hold back, together.
@@ -60,10 +56,6 @@ def digest(parts: Iterable[tuple[str, str, Samples]]) -> str:
             hashed.update(f"{site} {kind} {name} {array.dtype.str} {array.shape}\n".encode())
             hashed.update(np.ascontiguousarray(array).data)
     return hashed.hexdigest()
-
-
-def _parts(site: str, train: Samples | None, test: Samples | None) -> list[tuple[str, str, Samples]]:
-    return [(site, kind, part) for kind, part in (("train", train), ("test", test)) if part is not None]
 
 
 def divide(
@@ -89,12 +81,10 @@ def divide(
     divider = parse_split(split)
     sources = read(dataset, data_root=data_root, agreed=agreed, seed=seed)
     agreed = agreed or suggest_preprocessing(sources)
-    data = join(sources, agreed, classes)
-    whole = digest(_parts("", data.train, data.test))
-    data = divider.pooled(data)
+    data = divider.pooled(join(sources, agreed, classes))
     if tests is not None and data.test is not None:
         data = replace(data, test=fewer(data.test, tests, seed))
-    return DividedData(divider(data, sites=sites, seed=seed), data.classes, agreed, whole, data.test)
+    return DividedData(divider(data, sites=sites, seed=seed), data.classes, agreed, data.test)
 
 
 def fewer(samples: Samples, most: int, seed: int) -> Samples:
@@ -128,12 +118,7 @@ def read_sites(
     agreed, classes = agreed or suggest_preprocessing(sources), classes or own_classes(sources)
     data = [join([source], agreed, classes) for source in sources]
     sites = (_alone(file.stem, part) for file, part in zip(files, data, strict=True))
-    whole = digest(
-        each
-        for file, part in zip(files, data, strict=True)
-        for each in _parts(file.stem, part.train, part.test)
-    )
-    return DividedData(tuple(sites), classes, agreed, whole)
+    return DividedData(tuple(sites), classes, agreed)
 
 
 def _alone(name: str, data: TrainTest) -> SiteArrays:

@@ -108,14 +108,14 @@ def test_runs_of_other_seeds_are_not_paired() -> None:
 def test_runs_that_are_not_alike_are_not_paired() -> None:
     one = result("pfpl", {1: 0.5})
     for update, reason in (
-        ({"data_sha256": "other"}, "do not both tell which data they had in seed 1"),
+        ({"data_sha256": "other"}, "does not tell which data it had in seed 1"),
         ({"config": {"rounds": 2}}, "None and 2 rounds"),
         ({"complete": False}, "has not ended"),
     ):
         with pytest.raises(FileError, match=reason):
             between_runs(one, one.model_copy(update=update))
     known = one.model_copy(update={"data_sha256": "5eed"})
-    with pytest.raises(FileError, match=r"other data or splits in seed 1.*--split"):
+    with pytest.raises(FileError, match=r"other data in seed 1.*--split"):
         between_runs(known, one.model_copy(update={"data_sha256": "other"}))
     assert between_runs(known, known)
 
@@ -128,8 +128,10 @@ def test_sites_of_their_own_files_are_split_no_further(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('split = "iid"\nsites = 7\ntests = 7\n', encoding="utf-8")
     assert load_simulation(file, {"dataset": f"sites:{tmp_path}"}).is_split, "the file's are of other data"
-    with pytest.raises(ConfigError, match="split would do nothing"):
-        load_simulation(file, {"dataset": f"sites:{tmp_path}", "split": "iid"})
+    assert load_simulation(file, {}, [f"dataset=sites:{tmp_path}"]).is_split
+    for flags, settings in (({"split": "iid"}, []), ({}, ["split=iid"])):
+        with pytest.raises(ConfigError, match="split would do nothing"):
+            load_simulation(file, {"dataset": f"sites:{tmp_path}", **flags}, settings)
 
 
 def test_results_go_to_a_folder_named_after_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import signal
 from collections.abc import Iterator
@@ -167,13 +168,20 @@ class Runs(Watcher):
         self.seen.append((ended.seed, ended.method.value, ended.anew))
 
 
-@pytest.mark.parametrize("method", ["fedavg", "local"])
+@pytest.mark.parametrize(
+    ("method", "call", "count"),
+    [
+        ("fedavg", "put_site_round", SITES + 2),
+        ("local", "put_site_round", SITES + 2),
+        ("local", "put_round", 2),
+    ],
+)
 def test_a_round_that_was_cut_in_two_is_told_of_by_all_sites(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, call: str, count: int
 ) -> None:
     out, runs = tmp_path / "out", Runs()
     with monkeypatch.context() as patch:
-        fail_at(patch, RunLog, "put_site_round", SITES + 2, after=True)
+        fail_at(patch, RunLog, call, count, after=call == "put_site_round")
         with pytest.raises(Killed):
             simulate(config_for(out, method=method, compare=()))
     simulate(config_for(out, method=method, compare=()), runs)
@@ -229,6 +237,17 @@ def test_other_data_by_the_same_name_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x_train=one, y_train=labels)
     for flags in more:
         assert simulate(config_for(out, **flags)).seeds[0].metrics["local"] == first.metrics["local"]
+
+
+@pytest.mark.parametrize("data", [None, {}, {"seed": "0", "sha256": "5eed"}, "5eed"])
+def test_runs_that_do_not_tell_of_their_data_are_not_added_to(tmp_path: Path, data: object) -> None:
+    out = tmp_path / "out"
+    small: dict[str, Any] = {"method": "local", "compare": (), "rounds": 1}
+    simulate(config_for(out, **small))
+    claim = json.loads((out / CLAIM).read_text(encoding="utf-8"))
+    (out / CLAIM).write_text(json.dumps(claim | {"data": data}), encoding="utf-8")
+    with pytest.raises(OtherSimulation, match="or of a version that did not tell"):
+        simulate(config_for(out, **small | {"compare": ("fedavg",)}))
 
 
 def test_fresh_throws_away_nobodys_other_files(tmp_path: Path) -> None:

@@ -232,15 +232,14 @@ def load_simulation(
     ``out`` is by default named after the file. Raises ``ConfigError``.
     """
     table = {} if path is None else parse_toml(path)
+    named = [str(flags.get("dataset") or ""), *(each.partition("=")[2].strip(" '\"") for each in settings)]
+    if any(each.startswith(SITES_FORM) for each in named):
+        table = {key: value for key, value in table.items() if key not in SPLITTING}  # they are of other data
     for setting in settings:
         _set(table, setting)
     given = {key: _from_here(key, value) for key, value in flags.items() if value is not None}
     if path is not None and "out" not in table | given:
         given["out"] = _from_here("out", f"runs/{path.stem}")
-    if str(given.get("dataset", "")).startswith(SITES_FORM):
-        table = {
-            key: value for key, value in table.items() if key not in SPLITTING
-        }  # the file's, of other data
     if "seed" in given:
         given.setdefault("seeds", [])  # one seed, whatever the file has
     directory = Path() if path is None else path.parent

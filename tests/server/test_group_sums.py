@@ -31,9 +31,8 @@ SITES, MOST = tuple(HOLDINGS), 50
 HOLDS = np.array([[k in held for k in range(len(CLASSES))] for held in HOLDINGS.values()])
 SAMPLES = (18, 7, 12, 50)
 """Weights of four sites, the last at the most that is agreed."""
-RESULTS = [
-    *(Method.FEDAVG, Method.FEDBN, Method.FEDPER, Method.FEDPROTO, Method.FEDPROTO_AVERAGED, Method.FEDDBP)
-]
+AVERAGED = [Method.FEDAVG, Method.FEDBN, Method.FEDPER, Method.FEDPROTO_AVERAGED]
+RESULTS = [*AVERAGED, Method.FEDPROTO, Method.FEDDBP]
 
 
 def agreed(method: Method, protection: Protection = Protection.PLAIN, **changes: Any) -> Agreement:
