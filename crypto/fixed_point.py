@@ -63,7 +63,7 @@ class FixedPoint:
         self.fraction_bits = tuple(
             _fraction_bits(segment.bound, terms, ring_bits) for segment in self.segments
         )
-        self._slices = _slices(self.segments)
+        self._slices = segment_slices(self.segments)
 
     @property
     def length(self) -> int:
@@ -90,7 +90,7 @@ class FixedPoint:
         numbers = np.empty(self.length, dtype=signed)
         for position, segment in enumerate(self.segments):
             part = values[self._slices[position]]
-            _check_bound(part, segment, position)
+            check_bound(part, segment, position)
             numbers[self._slices[position]] = np.rint(part * 2.0 ** self.fraction_bits[position])
         return numbers.view(unsigned)
 
@@ -136,13 +136,17 @@ def _largest_sum(bound: float, bits: int, terms: int) -> int:
     return int(terms * _largest_word(bound, bits))
 
 
-def _slices(segments: Sequence[Segment]) -> tuple[slice, ...]:
+def segment_slices(segments: Sequence[Segment]) -> tuple[slice, ...]:
+    """Where each segment lies in a vector of all of them."""
     ends = np.cumsum([segment.length for segment in segments]).tolist()
     return tuple(slice(end - segment.length, end) for end, segment in zip(ends, segments, strict=True))
 
 
-def _check_bound(values: Float, segment: Segment, position: int) -> None:
-    """Written so that NaN, which is neither above nor below, fails too."""
+def check_bound(values: Float, segment: Segment, position: int) -> None:
+    """Raise :class:`BoundError` for a value beyond the segment's bound, or none at all.
+
+    Written so that NaN, which is neither above nor below, fails too.
+    """
     within = np.abs(values) <= segment.bound
     if not within.all():
         worst = float(np.abs(values[~within]).max())

@@ -59,7 +59,7 @@ class CkksSecret:
         """The *secret* key, about 232 kB. To be sealed to another site or stored encrypted, and nothing else."""
         return _MARKER + dump(self._key)
 
-    def encrypt(self, slots: Float, form: Form) -> bytes:
+    def encrypt(self, slots: Float | NDArray[np.complex128], form: Form) -> bytes:
         """A fresh encryption of a vector (4096,), its second polynomial as a seed: half the size.
 
         Symmetric: a site never encrypts under a public key that the coordinator relayed.
