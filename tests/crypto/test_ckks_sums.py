@@ -48,7 +48,7 @@ def test_sums_are_within_the_stated_error(
     form = SumForm([Segment(length, bound * 10**i) for i, length in enumerate(lengths)], terms=256)
     bounds = np.repeat([bound * 10**i for i in range(len(lengths))], lengths)
     rng = np.random.default_rng(seed)
-    stack = rng.uniform(-1.0, 1.0, size=(terms, form.length)) * bounds
+    stack = rng.uniform(-1.0, 1.0, size=(terms, form.vector.length)) * bounds
     if at_bound:
         stack = np.sign(stack) * bounds
     wrong = np.abs(_added(secret, form, stack) - stack.sum(axis=0))
@@ -58,7 +58,7 @@ def test_sums_are_within_the_stated_error(
 def test_the_stated_error_is_not_idle(secret: CkksSecret) -> None:
     """A tenth of it would not do: 8 standard deviations are stated, and 4 occur among so many values."""
     form = SumForm([Segment(8 * SLOTS, 1.0)], terms=256)
-    values = np.random.default_rng(3).uniform(-1.0, 1.0, size=(1, form.length))
+    values = np.random.default_rng(3).uniform(-1.0, 1.0, size=(1, form.vector.length))
     wrong = np.abs(_added(secret, form, values) - values[0])
     assert wrong.max() > form.error(1)[0] / 10
 
@@ -66,14 +66,14 @@ def test_the_stated_error_is_not_idle(secret: CkksSecret) -> None:
 def test_what_is_sent_takes_8_bytes_a_value_and_what_comes_back_16(secret: CkksSecret) -> None:
     form = SumForm([Segment(16 * SLOTS, 1.0)], terms=256)
     site, server = SummingSite(secret, form), SummingServer(form)
-    payload = site.protect(np.ones(form.length))
-    assert sum(map(len, payload.blobs)) <= 8.1 * form.length
-    assert sum(map(len, server.add([payload, payload]).blobs)) <= 16.1 * form.length
+    payload = site.protect(np.ones(form.vector.length))
+    assert sum(map(len, payload.blobs)) <= 8.1 * form.vector.length
+    assert sum(map(len, server.add([payload, payload]).blobs)) <= 16.1 * form.vector.length
 
 
 @pytest.mark.parametrize("value", [0.5000001, float("nan"), float("inf"), -0.6])
 def test_a_value_beyond_its_bound_is_not_sent(secret: CkksSecret, value: float) -> None:
-    values = np.zeros(FORM.length)
+    values = np.zeros(FORM.vector.length)
     values[4] = value
     with pytest.raises(BoundError, match="segment 0"):
         SummingSite(secret, FORM).protect(values)
@@ -103,7 +103,7 @@ def test_a_sum_under_another_key_is_implausible(secret: CkksSecret) -> None:
 def test_uploads_of_another_form_are_refused(secret: CkksSecret) -> None:
     site, server = SummingSite(secret, FORM), SummingServer(FORM)
     good = site.protect(np.zeros(7))
-    other = SummingSite(secret, SumForm(FORM.segments, terms=256)).protect(np.zeros(7))
+    other = SummingSite(secret, SumForm(FORM.vector.segments, terms=256)).protect(np.zeros(7))
     for bad in (other, Payload(good.scheme, blobs=good.blobs * 2), server.add([good])):
         with pytest.raises(MalformedError):
             server.validate(bad)
@@ -117,7 +117,7 @@ def test_answers_of_another_form_are_refused_before_they_are_decrypted(secret: C
     site = SummingSite(secret, FORM)
     with pytest.raises(MalformedError):
         site.unprotect(Payload("ckks/1", blobs=()), 1)
-    other = SumForm(FORM.segments, terms=256)
+    other = SumForm(FORM.vector.segments, terms=256)
     total = SummingServer(other).add([SummingSite(secret, other).protect(np.zeros(7))])
     with pytest.raises(MalformedError, match="scale"):
         site.unprotect(total, 1)
@@ -131,10 +131,10 @@ def test_terms_leave_room_in_the_modulus() -> None:
         SumForm([Segment(1, 1.0)], terms=2**30)
 
 
-def test_a_sum_has_values_and_terms() -> None:
+def test_a_sum_has_values_and_terms(secret: CkksSecret) -> None:
     with pytest.raises(ValueError, match="1 term"):
         SumForm([Segment(1, 1.0)], terms=0)
     with pytest.raises(ValueError, match="at least one value"):
         SumForm([Segment(0, 1.0)], terms=1)
     with pytest.raises(ValueError, match="between 1 and 4"):
-        FORM.unpack([], 5)
+        SummingSite(secret, FORM).unprotect(Payload("ckks/1"), 5)
