@@ -9,23 +9,12 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from protoseal.commands.bench_options import COUNT, counts
+from protoseal.commands.bench_pairwise import pairwise
 from protoseal.commands.reporting import one_line_errors
 
 if TYPE_CHECKING:
     from protoseal.bench.record import Case
-
-_COUNT = click.IntRange(min=1)
-
-
-def _counts(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...]:
-    """``5,10,20``; an empty word is none."""
-    try:
-        counts = tuple(int(part) for part in value.split(",") if part.strip())
-    except ValueError as error:
-        raise click.BadParameter(f"{value!r} is not a list of numbers such as 5,10,20") from error
-    if any(count < 1 for count in counts):
-        raise click.BadParameter("a number of sites is 1 or more")
-    return counts
 
 
 @click.group()
@@ -33,22 +22,25 @@ def bench() -> None:
     """Measure speed, as ratios of two ways of doing the same, taken by turns in one run."""
 
 
+bench.add_command(pairwise)
+
+
 @bench.command()
 @click.option(
     "--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures here."
 )
-@click.option("--sites", type=_COUNT, default=20, show_default=True, help="Sites that train in a round.")
-@click.option("--samples", type=_COUNT, help="Of each site.  [default: 60000 over the sites, as MNIST has]")
-@click.option("--batch", type=_COUNT, default=10, show_default=True, help="Samples in a batch.")
-@click.option("--repeats", type=_COUNT, default=3, show_default=True, help="Rounds of each way.")
+@click.option("--sites", type=COUNT, default=20, show_default=True, help="Sites that train in a round.")
+@click.option("--samples", type=COUNT, help="Of each site.  [default: 60000 over the sites, as MNIST has]")
+@click.option("--batch", type=COUNT, default=10, show_default=True, help="Samples in a batch.")
+@click.option("--repeats", type=COUNT, default=3, show_default=True, help="Rounds of each way.")
 @click.option(
     "--growth",
-    callback=_counts,
+    callback=counts,
     default="5,10,20,50,100",
     show_default=True,
     help="Numbers of sites; '' for none.",
 )
-@click.option("--growth-samples", type=_COUNT, default=100, show_default=True, help="Of each site, there.")
+@click.option("--growth-samples", type=COUNT, default=100, show_default=True, help="Of each site, there.")
 @click.option(
     "--memory-sites",
     type=click.IntRange(min=0),
@@ -56,14 +48,14 @@ def bench() -> None:
     show_default=True,
     help="In the case on memory; 0: none.",
 )
-@click.option("--memory-samples", type=_COUNT, default=500, show_default=True, help="Of each site, there.")
+@click.option("--memory-samples", type=COUNT, default=500, show_default=True, help="Of each site, there.")
 @click.option(
     "--model",
     type=click.Choice(["small-cnn", "fedpc-cnn", "resnet10"]),
     default="small-cnn",
     show_default=True,
 )
-@click.option("--at-once", type=_COUNT, help="Sites in one program, at most.  [default: by size]")
+@click.option("--at-once", type=COUNT, help="Sites in one program, at most.  [default: by size]")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda:N.")
 @click.option("--mixed-precision", is_flag=True, help="Compute in bfloat16 on a GPU.")
 @click.option(

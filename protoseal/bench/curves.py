@@ -1,0 +1,28 @@
+"""How a benchmark's figures grow, drawn as the figures of a report are."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from protoseal.figures import STYLE
+
+
+def growth_curves(horizontal: str, vertical: str, lines: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+    """SVG text: a line through the points (x, y) of each name, both axes logarithmic, so that a power is a slope."""
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(7.2, 3.8), layout="constrained")
+        axes = figure.add_subplot()
+        axes.set(xlabel=horizontal, ylabel=vertical, xscale="log", yscale="log")
+        for name, points in lines.items():
+            axes.plot(*zip(*sorted(points), strict=True), marker="o", label=name)
+        places = sorted({x for points in lines.values() for x, _ in points})
+        axes.set_xticks(places, [f"{place:g}" for place in places])
+        axes.minorticks_off()
+        figure.legend(loc="outside right upper")
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata={"Date": None})
+        return text.getvalue()

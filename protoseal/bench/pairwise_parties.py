@@ -1,0 +1,251 @@
+"""A site and the coordinator of one masked sum, for ``protoseal bench pairwise``.
+
+Each says and checks what :mod:`secure_client.exchanges.pairwise` and :mod:`secure_server.exchanges.pairwise` do, in
+contents of :mod:`protoseal_wire.codec`, without a network, a journal and a state to store. A site checks a share once,
+where one that reads its journal again checks it in each step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crypto.fixed_point import FixedPoint
+from crypto.pairwise.binding import Binding
+from crypto.pairwise.masks import mask
+from crypto.pairwise.parts import MaskKeys, ReleasedShare, SealedShare
+from crypto.pairwise.release import check_released, release
+from crypto.pairwise.scheme import payload_of, words_of
+from crypto.pairwise.secrets import AttemptSecrets, SharePair
+from crypto.pairwise.shares import make_shares, open_share, verify_share
+from crypto.pairwise.survivors import sign_survivors, verify_signed_survivors, verify_survivor
+from crypto.pairwise.unmask import unmask
+from crypto.pki import Credentials
+from crypto.protection import PayloadForm, Words
+from crypto.roster import Roster
+from protoseal.bench.pairwise_sites import AGREEMENT_HASH, RUN
+from protoseal_wire import codec
+from protoseal_wire.codec import Limits
+from protoseal_wire.codec.limits import MOST_SITES
+from protoseal_wire.messages import (
+    ActiveList,
+    Phase,
+    PhaseKey,
+    PresenceStatement,
+    ReceivedShares,
+    ReleasedShares,
+    RoundStart,
+    SharesMade,
+    SignedSurvivors,
+    SurvivorSet,
+    SurvivorSignature,
+)
+from protoseal_wire.presence import check_keys_given, sign_presence, verify_active_list, verify_presence
+
+Float = NDArray[np.float64]
+
+KEY = PhaseKey(RUN, 1, 1, Phase.PRESENCE)
+BASE = hashlib.sha256(b"base").digest()
+"""Stands for the hash of the result that all trained from."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What all parties know: the roster, how values become words, and in what shape they are prototypes."""
+
+    roster: Roster
+    fixed_point: FixedPoint
+    classes: int
+    dim: int
+
+    @property
+    def limits(self) -> Limits:
+        """The codec's bounds."""
+        sites = len(self.roster.members)
+        return (Limits if sites <= MOST_SITES else _Larger)(self.classes, self.dim, sites)
+
+    @property
+    def group(self) -> tuple[str, ...]:
+        """Everybody."""
+        return tuple(self.roster.members)
+
+    @property
+    def binding(self) -> Binding:
+        """The one attempt that there is."""
+        return Binding(RUN, KEY.round, KEY.attempt, self.roster.hash, AGREEMENT_HASH, self.group, BASE)
+
+
+class _Larger(Limits):
+    """Bounds of more sites than a run may have, to see how the exchange grows beyond."""
+
+    def __post_init__(self) -> None:
+        """Nothing is refused."""
+
+
+class Site:
+    """A member of the group. Each method is one step: a request's content in, the answer's out."""
+
+    def __init__(self, credentials: Credentials, terms: Terms, values: Float) -> None:
+        self.name = credentials.identity.name
+        self._credentials, self._terms, self._values = credentials, terms, values
+        self._secrets = AttemptSecrets.generate()
+        self._public: Mapping[str, MaskKeys] = {}
+        self._held: dict[str, SharePair] = {}
+        self._sharers: tuple[str, ...] = ()
+        self._survivors: tuple[str, ...] = ()
+
+    def answer(self, phase: Phase, request: bytes) -> bytes:
+        """The answer to a step."""
+        steps: dict[Phase, Callable[[bytes], bytes]] = {
+            Phase.PRESENCE: self.presence,
+            Phase.SHARES: self.shares,
+            Phase.VALUES: self.values,
+            Phase.SURVIVORS: self.survivors,
+            Phase.UNMASK: self.unmask,
+        }
+        return steps[phase](request)
+
+    def presence(self, request: bytes) -> bytes:
+        """Fresh keys, stated and signed."""
+        codec.decode_round_start(request, self._terms.limits, PayloadForm())
+        self._secrets = AttemptSecrets.generate()
+        holds = np.ones(self._terms.classes, dtype=np.bool_)
+        keys, roster_hash = self._secrets.public, self._terms.roster.hash
+        stated = sign_presence(self._credentials, KEY, roster_hash, holds, base=BASE, keys=keys)
+        return codec.encode_presence(stated)
+
+    def shares(self, request: bytes) -> bytes:
+        """Both secrets split, and sealed to each other member whose statement holds."""
+        active = codec.decode_active_list(request, self._terms.limits)
+        verify_active_list(active, self._terms.roster, KEY)
+        check_keys_given(active)
+        self._public = keys_of(active.statements)
+        sealed, own = make_shares(self._credentials, self._secrets, self._terms.binding, self._public)
+        self._held = {self.name: own}
+        return codec.encode_shares_made(SharesMade(sealed))
+
+    def values(self, request: bytes) -> bytes:
+        """Shares of peers checked and opened; the values in fixed point under masks."""
+        received = codec.decode_received_shares(request, self._terms.limits).shares
+        binding, members = self._terms.binding, self._terms.roster.members
+        for share in received:
+            verify_share(share, members[share.sender], binding, self.name)
+            self._held[share.sender] = open_share(share, self._secrets, binding)
+        self._sharers = tuple(sorted(self._held))
+        words = self._terms.fixed_point.encode(self._values)
+        masked = mask(words, self._secrets, binding, self.name, self._sharers, self._public)
+        return codec.encode_payload(payload_of(masked))
+
+    def survivors(self, request: bytes) -> bytes:
+        """A signature on who is in the sum."""
+        self._survivors = codec.decode_survivor_set(request, self._terms.limits).sites
+        signature = sign_survivors(self._credentials, self._terms.binding, self._survivors)
+        return codec.encode_survivor_signature(SurvivorSignature(self.name, signature))
+
+    def unmask(self, request: bytes) -> bytes:
+        """Signatures of the others checked, and one share of each sharer given."""
+        signed = codec.decode_signed_survivors(request, self._terms.limits)
+        signatures, binding = {each.site: each.signature for each in signed.signatures}, self._terms.binding
+        verify_signed_survivors(signatures, self._terms.roster.members, binding, self._survivors)
+        released = release(binding, self.name, self._sharers, self._survivors, self._held)
+        return codec.encode_released_shares(ReleasedShares(released))
+
+
+class Coordinator:
+    """Relays and checks, and takes the masks off at the end."""
+
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+        self._statements: dict[str, PresenceStatement] = {}
+        self._shares: dict[str, list[SealedShare]] = {name: [] for name in terms.group}
+        self._sharers: set[str] = set()
+        self._masked: dict[str, Words] = {}
+        self._signatures: dict[str, SurvivorSignature] = {}
+        self._released: dict[str, tuple[ReleasedShare, ...]] = {}
+        self._same: dict[Phase, bytes] = {}
+
+    def request(self, phase: Phase, site: str) -> bytes:
+        """What a site is sent; encoded once where it is the same for all."""
+        if phase is Phase.VALUES:
+            return codec.encode_received_shares(ReceivedShares(tuple(self._shares[site])))
+        if phase not in self._same:
+            self._same[phase] = self._request(phase)
+        return self._same[phase]
+
+    def accept(self, phase: Phase, site: str, content: bytes) -> None:
+        """An answer, checked as far as it can be."""
+        steps: dict[Phase, Callable[[str, bytes], None]] = {
+            Phase.PRESENCE: self._presence,
+            Phase.SHARES: self._made,
+            Phase.VALUES: self._words,
+            Phase.SURVIVORS: self._signed,
+            Phase.UNMASK: self._shares_released,
+        }
+        steps[phase](site, content)
+
+    def unmask(self) -> Float:
+        """The survivors' sum, shape (L,). It can be asked for again: nothing is used up."""
+        words = unmask(
+            self._masked,
+            self._released,
+            self._terms.binding,
+            tuple(sorted(self._sharers)),
+            self.survivors,
+            keys_of(list(self._statements.values())),
+        )
+        return self._terms.fixed_point.decode_sum(words, len(self._masked))
+
+    @property
+    def survivors(self) -> tuple[str, ...]:
+        """Whose values came, sorted."""
+        return tuple(sorted(self._masked))
+
+    def _request(self, phase: Phase) -> bytes:
+        match phase:
+            case Phase.PRESENCE:
+                return codec.encode_round_start(RoundStart((self._terms.group,), BASE))
+            case Phase.SHARES:
+                return codec.encode_active_list(ActiveList(tuple(self._statements.values())))
+            case Phase.SURVIVORS:
+                return codec.encode_survivor_set(SurvivorSet(self.survivors))
+            case _:
+                signatures = tuple(self._signatures.values())
+                return codec.encode_signed_survivors(SignedSurvivors(self.survivors, signatures))
+
+    def _presence(self, site: str, content: bytes) -> None:
+        stated = codec.decode_presence(content, self._terms.limits)
+        verify_presence(self._terms.roster.members[site], stated, KEY, self._terms.roster.hash)
+        self._statements[site] = stated
+
+    def _made(self, site: str, content: bytes) -> None:
+        self._sharers.add(site)
+        for share in codec.decode_shares_made(content, self._terms.limits).shares:
+            verify_share(share, self._terms.roster.members[site], self._terms.binding, share.recipient)
+            self._shares[share.recipient].append(share)
+
+    def _words(self, site: str, content: bytes) -> None:
+        fixed_point = self._terms.fixed_point
+        ring_bits, length = fixed_point.ring_bits, fixed_point.length
+        form = PayloadForm(words=((ring_bits, length),))
+        payload = codec.decode_payload(content, self._terms.limits, form)
+        self._masked[site] = words_of(payload, ring_bits, length)
+
+    def _signed(self, site: str, content: bytes) -> None:
+        signed = codec.decode_survivor_signature(content, self._terms.limits)
+        member = self._terms.roster.members[site]
+        verify_survivor(member, self._terms.binding, self.survivors, signed.signature)
+        self._signatures[site] = signed
+
+    def _shares_released(self, site: str, content: bytes) -> None:
+        released = codec.decode_released_shares(content, self._terms.limits).shares
+        check_released(released, self._terms.binding, tuple(sorted(self._sharers)), self.survivors)
+        self._released[site] = released
+
+
+def keys_of(statements: Sequence[PresenceStatement]) -> dict[str, MaskKeys]:
+    """The keys that were stated, by site."""
+    return {each.site: each.keys for each in statements if each.keys is not None}

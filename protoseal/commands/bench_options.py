@@ -1,0 +1,57 @@
+"""What the benchmarks' commands have in common: kinds of options, a table of cases, files that grow as cases come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from protoseal.bench.record import Case, Value
+
+COUNT = click.IntRange(min=1)
+FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+def counts(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...]:
+    """``5,10,20``; an empty word is none."""
+    try:
+        numbers = tuple(int(part) for part in value.split(",") if part.strip())
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} is not a list of numbers such as 5,10,20") from error
+    if any(number < 1 for number in numbers):
+        raise click.BadParameter("each number is 1 or more")
+    return numbers
+
+
+def recorded(name: str, cases: Iterable[Case], path: Path | None, facts: Mapping[str, Value]) -> list[Case]:
+    """The cases as they are done, each time written to ``path``, so that what was measured is there if the rest
+    is not waited for."""
+    from protoseal.bench.record import as_record, write_record
+
+    done: list[Case] = []
+    with Console(stderr=True).status("the first case") as status:
+        for case in cases:
+            done.append(case)
+            status.update(f"{len(done)} cases done")
+            if path is not None:
+                write_record(path, as_record(name, facts, done))
+    return done
+
+
+def show(cases: Iterable[Case], columns: Mapping[str, str]) -> None:
+    """A table of what ``columns`` name, by their headings; empty where a case has no such thing."""
+    table = Table(*columns.values())
+    for case in (each.as_json() for each in cases):
+        table.add_row(*(_cell(case.get(name)) for name in columns))
+    Console().print(table)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

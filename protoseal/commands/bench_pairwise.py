@@ -1,0 +1,79 @@
+"""``protoseal bench pairwise``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from protoseal.commands.bench_options import COUNT, FILE, counts, recorded, show
+from protoseal.commands.reporting import one_line_errors
+
+if TYPE_CHECKING:
+    from protoseal.bench.record import Case
+
+COLUMNS = {
+    **{name: name for name in ("case", "sites", "dropped", "seconds")},
+    "baseline_shares": "shares, flwr",
+    "baseline_seconds": "flwr",
+    "ratio": "ratio",
+    "of_float32": "bytes / float32",
+    "baseline_of_float32": "flwr's",
+}
+CURVES = {"seconds": "one site, all steps", "coordinator_seconds": "relaying", "unmask_seconds": "unmasking"}
+
+
+@click.command()
+@click.option("--json", "path", type=FILE, help="Write the figures here.")
+@click.option(
+    "--sites", type=click.IntRange(min=2), default=50, show_default=True, help="Members of the group."
+)
+@click.option("--classes", type=COUNT, default=10, show_default=True)
+@click.option("--dim", type=COUNT, default=5120, show_default=True, help="Of a prototype.")
+@click.option(
+    "--dropped", type=click.IntRange(min=0), help="Drop-outs beside none.  [default: 30 % of sites]"
+)
+@click.option("--repeats", type=COUNT, default=3, show_default=True, help="Of each comparison.")
+@click.option(
+    "--growth",
+    callback=counts,
+    default="10,20,50,100",
+    show_default=True,
+    help="Numbers of sites; '' for none.",
+)
+@click.option("--ring-bits", type=click.Choice(["32", "64"]), help="[default: 32 where sums fit]")
+@click.option(
+    "--flwr-python",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A Python with flwr in it, whose SecAgg+ is the baseline.",
+)
+@click.option("--plot", type=FILE, help="Draw the growth, as SVG.")
+@one_line_errors
+def pairwise(path: Path | None, plot: Path | None, ring_bits: str | None, **settings: object) -> None:
+    """Masked sums: bytes and seconds of a site, seconds of the coordinator, with and without drop-outs."""
+    from protoseal.bench.pairwise import Plan, measure
+    from protoseal.bench.record import machine
+
+    plan = Plan(
+        ring_bits=None if ring_bits is None else int(ring_bits),
+        **settings,  # type: ignore[arg-type]  # click has checked them
+    )
+    cases = recorded("pairwise", measure(plan), path, machine())
+    show(cases, COLUMNS)
+    if plot is not None:
+        _draw(plot, cases)
+
+
+def _draw(plot: Path, cases: list[Case]) -> None:
+    from protoseal.bench.curves import growth_curves
+    from protoseal.files import write_text
+
+    grown = [case.as_json() for case in cases if case.what["case"] == "growth"]
+    if not grown:
+        raise click.UsageError("--plot draws the growth: leave --growth, or give it numbers")
+    lines = {
+        label: [(float(str(case["sites"])), float(str(case[name]))) for case in grown]
+        for name, label in CURVES.items()
+    }
+    write_text(plot, growth_curves("sites", "seconds", lines))
