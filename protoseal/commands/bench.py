@@ -11,6 +11,7 @@ from rich.table import Table
 
 from protoseal.commands.bench_options import COUNT, counts
 from protoseal.commands.bench_pairwise import pairwise
+from protoseal.commands.bench_rotation import rotation
 from protoseal.commands.reporting import one_line_errors
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ def bench() -> None:
 
 
 bench.add_command(pairwise)
+bench.add_command(rotation)
 
 
 @bench.command()

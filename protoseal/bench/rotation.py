@@ -1,0 +1,155 @@
+"""``protoseal bench rotation``: what a secret isometry costs a site, and that it costs the coordinator nothing."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from algorithms.pfpl.aggregation import Weighting, peer_weights
+from crypto import rotation
+from crypto.keys import KEY_BYTES
+from crypto.plain import GramServer, PlainServer, PlainSite
+from crypto.protection import Cohort, Payload, Rows, SiteHalf
+from crypto.rotation import RotationSite, class_key, rotate
+from protoseal.bench.record import Case, Value, compare
+
+TAU = 1e-9
+SAME = 1e-12
+"""How far the two ways' answers may lie apart: rounding alone, of rows of length 1."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured: ``classes`` rows of ``dim`` values each of ``sites`` sites; growth over ``dim``."""
+
+    sites: int = 20
+    classes: int = 10
+    dim: int = 512
+    repeats: int = 5
+    growth: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048)
+
+    @property
+    def facts(self) -> dict[str, Value]:
+        """The sizes, as a case tells them."""
+        return {"sites": self.sites, "classes": self.classes, "dim": self.dim}
+
+
+class Ways:
+    """The same rows under ``plain`` and under ``rotation``, with the payloads of all sites and the answers to them."""
+
+    def __init__(self, plan: Plan) -> None:
+        names = tuple(f"site-{number:03d}" for number in range(plan.sites))
+        holds = np.ones((plan.sites, plan.classes), dtype=np.bool_)
+        self.cohort = Cohort(names, holds, plan.dim)
+        self.rows = dict(zip(names, _directions(plan), strict=True))
+        self.seed, self.context = secrets.token_bytes(KEY_BYTES), b"bench"
+        self.plain, self.turned = PlainSite(), RotationSite(self.seed, self.context)
+
+    @property
+    def first(self) -> str:
+        """A site."""
+        return self.cohort.sites[0]
+
+    def protect(self, half: SiteHalf) -> Payload:
+        """What one site sends."""
+        return half.protect(self.rows[self.first], self.first, self.cohort)
+
+    def payloads(self, half: SiteHalf) -> dict[str, Payload]:
+        """What all sites send."""
+        return {site: half.protect(rows, site, self.cohort) for site, rows in self.rows.items()}
+
+    def unprotect(self, half: SiteHalf, answer: Payload) -> Rows:
+        """What one site makes of its answer."""
+        return half.unprotect(answer, self.rows[self.first], self.first, self.cohort)
+
+
+def measure(plan: Plan) -> Iterator[Case]:
+    """The cases, one by one as they are done; ``baseline_seconds`` are of ``plain`` unless a case names another."""
+    ways = Ways(plan)
+    yield _protect("protect", plan, ways)
+    yield from _combined(plan, ways)
+    yield _drawing(plan, ways)
+    yield _qr(plan, ways)
+    yield from _large(plan)
+    for dim in plan.growth:
+        grown = replace(plan, dim=dim, sites=1)
+        yield _protect("growth", grown, Ways(grown))
+
+
+def _protect(name: str, plan: Plan, ways: Ways) -> Case:
+    ours, baseline = (partial(ways.protect, half) for half in (ways.turned, ways.plain))
+    return compare({"case": name, **plan.facts, "baseline": "plain"}, ours, baseline, plan.repeats)
+
+
+def _combined(plan: Plan, ways: Ways) -> Iterator[Case]:
+    """The coordinator's Gram matrices, weights and combinations, and what a site makes of its answer."""
+    of_turned, of_plain = (
+        partial(PlainServer(_weights, half.scheme).combine, ways.payloads(half), ways.cohort)
+        for half in (ways.turned, ways.plain)
+    )
+    ours = partial(ways.unprotect, ways.turned, of_turned()[ways.first])
+    baseline = partial(ways.unprotect, ways.plain, of_plain()[ways.first])
+    if np.abs(ours() - baseline()).max() > SAME:
+        raise RuntimeError("the combinations of rotated rows do not turn back to those of plain ones")
+    what: dict[str, Value] = {**plan.facts, "baseline": "plain"}
+    yield compare({"case": "unprotect", **what}, ours, baseline, plan.repeats)
+    yield compare({"case": "combine", **what}, of_turned, of_plain, plan.repeats)
+
+
+def _drawing(plan: Plan, ways: Ways) -> Case:
+    """Of protecting, the part that draws the D²/2 normal values of each class; the rest is reflecting."""
+    keys = [class_key(ways.seed, ways.context, k) for k in range(plan.classes)]
+
+    def draw() -> None:
+        for key in keys:
+            for size in range(1, plan.dim + 1):
+                rotation._normals(key, plan.dim, size)
+
+    what: dict[str, Value] = {"case": "drawing", **plan.facts, "baseline": "protect"}
+    return compare(what, draw, partial(ways.protect, ways.turned), plan.repeats)
+
+
+def _qr(plan: Plan, ways: Ways) -> Case:
+    """One class's row turned, against forming Q by a QR decomposition of numpy's normal values first."""
+    row = ways.rows[ways.first][:1]
+    key = class_key(ways.seed, ways.context, 0)
+    what: dict[str, Value] = {"case": "one class", **plan.facts, "baseline": "QR of a Gaussian matrix"}
+    return compare(what, partial(rotate, key, row), partial(_turned_by_qr, row), plan.repeats)
+
+
+def _turned_by_qr(row: Rows) -> Rows:
+    drawn = np.random.default_rng().standard_normal((row.shape[1], row.shape[1]))
+    q, r = np.linalg.qr(drawn)
+    return np.asarray(row @ (q * np.sign(np.diag(r))).T)
+
+
+def _large(plan: Plan) -> Iterator[Case]:
+    """FedPC's clustering: all of a site's prototypes as one row under one rotation, once in a run."""
+    whole = replace(plan, classes=1, dim=plan.classes * plan.dim)
+    few, cohort = Ways(replace(whole, sites=2)), Ways(whole).cohort
+    yield _protect("whole row", replace(whole, repeats=1), few)
+    ours, baseline = (
+        partial(GramServer(half.scheme).gram, _repeated(few.payloads(half), cohort), cohort)
+        for half in (few.turned, few.plain)
+    )
+    yield compare({"case": "gram", **whole.facts, "baseline": "plain"}, ours, baseline, plan.repeats)
+
+
+def _repeated(payloads: dict[str, Payload], cohort: Cohort) -> dict[str, Payload]:
+    """Turning a long row takes seconds: the coordinator's rows are those of two sites over and over."""
+    few = list(payloads.values())
+    return {site: few[i % len(few)] for i, site in enumerate(cohort.sites)}
+
+
+def _directions(plan: Plan) -> NDArray[np.float64]:
+    rows = np.random.default_rng(0).standard_normal((plan.sites, plan.classes, plan.dim))
+    return np.asarray(0.5 * rows / np.linalg.norm(rows, axis=2, keepdims=True))
+
+
+def _weights(gram: NDArray[np.float64], holds: NDArray[np.bool_]) -> NDArray[np.float64]:
+    return peer_weights(gram, holds, Weighting.DISTANCE, tau=TAU)
