@@ -8,6 +8,7 @@
     ├── ImplausibleError     a decrypted answer that no honest computation gives
     ├── PrecisionError       a value that the chosen parameters cannot carry
     │   └── BoundError           a value beyond the bound that was agreed for it
+    ├── GraphError           no sparse graph of a masked sum is as safe as is asked for
     └── KeyStoreError        a key file that is missing, already there, or locked by another passphrase
 
 A check that fails raises; nothing in this package returns a bool for "verified".
@@ -49,6 +50,10 @@ class PrecisionError(CryptoError):
 
 class BoundError(PrecisionError):
     """A value is not finite, or lies beyond the bound that was agreed for it: nothing may be sent."""
+
+
+class GraphError(CryptoError):
+    """No sparse graph holds off so many colluders and goes on without so many members."""
 
 
 class KeyStoreError(CryptoError):
