@@ -265,7 +265,7 @@ def write_record(path: Path, record: RunRecord) -> Path:
 
 def read_record(path: Path) -> RunRecord:
     """The record of a run that has ended; raises :class:`FileError`."""
-    return _read_json(path, RunRecord, "use --fresh to start over")
+    return _read_json(path, RunRecord, "delete it to run that method again, or use --fresh to start over")
 
 
 def write_agreement(folder: Path, agreement: Agreement) -> Path:
@@ -329,6 +329,8 @@ def _read_json(path: Path, model: type[RecordT], remedy: str) -> RecordT:
         return model.model_validate_json(_read_text(path, remedy))
     except ValidationError as error:
         first = error.errors()[0]
+        if first["type"] == "json_invalid":
+            raise FileError(f"{path} is damaged ({first['msg']}); {remedy}") from error
         where = ".".join(str(part) for part in first["loc"])
         raise FileError(f"{path} is not of this version ({where}: {first['msg']}); {remedy}") from error
 

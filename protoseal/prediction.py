@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from algorithms.inference import by_prototype
 from algorithms.prototypes import Guide
-from protoseal.config import Agreement
+from protoseal.config import Agreement, Inference
 from protoseal.files import MODEL, FileError, SitePrototypes, read_agreement, read_prototypes, read_site_log
 from secure_client.build import build_agreed_model
 from secure_client.guides import inference_guide
@@ -55,6 +55,12 @@ def load_trained(folder: Path) -> Trained:
         raise FileError(f"{path} does not fit the model {log.model!r}: {reason}") from error
     model.eval()
     return Trained(agreement, model, read_prototypes(folder))
+
+
+def own_inference(trained: Trained) -> By:
+    """How the run's method predicts: where that is by prototype, by the classifier as long as there is none."""
+    by_nearest = trained.agreement.method.traits.inference is Inference.PROTOTYPE
+    return By.PROTOTYPE if by_nearest and trained.prototypes.has_personal.any() else By.CLASSIFIER
 
 
 def predict(trained: Trained, inputs: Dataset[Any], by: By, *, device: str) -> tuple[list[int], list[int]]:

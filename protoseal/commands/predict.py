@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 @click.option(
     "--image", "images", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path)
 )
-@click.option("--by", type=click.Choice(["classifier", "prototype"]), default="classifier", show_default=True)
+@click.option(
+    "--by",
+    type=click.Choice(["classifier", "prototype"]),
+    help="What decides the class.  [default: as the run's method does]",
+)
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda:N.")
 @click.option("--json", "as_json", is_flag=True)
 @one_line_errors
@@ -38,12 +42,12 @@ def predict(
     data: str | None,
     data_root: Path | None,
     images: tuple[Path, ...],
-    by: str,
+    by: str | None,
     device: str,
     as_json: bool,
 ) -> None:
     """Predict classes with a site's trained model: of images, or of a data set's test part with its accuracy."""
-    from protoseal.prediction import By, load_trained
+    from protoseal.prediction import By, load_trained, own_inference
     from protoseal.prediction import predict as run
 
     if (data is None) == (not images):
@@ -51,12 +55,13 @@ def predict(
     trained = load_trained(folder)
     agreement = trained.agreement
     inputs, names = _of_images(images, agreement) if images else _of_data(str(data), data_root, agreement)
-    predicted, labels = run(trained, inputs, By(by), device=device)
+    chosen_by = By(by) if by else own_inference(trained)
+    predicted, labels = run(trained, inputs, chosen_by, device=device)
     chosen = [
         {"sample": name, "class": agreement.classes[index]}
         for name, index in zip(names, predicted, strict=True)
     ]
-    result: dict[str, Any] = {"by": by, "predictions": chosen}
+    result: dict[str, Any] = {"by": chosen_by.value, "predictions": chosen}
     if not images:
         result["accuracy"] = sum(p == y for p, y in zip(predicted, labels, strict=True)) / len(labels)
     click.echo(json.dumps(result, indent=2) if as_json else _lines(result))

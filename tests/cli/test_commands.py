@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from PIL import Image
 from torch.utils.data import TensorDataset
 
 from protoseal.cli import COMMANDS, main
+from protoseal.config import Method
 from protoseal.demo import demo_agreement, demo_sites
 from protoseal.files import FileError, read_result
-from protoseal.prediction import By, load_trained, predict
+from protoseal.prediction import By, load_trained, own_inference, predict
 from tests.support.processes import Federation
 
 EXPERIMENT = Path(__file__).parents[2] / "experiments" / "digits.toml"
@@ -169,6 +171,14 @@ def test_a_name_with_markup_does_not_get_into_the_page_as_markup(run: Path, tmp_
     assert "&lt;script&gt;" in page
 
 
+def test_a_damaged_result_is_called_so(tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text('{"x', encoding="utf-8")
+    message = failure("report", tmp_path)
+    assert "result.json is damaged (Invalid JSON" in message
+    (tmp_path / "result.json").write_text("{}", encoding="utf-8")
+    assert "is not of this version (method" in failure("report", tmp_path)
+
+
 def test_report_on_another_folder_is_one_line(tmp_path: Path) -> None:
     assert "give the folder that a run wrote to" in failure("report", tmp_path)
 
@@ -185,6 +195,25 @@ def test_predict_gives_classes_and_accuracy(run: Path, federation: Federation, b
     result = json.loads(text)
     assert 0.0 < result["accuracy"] <= 1.0
     assert {each["class"] for each in result["predictions"]} <= {str(digit) for digit in range(10)}
+
+
+@pytest.mark.parametrize(("method", "by"), [("pfpl", "classifier"), ("feddbp", "prototype")])
+def test_predict_does_as_the_method_does_unless_it_is_told(
+    run: Path, tmp_path: Path, method: str, by: str
+) -> None:
+    trained = load_trained(run / "seed-0" / "sites" / "site-1")
+    agreement = trained.agreement.model_copy(update={"method": Method(method)})
+    assert own_inference(replace(trained, agreement=agreement)) is By(by)
+    # Nothing to be near to: what FedDBP does before its first result.
+    none = replace(trained.prototypes, has_personal=np.zeros_like(trained.prototypes.has_personal))
+    assert own_inference(replace(trained, agreement=agreement, prototypes=none)) is By.CLASSIFIER
+    data = tmp_path / "data.npz"
+    shape = (2, 8, 8)
+    np.savez(data, x_train=np.zeros(shape, dtype=np.uint8), y_train=np.zeros(2, dtype=np.int64))
+    text = output_of(
+        "predict", "--run", run / "seed-0" / "sites" / "site-1", "--data", f"npz:{data}", "--json"
+    )
+    assert json.loads(text)["by"] == "classifier"
 
 
 def test_predict_reads_images_of_any_size(run: Path, tmp_path: Path) -> None:
