@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache, reduce
+from functools import lru_cache
 from itertools import accumulate
+from math import prod
 from operator import mul
 
 from crypto.errors import MalformedError
@@ -32,8 +33,20 @@ def split(secret: bytes, threshold: int, count: int) -> tuple[bytes, ...]:
             f"a secret has {SECRET_BYTES} bytes and 2 <= threshold <= count, "
             f"not {len(secret)} bytes, {threshold} and {count}"
         )
-    polynomial = [int.from_bytes(secret, "big")] + [secrets.randbelow(PRIME) for _ in range(threshold - 1)]
-    return tuple(_evaluate(polynomial, x).to_bytes(SHARE_BYTES, "big") for x in range(1, count + 1))
+    return _shares(secret, threshold, range(1, count + 1))
+
+
+def split_among(secret: bytes, threshold: int, places: Sequence[int]) -> dict[int, bytes]:
+    """As :func:`split`, for x of ``places`` alone, which are distinct and 1 or more."""
+    if (
+        not 2 <= threshold <= len(set(places)) == len(places)
+        or min(places) < 1
+        or len(secret) != SECRET_BYTES
+    ):
+        raise ValueError(
+            f"{SECRET_BYTES} bytes are shared at distinct places from 1 on, 2 <= threshold of them"
+        )
+    return dict(zip(places, _shares(secret, threshold, places), strict=True))
 
 
 def combine(shares: Mapping[int, bytes], threshold: int) -> bytes:
@@ -65,6 +78,11 @@ def check_share(share: bytes) -> int:
     return value
 
 
+def _shares(secret: bytes, threshold: int, places: Iterable[int]) -> tuple[bytes, ...]:
+    polynomial = [int.from_bytes(secret, "big")] + [secrets.randbelow(PRIME) for _ in range(threshold - 1)]
+    return tuple(_evaluate(polynomial, x).to_bytes(SHARE_BYTES, "big") for x in places)
+
+
 def _evaluate(polynomial: list[int], x: int) -> int:
     value = 0
     for coefficient in reversed(polynomial):
@@ -73,33 +91,43 @@ def _evaluate(polynomial: list[int], x: int) -> int:
 
 
 def _interpolate(values: Sequence[int], places: tuple[int, ...], at: tuple[int, ...]) -> list[int]:
-    """At each x of ``at``, the polynomial that has these values at these places (Lagrange)."""
-    return [sum(map(mul, values, row)) % PRIME for row in _coefficients(places, at)]
+    """At each x of ``at``, none of ``places``, the polynomial that has these values at these places.
+
+    Lagrange's, in the barycentric form Π (x − place) · Σ weight · value / (x − place).
+    """
+    weights, rows = _coefficients(places, at)
+    weighted = list(map(_times, weights, values))
+    return [product * sum(map(mul, weighted, inverses)) % PRIME for product, inverses in rows]
 
 
 @lru_cache(maxsize=8)
-def _coefficients(places: tuple[int, ...], at: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """For each x of ``at``, what the value at each place counts in the value at x. Nothing in it is secret.
+def _coefficients(
+    places: tuple[int, ...], at: tuple[int, ...]
+) -> tuple[list[int], list[tuple[int, list[int]]]]:
+    """The weights of the places; for each x of ``at`` Π (x − place) and 1 / (x − place). Nothing in it is secret.
 
-    The secrets of a group are shared at the same places, so they are found with the same coefficients: to compute
-    them for each secret would take hundreds of times as long for a group of hundreds.
+    The secrets of a group may all be shared at the same places, and are then found with the same coefficients: to
+    compute them for each secret would take tens of times as long for a group of hundreds.
     """
-    below = [pow(_product(x - other for other in places if other != x), -1, PRIME) for x in places]
-    return tuple(_row(places, below, x) for x in at)
+    weights = _inverses([prod(x - other for other in places if other != x) for x in places])
+    rows = [(prod(x - place for place in places), [_inverse(x - place) for place in places]) for x in at]
+    return weights, rows
 
 
-def _row(places: Sequence[int], below: Sequence[int], at: int) -> tuple[int, ...]:
-    differences = [at - x for x in places]
-    before = accumulate(differences, _times, initial=1)
-    after = list(accumulate(reversed(differences), _times, initial=1))
-    return tuple(
-        _times(_times(left, right), factor)
-        for left, right, factor in zip(before, reversed(after[:-1]), below, strict=False)
-    )
+def _inverses(factors: Sequence[int]) -> list[int]:
+    """Of each factor, by one inversion for all: by multiplications alone the others follow from it (Montgomery)."""
+    products = list(accumulate((factor % PRIME for factor in factors), _times))
+    inverse, inverses = pow(products[-1], -1, PRIME), list[int]()
+    for factor, before in zip(reversed(factors), [*reversed(products[:-1]), 1], strict=True):
+        inverses.append(_times(inverse, before))
+        inverse = _times(inverse, factor)
+    return inverses[::-1]
 
 
-def _product(factors: Iterable[int]) -> int:
-    return reduce(_times, factors, 1)
+@lru_cache(maxsize=4096)
+def _inverse(difference: int) -> int:
+    """Of the difference of two places: in a group there are few different ones."""
+    return pow(difference, -1, PRIME)
 
 
 def _times(left: int, right: int) -> int:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import crypto.shamir
 from crypto import errors
 from crypto.errors import MalformedError
-from crypto.shamir import PRIME, SHARE_BYTES, combine, split
+from crypto.shamir import PRIME, SHARE_BYTES, combine, split, split_among
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "vectors" / "shamir.json").read_text())
 SECRETS = st.binary(min_size=32, max_size=32)
@@ -149,6 +149,27 @@ def test_a_wrong_share_among_just_enough_gives_another_secret() -> None:
 def test_sharing_of_another_form_is_refused(secret: bytes, threshold: int, count: int) -> None:
     with pytest.raises(ValueError, match="a secret has 32 bytes"):
         split(secret, threshold, count)
+
+
+@given(SECRETS, st.sets(st.integers(1, 400), min_size=2, max_size=9), st.data())
+def test_shares_at_places_of_ones_own_give_the_secret(
+    secret: bytes, places: set[int], data: st.DataObject
+) -> None:
+    threshold = data.draw(st.integers(2, len(places)))
+    shares = split_among(secret, threshold, sorted(places))
+    assert set(shares) == places
+    chosen = data.draw(st.permutations(sorted(places)))[: data.draw(st.integers(threshold, len(places)))]
+    assert combine({x: shares[x] for x in chosen}, threshold) == secret
+
+
+@pytest.mark.parametrize(
+    ("secret", "threshold", "places"),
+    [(bytes(31), 2, [1, 2]), (bytes(32), 1, [1, 2]), (bytes(32), 3, [1, 2]), (bytes(32), 2, [1, 1, 2]),
+     (bytes(32), 2, [0, 1, 2])],
+)  # fmt: skip
+def test_places_of_another_form_are_refused(secret: bytes, threshold: int, places: list[int]) -> None:
+    with pytest.raises(ValueError, match="distinct places from 1 on"):
+        split_among(secret, threshold, places)
 
 
 # Many secrets at the same places
