@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from crypto.encoding import encode
 from crypto.errors import MalformedError, VerificationError
@@ -54,9 +55,14 @@ class Binding:
             self.attempt.to_bytes(8, "big"),
             self.roster_hash,
             self.agreement_hash,
-            encode_names(self.group),
+            self._names,
             self.broadcast,
         )
+
+    @cached_property
+    def _names(self) -> bytes:
+        # Every key and signature of an attempt is bound to them, and encoding hundreds of names takes its time.
+        return encode_names(self.group)
 
     def position(self, site: str) -> int:
         """x of a member's shares: 1 for the first by name. :class:`VerificationError` for any other name."""

@@ -55,6 +55,13 @@ class Graph:
         return self.holders < self.members - 1
 
 
+def graph_among(members: int, graph: Graph | None) -> Graph:
+    """The graph, or the complete one for None. ``ValueError`` if it is one of another number of members."""
+    if graph is not None and graph.members != members:
+        raise ValueError(f"a graph of {graph.members} among {members} members")
+    return graph or complete_graph(members)
+
+
 def complete_graph(members: int) -> Graph:
     """Everyone with everyone, and the threshold of a group."""
     return Graph(members, members - 1, threshold(members), CERTAIN)

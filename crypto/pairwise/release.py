@@ -8,7 +8,7 @@ answer per attempt, which is the session's to remember).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from crypto.errors import MalformedError, VerificationError
 from crypto.pairwise.binding import Binding, check_survivors
@@ -26,19 +26,22 @@ def release(
 ) -> tuple[ReleasedShare, ...]:
     """One share for each of the sharers that it holds a pair of, by name.
 
-    Call it **once per attempt**, for survivors with enough signatures. ``held``: this site's pair of each of the
-    sharers, its own among them; a peer whose share did not open is left out, so that one member's bad share keeps
-    no other from answering. Raises :class:`VerificationError` unless survivors and sharers are sorted, distinct and
-    quorums, survivors are of the sharers, and the site is of the survivors and holds its own pair.
+    Call it **once per attempt**, for survivors with enough signatures; with a sparse graph only after
+    :func:`crypto.pairwise.sharers.verify_signed_sharers` let those through that are survivors. ``held``: this site's
+    pair of each of the sharers, or of those whose holder it is, its own among them; a peer whose share did not open is
+    left out, so that one member's bad share keeps no other from answering. Raises :class:`VerificationError` unless
+    survivors and sharers are sorted, distinct and quorums, survivors are of the sharers, and the site is of the
+    survivors and holds its own pair.
     """
     check_survivors(binding, sharers, survivors)
     _check_among(site, survivors)
     _check_own(site, held)
+    staying = frozenset(survivors)
     return tuple(
         _share(owner, kind, held[owner])
         for owner in sharers
         if owner in held
-        for kind in _kinds(owner, survivors)
+        for kind in _kinds(owner, staying)
     )
 
 
@@ -50,8 +53,8 @@ def check_released(
     That they are enough, and good ones, shows only when secrets are put together.
     """
     check_survivors(binding, sharers, survivors)
-    owners = {item.owner for item in released}
-    due = [(owner, kind) for owner in sharers if owner in owners for kind in _kinds(owner, survivors)]
+    owners, staying = {item.owner for item in released}, frozenset(survivors)
+    due = [(owner, kind) for owner in sharers if owner in owners for kind in _kinds(owner, staying)]
     if not released or [(item.owner, item.kind) for item in released] != due:
         raise MalformedError(
             "released shares are one for each of some who made shares, by name, of the due kind"
@@ -60,7 +63,7 @@ def check_released(
         check_share(item.share)
 
 
-def _kinds(owner: str, survivors: Sequence[str]) -> tuple[ShareKind, ...]:
+def _kinds(owner: str, survivors: Collection[str]) -> tuple[ShareKind, ...]:
     """What is released for an owner: always exactly one kind."""
     return (ShareKind.SEED,) if owner in survivors else (ShareKind.KEY,)
 

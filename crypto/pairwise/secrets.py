@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -96,10 +96,20 @@ def agree(private: bytes, peer: bytes) -> bytes:
     Raises :class:`VerificationError` for a public key with which all the world would know the secret.
     """
     check_channel_public(peer)
-    try:
-        return X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(peer))
-    except ValueError as error:
-        raise VerificationError("a mask key gives a shared secret of zero") from error
+    return agreeing(private)(peer)
+
+
+def agreeing(private: bytes) -> Callable[[bytes], bytes]:
+    """:func:`agree` with many peers, whose keys :func:`check_public` let through: the private half is read once."""
+    own = X25519PrivateKey.from_private_bytes(private)
+
+    def shared(peer: bytes) -> bytes:
+        try:
+            return own.exchange(X25519PublicKey.from_public_bytes(peer))
+        except ValueError as error:
+            raise VerificationError("a mask key gives a shared secret of zero") from error
+
+    return shared
 
 
 def check_public(binding: Binding, public: Mapping[str, MaskKeys]) -> None:

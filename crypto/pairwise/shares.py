@@ -1,4 +1,4 @@
-"""Shares of a site's two secrets, sealed to each other member and signed by the site.
+"""Shares of a site's two secrets, sealed to each other member, or to some, and signed by the site.
 
 The coordinator relays them and can read, swap or make none, given that the members' public keys are theirs. The
 limit: nothing shows that the shares inside are good ones. A member that shares badly spoils the sum, which is noticed
@@ -8,39 +8,53 @@ at the end and not attributed.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from secrets import SystemRandom
 
 from crypto.encoding import encode
 from crypto.errors import VerificationError
 from crypto.keys import seal
 from crypto.pairwise.binding import Binding, check_member
+from crypto.pairwise.graph import Graph, graph_among
 from crypto.pairwise.parts import MaskKeys, SealedShare
 from crypto.pairwise.secrets import AttemptSecrets, SharePair, check_own, check_public
 from crypto.pki import Credentials, verify
 from crypto.roster import Member
-from crypto.shamir import split
+from crypto.shamir import split, split_among
 
 _LABEL = "mask-share"
 
 
 def make_shares(
-    credentials: Credentials, secrets: AttemptSecrets, binding: Binding, public: Mapping[str, MaskKeys]
+    credentials: Credentials,
+    secrets: AttemptSecrets,
+    binding: Binding,
+    public: Mapping[str, MaskKeys],
+    graph: Graph | None = None,
 ) -> tuple[tuple[SealedShare, ...], SharePair]:
     """A sealed share for each other member, by name, and the pair that stays here.
 
-    ``public``: each member's keys, as a statement with a signature that was checked gave them. Shares are random:
-    call it once an attempt. Raises :class:`VerificationError` for keys that are missing, unusable, there twice, or
-    not the own ones.
+    With a sparse ``graph`` for as many others as it says, drawn here and now: whoever decides who is of the group
+    decided before. ``public``: each member's keys, as a statement with a signature that was checked gave them. Shares
+    and holders are random: call it once an attempt. Raises :class:`VerificationError` for keys that are missing,
+    unusable, there twice, or not the own ones.
     """
     site = credentials.identity.name
     check_public(binding, public)
     check_own(secrets, binding, site, public)
-    pairs = _split(secrets, binding)
+    graph = graph_among(len(binding.group), graph)
+    pairs = _split_sparsely(secrets, binding, site, graph) if graph.sparse else _split(secrets, binding)
     sealed = tuple(
-        _seal(credentials, binding, recipient, public[recipient], pairs[recipient])
-        for recipient in binding.group
+        _seal(credentials, binding, recipient, public[recipient], pair)
+        for recipient, pair in pairs.items()
         if recipient != site
     )
     return sealed, pairs[site]
+
+
+def draw_holders(binding: Binding, site: str, graph: Graph) -> tuple[str, ...]:
+    """The others that are to hold a site's shares, sorted; each set of as many as likely as any other."""
+    others = [name for name in binding.group if name != site]
+    return tuple(sorted(SystemRandom().sample(others, graph.holders)))
 
 
 def verify_share(share: SealedShare, member: Member, binding: Binding, recipient: str) -> None:
@@ -70,6 +84,16 @@ def _split(secrets: AttemptSecrets, binding: Binding) -> dict[str, SharePair]:
     seeds = split(secrets.seed, binding.threshold, len(binding.group))
     keys = split(secrets.mask, binding.threshold, len(binding.group))
     return {site: SharePair(seeds[i], keys[i]) for i, site in enumerate(binding.group)}
+
+
+def _split_sparsely(
+    secrets: AttemptSecrets, binding: Binding, site: str, graph: Graph
+) -> dict[str, SharePair]:
+    """The site itself and those whom it drew. A share's x is its holder's place in the group, as where all hold one."""
+    places = {name: binding.position(name) for name in sorted({site, *draw_holders(binding, site, graph)})}
+    seeds = split_among(secrets.seed, graph.threshold, tuple(places.values()))
+    keys = split_among(secrets.mask, graph.threshold, tuple(places.values()))
+    return {name: SharePair(seeds[x], keys[x]) for name, x in places.items()}
 
 
 def _seal(

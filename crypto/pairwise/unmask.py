@@ -7,14 +7,16 @@ seed goes unnoticed here when there are no more than the threshold, and the sum 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from crypto.errors import MalformedError
 from crypto.pairwise.binding import Binding, check_survivors
+from crypto.pairwise.graph import Graph, graph_among
 from crypto.pairwise.keystream import add_streams
-from crypto.pairwise.masks import check_words, pair_key, self_key
+from crypto.pairwise.masks import check_words, pair_keys, self_key
 from crypto.pairwise.parts import MaskKeys, ReleasedShare, ShareKind
 from crypto.pairwise.release import check_released
 from crypto.pairwise.secrets import check_public, public_of
@@ -29,11 +31,13 @@ def unmask(
     sharers: Sequence[str],
     survivors: Sequence[str],
     public: Mapping[str, MaskKeys],
+    graph: Graph | None = None,
 ) -> Words:
     """Σ of the survivors' words in the full ring, shape (L,).
 
     ``masked``: what each survivor sent, each read once, so that they need not be in memory together; ``released``:
-    the answers of at least the threshold of survivors. Raises
+    the answers of at least the group's threshold of survivors; ``graph``: who held shares and had masks with whom,
+    everyone if None. Raises
     :class:`MalformedError` when an answer is not what was due, shares contradict each other, or a key put together
     is not the one its owner stated; :class:`crypto.errors.VerificationError` for sets and keys that no site would
     have gone along with.
@@ -42,17 +46,16 @@ def unmask(
     check_public(binding, public)
     _check_senders(masked, survivors)
     _check_answers(released, binding, sharers, survivors)
-    minus = [
-        self_key(_secret(owner, ShareKind.SEED, released, binding), binding, owner) for owner in survivors
-    ]
+    shares = _by_secret(released, binding)
+    needed = graph_among(len(binding.group), graph).threshold
+    minus = [self_key(_secret(owner, ShareKind.SEED, shares, needed), binding, owner) for owner in survivors]
     plus: list[bytes] = []
-    for owner in sharers:
-        if owner not in survivors:
-            private = _mask_key(owner, released, binding, public)
-            for peer in survivors:
-                key = pair_key(private, public[peer].mask, binding, owner, peer)
-                # The peer added the stream if it comes first, so it is taken away again.
-                (minus if peer < owner else plus).append(key)
+    for owner in sorted(set(sharers) - set(survivors)):
+        private = _secret(owner, ShareKind.KEY, shares, needed)
+        _check_stated(owner, private, public)
+        for peer, key in pair_keys(private, public, binding, owner, survivors, graph).items():
+            # The peer added the stream if it comes first, so it is taken away again.
+            (minus if peer < owner else plus).append(key)
     return add_streams(_total(masked, survivors), plus, minus)
 
 
@@ -67,31 +70,25 @@ def _total(masked: Mapping[str, Words], survivors: Sequence[str]) -> Words:
     return total
 
 
+def _by_secret(
+    released: Mapping[str, tuple[ReleasedShare, ...]], binding: Binding
+) -> Mapping[tuple[str, ShareKind], dict[int, bytes]]:
+    """The shares of each secret by x, from all answers, so that a wrong share among more than enough shows."""
+    shares: defaultdict[tuple[str, ShareKind], dict[int, bytes]] = defaultdict(dict)
+    for site, answer in released.items():
+        x = binding.position(site)
+        for item in answer:
+            shares[item.owner, item.kind][x] = item.share
+    return shares
+
+
 def _secret(
-    owner: str, kind: ShareKind, released: Mapping[str, tuple[ReleasedShare, ...]], binding: Binding
+    owner: str, kind: ShareKind, shares: Mapping[tuple[str, ShareKind], Mapping[int, bytes]], needed: int
 ) -> bytes:
-    """The owner's secret of this kind from all answers, so that a wrong share among more than enough shows."""
-    shares = {
-        binding.position(site): item.share
-        for site, answer in released.items()
-        for item in answer
-        if (item.owner, item.kind) == (owner, kind)
-    }
     try:
-        return combine(shares, binding.threshold)
+        return combine(shares.get((owner, kind), {}), needed)
     except MalformedError as error:
         raise MalformedError(f"a secret of {owner}: {error}") from error
-
-
-def _mask_key(
-    owner: str,
-    released: Mapping[str, tuple[ReleasedShare, ...]],
-    binding: Binding,
-    public: Mapping[str, MaskKeys],
-) -> bytes:
-    private = _secret(owner, ShareKind.KEY, released, binding)
-    _check_stated(owner, private, public)
-    return private
 
 
 def _check_stated(owner: str, private: bytes, public: Mapping[str, MaskKeys]) -> None:

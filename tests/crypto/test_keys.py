@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from hypothesis import given
 from hypothesis import strategies as st
 
+import crypto.keys
 from crypto.errors import DecryptionError, MalformedError, UnknownSchemeError, VerificationError
 from crypto.keys import ChannelKey, StorageKey, check_channel_public, derive, seal
 
@@ -71,6 +72,18 @@ def test_unusable_public_keys_are_refused(case: dict[str, str]) -> None:
         check_channel_public(public)
     with pytest.raises(VerificationError, match=case["failure"]):
         seal(public, b"secret", b"")
+
+
+def test_points_of_low_order_are_those_with_which_the_library_agrees_on_nothing() -> None:
+    """RFC 7748's own test is to try; the list is those canonical points for which it fails, whoever's the other key."""
+    mine = X25519PrivateKey.generate()
+    for point in crypto.keys._LOW_ORDER:
+        with pytest.raises(ValueError, match="shared key"):
+            mine.exchange(X25519PublicKey.from_public_bytes(point.to_bytes(32, "little")))
+    assert len(crypto.keys._LOW_ORDER) == 5
+    assert {case["public_key"] for case in VECTORS["bad_public_keys"] if case["failure"] == "low order"} == {
+        point.to_bytes(32, "little").hex() for point in crypto.keys._LOW_ORDER
+    }
 
 
 @pytest.mark.parametrize("case", VECTORS["public_keys"], ids=lambda case: case["name"])
