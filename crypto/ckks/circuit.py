@@ -1,20 +1,27 @@
 """The arithmetic on ciphertexts, one method a step. It holds public keys only.
 
-Vectors that need several ciphertexts are lists of parts. No method changes its arguments: SEAL's ciphertexts
-cannot be copied, and a sum may be shared by two receivers.
+Vectors that need several ciphertexts are lists of parts. No method changes its arguments, but :meth:`Circuit.add_to`
+its first: SEAL's ciphertexts cannot be copied, and a sum may be shared by two receivers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
+import numpy as np
 from tenseal import sealapi
 
 from crypto.ckks.evaluation_keys import LoadedKeys
-from crypto.ckks.packing import Float
-from crypto.ckks.parameters import Ciphertext, Level, context, level_id
+from crypto.ckks.packing import Complex, Float
+from crypto.ckks.parameters import POLY_DEGREE, SLOTS, Ciphertext, Level, context, level_id
 
 Parts = Sequence[Ciphertext]
+
+IMAGINARY_UNIT = POLY_DEGREE // 2
+"""The exponent e for which X^e is i in every other slot and −i in those between. Rotations by even steps leave it as
+it is."""
 
 
 class Circuit:
@@ -24,17 +31,7 @@ class Circuit:
         self._keys = keys
         self._evaluator = sealapi.Evaluator(context())
         self._encoder = sealapi.CKKSEncoder(context())
-
-    def squared_distance(self, left: Parts, right: Parts, rotations: Sequence[int]) -> Ciphertext:
-        """‖x − y‖² for each class, in all of its slots; from level 3 to level 2.
-
-        The parts' squares are added before the one relinearisation, so its cost does not grow with d.
-        """
-        squares = [self.square(self.subtract(x, y)) for x, y in zip(left, right, strict=True)]
-        total = self.rescale(self.relinearise(self.add_all(squares)))
-        for step in rotations:
-            total = self.add(total, self.rotate(total, step))
-        return total
+        self._monomial = cache(self._encoded_monomial)
 
     def add(self, left: Ciphertext, right: Ciphertext) -> Ciphertext:
         """x + y."""
@@ -42,16 +39,19 @@ class Circuit:
         self._evaluator.add(left, right, result)
         return result
 
+    def add_to(self, total: Ciphertext, term: Ciphertext) -> None:
+        """The one step that changes what it is given: the total becomes total + term."""
+        self._evaluator.add_inplace(total, term)
+
     def add_all(self, terms: Sequence[Ciphertext]) -> Ciphertext:
         """The sum of at least one ciphertext."""
         result = sealapi.Ciphertext()
         self._evaluator.add_many(list(terms), result)
         return result
 
-    def add_values(self, ciphertext: Ciphertext, slots: Float) -> Ciphertext:
+    def add_values(self, ciphertext: Ciphertext, slots: Float | Complex) -> Ciphertext:
         """x + slots, with the vector (4096,) encoded at the ciphertext's own level and scale."""
-        plaintext = sealapi.Plaintext()
-        self._encoder.encode(slots.tolist(), ciphertext.parms_id(), ciphertext.scale, plaintext)
+        plaintext = self._encoded(slots, ciphertext.parms_id(), ciphertext.scale)
         result = sealapi.Ciphertext()
         self._evaluator.add_plain(ciphertext, plaintext, result)
         return result
@@ -62,17 +62,21 @@ class Circuit:
         self._evaluator.sub(left, right, result)
         return result
 
-    def square(self, ciphertext: Ciphertext) -> Ciphertext:
-        """x², slot by slot, three polynomials long."""
-        result = sealapi.Ciphertext()
-        self._evaluator.square(ciphertext, result)
-        return result
-
     def multiply(self, left: Ciphertext, right: Ciphertext) -> Ciphertext:
         """x·y, slot by slot, three polynomials long."""
         result = sealapi.Ciphertext()
         self._evaluator.multiply(left, right, result)
         return result
+
+    def scale_up(self, ciphertext: Ciphertext, factor: float) -> Ciphertext:
+        """The same values at a scale that is an integer ``factor`` times as large."""
+        plaintext = sealapi.Plaintext()
+        self._encoder.encode(1.0, ciphertext.parms_id(), factor, plaintext)
+        return self._multiply_plain(ciphertext, plaintext)
+
+    def multiply_by_monomial(self, ciphertext: Ciphertext, exponent: int) -> Ciphertext:
+        """X^exponent·x: each slot turned by an angle of its own. Exact, and neither level nor scale changes."""
+        return self._multiply_plain(ciphertext, self._monomial(exponent, tuple(ciphertext.parms_id())))
 
     def relinearise(self, ciphertext: Ciphertext) -> Ciphertext:
         """Back to two polynomials."""
@@ -87,9 +91,15 @@ class Circuit:
         return result
 
     def rotate(self, ciphertext: Ciphertext, step: int) -> Ciphertext:
-        """Slots shifted by a power of two."""
+        """Slots shifted by a power of two above 1."""
         result = sealapi.Ciphertext()
         self._evaluator.rotate_vector(ciphertext, step, self._keys.rotation, result)
+        return result
+
+    def conjugate(self, ciphertext: Ciphertext) -> Ciphertext:
+        """The complex conjugate of each slot."""
+        result = sealapi.Ciphertext()
+        self._evaluator.complex_conjugate(ciphertext, self._keys.rotation, result)
         return result
 
     def lower(self, ciphertext: Ciphertext, level: Level) -> Ciphertext:
@@ -97,3 +107,18 @@ class Circuit:
         result = sealapi.Ciphertext()
         self._evaluator.mod_switch_to(ciphertext, level_id(level), result)
         return result
+
+    def _multiply_plain(self, ciphertext: Ciphertext, plaintext: Any) -> Ciphertext:
+        result = sealapi.Ciphertext()
+        self._evaluator.multiply_plain(ciphertext, plaintext, result)
+        return result
+
+    def _encoded_monomial(self, exponent: int, level: tuple[int, ...]) -> Any:
+        """At scale 1, where rounding to whole coefficients leaves exactly the one that is not 0."""
+        roots = [pow(3, slot, 2 * POLY_DEGREE) * exponent % (2 * POLY_DEGREE) for slot in range(SLOTS)]
+        return self._encoded(np.exp(np.array(roots) * (1j * np.pi / POLY_DEGREE)), list(level), 1.0)
+
+    def _encoded(self, slots: Float | Complex, level: list[int], scale: float) -> Any:
+        plaintext = sealapi.Plaintext()
+        self._encoder.encode(slots.tolist(), level, scale, plaintext)
+        return plaintext

@@ -1,7 +1,8 @@
 """Noise that drowns the slots whose answer a site may not have: classes that it does not hold.
 
-Gaussian, sigma = 2^17, drawn again beyond 2^19. In the numerators each slot gets a draw of its own. In the
-denominator all slots of a class hold the same value, so they get the same draw: independent ones could be averaged.
+Gaussian, sigma = 2^17, drawn again beyond 2^19. In the numerators both parts of each slot get a draw of their
+own. In the denominator all slots of a class hold the same value, so they get the same draw: independent ones could be
+averaged.
 
 What remains: let Δ be how two possible inputs of the peers differ in the drowned slots, a denominator counted
 once. The decrypted slots are then at most
@@ -18,15 +19,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from crypto.ckks.packing import Float, Packing
+from crypto.ckks.packing import Complex, Float, Packing
 from crypto.randomness import truncated_gaussian
 
 SIGMA = 2.0**17
 BOUND = 2.0**19
 
 
-def drown_rows(packing: Packing, drowned: NDArray[np.bool_]) -> list[Float]:
-    """Noise for each slot of the drowned classes (bool, (K,)); one vector (4096,) for each part."""
+def drown_rows(packing: Packing, drowned: NDArray[np.bool_]) -> list[Complex]:
+    """Noise for both parts of each slot of the drowned classes (bool, (K,)); one vector (4096,) for each ciphertext."""
     return [_independent(packing, drowned) for _ in range(packing.parts)]
 
 
@@ -37,9 +38,9 @@ def drown_replicated(packing: Packing, drowned: NDArray[np.bool_]) -> Float:
     return packing.replicate(values)
 
 
-def _independent(packing: Packing, drowned: NDArray[np.bool_]) -> Float:
-    slots = np.zeros((packing.features, packing.stride))
+def _independent(packing: Packing, drowned: NDArray[np.bool_]) -> Complex:
+    slots = np.zeros((packing.copies, packing.stride), dtype=np.complex128)
     classes = np.flatnonzero(drowned)
-    draws = truncated_gaussian(packing.features * classes.size, SIGMA, BOUND)
-    slots[:, classes] = draws.reshape(packing.features, classes.size)
+    draws = truncated_gaussian(2 * packing.copies * classes.size, SIGMA, BOUND).view(np.complex128)
+    slots[:, classes] = draws.reshape(packing.copies, classes.size)
     return slots.reshape(-1)

@@ -1,4 +1,4 @@
-"""The public keys with which the coordinator computes: one to relinearise, one for each rotation.
+"""The public keys with which the coordinator computes: one to relinearise, one to conjugate, one for each rotation.
 
 They open nothing. Still they are encryptions under the group's secret key, made by one site, and a coordinator
 that is given others computes garbage. Their hash is bound to the sealed secret by the maker's signature, which the
@@ -26,8 +26,12 @@ _PARTS = int(Level.UPLOAD)
 _POWER = 2
 """A product of two ciphertexts is relinearised at once, so that no higher power of the secret key occurs."""
 
-GALOIS_ELEMENTS = [pow(3, 1 << step, 2 * POLY_DEGREE) for step in range(SLOTS.bit_length() - 1)]
-"""Rotation by s slots is X -> X^(3^s). All powers of two, so that one set of keys serves any number of classes."""
+GALOIS_ELEMENTS = [
+    *(pow(3, 1 << step, 2 * POLY_DEGREE) for step in range(1, SLOTS.bit_length() - 1)),
+    2 * POLY_DEGREE - 1,
+]
+"""Rotation by s slots is X -> X^(3^s): all powers of two but 1, so that one set of keys serves any number of classes
+(:class:`crypto.ckks.packing.Packing`). The last one, X -> X^-1, conjugates."""
 
 
 @dataclass(frozen=True)

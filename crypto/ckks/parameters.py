@@ -1,7 +1,10 @@
 """The scheme's fixed parameters, and the form each ciphertext on the wire must have.
 
-Ring degree 8192 and moduli of 60, 40, 40 and 60 bits: 200 of the 218 bits that the homomorphic encryption
+Ring degree 8192 and moduli of 60, 55, 30 and 60 bits: 205 of the 218 bits that the homomorphic encryption
 standard allows for 128-bit security with a ternary secret. Two multiplications deep.
+
+The first rescaling divides by 30 bits, so that a distance stands ten bits above the scale of what is uploaded: the
+errors of key switching, whose size is fixed, count a thousandth. The second divides by 55 and takes this back.
 """
 
 from __future__ import annotations
@@ -24,9 +27,13 @@ SCALE = 2.0**40
 # The bindings ship no types.
 Ciphertext = Any
 
-_MODULI = sealapi.CoeffModulus.Create(POLY_DEGREE, [60, 40, 40, 60])
-_DISTANCE_SCALE = SCALE * SCALE / _MODULI[2].value()
-_PRODUCT_SCALE = _DISTANCE_SCALE * SCALE / _MODULI[1].value()
+DOUBLINGS = 5
+"""How often taking packed sums apart doubles them (:mod:`crypto.ckks.packed_sums`); their scale accounts for it."""
+UNIT_SCALE = 2.0**39
+"""Of the ones that a denominator is multiplied by, to be rescaled as its numerators are. Half the scale of what
+those are multiplied by, so that it has another form than they."""
+
+_MODULI = sealapi.CoeffModulus.Create(POLY_DEGREE, [60, 55, 30, 60])
 _ROOM_FOR_HEADERS = 1024
 
 
@@ -56,6 +63,11 @@ def level_id(level: Level) -> list[int]:
     return list(data.parms_id())
 
 
+def dropped_prime(level: Level) -> float:
+    """What rescaling from a level divides by."""
+    return float(_MODULI[level - 1].value())
+
+
 @dataclass(frozen=True)
 class Form:
     """What a ciphertext must be, exactly, at one place on the wire.
@@ -74,10 +86,13 @@ class Form:
         return self.polynomials * self.level * POLY_DEGREE * 8 + _ROOM_FOR_HEADERS
 
 
+_DISTANCE_SCALE = SCALE * SCALE / dropped_prime(Level.UPLOAD) * 2.0**DOUBLINGS
+_RESCALED = dropped_prime(Level.PRODUCT)
+
 PROTOTYPE = Form(Level.UPLOAD, SCALE, polynomials=1)
 CORRECTION = Form(Level.PRODUCT, _DISTANCE_SCALE, polynomials=1)
-NUMERATOR = Form(Level.ANSWER, _PRODUCT_SCALE, polynomials=2)
-DENOMINATOR = Form(Level.ANSWER, _DISTANCE_SCALE, polynomials=2)
+NUMERATOR = Form(Level.ANSWER, _DISTANCE_SCALE * SCALE / _RESCALED, polynomials=2)
+DENOMINATOR = Form(Level.ANSWER, _DISTANCE_SCALE * UNIT_SCALE / _RESCALED, polynomials=2)
 SUM = Form(Level.ANSWER, SCALE, polynomials=2)
 
 

@@ -12,9 +12,9 @@ Float = NDArray[np.float64]
 MAX_SITES = 256
 """With more, n²-fold sums beside the drowning noise could wrap around the last modulus."""
 
-_DISTANCE_ERROR = 1.2e-5
-_MEAN_DISTANCE_ERROR = 3e-6
-_ROUNDING = 1e-7
+_DISTANCE_ERROR = 1.2e-7
+_ROUNDING = 3e-8
+_FRESH = 1e-8
 
 
 def check_cohort_size(sites: int) -> None:
@@ -24,8 +24,8 @@ def check_cohort_size(sites: int) -> None:
 
 
 def total_error(sites: int) -> float:
-    """Bound on the error of D_i, averaged over the slots of a class, with ``sites`` in the cohort."""
-    return _MEAN_DISTANCE_ERROR * (sites - 1)
+    """Bound on the error of D_i in any slot, with ``sites`` in the cohort."""
+    return _DISTANCE_ERROR * (sites - 1) + _ROUNDING
 
 
 def check_tau(tau: float, sites: int) -> None:
@@ -43,11 +43,11 @@ def peer_error(total: Float, counts: NDArray[np.int64], sites: int) -> Float:
     ``total`` is D_i = Σ_m ‖C_i − C_m‖² over the cnt holders (``counts``) of each class, and above 0. Holders'
     errors cancel up to how far they are apart, which is at most 2·√D; those of the n − cnt absent sites do not:
 
-        ε·(2(n − 1)/√D + (n − cnt)/D) + η/D
+        ε·(2(n − 1)/√D + (n − cnt)/D) + η/D + φ
 
     With D = 1 the bound also covers classes in which nothing is divided by D: all of ``uniform``'s, and those
     of ``complement`` with two holders.
     """
     absent = (sites - counts) / total
     apart = 2.0 * (sites - 1) / np.sqrt(total)
-    return np.asarray(_DISTANCE_ERROR * (apart + absent) + _ROUNDING / total)
+    return np.asarray(_DISTANCE_ERROR * (apart + absent) + _ROUNDING / total + _FRESH)

@@ -9,14 +9,17 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from itertools import combinations, combinations_with_replacement, product
 from pathlib import Path
-from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from crypto.ckks import work
+from crypto.ckks.combining import Pair
 from crypto.ckks.packing import Packing
 from crypto.ckks.parameters import SCHEME, upload_forms
 from crypto.ckks.precision import check_cohort_size
@@ -39,8 +42,7 @@ class CkksServer:
         """
         self._combination = combination
         self._keys_path = keys_path
-        self._map: Callable[..., Iterable[Any]] = executor.map if executor else map
-        self._workers = (os.cpu_count() or 1) if executor else 1
+        self._executor = executor
 
     def validate(self, payload: Payload, site: str, cohort: Cohort) -> None:
         """Raise :class:`MalformedError` unless each ciphertext has exactly the form prescribed for it.
@@ -60,36 +62,16 @@ class CkksServer:
         check_cohort_size(len(cohort.sites))
         uploads = [payloads[site].blobs for site in cohort.sites]
         setting = work.Setting(self._keys_path, self._keys_hash(), self._combination, _packing(cohort))
-        receivers = self._receivers(setting, uploads, cohort)
-        answers = self._map(partial(work.finish, setting), receivers)
+        drowned = list(~cohort.holds)
+        if self._executor is None:
+            answers: Iterable[list[bytes]] = work.combine(setting, uploads, drowned)
+        else:
+            receivers = _receivers(self._executor, setting, uploads, drowned)
+            answers = self._executor.map(partial(work.finish, setting), receivers)
         return {
             site: Payload(SCHEME, blobs=tuple(answer))
             for site, answer in zip(cohort.sites, answers, strict=True)
         }
-
-    def _receivers(
-        self, setting: work.Setting, uploads: Sequence[Sequence[bytes]], cohort: Cohort
-    ) -> list[work.Receiver]:
-        total: list[bytes] = []
-        if self._combination is not Combination.DISTANCE:
-            (total,) = self._map(partial(work.add_up, setting), [uploads])
-        partials: Partials = {}
-        if self._combination is not Combination.UNIFORM:
-            partials = self._accumulate(setting, uploads)
-        return [
-            work.Receiver(upload, ~cohort.holds[i], partials.get(i, ()), total)
-            for i, upload in enumerate(uploads)
-        ]
-
-    def _accumulate(self, setting: work.Setting, uploads: Sequence[Sequence[bytes]]) -> Partials:
-        """All pairs, in blocks; for each site what the blocks gave for it."""
-        blocks = pair_blocks(len(uploads), self._workers)
-        needed = [{i: uploads[i] for pair in block for i in pair} for block in blocks]
-        gathered = defaultdict(list)
-        for result in self._map(partial(work.accumulate, setting), blocks, needed):
-            for site, partial_sums in result.items():
-                gathered[site].append(partial_sums)
-        return gathered
 
     def _keys_hash(self) -> bytes:
         try:
@@ -101,7 +83,30 @@ class CkksServer:
             ) from error
 
 
-def pair_blocks(sites: int, workers: int) -> list[list[work.Pair]]:
+def _receivers(
+    executor: Executor,
+    setting: work.Setting,
+    uploads: Sequence[Sequence[bytes]],
+    drowned: Sequence[NDArray[np.bool_]],
+) -> list[work.Receiver]:
+    adding = executor.submit(work.add_up, setting, uploads) if setting.adds_up else None
+    partials: Partials = _accumulated(executor, setting, uploads) if setting.weighs else {}
+    total = adding.result() if adding else []
+    return [work.Receiver(upload, drowned[i], partials.get(i, ()), total) for i, upload in enumerate(uploads)]
+
+
+def _accumulated(executor: Executor, setting: work.Setting, uploads: Sequence[Sequence[bytes]]) -> Partials:
+    """All pairs, in blocks; for each site what the blocks gave for it."""
+    blocks = pair_blocks(len(uploads), os.cpu_count() or 1)
+    needed = [{i: uploads[i] for pair in block for i in pair} for block in blocks]
+    gathered = defaultdict(list)
+    for result in executor.map(partial(work.accumulate, setting), blocks, needed):
+        for site, sums in result.items():
+            gathered[site].append(sums)
+    return gathered
+
+
+def pair_blocks(sites: int, workers: int) -> list[list[Pair]]:
     """All pairs of sites, in blocks that touch few sites each; the largest block first.
 
     Sites are split into g groups, and the pairs within a group or between two of them are a block. A block

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from crypto.ckks.packing import Float, Packing
+from crypto.ckks.packing import Complex, Float, Packing
 from crypto.ckks.parameters import SCHEME, answer_forms, upload_forms
 from crypto.ckks.precision import check_cohort_size, check_tau
 from crypto.ckks.secret import CkksSecret
@@ -43,7 +43,7 @@ class CkksSite:
         check_tau(self._tau, len(cohort.sites))
         packing = Packing(cohort.classes, cohort.dim)
         sent = contributed(rows, site, cohort)
-        vectors = packing.pack(sent)
+        vectors: list[Complex | Float] = [*packing.pack(sent)]
         if self._combination is Combination.COMPLEMENT:
             vectors.append(packing.replicate(_correction(sent, cohort)))
         forms = upload_forms(self._combination, packing.parts)
@@ -64,33 +64,33 @@ class CkksSite:
         own = contributed(rows, site, cohort)
         packing = Packing(cohort.classes, cohort.dim)
         ciphertexts = read_payload(answer, answer_forms(self._combination, packing.parts))
-        vectors = [self._secret.decrypt(ciphertext).real for ciphertext in ciphertexts]
+        vectors = [self._secret.decrypt(ciphertext) for ciphertext in ciphertexts]
         combined = self._combined(vectors, own, site, cohort)
         holds = cohort.holds[cohort.index(site)]
         result = np.where((holds & (cohort.counts > 1))[:, None], combined, rows)
         check_plausible(result[holds])
         return result
 
-    def _combined(self, vectors: list[Float], own: Rows, site: str, cohort: Cohort) -> Rows:
+    def _combined(self, vectors: list[Complex], own: Rows, site: str, cohort: Cohort) -> Rows:
         packing = Packing(cohort.classes, cohort.dim)
         if self._combination is Combination.UNIFORM:
             return packing.unpack(vectors) / np.maximum(cohort.counts - 1, 1)[:, None]
         *numerators, denominator = vectors
-        absent = _absent_norms(own, cohort)
-        # Slot by slot: d_im has the same error in a slot of the numerator as in that of the denominator.
-        total = packing.unpack([denominator] * packing.parts) - absent[:, None]
-        mean_total = packing.replicas(denominator).mean(axis=1) - absent
+        # Slot by slot: d_im has the same error, real and imaginary, in a slot of the numerator as in the denominator's.
+        total = packing.replicas(denominator) - _absent_norms(own, cohort)[:, None]
+        mean_total = total.real.mean(axis=1)
         compared = self._compared(cohort)
         check_totals(mean_total[compared & cohort.holds[cohort.index(site)]], self._tau, len(cohort.sites))
         agree = compared & (mean_total <= self._tau)
-        combined = _divide(packing.unpack(numerators), self._divisor(total, cohort))
-        return np.where(agree[:, None], own, combined)
+        divisor = self._divisor(total, cohort)
+        quotients = [_divide(packing.replicas(part), divisor) for part in numerators]
+        return np.where(agree[:, None], own, packing.join(quotients))
 
     def _compared(self, cohort: Cohort) -> NDArray[np.bool_]:
         """Classes (K,) whose weights depend on D_i at all: ``complement`` gives a single peer weight 1."""
         return cohort.counts > (2 if self._combination is Combination.COMPLEMENT else 1)
 
-    def _divisor(self, total: Rows, cohort: Cohort) -> Rows:
+    def _divisor(self, total: Complex, cohort: Cohort) -> Complex:
         """What turns the numerators into a convex combination: D, or (cnt − 2)·D, or −1 (:func:`_correction`)."""
         if self._combination is Combination.DISTANCE:
             return total
@@ -113,7 +113,7 @@ def _correction(own: Rows, cohort: Cohort) -> Float:
     return np.asarray(_absent_norms(own, cohort) + (cohort.counts == 2), dtype=np.float64)
 
 
-def _divide(numerators: Rows, divisor: Rows) -> Rows:
+def _divide(numerators: Complex, divisor: Complex) -> Complex:
     """A dishonest answer can make the divisor 0; :func:`check_plausible` refuses what comes of it."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         return np.asarray(numerators / divisor)

@@ -1,32 +1,30 @@
 """The pieces of work that the coordinator's half hands to processes. Bytes in, bytes out.
 
 Top-level functions and plain values, so that they run in a spawned process as well as inline. SEAL holds the
-interpreter's lock, so only processes run at the same time. No piece holds all n² distances: a distance is used
-for both of its sites and dropped.
+interpreter's lock, so only processes run at the same time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from tenseal import sealapi
 
-from crypto.ckks import drowning
 from crypto.ckks.circuit import Circuit, Parts
+from crypto.ckks.combining import Combining, Pair
 from crypto.ckks.evaluation_keys import EvaluationKeys
 from crypto.ckks.packing import Packing
-from crypto.ckks.parameters import CORRECTION, PROTOTYPE, Ciphertext, Level
+from crypto.ckks.parameters import CORRECTION, PROTOTYPE, Ciphertext
 from crypto.ckks.serialization import dump, load, read_ciphertext
 from crypto.errors import KeyStoreError, MalformedError, VerificationError
 from crypto.protection import Combination
-
-Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -37,6 +35,16 @@ class Setting:
     keys_hash: bytes
     combination: Combination
     packing: Packing
+
+    @property
+    def weighs(self) -> bool:
+        """Whether distances are needed."""
+        return self.combination is not Combination.UNIFORM
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether the bare sum of all sites' prototypes is needed."""
+        return self.combination is not Combination.DISTANCE
 
 
 @dataclass(frozen=True)
@@ -59,89 +67,84 @@ def check_keys(content: bytes) -> bytes:
     return keys.hash
 
 
+def combine(
+    setting: Setting, uploads: Sequence[Sequence[bytes]], drowned: Sequence[NDArray[np.bool_]]
+) -> list[list[bytes]]:
+    """All answers in one piece, from all sites' payloads and the classes (K,) that each has not."""
+    circuit, combining = _tools(setting)
+    with _failures():
+        prototypes = [_prototypes(setting, upload) for upload in uploads]
+        low = [combining.lower(parts) for parts in prototypes]
+        total = _sum(circuit, low) if setting.adds_up else []
+        sums: dict[int, list[Ciphertext]] = {}
+        if setting.weighs:
+            sites = {i: combining.prepare(parts) for i, parts in enumerate(prototypes)}
+            sums = combining.weighted_sums(list(combinations(sites, 2)), sites)
+            del sites
+        del prototypes
+        peers = (_less(circuit, total, own) for own in low)
+        corrections = (_correction(setting, upload) for upload in uploads)
+        answers = zip(peers, corrections, drowned, strict=True)
+        return [
+            [dump(part) for part in combining.answer(sums.pop(i, []), *rest)]
+            for i, rest in enumerate(answers)
+        ]
+
+
 def add_up(setting: Setting, uploads: Sequence[Sequence[bytes]]) -> list[bytes]:
     """Σ_m C_m over all sites, part by part, at the level of products."""
-    circuit = _circuit(setting)
+    circuit, combining = _tools(setting)
     with _failures():
-        total = _prototypes(setting, uploads[0])
-        for upload in uploads[1:]:
-            total = [circuit.add(x, y) for x, y in zip(total, _prototypes(setting, upload), strict=True)]
-        return [dump(circuit.lower(part, Level.PRODUCT)) for part in total]
+        low = (combining.lower(_prototypes(setting, upload)) for upload in uploads)
+        return [dump(part) for part in _sum(circuit, low)]
 
 
 def accumulate(
     setting: Setting, pairs: Sequence[Pair], uploads: Mapping[int, Sequence[bytes]]
 ) -> dict[int, list[bytes]]:
-    """For each site of some pairs {i, m}: Σ_m d_im·C_m part by part (three polynomials), then Σ_m d_im.
-
-    ``uploads`` holds the payloads of the sites that occur.
-    """
-    circuit = _circuit(setting)
+    """:meth:`Combining.weighted_sums` of some pairs. ``uploads`` holds the payloads of the sites that occur."""
+    _, combining = _tools(setting)
     with _failures():
-        high = {site: _prototypes(setting, upload) for site, upload in uploads.items()}
-        low = {site: [circuit.lower(x, Level.PRODUCT) for x in parts] for site, parts in high.items()}
-        sums: dict[int, list[Ciphertext]] = {}
-        for i, m in pairs:
-            distance = circuit.squared_distance(high[i], high[m], setting.packing.rotations)
-            for receiver, peer in ((i, m), (m, i)):
-                terms = [*(circuit.multiply(distance, part) for part in low[peer]), distance]
-                sums[receiver] = _add_parts(circuit, sums[receiver], terms) if receiver in sums else terms
+        sites = {i: combining.prepare(_prototypes(setting, upload)) for i, upload in uploads.items()}
+        sums = combining.weighted_sums(pairs, sites)
         return {site: [dump(term) for term in terms] for site, terms in sums.items()}
 
 
 def finish(setting: Setting, receiver: Receiver) -> list[bytes]:
     """One site's answer, in the forms of :func:`crypto.ckks.parameters.answer_forms`."""
-    circuit = _circuit(setting)
+    circuit, combining = _tools(setting)
     with _failures():
-        if setting.combination is Combination.UNIFORM:
-            peers = [circuit.lower(part, Level.ANSWER) for part in _peers(setting, circuit, receiver)]
-            return [dump(part) for part in _drowned_rows(setting, circuit, receiver, peers)]
-        *products, denominator = _sum_of_partials(circuit, receiver)
-        if setting.combination is Combination.COMPLEMENT:
-            products = _complement(setting, circuit, receiver, products, denominator)
-        numerators = [circuit.rescale(circuit.relinearise(part)) for part in products]
-        noise = drowning.drown_replicated(setting.packing, receiver.drowned)
-        denominator = circuit.add_values(circuit.lower(denominator, Level.ANSWER), noise)
-        return [dump(x) for x in (*_drowned_rows(setting, circuit, receiver, numerators), denominator)]
+        peers: list[Ciphertext] = []
+        if receiver.total:
+            own = combining.lower(_prototypes(setting, receiver.upload))
+            peers = _less(circuit, _load_parts(receiver.total), own)
+        sums = _sum(circuit, map(_load_parts, receiver.partials))
+        correction = _correction(setting, receiver.upload)
+        return [dump(part) for part in combining.answer(sums, peers, correction, receiver.drowned)]
 
 
-def _complement(
-    setting: Setting, circuit: Circuit, receiver: Receiver, products: Parts, denominator: Ciphertext
-) -> list[Ciphertext]:
-    """(den − corr)·Σ_{m≠i} C_m − Σ_m d_im·C_m; the bare sum would give both peers away among three holders."""
-    distance = circuit.subtract(denominator, read_ciphertext(receiver.upload[-1], CORRECTION))
-    peers = _peers(setting, circuit, receiver)
-    return [
-        circuit.subtract(circuit.multiply(distance, peer), product)
-        for peer, product in zip(peers, products, strict=True)
-    ]
-
-
-def _peers(setting: Setting, circuit: Circuit, receiver: Receiver) -> list[Ciphertext]:
-    """Σ_{m≠i} C_m at the level of products."""
-    own = [circuit.lower(part, Level.PRODUCT) for part in _prototypes(setting, receiver.upload)]
-    total = _load_parts(receiver.total)
-    return [circuit.subtract(x, y) for x, y in zip(total, own, strict=True)]
-
-
-def _sum_of_partials(circuit: Circuit, receiver: Receiver) -> list[Ciphertext]:
-    total = _load_parts(receiver.partials[0])
-    for partial in receiver.partials[1:]:
-        total = _add_parts(circuit, total, _load_parts(partial))
+def _sum(circuit: Circuit, vectors: Iterable[Parts]) -> list[Ciphertext]:
+    """Part by part; of no vectors, no parts."""
+    total: list[Ciphertext] = []
+    for parts in vectors:
+        total = [circuit.add(x, y) for x, y in zip(total, parts, strict=True)] if total else list(parts)
     return total
 
 
-def _drowned_rows(setting: Setting, circuit: Circuit, receiver: Receiver, parts: Parts) -> list[Ciphertext]:
-    noise = drowning.drown_rows(setting.packing, receiver.drowned)
-    return [circuit.add_values(part, slots) for part, slots in zip(parts, noise, strict=True)]
-
-
-def _add_parts(circuit: Circuit, left: Parts, right: Parts) -> list[Ciphertext]:
-    return [circuit.add(x, y) for x, y in zip(left, right, strict=True)]
+def _less(circuit: Circuit, total: Parts, own: Parts) -> list[Ciphertext]:
+    """total − own; nothing where there is no total."""
+    return [circuit.subtract(x, y) for x, y in zip(total, own, strict=True)] if total else []
 
 
 def _prototypes(setting: Setting, upload: Sequence[bytes]) -> list[Ciphertext]:
     return [read_ciphertext(blob, PROTOTYPE) for blob in upload[: setting.packing.parts]]
+
+
+def _correction(setting: Setting, upload: Sequence[bytes]) -> Ciphertext | None:
+    """What comes after the prototypes where the combination is ``complement``."""
+    if setting.combination is not Combination.COMPLEMENT:
+        return None
+    return read_ciphertext(upload[setting.packing.parts], CORRECTION)
 
 
 def _load_parts(blobs: Sequence[bytes]) -> list[Ciphertext]:
@@ -149,8 +152,9 @@ def _load_parts(blobs: Sequence[bytes]) -> list[Ciphertext]:
     return [load(sealapi.Ciphertext(), blob) for blob in blobs]
 
 
-def _circuit(setting: Setting) -> Circuit:
-    return _circuit_for(setting.keys_path, setting.keys_hash)
+def _tools(setting: Setting) -> tuple[Circuit, Combining]:
+    circuit = _circuit_for(setting.keys_path, setting.keys_hash)
+    return circuit, Combining(circuit, setting.combination, setting.packing)
 
 
 # One entry: a group that makes new keys has no use for the old ones.

@@ -241,5 +241,5 @@ class Hostile:
         cohort = cohort_of(active, self.agreement)
         packing = Packing(cohort.classes, cohort.dim)
         forms = upload_forms(Combination(self.agreement.pfpl.weighting.value), packing.parts)
-        vectors = [secret.decrypt(each).real for each in read_payload(payload, forms)]
+        vectors = [secret.decrypt(each) for each in read_payload(payload, forms)]
         return packing.unpack(vectors[: packing.parts])

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from crypto.ckks.precision import peer_error, total_error
+from crypto.ckks.precision import MAX_SITES, check_tau, peer_error, total_error
+from crypto.ckks.site import CkksSite
 from crypto.errors import PrecisionError
 from crypto.protection import Combination
 from tests.crypto.ckks_reference import (
@@ -13,6 +14,7 @@ from tests.crypto.ckks_reference import (
     cohort_of,
     exchange,
     expected,
+    group,
     random_stack,
     site_half,
     totals,
@@ -101,15 +103,19 @@ def test_the_bound_grows_as_prototypes_come_together() -> None:
     counts = np.array([5, 5, 5])
     bound = peer_error(np.array([1.0, 1e-2, 1e-4]), counts, 5)
     assert (np.diff(bound) > 0).all()
-    assert bound[0] < 2e-4
+    assert bound[0] < 2e-6
     assert (peer_error(np.ones(3), counts - 1, 5) > peer_error(np.ones(3), counts, 5)).all()
 
 
 def test_a_tau_that_errors_reach_is_refused() -> None:
-    cohort = cohort_of(np.ones((60, 2), dtype=np.bool_), 4)
-    assert total_error(60) > TAU
-    with pytest.raises(PrecisionError, match=r"agreement_threshold to 0\.000177 or more"):
-        site_half(Combination.DISTANCE).protect(np.zeros((2, 4)), cohort.sites[0], cohort)
+    cohort, tau = cohort_of(np.ones((60, 2), dtype=np.bool_), 4), 7e-6
+    assert total_error(60) > tau
+    with pytest.raises(PrecisionError, match=r"agreement_threshold to 7\.11e-06 or more"):
+        CkksSite(group().secret, Combination.DISTANCE, tau).protect(np.zeros((2, 4)), cohort.sites[0], cohort)
+
+
+def test_the_default_tau_serves_any_cohort() -> None:
+    check_tau(TAU, MAX_SITES)
 
 
 @pytest.mark.parametrize("sites", [1, 257])

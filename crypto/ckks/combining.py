@@ -1,0 +1,115 @@
+"""A site's peers combined on ciphertexts: Σ_m d_im·C_m and Σ_m d_im, with d_im = ‖C_i − C_m‖² for each class.
+
+A distance is used for both of its sites and dropped, so that what is held grows with the number of sites and not with
+that of pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crypto.ckks import drowning
+from crypto.ckks.circuit import Circuit, Parts
+from crypto.ckks.packed_sums import PackedSums
+from crypto.ckks.packing import Packing
+from crypto.ckks.parameters import UNIT_SCALE, Ciphertext, Level
+from crypto.protection import Combination
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Site:
+    """One site's prototypes: as they came, the conjugate of each part, and at the level of products."""
+
+    high: Parts
+    conjugates: Parts
+    low: Parts
+
+
+class Combining:
+    """The arithmetic for one combination and layout."""
+
+    def __init__(self, circuit: Circuit, combination: Combination, packing: Packing) -> None:
+        self._circuit, self._combination, self._packing = circuit, combination, packing
+
+    def prepare(self, parts: Parts) -> Site:
+        """A site's prototypes, made ready for :meth:`weighted_sums`: one key switch for each part."""
+        return Site(parts, [self._circuit.conjugate(part) for part in parts], self.lower(parts))
+
+    def lower(self, parts: Parts) -> list[Ciphertext]:
+        """Prototypes at the level of products."""
+        return [self._circuit.lower(part, Level.PRODUCT) for part in parts]
+
+    def weighted_sums(self, pairs: Sequence[Pair], sites: Mapping[int, Site]) -> dict[int, list[Ciphertext]]:
+        """For each site of some pairs {i, m}: Σ_m d_im·C_m part by part (three polynomials), then Σ_m d_im."""
+        products = [partial(self._squares, sites[i], sites[m]) for i, m in pairs]
+        sums: dict[int, list[Ciphertext]] = {}
+        distances = PackedSums(self._circuit, self._packing).sums(products)
+        for (i, m), distance in zip(pairs, distances, strict=True):
+            for receiver, peer in ((i, m), (m, i)):
+                terms = [self._circuit.multiply(distance, part) for part in sites[peer].low]
+                sums[receiver] = self._joined(sums.get(receiver), [*terms, distance])
+        return sums
+
+    def answer(
+        self,
+        sums: Sequence[Ciphertext],
+        peers: Parts,
+        correction: Ciphertext | None,
+        drowned: NDArray[np.bool_],
+    ) -> list[Ciphertext]:
+        """One site's answer, from its weighted sums, Σ_{m≠i} C_m and its correction; none that it does not need.
+
+        Classes (K,) that are ``drowned`` hold noise, the others what :mod:`crypto.ckks.site` reads, and nothing else.
+        """
+        circuit = self._circuit
+        if self._combination is Combination.UNIFORM:
+            return self._drowned_rows([circuit.lower(part, Level.ANSWER) for part in peers], drowned)
+        *products, total = sums
+        if correction is not None:
+            products = self._complement(products, total, peers, correction)
+        numerators = [circuit.rescale(circuit.relinearise(part)) for part in products]
+        denominator = circuit.rescale(circuit.scale_up(total, UNIT_SCALE))
+        noise = drowning.drown_replicated(self._packing, drowned)
+        return [*self._drowned_rows(numerators, drowned), circuit.add_values(denominator, noise)]
+
+    def _squares(self, left: Site, right: Site) -> Ciphertext:
+        """(x − y)·conj(x − y) in each slot, which is real; three polynomials.
+
+        Differences, not inner products: what a key switch adds to every ciphertext alike cancels out, and so does
+        nothing that near-equal prototypes need.
+        """
+        circuit, differences = self._circuit, []
+        for side in ("high", "conjugates"):
+            parts = zip(getattr(left, side), getattr(right, side), strict=True)
+            differences.append([circuit.subtract(x, y) for x, y in parts])
+        return circuit.add_all([circuit.multiply(z, c) for z, c in zip(*differences, strict=True)])
+
+    def _joined(self, sums: list[Ciphertext] | None, terms: list[Ciphertext]) -> list[Ciphertext]:
+        """Sums and terms added up; a distance serves two receivers, so that sums of it are new each time."""
+        if sums is None:
+            return terms
+        for product, term in zip(sums[:-1], terms[:-1], strict=True):
+            self._circuit.add_to(product, term)
+        return [*sums[:-1], self._circuit.add(sums[-1], terms[-1])]
+
+    def _complement(
+        self, products: Parts, total: Ciphertext, peers: Parts, correction: Ciphertext
+    ) -> list[Ciphertext]:
+        """(den − corr)·Σ_{m≠i} C_m − Σ_m d_im·C_m; the bare sum would give both peers away among three holders."""
+        circuit = self._circuit
+        distance = circuit.subtract(total, correction)
+        return [
+            circuit.subtract(circuit.multiply(distance, peer), product)
+            for peer, product in zip(peers, products, strict=True)
+        ]
+
+    def _drowned_rows(self, parts: Parts, drowned: NDArray[np.bool_]) -> list[Ciphertext]:
+        noise = drowning.drown_rows(self._packing, drowned)
+        return [self._circuit.add_values(part, slots) for part, slots in zip(parts, noise, strict=True)]
