@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -43,9 +44,10 @@ def recorded(name: str, cases: Iterable[Case], path: Path | None, facts: Mapping
     return done
 
 
-def show(cases: Iterable[Case], columns: Mapping[str, str]) -> None:
+def show(cases: Iterable[Case], columns: Mapping[str, str], caption: str | None = None) -> None:
     """A table of what ``columns`` name, by their headings; empty where a case has no such thing."""
-    table = Table(*columns.values())
+    table = Table(*columns.values(), box=SIMPLE_HEAD, padding=0, pad_edge=False, caption=caption)
+    table.columns[0].no_wrap = True
     for case in (each.as_json() for each in cases):
         table.add_row(*(_cell(case.get(name)) for name in columns))
     Console().print(table)

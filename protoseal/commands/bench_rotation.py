@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from protoseal.bench.record import Case
 
 COLUMNS = {
-    name: name.replace("_", " ")
-    for name in ("case", "sites", "classes", "dim", "seconds", "baseline", "baseline_seconds", "ratio")
+    **{name: name for name in ("case", "classes", "dim", "seconds", "baseline")},
+    "baseline_seconds": "baseline's",
+    "ratio": "ratio",
 }
 
 
