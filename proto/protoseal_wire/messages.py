@@ -17,7 +17,7 @@ from crypto.protection import Payload
 from crypto.roster import Statement
 from crypto.sealed import SealedSecret
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 
 class Phase(IntEnum):
@@ -31,7 +31,7 @@ class Phase(IntEnum):
     """Request: :class:`RoundStart`; the site trains. Answer: :class:`PresenceStatement`."""
     VALUES = 4
     """Request: :class:`ActiveList`, or :class:`ReceivedShares` where masks are used. Answer:
-    :class:`crypto.protection.Payload`."""
+    :class:`crypto.protection.Payload`, or in a sparse graph :class:`MaskedValues`."""
     RESULT = 5
     """Request: the :class:`crypto.protection.Payload` for this site. Answer: :class:`Acknowledgement`."""
     SHARES = 6
@@ -220,9 +220,22 @@ class SharesMade:
 
 @dataclass(frozen=True)
 class ReceivedShares:
-    """The shares that the other members of a site's group made for it. Whoever made none is out of the sum."""
+    """The shares that the other members of a site's group made for it.
+
+    In a complete graph whoever made none is out of the sum. In a sparse one most make none for a site, and
+    ``sharers`` are all those that made some, itself among them, sorted; else there are none.
+    """
 
     shares: tuple[SealedShare, ...]
+    sharers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class MaskedValues:
+    """A site's values in a sparse graph, and its signature on whom it masks them with."""
+
+    payload: Payload
+    signature: bytes
 
 
 @dataclass(frozen=True)
@@ -242,10 +255,15 @@ class SurvivorSignature:
 
 @dataclass(frozen=True)
 class SignedSurvivors:
-    """The survivor set again, with the signatures of those who saw the same one."""
+    """The survivor set again, with the signatures of those who saw the same one.
+
+    ``sharers``: in a sparse graph the signatures, on whom they mask with, of those survivors whose shares the recipient
+    was sent; else none.
+    """
 
     sites: tuple[str, ...]
     signatures: tuple[SurvivorSignature, ...]
+    sharers: tuple[SurvivorSignature, ...] = ()
 
 
 @dataclass(frozen=True)

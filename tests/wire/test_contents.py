@@ -24,6 +24,7 @@ from protoseal_wire.messages import (
     AssignedRows,
     Assignment,
     GroupKeys,
+    MaskedValues,
     PresenceStatement,
     ReceivedShares,
     ReleasedShares,
@@ -158,11 +159,13 @@ VALUES: Mapping[str, Callable[[Mapping[str, Any]], object]] = {
     "payload": payload,
     "acknowledgement": lambda _: Acknowledgement(),
     "shares_made": lambda of: SharesMade(sealed_shares(of)),
-    "received_shares": lambda of: ReceivedShares(sealed_shares(of)),
+    "received_shares": lambda of: ReceivedShares(sealed_shares(of), tuple(of.get("sharers", ()))),
+    "masked_values": lambda of: MaskedValues(payload(of["payload"]), bytes.fromhex(of["signature"])),
     "survivor_set": lambda of: SurvivorSet(tuple(of["sites"])),
     "survivor_signature": survivor_signature,
     "signed_survivors": lambda of: SignedSurvivors(
-        tuple(of["sites"]), tuple(map(survivor_signature, of["signatures"]))
+        tuple(of["sites"]),
+        *(tuple(map(survivor_signature, of.get(each, ()))) for each in ("signatures", "sharers")),
     ),
     "released_shares": lambda of: ReleasedShares(tuple(map(released_share, of["shares"]))),
 }

@@ -22,6 +22,7 @@ from protoseal_wire.messages import (
     AssignedRows,
     Assignment,
     GroupKeys,
+    MaskedValues,
     Phase,
     PresenceStatement,
     ReceivedShares,
@@ -63,20 +64,21 @@ LARGEST: Mapping[str, object] = {
     "acknowledgement": Acknowledgement(),
     "shares_made": SharesMade(SHARES),
     "received_shares": ReceivedShares(
-        tuple(replace(share, sender=share.recipient, recipient="f" * 63) for share in SHARES)
+        tuple(replace(share, sender=share.recipient, recipient="f" * 63) for share in SHARES), SITES
     ),
+    "masked_values": MaskedValues(RESULT, bytes(72)),
     "survivor_set": SurvivorSet(SITES),
     "survivor_signature": SIGNED[0],
-    "signed_survivors": SignedSurvivors(SITES, SIGNED),
+    "signed_survivors": SignedSurvivors(SITES, SIGNED, SIGNED),
     "released_shares": ReleasedShares(tuple(ReleasedShare(site, ShareKind.KEY, bytes(33)) for site in SITES)),
 }
 BOUNDS = {
     **{kind: kind for kind in LARGEST},
     "acknowledgement": "empty",
     "shares_made": "sealed_shares",
-    "received_shares": "sealed_shares",
+    "masked_values": "payload",
 }
-FORMS = dict.fromkeys(("round_start", "payload"), PayloadForm(arrays=((LENGTH,), (100,))))
+FORMS = dict.fromkeys(("round_start", "payload", "masked_values"), PayloadForm(arrays=((LENGTH,), (100,))))
 
 
 @pytest.mark.parametrize("kind", LARGEST)
@@ -157,7 +159,7 @@ def test_each_phase_has_its_own_bound() -> None:
         Phase.PRESENCE: LARGE.round_start,
         Phase.DIRECTIONS: LARGE.active_list,
         Phase.SHARES: max(LARGE.active_list, LARGE.assignment),
-        Phase.VALUES: max(LARGE.active_list, LARGE.sealed_shares),
+        Phase.VALUES: max(LARGE.active_list, LARGE.received_shares),
         Phase.SURVIVORS: LARGE.survivor_set,
         Phase.UNMASK: LARGE.signed_survivors,
         Phase.RESULT: LARGE.payload,
@@ -170,7 +172,7 @@ def test_values_can_be_asked_for_either_way(sites: int) -> None:
     for classes in (1, 10_000):
         limits = Limits(classes, 1, sites)
         assert limits.request_bytes(Phase.VALUES) >= limits.active_list
-        assert limits.request_bytes(Phase.VALUES) >= limits.sealed_shares
+        assert limits.request_bytes(Phase.VALUES) >= limits.received_shares
 
 
 @pytest.mark.parametrize("fields", [(0, 1, 1), (1, 0, 1), (1, 1, 0), (1, 1, 257)])

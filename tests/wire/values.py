@@ -24,6 +24,7 @@ from protoseal_wire.messages import (
     GroupKeys,
     JoinReply,
     JoinRequest,
+    MaskedValues,
     Phase,
     PhaseKey,
     PresenceStatement,
@@ -55,6 +56,7 @@ FORMS = {
     "payload: words of 32 bits": PayloadForm(words=((32, LENGTH),)),
     "payload: rows of a free number": PayloadForm(arrays=((UpTo(3), LIMITS.dim), (UpTo(3),), (LENGTH,))),
     "payload: words of a free number": PayloadForm(words=((64, UpTo(LENGTH)),)),
+    "masked_values": PayloadForm(words=((32, LENGTH),)),
 }
 """The forms of what :data:`contents` draws, by the same names. What stands before a colon is the kind."""
 
@@ -155,13 +157,16 @@ contents = {
     "acknowledgement": st.just(Acknowledgement()),
     **{kind: payloads(form) for kind, form in FORMS.items() if kind.startswith("payload")},
     "shares_made": st.builds(SharesMade, some_shares("sender", "recipient")),
-    "received_shares": st.builds(ReceivedShares, some_shares("recipient", "sender")),
+    "received_shares": st.builds(ReceivedShares, some_shares("recipient", "sender"), st.just(()) | survivors)
+    | st.builds(ReceivedShares, st.just(()), survivors),
+    "masked_values": st.builds(MaskedValues, payloads(FORMS["masked_values"]), signatures),
     "survivor_set": st.builds(SurvivorSet, survivors),
     "survivor_signature": survivor_signatures,
     "signed_survivors": st.builds(
-        lambda sites, signed: SignedSurvivors(sites, signed[: len(sites)]),
+        lambda sites, signed, masked: SignedSurvivors(sites, signed[: len(sites)], masked[: len(sites)]),
         survivors,
         some(survivor_signatures, "site"),
+        st.just(()) | some(survivor_signatures, "site"),
     ),
     "released_shares": st.builds(ReleasedShares, some(released_shares, "owner")),
 }

@@ -38,6 +38,7 @@ from protoseal_wire.codec.errors import (
 from protoseal_wire.codec.limits import Limits
 from protoseal_wire.codec.masking import (
     decode_assignment,
+    decode_masked_values,
     decode_received_shares,
     decode_released_shares,
     decode_shares_made,
@@ -45,6 +46,7 @@ from protoseal_wire.codec.masking import (
     decode_survivor_set,
     decode_survivor_signature,
     encode_assignment,
+    encode_masked_values,
     encode_received_shares,
     encode_released_shares,
     encode_shares_made,
@@ -95,6 +97,7 @@ __all__ = [
     "decode_join",
     "decode_join_reply",
     "decode_leave",
+    "decode_masked_values",
     "decode_payload",
     "decode_presence",
     "decode_received_shares",
@@ -120,6 +123,7 @@ __all__ = [
     "encode_join",
     "encode_join_reply",
     "encode_leave",
+    "encode_masked_values",
     "encode_payload",
     "encode_presence",
     "encode_received_shares",

@@ -81,7 +81,7 @@ class Limits:
             Phase.ROSTER: self.roster,
             Phase.SECRET: self.sealed_secret,
             Phase.PRESENCE: self.round_start,
-            Phase.VALUES: max(self.active_list, self.sealed_shares),
+            Phase.VALUES: max(self.active_list, self.received_shares),
             Phase.RESULT: self.payload,
             Phase.SHARES: max(self.active_list, self.assignment),
             Phase.SURVIVORS: self.survivor_set,
@@ -158,14 +158,19 @@ class Limits:
         return self.sites * _NAME + _EMPTY
 
     @property
+    def received_shares(self) -> int:
+        """A sealed share from every site, and its name."""
+        return self.sealed_shares + self.survivor_set
+
+    @property
     def survivor_signature(self) -> int:
         """A name and a signature."""
         return _NAME + SIGNATURE_BYTES + _EMPTY
 
     @property
     def signed_survivors(self) -> int:
-        """The name and the signature of every site."""
-        return self.survivor_set + self.sites * self.survivor_signature
+        """The name of every site and two of its signatures."""
+        return self.survivor_set + 2 * self.sites * self.survivor_signature
 
     @property
     def released_shares(self) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Sequence, Sized
 import numpy as np
 
 from crypto.pairwise.parts import ReleasedShare, SealedShare, ShareKind
-from crypto.protection import UpTo, Words
+from crypto.protection import PayloadForm, UpTo, Words
 from protoseal_wire.codec.canonical import parse, serialise
 from protoseal_wire.codec.errors import Malformed
 from protoseal_wire.codec.fields import (
@@ -28,9 +28,11 @@ from protoseal_wire.codec.fields import (
     encode_words,
 )
 from protoseal_wire.codec.limits import SEALED_SHARE_BYTES, SHARE_BYTES, Limits
+from protoseal_wire.codec.rounds import payload_message, read_payload
 from protoseal_wire.messages import (
     AssignedRows,
     Assignment,
+    MaskedValues,
     ReceivedShares,
     ReleasedShares,
     SharesMade,
@@ -83,16 +85,35 @@ def decode_shares_made(content: bytes, limits: Limits) -> SharesMade:
 def encode_received_shares(received: ReceivedShares) -> bytes:
     """The request of VALUES where masks are used."""
     shares = [_sealed_share_message(share) for share in received.shares]
-    return serialise(pb.Content(received_shares=pb.ReceivedShares(shares=shares)))
+    return serialise(pb.Content(received_shares=pb.ReceivedShares(shares=shares, sharers=received.sharers)))
 
 
 def decode_received_shares(content: bytes, limits: Limits) -> ReceivedShares:
-    """The reverse of :func:`encode_received_shares`: all to one recipient, none of two by the same sender."""
-    message = parse(content, "received_shares", limits.sealed_shares).received_shares
-    shares = _read_sealed_shares(message.shares, limits)
+    """The reverse of :func:`encode_received_shares`: all to one recipient, none of two by the same sender.
+
+    There is a share, or there are names of who made some.
+    """
+    message = parse(content, "received_shares", limits.received_shares).received_shares
+    check_count("sharers", message.sharers, 0, limits.sites)
+    sharers = check_sorted("sharers", message.sharers)
+    shares = _read_sealed_shares(message.shares, limits, least=0 if sharers else 1)
     _check_same("recipients", [share.recipient for share in shares])
     check_distinct("senders", [share.sender for share in shares])
-    return ReceivedShares(shares)
+    return ReceivedShares(shares, sharers)
+
+
+def encode_masked_values(values: MaskedValues) -> bytes:
+    """The answer to VALUES in a sparse graph."""
+    message = pb.MaskedValues(payload=payload_message(values.payload), signature=values.signature)
+    return serialise(pb.Content(masked_values=message))
+
+
+def decode_masked_values(content: bytes, limits: Limits, form: PayloadForm) -> MaskedValues:
+    """The reverse of :func:`encode_masked_values`; the payload is as
+    :func:`protoseal_wire.codec.rounds.decode_payload` has it."""
+    message = parse(content, "masked_values", limits.payload).masked_values
+    check_there(message, "payload")
+    return MaskedValues(read_payload(message.payload, form), check_signature(message.signature))
 
 
 def encode_survivor_set(survivors: SurvivorSet) -> bytes:
@@ -119,20 +140,27 @@ def decode_survivor_signature(content: bytes, limits: Limits) -> SurvivorSignatu
 
 def encode_signed_survivors(signed: SignedSurvivors) -> bytes:
     """The request of UNMASK."""
-    signatures = [_signature_message(signature) for signature in signed.signatures]
-    return serialise(
-        pb.Content(signed_survivors=pb.SignedSurvivors(sites=signed.sites, signatures=signatures))
+    message = pb.SignedSurvivors(
+        sites=signed.sites,
+        signatures=[_signature_message(signature) for signature in signed.signatures],
+        sharers=[_signature_message(signature) for signature in signed.sharers],
     )
+    return serialise(pb.Content(signed_survivors=message))
 
 
 def decode_signed_survivors(content: bytes, limits: Limits) -> SignedSurvivors:
-    """The reverse of :func:`encode_signed_survivors`: nobody signs twice, and no more than survived."""
+    """The reverse of :func:`encode_signed_survivors`: nobody signs the same twice, and no more than survived."""
     message = parse(content, "signed_survivors", limits.signed_survivors).signed_survivors
     sites = _read_survivors(message.sites, limits)
     check_count("signatures", message.signatures, 1, len(sites))
-    signatures = tuple(_read_signature(signature) for signature in message.signatures)
-    check_distinct("signers", [signature.site for signature in signatures])
-    return SignedSurvivors(sites, signatures)
+    check_count("signatures of owners", message.sharers, 0, len(sites))
+    signatures, sharers = (
+        tuple(_read_signature(signature) for signature in each)
+        for each in (message.signatures, message.sharers)
+    )
+    for signers in (signatures, sharers):
+        check_distinct("signers", [signature.site for signature in signers])
+    return SignedSurvivors(sites, signatures, sharers)
 
 
 def encode_released_shares(released: ReleasedShares) -> bytes:
@@ -168,8 +196,8 @@ def _check_below(field: str, numbers: Words, most: int) -> None:
         raise Malformed(f"{field} is not below {most}")
 
 
-def _check_shares(shares: Sized, limits: Limits) -> None:
-    check_count("shares", shares, 1, limits.sites)
+def _check_shares(shares: Sized, limits: Limits, least: int = 1) -> None:
+    check_count("shares", shares, least, limits.sites)
 
 
 def _check_same(field: str, names: Sequence[str]) -> None:
@@ -183,8 +211,10 @@ def _sealed_share_message(share: SealedShare) -> pb.SealedShare:
     )
 
 
-def _read_sealed_shares(messages: Sequence[pb.SealedShare], limits: Limits) -> tuple[SealedShare, ...]:
-    _check_shares(messages, limits)
+def _read_sealed_shares(
+    messages: Sequence[pb.SealedShare], limits: Limits, least: int = 1
+) -> tuple[SealedShare, ...]:
+    _check_shares(messages, limits, least)
     return tuple(_read_sealed_share(message) for message in messages)
 
 

@@ -37,7 +37,7 @@ from protoseal_wire.v1 import protoseal_pb2 as pb
 def encode_round_start(start: RoundStart) -> bytes:
     """The request of PRESENCE."""
     groups = [pb.Group(sites=group) for group in start.groups]
-    catch_up = None if start.catch_up is None else _payload_message(start.catch_up)
+    catch_up = None if start.catch_up is None else payload_message(start.catch_up)
     return serialise(pb.Content(round_start=pb.RoundStart(groups=groups, base=start.base, catch_up=catch_up)))
 
 
@@ -47,7 +47,7 @@ def decode_round_start(content: bytes, limits: Limits, form: PayloadForm) -> Rou
     The limit: whether ``catch_up`` has the hash ``base`` is for the receiver to check.
     """
     message = parse(content, "round_start", limits.round_start).round_start
-    catch_up = _read_payload(message.catch_up, form) if message.HasField("catch_up") else None
+    catch_up = read_payload(message.catch_up, form) if message.HasField("catch_up") else None
     base = _check_base(message.base)
     if catch_up is not None and not base:
         raise Malformed("a result to catch up with lacks its hash")
@@ -79,7 +79,7 @@ def decode_active_list(content: bytes, limits: Limits) -> ActiveList:
 
 def encode_payload(payload: Payload) -> bytes:
     """The answer to VALUES, and the request of RESULT."""
-    return serialise(pb.Content(payload=_payload_message(payload)))
+    return serialise(pb.Content(payload=payload_message(payload)))
 
 
 def decode_payload(content: bytes, limits: Limits, form: PayloadForm) -> Payload:
@@ -87,10 +87,11 @@ def decode_payload(content: bytes, limits: Limits, form: PayloadForm) -> Payload
 
     Arrays are finite. The limit: which schemes there are is for the protections to say.
     """
-    return _read_payload(parse(content, "payload", limits.payload).payload, form)
+    return read_payload(parse(content, "payload", limits.payload).payload, form)
 
 
-def _payload_message(payload: Payload) -> pb.Payload:
+def payload_message(payload: Payload) -> pb.Payload:
+    """A payload as a field of a content."""
     return pb.Payload(
         scheme=payload.scheme,
         tensors=[encode_floats(array) for array in payload.arrays],
@@ -99,7 +100,8 @@ def _payload_message(payload: Payload) -> pb.Payload:
     )
 
 
-def _read_payload(message: pb.Payload, form: PayloadForm) -> Payload:
+def read_payload(message: pb.Payload, form: PayloadForm) -> Payload:
+    """The reverse of :func:`payload_message`, as :func:`decode_payload` says."""
     check_count("arrays", message.tensors, len(form.arrays), len(form.arrays))
     check_count("vectors of words", message.words, len(form.words), len(form.words))
     check_count("ciphertexts", message.blobs, min(1, form.blobs), form.blobs)

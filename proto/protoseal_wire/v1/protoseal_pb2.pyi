@@ -427,6 +427,7 @@ class Content(google.protobuf.message.Message):
     SIGNED_SURVIVORS_FIELD_NUMBER: builtins.int
     RELEASED_SHARES_FIELD_NUMBER: builtins.int
     ASSIGNMENT_FIELD_NUMBER: builtins.int
+    MASKED_VALUES_FIELD_NUMBER: builtins.int
     version: builtins.int
     @property
     def statement(self) -> Global___Statement: ...
@@ -460,6 +461,8 @@ class Content(google.protobuf.message.Message):
     def released_shares(self) -> Global___ReleasedShares: ...
     @property
     def assignment(self) -> Global___Assignment: ...
+    @property
+    def masked_values(self) -> Global___MaskedValues: ...
     def __init__(
         self,
         *,
@@ -480,10 +483,11 @@ class Content(google.protobuf.message.Message):
         signed_survivors: Global___SignedSurvivors | None = ...,
         released_shares: Global___ReleasedShares | None = ...,
         assignment: Global___Assignment | None = ...,
+        masked_values: Global___MaskedValues | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["acknowledgement", b"acknowledgement", "active_list", b"active_list", "assignment", b"assignment", "body", b"body", "payload", b"payload", "presence", b"presence", "received_shares", b"received_shares", "released_shares", b"released_shares", "roster", b"roster", "roster_answer", b"roster_answer", "round_start", b"round_start", "sealed_secret", b"sealed_secret", "shares_made", b"shares_made", "signed_survivors", b"signed_survivors", "statement", b"statement", "survivor_set", b"survivor_set", "survivor_signature", b"survivor_signature"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["acknowledgement", b"acknowledgement", "active_list", b"active_list", "assignment", b"assignment", "body", b"body", "payload", b"payload", "presence", b"presence", "received_shares", b"received_shares", "released_shares", b"released_shares", "roster", b"roster", "roster_answer", b"roster_answer", "round_start", b"round_start", "sealed_secret", b"sealed_secret", "shares_made", b"shares_made", "signed_survivors", b"signed_survivors", "statement", b"statement", "survivor_set", b"survivor_set", "survivor_signature", b"survivor_signature", "version", b"version"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["statement", "roster", "roster_answer", "sealed_secret", "round_start", "presence", "active_list", "payload", "acknowledgement", "shares_made", "received_shares", "survivor_set", "survivor_signature", "signed_survivors", "released_shares", "assignment"] | None: ...
+    def HasField(self, field_name: typing.Literal["acknowledgement", b"acknowledgement", "active_list", b"active_list", "assignment", b"assignment", "body", b"body", "masked_values", b"masked_values", "payload", b"payload", "presence", b"presence", "received_shares", b"received_shares", "released_shares", b"released_shares", "roster", b"roster", "roster_answer", b"roster_answer", "round_start", b"round_start", "sealed_secret", b"sealed_secret", "shares_made", b"shares_made", "signed_survivors", b"signed_survivors", "statement", b"statement", "survivor_set", b"survivor_set", "survivor_signature", b"survivor_signature"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["acknowledgement", b"acknowledgement", "active_list", b"active_list", "assignment", b"assignment", "body", b"body", "masked_values", b"masked_values", "payload", b"payload", "presence", b"presence", "received_shares", b"received_shares", "released_shares", b"released_shares", "roster", b"roster", "roster_answer", b"roster_answer", "round_start", b"round_start", "sealed_secret", b"sealed_secret", "shares_made", b"shares_made", "signed_survivors", b"signed_survivors", "statement", b"statement", "survivor_set", b"survivor_set", "survivor_signature", b"survivor_signature", "version", b"version"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["statement", "roster", "roster_answer", "sealed_secret", "round_start", "presence", "active_list", "payload", "acknowledgement", "shares_made", "received_shares", "survivor_set", "survivor_signature", "signed_survivors", "released_shares", "assignment", "masked_values"] | None: ...
 
 Global___Content: typing_extensions.TypeAlias = Content
 
@@ -819,19 +823,23 @@ Global___SharesMade: typing_extensions.TypeAlias = SharesMade
 
 @typing.final
 class ReceivedShares(google.protobuf.message.Message):
-    """shares: to one recipient, by each sender once."""
+    """shares: to one recipient, by each sender once. sharers: in a sparse graph all that made shares, sorted, each once."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SHARES_FIELD_NUMBER: builtins.int
+    SHARERS_FIELD_NUMBER: builtins.int
     @property
     def shares(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SealedShare]: ...
+    @property
+    def sharers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     def __init__(
         self,
         *,
         shares: collections.abc.Iterable[Global___SealedShare] | None = ...,
+        sharers: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["shares", b"shares"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["sharers", b"sharers", "shares", b"shares"]) -> None: ...
 
 Global___ReceivedShares: typing_extensions.TypeAlias = ReceivedShares
 
@@ -860,6 +868,28 @@ class SealedShare(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["recipient", b"recipient", "sealed", b"sealed", "sender", b"sender", "signature", b"signature"]) -> None: ...
 
 Global___SealedShare: typing_extensions.TypeAlias = SealedShare
+
+@typing.final
+class MaskedValues(google.protobuf.message.Message):
+    """What a site sends in a sparse graph. signature: on whom it masks with."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PAYLOAD_FIELD_NUMBER: builtins.int
+    SIGNATURE_FIELD_NUMBER: builtins.int
+    signature: builtins.bytes
+    @property
+    def payload(self) -> Global___Payload: ...
+    def __init__(
+        self,
+        *,
+        payload: Global___Payload | None = ...,
+        signature: builtins.bytes = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["payload", b"payload"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["payload", b"payload", "signature", b"signature"]) -> None: ...
+
+Global___MaskedValues: typing_extensions.TypeAlias = MaskedValues
 
 @typing.final
 class SurvivorSet(google.protobuf.message.Message):
@@ -899,23 +929,29 @@ Global___SurvivorSignature: typing_extensions.TypeAlias = SurvivorSignature
 
 @typing.final
 class SignedSurvivors(google.protobuf.message.Message):
-    """sites: as in SurvivorSet. signatures: of each signer once."""
+    """sites: as in SurvivorSet. signatures: of each signer once. sharers: in a sparse graph the signatures, on whom they mask
+    with, of those survivors whose shares the recipient was sent.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SITES_FIELD_NUMBER: builtins.int
     SIGNATURES_FIELD_NUMBER: builtins.int
+    SHARERS_FIELD_NUMBER: builtins.int
     @property
     def sites(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
     def signatures(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SurvivorSignature]: ...
+    @property
+    def sharers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___SurvivorSignature]: ...
     def __init__(
         self,
         *,
         sites: collections.abc.Iterable[builtins.str] | None = ...,
         signatures: collections.abc.Iterable[Global___SurvivorSignature] | None = ...,
+        sharers: collections.abc.Iterable[Global___SurvivorSignature] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["signatures", b"signatures", "sites", b"sites"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["sharers", b"sharers", "signatures", b"signatures", "sites", b"sites"]) -> None: ...
 
 Global___SignedSurvivors: typing_extensions.TypeAlias = SignedSurvivors
 
