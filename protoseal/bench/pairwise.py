@@ -14,6 +14,7 @@ import numpy as np
 from crypto.errors import PrecisionError
 from crypto.fixed_point import FixedPoint, Segment
 from crypto.pairwise.binding import threshold
+from crypto.pairwise.graph import Graph, complete_graph, graph_of
 from protoseal.bench.pairwise_flower import FlowerSettings, FlowerSide
 from protoseal.bench.pairwise_parties import Float, Terms
 from protoseal.bench.pairwise_play import STEPS, Noted, Play
@@ -37,6 +38,8 @@ class Plan:
     """What is measured: prototypes of ``classes`` × ``dim`` values each of ``sites`` sites.
 
     ``dropped``: how many make shares and send no values, 30 % of the sites if None; in growth the same part of them.
+    Groups of more than ``complete_up_to`` have a sparse graph, for a tenth of them colluding and 30 % dropping out.
+
     ``ring_bits``: 32 where sums of that many values up to :data:`NORM_BOUND` leave 16 fractional bits, else 64, if
     None. ``flwr_python``: a Python that has flwr; without one there is no baseline.
     """
@@ -47,6 +50,7 @@ class Plan:
     dropped: int | None = None
     repeats: int = 3
     growth: tuple[int, ...] = (10, 20, 50, 100)
+    complete_up_to: int = 100
     ring_bits: int | None = None
     flwr_python: Path | None = None
 
@@ -64,6 +68,12 @@ class Plan:
         """Drop-outs among another number of sites."""
         share = DROPPED_SHARE if self.dropped is None else self.dropped / self.sites
         return int(share * sites + 1e-9)
+
+    def graph(self, sites: int) -> Graph:
+        """Who holds shares of whom, and who has masks with whom."""
+        if sites <= self.complete_up_to:
+            return complete_graph(sites)
+        return graph_of(sites, sites // 10, 3 * sites // 10)
 
     def fixed_point(self, sites: int) -> FixedPoint:
         """With room for as many sites as a run may have, as an agreement has it."""
@@ -121,7 +131,8 @@ def _flower_settings(plan: Plan, dropped: int) -> tuple[FlowerSettings, FlowerSe
 def _played(plan: Plan, federation: Federation, dropped: int) -> Play:
     """An exchange that came out: a sum that is not that of the survivors' values is no result to time."""
     credentials, roster = federation.group(plan.sites)
-    terms = Terms(roster, plan.fixed_point(plan.sites), plan.classes, plan.dim)
+    fixed_point = plan.fixed_point(plan.sites)
+    terms = Terms(roster, plan.graph(plan.sites), fixed_point, plan.classes, plan.dim)
     values = np.random.default_rng(0).uniform(-1.0, 1.0, (plan.sites, plan.values))
     names = list(credentials)
     play = Play(credentials, terms, values, [names[i * plan.sites // dropped] for i in range(dropped)])
@@ -131,10 +142,11 @@ def _played(plan: Plan, federation: Federation, dropped: int) -> Play:
 
 
 def _what(plan: Plan, dropped: int) -> dict[str, Value]:
-    fixed_point = plan.fixed_point(plan.sites)
+    fixed_point, graph = plan.fixed_point(plan.sites), plan.graph(plan.sites)
     return {
         "sites": plan.sites,
-        "threshold": threshold(plan.sites),
+        "holders": graph.holders,
+        "threshold": graph.threshold,
         "dropped": dropped,
         "values": plan.values,
         "ring_bits": fixed_point.ring_bits,

@@ -10,17 +10,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from crypto.fixed_point import FixedPoint
 from crypto.pairwise.binding import Binding
+from crypto.pairwise.graph import Graph
 from crypto.pairwise.masks import mask
 from crypto.pairwise.parts import MaskKeys, ReleasedShare, SealedShare
 from crypto.pairwise.release import check_released, release
 from crypto.pairwise.scheme import payload_of, words_of
 from crypto.pairwise.secrets import AttemptSecrets, SharePair
+from crypto.pairwise.sharers import sign_sharers, verify_sharers, verify_signed_sharers
 from crypto.pairwise.shares import make_shares, open_share, verify_share
 from crypto.pairwise.survivors import sign_survivors, verify_signed_survivors, verify_survivor
 from crypto.pairwise.unmask import unmask
@@ -33,6 +36,7 @@ from protoseal_wire.codec import Limits
 from protoseal_wire.codec.limits import MOST_SITES
 from protoseal_wire.messages import (
     ActiveList,
+    MaskedValues,
     Phase,
     PhaseKey,
     PresenceStatement,
@@ -55,25 +59,31 @@ BASE = hashlib.sha256(b"base").digest()
 
 @dataclass(frozen=True)
 class Terms:
-    """What all parties know: the roster, how values become words, and in what shape they are prototypes."""
+    """What all parties know: the roster, who holds whose shares, how values become words, their shape as prototypes."""
 
     roster: Roster
+    graph: Graph
     fixed_point: FixedPoint
     classes: int
     dim: int
 
-    @property
+    @cached_property
     def limits(self) -> Limits:
         """The codec's bounds."""
         sites = len(self.roster.members)
         return (Limits if sites <= MOST_SITES else _Larger)(self.classes, self.dim, sites)
 
     @property
+    def form(self) -> PayloadForm:
+        """Of masked values."""
+        return PayloadForm(words=((self.fixed_point.ring_bits, self.fixed_point.length),))
+
+    @property
     def group(self) -> tuple[str, ...]:
         """Everybody."""
         return tuple(self.roster.members)
 
-    @property
+    @cached_property
     def binding(self) -> Binding:
         """The one attempt that there is."""
         return Binding(RUN, KEY.round, KEY.attempt, self.roster.hash, AGREEMENT_HASH, self.group, BASE)
@@ -124,21 +134,26 @@ class Site:
         verify_active_list(active, self._terms.roster, KEY)
         check_keys_given(active)
         self._public = keys_of(active.statements)
-        sealed, own = make_shares(self._credentials, self._secrets, self._terms.binding, self._public)
+        terms = self._terms
+        sealed, own = make_shares(self._credentials, self._secrets, terms.binding, self._public, terms.graph)
         self._held = {self.name: own}
         return codec.encode_shares_made(SharesMade(sealed))
 
     def values(self, request: bytes) -> bytes:
         """Shares of peers checked and opened; the values in fixed point under masks."""
-        received = codec.decode_received_shares(request, self._terms.limits).shares
+        received = codec.decode_received_shares(request, self._terms.limits)
         binding, members = self._terms.binding, self._terms.roster.members
-        for share in received:
+        for share in received.shares:
             verify_share(share, members[share.sender], binding, self.name)
             self._held[share.sender] = open_share(share, self._secrets, binding)
-        self._sharers = tuple(sorted(self._held))
+        self._sharers = received.sharers or tuple(sorted(self._held))
         words = self._terms.fixed_point.encode(self._values)
-        masked = mask(words, self._secrets, binding, self.name, self._sharers, self._public)
-        return codec.encode_payload(payload_of(masked))
+        graph, sharers = self._terms.graph, self._sharers
+        payload = payload_of(mask(words, self._secrets, binding, self.name, sharers, self._public, graph))
+        if not graph.sparse:
+            return codec.encode_payload(payload)
+        signature = sign_sharers(self._credentials, binding, sharers)
+        return codec.encode_masked_values(MaskedValues(payload, signature))
 
     def survivors(self, request: bytes) -> bytes:
         """A signature on who is in the sum."""
@@ -150,7 +165,12 @@ class Site:
         """Signatures of the others checked, and one share of each sharer given."""
         signed = codec.decode_signed_survivors(request, self._terms.limits)
         signatures, binding = {each.site: each.signature for each in signed.signatures}, self._terms.binding
-        verify_signed_survivors(signatures, self._terms.roster.members, binding, self._survivors)
+        members = self._terms.roster.members
+        verify_signed_survivors(signatures, members, binding, self._survivors)
+        if self._terms.graph.sparse:
+            owners = [name for name in self._survivors if name in self._held and name != self.name]
+            of_owners = {each.site: each.signature for each in signed.sharers}
+            verify_signed_sharers(of_owners, members, binding, self._sharers, owners)
         released = release(binding, self.name, self._sharers, self._survivors, self._held)
         return codec.encode_released_shares(ReleasedShares(released))
 
@@ -162,8 +182,9 @@ class Coordinator:
         self._terms = terms
         self._statements: dict[str, PresenceStatement] = {}
         self._shares: dict[str, list[SealedShare]] = {name: [] for name in terms.group}
-        self._sharers: set[str] = set()
+        self._made_shares: set[str] = set()
         self._masked: dict[str, Words] = {}
+        self._on_sharers: dict[str, SurvivorSignature] = {}
         self._signatures: dict[str, SurvivorSignature] = {}
         self._released: dict[str, tuple[ReleasedShare, ...]] = {}
         self._same: dict[Phase, bytes] = {}
@@ -171,7 +192,9 @@ class Coordinator:
     def request(self, phase: Phase, site: str) -> bytes:
         """What a site is sent; encoded once where it is the same for all."""
         if phase is Phase.VALUES:
-            return codec.encode_received_shares(ReceivedShares(tuple(self._shares[site])))
+            return codec.encode_received_shares(self._received(site))
+        if phase is Phase.UNMASK and self._terms.graph.sparse:
+            return codec.encode_signed_survivors(self._survivors_signed(site))
         if phase not in self._same:
             self._same[phase] = self._request(phase)
         return self._same[phase]
@@ -193,11 +216,17 @@ class Coordinator:
             self._masked,
             self._released,
             self._terms.binding,
-            tuple(sorted(self._sharers)),
+            self.sharers,
             self.survivors,
             keys_of(list(self._statements.values())),
+            self._terms.graph,
         )
         return self._terms.fixed_point.decode_sum(words, len(self._masked))
+
+    @cached_property
+    def sharers(self) -> tuple[str, ...]:
+        """Who made shares, sorted; to be asked for when all did."""
+        return tuple(sorted(self._made_shares))
 
     @property
     def survivors(self) -> tuple[str, ...]:
@@ -213,8 +242,17 @@ class Coordinator:
             case Phase.SURVIVORS:
                 return codec.encode_survivor_set(SurvivorSet(self.survivors))
             case _:
-                signatures = tuple(self._signatures.values())
-                return codec.encode_signed_survivors(SignedSurvivors(self.survivors, signatures))
+                return codec.encode_signed_survivors(self._survivors_signed())
+
+    def _received(self, site: str) -> ReceivedShares:
+        """In a sparse graph whose shares there are at all is told besides."""
+        return ReceivedShares(tuple(self._shares[site]), self.sharers if self._terms.graph.sparse else ())
+
+    def _survivors_signed(self, site: str | None = None) -> SignedSurvivors:
+        """In a sparse graph with what those signed, on whom they mask with, whose shares the site was sent."""
+        senders = [] if site is None else [share.sender for share in self._shares[site]]
+        of_owners = tuple(self._on_sharers[name] for name in senders if name in self._on_sharers)
+        return SignedSurvivors(self.survivors, tuple(self._signatures.values()), of_owners)
 
     def _presence(self, site: str, content: bytes) -> None:
         stated = codec.decode_presence(content, self._terms.limits)
@@ -222,17 +260,21 @@ class Coordinator:
         self._statements[site] = stated
 
     def _made(self, site: str, content: bytes) -> None:
-        self._sharers.add(site)
+        self._made_shares.add(site)
         for share in codec.decode_shares_made(content, self._terms.limits).shares:
             verify_share(share, self._terms.roster.members[site], self._terms.binding, share.recipient)
             self._shares[share.recipient].append(share)
 
     def _words(self, site: str, content: bytes) -> None:
-        fixed_point = self._terms.fixed_point
-        ring_bits, length = fixed_point.ring_bits, fixed_point.length
-        form = PayloadForm(words=((ring_bits, length),))
-        payload = codec.decode_payload(content, self._terms.limits, form)
-        self._masked[site] = words_of(payload, ring_bits, length)
+        terms = self._terms
+        if terms.graph.sparse:
+            masked = codec.decode_masked_values(content, terms.limits, terms.form)
+            verify_sharers(terms.roster.members[site], terms.binding, self.sharers, masked.signature)
+            self._on_sharers[site] = SurvivorSignature(site, masked.signature)
+            payload = masked.payload
+        else:
+            payload = codec.decode_payload(content, terms.limits, terms.form)
+        self._masked[site] = words_of(payload, terms.fixed_point.ring_bits, terms.fixed_point.length)
 
     def _signed(self, site: str, content: bytes) -> None:
         signed = codec.decode_survivor_signature(content, self._terms.limits)
@@ -242,7 +284,7 @@ class Coordinator:
 
     def _shares_released(self, site: str, content: bytes) -> None:
         released = codec.decode_released_shares(content, self._terms.limits).shares
-        check_released(released, self._terms.binding, tuple(sorted(self._sharers)), self.survivors)
+        check_released(released, self._terms.binding, self.sharers, self.survivors)
         self._released[site] = released
 
 

@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 
 COLUMNS = {
     **{name: name for name in ("case", "sites", "dropped", "seconds")},
-    "baseline_shares": "shares, flwr",
+    "baseline_shares": "shares",
     "baseline_seconds": "flwr",
     "ratio": "ratio",
-    "of_float32": "bytes / float32",
+    "of_float32": "bytes",
     "baseline_of_float32": "flwr's",
 }
+CAPTION = "shares: of each secret, in flwr; bytes: sent and received by a site, over its values as float32"
 CURVES = {"seconds": "one site, all steps", "coordinator_seconds": "relaying", "unmask_seconds": "unmasking"}
 
 
@@ -42,6 +43,9 @@ CURVES = {"seconds": "one site, all steps", "coordinator_seconds": "relaying", "
     show_default=True,
     help="Numbers of sites; '' for none.",
 )
+@click.option(
+    "--complete-up-to", type=COUNT, default=100, show_default=True, help="Larger groups have a sparse graph."
+)
 @click.option("--ring-bits", type=click.Choice(["32", "64"]), help="[default: 32 where sums fit]")
 @click.option(
     "--flwr-python",
@@ -60,7 +64,7 @@ def pairwise(path: Path | None, plot: Path | None, ring_bits: str | None, **sett
         **settings,  # type: ignore[arg-type]  # click has checked them
     )
     cases = recorded("pairwise", measure(plan), path, machine())
-    show(cases, COLUMNS)
+    show(cases, COLUMNS, CAPTION)
     if plot is not None:
         _draw(plot, cases)
 

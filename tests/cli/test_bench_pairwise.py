@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from crypto.pairwise.graph import CERTAIN, Graph
 from crypto.pairwise.unmask import unmask
 from crypto.protection import Words
 from protoseal.bench.pairwise import Plan, measure
@@ -146,3 +147,17 @@ def test_a_wrong_sum_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_ring_that_sums_fit() -> None:
     assert [Plan().fixed_point(sites).ring_bits for sites in (50, 500, 5000)] == [32, 32, 64]
     assert Plan(ring_bits=64).fixed_point(50).ring_bits == 64
+
+
+def test_a_sparse_graph_gives_the_sum_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of eight seals shares to five others, any three of which open; the sum is checked on the way."""
+    sparse = Graph(members=8, holders=5, threshold=3, linked=CERTAIN)
+    monkeypatch.setattr(Plan, "graph", lambda *_: sparse)
+    *_, growth = measure(Plan(sites=8, classes=1, dim=2, dropped=1, repeats=1, growth=(8,)))
+    assert (growth.what["holders"], growth.what["threshold"], growth.what["dropped"]) == (5, 3, 1)
+
+
+def test_large_groups_have_sparse_graphs() -> None:
+    plan = Plan()
+    assert [plan.graph(sites).sparse for sites in (50, 100, 101, 500)] == [False, False, True, True]
+    assert not Plan(complete_up_to=500).graph(500).sparse
