@@ -38,6 +38,7 @@ def agreed_rules(
         round_steps=steps_of(agreement, 1),
         common_group=has_common_group(agreement),
         smallest_group=smallest_group(agreement),
+        complete_up_to=agreement.masking.complete_up_to,
     )
 
 

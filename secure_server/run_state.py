@@ -72,7 +72,8 @@ class Rules:
 
     ``first_round`` is 0 when sites are clustered before training, in ``clustering_steps``; there is no RESULT in
     it. ``round_steps`` are those of all other rounds. With ``common_group`` all members are one group from the start.
-    Of a group, ``smallest_group`` members or none take part.
+    Of a group, ``smallest_group`` members or none take part. A round whose survivors were signed is over for groups of
+    more than ``complete_up_to``; None: for none.
     """
 
     run: str
@@ -88,6 +89,7 @@ class Rules:
     round_steps: tuple[Phase, ...] = (Phase.VALUES,)
     common_group: bool = False
     smallest_group: int = 1
+    complete_up_to: int | None = None
 
     def __post_init__(self) -> None:
         if len(set(self.roster)) != len(self.roster):

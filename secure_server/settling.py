@@ -182,7 +182,7 @@ _SETTLED: Mapping[Stage, _Settled] = {
 def failed(rules: Rules, state: State, why: str, now: float, lost: Set[str] = frozenset()) -> State:
     """Give the attempt up, which ``lost`` cost it. Repeat the round, abandon it, or stop the run."""
     given_up = _given_up(replace(state, absent=state.absent | lost), why)
-    if _unmask_was_asked(rules, state):
+    if _unmask_was_asked(rules, state) or _signed_for_good(rules, state):
         return _abandoned(rules, given_up, now, lost)
     return _repeated(rules, given_up, now, lost)
 
@@ -195,6 +195,16 @@ def _unmask_was_asked(rules: Rules, state: State) -> bool:
     """Whether sites may have released shares in this attempt: they refuse any other of the same round."""
     computing = state.stage is Stage.COMPUTING and Phase.UNMASK in rules.steps(state.round)
     return state.stage is Stage.UNMASK or computing
+
+
+def _signed_for_good(rules: Rules, state: State) -> bool:
+    """Whether sites may have signed survivors of a large group: in a sparse graph they then refuse any other attempt.
+
+    Where a large group's graph is complete all the same, the round is over sooner than it need be.
+    """
+    most, there = rules.complete_up_to, set(state.participants)
+    large = most is not None and any(len(there & set(group)) > most for group in state.groups)
+    return large and state.stage is Stage.SURVIVORS
 
 
 def _repeated(rules: Rules, state: State, now: float, lost: Set[str]) -> State:

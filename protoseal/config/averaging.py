@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from math import ceil, floor
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from crypto.pairwise.binding import threshold
+from crypto.pairwise.graph import Graph, complete_graph, graph_of
 from protoseal.config.reading import Section
 
 Bound = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Elements = Annotated[int, Field(ge=0, le=2**26)]
+_ROUNDING = 1e-9
 
 
 class AveragingSection(Section):
@@ -39,6 +43,27 @@ class MaskingSection(Section):
     """Masked sums are taken in the ring of integers modulo 2^``ring_bits``.
 
     32 bits halve what is sent, and leave fewer fractional bits, which must be 16 or more.
+
+    In a group of up to ``complete_up_to`` members each has a mask with each other and holds shares of its secrets. In a
+    larger one a few do, which chance picks: as many as it takes to hold off ``max_colluding`` of the run's sites, if
+    these help the coordinator, and to open the sum without ``max_dropped`` of the group's members. Beyond that share
+    of colluders nothing is promised there; a complete graph holds off almost a third of the group's members.
     """
 
     ring_bits: Literal[32, 64] = 64
+    complete_up_to: Annotated[int, Field(ge=2)] = 100
+    max_colluding: Annotated[float, Field(ge=0, lt=1 / 3)] = 0.1
+    max_dropped: Annotated[float, Field(ge=0, le=1 / 3)] = 0.3
+
+    def graph(self, roster: int, listed: int) -> Graph:
+        """Who holds shares of whose secrets and has masks with whom, in a run of ``roster`` sites.
+
+        ``listed``: members of the group that an attempt lists. Colluders are counted in the whole run, since which
+        others are listed is the coordinator's choice, and rounded up; drop-outs are rounded down. Both but for what
+        floats are off.
+        """
+        if listed <= self.complete_up_to:
+            return complete_graph(listed)
+        colluding = ceil(self.max_colluding * roster - _ROUNDING)
+        dropped = min(floor(self.max_dropped * listed + _ROUNDING), listed - threshold(listed))
+        return graph_of(listed, colluding, dropped)

@@ -4,11 +4,16 @@ What a site gives away here is bounded by what it refuses. It masks among sharer
 one survivor set and only one that hides it well enough, and releases for each sharer one kind of share, once, under
 enough signatures on that very set. Its secrets live for one attempt and are erased with it.
 
-The limits: t of the n members that an attempt lists together open every vector of the group. A passive coordinator
-needs t of them, an active one 2t − n, since each honest site answers for one survivor set, and in one round for no
-two sums over what it trained (:mod:`secure_client.methods.sums`); n is its choice, from ``min_holders`` on. Over
-rounds in which training hardly moves sites, which it can bring about, sums can be subtracted. A member's bad share
-is logged and left out where it does not open; one that opens and is wrong spoils the sum, which shows at the
+In a large group the graph of masks and shares is sparse (:mod:`crypto.pairwise.graph`), and a site gives a share of a
+seed only under its owner's word that it masks with whom this site masks with. Having signed survivors there, it is done
+with the round: those that a later attempt leaves out could be enough to open the sum of this one.
+
+The limits: with masks between all, t of the n members that an attempt lists together open every vector of the group. A
+passive coordinator needs t of them, an active one 2t − n, since each honest site answers for one survivor set, and in
+one round for no two sums over what it trained (:mod:`secure_client.methods.sums`); n is its choice, from
+``min_holders`` on. In a sparse graph the promise is against ``max_colluding`` of the run's sites, and there is none
+beyond. Over rounds in which training hardly moves sites, which it can bring about, sums can be subtracted. A member's
+bad share is logged and left out where it does not open; one that opens and is wrong spoils the sum, which shows at the
 coordinator and is traced to nobody.
 """
 
@@ -24,11 +29,13 @@ from numpy.typing import NDArray
 
 from crypto.errors import CryptoError, VerificationError
 from crypto.pairwise.binding import Binding, check_sharers, check_survivors
+from crypto.pairwise.graph import Graph
 from crypto.pairwise.masks import mask
 from crypto.pairwise.parts import MaskKeys, SealedShare
 from crypto.pairwise.release import release
 from crypto.pairwise.scheme import payload_of
 from crypto.pairwise.secrets import AttemptSecrets, SharePair
+from crypto.pairwise.sharers import sign_sharers, verify_signed_sharers
 from crypto.pairwise.shares import make_shares, open_share, verify_share
 from crypto.pairwise.survivors import sign_survivors, verify_signed_survivors
 from crypto.protection import Cohort
@@ -36,7 +43,16 @@ from crypto.roster import Member
 from protoseal.config import Agreement
 from protoseal.terms import limits_of
 from protoseal_wire import codec
-from protoseal_wire.messages import Phase, PhaseKey, ReleasedShares, SharesMade, SurvivorSignature
+from protoseal_wire.messages import (
+    MaskedValues,
+    Phase,
+    PhaseKey,
+    ReceivedShares,
+    ReleasedShares,
+    SharesMade,
+    SignedSurvivors,
+    SurvivorSignature,
+)
 from secure_client.errors import Violation
 from secure_client.exchanges.assigned import check_holders
 from secure_client.journal import Journal
@@ -69,6 +85,7 @@ class MaskedSum:
 
     def fresh_keys(self, key: PhaseKey) -> MaskKeys:
         """Public keys for a new attempt; the secrets of the attempt before it are erased."""
+        self._check_signed_none(key)
         self.forget_last()
         secrets = AttemptSecrets.generate()
         self._journal.put_secret(_secrets_name(key), secrets.to_bytes())
@@ -88,23 +105,31 @@ class MaskedSum:
     # The steps
 
     def shares(self, key: PhaseKey, group: Group) -> bytes:
-        """SHARES: this site's secrets of the attempt in shares, one sealed to each other member."""
+        """SHARES: this site's secrets of the attempt in shares, one sealed to each other member, or to some."""
         secrets, binding = self._secrets(key), self._binding(key, group)
         with _refusing(key.round, "keys"):
-            shares, own = make_shares(self._party.credentials, secrets, binding, group.keys)
+            shares, own = make_shares(
+                self._party.credentials, secrets, binding, group.keys, self._graph(binding)
+            )
         self._journal.put_secret(_own_pair_name(key), own.to_bytes())
         return codec.encode_shares_made(SharesMade(shares))
 
     def values(self, key: PhaseKey, group: Group, request: bytes, vector: NDArray[np.float64]) -> bytes:
-        """VALUES: ``vector`` (L,) in fixed point under masks with everyone who made shares.
+        """VALUES: ``vector`` (L,) in fixed point under masks with everyone who made shares, or with some.
 
-        Raises :class:`crypto.errors.BoundError` for a value beyond its agreed bound, before anything is sent.
+        In a sparse graph with this site's signature on who they are. Raises :class:`crypto.errors.BoundError` for a
+        value beyond its agreed bound, before anything is sent.
         """
         secrets, binding = self._secrets(key), self._binding(key, group)
         sharers = self._verified_sharers(request, binding)
         words = self._agreement.fixed_point(len(group.clusters)).encode(vector)
-        masked = mask(words, secrets, binding, self._party.name, sharers, group.keys)
-        return codec.encode_payload(payload_of(masked))
+        graph = self._graph(binding)
+        payload = payload_of(mask(words, secrets, binding, self._party.name, sharers, group.keys, graph))
+        if not graph.sparse:
+            return codec.encode_payload(payload)
+        return codec.encode_masked_values(
+            MaskedValues(payload, sign_sharers(self._party.credentials, binding, sharers))
+        )
 
     def survivors(self, key: PhaseKey, group: Group, request: bytes) -> bytes:
         """SURVIVORS: this site's signature on the one set that it will release shares for."""
@@ -128,6 +153,7 @@ class MaskedSum:
         signatures = {each.site: each.signature for each in signed.signatures}
         with _refusing(key.round, "signed survivors"):
             verify_signed_survivors(signatures, self._setup.roster().members, binding, signed.sites)
+            self._verify_owners(signed, binding, sharers, received)
             released = release(binding, self._party.name, sharers, signed.sites, held)
         self.forget(key)
         return codec.encode_released_shares(ReleasedShares(released))
@@ -139,14 +165,53 @@ class MaskedSum:
 
         A share that the coordinator altered, or took from elsewhere, is a :class:`Violation`.
         """
-        shares = codec.decode_received_shares(request, self._limits).shares
-        for share in shares:
+        received = codec.decode_received_shares(request, self._limits)
+        for share in received.shares:
             self._check_share(share, binding)
-        sharers = tuple(sorted([self._party.name, *(share.sender for share in shares)]))
+        sharers = self._sharers(received, binding)
         with _refusing(binding.round, "received shares"):
             check_sharers(binding, sharers)
         self._check_enough(len(sharers), "made shares")
         return sharers
+
+    def _sharers(self, received: ReceivedShares, binding: Binding) -> tuple[str, ...]:
+        """In a complete graph they are those whose shares came. In a sparse one the coordinator says who they are.
+
+        It cannot tell one site so and another site otherwise: :meth:`_verify_owners`.
+        """
+        told = {self._party.name, *(share.sender for share in received.shares)}
+        if not self._graph(binding).sparse:
+            if received.sharers:
+                raise Violation("told who made shares, where their shares say so")
+            return tuple(sorted(told))
+        missing = sorted(told - set(received.sharers))
+        if missing:
+            raise Violation(f"{missing[0]} is not among those who made shares")
+        return received.sharers
+
+    def _verify_owners(
+        self, signed: SignedSurvivors, binding: Binding, sharers: Sequence[str], received: bytes
+    ) -> None:
+        """Whether each survivor whose share came masks with those with whom this site does; in a sparse graph."""
+        owners = set[str]()
+        if self._graph(binding).sparse:
+            shares = codec.decode_received_shares(received, self._limits).shares
+            owners = {share.sender for share in shares} & set(signed.sites)
+        signatures = {each.site: each.signature for each in signed.sharers}
+        verify_signed_sharers(signatures, self._setup.roster().members, binding, sharers, owners)
+
+    def _check_signed_none(self, key: PhaseKey) -> None:
+        """In a sparse graph fewer than a third of the members could open a sum whose survivors enough have signed.
+
+        So who has signed takes part in no further attempt of the round, as who has released shares does nowhere.
+        """
+        for earlier in self._journal.attempts_before(key, Phase.SURVIVORS):
+            if codec.decode_received_shares(self._request(earlier, Phase.VALUES), self._limits).sharers:
+                _log.error("asked for round %d again after its survivors were signed", key.round)
+                raise Violation(
+                    f"survivors of attempt {earlier.attempt} were signed; its sum could be opened by those that"
+                    " another attempt leaves out, and be subtracted"
+                )
 
     def _check_share(self, share: SealedShare, binding: Binding) -> None:
         try:
@@ -201,6 +266,9 @@ class MaskedSum:
             except CryptoError as error:
                 _log.error("the share that %s made for this site is of no use: %s", share.sender, error)
         return held
+
+    def _graph(self, binding: Binding) -> Graph:
+        return self._agreement.masking.graph(len(self._setup.roster().members), len(binding.group))
 
     def _binding(self, key: PhaseKey, group: Group) -> Binding:
         return Binding(

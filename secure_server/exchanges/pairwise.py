@@ -8,6 +8,7 @@ come out. Its group then has no result, the others have theirs without it; whose
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -16,18 +17,21 @@ import numpy as np
 from crypto.errors import MalformedError, VerificationError
 from crypto.fixed_point import FixedPoint
 from crypto.pairwise.binding import Binding, threshold
+from crypto.pairwise.graph import Graph
 from crypto.pairwise.parts import MaskKeys, ReleasedShare, SealedShare
 from crypto.pairwise.release import check_released
 from crypto.pairwise.scheme import SCHEME, words_of
+from crypto.pairwise.sharers import verify_sharers
 from crypto.pairwise.shares import verify_share
 from crypto.pairwise.survivors import verify_survivor
 from crypto.pairwise.unmask import unmask
-from crypto.protection import Payload, Words
+from crypto.protection import Payload, PayloadForm, Words
 from protoseal.config import Agreement
 from protoseal.terms import group_cohort, values_form
 from protoseal_wire import codec
 from protoseal_wire.codec import Limits
 from protoseal_wire.messages import (
+    MaskedValues,
     Phase,
     ReceivedShares,
     SignedSurvivors,
@@ -68,7 +72,8 @@ class PairwiseSums:
 
     def __init__(self, agreement: Agreement, limits: Limits) -> None:
         self._agreement, self._limits = agreement, limits
-        self._relayed: tuple[tuple[object, ...], dict[str, tuple[SealedShare, ...]]] | None = None
+        self._relayed: tuple[tuple[object, ...], Mapping[str, list[SealedShare]]] | None = None
+        self._kept: tuple[tuple[object, ...], dict[str, bytes]] | None = None
 
     def quorums(self, attempt: Attempt) -> tuple[Quorum, ...]:
         """Of each group: enough for the threshold, and while vectors come in, for each active class too."""
@@ -115,36 +120,59 @@ class PairwiseSums:
             case Phase.SHARES:
                 return codec.encode_active_list(attempt.active)
             case Phase.VALUES:
-                return codec.encode_received_shares(ReceivedShares(self._shares_for(attempt, group, site)))
+                return codec.encode_received_shares(self._received(attempt, group, site))
             case Phase.SURVIVORS:
                 return codec.encode_survivor_set(SurvivorSet(attempt.among(group, Phase.VALUES)))
             case _:
-                return codec.encode_signed_survivors(self._signed(attempt, group))
+                return codec.encode_signed_survivors(self._signed(attempt, group, site))
 
-    def _shares_for(self, attempt: Attempt, group: tuple[str, ...], site: str) -> tuple[SealedShare, ...]:
-        made = self._all_shares(attempt)
-        return tuple(
-            share
-            for sender in attempt.among(group, Phase.SHARES)
-            for share in made[sender]
-            if share.recipient == site
-        )
+    def _received(self, attempt: Attempt, group: tuple[str, ...], site: str) -> ReceivedShares:
+        """In a sparse graph with the names of all that made shares."""
+        sparse = self._graph(attempt, group).sparse
+        sharers = attempt.among(group, Phase.SHARES) if sparse else ()
+        return ReceivedShares(self._shares_for(attempt, site), sharers)
 
-    def _all_shares(self, attempt: Attempt) -> dict[str, tuple[SealedShare, ...]]:
-        """By sender. As many as pairs of sites, and asked for by each of them: decoded once."""
+    def _shares_for(self, attempt: Attempt, site: str) -> tuple[SealedShare, ...]:
+        """By sender. There may be as many as pairs of sites, and each of them asks: decoded once."""
         senders = attempt.survivors[Phase.SHARES]
         key, relayed = (attempt.key, senders), self._relayed  # which another thread may replace meanwhile
         if relayed is None or relayed[0] != key:
-            made = {
-                sender: codec.decode_shares_made(attempt.answer(Phase.SHARES, sender), self._limits).shares
-                for sender in senders
-            }
+            made: defaultdict[str, list[SealedShare]] = defaultdict(list)
+            for sender in senders:
+                content = attempt.answer(Phase.SHARES, sender)
+                for share in codec.decode_shares_made(content, self._limits).shares:
+                    made[share.recipient].append(share)
             relayed = self._relayed = (key, made)
-        return relayed[1]
+        return tuple(relayed[1].get(site, ()))
 
-    def _signed(self, attempt: Attempt, group: tuple[str, ...]) -> SignedSurvivors:
-        signatures = tuple(self._signature(attempt, site) for site in attempt.among(group, Phase.SURVIVORS))
-        return SignedSurvivors(attempt.among(group, Phase.VALUES), signatures)
+    def _signed(self, attempt: Attempt, group: tuple[str, ...], site: str) -> SignedSurvivors:
+        signatures = tuple(self._signature(attempt, each) for each in attempt.among(group, Phase.SURVIVORS))
+        survivors = attempt.among(group, Phase.VALUES)
+        return SignedSurvivors(survivors, signatures, self._of_owners(attempt, group, survivors, site))
+
+    def _of_owners(
+        self, attempt: Attempt, group: tuple[str, ...], survivors: tuple[str, ...], site: str
+    ) -> tuple[SurvivorSignature, ...]:
+        """In a sparse graph: on whom those survivors mask with, whose seeds' shares the site is to give."""
+        if not self._graph(attempt, group).sparse:
+            return ()
+        staying = frozenset(survivors)
+        owners = [share.sender for share in self._shares_for(attempt, site) if share.sender in staying]
+        return tuple(SurvivorSignature(owner, self._signed_sharers(attempt, owner)) for owner in owners)
+
+    def _signed_sharers(self, attempt: Attempt, site: str) -> bytes:
+        """On whom it masks with; only after a restart out of its upload, which holds a whole vector."""
+        kept = self._signatures(attempt)
+        if site not in kept:
+            kept[site] = self._values(attempt, attempt.answer(Phase.VALUES, site)).signature
+        return kept[site]
+
+    def _signatures(self, attempt: Attempt) -> dict[str, bytes]:
+        """Those of the attempt that are known."""
+        key, kept = (attempt.key, attempt.survivors[Phase.SHARES]), self._kept
+        if kept is None or kept[0] != key:
+            kept = self._kept = (key, {})
+        return kept[1]
 
     def _signature(self, attempt: Attempt, site: str) -> SurvivorSignature:
         return codec.decode_survivor_signature(attempt.answer(Phase.SURVIVORS, site), self._limits)
@@ -157,7 +185,7 @@ class PairwiseSums:
             case Phase.SHARES:
                 self._check_shares(attempt, site, content)
             case Phase.VALUES:
-                self._words(attempt, content)
+                self._check_values(attempt, site, content)
             case Phase.SURVIVORS:
                 self._check_signature(attempt, site, content)
             case _:
@@ -165,11 +193,23 @@ class PairwiseSums:
 
     def _check_shares(self, attempt: Attempt, site: str, content: bytes) -> None:
         shares, group = codec.decode_shares_made(content, self._limits).shares, attempt.group_of(site)
-        if sorted(share.recipient for share in shares) != sorted(set(group) - {site}):
-            raise BadPayload(f"{site} must seal shares to each other member of its group, once")
+        holders, recipients = self._graph(attempt, group).holders, {share.recipient for share in shares}
+        if not recipients <= set(group) - {site} or not len(shares) == len(recipients) == holders:
+            raise BadPayload(f"{site} must seal shares to each other member of its group, or to {holders} of them, once")
         binding = self._binding(attempt, group)
         for share in shares:
             verify_share(share, attempt.roster.members[site], binding, share.recipient)
+
+    def _check_values(self, attempt: Attempt, site: str, content: bytes) -> None:
+        group = attempt.group_of(site)
+        if not self._graph(attempt, group).sparse:
+            self._words(attempt, site, content)
+            return
+        values, sharers = self._values(attempt, content), attempt.among(group, Phase.SHARES)
+        self._words_of(attempt, values.payload)
+        binding = self._binding(attempt, group)
+        verify_sharers(attempt.roster.members[site], binding, sharers, values.signature)
+        self._signatures(attempt)[site] = values.signature
 
     def _check_signature(self, attempt: Attempt, site: str, content: bytes) -> None:
         signed, group = codec.decode_survivor_signature(content, self._limits), attempt.group_of(site)
@@ -180,13 +220,12 @@ class PairwiseSums:
         verify_survivor(attempt.roster.members[site], binding, survivors, signed.signature)
 
     def _check_released(self, attempt: Attempt, site: str, content: bytes) -> None:
-        group = attempt.group_of(site)
-        check_released(
-            self._released(content),
-            self._binding(attempt, group),
-            attempt.among(group, Phase.SHARES),
-            attempt.among(group, Phase.VALUES),
-        )
+        group, released = attempt.group_of(site), self._released(content)
+        sharers = attempt.among(group, Phase.SHARES)
+        check_released(released, self._binding(attempt, group), sharers, attempt.among(group, Phase.VALUES))
+        held = {site, *(share.sender for share in self._shares_for(attempt, site))}
+        if not {share.owner for share in released} <= held:
+            raise BadPayload(f"{site} releases a share that was not made for it")
 
     # What follows
 
@@ -209,12 +248,15 @@ class PairwiseSums:
     def _sum(self, attempt: Attempt, group: tuple[str, ...], released: Released) -> GroupSum:
         survivors = attempt.among(group, Phase.VALUES)
         words = unmask(
-            ReadOneByOne(survivors, lambda site: self._words(attempt, attempt.answer(Phase.VALUES, site))),
+            ReadOneByOne(
+                survivors, lambda site: self._words(attempt, site, attempt.answer(Phase.VALUES, site))
+            ),
             released,
             self._binding(attempt, group),
             attempt.among(group, Phase.SHARES),
             survivors,
             _public(attempt, group),
+            self._graph(attempt, group),
         )
         total = self.fixed_point(attempt).decode_sum(words, len(survivors))
         found = GroupSum(group_cohort(attempt.active, group, self._agreement), survivors, total)
@@ -229,12 +271,29 @@ class PairwiseSums:
 
     def _suspicions(self, attempt: Attempt, group: tuple[str, ...], released: Released) -> tuple[str, ...]:
         sharers = attempt.among(group, Phase.SHARES)
-        return suspicions(released, self._binding(attempt, group), sharers, _public(attempt, group))
+        binding, graph = self._binding(attempt, group), self._graph(attempt, group)
+        return suspicions(released, binding, sharers, _public(attempt, group), graph)
 
-    def _words(self, attempt: Attempt, content: bytes) -> Words:
-        payload = codec.decode_payload(content, self._limits, values_form(self._agreement, attempt.key.round))
+    def _words(self, attempt: Attempt, site: str, content: bytes) -> Words:
+        if self._graph(attempt, attempt.group_of(site)).sparse:
+            payload = self._values(attempt, content).payload
+        else:
+            payload = codec.decode_payload(content, self._limits, self._form(attempt))
+        return self._words_of(attempt, payload)
+
+    def _words_of(self, attempt: Attempt, payload: Payload) -> Words:
         fixed_point = self.fixed_point(attempt)
         return words_of(payload, fixed_point.ring_bits, fixed_point.length)
+
+    def _values(self, attempt: Attempt, content: bytes) -> MaskedValues:
+        """What a site in a sparse graph sends."""
+        return codec.decode_masked_values(content, self._limits, self._form(attempt))
+
+    def _form(self, attempt: Attempt) -> PayloadForm:
+        return values_form(self._agreement, attempt.key.round)
+
+    def _graph(self, attempt: Attempt, group: tuple[str, ...]) -> Graph:
+        return self._agreement.masking.graph(len(attempt.roster.members), len(group))
 
     def _released(self, content: bytes) -> tuple[ReleasedShare, ...]:
         return codec.decode_released_shares(content, self._limits).shares

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from crypto.errors import MalformedError
 from crypto.pairwise.binding import Binding
+from crypto.pairwise.graph import Graph, graph_among
 from crypto.pairwise.parts import MaskKeys, ReleasedShare, ShareKind
 from crypto.pairwise.secrets import public_of
 from crypto.shamir import combine
@@ -20,7 +21,11 @@ Released = Mapping[str, tuple[ReleasedShare, ...]]
 
 
 def suspicions(
-    released: Released, binding: Binding, sharers: Sequence[str], public: Mapping[str, MaskKeys]
+    released: Released,
+    binding: Binding,
+    sharers: Sequence[str],
+    public: Mapping[str, MaskKeys],
+    graph: Graph | None = None,
 ) -> tuple[str, ...]:
     """What there is to suspect, a sentence each: for answers of at least the threshold of members.
 
@@ -31,7 +36,8 @@ def suspicions(
         for owner in sharers
         if _omitted_by_all(owner, released)
     )
-    odd = (_odd_one_out(kind, released, binding, sharers, public) for kind in ShareKind)
+    needed = graph_among(len(binding.group), graph).threshold
+    odd = (_odd_one_out(kind, released, binding, sharers, public, needed) for kind in ShareKind)
     return (*omitted, *(each for each in odd if each))
 
 
@@ -46,6 +52,7 @@ def _odd_one_out(
     binding: Binding,
     sharers: Sequence[str],
     public: Mapping[str, MaskKeys],
+    needed: int,
 ) -> str:
     """Of the first secret of this kind that its shares do not give: the one without which they do."""
     for owner in sharers:
@@ -56,10 +63,10 @@ def _odd_one_out(
             if (share.owner, share.kind) == (owner, kind)
         }
         stated = public[owner].mask if kind is ShareKind.KEY else None
-        if shares and not _fit(shares, binding, stated, binding.threshold):
+        if shares and not _fit(shares, binding, stated, needed, needed):
             # Any threshold of shares fits, unless the secret's public key is there to tell.
-            least = binding.threshold + (stated is None)
-            odd = [site for site in shares if _fit(_without(site, shares), binding, stated, least)]
+            least = needed + (stated is None)
+            odd = [site for site in shares if _fit(_without(site, shares), binding, stated, needed, least)]
             return _named(odd[0], owner) if len(odd) == 1 else ""
     return ""
 
@@ -72,12 +79,14 @@ def _without(site: str, shares: Mapping[str, bytes]) -> dict[str, bytes]:
     return {other: share for other, share in shares.items() if other != site}
 
 
-def _fit(shares: Mapping[str, bytes], binding: Binding, stated: bytes | None, least: int) -> bool:
+def _fit(
+    shares: Mapping[str, bytes], binding: Binding, stated: bytes | None, needed: int, least: int
+) -> bool:
     """Whether these shares, at least so many, give a secret, and the one whose public key was stated."""
     if len(shares) < least:
         return False
     try:
-        secret = combine({binding.position(site): share for site, share in shares.items()}, binding.threshold)
+        secret = combine({binding.position(site): share for site, share in shares.items()}, needed)
     except MalformedError:
         return False
     return stated is None or public_of(secret) == stated
