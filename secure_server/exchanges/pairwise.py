@@ -195,7 +195,9 @@ class PairwiseSums:
         shares, group = codec.decode_shares_made(content, self._limits).shares, attempt.group_of(site)
         holders, recipients = self._graph(attempt, group).holders, {share.recipient for share in shares}
         if not recipients <= set(group) - {site} or not len(shares) == len(recipients) == holders:
-            raise BadPayload(f"{site} must seal shares to each other member of its group, or to {holders} of them, once")
+            raise BadPayload(
+                f"{site} must seal shares to each other member of its group, or to {holders} of them, once"
+            )
         binding = self._binding(attempt, group)
         for share in shares:
             verify_share(share, attempt.roster.members[site], binding, share.recipient)
