@@ -6,9 +6,10 @@ that of pairs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,16 @@ from crypto.ckks.parameters import UNIT_SCALE, Ciphertext, Level
 from crypto.protection import Combination
 
 Pair = tuple[int, int]
+
+
+def weighs(combination: Combination) -> bool:
+    """Whether distances are needed."""
+    return combination is not Combination.UNIFORM
+
+
+def adds_up(combination: Combination) -> bool:
+    """Whether the bare sum of all sites' prototypes is needed."""
+    return combination is not Combination.DISTANCE
 
 
 @dataclass(frozen=True)
@@ -38,6 +49,36 @@ class Combining:
     def __init__(self, circuit: Circuit, combination: Combination, packing: Packing) -> None:
         self._circuit, self._combination, self._packing = circuit, combination, packing
 
+    def answers(
+        self,
+        prototypes: Sequence[Parts],
+        corrections: Sequence[Ciphertext | None],
+        drowned: Sequence[NDArray[np.bool_]],
+    ) -> Iterator[list[Ciphertext]]:
+        """Each site's answer, from what all of them sent."""
+        low = [self.lower(parts) for parts in prototypes]
+        total = self.sum(low) if adds_up(self._combination) else []
+        sums: dict[int, list[Ciphertext]] = {}
+        if weighs(self._combination):
+            sites = {i: self.prepare(parts) for i, parts in enumerate(prototypes)}
+            sums = self.weighted_sums(list(combinations(sites, 2)), sites)
+        for i, own in enumerate(low):
+            peers = self.less(total, own) if total else []
+            yield self.answer(sums.pop(i, []), peers, corrections[i], drowned[i])
+
+    def sum(self, vectors: Iterable[Parts]) -> list[Ciphertext]:
+        """Part by part; of no vectors, no parts."""
+        total: list[Ciphertext] = []
+        for parts in vectors:
+            total = (
+                [self._circuit.add(x, y) for x, y in zip(total, parts, strict=True)] if total else [*parts]
+            )
+        return total
+
+    def less(self, total: Parts, own: Parts) -> list[Ciphertext]:
+        """total − own, part by part."""
+        return [self._circuit.subtract(x, y) for x, y in zip(total, own, strict=True)]
+
     def prepare(self, parts: Parts) -> Site:
         """A site's prototypes, made ready for :meth:`weighted_sums`: one key switch for each part."""
         return Site(parts, [self._circuit.conjugate(part) for part in parts], self.lower(parts))
@@ -54,7 +95,10 @@ class Combining:
         for (i, m), distance in zip(pairs, distances, strict=True):
             for receiver, peer in ((i, m), (m, i)):
                 terms = [self._circuit.multiply(distance, part) for part in sites[peer].low]
-                sums[receiver] = self._joined(sums.get(receiver), [*terms, distance])
+                if receiver in sums:
+                    self._add_to(sums[receiver], [*terms, distance])
+                else:  # the distance is copied: it serves two receivers
+                    sums[receiver] = [*terms, self._circuit.lower(distance, Level.PRODUCT)]
         return sums
 
     def answer(
@@ -91,13 +135,9 @@ class Combining:
             differences.append([circuit.subtract(x, y) for x, y in parts])
         return circuit.add_all([circuit.multiply(z, c) for z, c in zip(*differences, strict=True)])
 
-    def _joined(self, sums: list[Ciphertext] | None, terms: list[Ciphertext]) -> list[Ciphertext]:
-        """Sums and terms added up; a distance serves two receivers, so that sums of it are new each time."""
-        if sums is None:
-            return terms
-        for product, term in zip(sums[:-1], terms[:-1], strict=True):
-            self._circuit.add_to(product, term)
-        return [*sums[:-1], self._circuit.add(sums[-1], terms[-1])]
+    def _add_to(self, sums: Parts, terms: Parts) -> None:
+        for total, term in zip(sums, terms, strict=True):
+            self._circuit.add_to(total, term)
 
     def _complement(
         self, products: Parts, total: Ciphertext, peers: Parts, correction: Ciphertext

@@ -68,7 +68,8 @@ class PackedSums:
         circuit, total = self._circuit, first()
         if second:
             circuit.add_to(total, circuit.multiply_by_monomial(second(), IMAGINARY_UNIT))
-        couple = circuit.rescale(circuit.relinearise(total))
+        # Rescaling three polynomials first makes the key switch a third cheaper; its error then counts, at 2^-50.
+        couple = circuit.relinearise(circuit.rescale(total))
         couple.scale *= _DOUBLED
         return couple
 

@@ -8,26 +8,24 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from itertools import combinations, combinations_with_replacement, product
+from itertools import chain, combinations, combinations_with_replacement, product
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from crypto.ckks import work
-from crypto.ckks.combining import Pair
+from crypto.ckks.combining import Pair, weighs
 from crypto.ckks.packing import Packing
 from crypto.ckks.parameters import SCHEME, upload_forms
 from crypto.ckks.precision import check_cohort_size
 from crypto.ckks.serialization import read_payload
 from crypto.errors import KeyStoreError
 from crypto.protection import Cohort, Combination, Payload
-
-Partials = Mapping[int, Sequence[Sequence[bytes]]]
 
 
 class CkksServer:
@@ -63,11 +61,10 @@ class CkksServer:
         uploads = [payloads[site].blobs for site in cohort.sites]
         setting = work.Setting(self._keys_path, self._keys_hash(), self._combination, _packing(cohort))
         drowned = list(~cohort.holds)
-        if self._executor is None:
-            answers: Iterable[list[bytes]] = work.combine(setting, uploads, drowned)
+        if self._executor is None or not weighs(self._combination):
+            answers = work.combine(setting, uploads, drowned)
         else:
-            receivers = _receivers(self._executor, setting, uploads, drowned)
-            answers = self._executor.map(partial(work.finish, setting), receivers)
+            answers = _combined(self._executor, setting, uploads, drowned)
         return {
             site: Payload(SCHEME, blobs=tuple(answer))
             for site, answer in zip(cohort.sites, answers, strict=True)
@@ -83,44 +80,53 @@ class CkksServer:
             ) from error
 
 
-def _receivers(
+def _combined(
     executor: Executor,
     setting: work.Setting,
     uploads: Sequence[Sequence[bytes]],
     drowned: Sequence[NDArray[np.bool_]],
-) -> list[work.Receiver]:
-    adding = executor.submit(work.add_up, setting, uploads) if setting.adds_up else None
-    partials: Partials = _accumulated(executor, setting, uploads) if setting.weighs else {}
-    total = adding.result() if adding else []
-    return [work.Receiver(upload, drowned[i], partials.get(i, ()), total) for i, upload in enumerate(uploads)]
+) -> list[list[bytes]]:
+    """All pairs in blocks, then all answers in as many shares."""
+    workers = os.cpu_count() or 1
+    blocks = pair_blocks(len(uploads), workers)
+    shares = [{i: drowned[i] for i in range(start, len(uploads), workers)} for start in range(workers)]
+    with tempfile.TemporaryDirectory(prefix="ckks-") as folder:
+        scratch = work.Scratch(Path(folder))
+        scratch.put_uploads(uploads)
+        list(executor.map(partial(work.accumulate, setting, scratch), range(len(blocks)), blocks))
+        finish = partial(work.finish, setting, scratch, len(blocks))
+        answers = {
+            site: answer
+            for some in executor.map(finish, filter(None, shares))
+            for site, answer in some.items()
+        }
+    return [answers[i] for i in range(len(uploads))]
 
 
-def _accumulated(executor: Executor, setting: work.Setting, uploads: Sequence[Sequence[bytes]]) -> Partials:
-    """All pairs, in blocks; for each site what the blocks gave for it."""
-    blocks = pair_blocks(len(uploads), os.cpu_count() or 1)
-    needed = [{i: uploads[i] for pair in block for i in pair} for block in blocks]
-    gathered = defaultdict(list)
-    for result in executor.map(partial(work.accumulate, setting), blocks, needed):
-        for site, sums in result.items():
-            gathered[site].append(sums)
-    return gathered
+def pair_blocks(sites: int, workers: int) -> list[work.Block]:
+    """All pairs of sites, in a block of the same size for each worker, or one more.
 
-
-def pair_blocks(sites: int, workers: int) -> list[list[Pair]]:
-    """All pairs of sites, in blocks that touch few sites each; the largest block first.
-
-    Sites are split into g groups, and the pairs within a group or between two of them are a block. A block
-    returns sums for each site it touches, g·n in all, so g is the smallest that keeps all workers busy.
+    Sites are split into g groups, and the pairs within a group or between two of them follow each other, so that a
+    block touches few sites: what it holds grows with them, and so does what it leaves for the answers.
     """
-    count = 1
-    while count * (count + 1) // 2 < workers and count < sites:
-        count += 1
-    groups = [range(start, sites, count) for start in range(count)]
-    blocks = [
-        list(combinations(a, 2)) if a is b else list(product(a, b))
-        for a, b in combinations_with_replacement(groups, 2)
+    groups = next(count for count in range(1, sites + 1) if count * (count + 1) // 2 >= min(workers, sites))
+    pairs = _grouped_pairs(sites, groups)
+    workers = min(workers, len(pairs))
+    blocks = [pairs[len(pairs) * i // workers : len(pairs) * (i + 1) // workers] for i in range(workers)]
+    adders = {i: number for number, block in enumerate(blocks) for i in chain.from_iterable(block)}
+    return [
+        work.Block(block, [i for i, adder in adders.items() if adder == number])
+        for number, block in enumerate(blocks)
     ]
-    return sorted(filter(None, blocks), key=len, reverse=True)
+
+
+def _grouped_pairs(sites: int, groups: int) -> list[Pair]:
+    members = [range(start, sites, groups) for start in range(groups)]
+    return [
+        pair
+        for a, b in combinations_with_replacement(members, 2)
+        for pair in (combinations(a, 2) if a is b else product(a, b))
+    ]
 
 
 def _packing(cohort: Cohort) -> Packing:

@@ -1,4 +1,4 @@
-"""The pieces of work that the coordinator's half hands to processes. Bytes in, bytes out.
+"""The pieces of work that the coordinator's half hands to processes.
 
 Top-level functions and plain values, so that they run in a spawned process as well as inline. SEAL holds the
 interpreter's lock, so only processes run at the same time.
@@ -6,11 +6,11 @@ interpreter's lock, so only processes run at the same time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import combinations
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from tenseal import sealapi
 
 from crypto.ckks.circuit import Circuit, Parts
-from crypto.ckks.combining import Combining, Pair
+from crypto.ckks.combining import Combining, Pair, adds_up
 from crypto.ckks.evaluation_keys import EvaluationKeys
 from crypto.ckks.packing import Packing
-from crypto.ckks.parameters import CORRECTION, PROTOTYPE, Ciphertext
-from crypto.ckks.serialization import dump, load, read_ciphertext
+from crypto.ckks.parameters import CORRECTION, PROTOTYPE, Ciphertext, context, upload_forms
+from crypto.ckks.serialization import dump, read_ciphertext
 from crypto.errors import KeyStoreError, MalformedError, VerificationError
 from crypto.protection import Combination
 
@@ -36,28 +36,48 @@ class Setting:
     combination: Combination
     packing: Packing
 
-    @property
-    def weighs(self) -> bool:
-        """Whether distances are needed."""
-        return self.combination is not Combination.UNIFORM
-
-    @property
-    def adds_up(self) -> bool:
-        """Whether the bare sum of all sites' prototypes is needed."""
-        return self.combination is not Combination.DISTANCE
-
 
 @dataclass(frozen=True)
-class Receiver:
-    """One site's share of the last step. ``upload`` is its own payload, ``drowned`` the classes (K,) it has not.
+class Block:
+    """Some pairs of sites, and the sites whose prototypes are added up beside them."""
 
-    ``partials`` are what :func:`accumulate` gave for the site; ``total`` is what :func:`add_up` gave.
-    """
+    pairs: Sequence[Pair]
+    adds_up: Sequence[int]
 
-    upload: Sequence[bytes] = field(repr=False)
-    drowned: NDArray[np.bool_]
-    partials: Sequence[Sequence[bytes]] = field(default=(), repr=False)
-    total: Sequence[bytes] = field(default=(), repr=False)
+    @property
+    def sites(self) -> list[int]:
+        """All that occur."""
+        return sorted({*chain.from_iterable(self.pairs), *self.adds_up})
+
+
+class Scratch:
+    """A folder in which pieces of work leave ciphertexts for each other. Nothing in it is secret."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def put_uploads(self, uploads: Sequence[Sequence[bytes]]) -> None:
+        """Every site's payload."""
+        for site, blobs in enumerate(uploads):
+            for number, blob in enumerate(blobs):
+                self._upload(site, number).write_bytes(blob)
+
+    def upload(self, site: int, blobs: int) -> list[bytes]:
+        """The first blobs of a site's payload."""
+        return [self._upload(site, number).read_bytes() for number in range(blobs)]
+
+    def put(self, name: str, parts: Parts) -> None:
+        """Intermediate results."""
+        for number, part in enumerate(parts):
+            part.save(str(self._folder / f"{name}.{number}"))
+
+    def take(self, name: str, parts: int) -> list[Ciphertext]:
+        """What was :meth:`put`, whose form needs no check; no parts if it was not."""
+        paths = [self._folder / f"{name}.{number}" for number in range(parts)]
+        return [_load_file(path) for path in paths if path.exists()]
+
+    def _upload(self, site: int, number: int) -> Path:
+        return self._folder / f"upload-{site}.{number}"
 
 
 def check_keys(content: bytes) -> bytes:
@@ -71,69 +91,41 @@ def combine(
     setting: Setting, uploads: Sequence[Sequence[bytes]], drowned: Sequence[NDArray[np.bool_]]
 ) -> list[list[bytes]]:
     """All answers in one piece, from all sites' payloads and the classes (K,) that each has not."""
-    circuit, combining = _tools(setting)
+    combining = _combining(setting)
     with _failures():
+        corrections = [_correction(setting, upload) for upload in uploads]
         prototypes = [_prototypes(setting, upload) for upload in uploads]
-        low = [combining.lower(parts) for parts in prototypes]
-        total = _sum(circuit, low) if setting.adds_up else []
-        sums: dict[int, list[Ciphertext]] = {}
-        if setting.weighs:
-            sites = {i: combining.prepare(parts) for i, parts in enumerate(prototypes)}
-            sums = combining.weighted_sums(list(combinations(sites, 2)), sites)
-            del sites
-        del prototypes
-        peers = (_less(circuit, total, own) for own in low)
-        corrections = (_correction(setting, upload) for upload in uploads)
-        answers = zip(peers, corrections, drowned, strict=True)
-        return [
-            [dump(part) for part in combining.answer(sums.pop(i, []), *rest)]
-            for i, rest in enumerate(answers)
-        ]
+        return [[dump(part) for part in each] for each in combining.answers(prototypes, corrections, drowned)]
 
 
-def add_up(setting: Setting, uploads: Sequence[Sequence[bytes]]) -> list[bytes]:
-    """Σ_m C_m over all sites, part by part, at the level of products."""
-    circuit, combining = _tools(setting)
+def accumulate(setting: Setting, scratch: Scratch, number: int, block: Block) -> None:
+    """Leave :meth:`Combining.weighted_sums` of a block's pairs, and the sum of the prototypes that it adds up."""
+    combining = _combining(setting)
     with _failures():
-        low = (combining.lower(_prototypes(setting, upload)) for upload in uploads)
-        return [dump(part) for part in _sum(circuit, low)]
-
-
-def accumulate(
-    setting: Setting, pairs: Sequence[Pair], uploads: Mapping[int, Sequence[bytes]]
-) -> dict[int, list[bytes]]:
-    """:meth:`Combining.weighted_sums` of some pairs. ``uploads`` holds the payloads of the sites that occur."""
-    _, combining = _tools(setting)
-    with _failures():
+        uploads = {i: scratch.upload(i, setting.packing.parts) for i in block.sites}
         sites = {i: combining.prepare(_prototypes(setting, upload)) for i, upload in uploads.items()}
-        sums = combining.weighted_sums(pairs, sites)
-        return {site: [dump(term) for term in terms] for site, terms in sums.items()}
+        for site, sums in combining.weighted_sums(block.pairs, sites).items():
+            scratch.put(f"sums-{number}-{site}", sums)
+        scratch.put(f"total-{number}", combining.sum([sites[i].low for i in block.adds_up]))
 
 
-def finish(setting: Setting, receiver: Receiver) -> list[bytes]:
-    """One site's answer, in the forms of :func:`crypto.ckks.parameters.answer_forms`."""
-    circuit, combining = _tools(setting)
+def finish(
+    setting: Setting, scratch: Scratch, blocks: int, drowned: Mapping[int, NDArray[np.bool_]]
+) -> dict[int, list[bytes]]:
+    """Some sites' answers, from what all ``blocks`` left. ``drowned`` are the classes (K,) that each has not."""
+    combining, parts = _combining(setting), setting.packing.parts
+    blobs, answers = len(upload_forms(setting.combination, parts)), {}
     with _failures():
-        peers: list[Ciphertext] = []
-        if receiver.total:
-            own = combining.lower(_prototypes(setting, receiver.upload))
-            peers = _less(circuit, _load_parts(receiver.total), own)
-        sums = _sum(circuit, map(_load_parts, receiver.partials))
-        correction = _correction(setting, receiver.upload)
-        return [dump(part) for part in combining.answer(sums, peers, correction, receiver.drowned)]
-
-
-def _sum(circuit: Circuit, vectors: Iterable[Parts]) -> list[Ciphertext]:
-    """Part by part; of no vectors, no parts."""
-    total: list[Ciphertext] = []
-    for parts in vectors:
-        total = [circuit.add(x, y) for x, y in zip(total, parts, strict=True)] if total else list(parts)
-    return total
-
-
-def _less(circuit: Circuit, total: Parts, own: Parts) -> list[Ciphertext]:
-    """total − own; nothing where there is no total."""
-    return [circuit.subtract(x, y) for x, y in zip(total, own, strict=True)] if total else []
+        total = combining.sum(filter(None, (scratch.take(f"total-{each}", parts) for each in range(blocks))))
+        for site, classes in drowned.items():
+            upload = scratch.upload(site, blobs)
+            correction, peers = _correction(setting, upload), []
+            if adds_up(setting.combination):
+                peers = combining.less(total, combining.lower(_prototypes(setting, upload)))
+            partials = (scratch.take(f"sums-{each}-{site}", parts + 1) for each in range(blocks))
+            answer = combining.answer(combining.sum(filter(None, partials)), peers, correction, classes)
+            answers[site] = [dump(part) for part in answer]
+    return answers
 
 
 def _prototypes(setting: Setting, upload: Sequence[bytes]) -> list[Ciphertext]:
@@ -147,14 +139,15 @@ def _correction(setting: Setting, upload: Sequence[bytes]) -> Ciphertext | None:
     return read_ciphertext(upload[setting.packing.parts], CORRECTION)
 
 
-def _load_parts(blobs: Sequence[bytes]) -> list[Ciphertext]:
-    """This half's own intermediate results, whose form needs no check."""
-    return [load(sealapi.Ciphertext(), blob) for blob in blobs]
+def _load_file(path: Path) -> Ciphertext:
+    ciphertext = sealapi.Ciphertext()
+    ciphertext.load(context(), str(path))
+    return ciphertext
 
 
-def _tools(setting: Setting) -> tuple[Circuit, Combining]:
+def _combining(setting: Setting) -> Combining:
     circuit = _circuit_for(setting.keys_path, setting.keys_hash)
-    return circuit, Combining(circuit, setting.combination, setting.packing)
+    return Combining(circuit, setting.combination, setting.packing)
 
 
 # One entry: a group that makes new keys has no use for the old ones.

@@ -50,15 +50,24 @@ def test_errors_come_back_from_processes() -> None:
 @given(sites=st.integers(2, 60), workers=st.integers(1, 70))
 def test_blocks_hold_each_pair_once(sites: int, workers: int) -> None:
     blocks = pair_blocks(sites, workers)
-    pairs = [frozenset(pair) for block in blocks for pair in block]
+    pairs = [frozenset(pair) for block in blocks for pair in block.pairs]
     assert len(pairs) == len(set(pairs)) == sites * (sites - 1) // 2
     assert all(len(pair) == 2 for pair in pairs)
-    assert len(blocks) >= min(workers, sites // 2)
-    assert [len(block) for block in blocks] == sorted(map(len, blocks), reverse=True)
+    assert len(blocks) <= workers
+    assert sorted(i for block in blocks for i in block.adds_up) == list(range(sites))
+    assert all({i for pair in block.pairs for i in pair} >= set(block.adds_up) for block in blocks)
 
 
-def test_one_worker_gets_one_block() -> None:
-    assert len(pair_blocks(20, 1)) == 1
+@pytest.mark.parametrize("workers", range(1, 17))
+def test_blocks_are_of_one_size_and_touch_few_sites(workers: int) -> None:
+    blocks = pair_blocks(50, workers)
+    sizes = [len(block.pairs) for block in blocks]
+    assert len(sizes) == workers
+    assert max(sizes) <= min(sizes) + 1
+    if workers > 3:
+        assert np.mean([len(block.sites) for block in blocks]) < 45
+    if workers > 9:
+        assert np.mean([len(block.sites) for block in blocks]) < 30
 
 
 def test_missing_keys_are_named(tmp_path: Path) -> None:
@@ -79,7 +88,7 @@ def test_a_file_that_is_no_keys_is_refused(tmp_path: Path) -> None:
 def test_keys_that_change_under_a_worker_are_refused() -> None:
     setting = work.Setting(group().keys_path, b"\0" * 32, Combination.UNIFORM, Packing(3, 8))
     with pytest.raises(VerificationError, match="changed while"):
-        work.add_up(setting, [])
+        work.combine(setting, [], [])
 
 
 def test_new_keys_in_the_same_place_are_used(tmp_path: Path) -> None:
