@@ -16,10 +16,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from crypto.pairwise.binding import Binding
+from crypto.pairwise.graph import Graph
 from crypto.pairwise.masks import mask
 from crypto.pairwise.parts import MaskKeys, ReleasedShare, SealedShare
 from crypto.pairwise.release import release
 from crypto.pairwise.secrets import AttemptSecrets, SharePair
+from crypto.pairwise.sharers import sign_sharers, verify_signed_sharers
 from crypto.pairwise.shares import make_shares, open_share, verify_share
 from crypto.pairwise.survivors import sign_survivors, verify_signed_survivors
 from crypto.pairwise.unmask import unmask
@@ -31,7 +33,9 @@ NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
 
 def names(count: int) -> tuple[str, ...]:
-    """clinic-a, clinic-b, …"""
+    """clinic-a, clinic-b, …; or of more than there are letters clinic-000, clinic-001, …"""
+    if count > 26:
+        return tuple(f"clinic-{i:03d}" for i in range(count))
     return tuple(f"clinic-{chr(ord('a') + i)}" for i in range(count))
 
 
@@ -103,10 +107,13 @@ class Site:
     binding: Binding
     secrets: AttemptSecrets
     held: dict[str, SharePair] = field(default_factory=dict)
+    graph: Graph | None = None
 
     def share(self, public: Mapping[str, MaskKeys]) -> tuple[SealedShare, ...]:
         """SHARES."""
-        sealed, self.held[self.name] = make_shares(credentials(self.name), self.secrets, self.binding, public)
+        sealed, self.held[self.name] = make_shares(
+            credentials(self.name), self.secrets, self.binding, public, self.graph
+        )
         return sealed
 
     def receive(self, shares: Sequence[SealedShare]) -> None:
@@ -117,17 +124,29 @@ class Site:
 
     def mask(self, words: Words, sharers: Sequence[str], public: Mapping[str, MaskKeys]) -> Words:
         """The second half of VALUES."""
-        return mask(words, self.secrets, self.binding, self.name, sharers, public)
+        return mask(words, self.secrets, self.binding, self.name, sharers, public, self.graph)
+
+    def sign_sharers(self, sharers: Sequence[str]) -> bytes:
+        """What goes with the masked vector in a sparse graph."""
+        return sign_sharers(credentials(self.name), self.binding, sharers)
 
     def sign(self, survivors: Sequence[str]) -> bytes:
         """SURVIVORS."""
         return sign_survivors(credentials(self.name), self.binding, survivors)
 
     def release(
-        self, sharers: Sequence[str], survivors: Sequence[str], signatures: Mapping[str, bytes]
+        self,
+        sharers: Sequence[str],
+        survivors: Sequence[str],
+        signatures: Mapping[str, bytes],
+        signed_sharers: Mapping[str, bytes] | None = None,
     ) -> tuple[ReleasedShare, ...]:
-        """UNMASK."""
+        """UNMASK. ``signed_sharers``: on whom they mask with, of all there are; in a sparse graph."""
         verify_signed_survivors(signatures, roster(self.binding.group), self.binding, survivors)
+        if self.graph is not None:
+            owners = set(self.held) & set(survivors) - {self.name}
+            given = {name: signed for name, signed in (signed_sharers or {}).items() if name in owners}
+            verify_signed_sharers(given, roster(self.binding.group), self.binding, sharers, owners)
         return release(self.binding, self.name, sharers, survivors, self.held)
 
 
@@ -144,15 +163,23 @@ class Group:
     public: dict[str, MaskKeys]
 
     @classmethod
-    def of(cls, binding: Binding, **others: Binding) -> Group:
+    def of(cls, binding: Binding, graph: Graph | None = None, **others: Binding) -> Group:
         """Honest members with fresh keys; ``others`` by name know another binding."""
-        sites = {name: Site(name, others.get(name, binding), fresh_secrets(name)) for name in binding.group}
+        sites = {
+            name: Site(name, others.get(name, binding), fresh_secrets(name), graph=graph)
+            for name in binding.group
+        }
         return cls(sites, {name: site.secrets.public for name, site in sites.items()})
 
     @property
     def binding(self) -> Binding:
         """The first member's."""
         return next(iter(self.sites.values())).binding
+
+    @property
+    def graph(self) -> Graph | None:
+        """Every member's."""
+        return next(iter(self.sites.values())).graph
 
     def share(self, sharers: Sequence[str] | None = None) -> tuple[str, ...]:
         """Every sharer makes shares, every sharer receives them."""
@@ -173,7 +200,8 @@ class Group:
     ) -> dict[str, tuple[ReleasedShare, ...]]:
         """Every survivor signs; those ``answering`` release."""
         signatures = {name: self.sites[name].sign(survivors) for name in survivors}
-        return {name: self.sites[name].release(sharers, survivors, signatures) for name in answering}
+        masked = {name: self.sites[name].sign_sharers(sharers) for name in survivors}
+        return {name: self.sites[name].release(sharers, survivors, signatures, masked) for name in answering}
 
     def finish(
         self,
@@ -185,7 +213,7 @@ class Group:
         """From the masked vectors to the sum."""
         masked = self.mask(vectors, sharers, survivors)
         released = self.release(sharers, survivors, survivors if answering is None else answering)
-        return unmask(masked, released, self.binding, sharers, survivors, self.public)
+        return unmask(masked, released, self.binding, sharers, survivors, self.public, self.graph)
 
 
 def random_vectors(group: Sequence[str], bits: int, length: int, seed: int) -> dict[str, Words]:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from crypto import errors
 from crypto.encoding import encode
 from crypto.errors import MalformedError
 from crypto.pairwise.binding import Binding, threshold
+from crypto.pairwise.graph import Graph, sparse_graph
 from crypto.pairwise.keystream import add_streams
-from crypto.pairwise.masks import mask, pair_key, self_key
+from crypto.pairwise.masks import mask, pair_key, pair_keys, self_key
 from crypto.pairwise.parts import MaskKeys
 from crypto.pairwise.secrets import AttemptSecrets
+from crypto.pairwise.sharers import verify_sharers
 from crypto.protection import Words
+from crypto.roster import Member
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "vectors" / "pairwise.json").read_text())
 WORDS = {32: np.uint32, 64: np.uint64}
@@ -69,6 +74,47 @@ def test_keys_are_not_anothers(case: dict[str, Any]) -> None:
     pair, own = _keys(case)
     assert pair != case["pair_key"]
     assert own != case["self_key"]
+
+
+@_cases("coins")
+def test_coins_are_frozen(case: dict[str, Any]) -> None:
+    """A coin of c shows heads from a chance of c + 1 on, from either side."""
+    binding, site, peer = _binding(case["binding"]), case["site"], case["peer"]
+    for chance, heads in ((case["coin"], False), (case["coin"] + 1, True)):
+        graph = Graph(len(binding.group), 2, 2, chance)
+        for one, other in ((site, peer), (peer, site)):
+            masks = pair_keys(SECRETS[one].mask, PUBLIC, binding, one, (other,), graph)
+            assert (other in masks) == heads
+
+
+@_cases("graphs")
+def test_graphs_are_frozen(case: dict[str, Any]) -> None:
+    graph = sparse_graph(case["members"], case["colluding"], case["dropped"])
+    assert asdict(graph) == {name: case[name] for name in ("members", "holders", "threshold", "linked")}
+
+
+@_cases("bad_graphs")
+def test_graphs_that_there_are_not_are_refused(case: dict[str, Any]) -> None:
+    with pytest.raises(getattr(errors, case["failure"]), match=case["match"]):
+        sparse_graph(case["members"], case["colluding"], case["dropped"])
+
+
+def _verify_sharers(case: dict[str, Any]) -> None:
+    known = VECTORS["sharers"]
+    point = bytes.fromhex(known["public_key"])
+    key = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), point)
+    binding, signature = _binding(VECTORS["binding"]), bytes.fromhex(case["signature"])
+    verify_sharers(Member(known["site"], b"", key, ""), binding, case["sharers"], signature)
+
+
+def test_a_signature_on_whom_one_masks_with_is_frozen() -> None:
+    _verify_sharers(VECTORS["sharers"])
+
+
+@_cases("bad_sharers")
+def test_signatures_on_anything_else_are_refused(case: dict[str, Any]) -> None:
+    with pytest.raises(getattr(errors, case["failure"]), match=case["match"]):
+        _verify_sharers(case)
 
 
 @_cases("bad_bindings")
