@@ -24,6 +24,10 @@ class Need(StrEnum):
     """A combination known by name, evaluated without anyone seeing an inner product."""
     SUM = "sum"
     """The sum over a group of sites."""
+    CLUSTERING = "clustering"
+    """Inner products of what is clustered, whatever becomes of the values themselves."""
+    COSINE_WEIGHTS = "cosine weights"
+    """Groups' sums, mixed by the cosines of the groups."""
 
 
 def gram(stack: Float) -> Float:

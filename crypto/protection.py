@@ -36,6 +36,11 @@ class Offer(StrEnum):
     """It can evaluate :class:`Combination` blindly."""
     SUM = "sum"
     """It can add up what the sites of a group sent."""
+    CLUSTERING = "clustering"
+    """It sees inner products of rows that it does not see, in a step of their own, and computes on nothing else of
+    them."""
+    COSINE_WEIGHTS = "cosine weights"
+    """It can mix what groups' sums come to by their cosines."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from algorithms.holders import active_classes
@@ -9,6 +11,7 @@ from crypto.fixed_point import MIN_FRACTION_BITS
 from crypto.protection import Axis, Cohort, PayloadForm, UpTo
 from crypto.rows import NORM_SLACK
 from protoseal.config import Agreement, Protection
+from protoseal.config.agreement import CKKS_SLOTS
 from protoseal_wire.codec import Limits
 from protoseal_wire.codec.limits import MOST_SITES
 from protoseal_wire.messages import ActiveList, Phase
@@ -21,6 +24,10 @@ MASKED_SUM = (Phase.SHARES, Phase.VALUES, Phase.SURVIVORS, Phase.UNMASK)
 
 CLUSTERED_SUM = (Phase.DIRECTIONS, *MASKED_SUM)
 """First what tells which prototypes are alike, so that sums are of those."""
+ENCRYPTED_CLUSTERS = (Phase.DIRECTIONS, Phase.VALUES)
+"""The same with encrypted sums, which need no more."""
+ENCRYPTED_GROUPS = (Phase.VALUES, Phase.MEANS)
+"""Encrypted sums, which one member of each group makes into means and encrypts again."""
 
 
 def limits_of(agreement: Agreement, sites: int = MOST_SITES) -> Limits:
@@ -34,7 +41,18 @@ def limits_of(agreement: Agreement, sites: int = MOST_SITES) -> Limits:
         sites=sites,
         parameters=agreement.layout.model,
         per_class=agreement.clustering.most_of_class if agreement.clusters else 1,
+        ciphertexts=most_ciphertexts(agreement),
     )
+
+
+def most_ciphertexts(agreement: Agreement) -> int:
+    """The most that an encrypted sum, or its means, take: two numbers in a slot, a direction's each in two slots."""
+    if not agreement.sums or agreement.protection is not Protection.CKKS:
+        return 0
+    classes, own = len(agreement.classes), agreement.clustering
+    clusters = classes * own.most_clusters if agreement.clusters else 0
+    numbers = agreement.layout.length + own.length(clusters, agreement.dim) + clusters + classes + 1
+    return -(-numbers // (2 * CKKS_SLOTS)) + -(-2 * classes * agreement.dim // CKKS_SLOTS)
 
 
 # The course of a run
@@ -53,9 +71,13 @@ def has_common_group(agreement: Agreement) -> bool:
 def steps_of(agreement: Agreement, round_number: int) -> tuple[Phase, ...]:
     """The phases of a round between PRESENCE and what the coordinator computes."""
     sums = agreement.sums and round_number > 0
-    if not sums or agreement.protection is not Protection.MASKED:
+    if not sums or agreement.protection is Protection.PLAIN:
         return ONE_STEP
-    return CLUSTERED_SUM if agreement.clusters else MASKED_SUM
+    if agreement.protection is Protection.MASKED:
+        return CLUSTERED_SUM if agreement.clusters else MASKED_SUM
+    if agreement.clusters:
+        return ENCRYPTED_CLUSTERS
+    return ENCRYPTED_GROUPS if agreement.method.is_grouped else ONE_STEP
 
 
 def has_result(round_number: int) -> bool:
@@ -78,6 +100,8 @@ def values_form(agreement: Agreement, round_number: int) -> PayloadForm:
         return PayloadForm(arrays=((1, len(agreement.classes) * agreement.dim),))
     if not agreement.sums:
         return _pfpl_form(agreement)
+    if agreement.protection is Protection.CKKS:
+        return sums_form(agreement)
     length = agreement.layout.length
     if agreement.protection is Protection.MASKED:
         return PayloadForm(words=((agreement.masking.ring_bits, _words(agreement)),))
@@ -90,14 +114,23 @@ def values_form(agreement: Agreement, round_number: int) -> PayloadForm:
 def result_form(agreement: Agreement) -> PayloadForm:
     """What a RESULT consists of. Of a sum: the means, and for each class whether there is a prototype of it.
 
-    Of clusters: their centres, classes and weights, and the mean model.
+    Of clusters: their centres, classes and weights, and the mean model. Encrypted: the sums themselves, and of clusters
+    their classes.
     """
+    if agreement.sums and agreement.protection is Protection.CKKS:
+        rows = UpTo(len(agreement.classes) * agreement.clustering.most_clusters)
+        return replace(sums_form(agreement), arrays=((rows,),) if agreement.clusters else ())
     if agreement.clusters:
         rows = UpTo(len(agreement.classes) * agreement.clustering.most_clusters)
         return PayloadForm(arrays=((rows, agreement.dim), (rows,), (rows,), (agreement.layout.means,)))
     if agreement.sums:
         return PayloadForm(arrays=((agreement.layout.means,), (len(agreement.classes),)))
     return _pfpl_form(agreement)
+
+
+def sums_form(agreement: Agreement) -> PayloadForm:
+    """Of an encrypted sum, what a site adds to it, and of the means that a leader makes of it."""
+    return PayloadForm(blobs=limits_of(agreement).blobs)
 
 
 def _words(agreement: Agreement) -> Axis:

@@ -14,11 +14,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import assert_never
 
 import numpy as np
 
-from protoseal.config import Agreement, Family, Protection
+from protoseal.config import Agreement
 from protoseal.files import SiteRound
 from protoseal.terms import limits_of, result_form
 from protoseal_wire import codec
@@ -26,15 +25,11 @@ from protoseal_wire.codec import CodecError
 from protoseal_wire.messages import PROTOCOL_VERSION, Acknowledgement, JoinRequest, Phase, PhaseKey, Work
 from protoseal_wire.presence import sign_presence
 from secure_client.errors import Violation
-from secure_client.exchanges.pairwise import MaskedSum
 from secure_client.exchanges.participants import Participants
 from secure_client.journal import Journal
 from secure_client.learner import Evaluation
-from secure_client.methods.clusters import Clustered
-from secure_client.methods.masked_clusters import MaskedClustered
+from secure_client.methods.build import build_method
 from secure_client.methods.method import Given, Method
-from secure_client.methods.pfpl import Pfpl
-from secure_client.methods.sums import Sums
 from secure_client.order import Order
 from secure_client.setup import Party, Setup
 from secure_client.trainee import Trainee
@@ -160,23 +155,9 @@ class Session:
         self._on_round(site_round(key.round, key.attempt, self._given.sites, names, accuracy, self._seconds))
 
     def _build_method(self, participants: Participants) -> Method:
-        agreement, site = self._agreement, self.site
-        match agreement.method.traits.family:
-            case Family.PEERS:
-                return Pfpl(agreement, site, self._trainee, self._setup, participants)
-            case Family.GROUPS | Family.SUMS:
-                masks = MaskedSum(agreement, self._party, self._setup, self._journal)
-                return Sums(agreement, site, self._trainee, self._journal, self._setup, participants, masks)
-            case Family.CLUSTERS:
-                parts = (agreement, site, self._trainee, self._journal, self._setup, participants)
-                if agreement.protection is not Protection.MASKED:
-                    return Clustered(*parts)
-                masks = MaskedSum(agreement, self._party, self._setup, self._journal)
-                return MaskedClustered(*parts, masks)
-            case Family.ALONE:
-                raise ValueError(f"method {agreement.method.value} runs in no session")
-            case family:
-                assert_never(family)
+        return build_method(
+            self._agreement, self._party, self._trainee, self._journal, self._setup, participants
+        )
 
 
 def site_round(

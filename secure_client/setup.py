@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
 from crypto.ckks.secret import CkksSecret
-from crypto.errors import CryptoError, MalformedError
-from crypto.keys import KEY_BYTES, ChannelKey
+from crypto.errors import CryptoError
+from crypto.keys import ChannelKey
 from crypto.pki import Credentials, TrustAnchor
 from crypto.roster import Roster, Statement, sign_statement, verify_roster
 from crypto.sealed import open_group_secret, seal_group_secret
-from protoseal.config import Agreement, Protection
+from protoseal.config import Agreement
 from protoseal.terms import limits_of
 from protoseal_wire import codec
 from protoseal_wire.messages import Acknowledgement, GroupKeys, Phase, RosterAnswer
 from secure_client.errors import Violation
+from secure_client.group_secret import check_group_secret, ckks_key, make_group_secret, rotation_seed
 from secure_client.journal import Journal
 
 _log = logging.getLogger("protoseal.site")
@@ -110,7 +110,7 @@ class Setup:
                 recipient=self._party.name,
                 channel_key=self._channel,
             )
-            self._check_secret(secret)
+            check_group_secret(secret, self._agreement.protection)
         except CryptoError as error:
             raise Violation(f"the group secret that the coordinator delivered is refused: {error}") from error
         self._journal.put_secret(_group_name(self.roster()), secret)
@@ -129,11 +129,15 @@ class Setup:
             self._roster = self._verified(request, datetime.fromisoformat(stamp[1].decode()))
         return self._roster
 
-    def group_secret(self) -> bytes:
-        """The secret that the sites share: a key under ``ckks``, the rotations' seed under ``masked``.
+    def rotation_seed(self) -> bytes:
+        """The seed of rotations that the sites share. :class:`Violation` if the coordinator skipped that step."""
+        return rotation_seed(self._group_secret())
 
-        :class:`Violation` if the coordinator skipped that step.
-        """
+    def ckks_key(self) -> CkksSecret:
+        """The key that the sites share. :class:`Violation` if the coordinator skipped that step."""
+        return ckks_key(self._group_secret())
+
+    def _group_secret(self) -> bytes:
         secret = self._journal.secret(_group_name(self.roster()))
         if secret is None:
             raise Violation("the coordinator began a round before it delivered the group secret")
@@ -155,15 +159,8 @@ class Setup:
         except CryptoError as error:
             raise Violation(f"the roster that the coordinator sent is refused: {error}") from error
 
-    def _check_secret(self, secret: bytes) -> None:
-        """Raise :class:`crypto.errors.MalformedError` for what the agreed protection cannot use."""
-        if self._agreement.protection is Protection.CKKS:
-            CkksSecret.from_bytes(secret)
-        elif len(secret) != KEY_BYTES:
-            raise MalformedError(f"the rotations' seed has {KEY_BYTES} bytes, not {len(secret)}")
-
     def _make_group_keys(self, roster: Roster) -> GroupKeys:
-        secret, public = self._make_secret()
+        secret, public = make_group_secret(self._agreement.protection)
         public_hash = hashlib.sha256(public).digest()
         self._journal.put_secret(_group_name(roster), secret)
         sealed = tuple(
@@ -179,13 +176,6 @@ class Setup:
             if name != self._party.name
         )
         return GroupKeys(public, sealed)
-
-    def _make_secret(self) -> tuple[bytes, bytes]:
-        """(secret, public keys that go with it); a rotation has none."""
-        if self._agreement.protection is Protection.CKKS:
-            secret, evaluation_keys = CkksSecret.generate()
-            return secret.to_bytes(), evaluation_keys.to_bytes()
-        return secrets.token_bytes(KEY_BYTES), b""
 
 
 def _group_name(roster: Roster) -> str:

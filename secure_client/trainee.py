@@ -167,6 +167,16 @@ class Trainee:
         """As :meth:`take_base`, with several prototypes of a class."""
         self._take(round_number, Base.of_clusters(base, clusters, averaged))
 
+    def keep_base(self, round_number: int, base: bytes) -> None:
+        """As :meth:`take_base` of a result that is of no use: what is trained from stays, under the result's hash."""
+        self._take(round_number, replace(self._base or self._no_base(), hash=base))
+
+    def _no_base(self) -> Base:
+        """What training starts from before the first result: the site's own model and nothing to be drawn to."""
+        classes, dim = len(self._require_counts()), self._learner.dim
+        none = np.zeros(classes, dtype=np.bool_)
+        return Base.of(b"", np.zeros((classes, dim)), none, self._learner.averaged())
+
     def _take(self, round_number: int, taken: Base) -> None:
         if len(taken.averaged) != sum(self._learner.averaged_sizes):
             raise ValueError(f"{len(taken.averaged)} averaged numbers do not fit this site's model")

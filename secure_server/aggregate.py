@@ -7,10 +7,10 @@ else in the coordinator, but the exchanges that are picked here, knows either.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Mapping
 from concurrent.futures import BrokenExecutor, Executor
 from functools import partial
 from pathlib import Path
-from typing import assert_never
 
 from algorithms.pfpl.aggregation import peer_weights
 from crypto import plain, rotation
@@ -21,8 +21,12 @@ from crypto.plain import PlainServer
 from crypto.protection import Combination, ServerHalf
 from protoseal.config import Agreement, Family, Protection
 from protoseal.terms import limits_of
+from protoseal_wire.codec import Limits
 from secure_server.exchanges.attempt import Attempt, Exchange, Outcome
 from secure_server.exchanges.clustering import Clustering
+from secure_server.exchanges.encrypted_clusters import EncryptedClusters
+from secure_server.exchanges.encrypted_groups import EncryptedGroupSums
+from secure_server.exchanges.encrypted_sums import EncryptedSums
 from secure_server.exchanges.group_sums import GroupSums
 from secure_server.exchanges.masked_clusters import MaskedClusters
 from secure_server.exchanges.pairwise import PairwiseSums
@@ -30,6 +34,17 @@ from secure_server.exchanges.peers import Peers
 from secure_server.exchanges.plain_clusters import PlainClusters
 from secure_server.rounds import Planned
 from secure_server.workers import run_apart
+
+_OF_SUMS: Mapping[Protection, Callable[[Agreement, Limits], Exchange]] = {
+    Protection.PLAIN: GroupSums,
+    Protection.MASKED: PairwiseSums,
+    Protection.CKKS: EncryptedSums,
+}
+_OF_CLUSTERS: Mapping[Protection, Callable[[Agreement, Limits], Exchange]] = {
+    Protection.PLAIN: PlainClusters,
+    Protection.MASKED: MaskedClusters,
+    Protection.CKKS: EncryptedClusters,
+}
 
 
 def server_half(agreement: Agreement, keys_path: Path, executor: Executor | None) -> ServerHalf:
@@ -105,27 +120,21 @@ class Aggregator:
         scratch.replace(self._keys_path)
 
     def _exchange_of_rounds(self) -> Exchange:
-        agreement = self._agreement
-        match agreement.method.traits.family:
-            case Family.PEERS:
-                return Peers(agreement, self._limits, server_half(agreement, self._keys_path, self._executor))
-            case Family.GROUPS | Family.SUMS if agreement.protection is Protection.MASKED:
-                return PairwiseSums(agreement, self._limits)
-            case Family.GROUPS | Family.SUMS:
-                return GroupSums(agreement, self._limits)
-            case Family.CLUSTERS if agreement.protection is Protection.MASKED:
-                return MaskedClusters(agreement, self._limits)
-            case Family.CLUSTERS:
-                return PlainClusters(agreement, self._limits)
-            case Family.ALONE:
-                raise ValueError(f"no coordinator serves method {agreement.method.value}")
-            case family:
-                assert_never(family)
+        agreement, protection = self._agreement, self._agreement.protection
+        family = agreement.method.traits.family
+        if family is Family.ALONE:
+            raise ValueError(f"no coordinator serves method {agreement.method.value}")
+        if family is Family.PEERS:
+            return Peers(agreement, self._limits, server_half(agreement, self._keys_path, self._executor))
+        if family is Family.GROUPS and protection is Protection.CKKS:
+            return EncryptedGroupSums(agreement, self._limits, self._keys_path, self._executor)
+        sums = _OF_CLUSTERS if family is Family.CLUSTERS else _OF_SUMS
+        return sums[protection](agreement, self._limits)
 
 
 def _scheme(agreement: Agreement) -> str:
-    """Of rows that the coordinator computes on by itself: masked ones are turned by a rotation."""
-    return rotation.SCHEME if agreement.protection is Protection.MASKED else plain.SCHEME
+    """Of rows that the coordinator computes on by itself: unless they are plain they are turned by a rotation."""
+    return plain.SCHEME if agreement.protection is Protection.PLAIN else rotation.SCHEME
 
 
 def _hash_of_none(evaluation_keys: bytes) -> bytes:

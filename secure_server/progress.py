@@ -81,10 +81,10 @@ def log_failures(state: State, failures: Iterable[GroupFailure]) -> None:
 
 
 def _log_dropped(before: State, after: State) -> None:
-    dropped = set(before.asked) - set(after.asked)
+    over = after.survivors[-1]
+    dropped = set(before.asked) - set(over.sites)
     if dropped:
-        phase = after.survivors[-1].phase.name
-        _log.warning("round %d: %s dropped out in %s", after.round, _list(dropped), phase)
+        _log.warning("round %d: %s dropped out in %s", after.round, _list(dropped), over.phase.name)
 
 
 def _log_sitting_out(before: State, after: State) -> None:

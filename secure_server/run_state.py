@@ -26,6 +26,7 @@ class Stage(StrEnum):
     VALUES = "values"
     SURVIVORS = "survivors"
     UNMASK = "unmask"
+    MEANS = "means"
     COMPUTING = "computing"
     RESULT = "result"
     FINISHED = "finished"
@@ -39,6 +40,7 @@ ASKED: Mapping[Stage, Phase] = {
     Stage.VALUES: Phase.VALUES,
     Stage.SURVIVORS: Phase.SURVIVORS,
     Stage.UNMASK: Phase.UNMASK,
+    Stage.MEANS: Phase.MEANS,
     Stage.RESULT: Phase.RESULT,
 }
 """The phase that each of a round's stages asks of sites."""
@@ -46,8 +48,11 @@ ASKED: Mapping[Stage, Phase] = {
 ASKING: Mapping[Phase, Stage] = {phase: stage for stage, phase in ASKED.items()}
 """The stage of a round that asks sites for a phase."""
 
-STEPS = (Phase.DIRECTIONS, Phase.SHARES, Phase.VALUES, Phase.SURVIVORS, Phase.UNMASK)
+STEPS = (Phase.DIRECTIONS, Phase.SHARES, Phase.VALUES, Phase.SURVIVORS, Phase.UNMASK, Phase.MEANS)
 """The phases that there may be between PRESENCE and the computation, in their order."""
+
+OPENING = (Phase.UNMASK, Phase.MEANS)
+"""Once one of them is asked, somebody may have read a sum: no other sum may be taken over the same values."""
 
 PLANNED_ANEW = Phase.DIRECTIONS
 """After this step the quorums of those to come are settled again: they hang on what was answered."""
@@ -117,7 +122,7 @@ class Rules:
         for steps in (self.clustering_steps, self.round_steps):
             if list(steps) != [phase for phase in STEPS if phase in steps] or Phase.VALUES not in steps:
                 raise ValueError("a round's steps are VALUES and others around it, each once and in order")
-        if Phase.UNMASK in self.clustering_steps:
+        if set(OPENING) & set(self.clustering_steps):
             raise ValueError("a clustering that is abandoned cannot be gone on without")
 
     @property
@@ -264,8 +269,11 @@ class State:
     def asked(self) -> tuple[str, ...]:
         """Who is asked the current step, once PRESENCE is over: those who answered the one before.
 
-        The result is for all participants that there is one for, also for those who dropped out on the way to it.
+        Means are asked of the groups' leaders alone. The result is for all participants that there is one for, also for
+        those who dropped out on the way to it.
         """
+        if self.stage is Stage.MEANS:
+            return self.leaders
         if self.stage is Stage.RESULT:
             return tuple(site for site in self.participants if site not in self.without)
         if not self.survivors:
@@ -278,6 +286,12 @@ class State:
             if each.phase is phase:
                 return each.sites
         raise ValueError(f"{phase.name} is not over")
+
+    @property
+    def leaders(self) -> tuple[str, ...]:
+        """Of each group that takes part, the first participant by name; sorted."""
+        there = set(self.participants)
+        return tuple(sorted(min(there & set(group)) for group in self.groups if there & set(group)))
 
     @property
     def maker(self) -> str:

@@ -8,7 +8,17 @@ from itertools import dropwhile
 from typing import Protocol
 
 from protoseal_wire.messages import Phase
-from secure_server.run_state import ASKED, ASKING, PLANNED_ANEW, Quorum, Rules, Stage, State, Survivors
+from secure_server.run_state import (
+    ASKED,
+    ASKING,
+    OPENING,
+    PLANNED_ANEW,
+    Quorum,
+    Rules,
+    Stage,
+    State,
+    Survivors,
+)
 from secure_server.tasks import able_sites, asked_sites, ready_sites
 
 _ANSWERS: Mapping[Phase, str] = {
@@ -17,6 +27,7 @@ _ANSWERS: Mapping[Phase, str] = {
     Phase.VALUES: "values",
     Phase.SURVIVORS: "word on who survived",
     Phase.UNMASK: "shares to unmask with",
+    Phase.MEANS: "means of its group",
 }
 """What a step's answer is called in a reason."""
 
@@ -171,6 +182,7 @@ _SETTLED: Mapping[Stage, _Settled] = {
     Stage.VALUES: _settled_step,
     Stage.SURVIVORS: _settled_step,
     Stage.UNMASK: _settled_step,
+    Stage.MEANS: _settled_step,
     Stage.COMPUTING: _settled_computing,
     Stage.RESULT: _settled_result,
 }
@@ -182,7 +194,7 @@ _SETTLED: Mapping[Stage, _Settled] = {
 def failed(rules: Rules, state: State, why: str, now: float, lost: Set[str] = frozenset()) -> State:
     """Give the attempt up, which ``lost`` cost it. Repeat the round, abandon it, or stop the run."""
     given_up = _given_up(replace(state, absent=state.absent | lost), why)
-    if _unmask_was_asked(rules, state) or _signed_for_good(rules, state):
+    if _sum_may_be_open(rules, state) or _signed_for_good(rules, state):
         return _abandoned(rules, given_up, now, lost)
     return _repeated(rules, given_up, now, lost)
 
@@ -191,10 +203,13 @@ def _given_up(state: State, why: str) -> State:
     return replace(_cleared(state), reason=f"round {state.round}, attempt {state.attempt}: {why}")
 
 
-def _unmask_was_asked(rules: Rules, state: State) -> bool:
-    """Whether sites may have released shares in this attempt: they refuse any other of the same round."""
-    computing = state.stage is Stage.COMPUTING and Phase.UNMASK in rules.steps(state.round)
-    return state.stage is Stage.UNMASK or computing
+def _sum_may_be_open(rules: Rules, state: State) -> bool:
+    """Whether sites may have released shares in this attempt, or read their group's sum.
+
+    Sites that released shares refuse any other attempt of the round. Of encrypted sums they cannot know.
+    """
+    computing = state.stage is Stage.COMPUTING and bool(set(OPENING) & set(rules.steps(state.round)))
+    return ASKED.get(state.stage) in OPENING or computing
 
 
 def _signed_for_good(rules: Rules, state: State) -> bool:

@@ -61,18 +61,20 @@ def similarity_weights(rows: Float) -> NDArray[np.float64]:
     return np.asarray(cosines / cosines.sum(axis=1, keepdims=True))
 
 
-def between(groups: Groups, *, literal_absent: bool = False) -> Groups:
+def between(groups: Groups, *, literal_absent: bool = False, tau: float = 0.0) -> Groups:
     """Each group's prototypes and extractor after equations 7 and 8, with one ρ for both.
 
     A class is mixed over the groups that have it, their weights divided by their sum, so that a group without
     it does not pull it towards zero; ``literal_absent`` leaves out the division, as printed. A group gets a
-    class that it has not itself from those that have it; ``has`` is False, and the row zero, where no
-    group with weight above 0 has it. θ is mixed over all groups.
+    class that it has not itself from those that have it; ``has`` is False, and the row zero, where the groups that
+    have it have no weight above ``tau`` together: on ciphertexts a smaller one cannot be told from 0, and would be
+    divided by. θ is mixed over all groups.
     """
     weights = similarity_weights(groups.rows)
     shares = weights @ groups.has
-    has = np.asarray(shares > 0.0)
+    has = np.asarray(shares > tau)
     mixed = np.einsum("jm,mkd->jkd", weights, np.where(groups.has[:, :, None], groups.rows, 0.0))
+    mixed[~has] = 0.0
     divisors = np.ones_like(shares) if literal_absent else np.where(has, shares, 1.0)
     return Groups(mixed / divisors[:, :, None], has, weights @ groups.theta)
 

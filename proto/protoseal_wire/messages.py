@@ -42,6 +42,8 @@ class Phase(IntEnum):
     """Request: :class:`SignedSurvivors`. Answer: :class:`ReleasedShares`."""
     DIRECTIONS = 9
     """Request: :class:`ActiveList`. Answer: :class:`crypto.protection.Payload`."""
+    MEANS = 10
+    """Request: the group's sum, a :class:`crypto.protection.Payload`. Answer: another."""
 
 
 @dataclass(frozen=True, order=True)

@@ -164,7 +164,8 @@ class Protection(StrEnum):
     """Vectors turned by a secret rotation, of which the coordinator sees the inner products; sums under pairwise
     masks, of which it sees the sum."""
     CKKS = "ckks"
-    """The coordinator computes on ciphertexts and sees no values, inner products or sample counts."""
+    """The coordinator computes on ciphertexts and sees no values or sample counts; inner products of turned vectors
+    where a method clusters."""
 
 
 class Presence(StrEnum):
@@ -185,19 +186,20 @@ BUILT_IN_MODELS = (
     *("googlenet", "mobilenet-v2"),
 )
 
+_OF_ALL = (Offer.SUM, Offer.CLUSTERING, Offer.COSINE_WEIGHTS)
 OFFERS = {
-    Protection.PLAIN: frozenset({Offer.GRAM, Offer.SUM}),
-    Protection.MASKED: frozenset({Offer.GRAM, Offer.SUM}),
-    Protection.CKKS: frozenset({Offer.DISTANCE_WEIGHTS}),
+    Protection.PLAIN: frozenset({Offer.GRAM, *_OF_ALL}),
+    Protection.MASKED: frozenset({Offer.GRAM, *_OF_ALL}),
+    Protection.CKKS: frozenset({Offer.DISTANCE_WEIGHTS, *_OF_ALL}),
 }
 """What the coordinator's half of each protection can compute."""
 NEEDS = {
-    Family.GROUPS: frozenset({Need.GRAM, Need.SUM}),
+    Family.GROUPS: frozenset({Need.CLUSTERING, Need.SUM, Need.COSINE_WEIGHTS}),
     Family.SUMS: frozenset({Need.SUM}),
-    Family.CLUSTERS: frozenset({Need.GRAM, Need.SUM}),
+    Family.CLUSTERS: frozenset({Need.CLUSTERING, Need.SUM}),
     Family.ALONE: frozenset[Need](),
 }
-"""Inner products for a clustering, sums for what is averaged. What ``PEERS`` need depends on the weighting."""
+"""All of them. Of what serves ``PEERS``, which depends on the weighting, one is enough."""
 
 _LATER = "is not in this version"
 _PART_OF_MASKED = "is a part of 'masked', which uses it where the method needs it"
@@ -240,7 +242,7 @@ def check_protection_serves(
     elif not _values(NEEDS[family]) <= _values(OFFERS[protection]):
         raise ValueError(
             f"method {method.value} needs {_names(NEEDS[family], 'and')}, and protection {protection.value!r} offers"
-            f" {_names(OFFERS[protection])}; choose protection 'masked' or 'plain'"
+            f" {_names(OFFERS[protection])}"
         )
 
 

@@ -13,7 +13,7 @@ from algorithms.fedplcc import most_hiding
 from algorithms.kmeans import Labels
 from crypto.errors import MalformedError
 from crypto.protection import Cohort
-from protoseal.config import Agreement
+from protoseal.config import Agreement, Protection
 from protoseal_wire.assignment import AssignedClusters, clusters_of
 from protoseal_wire.messages import AssignedRows, Assignment
 from secure_client.errors import Violation
@@ -57,13 +57,14 @@ def check_classes(assigned: AssignedRows, cohort: Cohort, agreement: Agreement) 
 
 
 def check_few(found: AssignedClusters, agreement: Agreement) -> None:
-    """Of each class as few clusters as are agreed, and that their sums hide norms (:func:`most_hiding`)."""
+    """Of each class as few clusters as are agreed, and that sums that are shown hide norms (:func:`most_hiding`)."""
     clusters = np.bincount(found.labels)
     if clusters.max(initial=0) > agreement.clustering.most_clusters:
         raise Violation("the assignment has more clusters of a class than are agreed")
+    shown = agreement.protection is not Protection.CKKS
     rows = np.bincount(found.labels, weights=found.rows.sum(axis=0))
     for k in np.flatnonzero(clusters):
-        if clusters[k] > most_hiding(int(rows[k])):
+        if shown and clusters[k] > most_hiding(int(rows[k])):
             raise Violation(
                 f"the assignment has {clusters[k]} clusters for {rows[k]:.0f} rows of class"
                 f" {agreement.classes[k]!r}: their sums would give norms away"

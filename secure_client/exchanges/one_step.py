@@ -5,7 +5,6 @@ The protection's site half does the work; here it gets its secret, and with rota
 
 from __future__ import annotations
 
-from crypto.ckks.secret import CkksSecret
 from crypto.ckks.site import CkksSite
 from crypto.encoding import encode
 from crypto.plain import PlainSite
@@ -21,15 +20,17 @@ def site_half(agreement: Agreement, setup: Setup, key: PhaseKey) -> SiteHalf:
 
     Raises :class:`secure_client.errors.Violation` when the coordinator skipped the step that delivers its secret.
     """
-    match agreement.protection:
-        case Protection.PLAIN:
-            return PlainSite()
-        case Protection.MASKED:
-            return RotationSite(setup.group_secret(), rotation_context(agreement, setup, key))
-        case Protection.CKKS:
-            weighting = Combination(agreement.pfpl.weighting.value)
-            secret = CkksSecret.from_bytes(setup.group_secret())
-            return CkksSite(secret, weighting, agreement.agreement_threshold)
+    if agreement.protection is not Protection.CKKS:
+        return shown_half(agreement, setup, key)
+    weighting = Combination(agreement.pfpl.weighting.value)
+    return CkksSite(setup.ckks_key(), weighting, agreement.agreement_threshold)
+
+
+def shown_half(agreement: Agreement, setup: Setup, key: PhaseKey) -> SiteHalf:
+    """For values whose inner products the coordinator is to see: as they are under ``plain``, else turned."""
+    if agreement.protection is Protection.PLAIN:
+        return PlainSite()
+    return RotationSite(setup.rotation_seed(), rotation_context(agreement, setup, key))
 
 
 def rotation_context(agreement: Agreement, setup: Setup, key: PhaseKey, phase: Phase = Phase.VALUES) -> bytes:

@@ -26,7 +26,7 @@ from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey, RoundStart
 from secure_client.bounds import check_averaged_bounds
 from secure_client.errors import Violation
-from secure_client.exchanges.one_step import site_half
+from secure_client.exchanges.one_step import shown_half
 from secure_client.exchanges.pairwise import Group, MaskedSum
 from secure_client.exchanges.participants import Participants
 from secure_client.journal import Journal
@@ -118,7 +118,7 @@ class Sums:
         rows, _ = self._trainee.trained(0)
         longest = self._agreement.norm_bound * np.sqrt(len(rows))
         row = np.asarray(rows.reshape(1, -1) / longest)
-        return site_half(self._agreement, self._setup, key).protect(row, self._site, cohort)
+        return shown_half(self._agreement, self._setup, key).protect(row, self._site, cohort)
 
     def _vector(self, key: PhaseKey, group: Group) -> NDArray[np.float64]:
         """(L,), as the layout says; zeros for classes that are withheld in the group's attempt."""

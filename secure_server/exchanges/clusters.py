@@ -7,15 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from algorithms.averaging import weighted_mean
-from algorithms.fedplcc import WITHHELD, Assignment, Contribution, assign, global_clusters
+from algorithms.fedplcc import WITHHELD, Assignment, Contribution, assign
 from algorithms.kmeans import Labels
 from algorithms.linear import Bool, Float
 from crypto.errors import MalformedError
 from crypto.protection import Payload
 from crypto.rows import whole_numbers
 from protoseal.config import Agreement, Protection
-from protoseal.terms import longest_mean
+from protoseal.means import cluster_means
 
 
 @dataclass(frozen=True)
@@ -88,11 +87,7 @@ def result_of(
 
     ``model`` is the sum (p + q + 1,) of models times samples, and of samples.
     """
-    own = agreement.clustering
-    clusters = global_clusters(total, labels, weighted_centres=own.weighted_centres, uniform=own.uniform)
-    _check_short(agreement, clusters.rows)
-    _, parameters = agreement.layout.split(model)
-    mean = weighted_mean(parameters, float(model[-1]))
+    clusters, mean = cluster_means(agreement, total, labels, model)
     return Payload(scheme, arrays=(clusters.rows, labels.astype(np.float64), clusters.weights, mean))
 
 
@@ -111,13 +106,3 @@ def _check_held(found: Assignment) -> None:
     """Classes without enough holders are withheld before it comes to this."""
     if any((of_row == WITHHELD).any() for of_row in found.of_row):
         raise ValueError("a class has prototypes of too few sites")
-
-
-def _check_short(agreement: Agreement, centres: Float) -> None:
-    """Every site would refuse the result. The limit: one longer row among shorter ones goes unnoticed in a sum."""
-    longest = float(np.linalg.norm(centres, axis=1).max(initial=0.0))
-    if longest > longest_mean(agreement):
-        raise MalformedError(
-            f"a cluster's centre has norm {longest:.9g}: a site did not keep to the bound of"
-            f" {agreement.norm_bound:g}"
-        )

@@ -9,58 +9,44 @@ help, which undoes the rotation, they give every prototype.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from algorithms.fedplcc import Contribution
 from algorithms.linear import Float
-from crypto.errors import MalformedError, UnknownSchemeError
+from crypto.errors import MalformedError
 from crypto.fixed_point import FixedPoint
 from crypto.pairwise.scheme import SCHEME
 from crypto.protection import Payload
-from crypto.rotation import SCHEME as ROTATION
-from crypto.rows import NORM_SLACK
 from protoseal.config import Agreement
-from protoseal.terms import directions_form, group_cohort
+from protoseal.means import check_samples
 from protoseal_wire import codec
-from protoseal_wire.assignment import AssignedClusters, broadcast, clusters_of
+from protoseal_wire.assignment import broadcast
 from protoseal_wire.codec import Limits
-from protoseal_wire.messages import AssignedRows, Assignment, Phase
+from protoseal_wire.messages import Phase
 from secure_server.exchanges.attempt import Attempt
-from secure_server.exchanges.clusters import Local, assigned, read_labels, result_of
-from secure_server.exchanges.mixing import GroupSum, check_samples
+from secure_server.exchanges.clusters import result_of
+from secure_server.exchanges.directions import Directions
+from secure_server.exchanges.mixing import GroupSum
 from secure_server.exchanges.pairwise import PairwiseSums
 from secure_server.run_state import Quorum
 
 
-@dataclass(frozen=True)
-class Told:
-    """The assignment of one attempt as every site is told it, and what it comes to."""
-
-    content: bytes
-    clusters: AssignedClusters
-
-
 class MaskedClusters(PairwiseSums):
-    """DIRECTIONS, then the steps of a masked sum over all sites, which are one group.
-
-    The assignment follows from what is stored, and is the same again after a restart on the same machine. It is
-    worked out once for an attempt, in time and memory that grow with the square of a class's prototypes.
-    """
+    """DIRECTIONS, then the steps of a masked sum over all sites, which are one group."""
 
     summing = (Phase.DIRECTIONS, Phase.SHARES, Phase.VALUES)
 
     def __init__(self, agreement: Agreement, limits: Limits) -> None:
         super().__init__(agreement, limits)
-        self._known: tuple[tuple[object, ...], Told] | None = None
+        self._directions = Directions(agreement, limits)
 
     def quorums_of(self, attempt: Attempt, group: tuple[str, ...]) -> Iterator[Quorum]:
         """Once directions are there, enough sites of each cluster too."""
         yield from super().quorums_of(attempt, group)
         if Phase.DIRECTIONS not in attempt.survivors:
             return
-        for holders in sorted(set(self._told(attempt).clusters.holders)):
+        for holders in sorted(set(self._directions.told(attempt).clusters.holders)):
             for phase in (Phase.SHARES, Phase.VALUES):
                 yield Quorum(phase, frozenset(holders), self._agreement.min_holders)
 
@@ -70,14 +56,14 @@ class MaskedClusters(PairwiseSums):
             case Phase.DIRECTIONS:
                 return codec.encode_active_list(attempt.active)
             case Phase.SHARES:
-                return self._told(attempt).content
+                return self._directions.told(attempt).content
             case _:
                 return super().request(attempt, phase, site)
 
     def check(self, attempt: Attempt, phase: Phase, site: str, content: bytes) -> None:
         """As :class:`secure_server.exchanges.attempt.Exchange` says."""
         if phase is Phase.DIRECTIONS:
-            self._directions(attempt, site, content)
+            self._directions.read(attempt, site, content)
         else:
             super().check(attempt, phase, site, content)
 
@@ -85,11 +71,11 @@ class MaskedClusters(PairwiseSums):
 
     def fixed_point(self, attempt: Attempt) -> FixedPoint:
         """Of as many clusters as the attempt has."""
-        return self._agreement.fixed_point(len(self._told(attempt).clusters.labels))
+        return self._agreement.fixed_point(len(self._directions.told(attempt).clusters.labels))
 
     def broadcast(self, attempt: Attempt, group: tuple[str, ...]) -> bytes:
         """With the assignment."""
-        return broadcast(super().broadcast(attempt, group), self._told(attempt).content)
+        return broadcast(super().broadcast(attempt, group), self._directions.told(attempt).content)
 
     def check_sum(self, attempt: Attempt, found: GroupSum) -> None:
         """As the base class says, of samples, counts and centres."""
@@ -104,12 +90,12 @@ class MaskedClusters(PairwiseSums):
 
     def _result(self, attempt: Attempt, found: GroupSum) -> Payload:
         clusters, model = self._parts(attempt, found)
-        labels = self._told(attempt).clusters.labels
+        labels = self._directions.told(attempt).clusters.labels
         return result_of(self._agreement, clusters, labels, model, SCHEME)
 
     def _parts(self, attempt: Attempt, found: GroupSum) -> tuple[Contribution, Float]:
         """Of a sum: what it has of clusters, over those who are in it, and of models."""
-        told, own = self._told(attempt).clusters, self._agreement.clustering
+        told, own = self._directions.told(attempt).clusters, self._agreement.clustering
         number = len(told.labels)
         of_clusters, model = np.split(found.total, [own.length(number, self._agreement.dim)])
         sums, counts = own.split(of_clusters, number)
@@ -126,35 +112,3 @@ class MaskedClusters(PairwiseSums):
             raise MalformedError(
                 "a cluster's prototypes stand for fewer samples than they are, or for too many"
             )
-
-    # What is assigned
-
-    def _told(self, attempt: Attempt) -> Told:
-        """Worked out by whoever asks first; by two threads at once perhaps, to the same outcome."""
-        senders = attempt.survivors[Phase.DIRECTIONS]
-        key, known = (attempt.key, senders), self._known
-        if known is None or known[0] != key:
-            local = {
-                site: self._directions(attempt, site, attempt.answer(Phase.DIRECTIONS, site))
-                for site in senders
-            }
-            found = assigned(self._agreement, local)
-            assignment = Assignment(
-                tuple(AssignedRows(site, local[site].labels, found.of_site[site]) for site in sorted(local))
-            )
-            known = self._known = (key, Told(codec.encode_assignment(assignment), clusters_of(assignment)))
-        return known[1]
-
-    def _directions(self, attempt: Attempt, site: str, content: bytes) -> Local:
-        """A site's rows, turned, and their classes. Raises :class:`MalformedError` for what no honest site sends."""
-        payload = codec.decode_payload(content, self._limits, directions_form(self._agreement))
-        if payload.scheme != ROTATION:
-            raise UnknownSchemeError(f"expected a payload of scheme {ROTATION!r}, not {payload.scheme!r}")
-        rows, classes = payload.arrays
-        cohort = group_cohort(attempt.active, attempt.group_of(site), self._agreement)
-        holds, most = cohort.holds[cohort.index(site)], self._agreement.clustering.most_local
-        labels = read_labels(classes, holds, most)
-        norms = np.linalg.norm(rows, axis=1)
-        if (np.abs(norms - 1.0) > NORM_SLACK).any():
-            raise MalformedError("a direction is not of length 1")
-        return Local(rows, labels)

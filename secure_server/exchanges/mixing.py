@@ -8,13 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.averaging import prototype_means, weighted_mean
 from algorithms.fedpc.aggregation import Groups, between, within
 from algorithms.linear import Bool
-from crypto.errors import MalformedError
 from crypto.protection import Cohort, Payload
 from protoseal.config import Agreement
-from protoseal.terms import longest_mean
+from protoseal.means import check_total, means_of
 from secure_server.exchanges.attempt import Outcome
 from secure_server.run_state import Groups as SiteGroups
 
@@ -37,22 +35,8 @@ class GroupSum:
 
 
 def check_means(agreement: Agreement, each: GroupSum) -> None:
-    """Raise :class:`MalformedError` for a mean that no members within the norm bound have, or a weight of nobody.
-
-    Every site would refuse it in a result. The limit: one member's longer row among shorter ones goes unnoticed.
-    """
-    layout = agreement.layout
-    if layout.weighted:
-        check_samples(float(each.total[-1]), len(each.members), agreement.averaging.most_samples)
-    if not layout.classes:
-        return
-    rows, _ = layout.split(each.total)
-    counted = each.holders >= agreement.min_holders
-    longest = np.linalg.norm(rows[counted] / each.holders[counted, None], axis=1).max(initial=0.0)
-    if longest > longest_mean(agreement):
-        raise MalformedError(
-            f"a mean prototype has norm {longest:.9g}: a member did not keep to the bound of {agreement.norm_bound:g}"
-        )
+    """As :func:`protoseal.means.check_total`: every site would refuse such a result."""
+    check_total(agreement, each.total, each.holders, len(each.members))
 
 
 def results_of(agreement: Agreement, sums: Sequence[GroupSum], scheme: str) -> list[Payload]:
@@ -72,28 +56,15 @@ def _mixed(agreement: Agreement, sums: Sequence[GroupSum], scheme: str) -> list[
         np.array([len(each.members) for each in sums], dtype=np.int64),
         agreement.min_holders,
     )
-    groups = between(means, literal_absent=agreement.fedpc.literal_absent)
+    tau, literal = agreement.agreement_threshold, agreement.fedpc.literal_absent
+    groups = between(means, literal_absent=literal, tau=tau)
     return [_payload_of(groups, index, scheme) for index in range(len(sums))]
 
 
 def _averaged(agreement: Agreement, each: GroupSum, scheme: str) -> Payload:
     """Means of prototypes over their holders; of models over samples, or over members."""
-    layout = agreement.layout
-    if len(each.members) < agreement.min_holders:
-        raise ValueError(f"a sum over {len(each.members)} sites, at least {agreement.min_holders} are agreed")
-    rows, model = layout.split(each.total)
-    weight = float(each.total[-1]) if layout.weighted else float(len(each.members))
-    has = np.zeros(len(agreement.classes), dtype=np.bool_)
-    if layout.classes:
-        rows, has = prototype_means(rows, each.holders, agreement.min_holders)
-    return _payload(rows, weighted_mean(model, weight), has, scheme)
-
-
-def check_samples(weight: float, members: int, most: int) -> None:
-    """Raise :class:`MalformedError` unless so many members can have that many samples together, ``most`` each."""
-    # What the fixed point rounds is a whole number already: it comes out exactly.
-    if not members <= weight <= members * most:
-        raise MalformedError(f"{members} members have {weight:g} samples together, {most} each at most")
+    means = means_of(agreement, each.total, each.holders, len(each.members))
+    return _payload(means.rows, means.model, means.has, scheme)
 
 
 def for_members(groups: SiteGroups, results: Sequence[Payload]) -> Outcome:

@@ -173,7 +173,7 @@ def earlier_secret(play: Hostile) -> None:
 
 
 def _group_secret(play: Hostile, name: str) -> CkksSecret:
-    return CkksSecret.from_bytes(play.site(name).session._setup.group_secret())
+    return play.site(name).session._setup.ckks_key()
 
 
 _CKKS = (Protection.CKKS, Weighting.COMPLEMENT)

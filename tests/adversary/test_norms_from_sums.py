@@ -153,4 +153,4 @@ def test_the_stated_limit_one_site_that_helps_opens_every_prototype(play: Cluste
 def shared(play: ClusterPlay) -> tuple[bytes, bytes]:
     """What every site derives the rotations of the first attempt's directions from."""
     setup, key = play.site(HELPER).session._setup, PhaseKey("run-1", 1, 1, Phase.DIRECTIONS)
-    return setup.group_secret(), rotation_context(play.agreement, setup, key, key.phase)
+    return setup.rotation_seed(), rotation_context(play.agreement, setup, key, key.phase)

@@ -38,7 +38,7 @@ class Limits:
     """The bounds of one run: K classes, feature dimension d, at most ``sites`` sites.
 
     ``parameters``: the averaged part's parameters and buffers, where they travel. ``per_class``: the most prototypes
-    of a class in one payload. ``ValueError`` unless classes, dimension, sites and ``per_class`` are at least 1, there
+    of a class in one payload. ``ciphertexts``: of an encrypted sum, where there is one. ``ValueError`` unless classes, dimension, sites and ``per_class`` are at least 1, there
     are at most 256 sites, and no content of numbers exceeds what a header may announce. The limit: a run that is too
     large for ciphertexts alone is not refused here, because it may use none; such ciphertexts are :class:`TooLarge`
     when they come.
@@ -49,12 +49,13 @@ class Limits:
     sites: int = MOST_SITES
     parameters: int = 0
     per_class: int = 1
+    ciphertexts: int = 0
 
     def __post_init__(self) -> None:
         if min(self.classes, self.dim, self.per_class) < 1 or not 1 <= self.sites <= MOST_SITES:
             raise ValueError(f"a run has prototypes, classes, dimensions and 1 to {MOST_SITES} sites")
-        if self.parameters < 0:
-            raise ValueError("an extractor has no fewer than 0 parameters")
+        if self.parameters < 0 or self.ciphertexts < 0:
+            raise ValueError("an extractor has no fewer than 0 parameters, and a sum no fewer than 0 ciphertexts")
         if self._numbers > self._room:
             raise ValueError(
                 f"the numbers of one site take {self._numbers} bytes, and at most {self._room} can be sent:"
@@ -73,6 +74,7 @@ class Limits:
             Phase.SURVIVORS: self.survivor_signature,
             Phase.UNMASK: self.released_shares,
             Phase.DIRECTIONS: self.payload,
+            Phase.MEANS: self.payload,
         }[phase]
 
     def request_bytes(self, phase: Phase) -> int:
@@ -87,13 +89,14 @@ class Limits:
             Phase.SURVIVORS: self.survivor_set,
             Phase.UNMASK: self.signed_survivors,
             Phase.DIRECTIONS: self.active_list,
+            Phase.MEANS: self.payload,
         }[phase]
 
     @property
     def blobs(self) -> int:
-        """The most ciphertexts in one payload: real and imaginary parts, and two more for norms."""
+        """The most ciphertexts in one payload: of a sum; or of prototypes, real and imaginary parts, and two for norms."""
         width: int = 2 ** (self.classes - 1).bit_length()
-        return 2 * -(-self.dim * width // _SLOTS) + 2
+        return max(2 * -(-self.dim * width // _SLOTS) + 2, self.ciphertexts)
 
     # Bytes of a content of each kind, at most.
 
@@ -153,14 +156,14 @@ class Limits:
         return self.sites * (SEALED_SHARE_BYTES + _FRAMING) + _EMPTY
 
     @property
-    def survivor_set(self) -> int:
-        """The name of every site."""
-        return self.sites * _NAME + _EMPTY
-
-    @property
     def received_shares(self) -> int:
         """A sealed share from every site, and its name."""
         return self.sealed_shares + self.survivor_set
+
+    @property
+    def survivor_set(self) -> int:
+        """The name of every site."""
+        return self.sites * _NAME + _EMPTY
 
     @property
     def survivor_signature(self) -> int:

@@ -37,6 +37,7 @@ class _PhaseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumType
     PHASE_SURVIVORS: _Phase.ValueType  # 7
     PHASE_UNMASK: _Phase.ValueType  # 8
     PHASE_DIRECTIONS: _Phase.ValueType  # 9
+    PHASE_MEANS: _Phase.ValueType  # 10
 
 class Phase(_Phase, metaclass=_PhaseEnumTypeWrapper):
     """Calls"""
@@ -51,6 +52,7 @@ PHASE_SHARES: Phase.ValueType  # 6
 PHASE_SURVIVORS: Phase.ValueType  # 7
 PHASE_UNMASK: Phase.ValueType  # 8
 PHASE_DIRECTIONS: Phase.ValueType  # 9
+PHASE_MEANS: Phase.ValueType  # 10
 Global___Phase: typing_extensions.TypeAlias = Phase
 
 class _ShareKind:

@@ -1,0 +1,58 @@
+"""A group's evaluation keys as a file that several processes compute with."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from crypto.ckks.circuit import Circuit
+from crypto.ckks.evaluation_keys import EvaluationKeys
+from crypto.errors import KeyStoreError, MalformedError, VerificationError
+
+
+@dataclass(frozen=True)
+class KeysFile:
+    """``path`` of :meth:`EvaluationKeys.to_bytes`, and the SHA-256 of what is in it."""
+
+    path: Path
+    hash: bytes
+
+    @classmethod
+    def at(cls, path: Path) -> KeysFile:
+        """The file as it is now; :class:`KeyStoreError` if it cannot be read."""
+        try:
+            with path.open("rb") as file:
+                return cls(path, hashlib.file_digest(file, "sha256").digest())
+        except OSError as error:
+            raise KeyStoreError(f"the group's evaluation keys are not in {path}: {error.strerror}") from error
+
+
+# One entry: a group that makes new keys has no use for the old ones.
+@lru_cache(maxsize=1)
+def circuit_of(keys: KeysFile) -> Circuit:
+    """Loading the keys takes longer than some rounds, so each process does it once.
+
+    Raises :class:`KeyStoreError` for a file that cannot be read, :class:`VerificationError` for one that changed.
+    """
+    try:
+        loaded = EvaluationKeys.from_bytes(keys.path.read_bytes())
+    except OSError as error:
+        raise KeyStoreError(f"the evaluation keys in {keys.path} cannot be read: {error.strerror}") from error
+    if loaded.hash != keys.hash:
+        raise VerificationError(
+            f"the evaluation keys in {keys.path} changed while an aggregation was running"
+        )
+    return Circuit(loaded.load())
+
+
+@contextmanager
+def failures() -> Iterator[None]:
+    """SEAL refuses some results, such as the difference of two equal ciphertexts, with bare errors."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        raise MalformedError(f"the payloads cannot be combined: {error}") from error

@@ -1,0 +1,166 @@
+"""What travels of sums and of groups under ``ckks``: beside the numbers themselves, what they are to be divided by.
+
+So a result can be read by whoever has the key, also by a site that was not there when it came about. Classes that are
+withheld are zeros before they are encrypted; who holds what is public.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from algorithms.averaging import Counts
+from algorithms.fedpc.clustering import MOST_GROUPS
+from algorithms.fedplcc import Contribution, GlobalClusters
+from algorithms.kmeans import Labels
+from algorithms.linear import Bool, Float
+from crypto.ckks.mixing import MixForm
+from crypto.ckks.sums import SumForm
+from crypto.errors import ImplausibleError, MalformedError
+from crypto.fixed_point import Segment
+from protoseal.config import Agreement
+from protoseal.means import Means, check_samples, check_total, cluster_means, means_of
+from protoseal.terms import longest_mean
+from protoseal_wire.codec.limits import MOST_SITES
+
+_SLACK = 1e-6
+"""Means of what keeps to its bounds are beyond them by no more than rounding and a ciphertext's error."""
+_NOT_WHOLE = 1e-3
+"""A count that is further from a whole number is none; errors are far smaller."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A decrypted sum: ``total`` (L,) as the layout says, over ``members``; ``holders`` (K,) have a class."""
+
+    total: Float
+    holders: Counts
+    members: int
+
+
+class EncryptedSum:
+    """What each site adds: its contribution, a 1 for each class that it contributes to, and a 1 for itself."""
+
+    def __init__(self, agreement: Agreement) -> None:
+        self._agreement = agreement
+        counts = Segment(len(agreement.classes) + 1, 1.0)
+        segments = (*agreement.layout.segments(agreement.norm_bound, agreement.averaging), counts)
+        self.form = SumForm(segments, terms=MOST_SITES)
+
+    def vector(self, contribution: Float, holds: Bool) -> NDArray[np.float64]:
+        """For a contribution (L,) that has rows of the classes ``holds`` (K,)."""
+        return np.concatenate([contribution, holds.astype(np.float64), [1.0]])
+
+    def opened(self, values: Float) -> Opened:
+        """What :meth:`vector`'s sum over sites says. Raises :class:`ImplausibleError` for what no sites add up to."""
+        total, counts = np.split(values, [self._agreement.layout.length])
+        holders = whole_counts(counts)
+        if not 1 <= holders[-1] <= MOST_SITES or (holders[:-1] > holders[-1]).any():
+            raise ImplausibleError("a decrypted sum is over no number of sites")
+        return Opened(total, holders[:-1], int(holders[-1]))
+
+    def means(self, opened: Opened) -> Means:
+        """The means; :class:`ImplausibleError` for those that no sites within their bounds have, or of too few."""
+        try:
+            check_total(self._agreement, opened.total, opened.holders, opened.members)
+            return means_of(self._agreement, opened.total, opened.holders, opened.members)
+        except (MalformedError, ValueError) as error:
+            raise ImplausibleError(f"a decrypted sum: {error}") from error
+
+
+class EncryptedClusterSum:
+    """What each site adds where prototypes are added up by clusters, G of them.
+
+    Its part in each, how many of its rows that is, the model as the layout has it, and a 1 for itself.
+    """
+
+    def __init__(self, agreement: Agreement, clusters: int) -> None:
+        own, averaging = agreement.clustering, agreement.averaging
+        self._agreement, self._clusters = agreement, clusters
+        segments = (
+            *own.segments(clusters, agreement.dim, agreement.norm_bound, averaging.most_samples),
+            Segment(clusters, float(own.most_local)),
+            *agreement.layout.segments(agreement.norm_bound, averaging),
+            Segment(1, 1.0),
+        )
+        self.form = SumForm(segments, terms=MOST_SITES)
+
+    def vector(self, part: Contribution, model: Float) -> NDArray[np.float64]:
+        """Of a site's part in the clusters, and its model (p + q + 1,)."""
+        own = self._agreement.clustering.vector(part.sums, part.counts)
+        return np.concatenate([own, part.members.astype(np.float64), model, [1.0]])
+
+    def means(self, values: Float, labels: Labels) -> tuple[GlobalClusters, NDArray[np.float64]]:
+        """Clusters of classes ``labels`` (G,), and the mean model, from the sum of :meth:`vector` over sites.
+
+        Raises :class:`ImplausibleError` for those that no sites within their bounds have.
+        """
+        own, number, dim = self._agreement.clustering, self._clusters, self._agreement.dim
+        ends = np.cumsum([own.length(number, dim), number, self._agreement.layout.length])
+        of_clusters, rows, model, members = np.split(values, ends)
+        sums, counts = own.split(of_clusters, number)
+        rows_in, (sites,) = whole_counts(rows), whole_counts(members)
+        if (rows_in < self._agreement.min_holders).any() or sites < self._agreement.min_holders:
+            raise ImplausibleError("a decrypted sum is over fewer sites than were agreed")
+        total = Contribution(sums, rows_in.astype(np.float64), counts)
+        try:
+            check_samples(float(model[-1]), int(sites), self._agreement.averaging.most_samples)
+            return cluster_means(self._agreement, total, labels, model)
+        except (MalformedError, ValueError) as error:
+            raise ImplausibleError(f"a decrypted sum: {error}") from error
+
+
+class EncryptedGroups:
+    """What a group's leader sends of its means, and what comes back, mixed over the groups (FedPC, equations 5 to 8).
+
+    The direction is that of the concatenated prototypes. Mixed are prototypes, the averaged part, a 1 for each class
+    that the group has, and a 1: the last two come back as what the first two are divided by.
+    """
+
+    def __init__(self, agreement: Agreement) -> None:
+        self._agreement, averaging = agreement, agreement.averaging
+        self._rows = len(agreement.classes) * agreement.dim
+        segments = (
+            Segment(self._rows, longest_mean(agreement) * (1.0 + _SLACK)),
+            Segment(averaging.parameters, averaging.parameter_bound * (1.0 + _SLACK)),
+            Segment(averaging.buffers, averaging.buffer_bound * (1.0 + _SLACK)),
+            Segment(len(agreement.classes) + 1, 1.0),
+        )
+        self.form = MixForm(self._rows, segments, groups=agreement.fedpc.groups or MOST_GROUPS)
+
+    def parts(self, means: Means) -> tuple[Float, Float]:
+        """The direction (M,), not scaled, and the vector (L,) of a group's means."""
+        rows = np.where(means.has[:, None], means.rows, 0.0)
+        vector = np.concatenate([rows.ravel(), means.model, means.has.astype(np.float64), [1.0]])
+        return np.maximum(rows.ravel(), 0.0), vector
+
+    def nothing(self) -> tuple[Float, Float]:
+        """Of a leader that cannot read its group's sum: of the same form, without effect on other groups."""
+        return np.zeros(self._rows), np.zeros(self.form.vector.length)
+
+    def mixed(self, values: Float) -> Means:
+        """What a group trains from next; :class:`ImplausibleError` for what no groups come to.
+
+        A class whose groups weigh no more than ``agreement_threshold`` together has no prototype, in every protection.
+        """
+        agreement, classes = self._agreement, len(self._agreement.classes)
+        numbers, shares, (total,) = np.split(values, [len(values) - classes - 1, len(values) - 1])
+        if not 0.5 < total <= self.form.groups + 0.5:
+            raise ImplausibleError("a decrypted result is mixed of no number of groups")
+        has = shares > agreement.agreement_threshold * total
+        rows, model = np.split(numbers, [self._rows])
+        divisor = total if agreement.fedpc.literal_absent else np.where(has, shares, 1.0)[:, None]
+        rows = np.where(has[:, None], rows.reshape(classes, -1) / divisor, 0.0)
+        if np.linalg.norm(rows, axis=1).max() > longest_mean(agreement) * (1.0 + _SLACK):
+            raise ImplausibleError("a decrypted result has a prototype that is longer than the norm bound")
+        return Means(rows, has, model / total)
+
+
+def whole_counts(values: Float) -> Counts:
+    """Counts out of a decryption; :class:`ImplausibleError` unless they are whole numbers from 0 on."""
+    counts = np.rint(values)
+    if (np.abs(values - counts) > _NOT_WHOLE).any() or (counts < 0).any():
+        raise ImplausibleError("a decrypted sum counts sites in parts")
+    return counts.astype(np.int64)

@@ -1,0 +1,37 @@
+"""What all sites of a run share and the coordinator must not have: the seed of rotations, and under ``ckks`` a key."""
+
+from __future__ import annotations
+
+import secrets
+
+from crypto.ckks.secret import CkksSecret
+from crypto.errors import MalformedError
+from crypto.keys import KEY_BYTES
+from protoseal.config import Protection
+
+
+def make_group_secret(protection: Protection) -> tuple[bytes, bytes]:
+    """A fresh secret, and the public keys that go with it, empty where there are none."""
+    seed = secrets.token_bytes(KEY_BYTES)
+    if protection is not Protection.CKKS:
+        return seed, b""
+    key, public = CkksSecret.generate()
+    return seed + key.to_bytes(), public.to_bytes()
+
+
+def check_group_secret(secret: bytes, protection: Protection) -> None:
+    """Raise :class:`MalformedError` for what the protection cannot use."""
+    if protection is Protection.CKKS:
+        ckks_key(secret)
+    elif len(secret) != KEY_BYTES:
+        raise MalformedError(f"the rotations' seed has {KEY_BYTES} bytes, not {len(secret)}")
+
+
+def rotation_seed(secret: bytes) -> bytes:
+    """The seed of all rotations."""
+    return secret[:KEY_BYTES]
+
+
+def ckks_key(secret: bytes) -> CkksSecret:
+    """The secret key; :class:`MalformedError` if it is not there."""
+    return CkksSecret.from_bytes(secret[KEY_BYTES:])

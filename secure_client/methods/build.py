@@ -1,0 +1,44 @@
+"""The method of a run, under its protection."""
+
+from __future__ import annotations
+
+from protoseal.config import Agreement, Family, Protection
+from secure_client.exchanges.pairwise import MaskedSum
+from secure_client.exchanges.participants import Participants
+from secure_client.journal import Journal
+from secure_client.methods.clusters import Clustered
+from secure_client.methods.encrypted_clusters import EncryptedClustered
+from secure_client.methods.encrypted_sums import EncryptedGroupSums, EncryptedSums
+from secure_client.methods.masked_clusters import MaskedClustered
+from secure_client.methods.method import Method
+from secure_client.methods.pfpl import Pfpl
+from secure_client.methods.sums import Sums
+from secure_client.setup import Party, Setup
+from secure_client.trainee import Trainee
+
+
+def build_method(
+    agreement: Agreement,
+    party: Party,
+    trainee: Trainee,
+    journal: Journal,
+    setup: Setup,
+    participants: Participants,
+) -> Method:
+    """Raises ``ValueError`` for a method that runs in no session."""
+    family, protection = agreement.method.traits.family, agreement.protection
+    parts = (agreement, party.name, trainee, journal, setup, participants)
+    masks = MaskedSum(agreement, party, setup, journal)
+    match family:
+        case Family.PEERS:
+            return Pfpl(agreement, party.name, trainee, setup, participants)
+        case Family.ALONE:
+            raise ValueError(f"method {agreement.method.value} runs in no session")
+        case Family.CLUSTERS if protection is Protection.MASKED:
+            return MaskedClustered(*parts, masks)
+        case Family.CLUSTERS:
+            return (EncryptedClustered if protection is Protection.CKKS else Clustered)(*parts)
+        case Family.GROUPS if protection is Protection.CKKS:
+            return EncryptedGroupSums(*parts, masks)
+        case _:
+            return (EncryptedSums if protection is Protection.CKKS else Sums)(*parts, masks)

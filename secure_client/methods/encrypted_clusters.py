@@ -1,0 +1,80 @@
+"""Clusters at a site under ``ckks``: directions of its prototypes, turned; then its part in sums, encrypted.
+
+The coordinator reads nothing of sums, so that they may be of as many clusters as are agreed. The limit: **one site that
+helps the coordinator opens all prototypes**, since all have the seed and the key. As for other sums, nothing that
+follows from a decryption shows (:mod:`secure_client.methods.encrypted_sums`).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from algorithms.fedplcc import GlobalClusters
+from crypto.ckks.sums import SummingSite
+from crypto.errors import CryptoError, ImplausibleError, MalformedError
+from crypto.protection import Payload
+from crypto.rows import whole_numbers
+from protoseal.encrypted import EncryptedClusterSum
+from protoseal_wire import codec
+from protoseal_wire.codec.limits import MOST_SITES
+from protoseal_wire.messages import Phase, PhaseKey
+from secure_client.errors import Violation
+from secure_client.methods.clusters import Received
+from secure_client.methods.directed_clusters import DirectedClustered
+
+_log = logging.getLogger("protoseal.site")
+
+
+class EncryptedClustered(DirectedClustered):
+    """DIRECTIONS, then VALUES; the result is the sum."""
+
+    assigned_in = Phase.VALUES
+
+    def step(self, key: PhaseKey, request: bytes) -> bytes:
+        """See :class:`secure_client.methods.method.Method`."""
+        if key.phase is Phase.DIRECTIONS:
+            return self._directions(key, request)
+        group = self._assigned(key, request)
+        sums = EncryptedClusterSum(self._agreement, len(group.clusters))
+        vector = sums.vector(self._part(group, request), self._model(key))
+        return codec.encode_payload(SummingSite(self._setup.ckks_key(), sums.form).protect(vector))
+
+    def _check_result(self, key: PhaseKey, payload: Payload) -> None:
+        self._check_assigned(key, payload.arrays[0])
+
+    def _take(self, round_number: int, base: bytes, payload: Payload) -> Received:
+        """As the base class; of a decryption that cannot be right nothing but its hash."""
+        try:
+            return super()._take(round_number, base, payload)
+        except ImplausibleError as error:
+            _log.error("the result of round %d is not used: %s", round_number, error)
+            self._trainee.keep_base(round_number, base)
+            none = np.zeros(0, dtype=np.int64)
+            return Received(
+                GlobalClusters(np.zeros((0, self._agreement.dim)), none, np.zeros(0)), np.zeros(0)
+            )
+
+    def _read(self, payload: Payload) -> Received:
+        try:
+            labels = self._labels(payload.arrays[0])
+            sums = EncryptedClusterSum(self._agreement, len(labels))
+            encrypted = replace(payload, arrays=())
+            values = SummingSite(self._setup.ckks_key(), sums.form).unprotect(encrypted, MOST_SITES)
+            return Received(*sums.means(values, labels))
+        except ImplausibleError:
+            raise
+        except CryptoError as error:
+            raise Violation(f"a result is refused: {error}") from error
+
+    def _labels(self, classes: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Public, so that what is wrong with them may be told."""
+        labels = whole_numbers(classes, len(self._agreement.classes))
+        if (np.diff(labels) < 0).any():
+            raise MalformedError("a result's clusters are not ordered by class")
+        if np.bincount(labels).max(initial=0) > self._agreement.clustering.most_clusters:
+            raise MalformedError("a result has more clusters of a class than are agreed")
+        return labels

@@ -1,0 +1,103 @@
+"""Sums at a site under ``ckks``: what the coordinator added up comes back encrypted, and the means are taken here.
+
+Nothing that follows from a decryption shows in what the site answers (Li and Micciancio, eprint 2020/1533): a result
+that cannot be right is acknowledged like any other and what the site trains from stays as it is, though the site states
+the result's hash from then on. A group's leader sends means that it encrypted itself, or such that have no effect.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from algorithms.linear import Bool, Float
+from crypto.ckks.mixing import MixingSite
+from crypto.ckks.sums import SummingSite
+from crypto.errors import CryptoError, ImplausibleError
+from crypto.protection import Payload
+from protoseal.encrypted import EncryptedGroups, EncryptedSum
+from protoseal.means import Means
+from protoseal.terms import sums_form
+from protoseal_wire import codec
+from protoseal_wire.codec.limits import MOST_SITES
+from protoseal_wire.messages import Phase, PhaseKey
+from secure_client.errors import Violation
+from secure_client.methods.sums import Sums
+
+_log = logging.getLogger("protoseal.site")
+
+
+class EncryptedSums(Sums):
+    """Over all sites: VALUES, and a result that is the sum."""
+
+    def step(self, key: PhaseKey, request: bytes) -> bytes:
+        """See :class:`secure_client.methods.method.Method`."""
+        if key.phase is not Phase.VALUES or key.round == 0:
+            return super().step(key, request)
+        group = self._members.asked(key, request)
+        sums, holds = EncryptedSum(self._agreement), group.cohort.holds[group.cohort.index(self._site)]
+        vector = sums.vector(self._vector(key, group), holds)
+        return codec.encode_payload(SummingSite(self._setup.ckks_key(), sums.form).protect(vector))
+
+    def _take(self, round_number: int, base: bytes, payload: Payload) -> Bool:
+        """As the base class; of a decryption that cannot be right nothing but its hash."""
+        try:
+            return super()._take(round_number, base, payload)
+        except ImplausibleError as error:
+            _log.error("the result of round %d is not used: %s", round_number, error)
+            self._trainee.keep_base(round_number, base)
+            return np.zeros(len(self._agreement.classes), dtype=np.bool_)
+
+    def _read(self, payload: Payload) -> tuple[Float, Bool, Float]:
+        """A result's parts; :class:`ImplausibleError` for what shows in its decryption alone."""
+        try:
+            means = self._means(payload)
+        except ImplausibleError:
+            raise
+        except CryptoError as error:
+            raise Violation(f"a result is refused: {error}") from error
+        rows = means.rows if len(means.rows) else np.zeros((len(means.has), self._agreement.dim))
+        return rows, means.has, means.model
+
+    def _means(self, payload: Payload) -> Means:
+        return self._opened(payload)
+
+    def _opened(self, payload: Payload) -> Means:
+        """The means of a sum."""
+        sums = EncryptedSum(self._agreement)
+        values = SummingSite(self._setup.ckks_key(), sums.form).unprotect(payload, MOST_SITES)
+        return sums.means(sums.opened(values))
+
+
+class EncryptedGroupSums(EncryptedSums):
+    """FedPC: in groups, whose leaders send their means on, and a result that is mixed of the groups' means."""
+
+    def step(self, key: PhaseKey, request: bytes) -> bytes:
+        """And MEANS, of a leader."""
+        if key.phase is not Phase.MEANS:
+            return super().step(key, request)
+        self._check_leads(key)
+        payload = codec.decode_payload(request, self._limits, sums_form(self._agreement))
+        groups = EncryptedGroups(self._agreement)
+        site = MixingSite(self._setup.ckks_key(), groups.form)
+        return codec.encode_payload(site.protect(*self._parts(key, groups, payload)))
+
+    def _means(self, payload: Payload) -> Means:
+        groups = EncryptedGroups(self._agreement)
+        return groups.mixed(MixingSite(self._setup.ckks_key(), groups.form).unprotect(payload))
+
+    def _parts(self, key: PhaseKey, groups: EncryptedGroups, payload: Payload) -> tuple[Float, Float]:
+        try:
+            return groups.parts(self._opened(payload))
+        except ImplausibleError as error:
+            _log.error("the sum of this site's group in round %d is not used: %s", key.round, error)
+            return groups.nothing()
+        except CryptoError as error:
+            raise Violation(f"the sum of round {key.round} is refused: {error}") from error
+
+    def _check_leads(self, key: PhaseKey) -> None:
+        """Only the prescribed leader reads the sum."""
+        leader = min(self._members.agreed(key).cohort.sites)
+        if leader != self._site:
+            raise Violation(f"asked for the means of its group, which {leader} leads")

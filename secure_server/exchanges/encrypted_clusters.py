@@ -1,0 +1,56 @@
+"""Clusters under ``ckks``: directions of prototypes, turned, then encrypted sums over the clusters and of models.
+
+The coordinator sees the cosines between prototypes of a class, how many of them each site has, and nothing of the sums.
+The limit: with one site's help, which undoes the rotation and decrypts, it has everything.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from crypto.ckks.sums import SummingServer
+from crypto.protection import Payload
+from protoseal.config import Agreement
+from protoseal.encrypted import EncryptedClusterSum
+from protoseal_wire.codec import Limits
+from protoseal_wire.messages import Phase
+from secure_server.exchanges.attempt import Attempt, Outcome
+from secure_server.exchanges.directions import Directions
+from secure_server.exchanges.mixing import for_members
+from secure_server.exchanges.one_step import OneStep
+
+
+class EncryptedClusters(OneStep):
+    """DIRECTIONS, then VALUES; of each everyone's."""
+
+    def __init__(self, agreement: Agreement, limits: Limits) -> None:
+        super().__init__(agreement, limits)
+        self._directions = Directions(agreement, limits)
+
+    def request(self, attempt: Attempt, phase: Phase, site: str) -> bytes:
+        """The list, then the assignment."""
+        if phase is Phase.VALUES:
+            return self._directions.told(attempt).content
+        return super().request(attempt, phase, site)
+
+    def check(self, attempt: Attempt, phase: Phase, site: str, content: bytes) -> None:
+        """As :class:`secure_server.exchanges.attempt.Exchange` says."""
+        if phase is Phase.DIRECTIONS:
+            self._directions.read(attempt, site, content)
+        else:
+            super().check(attempt, phase, site, content)
+
+    def validate(self, payload: Payload, _site: str, attempt: Attempt) -> None:
+        """Raise :class:`crypto.errors.MalformedError` unless it can be added to others: what is inside is not seen."""
+        self._server(attempt).validate(payload)
+
+    def outcome(self, attempt: Attempt) -> Outcome:
+        """The sum and the clusters' classes, the same for each participant."""
+        (group,) = attempt.groups
+        total = self._server(attempt).add(self.payload(attempt, site) for site in group)
+        labels = self._directions.told(attempt).clusters.labels.astype(np.float64)
+        return for_members(attempt.groups, [Payload(total.scheme, (labels,), total.blobs)])
+
+    def _server(self, attempt: Attempt) -> SummingServer:
+        clusters = len(self._directions.told(attempt).clusters.labels)
+        return SummingServer(EncryptedClusterSum(self._agreement, clusters).form)

@@ -1,0 +1,55 @@
+"""FedPC under ``ckks``: groups' sums, which their leaders make into means and encrypt again, mixed between groups.
+
+A leader is the first of its group's participants by name. It learns its group's means, which other members do not, and
+is believed that it returns them unchanged. After it has been asked, no other sum of the round is taken: it could
+subtract the two.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Executor
+from pathlib import Path
+
+from crypto.ckks.mixing_server import MixingServer
+from crypto.protection import Payload
+from protoseal.config import Agreement
+from protoseal.encrypted import EncryptedGroups
+from protoseal.terms import sums_form
+from protoseal_wire import codec
+from protoseal_wire.codec import Limits
+from protoseal_wire.messages import Phase
+from secure_server.exchanges.attempt import Attempt, Outcome
+from secure_server.exchanges.encrypted_sums import EncryptedSums
+from secure_server.exchanges.mixing import for_members
+
+
+class EncryptedGroupSums(EncryptedSums):
+    """VALUES from everyone, then MEANS from each group's leader."""
+
+    def __init__(
+        self, agreement: Agreement, limits: Limits, keys_path: Path, executor: Executor | None
+    ) -> None:
+        super().__init__(agreement, limits)
+        self._mixing = MixingServer(EncryptedGroups(agreement).form, keys_path, executor)
+
+    def request(self, attempt: Attempt, phase: Phase, site: str) -> bytes:
+        """The list; of a leader, its group's sum."""
+        if phase is not Phase.MEANS:
+            return super().request(attempt, phase, site)
+        return codec.encode_payload(self.sum_over(attempt, attempt.group_of(site)))
+
+    def check(self, attempt: Attempt, phase: Phase, site: str, content: bytes) -> None:
+        """As :class:`secure_server.exchanges.attempt.Exchange` says."""
+        if phase is not Phase.MEANS:
+            super().check(attempt, phase, site, content)
+        else:
+            self._mixing.validate(self._means(content))
+
+    def outcome(self, attempt: Attempt) -> Outcome:
+        """What its group's means come to, mixed with other groups', for each participant."""
+        leaders = [min(group) for group in attempt.groups]
+        means = [self._means(attempt.answer(Phase.MEANS, leader)) for leader in leaders]
+        return for_members(attempt.groups, self._mixing.mix(means))
+
+    def _means(self, content: bytes) -> Payload:
+        return codec.decode_payload(content, self._limits, sums_form(self._agreement))

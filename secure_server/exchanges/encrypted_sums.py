@@ -1,0 +1,35 @@
+"""Sums under ``ckks``: the coordinator adds up what it cannot read, and hands the sum to everyone.
+
+It sees sizes, times and who holds what. The limits are :mod:`crypto.ckks.sums`'s.
+"""
+
+from __future__ import annotations
+
+from crypto.ckks.sums import SummingServer
+from crypto.protection import Payload
+from protoseal.config import Agreement
+from protoseal.encrypted import EncryptedSum
+from protoseal_wire.codec import Limits
+from secure_server.exchanges.attempt import Attempt, Outcome
+from secure_server.exchanges.mixing import for_members
+from secure_server.exchanges.one_step import OneStep
+
+
+class EncryptedSums(OneStep):
+    """One step, from everyone; means are the sites' to take."""
+
+    def __init__(self, agreement: Agreement, limits: Limits) -> None:
+        super().__init__(agreement, limits)
+        self._server = SummingServer(EncryptedSum(agreement).form)
+
+    def validate(self, payload: Payload, _site: str, _attempt: Attempt) -> None:
+        """Raise :class:`crypto.errors.MalformedError` unless it can be added to others: what is inside is not seen."""
+        self._server.validate(payload)
+
+    def outcome(self, attempt: Attempt) -> Outcome:
+        """The sum over its group for each participant."""
+        return for_members(attempt.groups, [self.sum_over(attempt, group) for group in attempt.groups])
+
+    def sum_over(self, attempt: Attempt, group: tuple[str, ...]) -> Payload:
+        """Of payloads that are read one at a time."""
+        return self._server.add(self.payload(attempt, site) for site in group)
