@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from protoseal.commands.bench_ckks import ckks
 from protoseal.commands.bench_options import COUNT, counts
 from protoseal.commands.bench_pairwise import pairwise
 from protoseal.commands.bench_rotation import rotation
@@ -23,6 +24,7 @@ def bench() -> None:
     """Measure speed, as ratios of two ways of doing the same, taken by turns in one run."""
 
 
+bench.add_command(ckks)
 bench.add_command(pairwise)
 bench.add_command(rotation)
 

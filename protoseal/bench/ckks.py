@@ -1,0 +1,196 @@
+"""``protoseal bench ckks``: PFPL's circuit against the same sums in TenSEAL's high-level code, and against itself."""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from crypto.ckks.combining import Combining
+from crypto.ckks.packing import Packing
+from crypto.ckks.parameters import CORRECTION, PROTOTYPE
+from crypto.ckks.serialization import read_ciphertext
+from crypto.ckks.server import CkksServer
+from crypto.protection import Cohort, Combination, Payload
+from protoseal.bench.ckks_errors import distance_errors, errors
+from protoseal.bench.ckks_group import (
+    SPREAD,
+    CountingCircuit,
+    Group,
+    HighLevel,
+    Round,
+    Switch,
+    prototypes,
+    switch_tasks,
+)
+from protoseal.bench.record import Case, Spent, Task, Value, peak_memory, spent_on
+
+PAIRS = 3
+"""Of one class, in the high-level code, before each turn of the circuit; scaled to all pairs and classes."""
+SWITCHES = 15
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured: ``classes`` prototypes of ``dim`` features at each of ``sites`` sites, under ``complement``.
+
+    ``growth`` are numbers of sites, ``dims`` numbers of features; ``key_sets`` fresh keys for the errors, 0 for none.
+    """
+
+    sites: int = 20
+    classes: int = 10
+    dim: int = 512
+    repeats: int = 3
+    growth: tuple[int, ...] = (2, 5, 10, 20, 30, 50)
+    dims: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048)
+    key_sets: int = 3
+
+    @property
+    def facts(self) -> dict[str, Value]:
+        """The sizes, as a case tells them."""
+        return {"sites": self.sites, "classes": self.classes, "dim": self.dim}
+
+    def round(self, group: Group) -> Round:
+        """Prototypes some way apart, and what the sites send."""
+        stack = prototypes(self.sites, self.classes, self.dim, SPREAD)
+        return Round(group, Combination.COMPLEMENT, stack)
+
+
+def measure(plan: Plan) -> Iterator[Case]:
+    """The cases, one by one as they are done; of one core unless a case says otherwise."""
+    with tempfile.TemporaryDirectory() as directory:
+        group = Group.generate(Path(directory) / "keys.bin")
+        yield _circuit("circuit", group, plan, plan.repeats)
+        yield _bound(group, plan)
+        yield _two_processes(group, plan)
+        yield _site(group, plan)
+        for sites in plan.growth:
+            yield _grown("sites", group, replace(plan, sites=sites))
+        for dim in plan.dims:
+            yield _grown("dim", group, replace(plan, dim=dim))
+        groups = [Group.generate(Path(directory) / f"keys-{i}.bin") for i in range(plan.key_sets)]
+        if groups:
+            yield from distance_errors(groups)
+            yield from errors(groups, plan.sites, plan.classes, plan.dim)
+
+
+def _circuit(name: str, group: Group, plan: Plan, repeats: int, **more: Value) -> Case:
+    """One process against the high-level code, by turns; one turn before counts for nothing."""
+    work, high_level = plan.round(group), HighLevel(prototypes(2, 1, plan.dim, SPREAD))
+    baseline, ours = [], []
+    for _ in range(repeats + 1):
+        baseline.append(high_level.whole(plan.sites, plan.classes, PAIRS))
+        ours.append(spent_on(work.answers))
+    what: dict[str, Value] = {
+        "case": name,
+        **plan.facts,
+        "baseline": "CKKSVector, scaled",
+        "cpu_seconds": _median(ours[1:], 1),
+        "baseline_cpu_seconds": _median(baseline[1:], 1),
+        **more,
+    }
+    return Case(what, ours[1:], baseline[1:])
+
+
+def _bound(group: Group, plan: Plan) -> Case:
+    """The baseline is the number of key switches times what one takes, of each kind and level by itself."""
+    work, packing = plan.round(group), Packing(plan.classes, plan.dim)
+    switches, tasks = _switches(group, work, packing), switch_tasks(group, plan.dim)
+    spent, bounds = [], []
+    for _ in range(plan.repeats + 1):
+        spent.append(spent_on(work.answers))
+        once = {kind: [spent_on(switch) for _ in range(SWITCHES)] for kind, switch in tasks.items()}
+        totals = (sum(n * _median(once[kind], part) for kind, n in switches.items()) for part in (0, 1))
+        bounds.append(Spent(*totals))
+    times = zip(spent[1:], bounds[1:], strict=True)
+    pairs, turns = plan.sites * (plan.sites - 1) // 2, len(packing.rotations)
+    what: dict[str, Value] = {
+        "case": "key switches",
+        **plan.facts,
+        "baseline": "key switches alone",
+        "key_switches": switches.total(),
+        "key_switches_pair_by_pair": pairs * (turns + 1) + 2 * packing.parts * plan.sites,
+        **{f"{name}_{primes}_primes": switches[name, primes] for name, primes in tasks},
+        **{f"{name}_{primes}_primes_ms": 1e3 * _median(once[name, primes], 1) for name, primes in tasks},
+        "over_bound": statistics.median(own.cpu / least.cpu for own, least in times),
+    }
+    return Case(what, spent[1:], bounds[1:])
+
+
+def _switches(group: Group, work: Round, packing: Packing) -> Counter[Switch]:
+    """How many key switches of each kind an aggregation takes."""
+    circuit = CountingCircuit(group)
+    uploads = [payload.blobs for payload in work.payloads.values()]
+    prototypes = [[read_ciphertext(blob, PROTOTYPE) for blob in blobs[:-1]] for blobs in uploads]
+    corrections = [read_ciphertext(blobs[-1], CORRECTION) for blobs in uploads]
+    combining = Combining(circuit, Combination.COMPLEMENT, packing)
+    for _ in combining.answers(prototypes, corrections, list(~work.cohort.holds)):
+        pass
+    return circuit.switches
+
+
+def _median(spent: list[Spent], part: int) -> float:
+    return statistics.median(each[part] for each in spent)
+
+
+def _two_processes(group: Group, plan: Plan) -> Case:
+    """Two worker processes against none. Seconds on a core are those of the busier one and of what hands them work."""
+    work, context = plan.round(group), multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(2, mp_context=context) as executor:
+        task = partial(_on_busiest_core, partial(work.answers, executor))
+        turns = [(spent_on(work.answers), task()) for _ in range(plan.repeats + 1)][1:]
+    what: dict[str, Value] = {"case": "two processes", **plan.facts, "baseline": "one process"}
+    return Case(what, [two for _, two in turns], [one for one, _ in turns])
+
+
+def _on_busiest_core(task: Task) -> Spent:
+    before = _on_core()
+    spent = spent_on(task)
+    return Spent(spent.wall, spent.cpu + max(each - before.get(pid, 0.0) for pid, each in _on_core().items()))
+
+
+def _on_core() -> dict[int, float]:
+    """Seconds that this process's children have been on a core, as Linux counts them."""
+    children = [child.pid for child in multiprocessing.active_children() if child.pid]
+    files = {pid: Path(f"/proc/{pid}/schedstat") for pid in children}
+    return {pid: int(file.read_text().split()[0]) / 1e9 for pid, file in files.items() if file.exists()}
+
+
+def _site(group: Group, plan: Plan) -> Case:
+    """A site's part: bytes each way, and seconds of protecting, of reading the answer, of being validated."""
+    work = plan.round(group)
+    answers, server, name = work.answers(), work.server(), work.cohort.sites[0]
+    payload = work.payloads[name]
+    *rows, correction = map(len, payload.blobs)
+    unprotect = partial(work.site.unprotect, answers[name], work.stack[0], name, work.cohort)
+    float32 = 4 * plan.classes * plan.dim
+    what: dict[str, Value] = {
+        "case": "site",
+        **plan.facts,
+        "upload_bytes": sum(rows),
+        "upload_of_float32": sum(rows) / float32,
+        "with_correction_of_float32": (sum(rows) + correction) / float32,
+        "answer_of_float32": sum(map(len, answers[name].blobs)) / float32,
+        "unprotect_seconds": spent_on(unprotect).cpu,
+        "validate_seconds": spent_on(partial(server.validate, payload, name, work.cohort)).cpu,
+    }
+    return Case(what, [spent_on(partial(work.protect, 0)) for _ in range(plan.repeats)])
+
+
+def _grown(name: str, group: Group, plan: Plan) -> Case:
+    """As the circuit's case, once, with the memory of a fresh process that does it."""
+    work = plan.round(group)
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
+        peak = fresh.submit(_memory, group.keys_path, work.payloads, work.cohort).result()
+    return _circuit(f"growth of {name}", group, plan, 1, peak_rss_bytes=peak)
+
+
+def _memory(keys_path: Path, payloads: dict[str, Payload], cohort: Cohort) -> int:
+    CkksServer(Combination.COMPLEMENT, keys_path, None).combine(payloads, cohort)
+    return peak_memory()

@@ -1,0 +1,87 @@
+"""``protoseal bench ckks``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from protoseal.commands.bench_options import COUNT, FILE, counts, recorded, show
+from protoseal.commands.reporting import one_line_errors
+
+if TYPE_CHECKING:
+    from protoseal.bench.record import Case
+
+COLUMNS = {
+    **{name: name for name in ("case", "sites", "dim", "seconds")},
+    "baseline_seconds": "baseline's",
+    "cpu_ratio": "ratio",
+    "over_bound": "over bound",
+    "smallest_D": "D",
+    "error": "error",
+    "bound": "bound",
+}
+CAPTION = (
+    "ratio: of seconds on a core; upload: over the prototypes as float32; D: the smallest of the answers"
+)
+CURVES = {"cpu_seconds": "packed circuit", "baseline_cpu_seconds": "CKKSVector, scaled"}
+
+
+@click.command()
+@click.option("--json", "path", type=FILE, help="Write the figures here.")
+@click.option(
+    "--sites", type=click.IntRange(min=3), default=20, show_default=True, help="Sites of the cohort."
+)
+@click.option("--classes", type=COUNT, default=10, show_default=True)
+@click.option("--dim", type=COUNT, default=512, show_default=True, help="Of a prototype.")
+@click.option("--repeats", type=COUNT, default=3, show_default=True, help="Of each comparison.")
+@click.option(
+    "--growth",
+    callback=counts,
+    default="2,5,10,20,30,50",
+    show_default=True,
+    help="Numbers of sites; '' for none.",
+)
+@click.option(
+    "--dims",
+    callback=counts,
+    default="64,128,256,512,1024,2048",
+    show_default=True,
+    help="Dimensions of prototypes; '' for none.",
+)
+@click.option(
+    "--key-sets",
+    type=click.IntRange(min=0),
+    default=3,
+    show_default=True,
+    help="Fresh keys for the errors, which are the key's; 0 for none.",
+)
+@click.option("--plot", type=FILE, help="Draw the growth with sites, as SVG.")
+@click.option("--plot-dims", type=FILE, help="Draw the growth with dimensions, as SVG.")
+@one_line_errors
+def ckks(path: Path | None, plot: Path | None, plot_dims: Path | None, **settings: object) -> None:
+    """PFPL on ciphertexts: seconds of a core beside TenSEAL's high-level code, key switches, bytes, errors."""
+    from protoseal.bench.ckks import Plan, measure
+    from protoseal.bench.record import machine
+
+    plan = Plan(**settings)  # type: ignore[arg-type]  # click has checked them
+    cases = recorded("ckks", measure(plan), path, machine())
+    show(cases, COLUMNS, CAPTION)
+    for target, along in ((plot, "sites"), (plot_dims, "dim")):
+        if target is not None:
+            _draw(target, cases, along)
+
+
+def _draw(plot: Path, cases: list[Case], along: str) -> None:
+    from protoseal.bench.curves import growth_curves
+    from protoseal.files import write_text
+
+    grown = [case.as_json() for case in cases if case.what["case"] == f"growth of {along}"]
+    if not grown:
+        raise click.UsageError(f"there is no growth with {along} to draw")
+    lines = {
+        label: [(float(str(case[along])), float(str(case[name]))) for case in grown]
+        for name, label in CURVES.items()
+    }
+    write_text(plot, growth_curves(along, "seconds of one core, for all sites", lines))
