@@ -56,12 +56,15 @@ class Combining:
         drowned: Sequence[NDArray[np.bool_]],
     ) -> Iterator[list[Ciphertext]]:
         """Each site's answer, from what all of them sent."""
-        low = [self.lower(parts) for parts in prototypes]
-        total = self.sum(low) if adds_up(self._combination) else []
         sums: dict[int, list[Ciphertext]] = {}
         if weighs(self._combination):
             sites = {i: self.prepare(parts) for i, parts in enumerate(prototypes)}
             sums = self.weighted_sums(list(combinations(sites, 2)), sites)
+            low = [site.low for site in sites.values()]
+            del sites
+        else:
+            low = [self.lower(parts) for parts in prototypes]
+        total = self.sum(low) if adds_up(self._combination) else []
         for i, own in enumerate(low):
             peers = self.less(total, own) if total else []
             yield self.answer(sums.pop(i, []), peers, corrections[i], drowned[i])

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from crypto.ckks.precision import check_cohort_size, check_tau
+from crypto.errors import PrecisionError
 from protoseal.config.agreement import (
     FEWEST_SAFE_HOLDERS,
     Agreement,
@@ -22,6 +24,7 @@ from protoseal.config.agreement import (
 from protoseal.config.averaging import AveragingSection, MaskingSection
 from protoseal.config.capabilities import (
     CONTROLS,
+    Family,
     KnownMethod,
     KnownProtection,
     Method,
@@ -131,6 +134,17 @@ class SimulationConfig(Section):
     def _protection_serves_methods(self) -> Self:
         for method in self.methods:
             check_protection_serves(method, self.pfpl.weighting, self.pfpl.squared, self.protection)
+        return self
+
+    @model_validator(mode="after")
+    def _threshold_suffices(self) -> Self:
+        if self.protection is Protection.CKKS and not self.is_split:
+            try:
+                check_cohort_size(self.sites)
+                if any(method.traits.family is Family.PEERS for method in self.methods):
+                    check_tau(self.agreement_threshold, self.sites)
+            except PrecisionError as error:
+                raise ValueError(str(error)) from error
         return self
 
     @model_validator(mode="after")

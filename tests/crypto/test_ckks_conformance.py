@@ -118,6 +118,15 @@ def test_the_default_tau_serves_any_cohort() -> None:
     check_tau(TAU, MAX_SITES)
 
 
+@pytest.mark.parametrize("sites", range(2, MAX_SITES + 1))
+def test_spread_out_prototypes_get_answers_within_1e_5(sites: int) -> None:
+    """Peers at a distance of 1 on the mean, of 2 at most."""
+    counts = np.array([sites])
+    assert (peer_error(np.array([sites - 1.0]), counts, sites) <= 4e-6).all()
+    # The bound is not idle: with distances that were worth a hundredth it would be beyond the target.
+    assert sites < 20 or (100 * peer_error(np.array([sites - 1.0]), counts, sites) > 1e-5).all()
+
+
 @pytest.mark.parametrize("sites", [1, 257])
 def test_too_few_or_many_sites_are_refused(sites: int) -> None:
     cohort = cohort_of(np.ones((sites, 2), dtype=np.bool_), 4)
