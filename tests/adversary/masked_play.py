@@ -10,15 +10,16 @@ from numpy.typing import NDArray
 
 from crypto.fixed_point import FixedPoint
 from crypto.pairwise.binding import Binding
+from crypto.pairwise.graph import Graph
 from crypto.pairwise.keystream import add_streams
-from crypto.pairwise.masks import pair_key, self_key
+from crypto.pairwise.masks import pair_keys, self_key
 from crypto.pairwise.parts import MaskKeys, ReleasedShare, SealedShare, ShareKind
 from crypto.pairwise.scheme import SCHEME, words_of
 from crypto.pairwise.secrets import SharePair
 from crypto.pairwise.unmask import unmask
 from crypto.protection import Payload, Words
 from crypto.shamir import combine
-from protoseal.terms import group_cohort
+from protoseal.terms import group_cohort, values_form
 from protoseal_wire import codec
 from protoseal_wire.messages import (
     ActiveList,
@@ -104,6 +105,7 @@ class Attempt:
         self.cohort = group_cohort(active, group, play.agreement)
         self.made: dict[str, tuple[SealedShare, ...]] = {}
         self.masked: dict[str, Words] = {}
+        self.masks_with: dict[str, SurvivorSignature] = {}
         self.released: dict[str, tuple[ReleasedShare, ...]] = {}
 
     @property
@@ -132,6 +134,12 @@ class Attempt:
         )
 
     @property
+    def graph(self) -> Graph:
+        """Who holds shares of whose secrets."""
+        roster = self.play.site(self.members[0]).session._setup.roster()
+        return self.play.agreement.masking.graph(len(roster.members), len(self.members))
+
+    @property
     def broadcast(self) -> bytes:
         """What all members were sent, as they name it."""
         return next(each.base for each in self.active.statements if each.site == self.members[0])
@@ -157,14 +165,29 @@ class Attempt:
         """What the others made for one site."""
         return tuple(each for made in self.made.values() for each in made if each.recipient == name)
 
-    def mask(self, *names: str, shares: tuple[SealedShare, ...] | None = None) -> None:
-        """VALUES, with all shares made so far unless others are given."""
+    def mask(
+        self,
+        *names: str,
+        shares: tuple[SealedShare, ...] | None = None,
+        sharers: tuple[str, ...] | None = None,
+    ) -> None:
+        """VALUES, with all shares made so far, and who made them in a sparse graph, unless others are given."""
         bits, length = self.play.agreement.masking.ring_bits, self.fixed_point.length
+        told = tuple(sorted(self.made)) if self.graph.sparse else ()
         for name in names:
-            received = ReceivedShares(self.shares_for(name) if shares is None else shares)
+            received = ReceivedShares(
+                self.shares_for(name) if shares is None else shares, told if sharers is None else sharers
+            )
             answer = self.ask(name, Phase.VALUES, codec.encode_received_shares(received))
-            payload = self.play.payload(answer, self.round)
-            self.masked[name] = words_of(payload, bits, length)
+            self.masked[name] = words_of(self._payload(name, answer), bits, length)
+
+    def _payload(self, name: str, answer: bytes) -> Payload:
+        if not self.graph.sparse:
+            return self.play.payload(answer, self.round)
+        form = values_form(self.play.agreement, self.round)
+        values = codec.decode_masked_values(answer, self.play.limits, form)
+        self.masks_with[name] = SurvivorSignature(name, values.signature)
+        return values.payload
 
     def sign(self, survivors: Iterable[str], *names: str) -> tuple[SurvivorSignature, ...]:
         """SURVIVORS."""
@@ -173,15 +196,31 @@ class Attempt:
         return tuple(codec.decode_survivor_signature(each, self.play.limits) for each in answers)
 
     def release(
-        self, survivors: Iterable[str], signatures: tuple[SurvivorSignature, ...], *names: str
+        self,
+        survivors: Iterable[str],
+        signatures: tuple[SurvivorSignature, ...],
+        *names: str,
+        sharers: tuple[SurvivorSignature, ...] | None = None,
     ) -> dict[str, tuple[ReleasedShare, ...]]:
-        """UNMASK."""
-        content = codec.encode_signed_survivors(SignedSurvivors(tuple(survivors), signatures))
-        answers = {name: self.ask(name, Phase.UNMASK, content) for name in names}
+        """UNMASK, in a sparse graph with the owners' signatures on whom they mask with unless others are given."""
+        stay = tuple(survivors)
+        answers = {}
+        for name in names:
+            owners = self.owners(name, stay) if sharers is None else sharers
+            content = codec.encode_signed_survivors(SignedSurvivors(stay, signatures, owners))
+            answers[name] = self.ask(name, Phase.UNMASK, content)
         return {
             name: codec.decode_released_shares(each, self.play.limits).shares
             for name, each in answers.items()
         }
+
+    def owners(self, name: str, survivors: tuple[str, ...]) -> tuple[SurvivorSignature, ...]:
+        """In a sparse graph: on whom those survivors mask with, whose shares a site was sent."""
+        if not self.graph.sparse:
+            return ()
+        return tuple(
+            self.masks_with[each.sender] for each in self.shares_for(name) if each.sender in survivors
+        )
 
     def carried_out(self, survivors: tuple[str, ...]) -> Vector:
         """Everything from SHARES to the sum, honestly; who does not survive goes after it made shares."""
@@ -200,7 +239,7 @@ class Attempt:
         """What the honest coordinator computes."""
         masked = {name: self.masked[name] for name in survivors}
         sharers = tuple(sorted(self.made))
-        words = unmask(masked, released, self.binding, sharers, survivors, self.public)
+        words = unmask(masked, released, self.binding, sharers, survivors, self.public, self.graph)
         return self.fixed_point.decode_sum(words, len(survivors))
 
     def secret(self, owner: str, kind: ShareKind, released: Mapping[str, Iterable[ReleasedShare]]) -> bytes:
@@ -211,7 +250,7 @@ class Attempt:
             for each in answer
             if (each.owner, each.kind) == (owner, kind)
         }
-        return combine(shares, self.binding.threshold)
+        return combine(shares, self.graph.threshold)
 
     def pairs_of(self, name: str) -> dict[str, SharePair]:
         """All that a colluding site holds of the others' secrets, once it was asked for values."""
@@ -230,8 +269,7 @@ class Attempt:
 
     def pair_keys_of(self, site: str, private: bytes) -> dict[str, bytes]:
         """Of all pairwise masks of a site, by its own mask key."""
-        peers = [peer for peer in self.made if peer != site]
-        return {peer: pair_key(private, self.public[peer].mask, self.binding, site, peer) for peer in peers}
+        return pair_keys(private, self.public, self.binding, site, self.made, self.graph)
 
 
 def base_of(result: Payload) -> bytes:
