@@ -6,10 +6,8 @@ interpreter's lock, so only processes run at the same time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 
@@ -17,22 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 from tenseal import sealapi
 
-from crypto.ckks.circuit import Circuit, Parts
+from crypto.ckks.circuit import Parts
 from crypto.ckks.combining import Combining, Pair, adds_up
 from crypto.ckks.evaluation_keys import EvaluationKeys
+from crypto.ckks.keys_file import KeysFile, circuit_of, failures
 from crypto.ckks.packing import Packing
 from crypto.ckks.parameters import CORRECTION, PROTOTYPE, Ciphertext, context, upload_forms
 from crypto.ckks.serialization import dump, read_ciphertext
-from crypto.errors import KeyStoreError, MalformedError, VerificationError
 from crypto.protection import Combination
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What all pieces of one aggregation have in common. ``keys_hash`` is the SHA-256 of the keys' file."""
+    """What all pieces of one aggregation have in common."""
 
-    keys_path: Path
-    keys_hash: bytes
+    keys: KeysFile
     combination: Combination
     packing: Packing
 
@@ -92,7 +89,7 @@ def combine(
 ) -> list[list[bytes]]:
     """All answers in one piece, from all sites' payloads and the classes (K,) that each has not."""
     combining = _combining(setting)
-    with _failures():
+    with failures():
         corrections = [_correction(setting, upload) for upload in uploads]
         prototypes = [_prototypes(setting, upload) for upload in uploads]
         return [[dump(part) for part in each] for each in combining.answers(prototypes, corrections, drowned)]
@@ -101,12 +98,14 @@ def combine(
 def accumulate(setting: Setting, scratch: Scratch, number: int, block: Block) -> None:
     """Leave :meth:`Combining.weighted_sums` of a block's pairs, and the sum of the prototypes that it adds up."""
     combining = _combining(setting)
-    with _failures():
-        uploads = {i: scratch.upload(i, setting.packing.parts) for i in block.sites}
+    uploads = {i: scratch.upload(i, setting.packing.parts) for i in block.sites}
+    with failures():
         sites = {i: combining.prepare(_prototypes(setting, upload)) for i, upload in uploads.items()}
-        for site, sums in combining.weighted_sums(block.pairs, sites).items():
-            scratch.put(f"sums-{number}-{site}", sums)
-        scratch.put(f"total-{number}", combining.sum([sites[i].low for i in block.adds_up]))
+        sums = combining.weighted_sums(block.pairs, sites)
+        total = combining.sum([sites[i].low for i in block.adds_up])
+    scratch.put(f"total-{number}", total)
+    for site, terms in sums.items():
+        scratch.put(f"sums-{number}-{site}", terms)
 
 
 def finish(
@@ -115,14 +114,16 @@ def finish(
     """Some sites' answers, from what all ``blocks`` left. ``drowned`` are the classes (K,) that each has not."""
     combining, parts = _combining(setting), setting.packing.parts
     blobs, answers = len(upload_forms(setting.combination, parts)), {}
-    with _failures():
-        total = combining.sum(filter(None, (scratch.take(f"total-{each}", parts) for each in range(blocks))))
-        for site, classes in drowned.items():
-            upload = scratch.upload(site, blobs)
+    totals = [scratch.take(f"total-{number}", parts) for number in range(blocks)]
+    with failures():
+        total = combining.sum(filter(None, totals))
+    for site, classes in drowned.items():
+        upload = scratch.upload(site, blobs)
+        partials = [scratch.take(f"sums-{number}-{site}", parts + 1) for number in range(blocks)]
+        with failures():
             correction, peers = _correction(setting, upload), []
             if adds_up(setting.combination):
                 peers = combining.less(total, combining.lower(_prototypes(setting, upload)))
-            partials = (scratch.take(f"sums-{each}-{site}", parts + 1) for each in range(blocks))
             answer = combining.answer(combining.sum(filter(None, partials)), peers, correction, classes)
             answers[site] = [dump(part) for part in answer]
     return answers
@@ -146,27 +147,4 @@ def _load_file(path: Path) -> Ciphertext:
 
 
 def _combining(setting: Setting) -> Combining:
-    circuit = _circuit_for(setting.keys_path, setting.keys_hash)
-    return Combining(circuit, setting.combination, setting.packing)
-
-
-# One entry: a group that makes new keys has no use for the old ones.
-@lru_cache(maxsize=1)
-def _circuit_for(path: Path, expected_hash: bytes) -> Circuit:
-    """Loading the keys takes longer than some rounds, so each process does it once."""
-    try:
-        keys = EvaluationKeys.from_bytes(path.read_bytes())
-    except OSError as error:
-        raise KeyStoreError(f"the evaluation keys in {path} cannot be read: {error.strerror}") from error
-    if keys.hash != expected_hash:
-        raise VerificationError(f"the evaluation keys in {path} changed while an aggregation was running")
-    return Circuit(keys.load())
-
-
-@contextmanager
-def _failures() -> Iterator[None]:
-    """SEAL refuses some results, such as the difference of two equal ciphertexts, with bare errors."""
-    try:
-        yield
-    except (RuntimeError, ValueError) as error:
-        raise MalformedError(f"the payloads cannot be combined: {error}") from error
+    return Combining(circuit_of(setting.keys), setting.combination, setting.packing)

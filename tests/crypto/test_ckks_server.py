@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crypto.ckks import work
+from crypto.ckks.keys_file import KeysFile
 from crypto.ckks.packing import Packing
 from crypto.ckks.server import CkksServer, pair_blocks
 from crypto.errors import KeyStoreError, MalformedError, UnknownSchemeError, VerificationError
@@ -86,7 +87,7 @@ def test_a_file_that_is_no_keys_is_refused(tmp_path: Path) -> None:
 
 
 def test_keys_that_change_under_a_worker_are_refused() -> None:
-    setting = work.Setting(group().keys_path, b"\0" * 32, Combination.UNIFORM, Packing(3, 8))
+    setting = work.Setting(KeysFile(group().keys_path, b"\0" * 32), Combination.UNIFORM, Packing(3, 8))
     with pytest.raises(VerificationError, match="changed while"):
         work.combine(setting, [], [])
 
