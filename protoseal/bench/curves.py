@@ -10,6 +10,9 @@ from matplotlib.figure import Figure
 
 from protoseal.figures import STYLE
 
+_LEAST_STEP = 1.2
+"""Of a logarithmic axis, between two numbers beside it."""
+
 
 def growth_curves(horizontal: str, vertical: str, lines: Mapping[str, Sequence[tuple[float, float]]]) -> str:
     """SVG text: a line through the points (x, y) of each name, both axes logarithmic, so that a power is a slope."""
@@ -19,10 +22,20 @@ def growth_curves(horizontal: str, vertical: str, lines: Mapping[str, Sequence[t
         axes.set(xlabel=horizontal, ylabel=vertical, xscale="log", yscale="log")
         for name, points in lines.items():
             axes.plot(*zip(*sorted(points), strict=True), marker="o", label=name)
-        places = sorted({x for points in lines.values() for x, _ in points})
+        places = _apart(sorted({x for points in lines.values() for x, _ in points}))
         axes.set_xticks(places, [f"{place:g}" for place in places])
+        axes.yaxis.set_major_formatter("{x:g}")
         axes.minorticks_off()
         figure.legend(loc="outside right upper")
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None})
         return text.getvalue()
+
+
+def _apart(places: Sequence[float]) -> list[float]:
+    """Those far enough from the one before that both can be written."""
+    kept: list[float] = []
+    for place in places:
+        if not kept or place > _LEAST_STEP * kept[-1]:
+            kept.append(place)
+    return kept

@@ -63,7 +63,9 @@ def test_what_it_writes(tmp_path: Path) -> None:
         assert (case["baseline_seconds"], case["ratio"]) == (None, None)
         assert case["baseline"].startswith("none")
         assert (case["values"], case["ring_bits"], case["fraction_bits"]) == (6, 32, 18)
-    assert plot.read_text(encoding="utf-8").startswith("<?xml")
+    drawn = plot.read_text(encoding="utf-8")
+    assert drawn.startswith("<?xml")
+    assert "mathdefault" not in drawn
 
 
 def test_bytes_are_those_of_the_codec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

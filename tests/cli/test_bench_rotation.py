@@ -41,7 +41,9 @@ def test_what_it_writes(tmp_path: Path) -> None:
     ]
     for case in record["cases"]:
         assert case["ratio"] == pytest.approx(case["baseline_seconds"] / case["seconds"])
-    assert plot.read_text(encoding="utf-8").startswith("<?xml")
+    drawn = plot.read_text(encoding="utf-8")
+    assert drawn.startswith("<?xml")
+    assert "mathdefault" not in drawn
 
 
 def test_nothing_to_plot(tmp_path: Path) -> None:
