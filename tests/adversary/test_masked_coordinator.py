@@ -22,10 +22,11 @@ from tests.adversary.attack import (
 from tests.adversary.conftest import OpenMasked
 from tests.adversary.masked_attacks import CHECK_KEYS, SIGNED, SUM_ATTACKS, MaskedAttack, with_keys
 from tests.adversary.masked_play import MaskedPlay
+from tests.adversary.masked_sparse_attacks import SPARSE_ATTACKS
 from tests.adversary.masked_start_attacks import START_ATTACKS
 from tests.support.grouped import EVERYONE, grouped_agreement
 
-MASKED_ATTACKS = SUM_ATTACKS | START_ATTACKS
+MASKED_ATTACKS = SUM_ATTACKS | START_ATTACKS | SPARSE_ATTACKS
 
 
 def opened(attack: MaskedAttack, open_masked: OpenMasked) -> MaskedPlay:

@@ -163,7 +163,7 @@ class Group:
     public: dict[str, MaskKeys]
 
     @classmethod
-    def of(cls, binding: Binding, graph: Graph | None = None, **others: Binding) -> Group:
+    def of(cls, binding: Binding, graph: Graph | None = None, /, **others: Binding) -> Group:
         """Honest members with fresh keys; ``others`` by name know another binding."""
         sites = {
             name: Site(name, others.get(name, binding), fresh_secrets(name), graph=graph)
