@@ -24,7 +24,7 @@ from functools import lru_cache
 from math import comb
 
 from crypto.errors import GraphError
-from crypto.pairwise.binding import threshold
+from crypto.pairwise import binding
 
 HOLDER_BITS, LINK_BITS, OPENING_BITS = 60, 40, 20
 """Chances of failure are at most 2^-bits: of the holders of any member, of the masks, of a sum that should open."""
@@ -64,7 +64,7 @@ def graph_among(members: int, graph: Graph | None) -> Graph:
 
 def complete_graph(members: int) -> Graph:
     """Everyone with everyone, and the threshold of a group."""
-    return Graph(members, members - 1, threshold(members), CERTAIN)
+    return Graph(members, members - 1, binding.threshold(members), CERTAIN)
 
 
 @lru_cache(maxsize=256)
@@ -73,7 +73,7 @@ def sparse_graph(members: int, colluding: int, dropped: int) -> Graph:
 
     Raises :class:`GraphError` if none has fewer holders than a complete one, as with many of either or few members.
     """
-    quorum = threshold(members)
+    quorum = binding.threshold(members)
     honest = quorum - colluding
     if not 0 <= colluding < 2 * quorum - members or not 0 <= dropped <= members - quorum or honest < 2:
         raise GraphError(

@@ -63,7 +63,7 @@ def other_sharers_to_one_site(play: MaskedPlay) -> None:
     with _FIRST_SIX:
         begun = play.attempt(*TEN, groups=(TEN,))
         begun.share(*TEN)
-    gone, stay = TEN[7:], TEN[:7]
+    gone, stay = TEN[8:], TEN[:8]
     told = (A, *gone)
     begun.mask(A, sharers=told, shares=tuple(each for each in begun.shares_for(A) if each.sender in told))
     begun.mask(*stay[1:])
@@ -84,7 +84,7 @@ SPARSE_ATTACKS: dict[str, MaskedAttack] = {
     ),
     "tells one site of other sharers": MaskedAttack(
         ("crypto.pairwise.binding._check_quorum", _MASKED + "_verify_owners"), A, Phase.VALUES,
-        "those who made shares are 4; the threshold is 7", other_sharers_to_one_site, _SPARSE, dict.fromkeys(TEN, A),
+        "those who made shares are 3; the threshold is 7", other_sharers_to_one_site, _SPARSE, dict.fromkeys(TEN, A),
     ),
 }  # fmt: skip
 """By what the coordinator does."""
