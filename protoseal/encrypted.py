@@ -27,8 +27,8 @@ from protoseal_wire.codec.limits import MOST_SITES
 
 _SLACK = 1e-6
 """Means of what keeps to its bounds are beyond them by no more than rounding and a ciphertext's error."""
-_NOT_WHOLE = 1e-3
-"""A count that is further from a whole number is none; errors are far smaller."""
+_NOT_WHOLE = 0.25
+"""A count that is further from a whole number is none; errors are smaller by far."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,8 @@ class EncryptedSum:
         """What :meth:`vector`'s sum over sites says. Raises :class:`ImplausibleError` for what no sites add up to."""
         total, counts = np.split(values, [self._agreement.layout.length])
         holders = whole_counts(counts)
+        if self._agreement.layout.weighted:
+            total[-1:] = whole_counts(total[-1:])
         if not 1 <= holders[-1] <= MOST_SITES or (holders[:-1] > holders[-1]).any():
             raise ImplausibleError("a decrypted sum is over no number of sites")
         return Opened(total, holders[:-1], int(holders[-1]))
@@ -101,12 +103,14 @@ class EncryptedClusterSum:
         ends = np.cumsum([own.length(number, dim), number, self._agreement.layout.length])
         of_clusters, rows, model, members = np.split(values, ends)
         sums, counts = own.split(of_clusters, number)
-        rows_in, (sites,) = whole_counts(rows), whole_counts(members)
+        rows_in, (sites,), (samples,) = (whole_counts(each) for each in (rows, members, model[-1:]))
+        counts = whole_counts(counts).astype(np.float64)
+        model[-1] = samples
         if (rows_in < self._agreement.min_holders).any() or sites < self._agreement.min_holders:
             raise ImplausibleError("a decrypted sum is over fewer sites than were agreed")
         total = Contribution(sums, rows_in.astype(np.float64), counts)
         try:
-            check_samples(float(model[-1]), int(sites), self._agreement.averaging.most_samples)
+            check_samples(float(samples), int(sites), self._agreement.averaging.most_samples)
             return cluster_means(self._agreement, total, labels, model)
         except (MalformedError, ValueError) as error:
             raise ImplausibleError(f"a decrypted sum: {error}") from error
@@ -159,7 +163,7 @@ class EncryptedGroups:
 
 
 def whole_counts(values: Float) -> Counts:
-    """Counts out of a decryption; :class:`ImplausibleError` unless they are whole numbers from 0 on."""
+    """Counts out of a decryption, exactly; :class:`ImplausibleError` unless they are whole numbers from 0 on."""
     counts = np.rint(values)
     if (np.abs(values - counts) > _NOT_WHOLE).any() or (counts < 0).any():
         raise ImplausibleError("a decrypted sum counts sites in parts")

@@ -46,13 +46,16 @@ def limits_of(agreement: Agreement, sites: int = MOST_SITES) -> Limits:
 
 
 def most_ciphertexts(agreement: Agreement) -> int:
-    """The most that an encrypted sum, or its means, take: two numbers in a slot, a direction's each in two slots."""
+    """The most that an encrypted sum, or its means, take: two numbers in a slot, a direction's each in two slots.
+
+    Numbers with large bounds travel as two (:class:`crypto.ckks.sums.SumForm`), so that twice as many are allowed for.
+    """
     if not agreement.sums or agreement.protection is not Protection.CKKS:
         return 0
     classes, own = len(agreement.classes), agreement.clustering
     clusters = classes * own.most_clusters if agreement.clusters else 0
     numbers = agreement.layout.length + own.length(clusters, agreement.dim) + clusters + classes + 1
-    return -(-numbers // (2 * CKKS_SLOTS)) + -(-2 * classes * agreement.dim // CKKS_SLOTS)
+    return -(-numbers // CKKS_SLOTS) + -(-2 * classes * agreement.dim // CKKS_SLOTS)
 
 
 # The course of a run

@@ -8,16 +8,19 @@ from typing import Any
 
 import pytest
 
+from crypto.protection import Offer
 from protoseal.config import (
     CONTROLS,
     SIMULATED,
     Agreement,
     ConfigError,
     Method,
+    Protection,
     load_agreement,
     load_coordinator,
     load_site,
 )
+from protoseal.config.capabilities import OFFERS
 from protoseal.config.simulation import load_simulation
 
 ROOT = Path(__file__).parent.parent
@@ -110,19 +113,30 @@ def test_what_cannot_be_computed_on_ciphertexts_is_refused_by_capability(
 ) -> None:
     line = problem(tmp_path, pfpl=pfpl)
     assert named in line
-    assert "needs 'gram', and protection 'ckks' offers 'distance weights'" in line
+    assert (
+        "needs 'gram', and protection 'ckks' offers 'clustering' or 'cosine weights' or 'distance weights' or"
+        in line
+    )
     agreement(tmp_path, pfpl=pfpl, protection="plain")
 
 
 FEDPC: dict[str, Any] = {"method": "fedpc", "protection": "masked", "averaging": {"parameters": 1000}}
 
 
-def test_fedpc_runs_masked_and_plain_and_is_refused_under_ckks(tmp_path: Path) -> None:
-    assert agreement(tmp_path, **FEDPC).layout.model == 1000
-    assert agreement(tmp_path, **FEDPC | {"protection": "plain"}).layout.model == 1000
+@pytest.mark.parametrize("protection", ["plain", "masked", "ckks"])
+def test_every_protection_serves_fedpc(tmp_path: Path, protection: str) -> None:
+    assert agreement(tmp_path, **FEDPC | {"protection": protection}).layout.model == 1000
+
+
+def test_a_protection_that_lacks_what_a_method_needs_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offered = OFFERS[Protection.CKKS] - {Offer.COSINE_WEIGHTS}
+    monkeypatch.setitem(OFFERS, Protection.CKKS, offered)
     line = problem(tmp_path, **FEDPC | {"protection": "ckks"})
-    assert "method fedpc needs 'gram' and 'sum', and protection 'ckks' offers 'distance weights'" in line
-    assert "choose protection 'masked' or 'plain'" in line
+    assert (
+        "method fedpc needs 'clustering' and 'cosine weights' and 'sum', and protection 'ckks' offers" in line
+    )
 
 
 @pytest.mark.parametrize("weighting", ["complement", "distance", "inverse", "uniform"])
@@ -310,7 +324,6 @@ def test_a_site_may_insist_on_more_sites_in_a_round(agreed: Path) -> None:
         (COORDINATOR, {"sites": ["north", "south"]}, "2 listed, but the agreement's min_sites is 3"),
         (COORDINATOR, {"sites": ["north", "north", "south"]}, "'north' is listed more than once"),
         (COORDINATOR, {"deadlines": {"tran": 3.0}}, "did you mean 'train'"),
-        (COORDINATOR, {"sites": [f"site-{n}" for n in range(60)]}, "agreement threshold of 0.0001"),
         (COORDINATOR, {"sites": [f"site-{n}" for n in range(300)]}, "serves 2 to 256 sites"),
         (COORDINATOR, {"max_attempts": 0}, "max_attempts"),
     ],
@@ -322,6 +335,18 @@ def test_a_wrong_party_file_is_refused_in_a_line(
         load_party(agreed, base, **changes)
     (line,) = str(refused.value).splitlines()
     assert said in line
+
+
+def test_a_threshold_that_so_many_sites_cannot_keep_is_refused(tmp_path: Path) -> None:
+    """With what else than PFPL is computed on ciphertexts it has nothing to do."""
+    sites = [f"site-{n}" for n in range(60)]
+    for changes in ({}, FEDPC | {"protection": "ckks"}):
+        write(tmp_path / "agreement.toml", AGREEMENT | {"agreement_threshold": 1e-6} | changes)
+        if changes:
+            assert len(load_party(tmp_path, COORDINATOR, sites=sites).sites) == 60
+        else:
+            with pytest.raises(ConfigError, match="agreement threshold of 1e-06 is below what 60 sites"):
+                load_party(tmp_path, COORDINATOR, sites=sites)
 
 
 # Simulations, experiments
@@ -337,11 +362,9 @@ def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> N
     ("flags", "said"),
     [
         ({"method": "feddpb"}, "did you mean 'feddbp'"),
-        ({"method": "feddbp", "protection": "ckks"}, "feddbp needs 'sum', and protection 'ckks'"),
         ({"protection": "mask"}, "unknown protection 'mask'"),
         ({"sites": 2}, "sites = 2 is below 3"),
         ({"compare": ("fedavgg",)}, "did you mean 'fedavg'"),
-        ({"compare": ("fedavg",), "protection": "ckks"}, "fedavg needs 'sum', and protection 'ckks'"),
     ],
 )
 def test_a_wrong_simulation_is_refused(flags: dict[str, Any], said: str) -> None:

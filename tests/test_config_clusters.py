@@ -9,7 +9,15 @@ import pytest
 from pydantic import ValidationError
 
 from protoseal.config import Agreement, Clustering, Method, Protection
-from protoseal.terms import CLUSTERED_SUM, ONE_STEP, limits_of, result_form, steps_of, values_form
+from protoseal.terms import (
+    CLUSTERED_SUM,
+    ENCRYPTED_CLUSTERS,
+    ONE_STEP,
+    limits_of,
+    result_form,
+    steps_of,
+    values_form,
+)
 from tests.support.summed import method_agreement
 
 CLUSTERED = (Method.FEDPLCC, Method.FPL, Method.FEDPLVM)
@@ -26,14 +34,14 @@ def test_rounds_have_a_step_more_under_masks(method: Method) -> None:
     assert agreement(method).needs_group_secret
 
 
-def test_ciphertexts_cannot_be_clustered() -> None:
-    with pytest.raises(ValidationError, match="fedplcc needs 'gram' and 'sum', and protection 'ckks' offers"):
-        agreement(protection=Protection.CKKS)
+def test_encrypted_sums_take_directions_and_values() -> None:
+    assert steps_of(agreement(protection=Protection.CKKS), 1) == ENCRYPTED_CLUSTERS
 
 
 def test_vectors_as_they_are_cannot_be_clustered_by_their_directions() -> None:
-    with pytest.raises(ValidationError, match="literal_norms clusters vectors as they are"):
-        agreement(fedplcc={"literal_norms": True})
+    for protection in (Protection.MASKED, Protection.CKKS):
+        with pytest.raises(ValidationError, match=f"as they are, and protection '{protection}' shows"):
+            agreement(fedplcc={"literal_norms": True}, protection=protection)
     assert agreement(fedplcc={"literal_norms": True}, protection=Protection.PLAIN).clustering.literal_norms
     # It is FedPLCC's own switch.
     assert not agreement(Method.FEDPLVM, fedplcc={"literal_norms": True}).clustering.literal_norms

@@ -27,7 +27,10 @@ MAY_IMPORT = {
     "secure_server": {"algorithms", "crypto", "protoseal_wire", "protoseal"},
     "protoseal": set(PACKAGES),
 }
-SHARED = {"protoseal.config", "protoseal.terms", "protoseal.files"}
+SHARED = {
+    *("protoseal.config", "protoseal.terms", "protoseal.files"),
+    *("protoseal.means", "protoseal.encrypted"),
+}
 """All that the two sides may take from the package on top of them."""
 
 

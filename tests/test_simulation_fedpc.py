@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 from numpy.typing import NDArray
 
-from protoseal.config import ConfigError, Method
+from protoseal.config import Method
 from protoseal.config.simulation import SimulationConfig
 from protoseal.files import MODEL, RunResult, read_agreement, read_prototypes, read_result, site_folder
 from protoseal.prediction import load_trained
@@ -193,12 +193,6 @@ def test_several_seeds_have_everything_of_each(tmp_path: Path) -> None:
         assert set(figures.metrics) == {"fedpc", "average"}
         assert figures.metrics == single.metrics
     assert result.seeds[0].metrics != result.seeds[1].metrics
-
-
-def test_ckks_is_refused_by_name_for_it_and_for_its_control(tmp_path: Path) -> None:
-    for flags in ({}, {"method": "pfpl", "compare": ("average",)}):
-        with pytest.raises(ConfigError, match="choose protection 'masked' or 'plain'"):
-            config_for(tmp_path / "out", protection="ckks", **flags)
 
 
 def test_report_and_tables_show_groups_and_why_there_is_no_gm(fedpc: FedpcRun) -> None:

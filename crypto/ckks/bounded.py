@@ -5,7 +5,7 @@ Additions and products with real numbers keep the two parts apart, and both are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,18 +49,27 @@ class BoundedVector:
         """Ciphertexts that hold them."""
         return -(-self.length // IN_A_CIPHERTEXT)
 
+    def parts_of(self, values: Float) -> Iterator[tuple[Segment, Float]]:
+        """Each segment with its values."""
+        for position, segment in enumerate(self.segments):
+            yield segment, values[self._slices[position]]
+
+    def check(self, values: Float) -> None:
+        """Raise as :meth:`pack` does."""
+        if values.dtype != np.float64 or values.shape != (self.length,):
+            raise MalformedError(
+                f"values are float64 of shape ({self.length},), not {values.dtype} of {values.shape}"
+            )
+        for position, (segment, part) in enumerate(self.parts_of(values)):
+            check_bound(part, segment, position)
+
     def pack(self, values: Float) -> list[Complex]:
         """Values (L,) over their bounds: a vector of slots (4096,) for each part.
 
         Raises :class:`crypto.errors.BoundError` for a value that is not finite or beyond its segment's bound, and
         :class:`MalformedError` unless values are float64 of shape (L,).
         """
-        if values.dtype != np.float64 or values.shape != (self.length,):
-            raise MalformedError(
-                f"values are float64 of shape ({self.length},), not {values.dtype} of {values.shape}"
-            )
-        for position, segment in enumerate(self.segments):
-            check_bound(values[self._slices[position]], segment, position)
+        self.check(values)
         slots = np.zeros(self.parts * IN_A_CIPHERTEXT)
         slots[: self.length] = values / self.bounds
         return list(slots.view(np.complex128).reshape(self.parts, SLOTS))

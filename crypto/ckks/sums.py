@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 from tenseal import sealapi
 
 from crypto.ckks.bounded import FRESH_ERROR, MOST_SCALE_BITS, ROOM_BITS, SURE, BoundedVector
@@ -24,10 +25,16 @@ from crypto.fixed_point import Float, Segment
 from crypto.protection import Payload
 
 _LEAST_SCALE_BITS = 30
+_COARSE = 2.0**26
+_STEP = 2.0**-20
 
 
 class SumForm:
-    """Public facts of a sum: vectors of ``segments``, up to ``terms`` of which are added."""
+    """Public facts of a sum: vectors of ``segments``, up to ``terms`` of which are added.
+
+    A ciphertext's error is in proportion to a segment's bound. Where that is above 2^26 each value travels as two: a
+    multiple of 2^-20 times the bound, whose sum is rounded to such a multiple and so is exact, and what is left over.
+    """
 
     def __init__(self, segments: Sequence[Segment], *, terms: int) -> None:
         """``ValueError`` unless there is a value, and ``terms`` is 1 or more.
@@ -36,7 +43,10 @@ class SumForm:
         """
         if terms < 1:
             raise ValueError(f"a sum has 1 term or more, not {terms}")
-        self.vector = BoundedVector(segments)
+        self.segments = BoundedVector(segments)
+        self.vector = BoundedVector(
+            [digit for segment in self.segments.segments for digit in _digits(segment)]
+        )
         self.terms = terms
         self.scale = _scale(terms)
 
@@ -50,10 +60,38 @@ class SumForm:
         """What a sum is."""
         return (Form(Level.ANSWER, self.scale, polynomials=2),) * self.vector.parts
 
+    @property
+    def length(self) -> int:
+        """L: the values of all segments together."""
+        return self.segments.length
+
     def error(self, terms: int) -> Float:
-        """Bound on the error of each value of a sum of so many vectors, shape (L,)."""
+        """Bound on the error of each value of a sum of so many vectors, shape (L,), beside float64's own rounding."""
         relative: float = SURE * FRESH_ERROR * math.sqrt(terms) / self.scale
-        return self.vector.bounds * relative
+        finest = [_digits(segment)[-1].bound for segment in self.segments.segments]
+        lengths = [segment.length for segment in self.segments.segments]
+        return np.repeat(finest, lengths) * relative
+
+    def split(self, values: Float) -> Float:
+        """Values (L,) as they travel. Raises as :meth:`crypto.ckks.bounded.BoundedVector.pack` does."""
+        self.segments.check(values)
+        parts: list[Float] = []
+        for segment, part in self.segments.parts_of(values):
+            step = segment.bound * _STEP
+            high = np.rint(part / step) * step
+            parts += [high, part - high] if segment.bound > _COARSE else [part]
+        return np.concatenate(parts)
+
+    def join(self, sums: Float) -> Float:
+        """The reverse of :meth:`split`, for sums of such vectors: shape (L,)."""
+        digits, parts = iter(self.vector.parts_of(sums)), []
+        for segment in self.segments.segments:
+            _, part = next(digits)
+            if segment.bound > _COARSE:
+                step, (_, low) = segment.bound * _STEP, next(digits)
+                part = np.rint(part / step) * step + low
+            parts.append(part)
+        return np.concatenate(parts)
 
 
 class SummingSite:
@@ -68,7 +106,7 @@ class SummingSite:
         Raises, before anything is sent, :class:`crypto.errors.BoundError` for a value beyond its bound and
         :class:`MalformedError` for a vector of another form.
         """
-        vectors = zip(self._form.vector.pack(values), self._form.uploads, strict=True)
+        vectors = zip(self._form.vector.pack(self._form.split(values)), self._form.uploads, strict=True)
         return Payload(SCHEME, blobs=tuple(self._secret.encrypt(vector, form) for vector, form in vectors))
 
     def unprotect(self, answer: Payload, terms: int) -> Float:
@@ -82,7 +120,8 @@ class SummingSite:
         if not 1 <= terms <= self._form.terms:
             raise ValueError(f"a sum has between 1 and {self._form.terms} terms, not {terms}")
         vectors = [self._secret.decrypt(each) for each in read_payload(answer, self._form.answers)]
-        return self._form.vector.unpack(vectors, terms, self._form.error(terms))
+        slack = self._form.vector.bounds * (SURE * FRESH_ERROR * math.sqrt(terms) / self._form.scale)
+        return self._form.join(self._form.vector.unpack(vectors, terms, slack))
 
 
 class SummingServer:
@@ -116,6 +155,13 @@ class SummingServer:
                 self._evaluator.add_inplace(part, other)
         except RuntimeError as error:
             raise MalformedError(f"ciphertexts that cannot be added: {error}") from error
+
+
+def _digits(segment: Segment) -> tuple[Segment, ...]:
+    """As what a segment travels."""
+    if segment.bound <= _COARSE:
+        return (segment,)
+    return segment, Segment(segment.length, segment.bound * _STEP / 2.0)
 
 
 def _scale(terms: int) -> float:

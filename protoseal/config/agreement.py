@@ -232,9 +232,10 @@ class Agreement(Section):
     @model_validator(mode="after")
     def _protection_serves_method(self) -> Self:
         check_protection_serves(self.method, self.pfpl.weighting, self.pfpl.squared, self.protection)
-        if self.clusters and self.clustering.literal_norms and self.protection is Protection.MASKED:
+        if self.clusters and self.clustering.literal_norms and self.protection is not Protection.PLAIN:
             raise ValueError(
-                "literal_norms clusters vectors as they are, and protection 'masked' shows their directions alone; set"
+                f"literal_norms clusters vectors as they are, and protection {self.protection.value!r} shows their"
+                " directions alone; set"
                 " literal_norms = false, or choose protection 'plain'"
             )
         return self

@@ -100,7 +100,8 @@ class CoordinatorConfig(_PartyFile):
         if self.agreement.protection is Protection.CKKS:
             try:
                 check_cohort_size(len(self.sites))
-                check_tau(self.agreement.agreement_threshold, len(self.sites))
+                if not self.agreement.sums:
+                    check_tau(self.agreement.agreement_threshold, len(self.sites))
             except PrecisionError as error:
                 raise ValueError(str(error)) from error
         return self

@@ -17,6 +17,7 @@ import numpy as np
 
 from algorithms.fedplcc import LocalClusters
 from protoseal.config import Agreement, Protection
+from protoseal.encrypted import EncryptedClusterSum
 from protoseal.terms import limits_of, result_form
 from protoseal_wire import codec
 from protoseal_wire.assignment import clusters_of
@@ -24,6 +25,7 @@ from protoseal_wire.messages import Phase, PhaseKey, Work
 from secure_client.data import SiteData
 from tests.algorithms import finch_reference as paper
 from tests.algorithms.plain_lists import mean
+from tests.conformance.decrypted import clusters_in
 from tests.conformance.grouped_runs import Book, Float, Got, Tap, run_into
 from tests.conformance.literal import last_attempt
 from tests.conformance.turns import Loss
@@ -68,7 +70,8 @@ class ClusterTap(Tap):
     def download(self, work: Work) -> bytes:
         """See :class:`DirectTransport`, here and below."""
         content = super().download(work)
-        if work.key.phase is Phase.SHARES:
+        encrypted = self._book.agreement.protection is Protection.CKKS
+        if work.key.phase is (Phase.VALUES if encrypted else Phase.SHARES):
             self._book.told.setdefault((work.key.round, work.key.attempt), set()).add(content)
         return content
 
@@ -87,8 +90,12 @@ class ClusterTap(Tap):
     def _result(self, key: PhaseKey, content: bytes) -> Got:
         agreement = self._book.agreement
         payload = codec.decode_payload(content, limits_of(agreement), result_form(agreement))
-        self._book.results[key.round, self._at.name] = payload.arrays
-        rows, labels, _, averaged = payload.arrays
+        arrays = payload.arrays
+        if agreement.protection is Protection.CKKS:
+            clusters, mean = clusters_in(agreement, self._at, payload)
+            arrays = (clusters.rows, clusters.labels.astype(np.float64), clusters.weights, mean)
+        self._book.results[key.round, self._at.name] = arrays
+        rows, labels, _, averaged = arrays
         has = np.isin(np.arange(len(agreement.classes)), labels)
         return Got(key.attempt, rows, has, averaged, hashlib.sha256(content).digest())
 
@@ -196,6 +203,10 @@ def _bounded(book: ClusterBook, rows: Float, labels: list[int], weights: Float, 
         resolution = agreement.fixed_point(len(rows)).resolution
         steps = resolution[: rows.size].reshape(rows.shape)
         model_steps = resolution[-agreement.layout.length :][: model.size]
+    if agreement.protection is Protection.CKKS:
+        errors = EncryptedClusterSum(agreement, len(rows)).form.error(len({at[2] for at in book.put}))
+        steps = 2.0 * errors[: rows.size].reshape(rows.shape)
+        model_steps = 2.0 * errors[-agreement.layout.length - 1 :][: model.size]
     return Found(
         rows,
         labels,

@@ -25,6 +25,7 @@ from secure_client.models import SplitModel
 from secure_server.coordinator import Coordinator, CoordinatorRound
 from secure_server.run_state import Groups
 from secure_server.store import Received
+from tests.conformance.decrypted import means_in
 from tests.conformance.expected import check_predictions
 from tests.conformance.runs import Bool, Record, taken_from
 from tests.conformance.turns import Clock, Loss, play, set_deadlines
@@ -188,9 +189,13 @@ class Tap(DirectTransport):
     def _result(self, key: PhaseKey, content: bytes) -> Got:
         agreement = self._book.agreement
         payload = codec.decode_payload(content, limits_of(agreement), result_form(agreement))
+        found = hashlib.sha256(content).digest()
+        if agreement.protection is Protection.CKKS:
+            means = means_in(agreement, self._at, payload)
+            return Got(key.attempt, means.rows, means.has, means.model, found)
         vector, has = payload.arrays
         rows, averaged = agreement.layout.split(vector)
-        return Got(key.attempt, rows, has == 1.0, averaged, hashlib.sha256(content).digest())
+        return Got(key.attempt, rows, has == 1.0, averaged, found)
 
 
 def _at(key: PhaseKey, site: str) -> tuple[int, int, str]:

@@ -1,5 +1,7 @@
 """What a round of sums comes to by the papers' equations, one number at a time, and how far a run may be from it.
 
+Under `ckks` a sum has the error that its form states, and what groups are mixed to that of mixing.
+
 Under `masked` every coordinate of a contribution is rounded to a multiple of its resolution r (a power of two), so
 it moves by r/2 at most, and a mean of any number of contributions too: sums of words are exact. Equations 7 and 8
 are convex combinations of such means, which adds nothing: r/2 remains. So are FedDBP's fusions, of a mean and a row
@@ -24,6 +26,7 @@ from protoseal.config import Protection
 from tests.algorithms import feddbp_reference as feddbp
 from tests.algorithms import fedpc_reference as paper
 from tests.algorithms import plain_lists as lists
+from tests.conformance.decrypted import mix_errors, sum_errors
 from tests.conformance.grouped_runs import Book, Float, Put
 from tests.conformance.runs import Bool
 
@@ -127,8 +130,10 @@ def last_put(book: Book, number: int, site: str) -> Put:
 def resolutions(book: Book, *, rounded: bool) -> tuple[Float, Float]:
     """Of rows (K, d), if there are any, and of the averaged part (P,); zero where nothing is rounded but floats."""
     layout = book.agreement.layout
-    if rounded or book.agreement.protection is not Protection.MASKED:
+    if rounded or book.agreement.protection is Protection.PLAIN:
         return layout.split(np.zeros(layout.length))
+    if book.agreement.protection is Protection.CKKS:
+        return layout.split(2.0 * sum_errors(book.agreement, sum(map(len, book.groups))))
     return layout.split(book.agreement.fixed_point().resolution)
 
 
@@ -196,16 +201,30 @@ def _between(book: Book, means: _Means, *, rounded: bool) -> list[Mixed]:
     known = np.array(means.has)
     moved = _weights_moved(np.array(vectors), np.repeat(known, steps.shape[1], axis=1) * steps.ravel() / 2.0)
     shares = np.where(has, np.array(weights) @ known, 1.0)
+    mixed, mixed_theta = _mixed(
+        book, np.abs(np.array(means.rows)).sum(axis=0), np.abs(np.array(means.theta)).sum(axis=0)
+    )
     return [
         Mixed(
             np.array(rows[j]),
             np.array(has[j]),
             np.array(theta[j]),
-            steps / 2.0 + (2.0 * moved[j] / shares[j][:, None] + _ROUNDING) * largest + 1e-300,
-            theta_steps / 2.0 + (moved[j] + _ROUNDING) * largest_theta + 1e-300,
+            steps / 2.0
+            + (2.0 * moved[j] / shares[j][:, None] + _ROUNDING) * largest
+            + mixed / shares[j][:, None]
+            + 1e-300,
+            theta_steps / 2.0 + (moved[j] + _ROUNDING) * largest_theta + mixed_theta + 1e-300,
         )
         for j in range(len(vectors))
     ]
+
+
+def _mixed(book: Book, rows: Float, theta: Float) -> tuple[Float, Float]:
+    """What mixing on ciphertexts adds, for magnitudes summed over the groups: in a weighted sum, and in its weight."""
+    if book.agreement.protection is not Protection.CKKS:
+        return np.zeros_like(rows), np.zeros_like(theta)
+    of_rows, of_theta, of_weight = mix_errors(book.agreement, rows, theta)
+    return of_rows + of_weight * rows, of_theta + of_weight * theta
 
 
 def _weights_moved(vectors: Float, halves: Float) -> Float:

@@ -16,7 +16,7 @@ from secure_server import rounds
 from secure_server.errors import CoordinatorError
 from secure_server.rounds import Groups, Planned, Quorum, Stage, State
 from secure_server.run_state import PLANNED_ANEW
-from tests.server.simulation_rules import ONE, content_of, random_rules, require
+from tests.server.simulation_rules import NEED_EVERYONE, content_of, random_rules, require
 
 _HELD_UP = (Stage.DIRECTIONS, Stage.SHARES, Stage.VALUES, Stage.SURVIVORS)
 
@@ -32,7 +32,7 @@ class CheckedRun:
         self.accepted: set[tuple[PhaseKey, str]] = set()
         self.computed: dict[int, PhaseKey] = {}  # by round
         self.abandoned: set[int] = set()
-        self.unmasking: dict[int, int] = {}  # by round: the attempt in which a site was asked to UNMASK
+        self.unmasking: dict[int, int] = {}  # by round: the attempt in which UNMASK or MEANS was asked
         self.listed: dict[
             PhaseKey, set[str]
         ] = {}  # by VALUES asked of masked sums: who was on the active list
@@ -61,7 +61,7 @@ class CheckedRun:
         if len(after.survivors) > len(before.survivors):
             self._check_step(before, after)
         self.state = after
-        if after.stage is Stage.UNMASK:
+        if after.stage in (Stage.UNMASK, Stage.MEANS):
             self.unmasking.setdefault(after.round, after.attempt)
         if after.stage is Stage.VALUES and Phase.UNMASK in self.rules.steps(after.round):
             self.listed.setdefault(after.values_key, set(after.participants))
@@ -77,7 +77,7 @@ class CheckedRun:
         self.seen["failed attempt"] += after.failures > before.failures or after.benched > before.benched
         self.seen["new maker"] += after.setup_attempt > before.setup_attempt
         went_on = len(after.survivors) > len(before.survivors)
-        self.seen["drop-out"] += went_on and len(after.asked) < len(before.asked)
+        self.seen["drop-out"] += went_on and len(after.survivors[-1].sites) < len(before.asked)
         if rounds.abandons(before, after):
             self.seen["abandoned round"] += 1
             self.seen["abandoned last round"] += before.round == self.rules.rounds
@@ -114,7 +114,9 @@ class CheckedRun:
         phase, asked = after.survivors[-1].phase, set(before.asked)
         answered = {site for key, site in self.accepted if key == before.key(phase)}
         require(answered <= asked, f"{phase.name} from sites that had dropped out")
-        require(set(after.asked) == answered, f"after {phase.name} others are asked than those who answered")
+        there = [answered & set(group) for group in after.groups]
+        due = {min(group) for group in there if group} if after.stage is Stage.MEANS else answered
+        require(set(after.asked) == due, f"after {phase.name} others are asked than those who answered")
         self._check_quorums(before, phase, asked, answered)
 
     def _check_answered(self, key: PhaseKey, sites: set[str]) -> None:
@@ -155,7 +157,7 @@ class CheckedRun:
             due = before.round in self.computed or self._gives_up(before)
             require(due, f"left round {before.round} without a result")
         elif after.attempt > before.attempt:
-            require(not self._abandons(before), "another attempt after UNMASK was asked")
+            require(not self._abandons(before), "another attempt after UNMASK or MEANS was asked")
         require(not self.groups or after.groups == self.groups, "the groups changed")
         if not after.over:
             left = after.deadline - self.now
@@ -214,7 +216,7 @@ class CheckedRun:
         require((key, site) not in self.accepted, f"{site} is asked {key} again")
         if key.phase not in (Phase.ROSTER, Phase.SECRET):
             unmasked = self.unmasking.get(key.round, key.attempt)
-            require(unmasked == key.attempt, f"{key} after UNMASK was asked in attempt {unmasked}")
+            require(unmasked == key.attempt, f"{key} after UNMASK or MEANS was asked in attempt {unmasked}")
         if key.phase is Phase.SHARES:
             group = next(group for group in self.state.groups if site in group)
             there = set(self.state.participants) & set(group)
@@ -243,7 +245,7 @@ class CheckedRun:
         staying = [group for group in groups if group]
         require(all(len(group) >= self.rules.smallest_group for group in staying), f"too small: {groups}")
         steps = self.rules.round_steps
-        if steps == ONE:
+        if steps in NEED_EVERYONE:
             return Planned()
         quorums = [
             Quorum(phase, frozenset(group), 2 * len(group) // 3 + 1) for group in staying for phase in steps

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
-from protoseal.terms import CLUSTERED_SUM, MASKED_SUM
+from protoseal.terms import CLUSTERED_SUM, ENCRYPTED_CLUSTERS, ENCRYPTED_GROUPS, MASKED_SUM
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.rounds import Rules, State
 from secure_server.run_state import STEPS
@@ -18,6 +18,8 @@ SECONDS: Mapping[Phase, float] = {
     Phase.RESULT: 20.0,
 }
 ONE = (Phase.VALUES,)
+NEED_EVERYONE = (ONE, ENCRYPTED_CLUSTERS, ENCRYPTED_GROUPS)
+"""Steps that nobody may miss."""
 
 
 def random_rules(rng: random.Random) -> Rules:
@@ -27,6 +29,7 @@ def random_rules(rng: random.Random) -> Rules:
         (
             *((1, ONE, False), (0, ONE, False), (0, MASKED_SUM, False), (0, MASKED_SUM, False)),
             *((1, MASKED_SUM, True), (0, CLUSTERED_SUM, False), (1, CLUSTERED_SUM, True)),
+            *((0, ENCRYPTED_GROUPS, False), (0, ENCRYPTED_GROUPS, False), (1, ENCRYPTED_CLUSTERS, True)),
         )
     )
     return Rules(
@@ -36,7 +39,7 @@ def random_rules(rng: random.Random) -> Rules:
         smallest_group=2,
         run="sim",
         roster=tuple(f"s{number}" for number in range(sites)),
-        min_sites=rng.randint(2, sites if steps == ONE else sites // 2 + 1),
+        min_sites=rng.randint(2, sites if steps in NEED_EVERYONE else sites // 2 + 1),
         rounds=rng.randint(1, 3),
         max_attempts=rng.randint(1, 4),
         needs_secret=rng.random() < 0.7,

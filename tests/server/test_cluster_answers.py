@@ -195,7 +195,7 @@ def survivors() -> Iterator[tuple[MaskedClusters, Attempt]]:
 
 def a_sum(exchange: MaskedClusters, attempt: Attempt) -> GroupSum:
     """Of four sites with prototypes of length 1 and a sample each, and models of zeros."""
-    clusters = exchange._told(attempt).clusters
+    clusters = exchange._directions.told(attempt).clusters
     number = len(clusters.labels)
     members = clusters.members(attempt.sites).astype(np.float64)
     rows = np.zeros((number, MASKED.dim))
@@ -221,7 +221,7 @@ def test_a_sum_that_sites_cannot_have_is_noticed(
     exchange, attempt = survivors
     found = a_sum(exchange, attempt)
     exchange.check_sum(attempt, found)
-    number = len(exchange._told(attempt).clusters.labels)
+    number = len(exchange._directions.told(attempt).clusters.labels)
     found.total[{"rows": 0, "counts": number * MASKED.dim, "weight": -1}[place]] = value
     with pytest.raises(MalformedError, match=match):
         exchange.check_sum(attempt, found)

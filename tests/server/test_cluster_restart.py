@@ -11,7 +11,7 @@ import pytest
 from protoseal_wire.messages import DownloadRequest, Phase, UploadHeader
 from secure_server.aggregate import Aggregator
 from secure_server.coordinator import Coordinator
-from secure_server.exchanges import masked_clusters
+from secure_server.exchanges import directions
 from secure_server.exchanges.masked_clusters import MaskedClusters
 from tests.adversary.cluster_play import clustered_agreement
 from tests.adversary.victim import Scene, stopped_at
@@ -46,7 +46,7 @@ def test_a_restarted_coordinator_has_it_before_it_is_asked(
     def again(*_: object) -> None:
         raise AssertionError("worked out within a site's call")
 
-    monkeypatch.setattr(masked_clusters, "assigned", again)
+    monkeypatch.setattr(directions, "assigned", again)
     assert coordinator.download(B, DownloadRequest(scene.key, B)) == scene.request
     header = UploadHeader(scene.key, B, len(scene.honest), hashlib.sha256(scene.honest).digest())
     coordinator.upload(B, header, scene.honest)

@@ -12,12 +12,13 @@ from crypto.errors import CryptoError, MalformedError
 from crypto.pairwise.scheme import SCHEME as PAIRWISE
 from crypto.plain import SCHEME as PLAIN
 from crypto.protection import Payload
+from protoseal import means
 from protoseal.config import Agreement, AveragingSection, Method, Protection
 from protoseal.terms import group_cohort, limits_of
 from protoseal_wire import codec
 from protoseal_wire.codec import CodecError
 from protoseal_wire.messages import ActiveList, Phase, PhaseKey, PresenceStatement
-from secure_server.exchanges import group_sums, mixing
+from secure_server.exchanges import group_sums
 from secure_server.exchanges.attempt import Attempt
 from secure_server.exchanges.group_sums import GroupSums
 from secure_server.exchanges.mixing import GroupSum, check_means, results_of
@@ -258,7 +259,7 @@ def test_a_masked_sum_with_a_weight_of_nobody_is_refused(
     bad = GroupSum(good.cohort, good.members, np.append(good.total[:-1], weight))
     with pytest.raises(MalformedError, match="4 members have"):
         check_means(agreement, bad)
-    monkeypatch.setattr(mixing, "check_samples", lambda *_: None)
+    monkeypatch.setattr(means, "check_samples", lambda *_: None)
     check_means(agreement, bad)
 
 

@@ -15,6 +15,7 @@ from types import ModuleType
 
 import pytest
 
+from protoseal.terms import CLUSTERED_SUM
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server import rounds, settling, tasks
 from secure_server.checks import check_expected
@@ -98,7 +99,7 @@ class Tolerant(SimulatedRun):
             min_sites=2,
             first_round=0,
             common_group=False,
-            round_steps=STEPS,
+            round_steps=CLUSTERED_SUM,
             max_attempts=1,
             smallest_group=2,
         )
@@ -111,10 +112,10 @@ class Tolerant(SimulatedRun):
 
     def random_plan(self) -> Planned:
         everyone = frozenset(self.state.participants)
-        return Planned(tuple(Quorum(phase, everyone, 2 * len(everyone) // 3 + 1) for phase in STEPS))
+        return Planned(tuple(Quorum(phase, everyone, 2 * len(everyone) // 3 + 1) for phase in CLUSTERED_SUM))
 
     def visit(self, site: str, lost_answers: float = 0.0) -> None:
-        quits = self.quits.setdefault((self.state.round, site), self.rng.choice(STEPS))
+        quits = self.quits.setdefault((self.state.round, site), self.rng.choice(CLUSTERED_SUM))
         task = rounds.task_for(self.rules, self.state, site)
         if site in self.spare and self.state.round and task is not None and task.phase is quits:
             self.seen["quit"] += 1
@@ -185,8 +186,8 @@ def forgets_the_attempt(rules: Rules, state: State, event: rounds.Event, now: fl
     return replace(real_step(rules, state, event, now), attempt=1)
 
 
-def unmasking_is_as_any_step(rules: Rules, state: State) -> bool:
-    """As if nobody had released a share."""
+def opening_is_as_any_step(rules: Rules, state: State) -> bool:
+    """As if nobody had released a share, or read a sum."""
     return False
 
 
@@ -227,7 +228,7 @@ def notices(violation: str) -> None:
         (rounds, "check_computing", no_check, "computed"),
         (settling, "next_attempt", same_attempt_again, "asked .* again|asks something else"),
         (rounds, "step", forgets_the_attempt, "went back|again"),
-        (settling, "_unmask_was_asked", unmasking_is_as_any_step, "UNMASK was asked"),
+        (settling, "_sum_may_be_open", opening_is_as_any_step, "UNMASK or MEANS was asked"),
         (settling, "_step_over", asks_all_participants, "others are asked"),
         (tasks, "_able", any_members_will_do, "must refuse"),
         (settling, "_committed", lambda state: state, "must refuse"),
@@ -261,7 +262,7 @@ def test_the_simulation_notices_what_both_halves_of_the_machine_lack(
 @pytest.mark.parametrize(
     ("stage", "weakened", "violation"),
     [
-        (Stage.PRESENCE, too_few_may_be_present, "only .* computed"),
+        (Stage.PRESENCE, too_few_may_be_present, "only .* computed|too small"),
         *((stage, answers_may_be_missing, "went on without") for stage in ASKING_STEPS),
     ],
 )

@@ -151,6 +151,7 @@ def test_each_phase_has_its_own_bound() -> None:
         Phase.VALUES: LARGE.payload,
         Phase.SURVIVORS: LARGE.survivor_signature,
         Phase.UNMASK: LARGE.released_shares,
+        Phase.MEANS: LARGE.payload,
         Phase.RESULT: LARGE.empty,
     }
     assert {phase: LARGE.request_bytes(phase) for phase in Phase} == {
@@ -162,6 +163,7 @@ def test_each_phase_has_its_own_bound() -> None:
         Phase.VALUES: max(LARGE.active_list, LARGE.received_shares),
         Phase.SURVIVORS: LARGE.survivor_set,
         Phase.UNMASK: LARGE.signed_survivors,
+        Phase.MEANS: LARGE.payload,
         Phase.RESULT: LARGE.payload,
     }
 

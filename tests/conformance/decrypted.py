@@ -1,0 +1,53 @@
+"""What a result under `ckks` says, read with a site's key, and how far it may be from what the sites put in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from algorithms.fedplcc import GlobalClusters
+from crypto.ckks.mixing import MixingSite
+from crypto.ckks.sums import SummingSite
+from crypto.protection import Payload
+from crypto.rows import whole_numbers
+from protoseal.config import Agreement
+from protoseal.encrypted import EncryptedClusterSum, EncryptedGroups, EncryptedSum
+from protoseal.federation import LocalSite
+from protoseal.means import Means
+from protoseal_wire.codec.limits import MOST_SITES
+
+Float = NDArray[np.float64]
+
+
+def means_in(agreement: Agreement, site: LocalSite, payload: Payload) -> Means:
+    """Of a sum over all sites, or mixed of groups."""
+    key = site.session._setup.ckks_key()
+    if agreement.method.is_grouped:
+        groups = EncryptedGroups(agreement)
+        return groups.mixed(MixingSite(key, groups.form).unprotect(payload))
+    sums = EncryptedSum(agreement)
+    return sums.means(sums.opened(SummingSite(key, sums.form).unprotect(payload, MOST_SITES)))
+
+
+def clusters_in(agreement: Agreement, site: LocalSite, payload: Payload) -> tuple[GlobalClusters, Float]:
+    """Clusters and the mean model."""
+    labels = whole_numbers(payload.arrays[0], len(agreement.classes))
+    sums = EncryptedClusterSum(agreement, len(labels))
+    summing = SummingSite(site.session._setup.ckks_key(), sums.form)
+    return sums.means(summing.unprotect(replace(payload, arrays=()), MOST_SITES), labels)
+
+
+def sum_errors(agreement: Agreement, sites: int) -> Float:
+    """(L,): of each number in a sum over so many sites, and so of a mean, which divides it by one or more."""
+    return EncryptedSum(agreement).form.error(sites)[: agreement.layout.length]
+
+
+def mix_errors(agreement: Agreement, rows: Float, theta: Float) -> tuple[Float, Float, float]:
+    """Of rows (K, d), the averaged part (P,) and a weight, before they are divided; magnitudes summed over groups."""
+    form = EncryptedGroups(agreement).form
+    weights = np.full(len(rows) + 1, float(form.groups))
+    errors = form.error(np.concatenate([rows.ravel(), theta, weights]))
+    of_rows, of_theta = agreement.layout.split(errors)
+    return of_rows, of_theta, float(errors[-1])

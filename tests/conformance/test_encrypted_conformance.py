@@ -1,0 +1,123 @@
+"""Methods that add up under `ckks`: each round is the papers' equations on what sites put in, as under `plain`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protoseal.config import FeddbpSection, FedplccSection, Method, Protection
+from tests.conformance import clustered_runs, literal
+from tests.conformance.clustered_runs import ClusterBook, run_clustered
+from tests.conformance.grouped_runs import (
+    Book,
+    compare_predictions,
+    grouped_agreement,
+    run_grouped,
+    three_kinds,
+    two_kinds,
+)
+from tests.conformance.runs import Bool, data_for
+
+ROUNDS = 2
+FEW = np.array([[1, 1, 1, 0], [1, 1, 1, 1], [1, 0, 1, 1]], dtype=np.bool_)
+"""Three sites; the second class and the last are withheld."""
+APART = np.ones((6, 4), dtype=np.bool_)
+APART[:3, 3] = False  # three sites are left, just enough
+APART[1:5, 1] = False  # two are left: withheld
+FUSED: dict[str, Any] = {"feddbp": FeddbpSection(own=0.75, top_channels=5)}
+CASES: dict[str, tuple[Method, Bool, dict[str, Any]]] = {
+    "feddbp": (Method.FEDDBP, two_kinds(), FUSED),
+    "feddbp, few": (Method.FEDDBP, FEW, FUSED),
+    "fedproto": (Method.FEDPROTO, two_kinds(), {}),
+    "fedavg": (Method.FEDAVG, FEW, {}),
+    "fedproto-averaged": (Method.FEDPROTO_AVERAGED, two_kinds(), {}),
+    "fedpc": (Method.FEDPC, two_kinds(), {}),
+    "fedpc, three groups": (Method.FEDPC, three_kinds(), {"fedpc": {"groups": 3}}),
+    "fedpc, one group": (Method.FEDPC, FEW, {"fedpc": {"groups": 1}}),
+    "fedpc, literal": (Method.FEDPC, two_kinds(), {"fedpc": {"literal_absent": True}}),
+    "fedplcc": (Method.FEDPLCC, APART, {}),
+    "fedplcc, weighted centres": (Method.FEDPLCC, APART, {"fedplcc": FedplccSection(weighted_centres=True)}),
+    "fpl": (Method.FPL, APART, {}),
+}
+CLUSTERED = [case for case, (method, _, _) in CASES.items() if method in (Method.FEDPLCC, Method.FPL)]
+SUMMED = [case for case in CASES if case not in CLUSTERED]
+
+Books = Callable[[Protection, str], Book]
+each_case = pytest.mark.parametrize("case", CASES)
+every_round = pytest.mark.parametrize("number", range(1, ROUNDS + 1))
+
+
+@pytest.fixture(scope="module")
+def books(tmp_path_factory: pytest.TempPathFactory) -> Books:
+    """Every run is made once."""
+
+    @cache
+    def book(protection: Protection, case: str) -> Book:
+        method, holds, settings = CASES[case]
+        agreement = grouped_agreement(
+            protection,
+            method=method,
+            classes=holds.shape[1],
+            dim=12,
+            rounds=ROUNDS,
+            norm_bound=40.0,
+            **settings,
+        )
+        run = run_clustered if case in CLUSTERED else run_grouped
+        return run(agreement, data_for(agreement, holds), tmp_path_factory.mktemp("run"))
+
+    return book
+
+
+def excess(book: Book, number: int, **options: Any) -> float:
+    if isinstance(book, ClusterBook):
+        return clustered_runs.excess(book, number, **options)
+    return literal.excess(book, number, **options)
+
+
+@every_round
+@each_case
+def test_a_round_is_the_equations_on_what_the_sites_put_in(books: Books, case: str, number: int) -> None:
+    book = books(Protection.CKKS, case)
+    assert len(literal.contributors(book, number)) == len(CASES[case][1])
+    assert excess(book, number) <= 1.0
+    assert {attempt for _, attempt, _ in book.summary()} == {1}
+
+
+@each_case
+def test_results_are_those_of_plain_to_the_sixth_digit(books: Books, case: str) -> None:
+    """And no further: what comes back was not simply passed on."""
+    book, plain = books(Protection.CKKS, case), books(Protection.PLAIN, case)
+    worst = 0.0
+    for key, got in plain.got.items():
+        if key[0] == 1:
+            worst = max(worst, float(np.abs(book.got[key].averaged - got.averaged).max(initial=0.0)))
+            worst = max(worst, float(np.abs(book.got[key].rows - got.rows).max(initial=0.0)))
+            np.testing.assert_array_equal(book.got[key].has, got.has)
+    assert 0.0 < worst < 1e-6
+
+
+@every_round
+@each_case
+def test_the_saved_models_predict_the_same(books: Books, case: str, number: int) -> None:
+    compare_predictions(books(Protection.CKKS, case), books(Protection.PLAIN, case), number)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("fedpc")])
+def test_groups_are_those_of_plain(books: Books, case: str) -> None:
+    assert books(Protection.CKKS, case).groups == books(Protection.PLAIN, case).groups
+    assert len(books(Protection.CKKS, case).groups) == {"fedpc, three groups": 3, "fedpc, one group": 1}.get(
+        case, 2
+    )
+
+
+@each_case
+def test_one_contribution_less_is_beyond_the_bound(books: Books, case: str) -> None:
+    book = books(Protection.CKKS, case)
+    for site in literal.contributors(book, 2):
+        if len(CASES[case][1]) > 3:  # of three nobody can be left out
+            assert excess(book, 2, without=(site,)) > 100.0
