@@ -263,6 +263,28 @@ class TestAfterUnmaskWasAsked:
         assert not rounds.abandons(before, player.state)
         assert (player.stage, player.state.round, player.state.attempt) == (Stage.PRESENCE, 1, 2)
 
+    @pytest.mark.parametrize(("complete_up_to", "over"), [(4, False), (3, True), (None, False)])
+    def test_in_a_large_group_it_is_so_once_survivors_were_signed(
+        self, complete_up_to: int | None, over: bool
+    ) -> None:
+        """Of eight sites in groups of four."""
+        player = GroupPlayer(replace(GROUPED, complete_up_to=complete_up_to))
+        player.begin()
+        player.go_to(Stage.SURVIVORS)
+        before = player.state
+        player.answer(*without("cid", "dot"))
+        player.to_deadline()
+        assert rounds.abandons(before, player.state) == over
+        assert (player.stage, player.state.round) == (Stage.PRESENCE, 2 if over else 1)
+
+    def test_in_a_large_group_it_is_not_so_before(self) -> None:
+        player = GroupPlayer(replace(GROUPED, complete_up_to=3))
+        player.begin()
+        player.go_to(Stage.SHARES)
+        player.answer(*without("cid", "dot"))
+        player.to_deadline()
+        assert (player.stage, player.state.round, player.state.attempt) == (Stage.PRESENCE, 1, 2)
+
     def test_the_last_round_ends_the_run_if_another_had_a_result(self) -> None:
         player = GroupPlayer()
         player.begin()

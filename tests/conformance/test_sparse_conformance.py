@@ -1,0 +1,158 @@
+"""Masked sums over sparse graphs equal those under `plain`: every kind of sum, with and without sites that are lost."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protoseal.config import FeddbpSection, FedplccSection, MaskingSection, Method, Protection
+from protoseal.terms import limits_of, values_form
+from protoseal_wire import codec
+from protoseal_wire.messages import MaskedValues, Phase
+from tests.conformance import clustered_runs, literal
+from tests.conformance.clustered_runs import ClusterBook, run_clustered
+from tests.conformance.grouped_runs import (
+    Book,
+    compare_predictions,
+    grouped_agreement,
+    run_grouped,
+    two_kinds,
+)
+from tests.conformance.runs import data_for
+from tests.conformance.turns import Loss
+from tests.conformance.two_lost import AFTER, EVERYONE, LOST, each_phase, staying, two_lost
+
+ROUNDS = 2
+NINE: dict[str, Any] = {"complete_up_to": 3}
+"""One colluder and two drop-outs: five others hold a site's shares."""
+FEW: dict[str, Any] = {"complete_up_to": 3, "max_colluding": 0.0, "max_dropped": 0.0}
+"""Neither: two others hold a site's shares, so that groups of four are sparse."""
+CASES: dict[str, tuple[Method, dict[str, Any]]] = {
+    "fedavg": (Method.FEDAVG, NINE),
+    "fedproto": (Method.FEDPROTO, NINE),
+    "feddbp": (Method.FEDDBP, NINE),
+    "fedpc": (Method.FEDPC, FEW),
+}
+
+
+def run(
+    folder: Path, case: str, protection: Protection, losses: list[Loss] | None = None, rounds: int = ROUNDS
+) -> Book:
+    method, masking = CASES[case]
+    agreement = grouped_agreement(
+        protection,
+        method=method,
+        classes=6,
+        dim=12,
+        rounds=rounds,
+        feddbp=FeddbpSection(own=0.75, top_channels=5),
+        masking=MaskingSection.model_validate(masking),
+    )
+    return run_grouped(agreement, data_for(agreement, two_kinds()), folder, losses or [])
+
+
+def sent(book: Book) -> list[MaskedValues]:
+    """What sites sent as values, which only in a sparse graph holds a signature."""
+    limits, form = limits_of(book.agreement), values_form(book.agreement, 1)
+    return [
+        codec.decode_masked_values(each.content, limits, form)
+        for each in book.received
+        if each.key is not None and each.key.phase is Phase.VALUES and each.key.round
+    ]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_sum_is_that_of_plain_but_for_the_last_bits_of_each_contribution(tmp_path: Path, case: str) -> None:
+    masked, plain = (run(tmp_path / each, case, each) for each in (Protection.MASKED, Protection.PLAIN))
+    assert masked.groups == plain.groups
+    assert len(sent(masked)) == 9 * ROUNDS
+    for group in masked.groups:
+        assert masked.agreement.masking.graph(9, len(group)).sparse
+    for number in range(1, ROUNDS + 1):
+        assert literal.excess(masked, number) <= 1.0
+        assert literal.excess(masked, number, rounded=True) <= 1.0
+        assert literal.excess(plain, number) <= 1.0
+        compare_predictions(masked, plain, number)
+    for key, got in plain.got.items():
+        if key[0] == 1:
+            np.testing.assert_array_equal(masked.got[key].has, got.has)
+            np.testing.assert_allclose(masked.got[key].averaged, got.averaged, atol=1e-4)
+
+
+def test_one_contribution_less_is_beyond_the_bound(tmp_path: Path) -> None:
+    assert literal.excess(run(tmp_path, "fedavg", Protection.MASKED), 2, without=("site-1",)) > 100.0
+
+
+def test_clusters_are_summed_up_alike(tmp_path: Path) -> None:
+    """FedPLCC: after DIRECTIONS, with masks that are bound to the assignment."""
+    holds = np.ones((6, 4), dtype=np.bool_)
+    books: list[ClusterBook] = []
+    for protection in (Protection.MASKED, Protection.PLAIN):
+        agreement = grouped_agreement(
+            protection,
+            method=Method.FEDPLCC,
+            classes=4,
+            dim=16,
+            rounds=ROUNDS,
+            fedplcc=FedplccSection(),
+            norm_bound=40.0,
+            masking=MaskingSection.model_validate(FEW),
+        )
+        books.append(run_clustered(agreement, data_for(agreement, holds), tmp_path / protection))
+    assert books[0].agreement.masking.graph(6, 6).sparse
+    for book in books:
+        for number in range(1, ROUNDS + 1):
+            assert clustered_runs.excess(book, number) <= 1.0
+    masked, plain = books
+    compare_predictions(masked, plain, 1)
+
+
+# Who is lost
+
+
+@pytest.fixture(scope="module")
+def losing(tmp_path_factory: pytest.TempPathFactory) -> Book:
+    """Each round loses two sites in another phase."""
+
+    @cache
+    def book() -> Book:
+        losses = two_lost(Protection.MASKED)
+        return run(tmp_path_factory.mktemp("run"), "fedavg", Protection.MASKED, losses, AFTER)
+
+    return book()
+
+
+@each_phase
+def test_those_who_are_left_get_the_mean_over_whose_values_came(
+    losing: Book, number: int, phase: Phase
+) -> None:
+    assert losing.summary()[number - 1] == (number, 1, False)
+    assert literal.contributors(losing, number) == staying(phase)
+    assert literal.excess(losing, number, rounded=True) <= 1.0
+    assert {site for r, site in losing.got if r == number} == set(EVERYONE) - set(LOST)
+
+
+def test_in_the_end_everyone_is_there_again(losing: Book) -> None:
+    assert literal.contributors(losing, AFTER) == EVERYONE
+    assert literal.excess(losing, AFTER, rounded=True) <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("phase", "summary"),
+    [
+        (Phase.SHARES, [(1, 2, False), (2, 1, False)]),
+        (Phase.SURVIVORS, [(1, 1, True), (2, 1, False)]),
+        (Phase.UNMASK, [(1, 1, True), (2, 1, False)]),
+    ],
+    ids=["shares", "survivors", "unmask"],
+)
+def test_a_round_is_repeated_as_long_as_no_survivors_were_signed(
+    tmp_path: Path, phase: Phase, summary: list[tuple[int, int, bool]]
+) -> None:
+    """Three of nine are one too many."""
+    losses = [Loss(site, 1, phase) for site in (*LOST, "site-3")]
+    assert run(tmp_path, "fedavg", Protection.MASKED, losses).summary() == summary
