@@ -18,12 +18,11 @@ from algorithms.kmeans import Labels
 from algorithms.linear import Bool, Float
 from crypto.ckks.mixing import MixForm
 from crypto.ckks.sums import SumForm
-from crypto.errors import ImplausibleError, MalformedError
+from crypto.errors import BoundError, ImplausibleError, MalformedError
 from crypto.fixed_point import Segment
 from protoseal.config import Agreement
 from protoseal.means import Means, check_samples, check_total, cluster_means, means_of
 from protoseal.terms import longest_mean
-from protoseal_wire.codec.limits import MOST_SITES
 
 _SLACK = 1e-6
 """Means of what keeps to its bounds are beyond them by no more than rounding and a ciphertext's error."""
@@ -47,7 +46,7 @@ class EncryptedSum:
         self._agreement = agreement
         counts = Segment(len(agreement.classes) + 1, 1.0)
         segments = (*agreement.layout.segments(agreement.norm_bound, agreement.averaging), counts)
-        self.form = SumForm(segments, terms=MOST_SITES)
+        self.form = SumForm(segments, terms=agreement.max_sites)
 
     def vector(self, contribution: Float, holds: Bool) -> NDArray[np.float64]:
         """For a contribution (L,) that has rows of the classes ``holds`` (K,)."""
@@ -59,7 +58,7 @@ class EncryptedSum:
         holders = whole_counts(counts)
         if self._agreement.layout.weighted:
             total[-1:] = whole_counts(total[-1:])
-        if not 1 <= holders[-1] <= MOST_SITES or (holders[:-1] > holders[-1]).any():
+        if not 1 <= holders[-1] <= self._agreement.max_sites or (holders[:-1] > holders[-1]).any():
             raise ImplausibleError("a decrypted sum is over no number of sites")
         return Opened(total, holders[:-1], int(holders[-1]))
 
@@ -67,9 +66,12 @@ class EncryptedSum:
         """The means; :class:`ImplausibleError` for those that no sites within their bounds have, or of too few."""
         try:
             check_total(self._agreement, opened.total, opened.holders, opened.members)
-            return means_of(self._agreement, opened.total, opened.holders, opened.members)
+            means = means_of(self._agreement, opened.total, opened.holders, opened.members)
         except (MalformedError, ValueError) as error:
             raise ImplausibleError(f"a decrypted sum: {error}") from error
+        _, slack = self._agreement.layout.split(self.form.error(self._agreement.max_sites))
+        _check_model(self._agreement, means.model, slack)
+        return means
 
 
 class EncryptedClusterSum:
@@ -87,7 +89,7 @@ class EncryptedClusterSum:
             *agreement.layout.segments(agreement.norm_bound, averaging),
             Segment(1, 1.0),
         )
-        self.form = SumForm(segments, terms=MOST_SITES)
+        self.form = SumForm(segments, terms=agreement.max_sites)
 
     def vector(self, part: Contribution, model: Float) -> NDArray[np.float64]:
         """Of a site's part in the clusters, and its model (p + q + 1,)."""
@@ -111,9 +113,12 @@ class EncryptedClusterSum:
         total = Contribution(sums, rows_in.astype(np.float64), counts)
         try:
             check_samples(float(samples), int(sites), self._agreement.averaging.most_samples)
-            return cluster_means(self._agreement, total, labels, model)
+            clusters, mean = cluster_means(self._agreement, total, labels, model)
         except (MalformedError, ValueError) as error:
             raise ImplausibleError(f"a decrypted sum: {error}") from error
+        _, slack = self._agreement.layout.split(np.split(self.form.error(self._agreement.max_sites), ends)[2])
+        _check_model(self._agreement, mean, slack)
+        return clusters, mean
 
 
 class EncryptedGroups:
@@ -135,9 +140,17 @@ class EncryptedGroups:
         self.form = MixForm(self._rows, segments, groups=agreement.fedpc.groups or MOST_GROUPS)
 
     def parts(self, means: Means) -> tuple[Float, Float]:
-        """The direction (M,), not scaled, and the vector (L,) of a group's means."""
+        """The direction (M,), not scaled, and the vector (L,) of a group's means.
+
+        Raises :class:`ImplausibleError` for means that there is no room for: of what was decrypted, no other error may
+        tell.
+        """
         rows = np.where(means.has[:, None], means.rows, 0.0)
         vector = np.concatenate([rows.ravel(), means.model, means.has.astype(np.float64), [1.0]])
+        try:
+            self.form.vector.check(vector)
+        except BoundError as error:
+            raise ImplausibleError(f"a decrypted sum: {error}") from error
         return np.maximum(rows.ravel(), 0.0), vector
 
     def nothing(self) -> tuple[Float, Float]:
@@ -159,7 +172,20 @@ class EncryptedGroups:
         rows = np.where(has[:, None], rows.reshape(classes, -1) / divisor, 0.0)
         if np.linalg.norm(rows, axis=1).max() > longest_mean(agreement) * (1.0 + _SLACK):
             raise ImplausibleError("a decrypted result has a prototype that is longer than the norm bound")
+        _check_model(agreement, model / total, np.zeros(len(model)))
         return Means(rows, has, model / total)
+
+
+def _check_model(agreement: Agreement, model: Float, slack: Float) -> None:
+    """Raise :class:`ImplausibleError` for a mean (p + q,) that no models within their bounds have.
+
+    Else who trains from it would go beyond the bounds, and be seen to stop. ``slack`` (p + q,) is what ciphertexts err.
+    """
+    layout, averaging = agreement.layout, agreement.averaging
+    largest = [averaging.parameter_bound, averaging.buffer_bound]
+    bounds = np.repeat(largest, [layout.parameters, layout.buffers])
+    if not (np.abs(model) <= bounds * (1.0 + 2.0 * _SLACK) + slack).all():
+        raise ImplausibleError("a decrypted model is beyond the bounds of what is averaged")
 
 
 def whole_counts(values: Float) -> Counts:

@@ -13,7 +13,6 @@ from crypto.rows import NORM_SLACK
 from protoseal.config import Agreement, Protection
 from protoseal.config.agreement import CKKS_SLOTS
 from protoseal_wire.codec import Limits
-from protoseal_wire.codec.limits import MOST_SITES
 from protoseal_wire.messages import ActiveList, Phase
 
 ONE_STEP = (Phase.VALUES,)
@@ -30,15 +29,15 @@ ENCRYPTED_GROUPS = (Phase.VALUES, Phase.MEANS)
 """Encrypted sums, which one member of each group makes into means and encrypts again."""
 
 
-def limits_of(agreement: Agreement, sites: int = MOST_SITES) -> Limits:
+def limits_of(agreement: Agreement, sites: int | None = None) -> Limits:
     """The sizes that the codec enforces in a run under this agreement, with ``sites`` sites at most.
 
-    The coordinator knows how many sites its file names. A site does not, and allows for as many as there may be.
+    The coordinator knows how many sites its file names. A site does not, and allows for as many as are agreed.
     """
     return Limits(
         classes=len(agreement.classes),
         dim=agreement.dim,
-        sites=sites,
+        sites=sites or agreement.max_sites,
         parameters=agreement.layout.model,
         per_class=agreement.clustering.most_of_class if agreement.clusters else 1,
         ciphertexts=most_ciphertexts(agreement),

@@ -38,7 +38,7 @@ AGREEMENT: dict[str, Any] = {
 PARTY: dict[str, Any] = {"ca": "ca.pem", "certificate": "c.pem", "key": "k.pem", "state_dir": "state"}
 SITE = PARTY | {"name": "north", "coordinator": "localhost:8443", "data": "npz:d.npz", "out": "out"}
 COORDINATOR = PARTY | {"listen": "0.0.0.0:8443", "sites": ["north", "south", "west"]}
-KNOWN_HASH = "8363cb57fa0917d3a03d8ce6b923e9e27f0c0aa8ad6c36342339515aaca5acf9"
+KNOWN_HASH = "52c36613bb4ebf96e4988e33f4985f3ca753985a29d11417db6937b36f21f2c9"
 
 
 def toml(table: dict[str, Any]) -> str:
@@ -242,6 +242,7 @@ def test_the_hash_is_the_one_written_down(tmp_path: Path) -> None:
         {"dim": 9},
         {"min_holders": 4, "min_sites": 4},
         {"min_sites": 4},
+        {"max_sites": 300},
         {"norm_bound": 11.0},
         {"agreement_threshold": 2e-4},
         {"allow_fewer_holders_reveals_peers": True},
@@ -324,7 +325,7 @@ def test_a_site_may_insist_on_more_sites_in_a_round(agreed: Path) -> None:
         (COORDINATOR, {"sites": ["north", "south"]}, "2 listed, but the agreement's min_sites is 3"),
         (COORDINATOR, {"sites": ["north", "north", "south"]}, "'north' is listed more than once"),
         (COORDINATOR, {"deadlines": {"tran": 3.0}}, "did you mean 'train'"),
-        (COORDINATOR, {"sites": [f"site-{n}" for n in range(300)]}, "serves 2 to 256 sites"),
+        (COORDINATOR, {"sites": [f"site-{n}" for n in range(300)]}, "the agreement's max_sites is 256"),
         (COORDINATOR, {"max_attempts": 0}, "max_attempts"),
     ],
 )
@@ -347,6 +348,12 @@ def test_a_threshold_that_so_many_sites_cannot_keep_is_refused(tmp_path: Path) -
         else:
             with pytest.raises(ConfigError, match="agreement threshold of 1e-06 is below what 60 sites"):
                 load_party(tmp_path, COORDINATOR, sites=sites)
+
+
+def test_more_sites_than_pfpl_on_ciphertexts_serves_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "agreement.toml", AGREEMENT | {"max_sites": 300})
+    with pytest.raises(ConfigError, match="serves 2 to 256 sites"):
+        load_party(tmp_path, COORDINATOR, sites=[f"site-{n}" for n in range(300)])
 
 
 # Simulations, experiments

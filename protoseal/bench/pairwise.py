@@ -20,8 +20,8 @@ from protoseal.bench.pairwise_parties import Float, Terms
 from protoseal.bench.pairwise_play import STEPS, Noted, Play
 from protoseal.bench.pairwise_sites import Federation
 from protoseal.bench.record import Case, Spent, Task, Value, spent_on
+from protoseal.config.agreement import USUAL_SITES
 from protoseal.errors import UserError
-from protoseal_wire.codec.limits import MOST_SITES
 from protoseal_wire.messages import Phase
 
 NORM_BOUND = 10.0
@@ -76,8 +76,8 @@ class Plan:
         return graph_of(sites, sites // 10, 3 * sites // 10)
 
     def fixed_point(self, sites: int) -> FixedPoint:
-        """With room for as many sites as a run may have, as an agreement has it."""
-        make = partial(FixedPoint, [Segment(self.values, NORM_BOUND)], terms=max(sites, MOST_SITES))
+        """With room for as many sites as an agreement allows for, unless it says more."""
+        make = partial(FixedPoint, [Segment(self.values, NORM_BOUND)], terms=max(sites, USUAL_SITES))
         if self.ring_bits is not None:
             return make(ring_bits=self.ring_bits)
         try:

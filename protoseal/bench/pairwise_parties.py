@@ -33,7 +33,6 @@ from crypto.roster import Roster
 from protoseal.bench.pairwise_sites import AGREEMENT_HASH, RUN
 from protoseal_wire import codec
 from protoseal_wire.codec import Limits
-from protoseal_wire.codec.limits import MOST_SITES
 from protoseal_wire.messages import (
     ActiveList,
     MaskedValues,
@@ -70,8 +69,7 @@ class Terms:
     @cached_property
     def limits(self) -> Limits:
         """The codec's bounds."""
-        sites = len(self.roster.members)
-        return (Limits if sites <= MOST_SITES else _Larger)(self.classes, self.dim, sites)
+        return Limits(self.classes, self.dim, len(self.roster.members))
 
     @property
     def form(self) -> PayloadForm:
@@ -87,13 +85,6 @@ class Terms:
     def binding(self) -> Binding:
         """The one attempt that there is."""
         return Binding(RUN, KEY.round, KEY.attempt, self.roster.hash, AGREEMENT_HASH, self.group, BASE)
-
-
-class _Larger(Limits):
-    """Bounds of more sites than a run may have, to see how the exchange grows beyond."""
-
-    def __post_init__(self) -> None:
-        """Nothing is refused."""
 
 
 class Site:

@@ -58,6 +58,7 @@ FEWEST_SAFE_HOLDERS = 3
 """With two holders, each one's answer is the other's prototype; with one, there is nobody to hide behind."""
 
 CKKS_SLOTS = 4096
+USUAL_SITES = 256
 """Values in one ciphertext; all classes of one feature must fit into it."""
 
 
@@ -175,6 +176,7 @@ class Agreement(Section):
 
     ``min_sites`` is the fewest sites that may take part in a round. It is at least two, since one site has no
     peers, and at least ``min_holders``, since with fewer sites every class of every round would be withheld.
+    ``max_sites`` is the most that a run may have: sums have room for as many terms, and messages for as many entries.
     ``agreement_threshold`` (tau) is in units of ``norm_bound`` squared: at or below it, peers count as equal.
     """
 
@@ -189,6 +191,7 @@ class Agreement(Section):
     dim: Annotated[int, Field(ge=1, le=1 << 20)]
     min_holders: Count = FEWEST_SAFE_HOLDERS
     min_sites: Annotated[int, Field(ge=2)] = FEWEST_SAFE_HOLDERS
+    max_sites: Annotated[int, Field(ge=2, le=MOST_SITES)] = USUAL_SITES
     allow_fewer_holders_reveals_peers: bool = False
     norm_bound: Positive = 10.0
     agreement_threshold: Positive = 1e-4
@@ -215,6 +218,8 @@ class Agreement(Section):
     def _enough_holders_and_sites(self) -> Self:
         if self.min_holders < FEWEST_SAFE_HOLDERS:
             self._check_few_holders_are_meant()
+        if self.max_sites < self.min_sites:
+            raise ValueError(f"max_sites ({self.max_sites}) is below min_sites ({self.min_sites})")
         if self.min_sites < self.min_holders:
             raise ValueError(
                 f"min_sites ({self.min_sites}) is below min_holders ({self.min_holders}), so a"
@@ -318,7 +323,7 @@ class Agreement(Section):
         )
         return FixedPoint(
             (*of_clusters, *self.layout.segments(self.norm_bound, self.averaging)),
-            terms=MOST_SITES,
+            terms=self.max_sites,
             ring_bits=self.masking.ring_bits,
         )
 

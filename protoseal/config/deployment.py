@@ -93,6 +93,10 @@ class CoordinatorConfig(_PartyFile):
                 f"sites: {len(self.sites)} listed, but the agreement's min_sites is"
                 f" {self.agreement.min_sites}; list every site that may join"
             )
+        if len(self.sites) > self.agreement.max_sites:
+            raise ValueError(
+                f"sites: {len(self.sites)} listed, but the agreement's max_sites is {self.agreement.max_sites}"
+            )
         return self
 
     @model_validator(mode="after")

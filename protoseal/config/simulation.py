@@ -13,6 +13,7 @@ from crypto.ckks.precision import check_cohort_size, check_tau
 from crypto.errors import PrecisionError
 from protoseal.config.agreement import (
     FEWEST_SAFE_HOLDERS,
+    USUAL_SITES,
     Agreement,
     Count,
     ModelSpec,
@@ -231,6 +232,7 @@ class SimulationConfig(Section):
             "method": (Method.FEDPC if method is Method.AVERAGE else method).value,
             "classes": list(classes),
             "min_sites": self.fewest_sites,
+            "max_sites": max(USUAL_SITES, self.sites),
             "preprocessing": preprocessing and preprocessing.model_dump(mode="json"),
         }
         return validate(Agreement, table, source="simulation", directory=Path())

@@ -20,7 +20,6 @@ from crypto.protection import Payload
 from crypto.rows import whole_numbers
 from protoseal.encrypted import EncryptedClusterSum
 from protoseal_wire import codec
-from protoseal_wire.codec.limits import MOST_SITES
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.errors import Violation
 from secure_client.methods.clusters import Received
@@ -63,7 +62,9 @@ class EncryptedClustered(DirectedClustered):
             labels = self._labels(payload.arrays[0])
             sums = EncryptedClusterSum(self._agreement, len(labels))
             encrypted = replace(payload, arrays=())
-            values = SummingSite(self._setup.ckks_key(), sums.form).unprotect(encrypted, MOST_SITES)
+            values = SummingSite(self._setup.ckks_key(), sums.form).unprotect(
+                encrypted, self._agreement.max_sites
+            )
             return Received(*sums.means(values, labels))
         except ImplausibleError:
             raise

@@ -20,7 +20,6 @@ from protoseal.encrypted import EncryptedGroups, EncryptedSum
 from protoseal.means import Means
 from protoseal.terms import sums_form
 from protoseal_wire import codec
-from protoseal_wire.codec.limits import MOST_SITES
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.errors import Violation
 from secure_client.methods.sums import Sums
@@ -66,7 +65,7 @@ class EncryptedSums(Sums):
     def _opened(self, payload: Payload) -> Means:
         """The means of a sum."""
         sums = EncryptedSum(self._agreement)
-        values = SummingSite(self._setup.ckks_key(), sums.form).unprotect(payload, MOST_SITES)
+        values = SummingSite(self._setup.ckks_key(), sums.form).unprotect(payload, self._agreement.max_sites)
         return sums.means(sums.opened(values))
 
 

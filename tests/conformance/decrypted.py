@@ -16,7 +16,6 @@ from protoseal.config import Agreement
 from protoseal.encrypted import EncryptedClusterSum, EncryptedGroups, EncryptedSum
 from protoseal.federation import LocalSite
 from protoseal.means import Means
-from protoseal_wire.codec.limits import MOST_SITES
 
 Float = NDArray[np.float64]
 
@@ -28,7 +27,7 @@ def means_in(agreement: Agreement, site: LocalSite, payload: Payload) -> Means:
         groups = EncryptedGroups(agreement)
         return groups.mixed(MixingSite(key, groups.form).unprotect(payload))
     sums = EncryptedSum(agreement)
-    return sums.means(sums.opened(SummingSite(key, sums.form).unprotect(payload, MOST_SITES)))
+    return sums.means(sums.opened(SummingSite(key, sums.form).unprotect(payload, agreement.max_sites)))
 
 
 def clusters_in(agreement: Agreement, site: LocalSite, payload: Payload) -> tuple[GlobalClusters, Float]:
@@ -36,7 +35,7 @@ def clusters_in(agreement: Agreement, site: LocalSite, payload: Payload) -> tupl
     labels = whole_numbers(payload.arrays[0], len(agreement.classes))
     sums = EncryptedClusterSum(agreement, len(labels))
     summing = SummingSite(site.session._setup.ckks_key(), sums.form)
-    return sums.means(summing.unprotect(replace(payload, arrays=()), MOST_SITES), labels)
+    return sums.means(summing.unprotect(replace(payload, arrays=()), agreement.max_sites), labels)
 
 
 def sum_errors(agreement: Agreement, sites: int) -> Float:

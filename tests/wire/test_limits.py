@@ -168,7 +168,7 @@ def test_each_phase_has_its_own_bound() -> None:
     }
 
 
-@pytest.mark.parametrize("sites", [5, 256])
+@pytest.mark.parametrize("sites", [5, 256, 1024])
 def test_values_can_be_asked_for_either_way(sites: int) -> None:
     """Of an active list or of shares, the larger one depends on the number of classes."""
     for classes in (1, 10_000):
@@ -177,9 +177,9 @@ def test_values_can_be_asked_for_either_way(sites: int) -> None:
         assert limits.request_bytes(Phase.VALUES) >= limits.received_shares
 
 
-@pytest.mark.parametrize("fields", [(0, 1, 1), (1, 0, 1), (1, 1, 0), (1, 1, 257)])
+@pytest.mark.parametrize("fields", [(0, 1, 1), (1, 0, 1), (1, 1, 0), (1, 1, 1025)])
 def test_impossible_runs_are_refused(fields: tuple[int, int, int]) -> None:
-    with pytest.raises(ValueError, match="classes, dimensions and 1 to 256 sites"):
+    with pytest.raises(ValueError, match="classes, dimensions and 1 to 1024 sites"):
         Limits(*fields)
 
 
@@ -193,7 +193,7 @@ LARGEST_EXTRACTOR = 134_215_031
 
 
 def test_a_run_whose_numbers_no_header_may_announce_is_refused() -> None:
-    limits = Limits(3, 2, parameters=LARGEST_EXTRACTOR)
+    limits = Limits(3, 2, 256, parameters=LARGEST_EXTRACTOR)
     for phase in Phase:
         assert limits.answer_bytes(phase) <= CONTENT_CEILING
         assert limits.request_bytes(phase) <= CONTENT_CEILING

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from protoseal_wire.messages import Phase
 
-MOST_SITES = 256
+MOST_SITES = 1024
+"""What an agreement may allow for at most."""
 HASH_BYTES = 32
 CHANNEL_KEY_BYTES = 32
 CERTIFICATE_BYTES = 4096
@@ -38,10 +39,10 @@ class Limits:
     """The bounds of one run: K classes, feature dimension d, at most ``sites`` sites.
 
     ``parameters``: the averaged part's parameters and buffers, where they travel. ``per_class``: the most prototypes
-    of a class in one payload. ``ciphertexts``: of an encrypted sum, where there is one. ``ValueError`` unless classes, dimension, sites and ``per_class`` are at least 1, there
-    are at most 256 sites, and no content of numbers exceeds what a header may announce. The limit: a run that is too
-    large for ciphertexts alone is not refused here, because it may use none; such ciphertexts are :class:`TooLarge`
-    when they come.
+    of a class in one payload. ``ciphertexts``: of an encrypted sum, where there is one. ``ValueError`` unless classes,
+    dimension, sites and ``per_class`` are at least 1, there are at most 1024 sites, and no content of numbers exceeds
+    what a header may announce. The limit: a run that is too large for ciphertexts alone is not refused here, because it
+    may use none; such ciphertexts are :class:`TooLarge` when they come.
     """
 
     classes: int
@@ -94,7 +95,7 @@ class Limits:
 
     @property
     def blobs(self) -> int:
-        """The most ciphertexts in one payload: of a sum; or of prototypes, real and imaginary parts, and two for norms."""
+        """The most ciphertexts in one payload: of a sum, or of prototypes and what goes with them."""
         width: int = 2 ** (self.classes - 1).bit_length()
         return max(2 * -(-self.dim * width // _SLOTS) + 2, self.ciphertexts)
 
