@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -210,13 +210,22 @@ class LocalFederation:
 
         Raises :class:`secure_client.errors.RunStopped` when the run does not complete.
         """
+        for _ in self.turns():
+            pass
+
+    def turns(self) -> Iterator[Task]:
+        """The same, one site's task after the other, each as it was done."""
         self.trainees.end_round(
             self.trainees.completed
         )  # perhaps this is what was not done when it was killed
         for site in self.sites:
             site.join()
         for site in cycle(self.sites):
-            if self._stopped_early or self._turn(site):
+            if self._stopped_early:
+                return
+            task = self._turn(site)
+            yield task
+            if isinstance(task, Finished):
                 return
 
     @property
@@ -249,8 +258,8 @@ class LocalFederation:
         """And the coordinator knows of the last round: after a restart a site may yet have to hand in that it ended."""
         return self.trainees.stopped_early and self.coordinator.state.round > self.trainees.completed
 
-    def _turn(self, site: LocalSite) -> bool:
-        """One site's task; whether the run is over with it."""
+    def _turn(self, site: LocalSite) -> Task:
+        """One site's task, with what is to be done before and after it."""
         state = self.coordinator.state
         if state.stage is Stage.PRESENCE:
             # All have had the last result, and none was asked for this round's training alone.
@@ -262,7 +271,7 @@ class LocalFederation:
         if self.trainees.completed > before:
             self.trainees.end_round(self.trainees.completed)
             self._on_completed(self, self.trainees.completed)
-        return isinstance(task, Finished)
+        return task
 
     def _open_store(self) -> Store:
         run, path = self.agreement.run, self._state / "coordinator.sqlite"

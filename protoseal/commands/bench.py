@@ -13,6 +13,7 @@ from protoseal.commands.bench_ckks import ckks
 from protoseal.commands.bench_options import COUNT, counts
 from protoseal.commands.bench_pairwise import pairwise
 from protoseal.commands.bench_rotation import rotation
+from protoseal.commands.bench_round import round_
 from protoseal.commands.reporting import one_line_errors
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def bench() -> None:
 bench.add_command(ckks)
 bench.add_command(pairwise)
 bench.add_command(rotation)
+bench.add_command(round_)
 
 
 @bench.command()

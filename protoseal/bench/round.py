@@ -1,0 +1,255 @@
+"""``protoseal bench round``: whole rounds, training included, under each protection beside ``plain``, by turns."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from protoseal.bench.record import Case, Spent, Value, spent_on
+from protoseal.config import Method, Protection
+from protoseal.config.simulation import SimulationConfig, load_simulation
+from protoseal.federation import LocalFederation
+from protoseal.simulation import Scene
+from protoseal.site_files import DividedData, divide
+from protoseal.trainees import SiteTesting
+from protoseal_wire.messages import Phase, Task, Work
+from secure_client.data.preprocess import to_dataset
+from secure_server.workers import Workers
+
+PROTECTED = (Protection.MASKED, Protection.CKKS)
+NOTHING = Spent(0.0, 0.0)
+_NEVER = 10**6
+"""More rounds than there are: models are tested after none that is measured."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured: ``repeats`` rounds under each protection, after one that counts for nothing.
+
+    The images are MNIST's where there is a ``data_root``, else scikit-learn's digits, dealt out so that every site
+    holds every class, with ``samples`` for each site, or all that there are when it is None. Sites train one after the
+    other, as each would by itself. ``workers`` processes compute on ciphertexts, this process when it is 0.
+    """
+
+    method: Method = Method.PFPL
+    sites: int = 20
+    dim: int = 64
+    samples: int | None = None
+    batch: int = 32
+    epochs: int = 1
+    repeats: int = 3
+    model: str = "small-cnn"
+    data_root: Path | None = None
+    workers: int = 0
+
+    @property
+    def dataset(self) -> str:
+        """The name of the images."""
+        return "digits" if self.data_root is None else "mnist"
+
+    def config(self, protection: Protection, out: Path) -> SimulationConfig:
+        """The simulation that one protection's rounds are of. Raises :class:`ConfigError`."""
+        training = {"model": self.model, "batch_size": self.batch, "local_epochs": self.epochs}
+        settings = [f"training.{name}={value}" for name, value in training.items()]
+        flags = {
+            "method": self.method,
+            "protection": protection,
+            "dataset": self.dataset,
+            "split": "iid" if self.samples is None else f"iid:per={self.samples}",
+            "sites": self.sites,
+            "dim": self.dim,
+            "norm_bound": 1000.0,  # nothing is shortened to it
+            "rounds": self.repeats + 2,  # one before, and one that nobody waits for: the last one is tested
+            "data_root": self.data_root,
+            "device": "cpu",
+            "batched": "never",
+            "out": out,
+        }
+        return load_simulation(None, flags, settings)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One whole round: what it took, of it the sites' training, and what one site sent and received.
+
+    ``train``, ``protect`` and ``aggregate`` are seconds by the clock: of all sites, all sites, and the coordinator.
+    """
+
+    whole: Spent
+    training: Spent
+    train: float
+    protect: float
+    aggregate: float
+    bytes_up: float
+    bytes_down: float
+
+    @property
+    def rest(self) -> Spent:
+        """All but the training."""
+        return Spent(*(whole - part for whole, part in zip(self.whole, self.training, strict=True)))
+
+
+@dataclass
+class Course:
+    """One protection's federation, as far as it has come."""
+
+    protection: Protection
+    federation: LocalFederation
+    setup: Spent = NOTHING
+    rounds: list[Part] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._turns = self.federation.turns()
+
+    def set_up(self) -> None:
+        """Up to where the first round begins: the roster, keys, and the clustering where there is one."""
+        while self.federation.coordinator.state.round < 1:
+            self.setup = _sum(self.setup, self._turn()[1])
+
+    def advance(self) -> None:
+        """One round, until every site has its result."""
+        number, before = self.federation.trainees.completed + 1, self._bytes()
+        whole = training = NOTHING
+        while self.federation.trainees.completed < number:
+            task, spent = self._turn()
+            whole = _sum(whole, spent)
+            if isinstance(task, Work) and task.key.phase is Phase.PRESENCE:
+                training = _sum(training, spent)
+        sent = [after - earlier for after, earlier in zip(self._bytes(), before, strict=True)]
+        self.rounds.append(self._part(number, whole, training, *sent))
+
+    def _turn(self) -> tuple[Task, Spent]:
+        """One site's task."""
+        done: list[Task] = []
+        spent = spent_on(lambda: done.append(next(self._turns)))
+        return done[0], spent
+
+    def _part(self, number: int, whole: Spent, training: Spent, up: float, down: float) -> Part:
+        logs = self.federation.trainees.logs().values()
+        seconds = [each.seconds for log in logs for each in log.rounds if each.round == number]
+        train, protect = (sum(each[name] for each in seconds) for name in ("train", "protect"))
+        aggregate = next(each.aggregate_seconds for each in self.federation.rounds if each.round == number)
+        return Part(whole, training, train, protect, aggregate, up, down)
+
+    def _bytes(self) -> tuple[float, float]:
+        """Sent and received so far, the mean over sites."""
+        log, names = self.federation.log, [site.name for site in self.federation.sites]
+        return (
+            statistics.fmean(log.payload_bytes(name, up=True) for name in names),
+            statistics.fmean(log.payload_bytes(name, up=False) for name in names),
+        )
+
+
+def measure(plan: Plan) -> Iterator[Case]:
+    """``plain`` and each protection beside it; then what setting up took, which is in no round.
+
+    Raises :class:`ConfigError`, or :class:`DataError` when there is no MNIST under the data root.
+    """
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="protoseal-bench-")))
+        executor = stack.enter_context(Workers(plan.workers)) if plan.workers else None
+        divided = _divided(plan, folder)
+        courses = [
+            Course(protection, stack.enter_context(_federation(plan, protection, divided, folder, executor)))
+            for protection in (Protection.PLAIN, *PROTECTED)
+        ]
+        for course in courses:
+            course.set_up()
+        for _ in range(plan.repeats + 1):
+            for course in courses:
+                course.advance()
+        plain, *protected = courses
+        yield Case(_facts(plan, plain, divided), _whole(plain))
+        for course in protected:
+            what = _facts(plan, course, divided) | _ratios(course.rounds[1:], plain.rounds[1:], plan.sites)
+            yield Case(what, _whole(course), _whole(plain))
+        for course in courses:
+            yield Case({"case": "set-up", **_named(plan, course)}, [course.setup])
+
+
+def _divided(plan: Plan, folder: Path) -> DividedData:
+    config = plan.config(Protection.PLAIN, folder)
+    return divide(
+        config.dataset, config.split, sites=config.sites, seed=0, data_root=config.data_root, tests=1
+    )
+
+
+def _federation(
+    plan: Plan, protection: Protection, divided: DividedData, folder: Path, executor: Executor | None
+) -> LocalFederation:
+    config = plan.config(protection, folder)
+    data = {site.name: site.to_data(divided.preprocessing) for site in divided.sites}
+    overall = to_dataset(divided.test_of_all(), divided.preprocessing, where=config.dataset)
+    scene = Scene(config, 0, divided, data, overall)
+    return LocalFederation(
+        scene.agreement(plan.method),
+        data,
+        training=scene.training,
+        testing=SiteTesting(every=_NEVER),
+        executor=executor if protection is Protection.CKKS else None,
+    )
+
+
+def _named(plan: Plan, course: Course) -> dict[str, Value]:
+    return {"method": plan.method.value, "protection": course.protection.value, "sites": plan.sites}
+
+
+def _facts(plan: Plan, course: Course, divided: DividedData) -> dict[str, Value]:
+    """What was done, the medians of its parts in seconds, and bytes of one site."""
+    parts = course.rounds[1:]
+    names = ("train", "protect", "aggregate")
+    return {
+        "case": "round",
+        **_named(plan, course),
+        "classes": len(divided.classes),
+        "dim": plan.dim,
+        "model": plan.model,
+        "data": plan.dataset,
+        "samples": round(statistics.fmean(len(site.train.labels) for site in divided.sites)),
+        "batch": plan.batch,
+        "epochs": plan.epochs,
+        "workers": plan.workers,
+        **{f"{name}_seconds": _median(getattr(part, name) for part in parts) for name in names},
+        "cpu_seconds": _median(part.whole.cpu for part in parts),
+        "rest_cpu_seconds": _median(part.rest.cpu for part in parts),
+        "bytes_up": round(_median(part.bytes_up for part in parts)),
+        "bytes_down": round(_median(part.bytes_down for part in parts)),
+    }
+
+
+def _ratios(ours: Sequence[Part], plain: Sequence[Part], sites: int) -> dict[str, Value]:
+    """Protected over plain, medians over pairs: of the whole rounds; with training counted as the same, in seconds of
+    a core; and with each site on a machine of its own, which the coordinator then waits for once."""
+    pairs = list(zip(ours, plain, strict=True))
+    training = _median(part.training.cpu for part in (*ours, *plain))
+    apart = [_apart(own, sites) / _apart(base, sites) for own, base in pairs]
+    return {
+        "over_plain": _median(own.whole.wall / base.whole.wall for own, base in pairs),
+        "cpu_over_plain": _median(own.whole.cpu / base.whole.cpu for own, base in pairs),
+        "same_training_over_plain": _median(
+            (training + own.rest.cpu) / (training + base.rest.cpu) for own, base in pairs
+        ),
+        "apart_over_plain": statistics.median(apart),
+    }
+
+
+def _apart(part: Part, sites: int) -> float:
+    """Seconds of one site and of the coordinator."""
+    return (part.train + part.protect) / sites + part.aggregate
+
+
+def _whole(course: Course) -> list[Spent]:
+    return [part.whole for part in course.rounds[1:]]
+
+
+def _sum(one: Spent, other: Spent) -> Spent:
+    return Spent(one.wall + other.wall, one.cpu + other.cpu)
+
+
+def _median(values: Iterable[float]) -> float:
+    return statistics.median(values)
