@@ -18,6 +18,7 @@ from protoseal.evaluation.view import Likeness, Vectors, likeness
 from protoseal.files import SitePrototypes, ViewLine
 from protoseal.terms import directions_form, limits_of, values_form
 from protoseal_wire import codec
+from protoseal_wire.codec import Malformed
 from secure_server.store import Received
 
 Rounds = Sequence[tuple[int, Payload]]
@@ -73,7 +74,10 @@ def _payload(values: Received, agreement: Agreement) -> Payload:
     round_number = 0 if values.key is None else values.key.round
     turned = _kind(values) == "directions"
     form = directions_form(agreement) if turned else values_form(agreement, round_number)
-    return codec.decode_payload(values.content, limits_of(agreement), form)
+    try:
+        return codec.decode_payload(values.content, limits_of(agreement), form)
+    except Malformed:  # from a large group, with a signature beside it
+        return codec.decode_masked_values(values.content, limits_of(agreement), form).payload
 
 
 def _last_rounds(values: Sequence[Received]) -> list[Received]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from protoseal.config import FeddbpSection, FedplccSection, MaskingSection, Method, Protection
+from protoseal.evaluation.recording import compare
 from protoseal.terms import limits_of, values_form
 from protoseal_wire import codec
 from protoseal_wire.messages import MaskedValues, Phase
@@ -83,8 +84,13 @@ def test_a_sum_is_that_of_plain_but_for_the_last_bits_of_each_contribution(tmp_p
             np.testing.assert_allclose(masked.got[key].averaged, got.averaged, atol=1e-4)
 
 
-def test_one_contribution_less_is_beyond_the_bound(tmp_path: Path) -> None:
-    assert literal.excess(run(tmp_path, "fedavg", Protection.MASKED), 2, without=("site-1",)) > 100.0
+def test_one_contribution_less_is_beyond_the_bound_and_no_prototype_is_in_a_message(tmp_path: Path) -> None:
+    """FedProto's prototypes are among the messages of `plain`, and the search finds them there."""
+    masked, plain = (run(tmp_path / each, "fedproto", each) for each in (Protection.MASKED, Protection.PLAIN))
+    assert literal.excess(masked, 2, without=("site-1",)) > 100.0
+    for book, leaks in ((masked, False), (plain, True)):
+        rows = np.concatenate([put.rows[put.holds] for put in book.put.values()])
+        assert compare(book.received, book.agreement, rows).leaks == leaks
 
 
 def test_clusters_are_summed_up_alike(tmp_path: Path) -> None:
