@@ -1,0 +1,138 @@
+"""What a stranger would write from docs/protocol.md: byte layouts, HKDF, HPKE, keystreams, Lagrange.
+
+It shares no code with the project. X25519, ChaCha20 and Poly1305 are the library's; the rest is hashlib and integers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+PRIME = 2**256 + 297
+_KEM = b"KEM" + struct.pack(">H", 0x0020)
+_SUITE = b"HPKE" + struct.pack(">HHH", 0x0020, 0x0001, 0x0003)
+
+
+def layout(label: str, *fields: bytes) -> bytes:
+    """A label and fields, each with its length before it."""
+    return b"protoseal/v1/" + label.encode() + b"".join(struct.pack(">Q", len(f)) + f for f in fields)
+
+
+def extract(salt: bytes, secret: bytes) -> bytes:
+    """RFC 5869, 2.2."""
+    return hmac.new(salt or bytes(32), secret, hashlib.sha256).digest()
+
+
+def expand(key: bytes, info: bytes, length: int) -> bytes:
+    """RFC 5869, 2.3."""
+    block, out = b"", b""
+    while len(out) < length:
+        block = hmac.new(key, block + info + bytes([len(out) // 32 + 1]), hashlib.sha256).digest()
+        out += block
+    return out[:length]
+
+
+def derived(secret: bytes, label: str, *fields: bytes) -> bytes:
+    """A key for one purpose."""
+    return expand(extract(b"", secret), layout(label, *fields), 32)
+
+
+def public_of(private: bytes) -> bytes:
+    """RFC 7748."""
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def agreed(private: bytes, public: bytes) -> bytes:
+    """RFC 7748."""
+    return X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
+
+
+def hpke_seal(recipient: bytes, ephemeral: bytes, plaintext: bytes, info: bytes) -> bytes:
+    """RFC 9180, base mode, with an ephemeral key of the caller's; the encapsulated key comes first."""
+    encapsulated = public_of(ephemeral)
+    cipher, nonce = _hpke(agreed(ephemeral, recipient), encapsulated, recipient, info)
+    return encapsulated + cipher.encrypt(nonce, plaintext, b"")
+
+
+def hpke_open(private: bytes, message: bytes, info: bytes) -> bytes:
+    """RFC 9180, base mode."""
+    encapsulated = message[:32]
+    cipher, nonce = _hpke(agreed(private, encapsulated), encapsulated, public_of(private), info)
+    return cipher.decrypt(nonce, message[32:], b"")
+
+
+def _hpke(secret: bytes, encapsulated: bytes, public: bytes, info: bytes) -> tuple[ChaCha20Poly1305, bytes]:
+    key = _expand(_KEM, _extract(_KEM, b"", "eae_prk", secret), "shared_secret", encapsulated + public, 32)
+    hashed = [_extract(_SUITE, b"", "psk_id_hash", b""), _extract(_SUITE, b"", "info_hash", info)]
+    context = b"\0" + b"".join(hashed)
+    scheduled = _extract(_SUITE, key, "secret", b"")
+    cipher = ChaCha20Poly1305(_expand(_SUITE, scheduled, "key", context, 32))
+    return cipher, _expand(_SUITE, scheduled, "base_nonce", context, 12)
+
+
+def _extract(suite: bytes, salt: bytes, label: str, secret: bytes) -> bytes:
+    return extract(salt, b"HPKE-v1" + suite + label.encode() + secret)
+
+
+def _expand(suite: bytes, key: bytes, label: str, info: bytes, length: int) -> bytes:
+    return expand(key, struct.pack(">H", length) + b"HPKE-v1" + suite + label.encode() + info, length)
+
+
+def keystream(key: bytes, bits: int, count: int) -> list[int]:
+    """RFC 8439, counter and nonce of zero, as little-endian words."""
+    content = (
+        Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(count * bits // 8))
+    )
+    return [int.from_bytes(content[i : i + bits // 8], "little") for i in range(0, len(content), bits // 8)]
+
+
+def lagrange(shares: Mapping[int, int]) -> int:
+    """The polynomial's value at 0."""
+    total = 0
+    for x, value in shares.items():
+        term = value
+        for other in shares:
+            if other != x:
+                term = term * other * pow(other - x, -1, PRIME) % PRIME
+        total += term
+    return total % PRIME
+
+
+def secrets_of(shares: Mapping[int, bytes], threshold: int) -> set[int]:
+    """What each choice of that many shares comes to; good ones agree."""
+    values = {x: int.from_bytes(share, "big") for x, share in shares.items()}
+    return {lagrange({x: values[x] for x in chosen}) for chosen in combinations(values, threshold)}
+
+
+def names_field(names: Sequence[str]) -> bytes:
+    """Names as one field."""
+    return layout("pairwise-names", *(name.encode() for name in names))
+
+
+def binding_fields(values: Mapping[str, Any]) -> tuple[bytes, ...]:
+    """What everything of an attempt is bound to, from a vector's ``binding``."""
+    return (
+        values["run"].encode(),
+        struct.pack(">Q", values["round"]),
+        struct.pack(">Q", values["attempt"]),
+        bytes.fromhex(values["roster_hash"]),
+        bytes.fromhex(values["agreement_hash"]),
+        names_field(values["group"]),
+        bytes.fromhex(values["broadcast"]),
+    )
+
+
+def check_signature(point: bytes, signature: bytes, label: str, *fields: bytes) -> None:
+    """FIPS 186-5 over P-256; raises the library's own error."""
+    key = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), point)
+    key.verify(signature, layout(label, *fields), ec.ECDSA(hashes.SHA256()))
