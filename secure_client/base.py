@@ -17,7 +17,7 @@ from algorithms.prototypes import Clusters, Guide, Targets
 
 @dataclass(frozen=True)
 class Base:
-    """``received`` are the arrays that make a guide, by name; ``averaged`` is (p + q,). All finite, float64.
+    """``received`` are the arrays that make a guide, by name, if any; ``averaged`` is (p + q,). All finite, float64.
 
     ``hash`` is the SHA-256 of the result that it came in: every member of the group states it before values are
     asked, so that none trains from another model unnoticed. Raises ``ValueError`` for shapes that do not fit or
@@ -61,8 +61,10 @@ class Base:
         """Which classes have a row, (K,), where each has one."""
         return self.received["present"]
 
-    def guide(self) -> Guide:
-        """What the site's features are aligned with."""
+    def guide(self) -> Guide | None:
+        """What the site's features are aligned with; None before the first result that was of use."""
+        if not self.received:
+            return None
         if "present" in self.received:
             return Targets.of(self.rows, self.present)
         return Clusters.of(self.rows, self.received["labels"], self.received["weights"])

@@ -168,14 +168,12 @@ class Trainee:
         self._take(round_number, Base.of_clusters(base, clusters, averaged))
 
     def keep_base(self, round_number: int, base: bytes) -> None:
-        """As :meth:`take_base` of a result that is of no use: what is trained from stays, under the result's hash."""
-        self._take(round_number, replace(self._base or self._no_base(), hash=base))
+        """As :meth:`take_base` of a result that is of no use: what is trained from stays, under the result's hash.
 
-    def _no_base(self) -> Base:
-        """What training starts from before the first result: the site's own model and nothing to be drawn to."""
-        classes, dim = len(self._require_counts()), self._learner.dim
-        none = np.zeros(classes, dtype=np.bool_)
-        return Base.of(b"", np.zeros((classes, dim)), none, self._learner.averaged())
+        Before the first result that is the site's own model, and nothing to be drawn to.
+        """
+        kept = self._base or Base(b"", {}, self._learner.averaged())
+        self._take(round_number, replace(kept, hash=base))
 
     def _take(self, round_number: int, taken: Base) -> None:
         if len(taken.averaged) != sum(self._learner.averaged_sizes):
