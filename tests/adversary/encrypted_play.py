@@ -1,0 +1,102 @@
+"""A coordinator of encrypted sums in the tests' hands, and sums that it could not make: tests have the sites' key."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crypto.ckks.mixing_server import MixingServer
+from crypto.ckks.secret import CkksSecret
+from crypto.ckks.sums import SumForm, SummingServer, SummingSite
+from crypto.protection import Payload
+from protoseal.config import Protection
+from protoseal.encrypted import EncryptedGroups, EncryptedSum
+from protoseal.terms import sums_form
+from protoseal_wire import codec
+from protoseal_wire.messages import Phase
+from secure_client.group_secret import make_group_secret
+from tests.adversary.masked_play import Attempt, Groups, MaskedPlay
+from tests.support.grouped import EVERYONE
+
+Vector = NDArray[np.float64]
+_TERMS = 8
+"""So many equal terms a forged sum is made of: its values may be so many times their bounds."""
+
+
+@cache
+def one_secret(_: Protection) -> tuple[bytes, bytes]:
+    """In place of a fresh group secret, which takes half a second: the same for all runs of a test process."""
+    return make_group_secret(Protection.CKKS)
+
+
+MAKES_SECRETS = "secure_client.setup.make_group_secret"
+
+
+def key_of(play: MaskedPlay) -> CkksSecret:
+    """The sites' key, which no coordinator has."""
+    return play.site(EVERYONE[0]).session._setup.ckks_key()
+
+
+def forged(secret: CkksSecret, form: SumForm, values: Vector) -> Payload:
+    """A sum that decrypts to these values (L,), in the form of an honest one."""
+    term = SummingSite(secret, form).protect(values / _TERMS)
+    return SummingServer(form).add([term] * _TERMS)
+
+
+def hash_of(result: Payload) -> bytes:
+    """What a site states once it was given this result."""
+    return hashlib.sha256(codec.encode_payload(result)).digest()
+
+
+class EncryptedAttempt(Attempt):
+    """One attempt of a sum over all sites, or over one of ``groups``; PRESENCE of these sites is asked at once."""
+
+    def __init__(
+        self,
+        play: MaskedPlay,
+        *names: str,
+        round_number: int = 1,
+        attempt: int = 1,
+        groups: Groups = (EVERYONE,),
+    ) -> None:
+        begun = play.attempt(*names, round_number=round_number, attempt=attempt, groups=groups)
+        super().__init__(play, begun.active, groups[0], round_number, attempt)
+        self.sums = EncryptedSum(play.agreement)
+        self.uploads: dict[str, Payload] = {}
+
+    def values(self, *names: str) -> None:
+        """VALUES."""
+        for name in names:
+            answer = self.ask(name, Phase.VALUES, codec.encode_active_list(self.active))
+            self.uploads[name] = self.play.payload(answer, self.round)
+
+    def sum_over(self, names: Iterable[str]) -> Payload:
+        """What an honest coordinator adds up of these sites' values."""
+        return SummingServer(self.sums.form).add(self.uploads[name] for name in names)
+
+    def summed(self, *names: str) -> Payload:
+        """VALUES of these sites, and their sum."""
+        self.values(*names)
+        return self.sum_over(names)
+
+    def read(self, total: Payload) -> Vector:
+        """What any site reads in a sum, (L,)."""
+        return SummingSite(key_of(self.play), self.sums.form).unprotect(total, self.play.agreement.max_sites)
+
+    def means(self, leader: str, total: Payload) -> Payload:
+        """MEANS of a group's leader."""
+        answer = self.ask(leader, Phase.MEANS, codec.encode_payload(total))
+        return codec.decode_payload(answer, self.play.limits, sums_form(self.play.agreement))
+
+    def give(self, name: str, result: Payload) -> bytes:
+        """RESULT."""
+        return self.play.give_result(name, result, round_number=self.round, attempt=self.number)
+
+
+def mixed(play: MaskedPlay, *means: Payload) -> list[Payload]:
+    """What an honest coordinator makes of groups' means, in their order."""
+    return MixingServer(EncryptedGroups(play.agreement).form, play._keys_path, None).mix(means)

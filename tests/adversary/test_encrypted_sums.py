@@ -1,0 +1,273 @@
+"""Encrypted sums attacked: each attack succeeds against a double weakened by one line, and fails on the code as it is.
+
+Who reads here is a site, which has the key: a member of a group, its leader. What the coordinator can do alone is to
+choose what sites decrypt. What a coordinator and one site that helps it can read together is everything, and stated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from crypto.ckks.sums import SummingSite
+from protoseal import encrypted
+from protoseal.config import Method, Protection
+from protoseal.encrypted import EncryptedSum, Opened
+from protoseal.means import Means, means_of
+from protoseal.terms import limits_of, sums_form
+from protoseal_wire import codec
+from protoseal_wire.messages import Assignment, Phase, Work
+from secure_client.errors import Violation
+from secure_server import settling
+from tests.adversary.cluster_attacks import replace_clusters, rows_of
+from tests.adversary.cluster_play import ClusterPlay
+from tests.adversary.conftest import OpenMasked
+from tests.adversary.encrypted_cluster_play import EncryptedClusterAttempt, encrypted_clusters
+from tests.adversary.encrypted_play import MAKES_SECRETS, EncryptedAttempt, Vector, hash_of, one_secret
+from tests.adversary.hostile import Cast
+from tests.adversary.masked_play import MaskedPlay
+from tests.conformance.grouped_runs import Book, Tap, grouped_agreement, run_into, two_kinds
+from tests.conformance.runs import data_for
+from tests.conformance.turns import Loss
+from tests.support import grouped
+from tests.support.grouped import EVERYONE
+from tests.support.small import DIM
+
+A, B, C, D = EVERYONE
+
+
+@pytest.fixture(autouse=True)
+def _one_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MAKES_SECRETS, one_secret)
+
+
+# Two sums of one round
+
+
+@dataclass
+class LeadersBook(Book):
+    """With what leaders read, by (round, attempt, site)."""
+
+    read: dict[tuple[int, int, str], Vector] = field(default_factory=dict)
+
+
+class LeadersTap(Tap):
+    """Decrypts each sum as its leader can."""
+
+    _book: LeadersBook
+
+    def download(self, work: Work) -> bytes:
+        content = super().download(work)
+        if work.key.phase is Phase.MEANS:
+            agreement = self._book.agreement
+            payload = codec.decode_payload(content, limits_of(agreement), sums_form(agreement))
+            key, form = self._at.session._setup.ckks_key(), EncryptedSum(agreement).form
+            values = SummingSite(key, form).unprotect(payload, agreement.max_sites)
+            self._book.read[work.key.round, work.key.attempt, self._at.name] = values
+        return content
+
+
+LEADER, VICTIM, OTHER_LEADER = "site-1", "site-3", "site-2"
+
+
+def two_sums(folder: Path) -> LeadersBook:
+    """The second group's leader is lost when means are asked, and with it a member of the first group."""
+    agreement = grouped_agreement(Protection.CKKS, classes=6, dim=12, rounds=2, norm_bound=40.0)
+    losses = [Loss(site, 1, Phase.MEANS) for site in (OTHER_LEADER, VICTIM)]
+    return run_into(LeadersBook(agreement), LeadersTap, data_for(agreement, two_kinds()), folder, losses)
+
+
+def sums_of_round_1(book: LeadersBook) -> list[Vector]:
+    return [values for (number, _, site), values in book.read.items() if (number, site) == (1, LEADER)]
+
+
+def test_a_leader_with_two_sums_of_a_round_would_have_a_members_vector(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Against a coordinator that attempts the round again: everyone's sum less that without one member."""
+    monkeypatch.setattr(settling, "_sum_may_be_open", lambda *_: False)
+    book = two_sums(tmp_path)
+    everyone, without = sums_of_round_1(book)
+    put = book.put[1, 1, VICTIM]
+    # Classes that three of the group have without it as well.
+    rows = (everyone - without)[: put.rows.size].reshape(put.rows.shape)[:3]
+    assert np.linalg.norm(put.rows[:3]) > 1.0
+    np.testing.assert_allclose(rows, put.rows[:3], rtol=0.0, atol=1e-7)
+    model = slice(put.rows.size, put.rows.size + len(put.averaged))
+    errors = EncryptedSum(book.agreement).form.error(2 * len(two_kinds()))[model]
+    assert (np.abs((everyone - without)[model] - put.averaged) <= errors).all()
+
+
+def test_a_leader_reads_one_sum_of_a_round(tmp_path: Path) -> None:
+    book = two_sums(tmp_path)
+    assert book.summary()[0] == (1, 1, True)
+    assert len(sums_of_round_1(book)) == 1
+
+
+# Classes of one holder
+
+
+def alone(play: MaskedPlay) -> tuple[Vector, Vector]:
+    """Class 2, which clinic-a alone has: what anybody reads of it in the sum, and the prototype."""
+    play.set_up(*EVERYONE)
+    begun = EncryptedAttempt(play, *EVERYONE)
+    total = begun.read(begun.summed(*EVERYONE))
+    return total[2 * DIM : 3 * DIM], play.site(A).trainee.trained(1)[0][2]
+
+
+@pytest.mark.parametrize("method", [Method.FEDDBP, Method.FEDPC])
+def test_a_class_of_one_holder_would_be_open_to_every_member(
+    open_masked: OpenMasked, monkeypatch: pytest.MonkeyPatch, method: Method
+) -> None:
+    monkeypatch.setattr("protoseal.terms.active_classes", lambda presence, _: presence)
+    agreement = grouped.grouped_agreement(Protection.CKKS, method=method)
+    found, secret = alone(open_masked(agreement, {B: C, D: C}))
+    assert np.linalg.norm(secret) > 0.1
+    np.testing.assert_allclose(found, secret, rtol=0.0, atol=1e-9)
+
+
+@pytest.mark.parametrize("method", [Method.FEDDBP, Method.FEDPC])
+def test_a_class_of_one_holder_is_zeros_before_it_is_encrypted(
+    open_masked: OpenMasked, method: Method
+) -> None:
+    agreement = grouped.grouped_agreement(Protection.CKKS, method=method)
+    found, secret = alone(open_masked(agreement, {B: C, D: C}))
+    assert np.linalg.norm(secret) > 0.1
+    np.testing.assert_allclose(found, 0.0, atol=1e-9)
+
+
+# One site's values in place of a sum
+
+
+def given_for_the_sum(play: MaskedPlay) -> tuple[Vector, Vector, Vector | None]:
+    """What clinic-a trains from when clinic-b's values come for the sum: read by anybody; clinic-b's; its own."""
+    play.set_up(*EVERYONE)
+    begun = EncryptedAttempt(play, *EVERYONE)
+    begun.values(*EVERYONE)
+    bad = begun.uploads[B]
+    assert begun.give(A, bad) == b"\x08\x01R\x00"
+    base = play.site(A).trainee._base
+    assert base is not None
+    assert base.hash == hash_of(bad)
+    rows = play.site(B).trainee.trained(1)[0]
+    read = begun.read(bad)
+    assert read[-4:].round().tolist() == [1.0, 1.0, 1.0, 1.0]
+    return read[: rows.size].reshape(rows.shape), rows, base.rows if base.received else None
+
+
+def without_the_minimum(sums: EncryptedSum, opened: Opened) -> Means:
+    return means_of(sums._agreement.model_copy(update={"min_holders": 1}), *vars(opened).values())
+
+
+def fedproto(open_masked: OpenMasked) -> MaskedPlay:
+    agreement = grouped.grouped_agreement(Protection.CKKS, method=Method.FEDPROTO)
+    return open_masked(agreement, {})
+
+
+def test_one_sites_values_for_the_sum_would_be_what_others_train_towards(
+    open_masked: OpenMasked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EncryptedSum, "means", without_the_minimum)
+    _, secret, targets = given_for_the_sum(fedproto(open_masked))
+    assert targets is not None
+    np.testing.assert_allclose(targets, secret, rtol=0.0, atol=1e-9)
+
+
+def test_a_sum_of_one_site_says_so_and_is_not_used(open_masked: OpenMasked) -> None:
+    """The stated limit: a site whose operator looks can read it, since it has the key."""
+    read, secret, targets = given_for_the_sum(fedproto(open_masked))
+    assert targets is None
+    np.testing.assert_allclose(read, secret, rtol=0.0, atol=1e-9)
+
+
+# Clusters
+
+
+@pytest.fixture
+def play(tmp_path: Path, cast: Cast) -> Iterator[ClusterPlay]:
+    with ExitStack() as stack:
+        opened = stack.enter_context(ClusterPlay(tmp_path, encrypted_clusters(), cast))
+        opened.set_up(*EVERYONE)
+        yield opened
+
+
+def first_cluster(begun: EncryptedClusterAttempt, assignment: Assignment) -> Vector:
+    """What any site reads of it when everyone went along with the assignment."""
+    begun.tell(assignment, *EVERYONE)
+    return begun.read(begun.total(EVERYONE))[:DIM]
+
+
+def test_a_row_in_a_cluster_of_its_own_would_be_open_to_every_site(
+    play: ClusterPlay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("secure_client.exchanges.assigned.check_holders", lambda *_: None)
+    begun = EncryptedClusterAttempt(play, *EVERYONE)
+    found = first_cluster(begun, begun.by_first({A: True}))
+    np.testing.assert_allclose(found, play.local(A).rows[0], rtol=0.0, atol=1e-9)
+
+
+def test_a_row_in_a_cluster_of_its_own_is_refused_by_everyone(play: ClusterPlay) -> None:
+    begun = EncryptedClusterAttempt(play, *EVERYONE)
+    for name in EVERYONE:
+        with pytest.raises(Violation, match="a cluster has rows of 1 sites, at least 3"):
+            begun.tell(begun.by_first({A: True}), name)
+
+
+def test_a_row_among_those_of_another_class_would_show_and_is_refused(
+    play: ClusterPlay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others' rows of that class, whose sum is nearly known from a round before, keep it company."""
+    begun = EncryptedClusterAttempt(play, *EVERYONE)
+    moved = replace_clusters(
+        begun.by_first({}), A, lambda clusters: np.where(np.arange(len(clusters)) == 0, 1, clusters)
+    )
+    with pytest.raises(Violation, match="has rows of two classes"):
+        begun.tell(moved, A)
+    monkeypatch.setattr("protoseal_wire.assignment.check_one_class", lambda *_: None)
+    begun.tell(moved, *EVERYONE)
+    of_class_1 = sum(rows_of(play, name, 1).sum(axis=0) for name in EVERYONE)
+    found = begun.read(begun.total(EVERYONE))[DIM : 2 * DIM] - of_class_1
+    np.testing.assert_allclose(found, play.local(A).rows[0], rtol=0.0, atol=1e-9)
+
+
+def different_assignments(play: ClusterPlay) -> tuple[EncryptedClusterAttempt, Vector]:
+    """Each site but clinic-a is told that its first row is elsewhere: alone in its cluster clinic-a's remains."""
+    begun = EncryptedClusterAttempt(play, *EVERYONE)
+    everyone = dict.fromkeys(EVERYONE, True)
+    begun.tell(begun.by_first(everyone), A)
+    for name in (B, C, D):
+        begun.tell(begun.by_first({**everyone, name: False}), name)
+    return begun, begun.read(begun.total(EVERYONE))
+
+
+def test_different_assignments_leave_a_row_alone_and_its_count_refuses_it(play: ClusterPlay) -> None:
+    """The stated limit, as above: no mask binds sites to one assignment, so a site that looks can read the row."""
+    begun, read = different_assignments(play)
+    np.testing.assert_allclose(read[:DIM], play.local(A).rows[0], rtol=0.0, atol=1e-9)
+    assert round(read[begun.rows_at]) == 1
+    for name in (C, A):
+        assert begun.give(name, begun.total(EVERYONE)) == b"\x08\x01R\x00"
+        base = play.site(name).trainee._base
+        assert base is not None
+        assert base.guide() is None
+
+
+def test_without_the_count_it_would_be_what_sites_train_towards(
+    play: ClusterPlay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, _ = different_assignments(play)
+    monkeypatch.setattr(encrypted, "whole_counts", at_least_three)
+    begun.give(C, begun.total(EVERYONE))
+    base = play.site(C).trainee._base
+    assert base is not None
+    np.testing.assert_allclose(base.rows[0] * 3.0, play.local(A).rows[0], rtol=0.0, atol=1e-9)
+
+
+def at_least_three(values: Sequence[float]) -> Vector:
+    """As if no sum were of fewer."""
+    return np.maximum(np.rint(values), 3.0).astype(np.int64)

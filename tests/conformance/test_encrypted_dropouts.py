@@ -1,0 +1,210 @@
+"""Under `ckks`: sites that are lost in each phase of a round. It is repeated without them, or abandoned, never both.
+
+As long as nobody can have read a sum the round is attempted again without who was lost. Once groups' leaders were asked
+for means, a leader that is lost ends the round, and any other costs it nothing. Who missed a result is given the very
+ciphertexts that the others were, and trains from the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protoseal.config import Method, Protection
+from protoseal_wire.messages import Phase
+from secure_server import settling
+from tests.conformance import clustered_runs, literal
+from tests.conformance.clustered_runs import ClusterBook, run_clustered
+from tests.conformance.expected import check_predictions
+from tests.conformance.grouped_runs import Book, grouped_agreement, run_grouped, two_kinds
+from tests.conformance.runs import data_for
+from tests.conformance.test_restarts import run_forgetfully
+from tests.conformance.turns import Loss
+
+EVERYONE = tuple(f"site-{i}" for i in range(1, 10))
+FIRST, SECOND = EVERYONE[::2], EVERYONE[1::2]
+"""FedPC's groups, whose first members lead them."""
+LEADER, MEMBERS = FIRST[0], (FIRST[1], SECOND[1])
+
+GROUPS: dict[int, tuple[Phase, tuple[str, ...]]] = {
+    1: (Phase.PRESENCE, MEMBERS),
+    2: (Phase.VALUES, (LEADER,)),
+    3: (Phase.MEANS, MEMBERS),
+    5: (Phase.MEANS, (LEADER,)),
+    7: (Phase.RESULT, (LEADER, SECOND[1])),
+}
+SUMS: dict[int, tuple[Phase, tuple[str, ...]]] = {
+    1: (Phase.PRESENCE, MEMBERS),
+    2: (Phase.VALUES, MEMBERS),
+    3: (Phase.RESULT, MEMBERS),
+}
+CLUSTERS: dict[int, tuple[Phase, tuple[str, ...]]] = {
+    1: (Phase.PRESENCE, ("site-1",)),
+    2: (Phase.DIRECTIONS, ("site-2",)),
+    3: (Phase.VALUES, ("site-5",)),  # one of three that have the last class
+    4: (Phase.RESULT, ("site-1",)),
+}
+LOST = {Method.FEDDBP: SUMS, Method.FEDPC: GROUPS, Method.FEDPLCC: CLUSTERS}
+ABANDONED = 5
+"""FedPC's round without a result."""
+Books = Callable[[Method], Book]
+each_loss = pytest.mark.parametrize(
+    ("method", "number"),
+    [
+        pytest.param(method, number, id=f"{method.value}-{phase.name}-{number}")
+        for method, lost in LOST.items()
+        for number, (phase, _) in lost.items()
+        if (method, number) != (Method.FEDPC, ABANDONED)
+    ],
+)
+
+
+def run(method: Method, rounds: int, folder: Path, losses: Sequence[Loss]) -> Book:
+    """FedPLCC with six sites, of which three have the last class."""
+    agreement = grouped_agreement(
+        Protection.CKKS,
+        method=method,
+        classes=4 if method is Method.FEDPLCC else 6,
+        dim=12,
+        rounds=rounds,
+        norm_bound=40.0,
+    )
+    if method is not Method.FEDPLCC:
+        return run_grouped(agreement, data_for(agreement, two_kinds()), folder, losses)
+    holds = np.ones((6, 4), dtype=np.bool_)
+    holds[:3, 3] = False
+    return run_clustered(agreement, data_for(agreement, holds), folder, losses)
+
+
+@pytest.fixture(scope="module")
+def books(tmp_path_factory: pytest.TempPathFactory) -> Books:
+    @cache
+    def book(method: Method) -> Book:
+        lost = LOST[method]
+        losses = [Loss(site, number, phase) for number, (phase, sites) in lost.items() for site in sites]
+        return run(method, max(lost) + 1, tmp_path_factory.mktemp("run"), losses)
+
+    return book
+
+
+def sites_of(book: Book) -> set[str]:
+    return {site for _, _, site in book.put}
+
+
+def excess(book: Book, number: int) -> float:
+    if isinstance(book, ClusterBook):
+        return clustered_runs.excess(book, number)
+    return literal.excess(book, number)
+
+
+@each_loss
+def test_a_round_goes_on_without_who_was_lost_and_is_exact_for_the_others(
+    books: Books, method: Method, number: int
+) -> None:
+    book, (phase, lost) = books(method), LOST[method][number]
+    repeated = phase in (Phase.DIRECTIONS, Phase.VALUES)
+    assert book.summary()[number - 1] == (number, 2 if repeated else 1, False)
+    heard = phase in (Phase.MEANS, Phase.RESULT)
+    others = sites_of(book) - set(lost)
+    assert set(literal.contributors(book, number)) == (sites_of(book) if heard else others)
+    assert {site for r, site in book.got if r == number} == others
+    assert excess(book, number) <= 1.0
+
+
+@each_loss
+def test_who_was_lost_catches_up_by_ciphertexts_and_trains_from_what_the_others_have(
+    books: Books, method: Method, number: int
+) -> None:
+    book, (_, lost) = books(method), LOST[method][number]
+    after = number + 1
+    groups = book.groups if method is Method.FEDPC else (tuple(sorted(sites_of(book))),)
+    for group in groups:
+        starts = {site: book.starts[after, 1, site] for site in group}
+        assert {start.base for start in starts.values()} == {book.bases[after, 1, site] for site in group}
+        assert len({start.base for start in starts.values()}) == 1
+        for site in set(group) & set(lost):
+            caught_up = starts[site].catch_up
+            assert caught_up is not None
+            assert caught_up.scheme == "ckks/1"
+            assert len(caught_up.blobs) > 0
+        if method is not Method.FEDDBP:  # whose sites fuse what they get with their own
+            first = book.guides[after, 1, group[0]]
+            for site in group:
+                np.testing.assert_array_equal(book.guides[after, 1, site], first)
+
+
+def test_who_catches_up_fuses_the_mean_with_its_own_last_prototypes(books: Books) -> None:
+    for site in EVERYONE:
+        assert literal.fusion_excess(books(Method.FEDDBP), 3, site) <= 1.0
+
+
+@pytest.mark.parametrize("method", LOST)
+def test_in_the_end_everyone_is_there_again(books: Books, method: Method) -> None:
+    book = books(method)
+    last = book.agreement.rounds
+    assert set(literal.contributors(book, last)) == sites_of(book)
+    assert {site for number, site in book.got if number == last} == sites_of(book)
+    assert excess(book, last) <= 1.0
+
+
+# Leaders
+
+
+def test_a_round_whose_leader_is_lost_is_abandoned_and_nobody_trains_from_it(books: Books) -> None:
+    book = books(Method.FEDPC)
+    assert book.summary()[ABANDONED - 1] == (ABANDONED, 1, True)
+    assert not {site for number, site in book.got if number == ABANDONED}
+    for group in (FIRST, SECOND):
+        before = {book.got[4, site].hash for site in group}
+        there = [site for site in group if site != LEADER]
+        assert {book.starts[ABANDONED + 1, 1, site].base for site in there} == before
+
+
+def test_the_next_round_goes_on_without_it_and_another_leads(books: Books) -> None:
+    book = books(Method.FEDPC)
+    assert book.summary()[ABANDONED] == (ABANDONED + 1, 1, False)
+    assert literal.contributors(book, ABANDONED + 1) == EVERYONE[1:]
+    assert excess(book, ABANDONED + 1) <= 1.0
+    assert leaders(book, ABANDONED + 1) == {FIRST[1], SECOND[0]}
+    assert leaders(book, 3) == leaders(book, 7) == {FIRST[0], SECOND[0]}
+
+
+def leaders(book: Book, number: int) -> set[str]:
+    """Whose means the coordinator took."""
+    keys = [(each.key, each.site) for each in book.received if each.key is not None]
+    return {site for key, site in keys if (key.round, key.phase) == (number, Phase.MEANS)}
+
+
+def test_attempts_after_means_were_asked_would_have_been_noticed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The power of the above: a coordinator that repeats the round gets means of two sums in it."""
+    monkeypatch.setattr(settling, "_sum_may_be_open", lambda *_: False)
+    book = run(Method.FEDPC, 1, tmp_path, [Loss(LEADER, 1, Phase.MEANS)])
+    assert book.summary() == [(1, 2, False)]
+    assert leaders(book, 1) == {FIRST[0], FIRST[1], SECOND[0]} - {LEADER}
+    assert {attempt for _, attempt, _ in book.put} == {1, 2}
+
+
+# Restarts
+
+
+@pytest.mark.parametrize("method", [Method.FEDPC, Method.FEDPLCC])
+def test_restarts_between_all_steps_change_nothing(tmp_path: Path, method: Method) -> None:
+    """Every party is stopped and opened again before each of its steps. Noise is drawn afresh, so no bits are equal."""
+    agreement = grouped_agreement(
+        Protection.CKKS, method=method, classes=3, dim=8, rounds=2, fedpc={"groups": 1}
+    )
+    data = data_for(agreement, np.ones((3, 3), dtype=np.bool_))
+    runs = run_clustered if agreement.clusters else run_grouped
+    for name in ("undisturbed", "restarted"):
+        (tmp_path / name).mkdir()
+    undisturbed = runs(agreement, data, tmp_path / "undisturbed")
+    restarted = run_forgetfully(agreement, data, tmp_path / "restarted")
+    check_predictions(*((taken, undisturbed.taken[key]) for key, taken in restarted.items()))
+    for key, taken in restarted.items():
+        np.testing.assert_allclose(taken.targets, undisturbed.taken[key].targets, rtol=0.0, atol=1e-5)
