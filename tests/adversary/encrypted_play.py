@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from crypto.ckks.mixing_server import MixingServer
@@ -19,6 +20,7 @@ from protoseal.terms import sums_form
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 from secure_client.group_secret import make_group_secret
+from secure_client.setup import open_journal
 from tests.adversary.masked_play import Attempt, Groups, MaskedPlay
 from tests.support.grouped import EVERYONE
 
@@ -34,6 +36,12 @@ def one_secret(_: Protection) -> tuple[bytes, bytes]:
 
 
 MAKES_SECRETS = "secure_client.setup.make_group_secret"
+
+
+def play_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One group secret for all runs, and journals that do not wait for the disk: no test here cuts the power."""
+    monkeypatch.setattr(MAKES_SECRETS, one_secret)
+    monkeypatch.setattr("tests.adversary.hostile.open_journal", partial(open_journal, durable=False))
 
 
 def key_of(play: MaskedPlay) -> CkksSecret:

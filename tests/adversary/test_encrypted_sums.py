@@ -28,7 +28,7 @@ from tests.adversary.cluster_attacks import replace_clusters, rows_of
 from tests.adversary.cluster_play import ClusterPlay
 from tests.adversary.conftest import OpenMasked
 from tests.adversary.encrypted_cluster_play import EncryptedClusterAttempt, encrypted_clusters
-from tests.adversary.encrypted_play import MAKES_SECRETS, EncryptedAttempt, Vector, hash_of, one_secret
+from tests.adversary.encrypted_play import EncryptedAttempt, Vector, hash_of, play_quickly
 from tests.adversary.hostile import Cast
 from tests.adversary.masked_play import MaskedPlay
 from tests.conformance.grouped_runs import Book, Tap, grouped_agreement, run_into, two_kinds
@@ -42,8 +42,8 @@ A, B, C, D = EVERYONE
 
 
 @pytest.fixture(autouse=True)
-def _one_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MAKES_SECRETS, one_secret)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    play_quickly(monkeypatch)
 
 
 # Two sums of one round

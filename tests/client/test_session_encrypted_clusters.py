@@ -20,7 +20,7 @@ from secure_client.methods.encrypted_clusters import EncryptedClustered
 from secure_client.trainee import Trainee
 from tests.adversary.cluster_play import ClusterPlay
 from tests.adversary.encrypted_cluster_play import EncryptedClusterAttempt, encrypted_clusters
-from tests.adversary.encrypted_play import MAKES_SECRETS, Vector, forged, hash_of, key_of, one_secret
+from tests.adversary.encrypted_play import Vector, forged, hash_of, key_of, play_quickly
 from tests.adversary.hostile import Cast
 from tests.support.grouped import EVERYONE
 
@@ -30,8 +30,8 @@ Change = Callable[[EncryptedClusterAttempt, Vector], None]
 
 
 @pytest.fixture(autouse=True)
-def _one_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MAKES_SECRETS, one_secret)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    play_quickly(monkeypatch)
 
 
 @pytest.fixture

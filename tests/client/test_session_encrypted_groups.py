@@ -19,14 +19,13 @@ from secure_client.errors import Violation
 from secure_client.methods.encrypted_sums import EncryptedGroupSums
 from secure_client.trainee import Trainee
 from tests.adversary.encrypted_play import (
-    MAKES_SECRETS,
     EncryptedAttempt,
     Vector,
     forged,
     hash_of,
     key_of,
     mixed,
-    one_secret,
+    play_quickly,
 )
 from tests.adversary.masked_play import MaskedPlay
 from tests.client.conftest import OpenSites
@@ -39,8 +38,8 @@ ACKNOWLEDGED = b"\x08\x01R\x00"
 
 
 @pytest.fixture(autouse=True)
-def _one_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MAKES_SECRETS, one_secret)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    play_quickly(monkeypatch)
 
 
 @pytest.fixture

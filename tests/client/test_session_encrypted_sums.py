@@ -29,13 +29,12 @@ from secure_client.methods.encrypted_sums import EncryptedSums
 from secure_client.methods.sums import Sums
 from secure_client.trainee import Trainee
 from tests.adversary.encrypted_play import (
-    MAKES_SECRETS,
     EncryptedAttempt,
     Vector,
     forged,
     hash_of,
     key_of,
-    one_secret,
+    play_quickly,
 )
 from tests.adversary.hostile import Cast
 from tests.adversary.masked_play import MaskedPlay
@@ -52,8 +51,8 @@ Change = Callable[[Vector, Agreement], Vector]
 
 
 @pytest.fixture(autouse=True)
-def _one_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MAKES_SECRETS, one_secret)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    play_quickly(monkeypatch)
 
 
 @dataclass
