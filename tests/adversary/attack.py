@@ -22,7 +22,7 @@ COHORT_INDEX = "crypto.protection.Cohort.index"
 SEALED_INFO = "crypto.sealed._info"
 
 THRESHOLD, BINDING_FIELDS = "crypto.pairwise.binding.threshold", "crypto.pairwise.binding.Binding.fields"
-BROADCAST = "secure_client.methods.masked_clusters.broadcast"
+BROADCAST = "secure_client.methods.directed_clusters.broadcast"
 GROUPS_UNCHANGED = "secure_client.methods.start.Starts._check_unchanged"
 
 _DOUBLES: dict[str, Any] = {

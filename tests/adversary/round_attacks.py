@@ -246,6 +246,8 @@ _LIST = "the active list of round . is refused: "
 _SIGNED = _LIST + r"a signature \(presence\) does not hold"
 _TWICE = "again with different content"
 _FORM = "the result of round 1 is refused: a ciphertext of another "
+_ANY_FORM = ("crypto.ckks.serialization.check_level", "crypto.ckks.serialization.check_scale")
+"""What is of another level is of another scale too."""
 _FRESH, _ONE_RESULT = ORDER + "_check_fresh", ORDER + "_check_one_result_each_round"
 _OPEN = ORDER + "_check_attempt_open"
 
@@ -298,7 +300,7 @@ ROUND_ATTACKS: dict[str, Attack] = {
         ("crypto.ckks.serialization.check_scale",), A, Phase.RESULT, _FORM + "scale", other_scale, *_CKKS
     ),
     "sends another level": Attack(
-        ("crypto.ckks.serialization.check_level",), A, Phase.RESULT, _FORM + "level", other_level, *_CKKS
+        _ANY_FORM, A, Phase.RESULT, _FORM + "level", other_level, *_CKKS
     ),
 }  # fmt: skip
 """By what the coordinator does."""

@@ -9,7 +9,7 @@ import numpy as np
 import crypto.sealed
 from algorithms.pfpl import Weighting
 from crypto.ckks.secret import CkksSecret
-from crypto.keys import ChannelKey, seal
+from crypto.keys import KEY_BYTES, ChannelKey, seal
 from crypto.pki import Credentials
 from crypto.roster import Statement, sign_statement
 from crypto.sealed import SealedSecret
@@ -17,11 +17,13 @@ from protoseal.config import Protection
 from protoseal_wire import codec
 from protoseal_wire.messages import ActiveList, GroupKeys, Phase
 from protoseal_wire.presence import verify_presence
+from secure_client.group_secret import ckks_key
 from tests.adversary.attack import JOURNAL_LOOKUP, JOURNAL_ONCE, ORDER, SEALED_INFO, Attack
 from tests.adversary.hostile import Hostile
 
 A, B, C, D = "clinic-a", "clinic-b", "clinic-c", "clinic-d"
 _PRECISION = 1e-5
+_SEED = b"s" * KEY_BYTES
 
 
 def coordinators_own_key(play: Hostile) -> None:
@@ -31,7 +33,7 @@ def coordinators_own_key(play: Hostile) -> None:
         roster_hash = play.give_roster(name, statements).roster_hash
     secret, public = CkksSecret.generate()
     context = crypto.sealed._context(A, B, play.agreement.run, roster_hash, public.hash)
-    sealed = seal(play.statement(B).channel_key, secret.to_bytes(), crypto.sealed._info(context))
+    sealed = seal(play.statement(B).channel_key, _SEED + secret.to_bytes(), crypto.sealed._info(context))
     signature = play.cast.coordinator.sign("group-secret", *context, sealed)
     own = SealedSecret(A, B, roster_hash, public.hash, sealed, signature)
     play.ask(B, Phase.SECRET, codec.encode_sealed_secret(own), round_number=0)
@@ -80,7 +82,7 @@ def _read_with_secret_sealed_to(
     answer = play.give_roster(A, statements)
     (sealed,) = (each for each in _made(answer.keys).sealed if each.recipient == name)
     context = crypto.sealed._context(A, name, play.agreement.run, answer.roster_hash, sealed.public_hash)
-    secret = CkksSecret.from_bytes(key.open(sealed.sealed, crypto.sealed._info(context)))
+    secret = ckks_key(key.open(sealed.sealed, crypto.sealed._info(context)))
     for peer in (C, D):
         play.give_roster(peer, statements)
     _assert_reads(play, secret, A, play.begin(A, C, D))

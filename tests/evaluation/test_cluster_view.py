@@ -21,7 +21,7 @@ from protoseal.terms import CLUSTERED_SUM, directions_form, limits_of
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 from secure_client.exchanges import pairwise as site_side
-from secure_client.methods import masked_clusters
+from secure_client.methods import directed_clusters
 from secure_server.exchanges import pairwise as server_side
 from tests.conformance.clustered_runs import ClusterBook, excess, run_clustered
 from tests.conformance.grouped_runs import grouped_agreement
@@ -121,8 +121,8 @@ def test_directions_have_no_norms_and_no_counts(masked: ClusterBook) -> None:
 
 
 def test_norms_that_are_sent_are_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(masked_clusters, "directions", lambda rows: rows / 20.0)
-    monkeypatch.setattr("secure_server.exchanges.masked_clusters.NORM_SLACK", 1.0)
+    monkeypatch.setattr(directed_clusters, "directions", lambda rows: rows / 20.0)
+    monkeypatch.setattr("secure_server.exchanges.directions.NORM_SLACK", 1.0)
     weakened = recorded(Protection.MASKED, tmp_path)
     assert all(excess(weakened, number) <= 1.0 for number in (1, 2))
     with pytest.raises(AssertionError):
