@@ -56,7 +56,9 @@ class Limits:
         if min(self.classes, self.dim, self.per_class) < 1 or not 1 <= self.sites <= MOST_SITES:
             raise ValueError(f"a run has prototypes, classes, dimensions and 1 to {MOST_SITES} sites")
         if self.parameters < 0 or self.ciphertexts < 0:
-            raise ValueError("an extractor has no fewer than 0 parameters, and a sum no fewer than 0 ciphertexts")
+            raise ValueError(
+                "an extractor has no fewer than 0 parameters, and a sum no fewer than 0 ciphertexts"
+            )
         if self._numbers > self._room:
             raise ValueError(
                 f"the numbers of one site take {self._numbers} bytes, and at most {self._room} can be sent:"
