@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,8 +25,9 @@ class Base:
     """
 
     hash: bytes
-    received: Mapping[str, NDArray[Any]]
-    averaged: NDArray[np.float64]
+    # Not to be shown: what FedDBP fuses has a site's own prototypes in it.
+    received: Mapping[str, NDArray[Any]] = field(repr=False)
+    averaged: NDArray[np.float64] = field(repr=False)
 
     def __post_init__(self) -> None:
         if self.averaged.ndim != 1 or not np.isfinite(self.averaged).all():
