@@ -91,5 +91,5 @@ def test_ratios() -> None:
         "over_plain": 2.0,
         "cpu_over_plain": 1.5,
         "same_training_over_plain": pytest.approx((10.0 + 3.0) / (10.0 + 2.0)),
-        "apart_over_plain": pytest.approx((11.0 + 1.0) / (5.5 + 0.5)),
+        "apart_over_plain": pytest.approx((8.5 + 1.0) / (8.0 + 0.5)),
     }
