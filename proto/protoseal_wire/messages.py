@@ -6,7 +6,7 @@ Every value here has passed the codec's bounds when it came from the wire.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
@@ -149,7 +149,7 @@ class Roster:
 class GroupKeys:
     """From the site that made the group secret: public evaluation keys, and the secret sealed to each other site."""
 
-    evaluation_keys: bytes
+    evaluation_keys: bytes = field(repr=False)
     sealed: tuple[SealedSecret, ...]
 
 
