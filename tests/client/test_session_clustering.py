@@ -109,7 +109,7 @@ def test_a_method_without_groups_has_none(open_sites: OpenSites) -> None:
 
 def test_a_seed_that_is_none_is_refused(open_sites: OpenSites, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a maker that is faulty: what it sealed cannot be used by anyone."""
-    monkeypatch.setattr("secure_client.setup.Setup._make_secret", lambda _: (bytes(31), b""))
+    monkeypatch.setattr("secure_client.setup.make_group_secret", lambda _: (bytes(31), b""))
     play = open_sites(grouped_agreement())
     with pytest.raises(Violation, match="the rotations' seed has 32 bytes, not 31"):
         play.set_up(*EVERYONE)
