@@ -22,6 +22,7 @@ from crypto import rotation
 from crypto.keys import derive
 from crypto.pairwise import masks
 from crypto.pairwise.binding import Binding
+from crypto.pairwise.graph import Graph
 from crypto.pairwise.keystream import add_streams
 from crypto.pairwise.parts import MaskKeys
 from crypto.pairwise.secrets import AttemptSecrets
@@ -252,9 +253,10 @@ def without_self_mask(
     site: str,
     sharers: tuple[str, ...],
     public: Mapping[str, MaskKeys],
+    graph: Graph | None,
 ) -> Words:
     """Pairwise masks alone: the sum opens before enough sites said who is in it."""
-    honest = masks.mask(words, secrets, binding, site, sharers, public)
+    honest = masks.mask(words, secrets, binding, site, sharers, public, graph)
     return add_streams(honest, [], [masks.self_key(secrets.seed, binding, site)])
 
 
