@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import BrokenExecutor, Executor
 from functools import partial
 from pathlib import Path
+from typing import assert_never
 
 from algorithms.pfpl.aggregation import peer_weights
 from crypto import plain, rotation
@@ -121,15 +122,19 @@ class Aggregator:
 
     def _exchange_of_rounds(self) -> Exchange:
         agreement, protection = self._agreement, self._agreement.protection
-        family = agreement.method.traits.family
-        if family is Family.ALONE:
-            raise ValueError(f"no coordinator serves method {agreement.method.value}")
-        if family is Family.PEERS:
-            return Peers(agreement, self._limits, server_half(agreement, self._keys_path, self._executor))
-        if family is Family.GROUPS and protection is Protection.CKKS:
-            return EncryptedGroupSums(agreement, self._limits, self._keys_path, self._executor)
-        sums = _OF_CLUSTERS if family is Family.CLUSTERS else _OF_SUMS
-        return sums[protection](agreement, self._limits)
+        match agreement.method.traits.family:
+            case Family.PEERS:
+                return Peers(agreement, self._limits, server_half(agreement, self._keys_path, self._executor))
+            case Family.GROUPS if protection is Protection.CKKS:
+                return EncryptedGroupSums(agreement, self._limits, self._keys_path, self._executor)
+            case Family.GROUPS | Family.SUMS:
+                return _OF_SUMS[protection](agreement, self._limits)
+            case Family.CLUSTERS:
+                return _OF_CLUSTERS[protection](agreement, self._limits)
+            case Family.ALONE:
+                raise ValueError(f"no coordinator serves method {agreement.method.value}")
+            case family:
+                assert_never(family)
 
 
 def _scheme(agreement: Agreement) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import assert_never
+
 from protoseal.config import Agreement, Family, Protection
 from secure_client.exchanges.pairwise import MaskedSum
 from secure_client.exchanges.participants import Participants
@@ -40,5 +42,7 @@ def build_method(
             return (EncryptedClustered if protection is Protection.CKKS else Clustered)(*parts)
         case Family.GROUPS if protection is Protection.CKKS:
             return EncryptedGroupSums(*parts, masks)
-        case _:
+        case Family.GROUPS | Family.SUMS:
             return (EncryptedSums if protection is Protection.CKKS else Sums)(*parts, masks)
+        case _:
+            assert_never(family)
