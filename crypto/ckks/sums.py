@@ -67,10 +67,13 @@ class SumForm:
 
     def error(self, terms: int) -> Float:
         """Bound on the error of each value of a sum of so many vectors, shape (L,), beside float64's own rounding."""
-        relative: float = SURE * FRESH_ERROR * math.sqrt(terms) / self.scale
         finest = [_digits(segment)[-1].bound for segment in self.segments.segments]
         lengths = [segment.length for segment in self.segments.segments]
-        return np.repeat(finest, lengths) * relative
+        return np.repeat(finest, lengths) * self.relative_error(terms)
+
+    def relative_error(self, terms: int) -> float:
+        """The same of a slot's part, which is a value over its bound."""
+        return SURE * FRESH_ERROR * math.sqrt(terms) / self.scale
 
     def split(self, values: Float) -> Float:
         """Values (L,) as they travel. Raises as :meth:`crypto.ckks.bounded.BoundedVector.pack` does."""
@@ -120,7 +123,7 @@ class SummingSite:
         if not 1 <= terms <= self._form.terms:
             raise ValueError(f"a sum has between 1 and {self._form.terms} terms, not {terms}")
         vectors = [self._secret.decrypt(each) for each in read_payload(answer, self._form.answers)]
-        slack = self._form.vector.bounds * (SURE * FRESH_ERROR * math.sqrt(terms) / self._form.scale)
+        slack = self._form.vector.bounds * self._form.relative_error(terms)
         return self._form.join(self._form.vector.unpack(vectors, terms, slack))
 
 

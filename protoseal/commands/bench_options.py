@@ -53,6 +53,23 @@ def show(cases: Iterable[Case], columns: Mapping[str, str], caption: str | None 
     Console().print(table)
 
 
+def draw_growth(
+    plot: Path, cases: Iterable[Case], over: str, curves: Mapping[str, str], axes: tuple[str, str]
+) -> None:
+    """Draw what cases of growth have for each name in ``curves``, by its label, over the number called ``over``."""
+    from protoseal.bench.curves import growth_curves
+    from protoseal.files import write_text
+
+    grown = [case.as_json() for case in cases if case.what["case"] == "growth"]
+    if not grown:
+        raise click.UsageError("--plot draws the growth: leave --growth, or give it numbers")
+    lines = {
+        label: [(float(str(case[over])), float(str(case[name]))) for case in grown]
+        for name, label in curves.items()
+    }
+    write_text(plot, growth_curves(*axes, lines))
+
+
 def _cell(value: object) -> str:
     if value is None:
         return ""

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from protoseal.commands.bench_options import COUNT, FILE, counts, recorded, show
+from protoseal.commands.bench_options import COUNT, FILE, counts, draw_growth, recorded, show
 from protoseal.commands.reporting import one_line_errors
 
 if TYPE_CHECKING:
-    from protoseal.bench.record import Case
+    pass
 
 COLUMNS = {
     **{name: name for name in ("case", "sites", "dropped", "seconds")},
@@ -66,18 +66,4 @@ def pairwise(path: Path | None, plot: Path | None, ring_bits: str | None, **sett
     cases = recorded("pairwise", measure(plan), path, machine())
     show(cases, COLUMNS, CAPTION)
     if plot is not None:
-        _draw(plot, cases)
-
-
-def _draw(plot: Path, cases: list[Case]) -> None:
-    from protoseal.bench.curves import growth_curves
-    from protoseal.files import write_text
-
-    grown = [case.as_json() for case in cases if case.what["case"] == "growth"]
-    if not grown:
-        raise click.UsageError("--plot draws the growth: leave --growth, or give it numbers")
-    lines = {
-        label: [(float(str(case["sites"])), float(str(case[name]))) for case in grown]
-        for name, label in CURVES.items()
-    }
-    write_text(plot, growth_curves("sites", "seconds", lines))
+        draw_growth(plot, cases, "sites", CURVES, ("sites", "seconds"))

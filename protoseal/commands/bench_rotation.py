@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from protoseal.commands.bench_options import COUNT, FILE, counts, recorded, show
+from protoseal.commands.bench_options import COUNT, FILE, counts, draw_growth, recorded, show
 from protoseal.commands.reporting import one_line_errors
 
 if TYPE_CHECKING:
-    from protoseal.bench.record import Case
+    pass
 
 COLUMNS = {
     **{name: name for name in ("case", "classes", "dim", "seconds", "baseline")},
@@ -44,18 +44,5 @@ def rotation(path: Path | None, plot: Path | None, **settings: object) -> None:
     cases = recorded("rotation", measure(plan), path, machine())
     show(cases, COLUMNS)
     if plot is not None:
-        _draw(plot, cases)
-
-
-def _draw(plot: Path, cases: list[Case]) -> None:
-    from protoseal.bench.curves import growth_curves
-    from protoseal.files import write_text
-
-    grown = [case.as_json() for case in cases if case.what["case"] == "growth"]
-    if not grown:
-        raise click.UsageError("--plot draws the growth: leave --growth, or give it numbers")
-    lines = {
-        label: [(float(str(case["dim"])), float(str(case[name]))) for case in grown]
-        for name, label in (("seconds", "rotation"), ("baseline_seconds", "plain"))
-    }
-    write_text(plot, growth_curves("dimension of a prototype", "seconds of a site's protect", lines))
+        axes = ("dimension of a prototype", "seconds of a site's protect")
+        draw_growth(plot, cases, "dim", {"seconds": "rotation", "baseline_seconds": "plain"}, axes)

@@ -58,6 +58,7 @@ class Clustered:
         participants: Participants,
     ) -> None:
         self._agreement, self._site, self._trainee = agreement, site, trainee
+        self._journal, self._setup = journal, setup
         self._limits = limits_of(agreement)
         self._starts = Starts(agreement, site, journal, setup)
         self._members = Members(agreement, trainee, journal, participants, self._starts)

@@ -14,7 +14,6 @@ from crypto.protection import Payload
 from crypto.rotation import SCHEME as ROTATION
 from crypto.rotation import RotationSite
 from crypto.rows import directions
-from protoseal.config import Agreement
 from protoseal_wire import codec
 from protoseal_wire.assignment import broadcast, clusters_of
 from protoseal_wire.messages import Phase, PhaseKey
@@ -22,11 +21,7 @@ from secure_client.errors import Violation
 from secure_client.exchanges.assigned import checked_assignment
 from secure_client.exchanges.one_step import rotation_context
 from secure_client.exchanges.pairwise import Group
-from secure_client.exchanges.participants import Participants
-from secure_client.journal import Journal
 from secure_client.methods.clusters import Clustered
-from secure_client.setup import Setup
-from secure_client.trainee import Trainee
 
 
 class DirectedClustered(Clustered):
@@ -34,18 +29,6 @@ class DirectedClustered(Clustered):
 
     assigned_in: Phase
     """The step whose request is the assignment."""
-
-    def __init__(
-        self,
-        agreement: Agreement,
-        site: str,
-        trainee: Trainee,
-        journal: Journal,
-        setup: Setup,
-        participants: Participants,
-    ) -> None:
-        super().__init__(agreement, site, trainee, journal, setup, participants)
-        self._journal, self._setup = journal, setup
 
     # What is sent
 
