@@ -117,6 +117,21 @@ class FixedPoint:
         return values
 
 
+def narrowest_ring(segments: Sequence[Segment], *, terms: int) -> int:
+    """32 where each segment keeps 16 fractional bits in a ring of 32 bits with so many terms, else 64.
+
+    That is where terms · (bound + 2^-17) is below 2^14. Lengths count for nothing, but that a segment without values is
+    left out. Whether 64 are enough, :class:`FixedPoint` says.
+    """
+    try:
+        for segment in segments:
+            if segment.length:
+                _fraction_bits(segment.bound, terms, 32)
+    except PrecisionError:
+        return 64
+    return 32
+
+
 def _fraction_bits(bound: float, terms: int, ring_bits: int) -> int:
     for bits in range(MAX_FRACTION_BITS, MIN_FRACTION_BITS - 1, -1):
         if terms * _largest_word(bound, bits) < 2 ** (ring_bits - 2):

@@ -106,7 +106,7 @@ def values_form(agreement: Agreement, round_number: int) -> PayloadForm:
         return sums_form(agreement)
     length = agreement.layout.length
     if agreement.protection is Protection.MASKED:
-        return PayloadForm(words=((agreement.masking.ring_bits, _words(agreement)),))
+        return PayloadForm(words=((agreement.ring_bits, _words(agreement)),))
     if agreement.clusters:
         rows = UpTo(len(agreement.classes) * agreement.clustering.most_local)
         return PayloadForm(arrays=((rows, agreement.dim), (rows,), (rows,), (length,)))

@@ -22,6 +22,7 @@ from protoseal.config import (
 )
 from protoseal.config.capabilities import OFFERS
 from protoseal.config.simulation import load_simulation
+from protoseal.terms import values_form
 
 ROOT = Path(__file__).parent.parent
 
@@ -38,7 +39,7 @@ AGREEMENT: dict[str, Any] = {
 PARTY: dict[str, Any] = {"ca": "ca.pem", "certificate": "c.pem", "key": "k.pem", "state_dir": "state"}
 SITE = PARTY | {"name": "north", "coordinator": "localhost:8443", "data": "npz:d.npz", "out": "out"}
 COORDINATOR = PARTY | {"listen": "0.0.0.0:8443", "sites": ["north", "south", "west"]}
-KNOWN_HASH = "52c36613bb4ebf96e4988e33f4985f3ca753985a29d11417db6937b36f21f2c9"
+KNOWN_HASH = "ee9c2d35caeffab75e42b83c66e6f3098a941fe9fa7c19528a6c103034216b37"
 
 
 def toml(table: dict[str, Any]) -> str:
@@ -174,6 +175,31 @@ def test_a_wrong_fedpc_agreement_is_refused_in_a_line(
     tmp_path: Path, changes: dict[str, Any], said: str
 ) -> None:
     assert said in problem(tmp_path, **FEDPC | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "ring"),
+    [
+        ({"method": "feddbp"}, 32),
+        ({"method": "feddbp", "max_sites": 1024}, 32),
+        ({"method": "feddbp", "norm_bound": 63.9}, 32),
+        ({"method": "feddbp", "norm_bound": 64.0}, 64),
+        ({"averaging": {"parameters": 9, "parameter_bound": 63.9}}, 32),
+        ({}, 64),
+        ({"max_sites": 255}, 32),
+        ({"max_sites": 255, "averaging": {"parameters": 9, "buffers": 1}}, 64),
+        ({"max_sites": 255, "masking": {"ring_bits": 64}}, 64),
+    ],
+)
+def test_words_are_as_narrow_as_bounds_and_sites_allow(
+    tmp_path: Path, changes: dict[str, Any], ring: int
+) -> None:
+    """2^14 over the sites that a run may have is where 32 bits end; one part of a sum that is beyond it decides."""
+    agreed = agreement(tmp_path, **FEDPC | changes)
+    assert (agreed.ring_bits, agreed.fixed_point().ring_bits) == (ring, ring)
+    assert values_form(agreed, 1).words == ((ring, agreed.layout.length),)
+    again = Agreement.from_json(agreed.to_json(), source="written")
+    assert (again.hash(), again.ring_bits) == (agreed.hash(), ring)
 
 
 def test_small_bounds_fit_a_ring_of_32_bits(tmp_path: Path) -> None:

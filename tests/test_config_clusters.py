@@ -20,6 +20,8 @@ from protoseal.terms import (
 )
 from tests.support.summed import method_agreement
 
+SMALL = {"parameters": 9, "parameter_bound": 6.0, "most_samples": 10}
+"""Bounds of the model and its weight that are no hindrance to words of 32 bits."""
 CLUSTERED = (Method.FEDPLCC, Method.FPL, Method.FEDPLVM)
 
 
@@ -50,6 +52,23 @@ def test_vectors_as_they_are_cannot_be_clustered_by_their_directions() -> None:
 def test_a_ring_of_32_bits_has_no_room_for_samples() -> None:
     with pytest.raises(ValidationError, match="masked sums do not fit ring_bits = 32"):
         agreement(masking={"ring_bits": 32})
+
+
+@pytest.mark.parametrize(
+    ("changes", "ring"),
+    [({}, 64), ({"averaging": SMALL}, 64), ({"averaging": SMALL, "max_sites": 64}, 32)],
+)
+def test_the_number_of_clusters_does_not_change_the_words(changes: dict[str, Any], ring: int) -> None:
+    agreed = agreement(**changes)
+    assert [agreed.fixed_point(clusters).ring_bits for clusters in (0, 1, 5, 48)] == [ring] * 4
+    assert agreed.ring_bits == ring
+
+
+def test_cluster_sums_beyond_the_ring_make_it_wider_though_the_model_fits() -> None:
+    """64 prototypes of a site in one cluster; where there is one of each, 32 bits do."""
+    small = {"averaging": SMALL, "max_sites": 26}
+    assert agreement(**small, norm_bound=10.0).ring_bits == 64
+    assert agreement(Method.FPL, **small, norm_bound=10.0).ring_bits == 32
 
 
 @pytest.mark.parametrize("most", [0, 257])

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from crypto.errors import PrecisionError
-from crypto.fixed_point import FixedPoint, Segment
+from crypto.fixed_point import FixedPoint, Segment, narrowest_ring
 from crypto.pairwise.binding import threshold
 from crypto.pairwise.graph import Graph, complete_graph, graph_of
 from protoseal.bench.pairwise_flower import FlowerSettings, FlowerSide
@@ -40,8 +39,8 @@ class Plan:
     ``dropped``: how many make shares and send no values, 30 % of the sites if None; in growth the same part of them.
     Groups of more than ``complete_up_to`` have a sparse graph, for a tenth of them colluding and 30 % dropping out.
 
-    ``ring_bits``: 32 where sums of that many values up to :data:`NORM_BOUND` leave 16 fractional bits, else 64, if
-    None. ``flwr_python``: a Python that has flwr; without one there is no baseline.
+    ``ring_bits``: as an agreement without them has it if None: 32 where values up to :data:`NORM_BOUND` fit, else 64.
+    ``flwr_python``: a Python that has flwr; without one there is no baseline.
     """
 
     sites: int = 50
@@ -77,13 +76,9 @@ class Plan:
 
     def fixed_point(self, sites: int) -> FixedPoint:
         """With room for as many sites as an agreement allows for, unless it says more."""
-        make = partial(FixedPoint, [Segment(self.values, NORM_BOUND)], terms=max(sites, USUAL_SITES))
-        if self.ring_bits is not None:
-            return make(ring_bits=self.ring_bits)
-        try:
-            return make(ring_bits=32)
-        except PrecisionError:
-            return make(ring_bits=64)
+        segments, terms = [Segment(self.values, NORM_BOUND)], max(sites, USUAL_SITES)
+        ring_bits = self.ring_bits or narrowest_ring(segments, terms=terms)
+        return FixedPoint(segments, terms=terms, ring_bits=ring_bits)
 
 
 def measure(plan: Plan) -> Iterator[Case]:

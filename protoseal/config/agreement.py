@@ -22,7 +22,7 @@ from pydantic import (
 
 from algorithms.pfpl import Weighting
 from crypto.errors import PrecisionError
-from crypto.fixed_point import FixedPoint
+from crypto.fixed_point import FixedPoint, Segment, narrowest_ring
 from protoseal.config.averaging import AveragingSection, MaskingSection
 from protoseal.config.capabilities import (
     BUILT_IN_MODELS,
@@ -272,9 +272,7 @@ class Agreement(Section):
             try:
                 self.fixed_point(int(self.clusters))
             except PrecisionError as error:
-                raise ValueError(
-                    f"masked sums do not fit ring_bits = {self.masking.ring_bits}: {error}"
-                ) from error
+                raise ValueError(f"masked sums do not fit ring_bits = {self.ring_bits}: {error}") from error
         return self
 
     @property
@@ -318,14 +316,23 @@ class Agreement(Section):
 
         Sums may have as many terms as a run may have sites. Raises :class:`crypto.errors.PrecisionError`.
         """
+        return FixedPoint(self._segments(clusters), terms=self.max_sites, ring_bits=self.ring_bits)
+
+    @property
+    def ring_bits(self) -> int:
+        """The bits of a word of a masked sum: as agreed, or as many as bounds and sites need.
+
+        The same for however many clusters a round has, so that the form of an answer is known beforehand.
+        """
+        return self.masking.ring_bits or narrowest_ring(
+            self._segments(int(self.clusters)), terms=self.max_sites
+        )
+
+    def _segments(self, clusters: int) -> tuple[Segment, ...]:
         of_clusters = self.clustering.segments(
             clusters, self.dim, self.norm_bound, self.averaging.most_samples
         )
-        return FixedPoint(
-            (*of_clusters, *self.layout.segments(self.norm_bound, self.averaging)),
-            terms=self.max_sites,
-            ring_bits=self.masking.ring_bits,
-        )
+        return (*of_clusters, *self.layout.segments(self.norm_bound, self.averaging))
 
     def to_json(self) -> str:
         """The canonical JSON text: sorted keys, no spaces, ASCII, every default written out."""

@@ -42,7 +42,8 @@ class AveragingSection(Section):
 class MaskingSection(Section):
     """Masked sums are taken in the ring of integers modulo 2^``ring_bits``.
 
-    32 bits halve what is sent, and leave fewer fractional bits, which must be 16 or more.
+    32 bits halve what is sent, and leave fewer fractional bits, which must be 16 or more. Without a number here the
+    agreement has 32 where they are, which is where every bound times ``max_sites`` is below 2^14, and 64 where not.
 
     In a group of up to ``complete_up_to`` members each has a mask with each other and holds shares of its secrets. In a
     larger one a few do, which chance picks: as many as it takes to hold off ``max_colluding`` of the run's sites, if
@@ -50,7 +51,7 @@ class MaskingSection(Section):
     of colluders nothing is promised there; a complete graph holds off almost a third of the group's members.
     """
 
-    ring_bits: Literal[32, 64] = 64
+    ring_bits: Literal[32, 64] | None = None
     complete_up_to: Annotated[int, Field(ge=2)] = 100
     max_colluding: Annotated[float, Field(ge=0, lt=1 / 3)] = 0.1
     max_dropped: Annotated[float, Field(ge=0, le=1 / 3)] = 0.3

@@ -172,7 +172,7 @@ class Attempt:
         sharers: tuple[str, ...] | None = None,
     ) -> None:
         """VALUES, with all shares made so far, and who made them in a sparse graph, unless others are given."""
-        bits, length = self.play.agreement.masking.ring_bits, self.fixed_point.length
+        bits, length = self.play.agreement.ring_bits, self.fixed_point.length
         told = tuple(sorted(self.made)) if self.graph.sparse else ()
         for name in names:
             received = ReceivedShares(

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 import crypto.fixed_point
 from crypto import errors
 from crypto.errors import BoundError, MalformedError, PrecisionError
-from crypto.fixed_point import FixedPoint, Segment
+from crypto.fixed_point import FixedPoint, Segment, narrowest_ring
 from crypto.protection import Words
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "vectors" / "fixed_point.json").read_text())
@@ -191,6 +191,45 @@ def test_without_the_check_a_value_beyond_its_bound_would_wrap(weaken: Callable[
     weaken("crypto.fixed_point._check_sum")
     word = fixed.encode(beyond)
     assert fixed.decode_sum(word + word, 2)[0] < 0
+
+
+# The narrowest ring
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_32_bits_as_long_as_16_fractional_ones_are_left(sign: float) -> None:
+    """257 terms of 63.75 are as many as fit: their sum is exact, and one more needs 64 bits."""
+    segments, most = [Segment(1, 1.0), Segment(2, 63.75)], 257
+    ring = narrowest_ring(segments, terms=most)
+    fixed = FixedPoint(segments, terms=most, ring_bits=ring)
+    assert (ring, min(fixed.fraction_bits)) == (32, 16)
+    at_the_bound = sign * np.array([1.0, 63.75, 63.75])
+    words = np.zeros(3, dtype=np.uint32)
+    for _ in range(most):
+        words += fixed.encode(at_the_bound)
+    np.testing.assert_array_equal(fixed.decode_sum(words, most), most * at_the_bound)
+    assert narrowest_ring(segments, terms=most + 1) == 64
+    with pytest.raises(PrecisionError, match="fewer than 16 fractional bits"):
+        FixedPoint(segments, terms=most + 1, ring_bits=32)
+
+
+def test_the_bound_of_32_bits_is_exact() -> None:
+    """terms · (bound + 2^-17) < 2^14, to the last bit of a float."""
+    edge = 64.0 - 2.0**-17
+    assert narrowest_ring([Segment(1, math.nextafter(edge, 0.0))], terms=256) == 32
+    assert narrowest_ring([Segment(1, edge)], terms=256) == 64
+    assert narrowest_ring([Segment(9, 1.0), Segment(0, edge)], terms=256) == 32
+
+
+@given(st.lists(BOUNDS, min_size=1, max_size=3), TERMS)
+def test_the_narrowest_ring_is_32_bits_exactly_where_these_do(bounds: list[float], terms: int) -> None:
+    segments = [Segment(1, bound) for bound in bounds]
+    try:
+        FixedPoint(segments, terms=terms, ring_bits=32)
+    except PrecisionError:
+        assert narrowest_ring(segments, terms=terms) == 64
+    else:
+        assert narrowest_ring(segments, terms=terms) == 32
 
 
 # Garbage
