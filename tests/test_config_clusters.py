@@ -20,7 +20,7 @@ from protoseal.terms import (
 )
 from tests.support.summed import method_agreement
 
-SMALL = {"parameters": 9, "parameter_bound": 6.0, "most_samples": 10}
+SMALL: dict[str, Any] = {"parameters": 9, "parameter_bound": 6.0, "most_samples": 10}
 """Bounds of the model and its weight that are no hindrance to words of 32 bits."""
 CLUSTERED = (Method.FEDPLCC, Method.FPL, Method.FEDPLVM)
 
@@ -66,7 +66,7 @@ def test_the_number_of_clusters_does_not_change_the_words(changes: dict[str, Any
 
 def test_cluster_sums_beyond_the_ring_make_it_wider_though_the_model_fits() -> None:
     """64 prototypes of a site in one cluster; where there is one of each, 32 bits do."""
-    small = {"averaging": SMALL, "max_sites": 26}
+    small: dict[str, Any] = {"averaging": SMALL, "max_sites": 26}
     assert agreement(**small, norm_bound=10.0).ring_bits == 64
     assert agreement(Method.FPL, **small, norm_bound=10.0).ring_bits == 32
 

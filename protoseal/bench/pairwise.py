@@ -117,8 +117,9 @@ def _with_flower(plan: Plan, federation: Federation, dropped: int) -> Iterator[C
 
 
 def _flower_settings(plan: Plan, dropped: int) -> tuple[FlowerSettings, FlowerSettings]:
-    """As many shares as ours, which is all, at our threshold; and those of its example."""
-    alike = FlowerSettings(plan.sites, plan.values, plan.sites, threshold(plan.sites), dropped)
+    """As many shares as ours, at our threshold, which is like for like; and those of its example."""
+    graph = plan.graph(plan.sites)
+    alike = FlowerSettings(plan.sites, plan.values, graph.holders + 1, graph.threshold, dropped)
     shares, needed = FEW_SHARES
     return alike, replace(alike, shares=shares, threshold=needed)
 
