@@ -39,7 +39,7 @@ AGREEMENT: dict[str, Any] = {
 PARTY: dict[str, Any] = {"ca": "ca.pem", "certificate": "c.pem", "key": "k.pem", "state_dir": "state"}
 SITE = PARTY | {"name": "north", "coordinator": "localhost:8443", "data": "npz:d.npz", "out": "out"}
 COORDINATOR = PARTY | {"listen": "0.0.0.0:8443", "sites": ["north", "south", "west"]}
-KNOWN_HASH = "ee9c2d35caeffab75e42b83c66e6f3098a941fe9fa7c19528a6c103034216b37"
+KNOWN_HASH = "4cbf04ac284b9051ae8277ecbc10e50a3ae095dcd7a1a42ca34329f8837b50d4"
 
 
 def toml(table: dict[str, Any]) -> str:
@@ -184,9 +184,10 @@ def test_a_wrong_fedpc_agreement_is_refused_in_a_line(
         ({"method": "feddbp", "max_sites": 1024}, 32),
         ({"method": "feddbp", "norm_bound": 63.9}, 32),
         ({"method": "feddbp", "norm_bound": 64.0}, 64),
+        ({}, 32),
         ({"averaging": {"parameters": 9, "parameter_bound": 63.9}}, 32),
-        ({}, 64),
-        ({"max_sites": 255}, 32),
+        ({"averaging": {"parameters": 9, "parameter_bound": 64.0}}, 64),
+        ({"max_sites": 255, "averaging": {"parameters": 9, "parameter_bound": 64.0}}, 32),
         ({"max_sites": 255, "averaging": {"parameters": 9, "buffers": 1}}, 64),
         ({"max_sites": 255, "masking": {"ring_bits": 64}}, 64),
     ],

@@ -28,7 +28,7 @@ class AveragingSection(Section):
 
     parameters: Elements = 0
     buffers: Elements = 0
-    parameter_bound: Bound = 64.0
+    parameter_bound: Bound = 60.0  # 32 bits are enough for masked sums over 256 sites
     buffer_bound: Bound = 1e6
     most_samples: Annotated[int, Field(ge=1, le=10**9)] = 100_000
 

@@ -123,7 +123,7 @@ def loud(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
     [
         (
             {},
-            "before training, .* a parameter of magnitude 80, beyond the agreed parameter_bound = 64: .*another model",
+            "before training, .* a parameter of magnitude 80, beyond the agreed parameter_bound = 60: .*another model",
         ),
         ({"parameter_bound": 80.0}, r"a buffer of magnitude 2e\+06, beyond the agreed buffer_bound = 1e\+06"),
     ],

@@ -169,7 +169,7 @@ def test_a_site_beyond_its_bounds_stops_before_it_says_anything(
     play: MaskedPlay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(play.site(A).trainee, "averaged", lambda: np.full(PARAMETERS, 65.0))
-    with pytest.raises(BoundError, match="magnitude 65, beyond the agreed parameter_bound = 64"):
+    with pytest.raises(BoundError, match="magnitude 65, beyond the agreed parameter_bound = 60"):
         play.attempt(A)
     assert play.site(A).journal.stored_answer(PhaseKey("run-1", 1, 1, Phase.PRESENCE)) is None
     assert secrets_kept(play, A) == set()
