@@ -74,6 +74,10 @@ class Circuit:
         self._encoder.encode(1.0, ciphertext.parms_id(), factor, plaintext)
         return self._multiply_plain(ciphertext, plaintext)
 
+    def multiply_values(self, ciphertext: Ciphertext, slots: Float | Complex, scale: float) -> Ciphertext:
+        """x·slots, slot by slot, with the vector (4096,) encoded at ``scale``, which the result's is times as large."""
+        return self._multiply_plain(ciphertext, self._encoded(slots, ciphertext.parms_id(), scale))
+
     def multiply_by_monomial(self, ciphertext: Ciphertext, exponent: int) -> Ciphertext:
         """X^exponent·x: each slot turned by an angle of its own. Exact, and neither level nor scale changes."""
         return self._multiply_plain(ciphertext, self._monomial(exponent, tuple(ciphertext.parms_id())))

@@ -11,14 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 
-import numpy as np
-from numpy.typing import NDArray
-
-from crypto.ckks import drowning
 from crypto.ckks.circuit import Circuit, Parts
 from crypto.ckks.packed_sums import PackedSums
 from crypto.ckks.packing import Packing
 from crypto.ckks.parameters import UNIT_SCALE, Ciphertext, Level
+from crypto.ckks.receivers import Receiver
 from crypto.protection import Combination
 
 Pair = tuple[int, int]
@@ -50,10 +47,7 @@ class Combining:
         self._circuit, self._combination, self._packing = circuit, combination, packing
 
     def answers(
-        self,
-        prototypes: Sequence[Parts],
-        corrections: Sequence[Ciphertext | None],
-        drowned: Sequence[NDArray[np.bool_]],
+        self, prototypes: Sequence[Parts], receivers: Sequence[Receiver]
     ) -> Iterator[list[Ciphertext]]:
         """Each site's answer, from what all of them sent."""
         sums: dict[int, list[Ciphertext]] = {}
@@ -67,7 +61,7 @@ class Combining:
         total = self.sum(low) if adds_up(self._combination) else []
         for i, own in enumerate(low):
             peers = self.less(total, own) if total else []
-            yield self.answer(sums.pop(i, []), peers, corrections[i], drowned[i])
+            yield self.answer(sums.pop(i, []), peers, receivers[i])
 
     def sum(self, vectors: Iterable[Parts]) -> list[Ciphertext]:
         """Part by part; of no vectors, no parts."""
@@ -104,27 +98,22 @@ class Combining:
                     sums[receiver] = [*terms, self._circuit.lower(distance, Level.PRODUCT)]
         return sums
 
-    def answer(
-        self,
-        sums: Sequence[Ciphertext],
-        peers: Parts,
-        correction: Ciphertext | None,
-        drowned: NDArray[np.bool_],
-    ) -> list[Ciphertext]:
-        """One site's answer, from its weighted sums, Σ_{m≠i} C_m and its correction; none that it does not need.
+    def answer(self, sums: Sequence[Ciphertext], peers: Parts, receiver: Receiver) -> list[Ciphertext]:
+        """One site's answer, from its weighted sums and Σ_{m≠i} C_m; none that it does not need.
 
-        Classes (K,) that are ``drowned`` hold noise, the others what :mod:`crypto.ckks.site` reads, and nothing else.
+        Classes that the receiver is not to have hold noise, the others what :mod:`crypto.ckks.site` reads, and nothing
+        else.
         """
         circuit = self._circuit
         if self._combination is Combination.UNIFORM:
-            return self._drowned_rows([circuit.lower(part, Level.ANSWER) for part in peers], drowned)
+            return [*receiver.sums(peers), *receiver.counts()]
         *products, total = sums
+        correction = receiver.correction
         if correction is not None:
             products = self._complement(products, total, peers, correction)
-        numerators = [circuit.rescale(circuit.relinearise(part)) for part in products]
-        denominator = circuit.rescale(circuit.scale_up(total, UNIT_SCALE))
-        noise = drowning.drown_replicated(self._packing, drowned)
-        return [*self._drowned_rows(numerators, drowned), circuit.add_values(denominator, noise)]
+        numerators = receiver.numerators([circuit.relinearise(part) for part in products])
+        denominator = receiver.denominator(circuit.scale_up(total, UNIT_SCALE))
+        return [*numerators, denominator, *receiver.counts()]
 
     def _squares(self, left: Site, right: Site) -> Ciphertext:
         """(x − y)·conj(x − y) in each slot, which is real; three polynomials.
@@ -152,7 +141,3 @@ class Combining:
             circuit.subtract(circuit.multiply(distance, peer), product)
             for peer, product in zip(peers, products, strict=True)
         ]
-
-    def _drowned_rows(self, parts: Parts, drowned: NDArray[np.bool_]) -> list[Ciphertext]:
-        noise = drowning.drown_rows(self._packing, drowned)
-        return [self._circuit.add_values(part, slots) for part, slots in zip(parts, noise, strict=True)]

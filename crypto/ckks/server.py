@@ -1,7 +1,7 @@
 """The coordinator's half of ``ckks``: which pieces of work there are, and how they fit together.
 
-The coordinator learns who holds which class (public in the cohort), sizes and times; no values, no inner
-products, no sample counts. It can return wrong answers: nothing here proves that it computed what it should.
+The coordinator learns who holds which class (public in the cohort, unless presence is hidden), sizes and times; no
+values, no inner products, no sample counts. It can return wrong answers: nothing here proves that it computed what it should.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from crypto.ckks import work
 from crypto.ckks.combining import Pair, weighs
+from crypto.ckks.hidden import hidden_upload_forms
 from crypto.ckks.keys_file import KeysFile
 from crypto.ckks.packing import Packing
 from crypto.ckks.parameters import SCHEME, upload_forms
@@ -32,14 +33,20 @@ class CkksServer:
 
     scheme = SCHEME
 
-    def __init__(self, combination: Combination, keys_path: Path, executor: Executor | None) -> None:
-        """``keys_path``: a file with :meth:`crypto.ckks.evaluation_keys.EvaluationKeys.to_bytes`, read when used.
+    def __init__(
+        self, combination: Combination, keys_path: Path, executor: Executor | None, *, hidden: bool = False
+    ) -> None:
+        """With ``hidden`` presence sites send and get what :mod:`crypto.ckks.hidden` says, and hold nothing in cohorts.
+
+        ``keys_path``: a file with :meth:`crypto.ckks.evaluation_keys.EvaluationKeys.to_bytes`, read when used.
 
         ``executor`` should run processes, started where forking is safe; without one the work is done inline.
         """
         self._combination = combination
         self._keys_path = keys_path
         self._executor = executor
+        self._upload_forms = hidden_upload_forms if hidden else upload_forms
+        self._hidden = hidden
 
     def validate(self, payload: Payload, site: str, cohort: Cohort) -> None:
         """Raise :class:`MalformedError` unless each ciphertext has exactly the form prescribed for it.
@@ -48,7 +55,7 @@ class CkksServer:
         spoil the answers of the others.
         """
         cohort.index(site)
-        read_payload(payload, upload_forms(self._combination, _packing(cohort).parts))
+        read_payload(payload, self._upload_forms(self._combination, _packing(cohort).parts))
 
     def combine(self, payloads: Mapping[str, Payload], cohort: Cohort) -> dict[str, Payload]:
         """One answer for each site; classes that a site does not hold are drowned in its answer.
@@ -61,7 +68,8 @@ class CkksServer:
         """
         check_cohort_size(len(cohort.sites))
         uploads = [payloads[site].blobs for site in cohort.sites]
-        setting = work.Setting(KeysFile.at(self._keys_path), self._combination, _packing(cohort))
+        keys = KeysFile.at(self._keys_path)
+        setting = work.Setting(keys, self._combination, _packing(cohort), self._hidden)
         drowned = list(~cohort.holds)
         if self._executor is None or not weighs(self._combination):
             answers = work.combine(setting, uploads, drowned)
@@ -87,7 +95,7 @@ def _combined(
         scratch = work.Scratch(Path(folder))
         scratch.put_uploads(uploads)
         list(executor.map(partial(work.accumulate, setting, scratch), range(len(blocks)), blocks))
-        finish = partial(work.finish, setting, scratch, len(blocks))
+        finish = partial(work.finish, setting, scratch, len(blocks), len(uploads))
         answers = {
             site: answer
             for some in executor.map(finish, filter(None, shares))

@@ -6,7 +6,7 @@ interpreter's lock, so only processes run at the same time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -18,10 +18,12 @@ from tenseal import sealapi
 from crypto.ckks.circuit import Parts
 from crypto.ckks.combining import Combining, Pair, adds_up
 from crypto.ckks.evaluation_keys import EvaluationKeys
+from crypto.ckks.hidden import hidden_upload_forms
 from crypto.ckks.keys_file import KeysFile, circuit_of, failures
 from crypto.ckks.packing import Packing
-from crypto.ckks.parameters import CORRECTION, PROTOTYPE, Ciphertext, context, upload_forms
-from crypto.ckks.serialization import dump, read_ciphertext
+from crypto.ckks.parameters import CORRECTION, PROTOTYPE, Ciphertext, Form, context, upload_forms
+from crypto.ckks.receivers import Absences, KnownClasses, Receiver, UnknownClasses
+from crypto.ckks.serialization import dump, read_ciphertext, read_ciphertexts
 from crypto.protection import Combination
 
 
@@ -32,6 +34,14 @@ class Setting:
     keys: KeysFile
     combination: Combination
     packing: Packing
+    hidden: bool = False
+    """Whether presence is."""
+
+    @property
+    def uploads(self) -> tuple[Form, ...]:
+        """What a site's payload consists of."""
+        forms = hidden_upload_forms if self.hidden else upload_forms
+        return forms(self.combination, self.packing.parts)
 
 
 @dataclass(frozen=True)
@@ -87,12 +97,13 @@ def check_keys(content: bytes) -> bytes:
 def combine(
     setting: Setting, uploads: Sequence[Sequence[bytes]], drowned: Sequence[NDArray[np.bool_]]
 ) -> list[list[bytes]]:
-    """All answers in one piece, from all sites' payloads and the classes (K,) that each has not."""
+    """All answers in one piece, from all sites' payloads and the classes (K,) that each has not, as far as is known."""
     combining = _combining(setting)
     with failures():
-        corrections = [_correction(setting, upload) for upload in uploads]
+        receiving = Receiving(setting, uploads)
+        receivers = [receiving.receiver(*each) for each in zip(uploads, drowned, strict=True)]
         prototypes = [_prototypes(setting, upload) for upload in uploads]
-        return [[dump(part) for part in each] for each in combining.answers(prototypes, corrections, drowned)]
+        return [[dump(part) for part in each] for each in combining.answers(prototypes, receivers)]
 
 
 def accumulate(setting: Setting, scratch: Scratch, number: int, block: Block) -> None:
@@ -109,24 +120,50 @@ def accumulate(setting: Setting, scratch: Scratch, number: int, block: Block) ->
 
 
 def finish(
-    setting: Setting, scratch: Scratch, blocks: int, drowned: Mapping[int, NDArray[np.bool_]]
+    setting: Setting, scratch: Scratch, blocks: int, sites: int, drowned: Mapping[int, NDArray[np.bool_]]
 ) -> dict[int, list[bytes]]:
-    """Some sites' answers, from what all ``blocks`` left. ``drowned`` are the classes (K,) that each has not."""
+    """Some of all ``sites`` answers, from what all ``blocks`` left; ``drowned`` as for :func:`combine`."""
     combining, parts = _combining(setting), setting.packing.parts
-    blobs, answers = len(upload_forms(setting.combination, parts)), {}
+    blobs, answers = len(setting.uploads), {}
     totals = [scratch.take(f"total-{number}", parts) for number in range(blocks)]
     with failures():
         total = combining.sum(filter(None, totals))
+        receiving = Receiving(setting, (scratch.upload(site, blobs) for site in range(sites)))
     for site, classes in drowned.items():
         upload = scratch.upload(site, blobs)
         partials = [scratch.take(f"sums-{number}-{site}", parts + 1) for number in range(blocks)]
         with failures():
-            correction, peers = _correction(setting, upload), []
+            receiver, peers = receiving.receiver(upload, classes), []
             if adds_up(setting.combination):
                 peers = combining.less(total, combining.lower(_prototypes(setting, upload)))
-            answer = combining.answer(combining.sum(filter(None, partials)), peers, correction, classes)
+            answer = combining.answer(combining.sum(filter(None, partials)), peers, receiver)
             answers[site] = [dump(part) for part in answer]
     return answers
+
+
+class Receiving:
+    """Makes receivers, of what sites sent beside their prototypes."""
+
+    def __init__(self, setting: Setting, uploads: Iterable[Sequence[bytes]]) -> None:
+        """``uploads`` are those of all sites; they are looked at where presence is hidden."""
+        self._setting, self._circuit = setting, circuit_of(setting.keys)
+        self._everyone: Absences | None = None
+        if setting.hidden:
+            absent, norms = zip(*(self._hidden(upload) for upload in uploads), strict=True)
+            self._everyone = Absences.of(self._circuit, absent, [each for each in norms if each is not None])
+
+    def receiver(self, upload: Sequence[bytes], drowned: NDArray[np.bool_]) -> Receiver:
+        """The site that sent ``upload``, which has not these classes (K,), or may have or not if presence is hidden."""
+        common = (self._circuit, self._setting.packing, drowned)
+        if self._everyone is None:
+            return KnownClasses(*common, _correction(self._setting, upload))
+        return UnknownClasses(*common, *self._hidden(upload), self._everyone)
+
+    def _hidden(self, upload: Sequence[bytes]) -> tuple[Ciphertext, Ciphertext | None]:
+        """Absences and, for ``complement``, norms."""
+        forms, parts = self._setting.uploads, self._setting.packing.parts
+        absent, *norms = read_ciphertexts(upload[parts:], forms[parts:])
+        return absent, norms[0] if norms else None
 
 
 def _prototypes(setting: Setting, upload: Sequence[bytes]) -> list[Ciphertext]:

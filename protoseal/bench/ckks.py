@@ -15,6 +15,7 @@ from pathlib import Path
 from crypto.ckks.combining import Combining
 from crypto.ckks.packing import Packing
 from crypto.ckks.parameters import CORRECTION, PROTOTYPE
+from crypto.ckks.receivers import KnownClasses
 from crypto.ckks.serialization import read_ciphertext
 from crypto.ckks.server import CkksServer
 from crypto.protection import Cohort, Combination, Payload
@@ -130,7 +131,11 @@ def _switches(group: Group, work: Round, packing: Packing) -> Counter[Switch]:
     prototypes = [[read_ciphertext(blob, PROTOTYPE) for blob in blobs[:-1]] for blobs in uploads]
     corrections = [read_ciphertext(blobs[-1], CORRECTION) for blobs in uploads]
     combining = Combining(circuit, Combination.COMPLEMENT, packing)
-    for _ in combining.answers(prototypes, corrections, list(~work.cohort.holds)):
+    receivers = [
+        KnownClasses(circuit, packing, drowned, correction)
+        for drowned, correction in zip(~work.cohort.holds, corrections, strict=True)
+    ]
+    for _ in combining.answers(prototypes, receivers):
         pass
     return circuit.switches
 

@@ -1,0 +1,148 @@
+"""Who an answer is for: how the slots of classes that a site does not hold are drowned in it.
+
+Where presence is public the coordinator knows the classes. Where it is hidden it multiplies noise by what the site sent
+of its absences, encrypted, so that it need not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crypto.ckks import drowning
+from crypto.ckks.circuit import IMAGINARY_UNIT, Circuit, Parts
+from crypto.ckks.hidden import ABSENCE, COUNT_SCALE
+from crypto.ckks.packing import Complex, Float, Packing
+from crypto.ckks.parameters import SCALE, Ciphertext, Level, dropped_prime
+
+
+class Receiver(Protocol):
+    """One site's side of an answer."""
+
+    @property
+    def correction(self) -> Ciphertext | None:
+        """What absent sites added to Σ_m d_im, for ``complement``."""
+        ...
+
+    def sums(self, parts: Parts) -> list[Ciphertext]:
+        """Bare sums, from the level of products to that of answers."""
+        ...
+
+    def numerators(self, products: Parts) -> list[Ciphertext]:
+        """Products of two polynomials, rescaled."""
+        ...
+
+    def denominator(self, product: Ciphertext) -> Ciphertext:
+        """The same of what stands in all slots of a class."""
+        ...
+
+    def counts(self) -> list[Ciphertext]:
+        """What comes after all that."""
+        ...
+
+
+@dataclass(frozen=True)
+class KnownClasses:
+    """A site that told which classes it holds: those that are ``drowned`` (K,) are noise."""
+
+    circuit: Circuit
+    packing: Packing
+    drowned: NDArray[np.bool_]
+    correction: Ciphertext | None
+
+    def sums(self, parts: Parts) -> list[Ciphertext]:
+        """See :class:`Receiver`, here and below."""
+        return self._noisy([self.circuit.lower(part, Level.ANSWER) for part in parts])
+
+    def numerators(self, products: Parts) -> list[Ciphertext]:
+        """Noise comes last, at the scale of answers."""
+        return self._noisy([self.circuit.rescale(part) for part in products])
+
+    def denominator(self, product: Ciphertext) -> Ciphertext:
+        """All slots of a class get the same noise."""
+        noise = drowning.drown_replicated(self.packing, self.drowned)
+        return self.circuit.add_values(self.circuit.rescale(product), noise)
+
+    def counts(self) -> list[Ciphertext]:
+        """None: everyone can count."""
+        return []
+
+    def _noisy(self, parts: Parts) -> list[Ciphertext]:
+        noise = drowning.drown_rows(self.packing, self.drowned)
+        return [self.circuit.add_values(part, slots) for part, slots in zip(parts, noise, strict=True)]
+
+
+@dataclass(frozen=True)
+class Absences:
+    """Sums over all sites: of their absences, and for ``complement`` of what they sent of norms and absences."""
+
+    absent: Ciphertext
+    norms: Ciphertext | None
+
+    @classmethod
+    def of(cls, circuit: Circuit, absent: Sequence[Ciphertext], norms: Sequence[Ciphertext]) -> Absences:
+        """From what each site sent; ``norms`` may be empty."""
+        return cls(circuit.add_all(absent), circuit.add_all(norms) if norms else None)
+
+
+@dataclass(frozen=True)
+class UnknownClasses:
+    """A site that told nobody: ``absent`` are its encrypted absences, ``norms`` its norms for ``complement``.
+
+    ``drowned`` (K,) are the classes that are noise if the site lacks them: all of them.
+    """
+
+    circuit: Circuit
+    packing: Packing
+    drowned: NDArray[np.bool_]
+    absent: Ciphertext
+    norms: Ciphertext | None
+    everyone: Absences
+
+    @property
+    def correction(self) -> Ciphertext | None:
+        """A·‖C_i‖² where the site holds the class; what is there elsewhere is drowned in what comes of it."""
+        if self.norms is None or self.everyone.norms is None:
+            return None
+        circuit = self.circuit
+        product = circuit.rescale(circuit.multiply(self.norms, self.everyone.norms))
+        product = circuit.relinearise(product)
+        twice = circuit.subtract(product, circuit.conjugate(product))
+        imaginary = circuit.multiply_by_monomial(twice, -IMAGINARY_UNIT)
+        imaginary.scale *= 2.0
+        return imaginary
+
+    def sums(self, parts: Parts) -> list[Ciphertext]:
+        """See :class:`Receiver`, here and below."""
+        scale = SCALE * dropped_prime(Level.PRODUCT)
+        noise = [self.circuit.rescale(self._noise(slots, scale)) for slots in self._rows()]
+        low = [self.circuit.lower(part, Level.ANSWER) for part in parts]
+        return [self.circuit.add(part, each) for part, each in zip(low, noise, strict=True)]
+
+    def numerators(self, products: Parts) -> list[Ciphertext]:
+        """Noise comes before rescaling, which has to be done once."""
+        pairs = zip(products, self._rows(), strict=True)
+        return [self._noisy(part, slots) for part, slots in pairs]
+
+    def denominator(self, product: Ciphertext) -> Ciphertext:
+        """All slots of a class get the same noise."""
+        return self._noisy(product, drowning.drown_replicated(self.packing, self.drowned))
+
+    def counts(self) -> list[Ciphertext]:
+        """In how many sites each class is absent, of those classes that the receiver holds."""
+        return [self.denominator(self.circuit.scale_up(self.everyone.absent, COUNT_SCALE))]
+
+    def _rows(self) -> Iterable[Complex]:
+        return drowning.drown_rows(self.packing, self.drowned)
+
+    def _noisy(self, product: Ciphertext, slots: Float | Complex) -> Ciphertext:
+        noise = self._noise(slots, product.scale)
+        return self.circuit.rescale(self.circuit.add(product, noise))
+
+    def _noise(self, slots: Float | Complex, scale: float) -> Ciphertext:
+        """slots·a_i at a scale."""
+        return self.circuit.multiply_values(self.absent, slots, scale / ABSENCE.scale)
