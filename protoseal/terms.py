@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from algorithms.holders import active_classes
+from algorithms.linear import Bool
 from crypto.fixed_point import MIN_FRACTION_BITS
 from crypto.protection import Axis, Cohort, PayloadForm, UpTo
 from crypto.rows import NORM_SLACK
@@ -161,10 +163,16 @@ def _pfpl_form(agreement: Agreement) -> PayloadForm:
 # Who adds to what
 
 
+def stated_classes(agreement: Agreement, held: Bool) -> NDArray[np.bool_]:
+    """What a site that has the classes ``held`` (K,) says of them: nothing, where presence is hidden."""
+    return np.zeros_like(held) if agreement.hidden else np.array(held)
+
+
 def cohort_of(active: ActiveList, agreement: Agreement) -> Cohort:
     """Who contributes to which class: holders of classes that at least ``min_holders`` participants hold.
 
-    The coordinator and every site call this on the same signed list, so they withhold the same classes.
+    The coordinator and every site call this on the same signed list, so they withhold the same classes. Nobody, where
+    presence is hidden.
     """
     statements = sorted(active.statements, key=lambda statement: statement.site)
     presence = np.stack([statement.holds for statement in statements])

@@ -19,7 +19,7 @@ import numpy as np
 
 from protoseal.config import Agreement
 from protoseal.files import SiteRound
-from protoseal.terms import limits_of, result_form
+from protoseal.terms import limits_of, result_form, stated_classes
 from protoseal_wire import codec
 from protoseal_wire.codec import CodecError
 from protoseal_wire.messages import PROTOCOL_VERSION, Acknowledgement, JoinRequest, Phase, PhaseKey, Work
@@ -138,7 +138,7 @@ class Session:
             self._trainee.trained(key.round)
         base, keys = self._method.stated(key)
         roster = self._setup.roster()
-        holds = self._trainee.held_classes()
+        holds = stated_classes(self._agreement, self._trainee.held_classes())
         statement = sign_presence(self._party.credentials, key, roster.hash, holds, base=base, keys=keys)
         return codec.encode_presence(statement)
 

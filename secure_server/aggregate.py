@@ -56,7 +56,7 @@ def server_half(agreement: Agreement, keys_path: Path, executor: Executor | None
     """
     pfpl = agreement.pfpl
     if agreement.protection is Protection.CKKS:
-        return CkksServer(Combination(pfpl.weighting.value), keys_path, executor)
+        return CkksServer(Combination(pfpl.weighting.value), keys_path, executor, hidden=agreement.hidden)
     weights = partial(
         peer_weights, weighting=pfpl.weighting, squared=pfpl.squared, tau=agreement.agreement_threshold
     )

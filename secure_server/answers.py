@@ -22,7 +22,7 @@ class AnswerCheck:
         self, agreement: Agreement, requests: Requests, aggregator: Aggregator, limits: Limits
     ) -> None:
         self._needs_secret = agreement.needs_group_secret
-        self._classes = len(agreement.classes)
+        self._classes, self._hidden = len(agreement.classes), agreement.hidden
         self._requests = requests
         self._aggregator = aggregator
         self._limits = limits
@@ -70,6 +70,8 @@ class AnswerCheck:
             raise BadPayload(
                 f"{member.name} states presence for {statement.holds.size} classes, not {self._classes}"
             )
+        if self._hidden and statement.holds.any():
+            raise BadPayload(f"{member.name} states which classes it has, where that is to be hidden")
         verify_presence(member, statement, key, roster_hash)
 
     def _check_base(self, state: State, statement: PresenceStatement) -> None:

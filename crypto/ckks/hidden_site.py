@@ -1,4 +1,4 @@
-"""A site's half of ``ckks`` where presence is hidden: nobody is told which classes it holds (:mod:`crypto.ckks.hidden`).
+"""A site's half of ``ckks`` with hidden presence (:mod:`crypto.ckks.hidden`): it tells nobody which classes it holds.
 
 What a site sends is of the same form whatever it holds. It learns how many sites hold each class *that it holds*, its
 combination of peers and D_i. With fewer holders than the minimum it takes nothing, but it *could*: see the limit there.
@@ -73,4 +73,4 @@ def _whole_counts(replicas: Complex, held: NDArray[np.bool_], most: int) -> NDAr
     whole = (np.abs(values - counts[:, None]) <= _NOT_WHOLE).all()
     if not (whole and ((counts >= 0) & (counts <= most)).all()):
         raise ImplausibleError("a decrypted count is not of sites")
-    return counts.astype(np.int64)
+    return np.asarray(counts, dtype=np.int64)

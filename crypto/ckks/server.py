@@ -1,7 +1,8 @@
 """The coordinator's half of ``ckks``: which pieces of work there are, and how they fit together.
 
 The coordinator learns who holds which class (public in the cohort, unless presence is hidden), sizes and times; no
-values, no inner products, no sample counts. It can return wrong answers: nothing here proves that it computed what it should.
+values, no inner products, no sample counts. It can return wrong answers: nothing here proves that it computed what it
+should.
 """
 
 from __future__ import annotations

@@ -41,6 +41,7 @@ from protoseal.config.capabilities import (
 from protoseal.config.clustering import Clustering
 from protoseal.config.layout import Layout
 from protoseal.config.methods import BaselinesSection, FeddbpSection, FedpcSection, FedplccSection
+from protoseal.config.presence import ALLOWED_BY, FEWEST_SAFE_HOLDERS, check_presence_served
 from protoseal.config.reading import Section, directory_of, nearest, read_toml, source_of, validate
 from protoseal_wire.codec.limits import MOST_SITES
 
@@ -54,8 +55,6 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 
 HASH_LABEL = b"protoseal/v1/agreement\x00"
-FEWEST_SAFE_HOLDERS = 3
-"""With two holders, each one's answer is the other's prototype; with one, there is nobody to hide behind."""
 
 CKKS_SLOTS = 4096
 USUAL_SITES = 256
@@ -177,6 +176,9 @@ class Agreement(Section):
     ``min_sites`` is the fewest sites that may take part in a round. It is at least two, since one site has no
     peers, and at least ``min_holders``, since with fewer sites every class of every round would be withheld.
     ``max_sites`` is the most that a run may have: sums have room for as many terms, and messages for as many entries.
+    With ``presence`` hidden the coordinator cannot withhold classes: it cannot count holders, and so a site that looks
+    at what it should leave reads there what ``min_holders`` keeps apart else. ``allow_hidden_presence_reveals_peers``
+    says that this is known; false, it is no part of the agreement's text and hash.
     ``agreement_threshold`` (tau) is in units of ``norm_bound`` squared: at or below it, peers count as equal.
     """
 
@@ -196,6 +198,7 @@ class Agreement(Section):
     norm_bound: Positive = 10.0
     agreement_threshold: Positive = 1e-4
     presence: KnownPresence = Presence.PUBLIC
+    allow_hidden_presence_reveals_peers: bool = False
     preprocessing: PreprocessingSection | None = None
     pfpl: PfplSection = PfplSection()
     fedpc: FedpcSection = FedpcSection()
@@ -246,6 +249,26 @@ class Agreement(Section):
         return self
 
     @model_validator(mode="after")
+    def _presence_can_be_hidden(self) -> Self:
+        check_presence_served(
+            self.method,
+            self.pfpl.weighting,
+            self.protection,
+            self.presence,
+            min_holders=self.min_holders,
+            allowed=self.allow_hidden_presence_reveals_peers,
+        )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _only_what_was_there(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """An agreement without the permission has the text, and the hash, that it had before there was one."""
+        table: dict[str, Any] = written(self)
+        if not self.allow_hidden_presence_reveals_peers:
+            table.pop(ALLOWED_BY, None)
+        return table
+
+    @model_validator(mode="after")
     def _built_in_models_know_their_input(self) -> Self:
         if self.preprocessing is None and self.training.model in BUILT_IN_MODELS:
             raise ValueError(
@@ -274,6 +297,11 @@ class Agreement(Section):
             except PrecisionError as error:
                 raise ValueError(f"masked sums do not fit ring_bits = {self.ring_bits}: {error}") from error
         return self
+
+    @property
+    def hidden(self) -> bool:
+        """Whether nobody says which classes it has."""
+        return self.presence is Presence.HIDDEN
 
     @property
     def sums(self) -> bool:

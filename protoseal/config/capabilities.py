@@ -173,6 +173,8 @@ class Presence(StrEnum):
 
     PUBLIC = "public"
     """The coordinator and every site of the run."""
+    HIDDEN = "hidden"
+    """Nobody: sites learn how many have each class that they have, the coordinator nothing."""
 
 
 DEPLOYABLE = frozenset({Method.PFPL, Method.FEDPC, Method.FEDDBP, Method.FEDPLCC})
@@ -201,12 +203,8 @@ NEEDS = {
 }
 """All of them. Of what serves ``PEERS``, which depends on the weighting, one is enough."""
 
-_LATER = "is not in this version"
 _PART_OF_MASKED = "is a part of 'masked', which uses it where the method needs it"
 LATER_PROTECTIONS = {"pairwise": _PART_OF_MASKED, "rotation": _PART_OF_MASKED}
-LATER_PRESENCES = {
-    "hidden": f"{_LATER}: it needs differential privacy, or the returned counts would give presence away",
-}
 
 
 def known_name(value: object, kind: str, known: type[StrEnum], later: Mapping[str, str]) -> object:
@@ -228,7 +226,7 @@ KnownProtection = Annotated[
     Protection, BeforeValidator(lambda value: known_name(value, "protection", Protection, LATER_PROTECTIONS))
 ]
 KnownPresence = Annotated[
-    Presence, BeforeValidator(lambda value: known_name(value, "presence", Presence, LATER_PRESENCES))
+    Presence, BeforeValidator(lambda value: known_name(value, "presence", Presence, {}))
 ]
 
 

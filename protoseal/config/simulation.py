@@ -12,7 +12,6 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from crypto.ckks.precision import check_cohort_size, check_tau
 from crypto.errors import PrecisionError
 from protoseal.config.agreement import (
-    FEWEST_SAFE_HOLDERS,
     USUAL_SITES,
     Agreement,
     Count,
@@ -27,13 +26,16 @@ from protoseal.config.capabilities import (
     CONTROLS,
     Family,
     KnownMethod,
+    KnownPresence,
     KnownProtection,
     Method,
+    Presence,
     Protection,
     check_protection_serves,
 )
 from protoseal.config.deployment import Device
 from protoseal.config.methods import BaselinesSection, FeddbpSection, FedpcSection, FedplccSection
+from protoseal.config.presence import ALLOWED_BY, FEWEST_SAFE_HOLDERS, check_presence_served
 from protoseal.config.reading import (
     SITES_FORM,
     ConfigError,
@@ -90,6 +92,8 @@ class SimulationConfig(Section):
     allow_fewer_holders_reveals_peers: bool = False
     norm_bound: Positive = 10.0
     agreement_threshold: Positive = 1e-4
+    presence: KnownPresence = Presence.PUBLIC
+    allow_hidden_presence_reveals_peers: bool = False
     preprocessing: PreprocessingSection | None = None
     pfpl: PfplSection = PfplSection()
     fedpc: FedpcSection = FedpcSection()
@@ -135,6 +139,14 @@ class SimulationConfig(Section):
     def _protection_serves_methods(self) -> Self:
         for method in self.methods:
             check_protection_serves(method, self.pfpl.weighting, self.pfpl.squared, self.protection)
+            check_presence_served(
+                method,
+                self.pfpl.weighting,
+                self.protection,
+                self.presence,
+                min_holders=self.min_holders,
+                allowed=self.allow_hidden_presence_reveals_peers,
+            )
         return self
 
     @model_validator(mode="after")
@@ -217,7 +229,7 @@ class SimulationConfig(Section):
         shared = (
             *("protection", "rounds", "dim", "min_holders", "allow_fewer_holders_reveals_peers"),
             *("norm_bound", "agreement_threshold", "training", "averaging", "masking"),
-            *("pfpl", "fedpc", "feddbp", "fedplcc", "baselines"),
+            *("presence", ALLOWED_BY, "pfpl", "fedpc", "feddbp", "fedplcc", "baselines"),
         )
         table = self.model_dump(mode="json", by_alias=True, include=set(shared))
         table["training"]["init_seed"] = seed

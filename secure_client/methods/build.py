@@ -11,6 +11,7 @@ from secure_client.journal import Journal
 from secure_client.methods.clusters import Clustered
 from secure_client.methods.encrypted_clusters import EncryptedClustered
 from secure_client.methods.encrypted_sums import EncryptedGroupSums, EncryptedSums
+from secure_client.methods.hidden import HiddenPfpl, HiddenSums
 from secure_client.methods.masked_clusters import MaskedClustered
 from secure_client.methods.method import Method
 from secure_client.methods.pfpl import Pfpl
@@ -33,7 +34,9 @@ def build_method(
     masks = MaskedSum(agreement, party, setup, journal)
     match family:
         case Family.PEERS:
-            return Pfpl(agreement, party.name, trainee, setup, participants)
+            return (HiddenPfpl if agreement.hidden else Pfpl)(
+                agreement, party.name, trainee, setup, participants
+            )
         case Family.ALONE:
             raise ValueError(f"method {agreement.method.value} runs in no session")
         case Family.CLUSTERS if protection is Protection.MASKED:
@@ -42,6 +45,8 @@ def build_method(
             return (EncryptedClustered if protection is Protection.CKKS else Clustered)(*parts)
         case Family.GROUPS if protection is Protection.CKKS:
             return EncryptedGroupSums(*parts, masks)
+        case Family.SUMS if agreement.hidden:
+            return HiddenSums(*parts, masks)
         case Family.GROUPS | Family.SUMS:
             return (EncryptedSums if protection is Protection.CKKS else Sums)(*parts, masks)
         case _:

@@ -35,8 +35,8 @@ class EncryptedSums(Sums):
         if key.phase is not Phase.VALUES or key.round == 0:
             return super().step(key, request)
         group = self._members.asked(key, request)
-        sums, holds = EncryptedSum(self._agreement), group.cohort.holds[group.cohort.index(self._site)]
-        vector = sums.vector(self._vector(key, group), holds)
+        sums = EncryptedSum(self._agreement)
+        vector = sums.vector(self._vector(key, group), self._adds_to(group))
         return codec.encode_payload(SummingSite(self._setup.ckks_key(), sums.form).protect(vector))
 
     def _take(self, round_number: int, base: bytes, payload: Payload) -> Bool:

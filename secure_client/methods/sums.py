@@ -124,10 +124,13 @@ class Sums:
         """(L,), as the layout says; zeros for classes that are withheld in the group's attempt."""
         layout = self._agreement.layout
         rows, counts = self._trainee.trained(key.round)
-        holds = group.cohort.holds[group.cohort.index(self._site)]
-        sent = np.where(holds[:, None], rows, 0.0) if layout.classes else rows[:0]
+        sent = np.where(self._adds_to(group)[:, None], rows, 0.0) if layout.classes else rows[:0]
         samples = min(int(counts.sum()), self._agreement.averaging.most_samples)
         return layout.contribution(sent, self._trainee.averaged(), samples)
+
+    def _adds_to(self, group: Group) -> Bool:
+        """The classes (K,) of which this site sends rows."""
+        return np.asarray(group.cohort.holds[group.cohort.index(self._site)])
 
     # What is taken
 
