@@ -19,7 +19,15 @@ from protoseal.federation import DirectTransport, LocalSite
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.coordinator import Coordinator, CoordinatorRound
 from tests.conformance.expected import Stack, check_predictions, excess_over, inputs_from
-from tests.conformance.runs import Bool, Record, agreement_for, data_for, holdings, recording_federation
+from tests.conformance.runs import (
+    HIDDEN,
+    Bool,
+    Record,
+    agreement_for,
+    data_for,
+    holdings,
+    recording_federation,
+)
 from tests.conformance.turns import Clock, Loss, play, set_deadlines
 
 EVERYONE = tuple(f"site-{i}" for i in range(1, 8))
@@ -38,12 +46,18 @@ class Case:
     protection: Protection
     answer_lost: bool
     for_good: bool
+    hidden: bool = False
 
     def agreement(self) -> Agreement:
         """More features than a ciphertext holds (256 here), or few."""
+        presence = HIDDEN if self.hidden else {}
         if self.for_good:
-            return agreement_for(self.protection, Weighting.DISTANCE, classes=3, dim=300, rounds=AFTER)
-        return agreement_for(self.protection, Weighting.COMPLEMENT, classes=5, dim=8, rounds=AFTER)
+            return agreement_for(
+                self.protection, Weighting.DISTANCE, classes=3, dim=300, rounds=AFTER, **presence
+            )
+        return agreement_for(
+            self.protection, Weighting.COMPLEMENT, classes=5, dim=8, rounds=AFTER, **presence
+        )
 
     def losses(self) -> list[Loss]:
         """Whoever is lost for good answers no later PRESENCE either."""
@@ -70,6 +84,7 @@ class Case:
                 self.protection,
                 "answer_lost" if self.answer_lost else "silent",
                 "for_good" if self.for_good else "back",
+                *(["hidden"] if self.hidden else []),
             ]
         )
 
@@ -132,7 +147,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 CHEAP = [
     Case(each, lost, gone) for each in (PLAIN, MASKED) for lost in (False, True) for gone in (False, True)
 ]
-CASES = [*CHEAP, Case(CKKS, answer_lost=False, for_good=False), Case(CKKS, answer_lost=True, for_good=True)]
+CASES = [
+    *CHEAP,
+    Case(CKKS, answer_lost=False, for_good=False),
+    Case(CKKS, answer_lost=True, for_good=True),
+    Case(CKKS, answer_lost=False, for_good=True, hidden=True),
+    Case(CKKS, answer_lost=True, for_good=False, hidden=True),
+]
 
 each_case = pytest.mark.parametrize("case", CASES, ids=str)
 each_phase = pytest.mark.parametrize(
@@ -166,7 +187,7 @@ def test_in_the_end_those_who_came_back_take_part_again(case: Case, runs: Runs) 
 
 @pytest.mark.parametrize("case", [each for each in CASES if each.protection is not PLAIN], ids=str)
 def test_predictions_are_those_of_the_same_losses_under_plain(case: Case, runs: Runs) -> None:
-    run, plain = runs(case), runs(replace(case, protection=PLAIN))
+    run, plain = runs(case), runs(replace(case, protection=PLAIN, hidden=False))
     assert sorted(run.record) == sorted(plain.record)
     for key, taken in run.record.items():
         if key[0] == 1:  # the protections had the same numbers to work on
