@@ -77,10 +77,6 @@ def test_the_parts_of_masked_are_no_protections_by_themselves(tmp_path: Path, pr
     assert "choose plain or masked or ckks" in line
 
 
-def test_hidden_presence_is_refused_by_name(tmp_path: Path) -> None:
-    assert "presence 'hidden' is not in this version" in problem(tmp_path, presence="hidden")
-
-
 @pytest.mark.parametrize("table", ["privacy", "dp"])
 def test_differential_privacy_is_refused_by_name(tmp_path: Path, table: str) -> None:
     line = problem(tmp_path, **{table: {"epsilon": 3.0}})
@@ -273,6 +269,8 @@ def test_the_hash_is_the_one_written_down(tmp_path: Path) -> None:
         {"norm_bound": 11.0},
         {"agreement_threshold": 2e-4},
         {"allow_fewer_holders_reveals_peers": True},
+        {"presence": "hidden", "allow_hidden_presence_reveals_peers": True},
+        {"allow_hidden_presence_reveals_peers": True},
         {"preprocessing": AGREEMENT["preprocessing"] | {"mean": [0.4]}},
         {"pfpl": {"alpha": 0.4}},
         {"pfpl": {"lambda": 2.0}},

@@ -46,7 +46,8 @@ class Run:
 
 def run(folder: Path, settings: Any) -> Run:
     agreement = agreement_for(Protection.CKKS, Weighting.DISTANCE, classes=3, dim=DIM, rounds=1, **settings)
-    data, record, clock = data_for(agreement, HOLDS), {}, Clock()
+    data, clock = data_for(agreement, HOLDS), Clock()
+    record: Record = {}
     with recording_federation(agreement, data, folder, record, keep=True) as federation:
         set_deadlines(federation, folder / "keys.bin", clock)
         play(federation, clock, [Loss(LOST, 1, Phase.VALUES)])

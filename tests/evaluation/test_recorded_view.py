@@ -325,7 +325,8 @@ def test_the_description_says_what_was_seen(plain: Run, rotated: Run, encrypted:
     assert numbers[0].startswith("768 plain numbers, 0 rotated ones, 0 masked words and 0 ciphertexts")
     assert numbers[1].startswith("0 plain numbers, 768 rotated ones, 0 masked words and 0 ciphertexts")
     assert numbers[2].startswith("0 plain numbers, 0 rotated ones, 0 masked words and 12 ciphertexts")
-    assert f"{UPLOADS} signed presence statements" in by_ckks["which site has which class"].evidence
+    told = by_ckks["which site has which class"].evidence
+    assert told == f"{UPLOADS} signed presence statements, {UPLOADS} of which name classes"
 
 
 def seen(lines: Mapping[str, ViewLine]) -> set[str]:
