@@ -1,4 +1,6 @@
-"""FedDBP, FedPC and FedPLCC under `ckks` between processes with certificates of their own, some of which are killed.
+"""FedDBP, FedPC and FedPLCC, and PFPL with hidden presence, under `ckks` between processes, some of which are killed.
+
+Each has a certificate of its own.
 
 Noise in ciphertexts is fresh each time, so that results are those of a simulation under `plain` nearly, and not bit for
 bit; accuracies are the same.
@@ -16,11 +18,13 @@ from protoseal.config import Agreement, Protection
 from protoseal.files import read_prototypes, read_site_log
 from protoseal.splits import SiteArrays
 from protoseal_wire.messages import Phase
-from tests.e2e.expected_run import expected
+from tests.conformance.runs import HIDDEN
+from tests.e2e.expected_run import Expected, expected, rounds_of
 from tests.e2e.federations import (
     feddbp_agreement,
     fedpc_agreement,
     fedplcc_agreement,
+    small_agreement,
     small_sites,
     two_kinds_of_sites,
 )
@@ -73,15 +77,39 @@ def test_processes_come_to_what_a_simulation_under_plain_does(
     agreement = make(rounds=ROUNDS, protection=Protection.CKKS)
     with Federation(tmp_path / "run", agreement, sites, nursery=nursery) as federation:
         see_through(federation, killings)
-        for site in sites:
-            folder, simulated = federation.folder(site.name), wanted.site(site.name)
-            got, want = read_prototypes(folder), read_prototypes(simulated)
-            np.testing.assert_array_equal(got.has_personal, want.has_personal)
-            np.testing.assert_allclose(got.personal, want.personal, rtol=0.0, atol=FURTHEST[method])
-            log, plain_log = read_site_log(folder), read_site_log(simulated)
-            assert [each.round for each in log.rounds] == list(range(1, ROUNDS + 1))
-            assert [each.attempt for each in log.rounds] == [1] * ROUNDS
-            for each, plain in zip(log.rounds, plain_log.rounds, strict=True):
-                assert each.accuracy_classifier == plain.accuracy_classifier
-                assert each.accuracy_prototype == plain.accuracy_prototype
-                assert each.withheld == plain.withheld
+        check_as_simulated(federation, wanted, sites, FURTHEST[method])
+
+
+def test_hidden_presence_comes_to_the_same(nursery: Nursery, tmp_path: Path) -> None:
+    """PFPL. A site and the coordinator die; the coordinator's own log names no class."""
+    sites, plain = small_sites(4), small_agreement(rounds=ROUNDS)
+    agreement = small_agreement(rounds=ROUNDS, protection=Protection.CKKS)
+    hidden = Agreement.model_validate({**dict(agreement), **HIDDEN})
+    wanted = expected(plain, sites, tmp_path / "simulation")
+    assert any(each.withheld for each in wanted.rounds)
+    killings = (
+        ("site-1", Point(When.MADE, Phase.VALUES, 1)),
+        (COORDINATOR, Point(When.COMPUTED, Phase.RESULT, 1)),
+    )
+    with Federation(tmp_path / "run", hidden, sites, nursery=nursery) as federation:
+        see_through(federation, killings)
+        check_as_simulated(federation, wanted, sites, 1e-5)
+        assert not any(each.withheld for each in rounds_of(federation))
+
+
+def check_as_simulated(
+    federation: Federation, wanted: Expected, sites: tuple[SiteArrays, ...], furthest: float
+) -> None:
+    """Prototypes nearly, accuracies and withheld classes exactly."""
+    for site in sites:
+        folder, simulated = federation.folder(site.name), wanted.site(site.name)
+        got, want = read_prototypes(folder), read_prototypes(simulated)
+        np.testing.assert_array_equal(got.has_personal, want.has_personal)
+        np.testing.assert_allclose(got.personal, want.personal, rtol=0.0, atol=furthest)
+        log, plain_log = read_site_log(folder), read_site_log(simulated)
+        assert [each.round for each in log.rounds] == list(range(1, ROUNDS + 1))
+        assert [each.attempt for each in log.rounds] == [1] * ROUNDS
+        for each, plain in zip(log.rounds, plain_log.rounds, strict=True):
+            assert each.accuracy_classifier == plain.accuracy_classifier
+            assert each.accuracy_prototype == plain.accuracy_prototype
+            assert each.withheld == plain.withheld
