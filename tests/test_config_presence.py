@@ -65,7 +65,9 @@ def test_so_does_pfpl(tmp_path: Path) -> None:
     assert "differential privacy, which is not in this version" in line
     assert f"{ALLOWED_BY} = true" in line
     assert pfpl(**HIDDEN).hidden
+    assert pfpl(**HIDDEN).summary.endswith("min_sites 3, presence hidden")
     assert not pfpl().hidden
+    assert "presence" not in pfpl().summary
 
 
 def test_models_have_no_presence_and_need_no_permission() -> None:

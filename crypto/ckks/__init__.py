@@ -2,9 +2,11 @@
 
     parameters, serialization, packing, bounded        what both halves share
     evaluation_keys, keys_file, circuit                the coordinator's half: no secret material
-    packed_sums, combining, drowning, work, server     PFPL's combinations, at the coordinator
+    packed_sums, combining, receivers, drowning        PFPL's combinations, at the coordinator
+    work, server                                       the same in pieces, for processes
     mixing_server                                      FedPC's mixing, at the coordinator
     secret, site                                       a site's half
+    hidden, hidden_site                                both, where presence is hidden
     sums, mixing                                       both halves, of sums and of mixing
     precision                                          how far an answer may be from the exact one
 

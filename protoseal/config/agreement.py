@@ -382,6 +382,7 @@ class Agreement(Section):
         return (
             f"{self.method} under {self.protection}, {self.rounds} rounds,"
             f" min_holders {self.min_holders}, min_sites {self.min_sites}"
+            f"{', presence hidden' if self.hidden else ''}"
         )
 
     @property
