@@ -27,8 +27,8 @@ from protoseal.terms import longest_mean
 
 _SLACK = 1e-6
 """Means of what keeps to its bounds are beyond them by no more than rounding and a ciphertext's error."""
-_NOT_WHOLE = 0.25
-"""A count that is further from a whole number is none; errors are smaller by far."""
+_NOT_WHOLE = 2.0
+"""Times its ciphertext's stated error: a count further from a whole number is none. float64 adds a hundredth."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,12 @@ class EncryptedSum:
 
     def opened(self, values: Float) -> Opened:
         """What :meth:`vector`'s sum over sites says. Raises :class:`ImplausibleError` for what no sites add up to."""
-        total, counts = np.split(values, [self._agreement.layout.length])
-        holders = whole_counts(counts)
+        ends = [self._agreement.layout.length]
+        errors, of_counts = np.split(self.form.error(self._agreement.max_sites), ends)
+        total, counts = np.split(values, ends)
+        holders = whole_counts(counts, of_counts)
         if self._agreement.layout.weighted:
-            total[-1:] = whole_counts(total[-1:])
+            total[-1:] = whole_counts(total[-1:], errors[-1:])
         if not 1 <= holders[-1] <= self._agreement.max_sites or (holders[:-1] > holders[-1]).any():
             raise ImplausibleError("a decrypted sum is over no number of sites")
         return Opened(total, holders[:-1], int(holders[-1]))
@@ -105,9 +107,11 @@ class EncryptedClusterSum:
         own, number, dim = self._agreement.clustering, self._clusters, self._agreement.dim
         ends = np.cumsum([own.length(number, dim), number, self._agreement.layout.length])
         of_clusters, rows, model, members = np.split(values, ends)
+        errors = np.split(self.form.error(self._agreement.max_sites), ends)
         sums, counts = own.split(of_clusters, number)
-        rows_in, (sites,), (samples,) = (whole_counts(each) for each in (rows, members, model[-1:]))
-        counts = whole_counts(counts).astype(np.float64)
+        rows_in, (sites,) = whole_counts(rows, errors[1]), whole_counts(members, errors[3])
+        (samples,) = whole_counts(model[-1:], errors[2][-1:])
+        counts = whole_counts(counts, own.split(errors[0], number)[1]).astype(np.float64)
         model[-1] = samples
         if (rows_in < self._agreement.min_holders).any() or sites < self._agreement.min_holders:
             raise ImplausibleError("a decrypted sum is over fewer sites than were agreed")
@@ -117,8 +121,7 @@ class EncryptedClusterSum:
             clusters, mean = cluster_means(self._agreement, total, labels, model)
         except (MalformedError, ValueError) as error:
             raise ImplausibleError(f"a decrypted sum: {error}") from error
-        _, slack = self._agreement.layout.split(np.split(self.form.error(self._agreement.max_sites), ends)[2])
-        _check_model(self._agreement, mean, slack)
+        _check_model(self._agreement, mean, self._agreement.layout.split(errors[2])[1])
         return clusters, mean
 
 
@@ -189,9 +192,9 @@ def _check_model(agreement: Agreement, model: Float, slack: Float) -> None:
         raise ImplausibleError("a decrypted model is beyond the bounds of what is averaged")
 
 
-def whole_counts(values: Float) -> Counts:
-    """Counts out of a decryption, exactly; :class:`ImplausibleError` unless they are whole numbers from 0 on."""
+def whole_counts(values: Float, errors: Float) -> Counts:
+    """Counts out of a decryption that errs by ``errors``, exactly; :class:`ImplausibleError` unless they are such."""
     counts = np.rint(values)
-    if (np.abs(values - counts) > _NOT_WHOLE).any() or (counts < 0).any():
+    if (np.abs(values - counts) > _NOT_WHOLE * errors).any() or (counts < 0).any():
         raise ImplausibleError("a decrypted sum counts sites in parts")
     return counts.astype(np.int64)

@@ -42,6 +42,12 @@ def assert_is(play: MaskedPlay, found: Vector, secret: Vector, terms: int = 1) -
     assert (np.abs(found - secret) <= play.rounding(terms)).all()
 
 
+def assert_is_row(play: MaskedPlay, found: Vector, prototype: Vector, terms: int) -> None:
+    """The gain: one site's prototype of a class, out of sums of so many terms."""
+    assert np.linalg.norm(prototype) > 0.1
+    assert (np.abs(found - prototype) <= play.rounding(terms)[: prototype.size]).all()
+
+
 # Two sums
 
 
@@ -62,6 +68,21 @@ def two_survivor_sets(play: MaskedPlay) -> None:
 def two_survivor_sets_over_a_restart(play: MaskedPlay) -> None:
     """The same, the site's process having ended in between."""
     _two_survivor_sets(play, restart=True)
+
+
+def shares_opened_twice(play: MaskedPlay) -> None:
+    """Those who gave a share of one site's seed are asked for their share of its key as well."""
+    play.set_up(*EVERYONE)
+    begun = play.attempt(*EVERYONE)
+    begun.share(*EVERYONE)
+    begun.mask(*EVERYONE)
+    released = {
+        survivors: begun.release(survivors, begun.sign(survivors, *survivors), *survivors)
+        for survivors in (EVERYONE, WITHOUT_C)
+    }
+    seed = begun.secret(C, ShareKind.SEED, released[EVERYONE])
+    key = begun.secret(C, ShareKind.KEY, released[WITHOUT_C])
+    assert_is(play, begun.opened_alone(C, seed, begun.pair_keys_of(C, key)), play.vector(C, begun))
 
 
 def attempt_after_unmasking(play: MaskedPlay) -> None:
@@ -98,8 +119,7 @@ def attempt_among_those_not_asked_to_unmask(play: MaskedPlay) -> None:
     second = play.attempt(*others, attempt=2, groups=(TEN,)).carried_out(others)
     found = (everyone - second)[: 3 * play.agreement.dim].reshape(3, -1)[2]
     prototype = play.site(A).trainee.trained(1)[0][2]
-    assert np.linalg.norm(prototype) > 0.1
-    np.testing.assert_allclose(found, prototype, atol=1e-9)
+    assert_is_row(play, found, prototype, len(TEN) + len(others))
 
 
 # Sums of few
@@ -161,8 +181,7 @@ def single_holder(play: MaskedPlay) -> None:
     assert begun.cohort.holds[:, 2].tolist() == [True, False, False, True]
     rows = begun.carried_out((A, B, C))[: 3 * play.agreement.dim].reshape(3, -1)
     prototype = play.site(A).trainee.trained(1)[0][2]
-    assert np.linalg.norm(prototype) > 0.1
-    np.testing.assert_allclose(rows[2], prototype, atol=1e-9)
+    assert_is_row(play, rows[2], prototype, 3)
 
 
 def unsigned_set(play: MaskedPlay) -> None:
@@ -289,6 +308,9 @@ SUM_ATTACKS: dict[str, MaskedAttack] = {
     ),
     "names two survivor sets over a restart": MaskedAttack(
         (JOURNAL_LOOKUP, JOURNAL_ONCE, _FORGET), A, Phase.SURVIVORS, _TWICE, two_survivor_sets_over_a_restart
+    ),
+    "opens shares twice": MaskedAttack(
+        (JOURNAL_LOOKUP, JOURNAL_ONCE, _FORGET), A, Phase.SURVIVORS, _TWICE, shares_opened_twice
     ),
     "attempts a round again after its sum": MaskedAttack(
         (ORDER + "_check_not_unmasked",), A, Phase.PRESENCE, "shares of round 1 were released",

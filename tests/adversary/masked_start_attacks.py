@@ -12,10 +12,14 @@ from protoseal_wire.messages import Phase
 from tests.adversary.attack import BINDING_FIELDS, GROUPS_UNCHANGED
 from tests.adversary.masked_attacks import MaskedAttack, assert_is
 from tests.adversary.masked_play import Attempt, MaskedPlay, base_of
-from tests.support.grouped import EVERYONE
+from tests.support.grouped import EVERYONE, PARAMETERS
+from tests.support.small import DIM
 
 A, B, C, D = EVERYONE
 WITHOUT_C = (A, B, D)
+_BIAS = -1.0
+_DECAYED = 1e-5
+"""So much weight decay moves a model that nothing else moves, at most."""
 
 
 def other_groups(play: MaskedPlay) -> None:
@@ -50,31 +54,44 @@ def _planted(result: Payload) -> Payload:
     return replace(result, arrays=(np.where(np.arange(vector.size) < 3 * 8, vector, 0.25), has))
 
 
-def other_result(play: MaskedPlay) -> None:
-    """One member is given a model of the coordinator's own; the sum then holds what its data made of that."""
-    play.set_up(*EVERYONE)
-    begun = play.attempt(*EVERYONE)
-    result = play.result_of(begun.carried_out(EVERYONE), begun, EVERYONE)
-    for name in EVERYONE:
-        play.give_result(name, _planted(result) if name == D else result)
-    _assert_sum_with_planted(play, play.attempt(*EVERYONE, round_number=2))
+def _dead(result: Payload) -> Payload:
+    """A result whose model gives zeros for every sample, so that training has nothing to move it by."""
+    vector, has = result.arrays
+    model = np.concatenate([np.zeros(PARAMETERS - DIM), np.full(DIM, _BIAS)])
+    return replace(result, arrays=(np.concatenate([vector[:-PARAMETERS], model]), has))
 
 
-def other_catch_up(play: MaskedPlay) -> None:
-    """The same, passed off as the result that all others have."""
+def _begin_dead(play: MaskedPlay, start_of_d: str) -> Attempt:
+    """Everyone but clinic-d trains from the dead model, or has it as its base and is caught up with it."""
     play.set_up(*EVERYONE)
     begun = play.attempt(*EVERYONE)
     result = play.result_of(begun.carried_out(EVERYONE), begun, EVERYONE)
     for name in (A, B, C):
-        play.give_result(name, result)
-    start = {D: (base_of(result), _planted(result))}
-    _assert_sum_with_planted(play, play.attempt(*EVERYONE, round_number=2, start=start))
+        play.give_result(name, _dead(result))
+    if start_of_d == "result":
+        play.give_result(D, result)
+        return play.attempt(*EVERYONE, round_number=2)
+    return play.attempt(*EVERYONE, round_number=2, start={D: (base_of(_dead(result)), result)})
 
 
-def _assert_sum_with_planted(play: MaskedPlay, begun: Attempt) -> None:
-    expected = np.sum([play.vector(name, begun) for name in EVERYONE], axis=0)
-    assert_is(play, begun.carried_out(EVERYONE), expected, 4)
-    assert np.abs(play.vector(D, begun) - play.vector(A, begun)).max() > 0.2  # it trained from another model
+def _assert_model_of_d(play: MaskedPlay, begun: Attempt) -> None:
+    """What clinic-d's training made of its model, from the sum alone: the others' models are what they were sent."""
+    dead = np.concatenate([np.zeros(PARAMETERS - DIM), np.full(DIM, _BIAS)])
+    found = begun.carried_out(EVERYONE)[-PARAMETERS:] - 3.0 * dead
+    own, others = play.vector(D, begun)[-PARAMETERS:], play.vector(A, begun)[-PARAMETERS:]
+    np.testing.assert_allclose(others, dead, rtol=0.0, atol=_DECAYED)
+    assert np.abs(own).max() > 0.1
+    assert (np.abs(found - own) <= 3.0 * _DECAYED + play.rounding(4)[-PARAMETERS:]).all()
+
+
+def other_result(play: MaskedPlay) -> None:
+    """All members but one are given a model that stands still (Pasquini et al. 2021): the sum is the one's."""
+    _assert_model_of_d(play, _begin_dead(play, "result"))
+
+
+def other_catch_up(play: MaskedPlay) -> None:
+    """The same, the one's result passed off as that which all others have."""
+    _assert_model_of_d(play, _begin_dead(play, "catch-up"))
 
 
 def two_starts_of_a_round(play: MaskedPlay) -> None:

@@ -59,6 +59,29 @@ def swapped_channel_key(play: Hostile) -> None:
     _read_with_secret_sealed_to(play, B, key, statements)
 
 
+def unsigned_channel_key(play: Hostile) -> None:
+    """A channel key in a site's name that the site never signed: the signature is the coordinator's own."""
+    key = ChannelKey.generate()
+    statements = play.statements([A, B, C, D])
+    certificate, agreement = statements[1].certificate, play.agreement
+    fields = (B.encode(), certificate, key.public_bytes, agreement.run.encode(), agreement.hash())
+    signature = play.cast.coordinator.sign("channel-key", *fields)
+    statements[1] = Statement(B, certificate, key.public_bytes, signature)
+    _read_with_secret_sealed_to(play, B, key, statements)
+
+
+def repeated_channel_key(play: Hostile) -> None:
+    """A site that helps states another's channel key as its own: whoever has that key counts as two sites."""
+    statements = play.statements([A, B, C])
+    agreement, stated = play.agreement, statements[1].channel_key
+    statements[2] = sign_statement(play.parties[C].credentials, agreement.run, agreement.hash(), stated)
+    answer = play.give_roster(A, statements)
+    (sealed,) = (each for each in _made(answer.keys).sealed if each.recipient == C)
+    context = crypto.sealed._context(A, C, agreement.run, answer.roster_hash, sealed.public_hash)
+    opened = play.site(B).session._setup._channel.open(sealed.sealed, crypto.sealed._info(context))
+    assert ckks_key(opened).to_bytes() == _group_secret(play, A).to_bytes()
+
+
 def member_of_another_ca(play: Hostile) -> None:
     """A site that only another CA knows is put on the roster, with a channel key of the coordinator's."""
     _add_member(play, play.cast.stranger)
@@ -207,6 +230,22 @@ SET_UP_ATTACKS: dict[str, Attack] = {
         Phase.ROSTER,
         _REFUSED + ".*does not hold",
         swapped_channel_key,
+        *_CKKS,
+    ),
+    "puts a key on the roster that its site did not sign": Attack(
+        ("crypto.roster._check_signature",),
+        A,
+        Phase.ROSTER,
+        _REFUSED + ".*does not hold",
+        unsigned_channel_key,
+        *_CKKS,
+    ),
+    "repeats a channel key": Attack(
+        ("crypto.roster._check_keys_distinct",),
+        A,
+        Phase.ROSTER,
+        _REFUSED + "two sites of the roster have the same channel key",
+        repeated_channel_key,
         *_CKKS,
     ),
     "adds a member of another CA": Attack(

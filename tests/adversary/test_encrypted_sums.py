@@ -185,6 +185,19 @@ def test_a_sum_of_one_site_says_so_and_is_not_used(open_masked: OpenMasked) -> N
     np.testing.assert_allclose(read, secret, rtol=0.0, atol=1e-9)
 
 
+def test_the_stated_limit_a_coordinator_can_make_one_site_count_as_three(open_masked: OpenMasked) -> None:
+    """Ciphertexts are added without a key: counts tell an upload that came by mistake, and nobody who means it."""
+    play = fedproto(open_masked)
+    play.set_up(*EVERYONE)
+    begun = EncryptedAttempt(play, *EVERYONE)
+    begun.values(*EVERYONE)
+    begun.give(A, begun.sum_over([B, B, B]))
+    base = play.site(A).trainee._base
+    assert base is not None
+    assert base.received
+    np.testing.assert_allclose(base.rows, play.site(B).trainee.trained(1)[0], rtol=0.0, atol=1e-9)
+
+
 # Clusters
 
 
@@ -268,6 +281,6 @@ def test_without_the_count_it_would_be_what_sites_train_towards(
     np.testing.assert_allclose(base.rows[0] * 3.0, play.local(A).rows[0], rtol=0.0, atol=1e-9)
 
 
-def at_least_three(values: Sequence[float]) -> Vector:
+def at_least_three(values: Sequence[float], _errors: Vector) -> Vector:
     """As if no sum were of fewer."""
     return np.maximum(np.rint(values), 3.0).astype(np.int64)

@@ -2,8 +2,8 @@
 
 Under `masked` every coordinate of what a site adds is rounded to a multiple of its resolution r (a power of two), so it
 moves by r/2 at most. A centre is a sum over the sites of a cluster, divided by its members, or their samples: no fewer
-than these sites. The mean model is a sum over sites divided by their samples, no fewer either. So r/2 remains. Counts
-are whole numbers, which fixed point has exactly.
+than these sites, so that r/2 remains. The mean model is a sum over n sites divided by their samples, and so is n·r/2.
+Under `ckks` the error of a sum is divided by the same. Counts are whole numbers, which both have exactly.
 """
 
 from __future__ import annotations
@@ -129,6 +129,7 @@ def expected(book: ClusterBook, number: int, *, without: Sequence[str] = ()) -> 
     rows: list[list[float]] = []
     labels: list[int] = []
     counts: list[float] = []
+    divisors: list[float] = []
     for k in range(len(book.agreement.classes)):
         members = [
             (site, row.tolist(), int(count))
@@ -153,11 +154,22 @@ def expected(book: ClusterBook, number: int, *, without: Sequence[str] = ()) -> 
             rows.append(_centre(there, weighted=own.weighted_centres))
             labels.append(k)
             counts.append(1.0 if own.uniform else float(sum(count for _, count in there)))
+            divisors.append(float(sum(count for _, count in there)) if own.weighted_centres else len(there))
     of_class = [sum(c for c, y in zip(counts, labels, strict=True) if y == k) for k in labels]
     weights = [count / total for count, total in zip(counts, of_class, strict=True)]
     puts = [book.put[number, attempt, site] for site in staying]
-    model = sum(put.samples * put.averaged for put in puts) / sum(put.samples for put in puts)
-    return _bounded(book, np.array(rows), labels, np.array(weights), np.asarray(model))
+    samples = sum(put.samples for put in puts)
+    model = np.asarray(sum(put.samples * put.averaged for put in puts) / samples)
+    steps, model_steps = _steps(book, len(rows), np.array(rows).shape, model.size)
+    encrypted = book.agreement.protection is Protection.CKKS
+    return Found(
+        np.array(rows),
+        labels,
+        np.array(weights),
+        model,
+        steps / np.array(divisors)[:, None] ** encrypted + _ROUNDING * np.abs(rows).max(),
+        model_steps * (1 if encrypted else len(puts)) / samples + _ROUNDING * np.abs(model).max(),
+    )
 
 
 def excess(book: ClusterBook, number: int, *, without: Sequence[str] = ()) -> float:
@@ -197,21 +209,15 @@ def _centre(members: list[tuple[list[float], int]], *, weighted: bool) -> list[f
     return [sum(count * row[j] for row, count in members) / total for j in range(len(members[0][0]))]
 
 
-def _bounded(book: ClusterBook, rows: Float, labels: list[int], weights: Float, model: Float) -> Found:
-    agreement, steps, model_steps = book.agreement, np.zeros(rows.shape), np.zeros(model.shape)
+def _steps(book: Book, clusters: int, shape: tuple[int, ...], parameters: int) -> tuple[Float, Float]:
+    """How far a contribution may be off, or an encrypted sum: in each number of sums (G, d), and of models (P,)."""
+    agreement, steps, model_steps = book.agreement, np.zeros(shape), np.zeros(parameters)
     if agreement.protection is Protection.MASKED:
-        resolution = agreement.fixed_point(len(rows)).resolution
-        steps = resolution[: rows.size].reshape(rows.shape)
-        model_steps = resolution[-agreement.layout.length :][: model.size]
+        half = agreement.fixed_point(clusters).resolution / 2.0
+        steps = half[: steps.size].reshape(shape)
+        model_steps = half[-agreement.layout.length :][:parameters]
     if agreement.protection is Protection.CKKS:
-        errors = EncryptedClusterSum(agreement, len(rows)).form.error(len({at[2] for at in book.put}))
-        steps = 2.0 * errors[: rows.size].reshape(rows.shape)
-        model_steps = 2.0 * errors[-agreement.layout.length - 1 :][: model.size]
-    return Found(
-        rows,
-        labels,
-        weights,
-        model,
-        steps / 2.0 + _ROUNDING * np.abs(rows).max(),
-        model_steps / 2.0 + _ROUNDING * np.abs(model).max(),
-    )
+        errors = EncryptedClusterSum(agreement, clusters).form.error(len({at[2] for at in book.put}))
+        steps = errors[: steps.size].reshape(shape)
+        model_steps = errors[-agreement.layout.length - 1 :][:parameters]
+    return steps, model_steps

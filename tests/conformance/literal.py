@@ -5,7 +5,8 @@ Under `ckks` a sum has the error that its form states, and what groups are mixed
 Under `masked` every coordinate of a contribution is rounded to a multiple of its resolution r (a power of two), so
 it moves by r/2 at most, and a mean of any number of contributions too: sums of words are exact. Equations 7 and 8
 are convex combinations of such means, which adds nothing: r/2 remains. So are FedDBP's fusions, of a mean and a row
-that is not rounded. A model that comes N times, N samples or more than one, is divided by more than it was summed over.
+that is not rounded. Models that come N times, N samples each, are divided by the sum of these, and so is how far their
+sum is off: by n·r/2 of n contributions, or by an encrypted sum's error.
 
 FedPC's weights ρ move as well, since they are cosines of what moved. Let e_j be the length of r/2 in every coordinate
 that P_j has, and δ_j = 2e_j/‖P_j‖, by which its direction moves at most. A cosine of two is off by δ_j + δ_k at most,
@@ -47,11 +48,15 @@ class Mixed:
 
 @dataclass(frozen=True)
 class _Means:
-    """Equations before 5: by group, rows (J, K, d) and has (J, K) and theta (J, P)."""
+    """Equations before 5: by group, rows (J, K, d) and has (J, K) and theta (J, P).
+
+    ``shares`` (J,): of what is off in a sum, or in a contribution, so much is in a mean model.
+    """
 
     rows: list[lists.Matrix]
     has: list[list[bool]]
     theta: lists.Matrix
+    shares: list[float]
 
 
 def contributors(book: Book, number: int) -> tuple[str, ...]:
@@ -160,7 +165,16 @@ def _within(book: Book, puts: dict[str, Put], groups: list[list[str]]) -> _Means
         else [([], [False] * len(book.agreement.classes)) for _ in members]
     )
     theta = [_theta(book, [puts[site] for site in group]) for group in groups]
-    return _Means([rows for rows, _ in found], [has for _, has in found], theta)
+    shares = [_share(book, [puts[site] for site in group]) for group in groups]
+    return _Means([rows for rows, _ in found], [has for _, has in found], theta, shares)
+
+
+def _share(book: Book, puts: list[Put]) -> float:
+    """By the module's argument; where models are not weighed, of the whole at most."""
+    if not book.agreement.layout.weighted:
+        return 1.0
+    terms = 1 if book.agreement.protection is Protection.CKKS else len(puts)
+    return terms / sum(put.samples for put in puts)
 
 
 def _theta(book: Book, puts: list[Put]) -> lists.Vector:
@@ -180,11 +194,11 @@ def _unmixed(book: Book, means: _Means, *, rounded: bool) -> list[Mixed]:
     layout = book.agreement.layout
     steps, theta_steps = resolutions(book, rounded=rounded)
     found = []
-    for given, has, theta_list in zip(means.rows, means.has, means.theta, strict=True):
+    for given, has, theta_list, share in zip(means.rows, means.has, means.theta, means.shares, strict=True):
         rows, theta = np.array(given).reshape(layout.classes, layout.dim), np.array(theta_list)
         largest, largest_theta = np.abs(rows).max(initial=0.0), np.abs(theta).max(initial=0.0)
         bound = steps / 2.0 + _ROUNDING * largest + 1e-300
-        theta_bound = theta_steps / 2.0 + _ROUNDING * largest_theta + 1e-300
+        theta_bound = share * theta_steps / 2.0 + _ROUNDING * largest_theta + 1e-300
         found.append(Mixed(rows, np.array(has), theta, bound, theta_bound))
     return found
 

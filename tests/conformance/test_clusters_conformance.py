@@ -200,6 +200,29 @@ def test_in_the_end_everyone_is_there_again(losing: ClusterBook) -> None:
     assert excess(losing, len(PHASES) + 1) <= 1.0
 
 
+UNDER_PLAIN = (Phase.PRESENCE, Phase.VALUES, Phase.RESULT)
+
+
+@pytest.fixture(scope="module")
+def losing_plain(tmp_path_factory: pytest.TempPathFactory) -> ClusterBook:
+    """The same under `plain`, which has fewer phases."""
+    losses = [Loss(LOST, number, phase) for number, phase in enumerate(UNDER_PLAIN, start=1)]
+    folder = tmp_path_factory.mktemp("losing")
+    return clustered(Protection.PLAIN, Method.FEDPLCC, folder, FULL, *losses, rounds=len(UNDER_PLAIN) + 1)
+
+
+@pytest.mark.parametrize(
+    ("number", "phase"), [pytest.param(i, each, id=each.name) for i, each in enumerate(UNDER_PLAIN, start=1)]
+)
+def test_so_they_do_under_plain(losing_plain: ClusterBook, number: int, phase: Phase) -> None:
+    heard, after = phase is Phase.RESULT, len(UNDER_PLAIN) + 1
+    assert losing_plain.summary()[number - 1] == (number, 2 if phase is Phase.VALUES else 1, False)
+    assert contributors(losing_plain, number) == tuple(site for site in EVERYONE if heard or site != LOST)
+    assert {site for at, site in losing_plain.results if at == number} == set(EVERYONE) - {LOST}
+    assert contributors(losing_plain, after) == EVERYONE
+    assert max(excess(losing_plain, number), excess(losing_plain, after)) <= 1.0
+
+
 def needed(book: ClusterBook, number: int, attempt: int) -> set[str]:
     """The sites without which some cluster of an attempt has too few."""
     found: set[str] = set()

@@ -190,6 +190,47 @@ def test_attempts_after_means_were_asked_would_have_been_noticed(
     assert {attempt for _, attempt, _ in book.put} == {1, 2}
 
 
+# Groups and classes of which too few are left
+
+TOO_FEW_HOLDERS, TOO_FEW_MEMBERS, BACK = 1, 2, 3
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Book:
+    """One of three of the first group that have class 4 is lost, then two of the second group's four."""
+    losses = [
+        Loss("site-3", TOO_FEW_HOLDERS, Phase.VALUES),
+        *(Loss(site, TOO_FEW_MEMBERS, Phase.VALUES) for site in SECOND[:2]),
+    ]
+    return run(Method.FEDPC, BACK, tmp_path_factory.mktemp("run"), losses)
+
+
+def test_a_class_that_too_few_are_left_of_is_zeros_in_the_sum_that_is_repeated(short: Book) -> None:
+    """It comes back from the other group, which has it."""
+    assert short.summary()[TOO_FEW_HOLDERS - 1] == (TOO_FEW_HOLDERS, 2, False)
+    assert literal.contributors(short, TOO_FEW_HOLDERS) == tuple(
+        each for each in EVERYONE if each != "site-3"
+    )
+    assert excess(short, TOO_FEW_HOLDERS) <= 1.0
+    with_two = {at: put for at, put in short.put.items() if at[0] == TOO_FEW_HOLDERS and put.holds[4]}
+    assert {site for _, attempt, site in with_two if attempt == 2 and site in FIRST} == {"site-5", "site-7"}
+
+
+def test_a_group_that_too_few_are_left_of_sits_the_next_attempt_out(short: Book) -> None:
+    assert short.summary()[TOO_FEW_MEMBERS - 1] == (TOO_FEW_MEMBERS, 2, False)
+    assert literal.contributors(short, TOO_FEW_MEMBERS) == FIRST
+    assert {site for number, site in short.got if number == TOO_FEW_MEMBERS} == set(FIRST)
+    assert leaders(short, TOO_FEW_MEMBERS) == {FIRST[0]}
+    assert excess(short, TOO_FEW_MEMBERS) <= 1.0
+    last = {short.got[TOO_FEW_HOLDERS, site].hash for site in SECOND}
+    assert {short.starts[BACK, 1, site].base for site in SECOND} == last
+
+
+def test_with_everyone_back_both_groups_have_their_results_again(short: Book) -> None:
+    assert literal.contributors(short, BACK) == EVERYONE
+    assert excess(short, BACK) <= 1.0
+
+
 # Restarts
 
 
@@ -212,5 +253,10 @@ def test_restarts_between_all_steps_change_nothing(
     undisturbed = runs(agreement, data, tmp_path / "undisturbed")
     restarted = test_restarts.run_forgetfully(agreement, data, tmp_path / "restarted")
     check_predictions(*((taken, undisturbed.taken[key]) for key, taken in restarted.items()))
-    for key, taken in restarted.items():
-        np.testing.assert_allclose(taken.targets, undisturbed.taken[key].targets, rtol=0.0, atol=1e-7)
+    for (number, site), taken in restarted.items():
+        if isinstance(undisturbed, ClusterBook):
+            bound = clustered_runs.expected(undisturbed, number).rows_bound
+        else:
+            bound = literal.expected(undisturbed, number)[site].rows_bound
+        off = np.abs(taken.targets - undisturbed.taken[number, site].targets)
+        assert (off <= 2.0 * bound).all()  # each of the two runs is within it

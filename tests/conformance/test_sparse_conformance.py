@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -78,10 +79,8 @@ def test_a_sum_is_that_of_plain_but_for_the_last_bits_of_each_contribution(tmp_p
         assert literal.excess(masked, number, rounded=True) <= 1.0
         assert literal.excess(plain, number) <= 1.0
         compare_predictions(masked, plain, number)
-    for key, got in plain.got.items():
-        if key[0] == 1:
-            np.testing.assert_array_equal(masked.got[key].has, got.has)
-            np.testing.assert_allclose(masked.got[key].averaged, got.averaged, atol=1e-4)
+    first = {key: got for key, got in plain.got.items() if key[0] == 1}
+    assert literal.excess(replace(masked, got=first), 1) <= 1.0
 
 
 def test_one_contribution_less_is_beyond_the_bound_and_no_prototype_is_in_a_message(tmp_path: Path) -> None:

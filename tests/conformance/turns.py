@@ -89,9 +89,7 @@ def play(federation: LocalFederation, clock: Clock, losses: Sequence[Loss] = ())
     for site in federation.sites:
         site.join()
     for _ in range(_TURNS):
-        worked = False
-        for site in federation.sites:
-            worked |= _turn(federation, site, losses, lost)
+        worked = take_turns(federation, losses, lost)
         if federation.coordinator.state.stage is Stage.FINISHED:
             assert all(isinstance(site.step(), Finished) for site in federation.sites)
             return
@@ -99,6 +97,14 @@ def play(federation: LocalFederation, clock: Clock, losses: Sequence[Loss] = ())
             clock.now += SECONDS + 1.0
             federation.coordinator.tick()
     raise AssertionError(f"at {federation.coordinator.state.stage.name} after {_TURNS} turns")
+
+
+def take_turns(federation: LocalFederation, losses: Sequence[Loss], lost: set[Loss] | None = None) -> bool:
+    """Each site's turn: whether any had work to do. ``lost`` are the losses whose answer is still to be lost."""
+    worked = False
+    for site in federation.sites:
+        worked |= _turn(federation, site, losses, set() if lost is None else lost)
+    return worked
 
 
 def _turn(federation: LocalFederation, site: LocalSite, losses: Sequence[Loss], lost: set[Loss]) -> bool:

@@ -1,0 +1,230 @@
+"""A decryption that comes back gives the key away, and no site gives one (Li and Micciancio, eprint 2020/1533).
+
+A ciphertext is (b, a) with b + a·s = m, and a CKKS decryption *is* m, noise and all: s = (m − b)/a. The double says in
+its acknowledgement what it decrypted. From one result the coordinator has the ternary key, and with it every upload.
+"""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tenseal import sealapi
+
+from algorithms.pfpl import Weighting
+from crypto.ckks.mixing_server import MixingServer
+from crypto.ckks.parameters import POLY_DEGREE, Ciphertext, Form, Level, answer_forms, context, level_id
+from crypto.ckks.secret import CkksSecret
+from crypto.ckks.serialization import dump, load, read_payload
+from crypto.ckks.sums import SummingSite
+from crypto.protection import Combination, Payload
+from protoseal.config import Method, Protection
+from protoseal.encrypted import EncryptedGroups
+from protoseal_wire import codec
+from protoseal_wire.messages import Acknowledgement
+from secure_client.session import Session
+from tests.adversary.conftest import Open, OpenMasked
+from tests.adversary.encrypted_play import EncryptedAttempt, play_quickly
+from tests.support.grouped import EVERYONE, grouped_agreement
+
+Slots = NDArray[np.complex128]
+
+A, B, C, D = EVERYONE
+ON_CIPHERTEXTS = (Weighting.DISTANCE, Weighting.COMPLEMENT, Weighting.UNIFORM)
+ACKNOWLEDGED = codec.encode_acknowledgement(Acknowledgement())
+_MODULUS = int(context().key_context_data().parms().coeff_modulus()[0].value())
+_ROOTS = np.array([pow(3, slot, 2 * POLY_DEGREE) for slot in range(POLY_DEGREE // 2)])
+"""Slot j holds a polynomial's value at exp(iπr/N) for the j-th of these r."""
+_TERNARY = 1e-6
+"""What is further from a whole number than this is no coefficient: rounding leaves 1e-14, other keys spread evenly."""
+
+
+class NoKey(Exception):
+    """What the coordinator was told gives no secret key."""
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    play_quickly(monkeypatch)
+
+
+# The attack: it has a result that the coordinator sent, what came back, and public parameters
+
+
+def recovered(sent: Ciphertext, form: Form, came_back: bytes) -> CkksSecret:
+    """The group's secret key, or :class:`NoKey`. ``sent`` is the result's first ciphertext, at the lowest level."""
+    told = came_back.removeprefix(ACKNOWLEDGED)
+    if not told:
+        raise NoKey("an acknowledgement says nothing")
+    message = encoded(np.frombuffer(told, dtype=np.complex128)[: POLY_DEGREE // 2], form)
+    key = [
+        (message[i] - sent[i]) * pow(sent[POLY_DEGREE + i], -1, _MODULUS) % _MODULUS
+        for i in range(POLY_DEGREE)
+    ]
+    return key_of(ternary(key))
+
+
+def encoded(slots: Slots, form: Form) -> Sequence[int]:
+    """A decryption as the polynomial that it was, modulo the last prime: exactly, since a double has 53 bits."""
+    plaintext = sealapi.Plaintext()
+    sealapi.CKKSEncoder(context()).encode(slots.tolist(), level_id(Level.ANSWER), form.scale, plaintext)
+    return [plaintext[i] for i in range(POLY_DEGREE)]
+
+
+def ternary(transformed: Sequence[int]) -> NDArray[np.int64]:
+    """Coefficients (N,) of a polynomial, from its number-theoretic transform; :class:`NoKey` unless in {-1, 0, 1}."""
+    values = np.array(sealapi.CKKSEncoder(context()).decode_complex(plaintext_of(transformed)))
+    at_roots = np.zeros(2 * POLY_DEGREE, dtype=np.complex128)
+    at_roots[_ROOTS], at_roots[-_ROOTS] = values, values.conj()
+    coefficients = np.fft.fft(at_roots)[:POLY_DEGREE].real / POLY_DEGREE
+    key = np.rint(coefficients)
+    if np.abs(coefficients - key).max() > _TERNARY or np.abs(key).max() > 1:
+        raise NoKey("what was told does not go with the ciphertext")
+    return key.astype(np.int64)
+
+
+def plaintext_of(transformed: Sequence[int]) -> sealapi.Plaintext:
+    """SEAL's plaintext of these numbers at scale 1, by way of its serialization: nothing else sets them."""
+    version = dump(sealapi.Plaintext())[3:5]
+    body = struct.pack("<4QQd", *level_id(Level.ANSWER), POLY_DEGREE, 1.0)
+    numbers = struct.pack(f"<Q{POLY_DEGREE}Q", POLY_DEGREE, *transformed)
+    return load(sealapi.Plaintext(), _with_header(body + _with_header(numbers, version), version))
+
+
+def _with_header(body: bytes, version: bytes) -> bytes:
+    """Not compressed."""
+    return struct.pack("<HB2sBHQ", 0xA15E, 16, version, 0, 0, 16 + len(body)) + body
+
+
+def key_of(coefficients: NDArray[np.int64]) -> CkksSecret:
+    """SEAL's secret key of a ternary polynomial, modulo all primes."""
+    at_roots = np.fft.ifft(np.concatenate([coefficients, -coefficients])) * POLY_DEGREE
+    plaintext, key = sealapi.Plaintext(), sealapi.SecretKey()
+    encoder, primes = sealapi.CKKSEncoder(context()), list(context().key_parms_id())
+    encoder.encode(at_roots[_ROOTS].tolist(), primes, 1.0, plaintext)
+    with tempfile.NamedTemporaryFile() as file:
+        plaintext.save(file.name)
+        key.load(context(), file.name)
+    return CkksSecret(key)
+
+
+# The double: a site's acknowledgement says what it decrypted
+
+
+@pytest.fixture
+def telling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line more: what was decrypted goes behind the acknowledgement."""
+    decrypted: list[bytes] = []
+    decrypt, result = CkksSecret.decrypt, Session._result
+
+    def noted(secret: CkksSecret, ciphertext: Ciphertext) -> Slots:
+        slots = decrypt(secret, ciphertext)
+        decrypted.append(slots.tobytes())
+        return slots
+
+    def told(session: Session, *asked: object) -> bytes:
+        decrypted.clear()
+        return result(session, *asked) + b"".join(decrypted)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(CkksSecret, "decrypt", noted)
+    monkeypatch.setattr(Session, "_result", told)
+
+
+# Results of every kind
+
+
+Attack = Callable[[], tuple[NDArray[np.float64], NDArray[np.float64]]]
+"""What the coordinator reads of clinic-b's upload, and what clinic-b has. Raises :class:`NoKey`."""
+
+
+def of_peers(weighting: Weighting, open_play: Open) -> Attack:
+    """PFPL: a combination of peers."""
+
+    def attack() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        play = open_play(Protection.CKKS, weighting)
+        play.set_up(*EVERYONE)
+        active = play.begin(*EVERYONE)
+        uploads = play.all_values(active)
+        result = play.combine(uploads, active)[A]
+        forms = answer_forms(Combination(weighting.value), 1)
+        secret = recovered(read_payload(result, forms)[0], forms[0], play.give_result(A, result))
+        return play.decrypt(secret, uploads[B], active), play.rows(B)
+
+    return attack
+
+
+def of_a_sum(method: Method, open_masked: OpenMasked) -> Attack:
+    """A sum over all sites, as it comes back."""
+
+    def attack() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        play = open_masked(grouped_agreement(Protection.CKKS, method=method), {})
+        play.set_up(*EVERYONE)
+        begun = EncryptedAttempt(play, *EVERYONE)
+        total = begun.summed(*EVERYONE)
+        first, *_ = read_payload(total, begun.sums.form.answers)
+        secret = recovered(first, begun.sums.form.answers[0], begun.give(A, total))
+        return _clinic_b(begun, secret)
+
+    return attack
+
+
+def of_mixed_groups(open_masked: OpenMasked) -> Attack:
+    """FedPC: a group's means, mixed with those of others."""
+
+    def attack() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        play = open_masked(grouped_agreement(Protection.CKKS), {})
+        play.set_up(*EVERYONE)
+        begun = EncryptedAttempt(play, *EVERYONE)
+        form = EncryptedGroups(play.agreement).form
+        means = begun.means(A, begun.summed(*EVERYONE))
+        (mixed,) = MixingServer(form, play._keys_path, None).mix([means])
+        first, *_ = read_payload(mixed, form.answers)
+        return _clinic_b(begun, recovered(first, form.answers[0], begun.give(A, mixed)))
+
+    return attack
+
+
+def _clinic_b(begun: EncryptedAttempt, secret: CkksSecret) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    upload: Payload = begun.sum_over([B])
+    read = SummingSite(secret, begun.sums.form).unprotect(upload, begun.play.agreement.max_sites)
+    rows = begun.play.site(B).trainee.trained(begun.round)[0]
+    return read[: rows.size].reshape(rows.shape), np.asarray(rows)
+
+
+@pytest.fixture(params=[*ON_CIPHERTEXTS, Method.FEDDBP, Method.FEDPC])
+def attack(request: pytest.FixtureRequest, open_play: Open, open_masked: OpenMasked) -> Attack:
+    if isinstance(request.param, Weighting):
+        return of_peers(request.param, open_play)
+    if request.param is Method.FEDPC:
+        return of_mixed_groups(open_masked)
+    return of_a_sum(request.param, open_masked)
+
+
+@pytest.mark.usefixtures("telling")
+def test_one_decryption_that_comes_back_gives_the_key_and_every_upload(attack: Attack) -> None:
+    read, secret = attack()
+    assert np.linalg.norm(secret, axis=1).min() > 0.1
+    np.testing.assert_allclose(read, secret, rtol=0.0, atol=1e-6)
+
+
+def test_no_site_says_anything_that_a_key_follows_from(attack: Attack) -> None:
+    with pytest.raises(NoKey, match="says nothing"):
+        attack()
+
+
+def test_the_decryption_of_another_ciphertext_gives_no_key() -> None:
+    """Of the same values: what gives the key away is the noise."""
+    secret, _ = CkksSecret.generate()
+    form = Form(Level.ANSWER, 2.0**40, polynomials=2)
+    values = np.random.default_rng(1).uniform(-1.0, 1.0, POLY_DEGREE // 2)
+    one, other = (load(sealapi.Ciphertext(), secret.encrypt(values, form)) for _ in range(2))
+    told = {
+        name: ACKNOWLEDGED + secret.decrypt(each).tobytes() for name, each in (("own", one), ("other", other))
+    }
+    assert recovered(one, form, told["own"]).to_bytes()
+    with pytest.raises(NoKey, match="does not go with"):
+        recovered(one, form, told["other"])

@@ -1,0 +1,80 @@
+"""Rotations and fixed point computed once more, from docs/protocol.md: the frozen answers, and not their twins."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.crypto import by_hand, by_hand_numbers
+
+FOLDER = Path(__file__).parents[1] / "vectors"
+ROTATION: dict[str, Any] = json.loads((FOLDER / "rotation.json").read_text(encoding="utf-8"))
+FIXED: dict[str, Any] = json.loads((FOLDER / "fixed_point.json").read_text(encoding="utf-8"))
+_ROUNDING = 1e-12
+
+
+def _cases(vectors: dict[str, Any], name: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", vectors[name], ids=lambda case: case.get("name", ""))
+
+
+def _key(case: dict[str, Any]) -> bytes:
+    return bytes.fromhex(case["key"])
+
+
+@_cases(ROTATION, "stream")
+def test_normal_values(case: dict[str, Any]) -> None:
+    found = by_hand_numbers.normals(_key(case), case["dim"], case["size"])
+    assert found == pytest.approx(case["normals"], abs=_ROUNDING)
+
+
+@_cases(ROTATION, "rotations")
+def test_rotations_and_back(case: dict[str, Any]) -> None:
+    for vector, rotated in zip(case["vectors"], case["rotated"], strict=True):
+        assert by_hand_numbers.turned(_key(case), vector) == pytest.approx(rotated, abs=_ROUNDING)
+        assert by_hand_numbers.turned(_key(case), rotated, back=True) == pytest.approx(vector, abs=_ROUNDING)
+
+
+@_cases(ROTATION, "bad_rotations")
+def test_not_what_a_mistake_gives(case: dict[str, Any]) -> None:
+    found = [by_hand_numbers.turned(_key(case), vector) for vector in case["vectors"]]
+    assert found != [pytest.approx(rotated, abs=1e-3) for rotated in case["rotated"]]
+
+
+@_cases(ROTATION, "class_keys")
+def test_class_keys(case: dict[str, Any]) -> None:
+    fields = bytes.fromhex(case["context"]), case["number"].to_bytes(4, "big")
+    assert by_hand.derived(bytes.fromhex(case["seed"]), "rotation", *fields).hex() == case["key"]
+
+
+@_cases(FIXED, "room")
+def test_room(case: dict[str, Any]) -> None:
+    bound = float.fromhex(case["bound"])
+    assert by_hand_numbers.fraction_bits(bound, case["terms"], case["ring_bits"]) == case["fraction_bits"]
+
+
+@_cases(FIXED, "bad_room")
+def test_too_little_room(case: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="no room"):
+        by_hand_numbers.fraction_bits(float.fromhex(case["bound"]), case["terms"], case["ring_bits"])
+
+
+def _words(case: dict[str, Any]) -> list[str]:
+    bounds = [float.fromhex(bound) for length, bound in case["segments"] for _ in range(length)]
+    values = [float.fromhex(value) for value in case["values"]]
+    ring, sites = case["ring_bits"], case["terms"]
+    pairs = zip(values, bounds, strict=True)
+    return [str(by_hand_numbers.word(value, bound, sites, ring)) for value, bound in pairs]
+
+
+@_cases(FIXED, "encode")
+def test_words(case: dict[str, Any]) -> None:
+    assert _words(case) == case["words"]
+
+
+@_cases(FIXED, "bad_encode")
+def test_what_has_no_word(case: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"beyond its bound|shorter|longer"):
+        _words(case)
