@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from protoseal.config import Agreement, Family, Protection
+from protoseal.config import AddedProtection, Agreement, Family, Protection
 from secure_client.exchanges.pairwise import MaskedSum
 from secure_client.exchanges.participants import Participants
 from secure_client.journal import Journal
+from secure_client.methods.added_sums import AddedSums
 from secure_client.methods.clusters import Clustered
 from secure_client.methods.encrypted_clusters import EncryptedClustered
 from secure_client.methods.encrypted_sums import EncryptedGroupSums, EncryptedSums
@@ -43,6 +44,8 @@ def build_method(
             return MaskedClustered(*parts, masks)
         case Family.CLUSTERS:
             return (EncryptedClustered if protection is Protection.CKKS else Clustered)(*parts)
+        case Family.SUMS if isinstance(protection, AddedProtection):
+            return AddedSums(*parts, masks)
         case Family.GROUPS if protection is Protection.CKKS:
             return EncryptedGroupSums(*parts, masks)
         case Family.SUMS if agreement.hidden:
