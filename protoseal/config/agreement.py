@@ -292,7 +292,7 @@ class Agreement(Section):
 
     @model_serializer(mode="wrap")
     def _only_what_was_there(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without the permission, and what third parties add, the text and the hash are those of before there were any."""
+        """Without the permission, and what third parties add, text and hash are those of before there were any."""
         table: dict[str, Any] = written(self)
         for name in (ALLOWED_BY, "extension", "distributions"):
             if not getattr(self, name):

@@ -44,13 +44,17 @@ def build_method(
             return MaskedClustered(*parts, masks)
         case Family.CLUSTERS:
             return (EncryptedClustered if protection is Protection.CKKS else Clustered)(*parts)
-        case Family.SUMS if isinstance(protection, AddedProtection):
-            return AddedSums(*parts, masks)
-        case Family.GROUPS if protection is Protection.CKKS:
-            return EncryptedGroupSums(*parts, masks)
-        case Family.SUMS if agreement.hidden:
-            return HiddenSums(*parts, masks)
         case Family.GROUPS | Family.SUMS:
-            return (EncryptedSums if protection is Protection.CKKS else Sums)(*parts, masks)
+            return _sums_of(agreement)(*parts, masks)
         case _:
             assert_never(family)
+
+
+def _sums_of(agreement: Agreement) -> type[Sums]:
+    if isinstance(agreement.protection, AddedProtection):
+        return AddedSums
+    if agreement.protection is not Protection.CKKS:
+        return Sums
+    if agreement.method.is_grouped:
+        return EncryptedGroupSums
+    return HiddenSums if agreement.hidden else EncryptedSums
