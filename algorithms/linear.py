@@ -6,6 +6,7 @@ far apart. A stack has shape (n, K, d): n sites, K classes, d features.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 
 import numpy as np
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 
 Float = NDArray[np.float64]
 Bool = NDArray[np.bool_]
+_CONVEX = 1e-10
+"""Within what norm bounds allow for."""
 
 
 class Need(StrEnum):
@@ -68,3 +71,25 @@ def _by_class(stack: Float) -> Float:
     if stack.ndim != 3:
         raise ValueError(f"a stack has the axes site, class, feature; got shape {stack.shape}")
     return np.asarray(stack, dtype=np.float64).transpose(1, 0, 2)
+
+
+def convex(weights: Callable[[Float, Bool], Float]) -> Callable[[Float, Bool], Float]:
+    """The same, checked: a holder's weights are not negative and sum to 1, over holders; all others are 0.
+
+    Weights are (K, n, n) of Gram matrices (K, n, n) and ``holds`` (n, K). The result raises ``ValueError`` for others:
+    what is not convex could be taken apart, or not travel under a norm bound. The limit: a row that is all on one other
+    site is convex, and hands out that site's prototype.
+    """
+
+    def checked(products: Float, holds: Bool) -> Float:
+        found = np.asarray(weights(products, holds), dtype=np.float64)
+        if found.shape != products.shape:
+            raise ValueError(f"weights of shape {found.shape} do not fit Gram matrices of {products.shape}")
+        among = holds.T[:, :, None] & holds.T[:, None, :]
+        if not np.isfinite(found).all() or (found < 0.0).any() or found[~among].any():
+            raise ValueError("weights are numbers from 0 up, and 0 where a site does not hold the class")
+        if not np.allclose(found.sum(axis=-1), holds.T, rtol=0.0, atol=_CONVEX):
+            raise ValueError("a holder's weights sum to 1")
+        return found
+
+    return checked

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from crypto.keys import KEY_BYTES, StorageKey
-from protoseal.config import CONTROLS, Agreement, Method
+from protoseal.config import CONTROLS, Agreement, AnyMethod, Method
 from protoseal.federation import Outcome
 from protoseal.files import SiteRound
 from protoseal.run_log import RunLog
@@ -30,7 +30,7 @@ class LocalControl:
     def __init__(
         self,
         agreement: Agreement,
-        control: Method,
+        control: AnyMethod,
         data: Mapping[str, SiteData],
         *,
         training: SiteTraining,
@@ -140,7 +140,7 @@ class LocalControl:
 
 def run_control(
     agreement: Agreement,
-    control: Method,
+    control: AnyMethod,
     data: Mapping[str, SiteData],
     *,
     training: SiteTraining = ONE_BY_ONE,

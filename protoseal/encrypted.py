@@ -40,14 +40,15 @@ class Opened:
     members: int
 
 
-class EncryptedSum:
-    """What each site adds: its contribution, a 1 for each class that it contributes to, and a 1 for itself."""
+class CountedSum:
+    """What each site adds: its contribution, a 1 for each class that it contributes to, and a 1 for itself.
 
-    def __init__(self, agreement: Agreement) -> None:
-        self._agreement = agreement
-        counts = Segment(len(agreement.classes) + 1, 1.0)
-        segments = (*agreement.layout.segments(agreement.norm_bound, agreement.averaging), counts)
-        self.form = SumForm(segments, terms=agreement.max_sites)
+    See :attr:`protoseal.config.Agreement.sum_facts`.
+    """
+
+    def __init__(self, agreement: Agreement, error: Float) -> None:
+        """``error`` (L,): the most that each value of a sum may be off by its protection."""
+        self._agreement, self._error = agreement, error
 
     def vector(self, contribution: Float, holds: Bool) -> NDArray[np.float64]:
         """For a contribution (L,) that has rows of the classes ``holds`` (K,)."""
@@ -56,7 +57,7 @@ class EncryptedSum:
     def opened(self, values: Float) -> Opened:
         """What :meth:`vector`'s sum over sites says. Raises :class:`ImplausibleError` for what no sites add up to."""
         ends = [self._agreement.layout.length]
-        errors, of_counts = np.split(self.form.error(self._agreement.max_sites), ends)
+        errors, of_counts = np.split(self._error, ends)
         total, counts = np.split(values, ends)
         holders = whole_counts(counts, of_counts)
         if self._agreement.layout.weighted:
@@ -72,9 +73,18 @@ class EncryptedSum:
             means = means_of(self._agreement, opened.total, opened.holders, opened.members)
         except (MalformedError, ValueError) as error:
             raise ImplausibleError(f"a decrypted sum: {error}") from error
-        _, slack = self._agreement.layout.split(self.form.error(self._agreement.max_sites))
+        _, slack = self._agreement.layout.split(self._error)
         _check_model(self._agreement, means.model, slack)
         return means
+
+
+class EncryptedSum(CountedSum):
+    """The same in ciphertexts of one ``form``."""
+
+    def __init__(self, agreement: Agreement) -> None:
+        facts = agreement.sum_facts
+        self.form = SumForm(facts.segments, terms=facts.terms)
+        super().__init__(agreement, self.form.error(facts.terms))
 
 
 class EncryptedClusterSum:

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Self
 
 from crypto.pki import Credentials, Identity, TrustAnchor, approve, create_authority, create_request
-from protoseal.config import Agreement, Method
+from protoseal.config import Agreement, AnyMethod
 from protoseal.files import SiteLog, SiteRound, site_folder, write_agreement, write_site_log
 from protoseal.run_log import RunLog
 from protoseal.trainees import EVERY_ROUND, ONE_BY_ONE, SiteTesting, SiteTraining, Trainees
@@ -148,7 +148,7 @@ class LocalFederation:
         agreement: Agreement,
         data: Mapping[str, SiteData],
         *,
-        method: Method | None = None,
+        method: AnyMethod | None = None,
         training: SiteTraining = ONE_BY_ONE,
         testing: SiteTesting = EVERY_ROUND,
         executor: Executor | None = None,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Protocol
 
-from protoseal.config import Agreement, Inference, Method
+from protoseal.config import Agreement, AnyMethod, Inference, Method, method_named
 from protoseal.files import (
     Accuracies,
     RoundFigures,
@@ -33,7 +33,7 @@ def run_result(
     *,
     dataset: str,
     seed: int,
-    method: Method | None = None,
+    method: AnyMethod | None = None,
     view: tuple[ViewLine, ...] = (),
     best: Mapping[str, int] | None = None,
     complete: bool = True,
@@ -98,14 +98,14 @@ class TwoWays(Protocol):
         ...
 
 
-def own_accuracy(method: str, figures: TwoWays) -> float | None:
+def own_accuracy(method: AnyMethod | str, figures: TwoWays) -> float | None:
     """By the method's own inference; by the classifier as long as there is no prototype to be near to.
 
     As the run told it where it did: of the control ``self`` it alone knows which method's inference is meant.
     """
     if isinstance(figures, SiteRound) and figures.accuracy is not None:
         return figures.accuracy
-    by_prototype = Method(method).traits.inference is Inference.PROTOTYPE
+    by_prototype = method_named(str(method)).traits.inference is Inference.PROTOTYPE
     if by_prototype and figures.accuracy_prototype is not None:
         return figures.accuracy_prototype
     return figures.accuracy_classifier

@@ -11,12 +11,12 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from protoseal.config import Method
+from protoseal.config import AnyMethod, Method
 from protoseal.config.simulation import SimulationConfig
 from protoseal.errors import UserError
 from protoseal.files import RESULT, SITE_LOG, write_text
@@ -40,7 +40,7 @@ class RunFolder:
         self._out = config.out
         self._several = len(config.all_seeds) > 1
         self._claim = _claim_of(config, self._several)
-        self._aligned = config.self_aligns_as
+        self._aligned, self._methods = config.self_aligns_as, config.methods
         self._data_checked = False
 
     @contextmanager
@@ -104,17 +104,17 @@ class RunFolder:
         """Where a seed's results lie."""
         return self._out / f"seed-{seed}" if self._several else self._out
 
-    def record(self, seed: int, method: Method) -> Path:
+    def record(self, seed: int, method: AnyMethod) -> Path:
         """The file of a run that has ended."""
         return self.of_seed(seed) / RUNS / f"{self._name(method)}.json"
 
-    def state(self, seed: int, method: Method) -> Path:
+    def state(self, seed: int, method: AnyMethod) -> Path:
         """A folder, made if need be, for what an unfinished run goes on from."""
         folder = self._out / STATE / f"seed-{seed}" / self._name(method)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return folder
 
-    def drop_state(self, seed: int, method: Method) -> None:
+    def drop_state(self, seed: int, method: AnyMethod) -> None:
         """The run has ended: it goes on from nothing."""
         shutil.rmtree(self.state(seed, method))
 
@@ -122,7 +122,7 @@ class RunFolder:
         """All runs have ended."""
         shutil.rmtree(self._out / STATE)
 
-    def _name(self, method: Method) -> str:
+    def _name(self, method: AnyMethod) -> str:
         """Of a run. ``self`` is another run beside another method."""
         return f"{method.value}-{self._aligned.value}" if method is Method.SELF else method.value
 
@@ -156,17 +156,17 @@ class RunFolder:
         (self._out / CLAIM).unlink(missing_ok=True)
         seeds = [each for each in self._out.glob("seed-*") if each.name.removeprefix("seed-").isdigit()]
         for folder in (self._out, *seeds):
-            _clear_results(folder)
+            _clear_results(folder, self._methods)
         for each in [*(self._out / STATE).iterdir(), self._out / "tensorboard"]:
             if each.is_dir():
                 shutil.rmtree(each)
 
 
-def _clear_results(folder: Path) -> None:
+def _clear_results(folder: Path, methods: Iterable[AnyMethod]) -> None:
     """Remove one seed's results; a folder that then has other files stays, with these."""
     for pattern in (RESULT, "report.html", "split.csv", "split.json", "split.svg"):
         (folder / pattern).unlink(missing_ok=True)
-    for method in Method:
+    for method in dict.fromkeys((*Method, *methods)):
         for record in folder.glob(f"{RUNS}/{method.value}*.json"):
             record.unlink()
         _clear_sites(folder / COMPARED / method.value)

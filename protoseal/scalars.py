@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from protoseal.config import Method
+from protoseal.config import AnyMethod
 from protoseal.errors import UserError
 from protoseal.results import mean, own_accuracy
 from protoseal.simulation import Completed, Ended, Watcher
@@ -29,7 +29,7 @@ class Scalars(Watcher):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._make = _writer_class()
-        self._writers: dict[tuple[int, Method], SummaryWriter] = {}
+        self._writers: dict[tuple[int, AnyMethod], SummaryWriter] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -57,7 +57,7 @@ class Scalars(Watcher):
         if writer is not None:
             writer.close()
 
-    def _writer(self, seed: int, method: Method) -> SummaryWriter:
+    def _writer(self, seed: int, method: AnyMethod) -> SummaryWriter:
         if (seed, method) not in self._writers:
             self._writers[seed, method] = self._make(str(self._folder / f"seed-{seed}" / method.value))
         return self._writers[seed, method]

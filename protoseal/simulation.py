@@ -15,7 +15,15 @@ from typing import Any, Protocol
 from pydantic import TypeAdapter
 from torch.utils.data import Dataset
 
-from protoseal.config import CONTROLS, Agreement, ConfigError, Method, Protection
+from protoseal.config import (
+    CONTROLS,
+    Agreement,
+    AnyMethod,
+    ConfigError,
+    Method,
+    Protection,
+    method_named,
+)
 from protoseal.config.simulation import SimulationConfig
 from protoseal.controls import run_control
 from protoseal.federation import LocalFederation, Outcome
@@ -42,7 +50,7 @@ class Progress:
     """A round of one site in one of the runs that a simulation consists of."""
 
     seed: int
-    method: Method
+    method: AnyMethod
     site: str
     figures: SiteRound
 
@@ -52,7 +60,7 @@ class Completed:
     """A round that every site has told of; ``told`` maps sites to their figures."""
 
     seed: int
-    method: Method
+    method: AnyMethod
     round: int
     told: Mapping[str, SiteRound]
 
@@ -62,7 +70,7 @@ class Ended:
     """A run that has ended; not ``anew`` if it had ended before, and was read."""
 
     seed: int
-    method: Method
+    method: AnyMethod
     outcome: Outcome
     anew: bool
 
@@ -146,7 +154,7 @@ class Scene:
     data: Mapping[str, SiteData]
     overall: Dataset[Any]
 
-    def agreement(self, method: Method) -> Agreement:
+    def agreement(self, method: AnyMethod) -> Agreement:
         """The agreement of a method's run; the sizes of what it averages are those of the model."""
         make = partial(
             self.config.agreement,
@@ -217,7 +225,7 @@ def _check(config: SimulationConfig) -> None:
 class Run:
     """What one method did on one seed's data, so far or in all; ``data_sha256`` is of these."""
 
-    method: Method
+    method: AnyMethod
     agreement: Agreement
     outcome: Outcome
     data_sha256: str | None
@@ -241,7 +249,7 @@ class Run:
         rounds = TypeAdapter(list[CoordinatorRound]).validate_python(record.rounds)
         sites = {log.name: log for log in record.sites}
         return cls(
-            Method(record.method),
+            method_named(record.method),
             agreement,
             Outcome(sites, rounds, [], record.best_round),
             record.data_sha256,
@@ -257,7 +265,7 @@ class OneSeed:
         self._config, self._seed, self._folder = config, seed, folder
         self._executor, self._seen = executor, seen
         self._out = folder.of_seed(seed)
-        self._runs: dict[Method, Run] = {}
+        self._runs: dict[AnyMethod, Run] = {}
 
     def run(self) -> RunResult:
         """Their result; runs that had ended before are read."""
@@ -281,7 +289,7 @@ class OneSeed:
         write_split(self._out, scene.divided.sites, scene.divided.classes)
         return scene
 
-    def _run_anew(self, method: Method) -> Run:
+    def _run_anew(self, method: AnyMethod) -> Run:
         """Or from where it was when it was ended."""
         aligned = self._config.self_aligns_as if method is Method.SELF else method
         agreement = self._scene.agreement(aligned)
@@ -292,7 +300,7 @@ class OneSeed:
             federation.run()
             return self._run(method, agreement, federation.save(self._folder_of(method)))
 
-    def _federation(self, method: Method, agreement: Agreement) -> LocalFederation:
+    def _federation(self, method: AnyMethod, agreement: Agreement) -> LocalFederation:
         scene = self._scene
         return LocalFederation(
             agreement,
@@ -306,10 +314,10 @@ class OneSeed:
             on_completed=lambda run, number: self._completed(method, agreement, run, number),
         )
 
-    def _run(self, method: Method, agreement: Agreement, outcome: Outcome) -> Run:
+    def _run(self, method: AnyMethod, agreement: Agreement, outcome: Outcome) -> Run:
         return Run(method, agreement, outcome, self._scene.divided.sha256)
 
-    def _control(self, method: Method, agreement: Agreement) -> Outcome:
+    def _control(self, method: AnyMethod, agreement: Agreement) -> Outcome:
         """``local`` trains by cross-entropy alone, ``self`` by the loss of the method that it is compared with."""
         scene = self._scene
         return run_control(
@@ -323,10 +331,10 @@ class OneSeed:
             on_completed=lambda run, number: self._completed(method, agreement, run, number),
         )
 
-    def _tell(self, method: Method, site: str, figures: SiteRound) -> None:
+    def _tell(self, method: AnyMethod, site: str, figures: SiteRound) -> None:
         self._seen.on_round(Progress(self._seed, method, site, figures))
 
-    def _completed(self, method: Method, agreement: Agreement, run: HasOutcome, number: int) -> None:
+    def _completed(self, method: AnyMethod, agreement: Agreement, run: HasOutcome, number: int) -> None:
         """Every so many rounds, what the method itself has so far is written."""
         outcome = run.outcome
         told = {
@@ -338,7 +346,7 @@ class OneSeed:
             self._runs[method] = self._run(method, agreement, outcome)
             self._publish(complete=False)
 
-    def _folder_of(self, method: Method) -> Path:
+    def _folder_of(self, method: AnyMethod) -> Path:
         return self._out if method is self._config.method else self._out / COMPARED / method.value
 
     def _publish(self, *, complete: bool) -> RunResult:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from algorithms.linear import Bool
 from crypto.fixed_point import MIN_FRACTION_BITS
 from crypto.protection import Axis, Cohort, PayloadForm, UpTo
 from crypto.rows import NORM_SLACK
-from protoseal.config import Agreement, Protection
+from protoseal.config import AddedProtection, Agreement, Protection
 from protoseal.config.agreement import CKKS_SLOTS
 from protoseal_wire.codec import Limits
 from protoseal_wire.messages import ActiveList, Phase
@@ -40,7 +41,7 @@ def limits_of(agreement: Agreement, sites: int | None = None) -> Limits:
         classes=len(agreement.classes),
         dim=agreement.dim,
         sites=sites or agreement.max_sites,
-        parameters=agreement.layout.model,
+        parameters=max(agreement.layout.model, _added_numbers(agreement)),
         per_class=agreement.clustering.most_of_class if agreement.clusters else 1,
         ciphertexts=most_ciphertexts(agreement),
     )
@@ -51,6 +52,8 @@ def most_ciphertexts(agreement: Agreement) -> int:
 
     Numbers with large bounds travel as two (:class:`crypto.ckks.sums.SumForm`), so that twice as many are allowed for.
     """
+    if isinstance(agreement.protection, AddedProtection):
+        return added_form(agreement).blobs
     if not agreement.sums or agreement.protection is not Protection.CKKS:
         return 0
     classes, own = len(agreement.classes), agreement.clustering
@@ -102,6 +105,8 @@ def values_form(agreement: Agreement, round_number: int) -> PayloadForm:
     """What a site's answer to VALUES consists of. How many words a sum over clusters has follows from these."""
     if round_number == 0:
         return PayloadForm(arrays=((1, len(agreement.classes) * agreement.dim),))
+    if isinstance(agreement.protection, AddedProtection):
+        return added_form(agreement)
     if not agreement.sums:
         return _pfpl_form(agreement)
     if agreement.protection is Protection.CKKS:
@@ -109,10 +114,9 @@ def values_form(agreement: Agreement, round_number: int) -> PayloadForm:
     length = agreement.layout.length
     if agreement.protection is Protection.MASKED:
         return PayloadForm(words=((agreement.ring_bits, _words(agreement)),))
-    if agreement.clusters:
-        rows = UpTo(len(agreement.classes) * agreement.clustering.most_local)
-        return PayloadForm(arrays=((rows, agreement.dim), (rows,), (rows,), (length,)))
-    return PayloadForm(arrays=((length,),))
+    rows = UpTo(len(agreement.classes) * agreement.clustering.most_local)
+    of_clusters = ((rows, agreement.dim), (rows,), (rows,)) if agreement.clusters else ()
+    return PayloadForm(arrays=(*of_clusters, (length,)))
 
 
 def result_form(agreement: Agreement) -> PayloadForm:
@@ -121,6 +125,8 @@ def result_form(agreement: Agreement) -> PayloadForm:
     Of clusters: their centres, classes and weights, and the mean model. Encrypted: the sums themselves, and of clusters
     their classes.
     """
+    if isinstance(agreement.protection, AddedProtection):
+        return added_form(agreement)
     if agreement.sums and agreement.protection is Protection.CKKS:
         rows = UpTo(len(agreement.classes) * agreement.clustering.most_clusters)
         return replace(sums_form(agreement), arrays=((rows,),) if agreement.clusters else ())
@@ -135,6 +141,28 @@ def result_form(agreement: Agreement) -> PayloadForm:
 def sums_form(agreement: Agreement) -> PayloadForm:
     """Of an encrypted sum, what a site adds to it, and of the means that a leader makes of it."""
     return PayloadForm(blobs=limits_of(agreement).blobs)
+
+
+def added_form(agreement: Agreement) -> PayloadForm:
+    """Under a third party's protection, what travels up and down. ``ValueError`` under any other."""
+    protection = agreement.protection
+    if not isinstance(protection, AddedProtection):
+        raise ValueError(f"protection {protection.value!r} is built in")
+    settings = agreement.settings_of(protection)
+    if agreement.sums and protection.sums is not None:
+        return protection.sums.form(settings, agreement.sum_facts)
+    if protection.peers is None:
+        raise ValueError(f"protection {protection.value!r} does not serve method {agreement.method.value}")
+    return protection.peers.form(settings, len(agreement.classes), agreement.dim)
+
+
+def _added_numbers(agreement: Agreement) -> int:
+    """How many numbers of 8 bytes a payload of a third party's protection has at most; 0 under any other."""
+    if not isinstance(agreement.protection, AddedProtection):
+        return 0
+    form = added_form(agreement)
+    shapes = [*form.arrays, *((length,) for _, length in form.words)]
+    return sum(prod(axis.most if isinstance(axis, UpTo) else axis for axis in shape) for shape in shapes)
 
 
 def _words(agreement: Agreement) -> Axis:

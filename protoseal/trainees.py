@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from protoseal.config import Agreement, Inference, Method
+from protoseal.config import Agreement, AnyMethod, Inference
 from protoseal.files import SiteLog, SiteRound
 from protoseal.results import mean, own_accuracy
 from protoseal.run_log import RunLog
@@ -90,7 +90,7 @@ class Trainees:
         data: Mapping[str, SiteData],
         log: RunLog,
         *,
-        method: Method,
+        method: AnyMethod,
         agreement: Agreement,
         training: SiteTraining,
         testing: SiteTesting,

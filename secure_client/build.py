@@ -15,7 +15,7 @@ from algorithms.fedplvm import objective as fedplvm
 from algorithms.fedproto import objective as fedproto
 from algorithms.fpl import objective as fpl
 from algorithms.pfpl import objective as pfpl
-from protoseal.config import Agreement, Method, Part
+from protoseal.config import AddedMethod, Agreement, Method, Part
 from secure_client.averaged import Averaged
 from secure_client.bounds import PrototypeBounds, check_averaged_bounds
 from secure_client.data import SiteData
@@ -129,7 +129,7 @@ def prototype_bounds(agreement: Agreement) -> PrototypeBounds:
 
 def build_recipe(agreement: Agreement) -> Recipe:
     """What the agreed method does at a site; controls alone train as PFPL does."""
-    method, baselines = agreement.method, agreement.baselines
+    method = agreement.method
     recipe = Recipe(
         build_objective(agreement),
         averages=method.traits.averaged,
@@ -139,7 +139,15 @@ def build_recipe(agreement: Agreement) -> Recipe:
     if agreement.clusters:
         own = agreement.clustering
         return replace(recipe, clustered=Clustered(own.single, own.literal_norms, own.most_local))
+    return _changed(recipe, agreement)
+
+
+def _changed(recipe: Recipe, agreement: Agreement) -> Recipe:
+    """With what the method does beside its loss and what it exchanges."""
+    method, baselines = agreement.method, agreement.baselines
     match method:
+        case AddedMethod(recipe=change) if change is not None:
+            return change(agreement.settings_of(method), recipe)
         case Method.FEDDBP:
             return replace(recipe, scores=True)
         case Method.FEDPROX:
@@ -155,6 +163,8 @@ def build_recipe(agreement: Agreement) -> Recipe:
 
 def build_objective(agreement: Agreement) -> BatchLoss:
     """What a batch's loss is under the agreed method."""
+    if isinstance(agreement.method, AddedMethod):
+        return agreement.method.objective(agreement.settings_of(agreement.method))
     build = _OBJECTIVES.get(agreement.method)
     if build is None:
         raise ValueError(f"method {agreement.method} has no objective")

@@ -7,11 +7,13 @@ import secrets
 from crypto.ckks.secret import CkksSecret
 from crypto.errors import MalformedError
 from crypto.keys import KEY_BYTES
-from protoseal.config import Protection
+from protoseal.config import AddedProtection, AnyProtection, Protection
 
 
-def make_group_secret(protection: Protection) -> tuple[bytes, bytes]:
+def make_group_secret(protection: AnyProtection) -> tuple[bytes, bytes]:
     """A fresh secret, and the public keys that go with it, empty where there are none."""
+    if isinstance(protection, AddedProtection):
+        return secrets.token_bytes(protection.secret_bytes), b""
     seed = secrets.token_bytes(KEY_BYTES)
     if protection is not Protection.CKKS:
         return seed, b""
@@ -19,9 +21,14 @@ def make_group_secret(protection: Protection) -> tuple[bytes, bytes]:
     return seed + key.to_bytes(), public.to_bytes()
 
 
-def check_group_secret(secret: bytes, protection: Protection) -> None:
+def check_group_secret(secret: bytes, protection: AnyProtection) -> None:
     """Raise :class:`MalformedError` for what the protection cannot use."""
-    if protection is Protection.CKKS:
+    if isinstance(protection, AddedProtection):
+        if len(secret) != protection.secret_bytes:
+            raise MalformedError(
+                f"{protection.value}'s secret has {protection.secret_bytes} bytes, not {len(secret)}"
+            )
+    elif protection is Protection.CKKS:
         ckks_key(secret)
     elif len(secret) != KEY_BYTES:
         raise MalformedError(f"the rotations' seed has {KEY_BYTES} bytes, not {len(secret)}")

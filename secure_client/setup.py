@@ -137,6 +137,10 @@ class Setup:
         """The key that the sites share. :class:`Violation` if the coordinator skipped that step."""
         return ckks_key(self._group_secret())
 
+    def group_secret(self) -> bytes:
+        """All of it; empty where the protection has none. :class:`Violation` if the coordinator skipped that step."""
+        return self._group_secret() if self._agreement.needs_group_secret else b""
+
     def _group_secret(self) -> bytes:
         secret = self._journal.secret(_group_name(self.roster()))
         if secret is None:

@@ -13,14 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import assert_never
 
+from algorithms.linear import convex
 from algorithms.pfpl.aggregation import peer_weights
 from crypto import plain, rotation
 from crypto.ckks import work
 from crypto.ckks.server import CkksServer
 from crypto.errors import MalformedError
-from crypto.plain import PlainServer
+from crypto.plain import PlainServer, Weights
 from crypto.protection import Combination, ServerHalf
-from protoseal.config import Agreement, Family, Protection
+from protoseal.config import AddedMethod, AddedProtection, Agreement, AnyProtection, Family, Protection
 from protoseal.terms import limits_of
 from protoseal_wire.codec import Limits
 from secure_server.exchanges.attempt import Attempt, Exchange, Outcome
@@ -36,12 +37,12 @@ from secure_server.exchanges.plain_clusters import PlainClusters
 from secure_server.rounds import Planned
 from secure_server.workers import run_apart
 
-_OF_SUMS: Mapping[Protection, Callable[[Agreement, Limits], Exchange]] = {
+_OF_SUMS: Mapping[AnyProtection, Callable[[Agreement, Limits], Exchange]] = {
     Protection.PLAIN: GroupSums,
     Protection.MASKED: PairwiseSums,
     Protection.CKKS: EncryptedSums,
 }
-_OF_CLUSTERS: Mapping[Protection, Callable[[Agreement, Limits], Exchange]] = {
+_OF_CLUSTERS: Mapping[AnyProtection, Callable[[Agreement, Limits], Exchange]] = {
     Protection.PLAIN: PlainClusters,
     Protection.MASKED: MaskedClusters,
     Protection.CKKS: EncryptedClusters,
@@ -49,7 +50,7 @@ _OF_CLUSTERS: Mapping[Protection, Callable[[Agreement, Limits], Exchange]] = {
 
 
 def server_half(agreement: Agreement, keys_path: Path, executor: Executor | None) -> ServerHalf:
-    """The server's half of the agreed protection, set up for PFPL.
+    """The server's half of the agreed protection, set up for the agreed method's weights.
 
     ``keys_path`` is where the group's evaluation keys lie once a site has made them (``ckks`` only). Heavy work
     goes to ``executor``, or is done in this thread when there is none.
@@ -57,10 +58,22 @@ def server_half(agreement: Agreement, keys_path: Path, executor: Executor | None
     pfpl = agreement.pfpl
     if agreement.protection is Protection.CKKS:
         return CkksServer(Combination(pfpl.weighting.value), keys_path, executor, hidden=agreement.hidden)
-    weights = partial(
+    protection, weights = agreement.protection, weights_of(agreement)
+    if not isinstance(protection, AddedProtection):
+        return PlainServer(weights, _scheme(agreement))
+    if protection.peers is None:
+        raise ValueError(f"protection {protection.value!r} does not serve method {agreement.method.value}")
+    return protection.peers.server(agreement.settings_of(protection), weights)
+
+
+def weights_of(agreement: Agreement) -> Weights:
+    """The weights by which a method of ``PEERS`` combines, of inner products that are seen."""
+    method, pfpl = agreement.method, agreement.pfpl
+    if isinstance(method, AddedMethod) and method.weights is not None:
+        return convex(method.weights(agreement.settings_of(method)))
+    return partial(
         peer_weights, weighting=pfpl.weighting, squared=pfpl.squared, tau=agreement.agreement_threshold
     )
-    return PlainServer(weights, _scheme(agreement))
 
 
 class Aggregator:
@@ -125,6 +138,8 @@ class Aggregator:
         match agreement.method.traits.family:
             case Family.PEERS:
                 return Peers(agreement, self._limits, server_half(agreement, self._keys_path, self._executor))
+            case Family.SUMS if isinstance(protection, AddedProtection):
+                return self._added_sums(protection)
             case Family.GROUPS if protection is Protection.CKKS:
                 return EncryptedGroupSums(agreement, self._limits, self._keys_path, self._executor)
             case Family.GROUPS | Family.SUMS:
@@ -135,6 +150,15 @@ class Aggregator:
                 raise ValueError(f"no coordinator serves method {agreement.method.value}")
             case family:
                 assert_never(family)
+
+    def _added_sums(self, protection: AddedProtection) -> Exchange:
+        agreement = self._agreement
+        if protection.sums is None:
+            raise ValueError(
+                f"protection {protection.value!r} does not serve method {agreement.method.value}"
+            )
+        server = protection.sums.server(agreement.settings_of(protection), agreement.sum_facts)
+        return EncryptedSums(agreement, self._limits, server)
 
 
 def _scheme(agreement: Agreement) -> str:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from protoseal.config import Method
+from protoseal.config import AnyMethod
 from protoseal.config.simulation import SimulationConfig
 from protoseal.files import SiteRound
 from protoseal.report import write_report
@@ -130,7 +130,7 @@ def watched(config: SimulationConfig) -> Iterator[Watcher]:
         yield Several(watchers)
 
 
-def _tested(method: Method, told: Mapping[str, SiteRound]) -> str:
+def _tested(method: AnyMethod, told: Mapping[str, SiteRound]) -> str:
     """The sites' mean accuracy, if they were tested."""
     accuracy = mean(own_accuracy(method, each) for each in told.values())
     return "" if accuracy is None else f": {percent(accuracy)} %"

@@ -4,6 +4,7 @@ Each is TOML, validated when it is loaded: a model here that exists is one that 
 what belongs to a later version, are refused by name.
 """
 
+from protoseal.config.added import AddedMethod, AddedProtection, NoSettings, PeersHalves, SumHalves
 from protoseal.config.agreement import (
     Agreement,
     Norm,
@@ -18,14 +19,12 @@ from protoseal.config.capabilities import (
     CONTROLS,
     DEPLOYABLE,
     SIMULATED,
-    Family,
-    Inference,
+    AnyMethod,
+    AnyProtection,
     Method,
-    Part,
-    Predicts,
     Presence,
     Protection,
-    Traits,
+    method_named,
 )
 from protoseal.config.clustering import Clustering
 from protoseal.config.deployment import (
@@ -38,14 +37,19 @@ from protoseal.config.deployment import (
 )
 from protoseal.config.layout import Layout
 from protoseal.config.methods import BaselinesSection, FeddbpSection, FedpcSection, FedplccSection
-from protoseal.config.reading import ConfigError
+from protoseal.config.reading import ConfigError, Section
 from protoseal.config.simulation import SimulationConfig, load_simulation
+from protoseal.config.traits import Family, Inference, Part, Predicts, Traits
 
 __all__ = [
     "CONTROLS",
     "DEPLOYABLE",
     "SIMULATED",
+    "AddedMethod",
+    "AddedProtection",
     "Agreement",
+    "AnyMethod",
+    "AnyProtection",
     "AveragingSection",
     "BaselinesSection",
     "Clustering",
@@ -61,20 +65,25 @@ __all__ = [
     "LogLevel",
     "MaskingSection",
     "Method",
+    "NoSettings",
     "Norm",
     "Optimiser",
     "Part",
+    "PeersHalves",
     "PfplSection",
     "Predicts",
     "PreprocessingSection",
     "Presence",
     "Protection",
+    "Section",
     "SimulationConfig",
     "SiteConfig",
+    "SumHalves",
     "TrainingSection",
     "Traits",
     "load_agreement",
     "load_coordinator",
     "load_simulation",
     "load_site",
+    "method_named",
 ]

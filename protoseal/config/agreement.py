@@ -13,6 +13,7 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
+    SerializeAsAny,
     SerializerFunctionWrapHandler,
     ValidationInfo,
     field_validator,
@@ -23,26 +24,30 @@ from pydantic import (
 from algorithms.pfpl import Weighting
 from crypto.errors import PrecisionError
 from crypto.fixed_point import FixedPoint, Segment, narrowest_ring
+from crypto.sums import SumFacts
+from protoseal.config.added import Added, AddedMethod, AddedProtection
 from protoseal.config.averaging import AveragingSection, MaskingSection
 from protoseal.config.capabilities import (
     BUILT_IN_MODELS,
     DEPLOYABLE,
     SIMULATED,
-    Family,
+    AnyMethod,
+    AnyProtection,
     KnownMethod,
     KnownPresence,
     KnownProtection,
     Method,
-    Part,
     Presence,
     Protection,
     check_protection_serves,
 )
 from protoseal.config.clustering import Clustering
+from protoseal.config.extensions import added_among, extension_distributions, extension_settings
 from protoseal.config.layout import Layout
 from protoseal.config.methods import BaselinesSection, FeddbpSection, FedpcSection, FedplccSection
 from protoseal.config.presence import ALLOWED_BY, FEWEST_SAFE_HOLDERS, check_presence_served
 from protoseal.config.reading import Section, directory_of, nearest, read_toml, source_of, validate
+from protoseal.config.traits import Family, Part
 from protoseal_wire.codec.limits import MOST_SITES
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9.-]{0,62}$"
@@ -157,6 +162,15 @@ class TrainingSection(Section):
         return table
 
 
+ExtensionTables = dict[str, SerializeAsAny[Section]]
+"""The settings of third parties' methods and protections, by their names."""
+
+
+def _used(info: ValidationInfo) -> list[AnyMethod | AnyProtection]:
+    """What of method and protection is known so far: what is wrong with the others is told elsewhere."""
+    return [info.data[name] for name in ("method", "protection") if name in info.data]
+
+
 _AVERAGED = {
     Part.EXTRACTOR: "without its classifier",
     Part.NOT_NORMS: "without the layers that normalise",
@@ -180,6 +194,8 @@ class Agreement(Section):
     at what it should leave reads there what ``min_holders`` keeps apart else. ``allow_hidden_presence_reveals_peers``
     says that this is known; false, it is no part of the agreement's text and hash.
     ``agreement_threshold`` (tau) is in units of ``norm_bound`` squared: at or below it, peers count as equal.
+    ``extension`` has the settings of third parties' methods and protections, ``distributions`` name and version of what
+    they are installed by: what is installed unless given, so that parties with others do not agree.
     """
 
     federation: Name
@@ -208,6 +224,20 @@ class Agreement(Section):
     averaging: AveragingSection = AveragingSection()
     masking: MaskingSection = MaskingSection()
     training: TrainingSection = TrainingSection()
+    extension: ExtensionTables = Field(default_factory=dict, validate_default=True)
+    distributions: Annotated[dict[str, str], Field(validate_default=True)] = Field(default_factory=dict)
+
+    @field_validator("extension", mode="before")
+    @classmethod
+    def _settings_of_what_is_added(cls, tables: Any, info: ValidationInfo) -> Any:
+        return (
+            extension_settings(tables, _used(info), source_of(info)) if isinstance(tables, dict) else tables
+        )
+
+    @field_validator("distributions", mode="after")
+    @classmethod
+    def _what_is_installed(cls, stated: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+        return extension_distributions(stated, _used(info))
 
     @field_validator("classes", mode="after")
     @classmethod
@@ -262,10 +292,11 @@ class Agreement(Section):
 
     @model_serializer(mode="wrap")
     def _only_what_was_there(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """An agreement without the permission has the text, and the hash, that it had before there was one."""
+        """Without the permission, and what third parties add, text and hash are those of before there were any."""
         table: dict[str, Any] = written(self)
-        if not self.allow_hidden_presence_reveals_peers:
-            table.pop(ALLOWED_BY, None)
+        for name in (ALLOWED_BY, "extension", "distributions"):
+            if not getattr(self, name):
+                table.pop(name, None)
         return table
 
     @model_validator(mode="after")
@@ -296,6 +327,11 @@ class Agreement(Section):
                 self.fixed_point(int(self.clusters))
             except PrecisionError as error:
                 raise ValueError(f"masked sums do not fit ring_bits = {self.ring_bits}: {error}") from error
+        if isinstance(self.protection, AddedProtection) and self.protection.sums and self.sums:
+            try:
+                self.protection.sums.form(self.settings_of(self.protection), self.sum_facts)
+            except PrecisionError as error:
+                raise ValueError(f"sums do not fit protection {self.protection.value!r}: {error}") from error
         return self
 
     @property
@@ -339,6 +375,16 @@ class Agreement(Section):
             weighted=traits.weighted,
         )
 
+    @property
+    def sum_facts(self) -> SumFacts:
+        """Of what each site adds where the sites read the sum: its contribution, and ones to be counted.
+
+        One for each class that it contributes to, and one for itself, so that means follow from the sum alone.
+        """
+        counts = Segment(len(self.classes) + 1, 1.0)
+        segments = (*self.layout.segments(self.norm_bound, self.averaging), counts)
+        return SumFacts(segments, terms=self.max_sites)
+
     def fixed_point(self, clusters: int = 0) -> FixedPoint:
         """How a site's contribution to a masked sum becomes integers; that to ``clusters`` comes before the layout's.
 
@@ -379,16 +425,32 @@ class Agreement(Section):
     @property
     def summary(self) -> str:
         """What a party has to know first of what it agrees to."""
+        added = "".join(f", {name} of {found}" for name, found in self.distributions.items())
         return (
             f"{self.method} under {self.protection}, {self.rounds} rounds,"
             f" min_holders {self.min_holders}, min_sites {self.min_sites}"
-            f"{', presence hidden' if self.hidden else ''}"
+            f"{', presence hidden' if self.hidden else ''}{added}"
         )
+
+    def settings_of(self, added: Added) -> Section:
+        """A third party's own settings."""
+        return self.extension[added.name]
+
+    @property
+    def own_share(self) -> float:
+        """How much of its own prototypes a site mixes with what it is answered (``PEERS``): α of PFPL.
+
+        0 for a method with weights of its own, which say that.
+        """
+        weighs = isinstance(self.method, AddedMethod) and self.method.weights is not None
+        return 0.0 if weighs else self.pfpl.alpha
 
     @property
     def needs_group_secret(self) -> bool:
         """Whether the sites share a secret that one of them makes and seals to the others."""
-        return self.protection in (Protection.CKKS, Protection.MASKED)
+        if isinstance(self.protection, AddedProtection):
+            return self.protection.secret_bytes > 0
+        return self.protection is not Protection.PLAIN
 
 
 def load_agreement(path: Path) -> Agreement:
@@ -414,6 +476,12 @@ def _deployable(agreement: Agreement) -> Agreement:
             f"method {agreement.method.value!r} is here to be compared with: it runs in `protoseal simulate` only;"
             f" choose {', '.join(sorted(method.value for method in DEPLOYABLE))}"
         )
+    for added in added_among((agreement.method, agreement.protection)):
+        if not added.deployable:
+            raise ValueError(
+                f"{added.value!r} of {agreement.distributions[added.name]} runs in `protoseal simulate` only: its maker"
+                " does not declare it to be deployable"
+            )
     return agreement
 
 

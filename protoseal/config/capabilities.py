@@ -2,76 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated
 
 from pydantic import BeforeValidator
+from pydantic_core import core_schema
 
 from algorithms.linear import Need
 from algorithms.pfpl import Weighting, served_by
 from crypto.protection import Offer
-from protoseal.config.reading import nearest
-
-
-class Family(StrEnum):
-    """Which course a method's rounds take."""
-
-    PEERS = "peers"
-    """An answer of its own for every site, combined of its peers' prototypes."""
-    GROUPS = "groups"
-    """Sites are grouped before training; sums within each group, groups mixed by how alike they are."""
-    SUMS = "sums"
-    """One sum over all sites, and its mean for each of them."""
-    CLUSTERS = "clusters"
-    """Local prototypes of all sites are clustered, class by class, and models averaged."""
-    ALONE = "alone"
-    """No federation."""
-
-
-class Part(StrEnum):
-    """Which part of sites' models is averaged."""
-
-    NOTHING = "nothing"
-    EXTRACTOR = "extractor"
-    """All but the classifier."""
-    NOT_NORMS = "not norms"
-    """All but the layers that normalise."""
-    MODEL = "model"
-
-
-class Predicts(StrEnum):
-    """Which model a site predicts with."""
-
-    TRAINED = "trained"
-    """The one that it trained last."""
-    AGGREGATED = "aggregated"
-    """What sites averaged last, with the parts that are not averaged as it trained them last."""
-
-
-class Inference(StrEnum):
-    """How a site predicts. Both accuracies are reported; this one is the method's own."""
-
-    CLASSIFIER = "classifier"
-    PROTOTYPE = "prototype"
-    """By the nearest prototype; by the classifier as long as there is none."""
-
-
-@dataclass(frozen=True)
-class Traits:
-    """What tells one method's rounds from another's.
-
-    ``averaged``: the part of the model that is exchanged, ``weighted`` by sample counts or not. ``prototypes``: whether
-    class prototypes are exchanged, as one for each class; the methods of ``CLUSTERS`` exchange several.
-    """
-
-    family: Family
-    averaged: Part = Part.NOTHING
-    weighted: bool = False
-    prototypes: bool = False
-    predicts: Predicts = Predicts.TRAINED
-    inference: Inference = Inference.CLASSIFIER
+from protoseal.config.added import AddedMethod, AddedProtection
+from protoseal.config.entry_points import AddedT, Registry
+from protoseal.config.reading import ConfigError, nearest
+from protoseal.config.traits import Family, Inference, Part, Predicts, Traits
 
 
 class Method(StrEnum):
@@ -207,13 +152,13 @@ _PART_OF_MASKED = "is a part of 'masked', which uses it where the method needs i
 LATER_PROTECTIONS = {"pairwise": _PART_OF_MASKED, "rotation": _PART_OF_MASKED}
 
 
-def known_name(value: object, kind: str, known: type[StrEnum], later: Mapping[str, str]) -> object:
+def known_name(value: object, kind: str, known: Collection[str], later: Mapping[str, str]) -> object:
     """The value unchanged if it is one of ``known`` (or no text at all: its type is checked elsewhere).
 
     Raises ``ValueError`` with the reason for a name of a later version, and the nearest known name for any
     other.
     """
-    names = [member.value for member in known]
+    names = [str(each) for each in known]
     if not isinstance(value, str) or value in names:
         return value
     if value.lower() in later:
@@ -221,37 +166,98 @@ def known_name(value: object, kind: str, known: type[StrEnum], later: Mapping[st
     raise ValueError(f"unknown {kind} {value!r}{nearest(value, names)}")
 
 
-KnownMethod = Annotated[Method, BeforeValidator(lambda value: known_name(value, "method", Method, {}))]
-KnownProtection = Annotated[
-    Protection, BeforeValidator(lambda value: known_name(value, "protection", Protection, LATER_PROTECTIONS))
-]
+AnyMethod = Method | AddedMethod
+AnyProtection = Protection | AddedProtection
+_METHODS = Registry("protoseal.methods", AddedMethod, tuple(Method))
+_PROTECTIONS = Registry("protoseal.protections", AddedProtection, (*Protection, *LATER_PROTECTIONS))
+
+
+def method_named(name: str) -> AnyMethod:
+    """The built-in method, or a third party's. Raises ``ConfigError``."""
+    try:
+        return _method(name)
+    except ValueError as error:
+        raise ConfigError("method", [str(error)]) from error
+
+
+def _method(value: object) -> AnyMethod:
+    if isinstance(value, str) and value in tuple(Method):
+        return Method(value)
+    return _added(value, "method", _METHODS, tuple(Method), {})
+
+
+def _protection(value: object) -> AnyProtection:
+    if isinstance(value, str) and value in tuple(Protection):
+        return Protection(value)
+    return _added(value, "protection", _PROTECTIONS, tuple(Protection), LATER_PROTECTIONS)
+
+
+def _added(
+    value: object, kind: str, registry: Registry[AddedT], built_in: Collection[str], later: Mapping[str, str]
+) -> AddedT:
+    """What a third party registers by that name. Raises ``ValueError`` for a name that nobody does."""
+    name = value.name if isinstance(value, registry.kind) else value
+    if not isinstance(name, str):
+        raise ValueError(f"a {kind} is named by text, not {value!r}")
+    if name.lower() not in later:
+        found = registry.find(name)
+        if found is not None and value in (name, found):
+            return found
+    known_name(name, kind, [*built_in, *registry.names()], later)
+    raise ValueError(f"{kind} {name!r} is not what is registered by that name")
+
+
+@dataclass(frozen=True)
+class _ByName:
+    """Read by name, or as the very object; written by name."""
+
+    read: Callable[[object], object]
+
+    def __get_pydantic_core_schema__(self, _source: object, _handler: object) -> core_schema.CoreSchema:
+        written = core_schema.plain_serializer_function_ser_schema(str, when_used="json")
+        return core_schema.no_info_plain_validator_function(self.read, serialization=written)
+
+
+KnownMethod = Annotated[AnyMethod, _ByName(_method)]
+KnownProtection = Annotated[AnyProtection, _ByName(_protection)]
 KnownPresence = Annotated[
-    Presence, BeforeValidator(lambda value: known_name(value, "presence", Presence, {}))
+    Presence, BeforeValidator(lambda value: known_name(value, "presence", tuple(Presence), {}))
 ]
+
+
+def offers_of(protection: AnyProtection) -> frozenset[Offer]:
+    """What the coordinator's half of a protection can compute."""
+    return protection.offers if isinstance(protection, AddedProtection) else OFFERS[protection]
 
 
 def check_protection_serves(
-    method: Method, weighting: Weighting, squared: bool, protection: Protection
+    method: AnyMethod, weighting: Weighting, squared: bool, protection: AnyProtection
 ) -> None:
     """Raise ``ValueError``, naming both sides, unless the protection can compute what the method needs."""
     family = method.traits.family
-    if family is Family.PEERS:
-        _check_pfpl_served(weighting, squared, protection)
-    elif not _values(NEEDS[family]) <= _values(OFFERS[protection]):
+    by_own_weights = isinstance(method, AddedMethod) and method.weights is not None
+    if family is Family.PEERS and not by_own_weights:
+        _check_weighting_served(method, weighting, squared, protection)
+        return
+    needs = frozenset({Need.GRAM}) if by_own_weights else NEEDS[family]
+    if not _values(needs) <= _values(offers_of(protection)):
         raise ValueError(
-            f"method {method.value} needs {_names(NEEDS[family], 'and')}, and protection {protection.value!r} offers"
-            f" {_names(OFFERS[protection])}"
+            f"method {method.value} needs {_names(needs, 'and')}, and protection {protection.value!r} offers"
+            f" {_names(offers_of(protection))}"
         )
 
 
-def _check_pfpl_served(weighting: Weighting, squared: bool, protection: Protection) -> None:
-    needs, offers = served_by(weighting, squared=squared), OFFERS[protection]
+def _check_weighting_served(
+    method: AnyMethod, weighting: Weighting, squared: bool, protection: AnyProtection
+) -> None:
+    needs, offers = served_by(weighting, squared=squared), offers_of(protection)
     if _values(needs).isdisjoint(_values(offers)):
         form = weighting.value if squared else f"{weighting.value}, unsquared"
+        others = "weighting 'complement', 'distance' or 'uniform', squared, or "
         raise ValueError(
-            f"method pfpl with weighting {form!r} needs {_names(needs)}, and protection"
-            f" {protection.value!r} offers {_names(offers)}; choose weighting 'complement', 'distance' or"
-            " 'uniform', squared, or protection 'plain' or 'masked'"
+            f"method {method.value} with weighting {form!r} needs {_names(needs)}, and protection"
+            f" {protection.value!r} offers {_names(offers)}; choose"
+            f" {others if Offer.DISTANCE_WEIGHTS in offers else ''}protection 'plain' or 'masked'"
         )
 
 

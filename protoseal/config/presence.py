@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from algorithms.pfpl import Weighting
-from protoseal.config.capabilities import Family, Method, Presence, Protection
+from protoseal.config.capabilities import AnyMethod, AnyProtection, Presence, Protection
+from protoseal.config.traits import Family
 
 FEWEST_SAFE_HOLDERS = 3
 """With two holders, each one's answer is the other's prototype; with one, there is nobody to hide behind."""
@@ -15,9 +16,9 @@ _SHOW_CLASSES = {
 
 
 def check_presence_served(
-    method: Method,
+    method: AnyMethod,
     weighting: Weighting,
-    protection: Protection,
+    protection: AnyProtection,
     presence: Presence,
     *,
     min_holders: int,

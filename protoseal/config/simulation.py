@@ -7,7 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from crypto.ckks.precision import check_cohort_size, check_tau
 from crypto.errors import PrecisionError
@@ -15,6 +22,7 @@ from protoseal.config.agreement import (
     USUAL_SITES,
     Agreement,
     Count,
+    ExtensionTables,
     ModelSpec,
     PfplSection,
     Positive,
@@ -24,7 +32,7 @@ from protoseal.config.agreement import (
 from protoseal.config.averaging import AveragingSection, MaskingSection
 from protoseal.config.capabilities import (
     CONTROLS,
-    Family,
+    AnyMethod,
     KnownMethod,
     KnownPresence,
     KnownProtection,
@@ -34,6 +42,7 @@ from protoseal.config.capabilities import (
     check_protection_serves,
 )
 from protoseal.config.deployment import Device
+from protoseal.config.extensions import extension_settings
 from protoseal.config.methods import BaselinesSection, FeddbpSection, FedpcSection, FedplccSection
 from protoseal.config.presence import ALLOWED_BY, FEWEST_SAFE_HOLDERS, check_presence_served
 from protoseal.config.reading import (
@@ -44,8 +53,10 @@ from protoseal.config.reading import (
     data_spec,
     directory_of,
     parse_toml,
+    source_of,
     validate,
 )
+from protoseal.config.traits import Family
 
 SPLITTING = ("split", "sites", "tests")
 """How a data set is divided, where its files do not say."""
@@ -103,6 +114,22 @@ class SimulationConfig(Section):
     averaging: AveragingSection = AveragingSection()
     masking: MaskingSection = MaskingSection()
     training: TrainingSection = TrainingSection()
+    extension: ExtensionTables = Field(default_factory=dict, validate_default=True)
+
+    @field_validator("extension", mode="before")
+    @classmethod
+    def _settings_of_what_is_added(cls, tables: Any, info: ValidationInfo) -> Any:
+        known = info.data
+        used = [known[name] for name in ("method", "protection") if name in known]
+        every = [*used, *known.get("compare", ())]
+        return extension_settings(tables, every, source_of(info)) if isinstance(tables, dict) else tables
+
+    @model_serializer(mode="wrap")
+    def _only_what_is_there(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        table: dict[str, Any] = written(self)
+        if not table.get("extension"):
+            table.pop("extension", None)
+        return table
 
     @field_validator("dataset", mode="after")
     @classmethod
@@ -187,12 +214,12 @@ class SimulationConfig(Section):
         return self.dataset.startswith(SITES_FORM)
 
     @property
-    def methods(self) -> tuple[Method, ...]:
+    def methods(self) -> tuple[AnyMethod, ...]:
         """All that runs, each once, the method itself first."""
         return tuple(dict.fromkeys((self.method, *self.compare)))
 
     @property
-    def self_aligns_as(self) -> Method:
+    def self_aligns_as(self) -> AnyMethod:
         """The method whose loss and inference ``self`` has: the one that it is compared with, PFPL if there is none."""
         federated = [method for method in self.methods if method not in CONTROLS]
         return federated[0] if federated else Method.PFPL
@@ -214,7 +241,7 @@ class SimulationConfig(Section):
     def agreement(
         self,
         *,
-        method: Method,
+        method: AnyMethod,
         seed: int,
         classes: Sequence[str],
         preprocessing: PreprocessingSection | None,
@@ -231,7 +258,9 @@ class SimulationConfig(Section):
             *("norm_bound", "agreement_threshold", "training", "averaging", "masking"),
             *("presence", ALLOWED_BY, "pfpl", "fedpc", "feddbp", "fedplcc", "baselines"),
         )
-        table = self.model_dump(mode="json", by_alias=True, include=set(shared))
+        table = self.model_dump(mode="json", by_alias=True, include={*shared, "extension"})
+        used = (method.value, self.protection.value)
+        table["extension"] = {name: own for name, own in table.get("extension", {}).items() if name in used}
         table["training"]["init_seed"] = seed
         table["training"]["model"] = self.model_of(0)
         if averaged is not None:

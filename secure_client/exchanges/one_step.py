@@ -8,18 +8,22 @@ from __future__ import annotations
 from crypto.ckks.site import CkksSite
 from crypto.encoding import encode
 from crypto.plain import PlainSite
-from crypto.protection import Combination, SiteHalf
+from crypto.protection import Cohort, Combination, SiteHalf
 from crypto.rotation import RotationSite
-from protoseal.config import Agreement, Protection
+from protoseal.config import AddedProtection, Agreement, Protection
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.setup import Setup
 
 
-def site_half(agreement: Agreement, setup: Setup, key: PhaseKey) -> SiteHalf:
-    """The agreed protection for the values, and the result, of the attempt that ``key`` is of.
+def site_half(agreement: Agreement, setup: Setup, key: PhaseKey, cohort: Cohort) -> SiteHalf:
+    """The agreed protection for the values, and the result, of the attempt that ``key`` is of, among ``cohort``.
 
     Raises :class:`secure_client.errors.Violation` when the coordinator skipped the step that delivers its secret.
     """
+    if isinstance(agreement.protection, AddedProtection):
+        return _added_half(
+            agreement, agreement.protection, setup, attempt_context(agreement, setup, key, cohort)
+        )
     if agreement.protection is not Protection.CKKS:
         return shown_half(agreement, setup, key)
     weighting = Combination(agreement.pfpl.weighting.value)
@@ -48,3 +52,25 @@ def rotation_context(agreement: Agreement, setup: Setup, key: PhaseKey, phase: P
         setup.roster().hash,
         agreement.hash(),
     )
+
+
+def attempt_context(
+    agreement: Agreement, setup: Setup, key: PhaseKey, cohort: Cohort, base: bytes = b""
+) -> bytes:
+    """What a third party's protection of one attempt is bound to: all that two sites may have been told differently.
+
+    Beside what rotations are bound to, who takes part with which classes, and what they train from.
+    """
+    return encode(
+        "attempt-context",
+        rotation_context(agreement, setup, key),
+        base,
+        cohort.holds.tobytes(),
+        *(site.encode() for site in cohort.sites),
+    )
+
+
+def _added_half(agreement: Agreement, protection: AddedProtection, setup: Setup, context: bytes) -> SiteHalf:
+    if protection.peers is None:
+        raise ValueError(f"protection {protection.value!r} does not serve method {agreement.method.value}")
+    return protection.peers.site(agreement.settings_of(protection), setup.group_secret(), context)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from protoseal.config import Agreement, Family, Protection
+from protoseal.config import AddedProtection, Agreement, Family, Protection
 from secure_client.exchanges.pairwise import MaskedSum
 from secure_client.exchanges.participants import Participants
 from secure_client.journal import Journal
+from secure_client.methods.added_sums import AddedSums
 from secure_client.methods.clusters import Clustered
 from secure_client.methods.encrypted_clusters import EncryptedClustered
 from secure_client.methods.encrypted_sums import EncryptedGroupSums, EncryptedSums
@@ -43,11 +44,17 @@ def build_method(
             return MaskedClustered(*parts, masks)
         case Family.CLUSTERS:
             return (EncryptedClustered if protection is Protection.CKKS else Clustered)(*parts)
-        case Family.GROUPS if protection is Protection.CKKS:
-            return EncryptedGroupSums(*parts, masks)
-        case Family.SUMS if agreement.hidden:
-            return HiddenSums(*parts, masks)
         case Family.GROUPS | Family.SUMS:
-            return (EncryptedSums if protection is Protection.CKKS else Sums)(*parts, masks)
+            return _sums_of(agreement)(*parts, masks)
         case _:
             assert_never(family)
+
+
+def _sums_of(agreement: Agreement) -> type[Sums]:
+    if isinstance(agreement.protection, AddedProtection):
+        return AddedSums
+    if agreement.protection is not Protection.CKKS:
+        return Sums
+    if agreement.method.is_grouped:
+        return EncryptedGroupSums
+    return HiddenSums if agreement.hidden else EncryptedSums

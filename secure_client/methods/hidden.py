@@ -30,13 +30,13 @@ class HiddenPfpl(Pfpl):
         return replace(cohort, holds=holds)
 
     def _read(self, key: PhaseKey, payload: Payload, rows: Rows, cohort: Cohort) -> tuple[Rows, Bool]:
-        return self._half(key).read(payload, rows, self._site, cohort)
+        return self._half(key, cohort).read(payload, rows, self._site, cohort)
 
     def _given(self, cohort: Cohort) -> Bool:
         """None: how many hold them is what the decryption was to tell."""
         return np.zeros(cohort.classes, dtype=np.bool_)
 
-    def _half(self, _key: PhaseKey) -> HiddenSite:
+    def _half(self, _key: PhaseKey, _cohort: Cohort) -> HiddenSite:
         agreement = self._agreement
         return HiddenSite(
             self._setup.ckks_key(),

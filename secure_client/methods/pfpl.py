@@ -48,7 +48,7 @@ class Pfpl:
     def step(self, key: PhaseKey, request: bytes) -> bytes:
         """VALUES: the prototypes, protected."""
         cohort = self._cohort(self._participants.verified(key, request))
-        return codec.encode_payload(self._half(key).protect(self._rows(key), self._site, cohort))
+        return codec.encode_payload(self._half(key, cohort).protect(self._rows(key), self._site, cohort))
 
     def result(self, key: PhaseKey, request: bytes) -> Given:
         """The targets of the rounds to come: α of the own prototypes, 1 − α of the peers'."""
@@ -58,7 +58,7 @@ class Pfpl:
         rows = self._rows(key)
         peers, given = self._peers(key, payload, rows, cohort)
         if peers is not None:
-            targets = personalise(rows, peers, self._agreement.pfpl.alpha) * self._agreement.norm_bound
+            targets = personalise(rows, peers, self._agreement.own_share) * self._agreement.norm_bound
             self._trainee.take_targets(key.round, targets, given)
         return Given(len(cohort.sites), given)
 
@@ -73,7 +73,7 @@ class Pfpl:
 
     def _read(self, key: PhaseKey, payload: Payload, rows: Rows, cohort: Cohort) -> tuple[Rows, Bool]:
         """What peers combine to (K, d), and the classes (K,) for which that is to be used."""
-        return self._half(key).unprotect(payload, rows, self._site, cohort), self._given(cohort)
+        return self._half(key, cohort).unprotect(payload, rows, self._site, cohort), self._given(cohort)
 
     def _given(self, cohort: Cohort) -> Bool:
         """The classes (K,) of which something is due whatever comes of a decryption."""
@@ -96,8 +96,8 @@ class Pfpl:
         rows, _ = self._trainee.trained(key.round)
         return np.asarray(rows / self._agreement.norm_bound)
 
-    def _half(self, key: PhaseKey) -> SiteHalf:
-        return site_half(self._agreement, self._setup, key)
+    def _half(self, key: PhaseKey, cohort: Cohort) -> SiteHalf:
+        return site_half(self._agreement, self._setup, key, cohort)
 
 
 def check_nothing_given(key: PhaseKey, start: RoundStart) -> None:

@@ -1,12 +1,13 @@
-"""Sums under ``ckks``: the coordinator adds up what it cannot read, and hands the sum to everyone.
+"""Sums that sites read, under ``ckks`` or a third party's protection: the coordinator adds up, and hands out the sum.
 
-It sees sizes, times and who holds what. The limits are :mod:`crypto.ckks.sums`'s.
+Under ``ckks`` it sees sizes, times and who holds what. The limits are :mod:`crypto.ckks.sums`'s.
 """
 
 from __future__ import annotations
 
 from crypto.ckks.sums import SummingServer
 from crypto.protection import Payload
+from crypto.sums import SumServerHalf
 from protoseal.config import Agreement
 from protoseal.encrypted import EncryptedSum
 from protoseal_wire.codec import Limits
@@ -18,9 +19,10 @@ from secure_server.exchanges.one_step import OneStep
 class EncryptedSums(OneStep):
     """One step, from everyone; means are the sites' to take."""
 
-    def __init__(self, agreement: Agreement, limits: Limits) -> None:
+    def __init__(self, agreement: Agreement, limits: Limits, server: SumServerHalf | None = None) -> None:
+        """``server`` is that of ``ckks`` unless it is given."""
         super().__init__(agreement, limits)
-        self._server = SummingServer(EncryptedSum(agreement).form)
+        self._server: SumServerHalf = server or SummingServer(EncryptedSum(agreement).form)
 
     def validate(self, payload: Payload, _site: str, _attempt: Attempt) -> None:
         """Raise :class:`crypto.errors.MalformedError` unless it can be added to others: what is inside is not seen."""

@@ -41,7 +41,7 @@ class Site:
         self.agreement: Agreement = method_agreement(method, rounds=3, training=training)
         holds = np.ones((1, CLASSES), dtype=np.bool_)
         self.data: SiteData = data_for(self.agreement, holds)["site-1"]
-        self._folder = folder
+        self._folder, self.method = folder, method
         self._open()
 
     def _open(self) -> None:
@@ -116,7 +116,7 @@ def own_state(site: Site) -> dict[str, Tensor]:
 @pytest.mark.parametrize("site", AGGREGATED, indirect=True)
 def test_what_was_averaged_last_is_predicted_with_and_saved(site: Site) -> None:
     """With the parts that are not averaged as the site trained them; the trained model's figures are kept apart."""
-    method = site.agreement.method
+    method = site.method
     site.trainee.trained(1)
     before, trained = own_state(site), site.evaluated()
     assert trained.accuracy_trained is None

@@ -364,5 +364,12 @@ def _agreement_toml(agreement: Agreement) -> str:
     for key, table in content.items():
         if isinstance(table, dict):
             given = {name: value for name, value in table.items() if value is not None}
-            lines += [f"[{key}]", *(f"{name} = {json.dumps(value)}" for name, value in given.items())]
+            lines += [f"[{key}]", *(f"{name} = {_toml(value)}" for name, value in given.items())]
     return "\n".join(lines) + "\n"
+
+
+def _toml(value: object) -> str:
+    """A table inline; all else as JSON has it."""
+    if not isinstance(value, dict):
+        return json.dumps(value)
+    return "{" + ", ".join(f"{name} = {_toml(inner)}" for name, inner in value.items()) + "}"

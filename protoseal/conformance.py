@@ -1,0 +1,169 @@
+"""Whether a third party's method or protection does what it declares: for its own tests (docs/extending.md).
+
+What is checked is that numbers come out right, that what travels has the declared form, that inputs out of bounds are
+refused before anything is sent, and that no two attempts are protected alike. **That a protection hides anything is not
+checked**: no test can show it, an argument has to.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from algorithms.linear import Bool, Float, convex
+from algorithms.pfpl import Weighting, peer_weights
+from crypto.errors import BoundError, CryptoError, MalformedError
+from crypto.fixed_point import Segment
+from crypto.plain import PlainServer, PlainSite
+from crypto.protection import Cohort, Payload, PayloadForm
+from crypto.sums import SumFacts
+from protoseal.config import AddedMethod, AddedProtection, Section
+from protoseal_wire import codec
+from protoseal_wire.codec import Limits
+
+_CLASSES, _DIM, _SITES = 3, 7, ("a", "b", "c", "d")
+_SEGMENTS = (Segment(20, 10.0), Segment(5, 1e4), Segment(4, 1.0))
+_LIMITS = Limits(classes=_CLASSES, dim=_DIM, sites=len(_SITES), parameters=1 << 16, ciphertexts=64)
+_EXACT = 1e-9
+"""How far from ``plain`` combinations of rows of norm 1 may be, where a protection does not say more."""
+
+
+class NotConforming(AssertionError):
+    """What is checked does not do what it declares."""
+
+
+def check_protection(
+    protection: AddedProtection, settings: Section | None = None, *, tolerance: float = _EXACT
+) -> None:
+    """Raise :class:`NotConforming` unless each of its halves does what ``plain`` does.
+
+    Combinations of peers are within ``tolerance``, sums within what their half says.
+    """
+    given = protection.settings() if settings is None else settings
+    secret = secrets.token_bytes(protection.secret_bytes)
+    try:
+        if protection.sums is not None:
+            _check_sums(protection, given, secret)
+        if protection.peers is not None:
+            _check_peers(protection, given, secret, tolerance)
+    except CryptoError as error:
+        raise NotConforming(f"{protection.name}: what is right is refused: {error}") from error
+
+
+def check_weights(method: AddedMethod, settings: Section | None = None) -> None:
+    """Raise :class:`NotConforming` unless a method of ``PEERS`` weighs convexly whatever prototypes there are.
+
+    Among these: equal ones, zeros, a class that nobody holds and one with a single holder.
+    """
+    if method.weights is None:
+        raise ValueError(f"{method.name!r} has no weights of its own")
+    weights = convex(method.weights(method.settings() if settings is None else settings))
+    stack, holds = _rows(), _cohort().holds
+    for rows in (stack, np.zeros_like(stack), np.repeat(stack[:1], len(stack), axis=0)):
+        by_class = (rows * holds[:, :, None]).transpose(1, 0, 2)
+        try:
+            weights(by_class @ by_class.transpose(0, 2, 1), holds)
+        except ValueError as error:
+            raise NotConforming(f"{method.name}: {error}") from error
+
+
+def _check_sums(protection: AddedProtection, settings: Section, secret: bytes) -> None:
+    halves, cohort = protection.sums, _cohort()
+    if halves is None:
+        raise ValueError(f"{protection.name!r} adds nothing up")
+    facts = SumFacts(_SEGMENTS, terms=len(_SITES))
+    site, server = halves.site(settings, secret, facts), halves.server(settings, facts)
+    form, bounds = (
+        halves.form(settings, facts),
+        np.concatenate([np.full(s.length, s.bound) for s in _SEGMENTS]),
+    )
+    for share in (0.0, 1.0, -1.0, None):  # nothing, both bounds, anything
+        values = [_within(bounds, share) for _ in cohort.sites]
+        sent = [
+            _travelled(site.protect(each, name, cohort, b"one"), form)
+            for each, name in zip(values, cohort.sites, strict=True)
+        ]
+        for payload in sent:
+            server.validate(payload)
+        got = site.unprotect(_travelled(server.add(iter(sent)), form))
+        off = np.abs(got - np.sum(values, axis=0))
+        slack = site.error() + 1e-15 * len(_SITES) * bounds
+        if got.shape != off.shape or not (off <= slack).all():
+            raise NotConforming(
+                f"{protection.name}: a sum is off by {off.max():.3g}, more than its half says"
+            )
+    _check_unlike(protection.name, lambda context: site.protect(values[0], cohort.sites[0], cohort, context))
+    over = np.where(np.arange(facts.length) == 0, 2.0 * bounds, 0.0)
+    _check_refused(protection.name, lambda: site.protect(over, cohort.sites[0], cohort, b"three"), BoundError)
+
+
+def _check_peers(protection: AddedProtection, settings: Section, secret: bytes, tolerance: float) -> None:
+    halves, cohort, stack = protection.peers, _cohort(), _rows()
+    if halves is None:
+        raise ValueError(f"{protection.name!r} serves no peers")
+    weights = partial(peer_weights, weighting=Weighting.DISTANCE, squared=True, tau=1e-4)
+    site, server = halves.site(settings, secret, b"one"), halves.server(settings, weights)
+    form, plain = halves.form(settings, _CLASSES, _DIM), PlainSite()
+    sent, open_ = {}, {}
+    for name, rows in zip(cohort.sites, stack, strict=True):
+        sent[name] = _travelled(site.protect(rows, name, cohort), form)
+        open_[name] = plain.protect(rows, name, cohort)
+        server.validate(sent[name], name, cohort)
+    got, wanted = server.combine(sent, cohort), PlainServer(weights).combine(open_, cohort)
+    for name, rows in zip(cohort.sites, stack, strict=True):
+        answer = site.unprotect(_travelled(got[name], form), rows, name, cohort)
+        off = float(np.abs(answer - plain.unprotect(wanted[name], rows, name, cohort)).max())
+        if not off <= tolerance:
+            raise NotConforming(f"{protection.name}: an answer is off by {off:.3g}, more than {tolerance:g}")
+
+    def protected(context: bytes) -> Payload:
+        return halves.site(settings, secret, context).protect(stack[0], "a", cohort)
+
+    _check_unlike(protection.name, protected)
+    _check_refused(protection.name, lambda: site.protect(2.0 * stack[0], "a", cohort), MalformedError)
+
+
+def _check_unlike(name: str, protect: Callable[[bytes], Payload]) -> None:
+    if codec.encode_payload(protect(b"one")) == codec.encode_payload(protect(b"two")):
+        raise NotConforming(
+            f"{name}: two attempts are protected alike, so that what they sent can be subtracted"
+        )
+
+
+def _check_refused(name: str, act: Callable[[], Payload], expected: type[CryptoError]) -> None:
+    try:
+        act()
+    except expected:
+        return
+    raise NotConforming(f"{name}: values beyond their bound are sent, and no {expected.__name__} is raised")
+
+
+def _travelled(payload: Payload, form: PayloadForm) -> Payload:
+    """As it comes out of the wire. :class:`NotConforming` for what is not of the declared form."""
+    try:
+        return codec.decode_payload(codec.encode_payload(payload), _LIMITS, form)
+    except codec.CodecError as error:
+        raise NotConforming(
+            f"a payload of scheme {payload.scheme!r} has not the declared form: {error}"
+        ) from error
+
+
+def _cohort() -> Cohort:
+    """Everybody has the first class, two the second, one the third."""
+    holds: Bool = np.array([[1, 1, 0], [1, 1, 0], [1, 0, 1], [1, 0, 0]], dtype=np.bool_)
+    return Cohort(_SITES, holds, _DIM)
+
+
+def _rows() -> Float:
+    rows = np.random.default_rng(5).normal(size=(len(_SITES), _CLASSES, _DIM))
+    return np.asarray(rows / np.linalg.norm(rows, axis=2, keepdims=True))
+
+
+def _within(bounds: Sequence[float] | Float, share: float | None) -> Float:
+    """That share of the bounds; anything within them without one."""
+    if share is not None:
+        return np.asarray(share * np.asarray(bounds))
+    return np.asarray(np.random.default_rng().uniform(-1.0, 1.0, len(bounds)) * bounds)
