@@ -275,7 +275,7 @@ def test_what_sites_decrypt_shows_in_no_message(
 ) -> None:
     """Counts that are impossible, which sites do not take, and others that withhold classes from all of them."""
     monkeypatch.setattr(MAKES_SECRETS, one_secret)
-    combine = CkksServer.combine
+    honest, combine = runs("distance"), CkksServer.combine
     moved: list[str] = []
 
     def tampered(*arguments: Any) -> dict[str, Payload]:
@@ -285,7 +285,7 @@ def test_what_sites_decrypt_shows_in_no_message(
 
     monkeypatch.setattr(CkksServer, "combine", tampered)
     agreement = agreement_of("distance", HIDDEN)
-    assert told(agreement, received(agreement)) == told(agreement, runs("distance"))
+    assert told(agreement, received(agreement)) == told(agreement, honest)
     assert len(moved) == 10
 
 
