@@ -273,7 +273,7 @@ def test_with_public_presence_statements_tell_them_apart(kind: str, monkeypatch:
 def test_what_sites_decrypt_shows_in_no_message(
     runs: Callable[[str], list[Received]], off: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counts that are impossible, which sites do not take, and others that withhold classes from all of them."""
+    """Counts that are impossible, which sites do not take, and counts that are merely wrong."""
     monkeypatch.setattr(MAKES_SECRETS, one_secret)
     honest, combine = runs("distance"), CkksServer.combine
     moved: list[str] = []
