@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from numpy.typing import NDArray
 from tenseal import sealapi
 
@@ -22,13 +23,16 @@ from crypto.ckks.packing import Packing
 from crypto.ckks.parameters import context, level_id
 from crypto.ckks.serialization import dump, read_payload
 from crypto.ckks.server import CkksServer
+from crypto.ckks.sums import SummingServer, SummingSite
 from crypto.protection import Combination, Payload
 from protoseal.config import Agreement, Method, Protection
+from protoseal.encrypted import EncryptedSum
 from protoseal.federation import LocalFederation
 from protoseal.terms import limits_of, values_form
 from protoseal_wire import codec
 from protoseal_wire.messages import ActiveList, Phase
 from secure_client.errors import Violation
+from secure_client.group_secret import ckks_key
 from secure_server.errors import BadPayload
 from secure_server.store import Received
 from tests.adversary.encrypted_play import MAKES_SECRETS, one_secret, play_quickly
@@ -89,14 +93,20 @@ def test_an_honest_coordinator_refuses_a_site_that_tells(monkeypatch: pytest.Mon
 # A question that only holders would answer otherwise
 
 
-def spoilt(answer: Payload, k: int) -> Payload:
-    """The count of class k off by 0.4: the coordinator needs no key for that."""
-    packing = Packing(len(CLASSES), DIM)
-    *others, count = read_payload(answer, hidden_answer_forms(Combination.DISTANCE, packing.parts))
-    slots, plaintext = packing.replicate(0.4 * (np.arange(len(CLASSES)) == k)), sealapi.Plaintext()
+def with_count_off(answer: Payload, slots: NDArray[np.float64]) -> Payload:
+    """By a vector (4096,): the coordinator needs no key for that."""
+    *others, count = read_payload(answer, hidden_answer_forms(Combination.DISTANCE, 1))
+    plaintext = sealapi.Plaintext()
     sealapi.CKKSEncoder(context()).encode(slots.tolist(), level_id(COUNT.level), COUNT.scale, plaintext)
     sealapi.Evaluator(context()).add_plain_inplace(count, plaintext)
     return Payload(answer.scheme, blobs=tuple(dump(each) for each in (*others, count)))
+
+
+def rare_count_off(answer: Payload, by: float) -> Payload:
+    """The count of sites that lack the rare class."""
+    return with_count_off(
+        answer, Packing(len(CLASSES), DIM).replicate(by * (np.arange(len(CLASSES)) == RARE))
+    )
 
 
 def who_minds(play: Hostile) -> set[str]:
@@ -106,7 +116,7 @@ def who_minds(play: Hostile) -> set[str]:
     different = set()
     for site in SITES:
         try:
-            acknowledged = play.give_result(site, spoilt(answers[site], RARE))
+            acknowledged = play.give_result(site, rare_count_off(answers[site], 0.4))
         except Violation:
             different.add(site)
         else:
@@ -131,6 +141,33 @@ def test_no_site_minds(play: Hostile) -> None:
     for site in SITES:  # and none that noticed used it
         used = play.site(site).journal.get("targets") is not None
         assert used == (not TRUTH[site][RARE])
+
+
+# Stated limits
+
+
+def taken_of_two_holders(play: Hostile, off: float) -> NDArray[np.float64] | None:
+    """What clinic-a takes of the rare class, which clinic-b has too and clinic-c has not; None for nothing."""
+    three = SITES[:3]
+    active = play.begin(*three)
+    answers = play.combine(play.all_values(active), active)
+    play.give_result(three[0], rare_count_off(answers[three[0]], off))
+    stored = play.site(three[0]).journal.get("targets")
+    assert stored is not None
+    given = safetensors.numpy.load(stored[1])["present"][RARE]
+    return play.peers_received(three[0])[RARE] if given else None
+
+
+def test_a_class_of_two_holders_is_left_alone(play: Hostile) -> None:
+    assert taken_of_two_holders(play, 1e-9) is None
+
+
+def test_the_limit_how_many_hold_a_class_is_the_coordinators_word(play: Hostile) -> None:
+    """It learns nothing by that itself; the site's next target points where its one peer's prototype does."""
+    found = taken_of_two_holders(play, -1.0)
+    secret = play.rows(SITES[1])[RARE]
+    assert found is not None
+    assert found @ secret > 0.9999 * np.linalg.norm(found) * np.linalg.norm(secret) > 0.0
 
 
 # Whole runs
@@ -236,25 +273,48 @@ def test_with_public_presence_statements_tell_them_apart(kind: str, monkeypatch:
 def test_what_sites_decrypt_shows_in_no_message(
     runs: Callable[[str], list[Received]], off: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counts that are impossible, which sites do not take, and others that withhold classes from all of them."""
+    """Counts that are impossible, which sites do not take, and counts that are merely wrong."""
     monkeypatch.setattr(MAKES_SECRETS, one_secret)
-    combine, moved = CkksServer.combine, []
+    honest, combine = runs("distance"), CkksServer.combine
+    moved: list[str] = []
 
     def tampered(*arguments: Any) -> dict[str, Payload]:
-        answers: dict[str, Payload] = {}
-        for site, answer in combine(*arguments).items():
-            *others, count = read_payload(answer, hidden_answer_forms(Combination.DISTANCE, 1))
-            plaintext = sealapi.Plaintext()
-            slots = np.full(4096, off)
-            sealapi.CKKSEncoder(context()).encode(
-                slots.tolist(), level_id(COUNT.level), COUNT.scale, plaintext
-            )
-            sealapi.Evaluator(context()).add_plain_inplace(count, plaintext)
-            answers[site] = Payload(answer.scheme, blobs=tuple(dump(each) for each in (*others, count)))
-            moved.append(site)
-        return answers
+        answers = combine(*arguments)
+        moved.extend(answers)
+        return {site: with_count_off(answer, np.full(4096, off)) for site, answer in answers.items()}
 
     monkeypatch.setattr(CkksServer, "combine", tampered)
     agreement = agreement_of("distance", HIDDEN)
-    assert told(agreement, received(agreement)) == told(agreement, runs("distance"))
+    assert told(agreement, received(agreement)) == told(agreement, honest)
     assert len(moved) == 10
+
+
+# The stated limit of sums
+
+
+def sum_of_too_few(agreement: Agreement, messages: list[Received]) -> tuple[float, int]:
+    """What any site reads of the fourth class in the first round's sum: its length, and of how many sites it is."""
+    form, limits, sums = values_form(agreement, 1), limits_of(agreement), EncryptedSum(agreement)
+    payloads = [
+        codec.decode_payload(each.content, limits, form)
+        for each in messages
+        if each.key is not None and (each.key.round, each.key.phase) == (1, Phase.VALUES)
+    ]
+    secret, _ = one_secret(Protection.CKKS)
+    total = SummingServer(sums.form).add(payloads)
+    values = SummingSite(ckks_key(secret), sums.form).unprotect(total, agreement.max_sites)
+    rows, _ = agreement.layout.split(values[: agreement.layout.length])
+    return float(np.linalg.norm(rows[3])), int(np.rint(values[agreement.layout.length + 3]))
+
+
+def test_the_limit_sums_of_classes_that_too_few_have_are_open_to_sites(
+    runs: Callable[[str], list[Received]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    length, holders = sum_of_too_few(agreement_of("fedproto", HIDDEN), runs("fedproto"))
+    assert holders == holdings()[:, 3].sum() == 2
+    assert length > 0.1
+    monkeypatch.setattr(MAKES_SECRETS, one_secret)
+    public = agreement_of("fedproto", {})
+    length, holders = sum_of_too_few(public, received(public))
+    assert holders == 0
+    assert length < 1e-6
