@@ -9,6 +9,7 @@ and, up to its sign, by its direction: both peers are. So no answer holds the su
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,21 +18,23 @@ from numpy.typing import NDArray
 from algorithms.pfpl import Weighting
 from crypto.ckks.circuit import Parts
 from crypto.ckks.combining import Combining
+from crypto.ckks.hidden import hidden_answer_forms
 from crypto.ckks.packing import Packing
 from crypto.ckks.parameters import SUM, Ciphertext, Level, answer_forms
 from crypto.ckks.precision import total_error
 from crypto.ckks.serialization import read_ciphertexts
 from crypto.protection import Combination
-from protoseal.config import Protection
-from tests.adversary.conftest import Open
+from protoseal.config import Agreement, Presence, Protection
 from tests.adversary.encrypted_play import MAKES_SECRETS, one_secret
-from tests.adversary.hostile import Hostile
-from tests.support.small import DIM
+from tests.adversary.hostile import Cast, Hostile
+from tests.conformance.runs import HIDDEN
+from tests.support.small import DIM, small_agreement
 
 Rows = NDArray[np.float64]
 Seen = list[NDArray[np.complex128]]
 
 A, B, C = HOLDERS = ("clinic-a", "clinic-b", "clinic-c")
+_WEIGHTINGS = (Weighting.DISTANCE, Weighting.COMPLEMENT)
 _SHARED = [0, 1]
 """Classes that all three hold."""
 _PACKING = Packing(classes=3, dim=DIM)
@@ -73,7 +76,8 @@ def seen(play: Hostile, rows: Mapping[str, Rows], round_number: int) -> Seen:
         trainee.trained = lambda _, trained=trained: trained  # type: ignore[method-assign,misc]
     active = play.begin(*HOLDERS, round_number=round_number)
     answer = play.combine(play.all_values(active, round_number=round_number), active)[A]
-    forms = [*answer_forms(Combination(play.agreement.pfpl.weighting.value), _PACKING.parts), SUM]
+    forms_of = hidden_answer_forms if play.agreement.presence is Presence.HIDDEN else answer_forms
+    forms = [*forms_of(Combination(play.agreement.pfpl.weighting.value), _PACKING.parts), SUM]
     key = play.site(A).session._setup.ckks_key()
     ciphertexts = read_ciphertexts(answer.blobs, forms[: len(answer.blobs)])
     return [key.decrypt(each) for each in ciphertexts]
@@ -86,7 +90,7 @@ def shared(vector: NDArray[np.complex128]) -> NDArray[np.complex128]:
 
 def solved(own: Rows, answer: Seen, combination: Combination) -> list[tuple[Rows, Rows]]:
     """Both peers of clinic-a for each shared class, from an answer with the peers' sum behind it."""
-    numerators, denominator, sums = answer
+    numerators, denominator, *_, sums = answer
     rows, totals = _PACKING.unpack([numerators]), _PACKING.replicas(denominator)[:, 0].real
     pairs = []
     for k in _SHARED:
@@ -99,12 +103,19 @@ def solved(own: Rows, answer: Seen, combination: Combination) -> list[tuple[Rows
     return pairs
 
 
-@pytest.fixture(params=[Weighting.DISTANCE, Weighting.COMPLEMENT])
-def play(request: pytest.FixtureRequest, open_play: Open, monkeypatch: pytest.MonkeyPatch) -> Hostile:
+@pytest.fixture(params=[(each, hidden) for each in _WEIGHTINGS for hidden in (False, True)], ids=str)
+def play(
+    request: pytest.FixtureRequest, tmp_path: Path, cast: Cast, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Hostile]:
+    """With presence public, and hidden."""
     monkeypatch.setattr(MAKES_SECRETS, one_secret)
-    opened = open_play(Protection.CKKS, request.param)
-    opened.set_up(*HOLDERS)
-    return opened
+    weighting, hidden = request.param
+    agreement = small_agreement(Protection.CKKS, weighting)
+    if hidden:
+        agreement = Agreement.model_validate({**dict(agreement), **HIDDEN})
+    with Hostile(tmp_path, agreement, cast) as opened:
+        opened.set_up(*HOLDERS)
+        yield opened
 
 
 @pytest.fixture
@@ -146,7 +157,7 @@ def test_without_it_other_peers_give_the_very_same_answer(play: Hostile) -> None
     one = drawn(1)
     other = mirrored(one, combination)
     first, second = seen(play, one, 1), seen(play, other, 2)
-    assert len(first) == len(second) == _PACKING.parts + 1
+    assert len(first) == len(second) == _PACKING.parts + 1 + (play.agreement.presence is Presence.HIDDEN)
     for ours, theirs in zip(first, second, strict=True):
         assert np.abs(shared(ours) - shared(theirs)).max() < _TOLD_APART
     assert min(np.linalg.norm(one[name][k] - other[name][k]) for name in (B, C) for k in _SHARED) > 0.05
