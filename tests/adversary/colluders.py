@@ -143,7 +143,7 @@ def attempt(scene: Scene, vectors: Mapping[str, Words]) -> View:
     group = Group.of(binding_of(members), scene.graph)
     group.share()
     victim, helper = members[:2]
-    gone = (victim,) if scene.late else ()
+    gone: tuple[str, ...] = (victim,) if scene.late else ()
     gone += members[len(members) - scene.dropped :] if scene.dropped else ()
     holders = [name for name in members[2:] if name not in gone and victim in group.sites[name].held]
     colluders = tuple(holders[-scene.colluding :])
@@ -162,7 +162,7 @@ def vectors_of(scene: Scene, sent: int) -> dict[str, Words]:
     to a sum that does not depend on ``sent``.
     """
     members = names(scene.count)
-    vectors = {name: np.full(LENGTH, 0x3C3C3C3C, np.uint32) for name in members}
+    vectors: dict[str, Words] = {name: np.full(LENGTH, 0x3C3C3C3C, np.uint32) for name in members}
     vectors[members[0]] = np.full(LENGTH, sent, np.uint32)
     if not scene.late:
         vectors[members[1]] -= vectors[members[0]]
