@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from protoseal.config import Agreement
 from protoseal.terms import limits_of, result_form
 from protoseal_wire import codec
-from protoseal_wire.messages import ActiveList, GroupKeys, Phase, PhaseKey, Roster, RoundStart
+from protoseal_wire.messages import (
+    ActiveList,
+    GroupKeys,
+    Phase,
+    PhaseKey,
+    PresenceStatement,
+    Roster,
+    RoundStart,
+)
 from secure_server.aggregate import Aggregator
 from secure_server.errors import WrongPhase
 from secure_server.exchanges.attempt import Attempt
@@ -24,6 +32,7 @@ class Requests:
         self._members, self._aggregator = members, aggregator
         self._limits = limits_of(agreement)
         self._group_keys: tuple[PhaseKey, GroupKeys] | None = None
+        self._stated: tuple[PhaseKey, dict[str, PresenceStatement]] | None = None
 
     def content(self, state: State, key: PhaseKey, site: str) -> bytes:
         """The request of ``key`` for ``site``. :class:`WrongPhase` when there is none."""
@@ -112,8 +121,14 @@ class Requests:
 
     def _active_list(self, state: State, sites: Sequence[str]) -> ActiveList:
         key = state.presence_key
-        contents = [self._answer(key, site) for site in sites]
-        return ActiveList(tuple(codec.decode_presence(content, self._limits) for content in contents))
+        if self._stated is None or self._stated[0] != key:
+            # Each request and each answer of the attempt needs all of them, and they stay as they are: decoded once.
+            self._stated = (key, {})
+        stated = self._stated[1]
+        for site in sites:
+            if site not in stated:
+                stated[site] = codec.decode_presence(self._answer(key, site), self._limits)
+        return ActiveList(tuple(stated[site] for site in sites))
 
     def _answer(self, key: PhaseKey, site: str) -> bytes:
         content = self._store.upload(key, site)

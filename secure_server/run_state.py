@@ -258,7 +258,8 @@ class State:
             raise ValueError("nobody comes into an attempt late")
         if any(list(each.sites) != sorted(set(each.sites)) for each in self.survivors):
             raise ValueError("survivors must be sorted, each named once")
-        if any(not quorum.sites <= set(self.participants) for quorum in self.quorums):
+        participants = set(self.participants)
+        if any(not quorum.sites <= participants for quorum in self.quorums):
             raise ValueError("a quorum is of participants")
         if any(not quorum.sites <= set(self.members) for quorum in self.committed):
             raise ValueError("only members can have been asked for values")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import sqlite3
 import time
@@ -212,18 +213,15 @@ class Store:
 
     def latest_given(self, sites: Iterable[str], before_round: int) -> Given | None:
         """The last result that any of ``sites`` was given before a round; None before the first."""
-        rows = [
-            row
-            for site in sites
-            for row in self._db.execute(
-                "SELECT round, attempt, phase, sha256 FROM results WHERE site = ? AND round < ? "
-                "ORDER BY round DESC, attempt DESC LIMIT 1",
-                (site, before_round),
-            )
-        ]
-        if not rows:
+        row = self._db.execute(
+            "SELECT round, attempt, phase, sha256 FROM results "
+            "WHERE round < ? AND site IN (SELECT value FROM json_each(?)) "
+            "ORDER BY round DESC, attempt DESC, phase DESC, sha256 DESC LIMIT 1",
+            (before_round, json.dumps(list(sites))),
+        ).fetchone()
+        if row is None:
             return None
-        round_, attempt, phase, digest = max(rows)
+        round_, attempt, phase, digest = row
         return Given(PhaseKey(self._run, round_, attempt, Phase(phase)), digest)
 
     def statements(self) -> dict[str, bytes]:

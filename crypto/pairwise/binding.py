@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 
 from crypto.encoding import encode
 from crypto.errors import MalformedError, VerificationError
@@ -55,14 +55,9 @@ class Binding:
             self.attempt.to_bytes(8, "big"),
             self.roster_hash,
             self.agreement_hash,
-            self._names,
+            encode_names(self.group),
             self.broadcast,
         )
-
-    @cached_property
-    def _names(self) -> bytes:
-        # Every key and signature of an attempt is bound to them, and encoding hundreds of names takes its time.
-        return encode_names(self.group)
 
     def position(self, site: str) -> int:
         """x of a member's shares: 1 for the first by name. :class:`VerificationError` for any other name."""
@@ -84,6 +79,12 @@ def threshold(members: int) -> int:
 
 def encode_names(names: Sequence[str]) -> bytes:
     """Names as one field."""
+    return _encoded(tuple(names))
+
+
+@lru_cache(maxsize=8)
+def _encoded(names: tuple[str, ...]) -> bytes:
+    """There are hundreds of names, and the same few lists of them in every key and signature of an attempt."""
     return encode("pairwise-names", *(name.encode() for name in names))
 
 

@@ -17,8 +17,10 @@ from crypto.pairwise.graph import Graph, complete_graph, graph_of
 from protoseal.bench.pairwise_flower import FlowerSettings, FlowerSide
 from protoseal.bench.pairwise_parties import Float, Terms
 from protoseal.bench.pairwise_play import STEPS, Noted, Play
+from protoseal.bench.pairwise_run import play
 from protoseal.bench.pairwise_sites import Federation
 from protoseal.bench.record import Case, Spent, Task, Value, spent_on
+from protoseal.config import MaskingSection
 from protoseal.config.agreement import USUAL_SITES
 from protoseal.errors import UserError
 from protoseal_wire.messages import Phase
@@ -36,6 +38,7 @@ NO_BASELINE = "none; --flwr-python names a Python with flwr"
 class Plan:
     """What is measured: prototypes of ``classes`` × ``dim`` values each of ``sites`` sites.
 
+    ``sessions``: numbers of sites of whole rounds, through the sites' own sessions and the coordinator.
     ``dropped``: how many make shares and send no values, 30 % of the sites if None; in growth the same part of them.
     Groups of more than ``complete_up_to`` have a sparse graph, for a tenth of them colluding and 30 % dropping out.
 
@@ -48,6 +51,7 @@ class Plan:
     dim: int = 5120
     dropped: int | None = None
     repeats: int = 3
+    sessions: tuple[int, ...] = ()
     growth: tuple[int, ...] = (10, 20, 50, 100)
     complete_up_to: int = 100
     ring_bits: int | None = None
@@ -83,7 +87,7 @@ class Plan:
 
 def measure(plan: Plan) -> Iterator[Case]:
     """The cases, one by one as they are done. Raises :class:`UserError` for more drop-outs than a group tolerates."""
-    for sites in (plan.sites, *plan.growth):
+    for sites in (plan.sites, *plan.growth, *plan.sessions):
         _check_tolerated(sites, plan.dropped_of(sites))
     with tempfile.TemporaryDirectory() as folder:
         federation = Federation(Path(folder), max(plan.sites, *plan.growth, 0))
@@ -91,6 +95,8 @@ def measure(plan: Plan) -> Iterator[Case]:
         yield from _with_flower(plan, federation, dropped)
     for sites in plan.growth:
         yield _growth(replace(plan, sites=sites, dropped=plan.dropped_of(sites)), federation)
+    for sites in plan.sessions:
+        yield _through_sessions(replace(plan, sites=sites, dropped=plan.dropped_of(sites)))
 
 
 def _with_flower(plan: Plan, federation: Federation, dropped: int) -> Iterator[Case]:
@@ -215,6 +221,26 @@ def _growth(plan: Plan, federation: Federation) -> Case:
             "unmask_seconds": float(np.median(unmask)),
         },
         _whole(play.noted),
+    )
+
+
+def _through_sessions(plan: Plan) -> Case:
+    """One round. Seconds are of a core: of a median site that stayed, without its training, and the coordinator's."""
+    dropped = plan.dropped_of(plan.sites)
+    masking = MaskingSection(complete_up_to=max(2, plan.complete_up_to))
+    played = play(plan.sites, plan.classes, plan.dim, dropped, masking)
+    graph = masking.graph(plan.sites, plan.sites)
+    return Case(
+        {
+            "case": "sessions",
+            **_what(plan, dropped),
+            "holders": graph.holders,
+            "threshold": graph.threshold,
+            "of_float32": played.bytes / (FLOAT32_BYTES * plan.values),
+            "coordinator_seconds": played.coordinator_seconds,
+            **{f"coordinator_{phase.name.lower()}": spent for phase, spent in played.coordinator.items()},
+        },
+        [Spent(played.site_seconds, played.site_seconds)],
     )
 
 

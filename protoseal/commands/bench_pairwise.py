@@ -18,6 +18,7 @@ COLUMNS = {
     "baseline_shares": "shares",
     "baseline_seconds": "flwr",
     "ratio": "ratio",
+    "coordinator_seconds": "coordinator",
     "of_float32": "bytes",
     "baseline_of_float32": "flwr's",
 }
@@ -42,6 +43,12 @@ CURVES = {"seconds": "one site, all steps", "coordinator_seconds": "relaying", "
     default="10,20,50,100",
     show_default=True,
     help="Numbers of sites; '' for none.",
+)
+@click.option(
+    "--sessions",
+    callback=counts,
+    default="",
+    help="Numbers of sites; whole rounds through their own sessions and the coordinator.",
 )
 @click.option(
     "--complete-up-to", type=COUNT, default=100, show_default=True, help="Larger groups have a sparse graph."

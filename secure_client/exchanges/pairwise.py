@@ -80,6 +80,7 @@ class MaskedSum:
     def __init__(self, agreement: Agreement, party: Party, setup: Setup, journal: Journal) -> None:
         self._agreement, self._party, self._setup, self._journal = agreement, party, setup, journal
         self._limits = limits_of(agreement)
+        self._last: tuple[tuple[Binding, bytes], tuple[str, ...]] | None = None
 
     # The secrets of an attempt
 
@@ -163,8 +164,14 @@ class MaskedSum:
     def _verified_sharers(self, request: bytes, binding: Binding) -> tuple[str, ...]:
         """Everyone who made shares in this attempt, this site included, sorted.
 
-        A share that the coordinator altered, or took from elsewhere, is a :class:`Violation`.
+        A share that the coordinator altered, or took from elsewhere, is a :class:`Violation`. Three steps go by the
+        same shares, whose signatures are checked once.
         """
+        if self._last is None or self._last[0] != (binding, request):
+            self._last = ((binding, request), self._checked_sharers(request, binding))
+        return self._last[1]
+
+    def _checked_sharers(self, request: bytes, binding: Binding) -> tuple[str, ...]:
         received = codec.decode_received_shares(request, self._limits)
         for share in received.shares:
             self._check_share(share, binding)

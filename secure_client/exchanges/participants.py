@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from crypto.errors import CryptoError
 from protoseal.config import Agreement
 from protoseal.terms import limits_of
@@ -19,6 +21,7 @@ class Participants:
     def __init__(self, agreement: Agreement, party: Party, setup: Setup, journal: Journal) -> None:
         self._agreement, self._party, self._setup, self._journal = agreement, party, setup, journal
         self._limits = limits_of(agreement)
+        self._last: tuple[tuple[PhaseKey, bytes, bytes], ActiveList] | None = None
 
     def agreed(self, key: PhaseKey, phase: Phase) -> ActiveList:
         """The list that this site went by when it answered ``phase`` in the attempt."""
@@ -30,8 +33,14 @@ class Participants:
     def verified(self, key: PhaseKey, request: bytes) -> ActiveList:
         """The list, if everyone on it signed for this attempt, this site among them, and they are enough.
 
-        :class:`Violation` otherwise.
+        :class:`Violation` otherwise. Each step of an attempt goes by the same list, whose signatures are checked once.
         """
+        asked = (replace(key, phase=Phase.PRESENCE), self._setup.roster().hash, request)
+        if self._last is None or self._last[0] != asked:
+            self._last = (asked, self._checked(key, request))
+        return self._last[1]
+
+    def _checked(self, key: PhaseKey, request: bytes) -> ActiveList:
         active = codec.decode_active_list(request, self._limits)
         begun = PhaseKey(key.run, key.round, key.attempt, Phase.PRESENCE)
         try:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from crypto.protection import Payload
 from crypto.roster import Roster
 from protoseal_wire.messages import ActiveList, Phase, PhaseKey, PresenceStatement
 from secure_server.run_state import Groups, Quorum
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,26 @@ class Attempt:
 
     def among(self, group: tuple[str, ...], phase: Phase) -> tuple[str, ...]:
         """Who of the group answered a step that is over."""
-        return tuple(site for site in self.survivors[phase] if site in group)
+        members = frozenset(group)
+        return tuple(site for site in self.survivors[phase] if site in members)
 
     def read_by(self, answer: Callable[[PhaseKey, str], bytes]) -> Attempt:
         """The same with answers from elsewhere, by a step's key and site: from a connection of another thread."""
         return replace(self, answer=lambda phase, site: answer(replace(self.key, phase=phase), site))
+
+
+class Kept(Generic[T]):
+    """What was worked out for one attempt, kept until another is asked about: each of its sites asks for the same."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[tuple[object, ...], T] | None = None
+
+    def of(self, about: tuple[object, ...], make: Callable[[], T]) -> T:
+        """What ``make`` gave, which follows from ``about`` alone."""
+        kept = self._kept  # which another thread may replace meanwhile
+        if kept is None or kept[0] != about:
+            kept = self._kept = (about, make())
+        return kept[1]
 
 
 @dataclass(frozen=True)

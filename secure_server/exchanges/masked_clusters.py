@@ -20,7 +20,6 @@ from crypto.pairwise.scheme import SCHEME
 from crypto.protection import Payload
 from protoseal.config import Agreement
 from protoseal.means import check_samples
-from protoseal_wire import codec
 from protoseal_wire.assignment import broadcast
 from protoseal_wire.codec import Limits
 from protoseal_wire.messages import Phase
@@ -54,7 +53,7 @@ class MaskedClusters(PairwiseSums):
         """The list, the assignment, and what a masked sum asks."""
         match phase:
             case Phase.DIRECTIONS:
-                return codec.encode_active_list(attempt.active)
+                return self.listed(attempt)
             case Phase.SHARES:
                 return self._directions.told(attempt).content
             case _:

@@ -39,7 +39,7 @@ from protoseal_wire.messages import (
     SurvivorSignature,
 )
 from secure_server.errors import BadPayload
-from secure_server.exchanges.attempt import Attempt, GroupFailure, Outcome
+from secure_server.exchanges.attempt import Attempt, GroupFailure, Kept, Outcome
 from secure_server.exchanges.mixing import GroupSum, check_means, for_members, results_of
 from secure_server.exchanges.suspicions import Released, suspicions
 from secure_server.run_state import Quorum
@@ -72,8 +72,10 @@ class PairwiseSums:
 
     def __init__(self, agreement: Agreement, limits: Limits) -> None:
         self._agreement, self._limits = agreement, limits
-        self._relayed: tuple[tuple[object, ...], Mapping[str, list[SealedShare]]] | None = None
-        self._kept: tuple[tuple[object, ...], dict[str, bytes]] | None = None
+        self._listed = Kept[bytes]()
+        self._relayed = Kept[Mapping[str, list[SealedShare]]]()
+        self._on_sharers = Kept[dict[str, bytes]]()
+        self._on_survivors = Kept[Mapping[tuple[str, ...], tuple[SurvivorSignature, ...]]]()
 
     def quorums(self, attempt: Attempt) -> tuple[Quorum, ...]:
         """Of each group: enough for the threshold, and while vectors come in, for each active class too."""
@@ -118,13 +120,17 @@ class PairwiseSums:
         group = attempt.group_of(site)
         match phase:
             case Phase.SHARES:
-                return codec.encode_active_list(attempt.active)
+                return self.listed(attempt)
             case Phase.VALUES:
                 return codec.encode_received_shares(self._received(attempt, group, site))
             case Phase.SURVIVORS:
                 return codec.encode_survivor_set(SurvivorSet(attempt.among(group, Phase.VALUES)))
             case _:
                 return codec.encode_signed_survivors(self._signed(attempt, group, site))
+
+    def listed(self, attempt: Attempt) -> bytes:
+        """The participants' statements, the same for all of them."""
+        return self._listed.of((attempt.key, attempt.sites), lambda: codec.encode_active_list(attempt.active))
 
     def _received(self, attempt: Attempt, group: tuple[str, ...], site: str) -> ReceivedShares:
         """In a sparse graph with the names of all that made shares."""
@@ -133,22 +139,29 @@ class PairwiseSums:
         return ReceivedShares(self._shares_for(attempt, site), sharers)
 
     def _shares_for(self, attempt: Attempt, site: str) -> tuple[SealedShare, ...]:
-        """By sender. There may be as many as pairs of sites, and each of them asks: decoded once."""
+        """By sender."""
         senders = attempt.survivors[Phase.SHARES]
-        key, relayed = (attempt.key, senders), self._relayed  # which another thread may replace meanwhile
-        if relayed is None or relayed[0] != key:
-            made: defaultdict[str, list[SealedShare]] = defaultdict(list)
-            for sender in senders:
-                content = attempt.answer(Phase.SHARES, sender)
-                for share in codec.decode_shares_made(content, self._limits).shares:
-                    made[share.recipient].append(share)
-            relayed = self._relayed = (key, made)
-        return tuple(relayed[1].get(site, ()))
+        relayed = self._relayed.of((attempt.key, senders), lambda: self._all_shares(attempt, senders))
+        return tuple(relayed.get(site, ()))
+
+    def _all_shares(self, attempt: Attempt, senders: Sequence[str]) -> Mapping[str, list[SealedShare]]:
+        """By recipient. There may be as many as pairs of sites."""
+        made: defaultdict[str, list[SealedShare]] = defaultdict(list)
+        for sender in senders:
+            content = attempt.answer(Phase.SHARES, sender)
+            for share in codec.decode_shares_made(content, self._limits).shares:
+                made[share.recipient].append(share)
+        return made
 
     def _signed(self, attempt: Attempt, group: tuple[str, ...], site: str) -> SignedSurvivors:
-        signatures = tuple(self._signature(attempt, each) for each in attempt.among(group, Phase.SURVIVORS))
-        survivors = attempt.among(group, Phase.VALUES)
-        return SignedSurvivors(survivors, signatures, self._of_owners(attempt, group, survivors, site))
+        signed, survivors = attempt.survivors[Phase.SURVIVORS], attempt.among(group, Phase.VALUES)
+        signatures = self._on_survivors.of(
+            (attempt.key, signed), lambda: {each: self._all_signed(attempt, each) for each in attempt.groups}
+        )
+        return SignedSurvivors(survivors, signatures[group], self._of_owners(attempt, group, survivors, site))
+
+    def _all_signed(self, attempt: Attempt, group: tuple[str, ...]) -> tuple[SurvivorSignature, ...]:
+        return tuple(self._signature(attempt, each) for each in attempt.among(group, Phase.SURVIVORS))
 
     def _of_owners(
         self, attempt: Attempt, group: tuple[str, ...], survivors: tuple[str, ...], site: str
@@ -169,10 +182,7 @@ class PairwiseSums:
 
     def _signatures(self, attempt: Attempt) -> dict[str, bytes]:
         """Those of the attempt that are known."""
-        key, kept = (attempt.key, attempt.survivors[Phase.SHARES]), self._kept
-        if kept is None or kept[0] != key:
-            kept = self._kept = (key, {})
-        return kept[1]
+        return self._on_sharers.of((attempt.key, attempt.survivors[Phase.SHARES]), dict)
 
     def _signature(self, attempt: Attempt, site: str) -> SurvivorSignature:
         return codec.decode_survivor_signature(attempt.answer(Phase.SURVIVORS, site), self._limits)
@@ -308,5 +318,5 @@ class PairwiseSums:
 
 
 def _public(attempt: Attempt, group: tuple[str, ...]) -> Mapping[str, MaskKeys]:
-    stated = {site: attempt.statement(site).keys for site in group}
-    return {site: keys for site, keys in stated.items() if keys is not None}
+    stated = {each.site: each.keys for each in attempt.active.statements}
+    return {site: keys for site in group if (keys := stated[site]) is not None}

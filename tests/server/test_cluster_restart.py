@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from protoseal.config import Agreement
+from protoseal_wire.codec import Limits
 from protoseal_wire.messages import DownloadRequest, Phase, UploadHeader
 from secure_server.aggregate import Aggregator
 from secure_server.coordinator import Coordinator
 from secure_server.exchanges import directions
+from secure_server.exchanges.attempt import Kept
 from secure_server.exchanges.masked_clusters import MaskedClusters
 from tests.adversary.cluster_play import clustered_agreement
 from tests.adversary.victim import Scene, stopped_at
@@ -52,8 +55,23 @@ def test_a_restarted_coordinator_has_it_before_it_is_asked(
     coordinator.upload(B, header, scene.honest)
 
 
+class OvertakenKept(Kept[Any]):
+    """As below, of what is kept."""
+
+    @property
+    def _kept(self) -> Any:
+        return ("another attempt",), {}
+
+    @_kept.setter
+    def _kept(self, _: Any) -> None: ...
+
+
 class Overtaken(MaskedClusters):
     """Between any two steps another thread has put another attempt's in the place of what is known."""
+
+    def __init__(self, agreement: Agreement, limits: Limits) -> None:
+        super().__init__(agreement, limits)
+        self._listed = self._relayed = OvertakenKept()
 
     @property
     def _known(self) -> Any:
@@ -61,13 +79,6 @@ class Overtaken(MaskedClusters):
 
     @_known.setter
     def _known(self, _: Any) -> None: ...
-
-    @property
-    def _relayed(self) -> Any:
-        return "another attempt", {}
-
-    @_relayed.setter
-    def _relayed(self, _: Any) -> None: ...
 
 
 def test_another_attempt_s_is_never_handed_out(scene: Scene) -> None:

@@ -21,6 +21,8 @@ from protoseal_wire.messages import (
     SignedSurvivors,
 )
 from secure_server.errors import BadPayload
+from secure_server.exchanges.attempt import Kept
+from secure_server.exchanges.pairwise import PairwiseSums
 from tests.adversary.victim import Scene, stopped_at
 from tests.support.grouped import EVERYONE
 from tests.support.summed import method_agreement
@@ -197,8 +199,8 @@ def test_after_a_restart_the_same_is_sent() -> None:
     """Words on whom sites mask with are read out of what they uploaded, where they are not at hand."""
     with stopped_at(agreement(), VICTIM, Phase.UNMASK) as scene:
         exchange = scene.coordinator._aggregator.exchange(1)
-        exchange._kept = None  # type: ignore[attr-defined]
-        exchange._relayed = None  # type: ignore[attr-defined]
+        assert isinstance(exchange, PairwiseSums)
+        exchange._on_sharers, exchange._relayed, exchange._on_survivors = Kept(), Kept(), Kept()
         assert (
             scene.coordinator._requests.content(scene.coordinator.state, scene.key, VICTIM) == scene.request
         )

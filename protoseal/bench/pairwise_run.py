@@ -1,0 +1,214 @@
+"""A masked round of many sites through their own sessions and the coordinator, for ``protoseal bench pairwise``.
+
+Journals, the store, certificates, the roster and every check are those of a deployment, in one process and without
+sockets. There is a model with next to nothing to train: one layer on features that are the pixels again and again.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from time import process_time
+
+import numpy as np
+from torch import Tensor, nn
+
+from protoseal.bench.pairwise_parties import Float
+from protoseal.config import Agreement, MaskingSection, Method, Protection
+from protoseal.federation import DirectTransport, LocalFederation, LocalSite
+from protoseal.terms import limits_of, result_form
+from protoseal.trainees import SiteTesting
+from protoseal_wire import codec
+from protoseal_wire.messages import Phase, PhaseKey, Task, Work
+from secure_client.data import SiteData
+from secure_client.data.arrays import Samples
+from secure_client.data.preprocess import to_dataset
+
+SIDE = 8
+_NEVER = 10**6
+_NORM_BOUND = 10.0
+
+_ACKNOWLEDGED = 64
+"""Bytes: an acknowledgement has fewer, a result has more."""
+
+
+class Repeated(nn.Module):
+    """Pixels again and again: (B, 1, 8, 8) to (B, dim), which costs nothing to compute or to keep."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self._dim = dim
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Their first ``dim`` numbers."""
+        pixels = images.flatten(1)
+        return pixels.repeat(1, -(-self._dim // pixels.shape[1]))[:, : self._dim]
+
+
+def build(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
+    """(backbone, classifier), as a model of one's own."""
+    return Repeated(dim), nn.Linear(dim, num_classes)
+
+
+class _Timed(DirectTransport):
+    """A site's calls, with the coordinator's seconds in them and the bytes of both directions."""
+
+    def __init__(self, calls: DirectTransport, round_: Round) -> None:
+        super().__init__(calls._coordinator, calls._run, calls._site)
+        self._round = round_
+
+    def next_task(self) -> Task:
+        """See :class:`secure_client.runner.Transport`, here and below."""
+        with self._round.in_coordinator():
+            return super().next_task()
+
+    def download(self, work: Work) -> bytes:
+        with self._round.in_coordinator():
+            content = super().download(work)
+        self._round.count(self._site, work.key, content)
+        return content
+
+    def upload(self, key: PhaseKey, content: bytes) -> None:
+        with self._round.in_coordinator():
+            super().upload(key, content)
+        self._round.count(self._site, key, content)
+
+
+class Round:
+    """What one round took: by phase the coordinator's seconds and those of each site that stayed; bytes of each."""
+
+    def __init__(self) -> None:
+        self.coordinator: defaultdict[Phase, float] = defaultdict(float)
+        self.sites: defaultdict[Phase, list[float]] = defaultdict(list)
+        self.bytes_of: defaultdict[str, int] = defaultdict(int)
+        self.results: set[bytes] = set()
+        self._spent = 0.0
+
+    def count(self, site: str, key: PhaseKey, content: bytes) -> None:
+        """What was sent or received, but for the result, which a plain sum has as well, and the set-up."""
+        if key.round == 1 and key.phase is not Phase.RESULT:
+            self.bytes_of[site] += len(content)
+        elif key.round == 1 and len(content) > _ACKNOWLEDGED:
+            self.results.add(content)
+
+    @contextmanager
+    def in_coordinator(self) -> Iterator[None]:
+        """A call that it answers."""
+        begin = process_time()
+        yield
+        self._spent += process_time() - begin
+
+    def taken(self) -> float:
+        """The coordinator's seconds since this was last asked."""
+        spent, self._spent = self._spent, 0.0
+        return spent
+
+    @property
+    def bytes(self) -> float:
+        """Sent and received by the median site that stayed."""
+        return statistics.median(self.bytes_of.values())
+
+    @property
+    def site_seconds(self) -> float:
+        """Of the median site, all phases but PRESENCE, where it trains."""
+        return sum(statistics.median(of) for phase, of in self.sites.items() if phase is not Phase.PRESENCE)
+
+    @property
+    def coordinator_seconds(self) -> float:
+        """All phases."""
+        return sum(self.coordinator.values())
+
+
+def play(sites: int, classes: int, dim: int, dropped: int, masking: MaskingSection) -> Round:
+    """The first round of FedProto. ``dropped`` sites make shares and leave; the others get its result.
+
+    ``RuntimeError`` unless the round came out at its first attempt.
+    """
+    agreement = _agreement(sites, classes, dim, masking)
+    data = _data(agreement, sites)
+    leaving = {name for i, name in enumerate(data) if _drops(i, sites, dropped)}
+    with LocalFederation(agreement, data, testing=SiteTesting(every=_NEVER)) as federation:
+        return _round(federation, leaving)
+
+
+def _round(federation: LocalFederation, leaving: set[str]) -> Round:
+    round_, sent = Round(), dict[str, Float]()
+    for site in federation.sites:
+        site.transport = _Timed(site.transport, round_)
+        site.join()
+    there = list(federation.sites)
+    while federation.coordinator.state.round < 2:
+        for site in tuple(there):
+            phase = _turn(site, round_, stays=site.name not in leaving)
+            if phase is Phase.VALUES:
+                sent[site.name] = site.trainee.trained(1)[0]
+            if phase is Phase.SHARES and site.name in leaving:
+                site.transport.leave()
+                there.remove(site)
+    (only,) = federation.rounds
+    if (only.attempt, only.abandoned) != (1, False):
+        raise RuntimeError("the round did not come out at its first attempt")
+    for name in leaving:
+        round_.bytes_of.pop(name)
+    _check_mean(federation.agreement, round_, list(sent.values()))
+    return round_
+
+
+def _turn(site: LocalSite, round_: Round, *, stays: bool) -> Phase | None:
+    """The step of round 1 that the site did, if there was one for it."""
+    begin = process_time()
+    task = site.step()
+    whole, coordinator = process_time() - begin, round_.taken()
+    if not isinstance(task, Work) or task.key.round != 1:
+        return None
+    round_.coordinator[task.key.phase] += coordinator
+    if stays:
+        round_.sites[task.key.phase].append(whole - coordinator)
+    return task.key.phase
+
+
+def _check_mean(agreement: Agreement, round_: Round, rows: Sequence[Float]) -> None:
+    """A result that is not the mean over those whose values came is no result to time."""
+    (content,) = round_.results
+    found = codec.decode_payload(content, limits_of(agreement), result_form(agreement)).arrays[0]
+    half_a_unit = agreement.fixed_point().resolution / 2
+    if (np.abs(found - np.mean(rows, axis=0).ravel()) > half_a_unit + 1e-12).any():
+        raise RuntimeError("the result is not the mean of the survivors' values")
+
+
+def _drops(place: int, sites: int, dropped: int) -> bool:
+    """Spread evenly."""
+    return (place + 1) * dropped // sites > place * dropped // sites
+
+
+def _agreement(sites: int, classes: int, dim: int, masking: MaskingSection) -> Agreement:
+    return Agreement.model_validate(
+        {
+            "federation": "bench.example",
+            "run": "bench",
+            "method": Method.FEDPROTO,
+            "protection": Protection.MASKED,
+            "rounds": 2,
+            "classes": tuple(str(label) for label in range(classes)),
+            "dim": dim,
+            "norm_bound": _NORM_BOUND,
+            "max_sites": max(256, sites),
+            "preprocessing": {"image_size": SIDE, "channels": 1, "mean": (0.5,), "std": (0.5,)},
+            "masking": masking,
+            "training": {"model": f"{__name__}:build", "batch_size": classes, "local_epochs": 1},
+        }
+    )
+
+
+def _data(agreement: Agreement, sites: int) -> dict[str, SiteData]:
+    """One image of each class at each site."""
+    generator, labels = np.random.default_rng(0), np.arange(len(agreement.classes))
+    data: dict[str, SiteData] = {}
+    for number in range(1, sites + 1):
+        name = f"site-{number:04d}"
+        images = generator.integers(0, 256, (len(labels), SIDE, SIDE, 1), dtype=np.uint8)
+        samples = Samples(images, labels, np.zeros_like(labels))
+        data[name] = SiteData(to_dataset(samples, agreement.preprocessing, where=name), None)
+    return data

@@ -1,0 +1,225 @@
+"""What a coordinator holds of a masked sum together with members that tell it everything, and what they make of it.
+
+An attempt runs to its end with everyone answering honestly, so that the coordinator has all that it is ever given. The
+colluders are one fewer than it takes to open a secret by themselves. They take off an honest member's masked words all
+masks that they can derive, also by guesses that would be right if one share less opened a secret. What is left must
+not tell which of two vectors that member sent, when another honest one makes up for the difference, so that the sum
+over the honest is the same: :func:`statistic` counts, byte by byte, how far the two differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import chi2, ncx2  # type: ignore[import-untyped]  # it ships no types
+
+from crypto.errors import MalformedError
+from crypto.pairwise.graph import Graph, graph_among
+from crypto.pairwise.keystream import add_streams
+from crypto.pairwise.masks import pair_keys, self_key
+from crypto.pairwise.parts import ReleasedShare, ShareKind
+from crypto.pairwise.secrets import public_of
+from crypto.protection import Words
+from crypto.shamir import combine
+from tests.crypto.masked_group import Group, binding_of, names
+
+FALSE_ALARM = 1e-12
+"""Of one place of one test. There are fewer than a thousand in all, so that one run in 10^9 fails for nothing."""
+RUNS, LENGTH = 8, 1 << 15
+"""Attempts for each of the two vectors, and words in each."""
+_BYTE = 256
+
+Counts = NDArray[np.int64]
+
+
+class LearntError(Exception):
+    """What the colluders are left with depends on what an honest member sent."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """``count`` members. Some ``colluding`` help the coordinator: as many as open nothing by themselves.
+
+    The victim is the first by name, and the second makes up for what it sends. The last ``dropped`` have shared and
+    their vectors do not arrive; with ``late`` the victim's is another such, and arrives when the others have released.
+    """
+
+    count: int
+    dropped: int = 0
+    late: bool = False
+    graph: Graph | None = None
+
+    @property
+    def colluding(self) -> int:
+        """One fewer than open a secret."""
+        return graph_among(self.count, self.graph).threshold - 1
+
+
+SCENES = {
+    "two honest": Scene(5),
+    "three honest": Scene(8),
+    "two honest, and one that dropped out": Scene(7, dropped=1),
+    "a vector that comes late": Scene(7, late=True),
+    "sparse": Scene(16, dropped=3, graph=Graph(16, 7, 4, 1000)),
+    "sparse, a vector that comes late": Scene(16, dropped=2, late=True, graph=Graph(16, 7, 4, 1000)),
+}
+"""The sparse graph is that for 16 members, 2 that collude and 3 that drop out; here all colluders hold shares."""
+
+
+@dataclass(frozen=True)
+class View:
+    """All that the coordinator and the colluders hold when an attempt is over."""
+
+    group: Group
+    masked: Mapping[str, Words]
+    released: Mapping[str, tuple[ReleasedShare, ...]]
+    colluders: tuple[str, ...]
+    honest: tuple[str, ...]
+    """Those whose masked words arrived, the victim first."""
+
+    def left_over(self, site: str, *, guessing: bool = False) -> Words:
+        """An honest member's words without any mask that they can derive.
+
+        ``guessing``: secrets that they have one share too few of are put together as if one less were enough.
+        """
+        binding, plus, minus = self.group.binding, list[bytes](), list[bytes]()
+        seed = self._opened(site, ShareKind.SEED, guessing=guessing)
+        if seed is not None:
+            minus.append(self_key(seed, binding, site))
+        for peer, key in self._pair_keys(site).items():
+            (minus if site < peer else plus).append(key)
+        return add_streams(self.masked[site], plus, minus)
+
+    def _pair_keys(self, site: str) -> dict[str, bytes]:
+        """Of masks with colluders, with members whose key opened, and with all if its own did."""
+        binding, public, graph = self.group.binding, self.group.public, self.group.graph
+        others = [name for name in binding.group if name != site]
+        own = self._mask_key(site)
+        if own is not None:
+            return pair_keys(own, public, binding, site, others, graph)
+        keys: dict[str, bytes] = {}
+        for peer in others:
+            private = self.group.sites[peer].secrets.mask if peer in self.colluders else self._mask_key(peer)
+            if private is not None:
+                for key in pair_keys(private, public, binding, peer, [site], graph).values():
+                    keys[peer] = key
+        return keys
+
+    def _mask_key(self, owner: str) -> bytes | None:
+        """A guess is as good as knowledge here: the public half tells whether it is right."""
+        key = self._opened(owner, ShareKind.KEY, guessing=True)
+        return key if key is not None and public_of(key) == self.group.public[owner].mask else None
+
+    def _opened(self, owner: str, kind: ShareKind, *, guessing: bool) -> bytes | None:
+        """A secret from all shares that they have; wrong, or none, if they have too few."""
+        shares = self._shares(owner, kind)
+        needed = graph_among(len(self.group.binding.group), self.group.graph).threshold
+        try:
+            return combine(shares, needed - 1 if guessing and len(shares) < needed else needed)
+        except MalformedError:
+            return None
+
+    def _shares(self, owner: str, kind: ShareKind) -> dict[int, bytes]:
+        binding = self.group.binding
+        shares = {
+            binding.position(name): pair.seed if kind is ShareKind.SEED else pair.key
+            for name in self.colluders
+            for holder, pair in self.group.sites[name].held.items()
+            if holder == owner
+        }
+        for name, answer in self.released.items():
+            for item in answer:
+                if (item.owner, item.kind) == (owner, kind):
+                    shares[binding.position(name)] = item.share
+        return shares
+
+
+def attempt(scene: Scene, vectors: Mapping[str, Words]) -> View:
+    """One attempt with fresh keys, up to what members release."""
+    members = names(scene.count)
+    group = Group.of(binding_of(members), scene.graph)
+    group.share()
+    victim, helper = members[:2]
+    gone: tuple[str, ...] = (victim,) if scene.late else ()
+    gone += members[len(members) - scene.dropped :] if scene.dropped else ()
+    holders = [name for name in members[2:] if name not in gone and victim in group.sites[name].held]
+    colluders = tuple(holders[-scene.colluding :])
+    survivors = tuple(name for name in members if name not in gone)
+    arrived = sorted({*survivors, victim})
+    masked = group.mask(vectors, members, arrived)
+    released = group.release(members, survivors, survivors)
+    honest = tuple(name for name in arrived if name not in colluders)
+    assert helper in honest
+    assert len(colluders) == scene.colluding
+    return View(group, masked, released, colluders, honest)
+
+
+def vectors_of(scene: Scene, sent: int) -> dict[str, Words]:
+    """The victim sends ``sent`` everywhere, the others constants; the second, if both are in the sum, what is missing
+    to a sum that does not depend on ``sent``.
+    """
+    members = names(scene.count)
+    vectors: dict[str, Words] = {name: np.full(LENGTH, 0x3C3C3C3C, np.uint32) for name in members}
+    vectors[members[0]] = np.full(LENGTH, sent, np.uint32)
+    if not scene.late:
+        vectors[members[1]] -= vectors[members[0]]
+    return vectors
+
+
+def left_over(view: View) -> Iterator[tuple[str, Words]]:
+    """The victim's words; with a guess at what they lack; and with the words of an honest third added.
+
+    The victim's and the second's together are a sum that is the same for both vectors.
+    """
+    victim, _, *others = view.honest
+    alone = view.left_over(victim)
+    yield "the victim", alone
+    yield "the victim, by a guess", view.left_over(victim, guessing=True)
+    for other in others[:1]:
+        yield "the victim and another", alone + view.left_over(other)
+
+
+def counts_of(scene: Scene, sent: int, runs: int) -> dict[str, Counts]:
+    """How often each byte stands at each place of the words, (4, 256), over attempts with fresh keys."""
+    counts: dict[str, Counts] = {}
+    for _ in range(runs):
+        for name, words in left_over(attempt(scene, vectors_of(scene, sent))):
+            counts[name] = counts.get(name, np.zeros((4, _BYTE), np.int64)) + _counted(words)
+    return counts
+
+
+def _counted(words: Words) -> Counts:
+    columns = words.view(np.uint8).reshape(len(words), -1)
+    return np.stack([np.bincount(column, minlength=_BYTE) for column in columns.T])
+
+
+def check_learnt_nothing(scene: Scene, runs: int = RUNS) -> None:
+    """:class:`LearntError` if what is left tells a victim that sends zeros from one that sends ones."""
+    zeros, ones = (counts_of(scene, sent, runs) for sent in (0, 0xFFFFFFFF))
+    for name, counts in zeros.items():
+        for place in range(4):
+            found = statistic(counts[place], ones[name][place])
+            if found > LIMIT:
+                raise LearntError(f"{name}: byte {place} depends on the input ({found:.0f} > {LIMIT:.0f})")
+
+
+LIMIT: float = chi2.isf(FALSE_ALARM, _BYTE - 1)
+
+
+def statistic(one: Counts, other: Counts) -> float:
+    """Pearson's chi-square for two samples of as many bytes: 255 degrees of freedom if they are alike."""
+    both = one + other
+    return float((((one - other) ** 2)[both > 0] / both[both > 0]).sum())
+
+
+def power(share: float, words: int = RUNS * LENGTH) -> float:
+    """How surely it is noticed if a ``share`` of the words is bare and the rest uniform.
+
+    Of ``words`` bytes of each sample that share stands at one byte, at 0 in one and at 255 in the other.
+    """
+    uniform = words * (1 - share) / _BYTE
+    excess = share * words
+    return float(ncx2.sf(LIMIT, _BYTE - 1, 2 * excess**2 / (2 * uniform + excess)))

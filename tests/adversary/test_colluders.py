@@ -1,0 +1,140 @@
+"""One colluder fewer than it takes to open a secret, and the coordinator: what they hold does not tell inputs apart.
+
+Significance: by chance one run of this module in 10^9 fails. Power: of 2^18 words for each of two inputs, one bare
+word of 256 is noticed but for 10^-9. Doubles that leak, wholly or that little, are noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from crypto.pairwise import keystream, masks
+from crypto.pairwise.masks import linked, pair_keys
+from crypto.protection import Words
+from crypto.shamir import split, split_among
+from tests.adversary.colluders import (
+    FALSE_ALARM,
+    LENGTH,
+    LIMIT,
+    RUNS,
+    SCENES,
+    LearntError,
+    Scene,
+    attempt,
+    check_learnt_nothing,
+    power,
+    statistic,
+    vectors_of,
+)
+from tests.crypto.masked_group import names
+
+BARE = 256
+"""One word of so many has no mask in the double that leaks little."""
+
+_next = keystream._next
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_colluders_below_the_threshold_learn_nothing(scene: str) -> None:
+    check_learnt_nothing(SCENES[scene])
+
+
+# Doubles that leak
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_it_shows_if_one_share_less_opens_a_secret(scene: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "crypto.pairwise.shares.split", lambda secret, needed, count: split(secret, needed - 1, count)
+    )
+    monkeypatch.setattr(
+        "crypto.pairwise.shares.split_among", lambda secret, needed, at: split_among(secret, needed - 1, at)
+    )
+    with pytest.raises(LearntError, match=r"by a guess|the victim: byte 0"):
+        check_learnt_nothing(SCENES[scene], runs=1)
+
+
+def _without_one(
+    private: bytes, public: Mapping[str, Any], binding: Any, site: str, peers: Sequence[str], graph: Any
+) -> dict[str, bytes]:
+    """The mask of the first two members is left out."""
+    first_two = names(len(binding.group))[:2]
+    keys = pair_keys(private, public, binding, site, peers, graph)
+    return {peer: key for peer, key in keys.items() if {site, peer} != set(first_two)}
+
+
+@pytest.mark.parametrize("scene", ["two honest", "two honest, and one that dropped out"])
+def test_it_shows_if_the_one_mask_that_counts_is_left_out(
+    scene: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(masks, "pair_keys", _without_one)
+    with pytest.raises(LearntError, match="the victim: byte 0"):
+        check_learnt_nothing(SCENES[scene], runs=1)
+
+
+def test_one_mask_of_several_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A third honest member has masks with both."""
+    monkeypatch.setattr(masks, "pair_keys", _without_one)
+    check_learnt_nothing(SCENES["three honest"], runs=1)
+
+
+def test_it_shows_if_masks_are_so_few_that_some_attempts_leave_members_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A chance of 15 of 1024: in four attempts of five the victim has no mask with the honest."""
+    monkeypatch.setattr(masks, "linked", lambda secret, pair, chance: linked(secret, pair, chance // 64))
+    with pytest.raises(LearntError, match="the victim: byte 0"):
+        check_learnt_nothing(SCENES["sparse"])
+
+
+@pytest.mark.parametrize("scene", [name for name in SCENES if "late" in name])
+def test_it_shows_if_a_late_vector_has_no_mask_of_its_own(
+    scene: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def only_pairs(words: Words, plus: Sequence[bytes], minus: Sequence[bytes]) -> Words:
+        return keystream.add_streams(words, plus[1:], minus)
+
+    monkeypatch.setattr(masks, "add_streams", only_pairs)
+    with pytest.raises(LearntError, match="the victim: byte 0"):
+        check_learnt_nothing(SCENES[scene], runs=1)
+
+
+# Its power
+
+
+def test_little_is_noticed_as_surely_as_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_gaps(*arguments: Any) -> Words:
+        words = _next(*arguments).copy()
+        words[::BARE] = 0
+        return words
+
+    assert power(1.0 / BARE) > 1.0 - 1e-9
+    monkeypatch.setattr(keystream, "_next", with_gaps)
+    with pytest.raises(LearntError, match="the victim: byte 0"):
+        check_learnt_nothing(SCENES["two honest"])
+
+
+def test_what_is_alike_is_taken_for_alike() -> None:
+    """Of 200 pairs of uniform samples none is beyond the limit, and they are as far apart as chance has it."""
+    generator, found = np.random.default_rng(3), list[float]()
+    for _ in range(200):
+        one, other = (np.bincount(generator.integers(0, 256, RUNS * LENGTH), minlength=256) for _ in "12")
+        found.append(statistic(one, other))
+    assert max(found) < LIMIT
+    assert np.mean(found) == pytest.approx(255.0, abs=5 * np.sqrt(2 * 255 / 200))
+    assert FALSE_ALARM * 4 * 3 * len(SCENES) < 1e-9
+
+
+def test_colluders_hold_what_they_are_said_to_hold() -> None:
+    """One of them more opens the victim: the scene gives the test something to find."""
+    for scene in SCENES.values():
+        view = attempt(scene, vectors_of(scene, 0))
+        assert (
+            sum(view.honest[0] in view.group.sites[name].held for name in view.colluders) == scene.colluding
+        )
+        assert len(view.honest) >= 2
+    assert Scene(5).colluding == 3
