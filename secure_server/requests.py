@@ -18,7 +18,7 @@ from protoseal_wire.messages import (
 )
 from secure_server.aggregate import Aggregator
 from secure_server.errors import WrongPhase
-from secure_server.exchanges.attempt import Attempt
+from secure_server.exchanges.attempt import Attempt, Kept
 from secure_server.members import Members
 from secure_server.rounds import State
 from secure_server.store import Given, Store
@@ -32,7 +32,7 @@ class Requests:
         self._members, self._aggregator = members, aggregator
         self._limits = limits_of(agreement)
         self._group_keys: tuple[PhaseKey, GroupKeys] | None = None
-        self._stated: tuple[PhaseKey, dict[str, PresenceStatement]] | None = None
+        self._stated = Kept[dict[str, PresenceStatement]]()
 
     def content(self, state: State, key: PhaseKey, site: str) -> bytes:
         """The request of ``key`` for ``site``. :class:`WrongPhase` when there is none."""
@@ -121,10 +121,8 @@ class Requests:
 
     def _active_list(self, state: State, sites: Sequence[str]) -> ActiveList:
         key = state.presence_key
-        if self._stated is None or self._stated[0] != key:
-            # Each request and each answer of the attempt needs all of them, and they stay as they are: decoded once.
-            self._stated = (key, {})
-        stated = self._stated[1]
+        # Each request and each answer of the attempt needs all of them, and they stay as they are: decoded once.
+        stated = self._stated.of((key,), dict)
         for site in sites:
             if site not in stated:
                 stated[site] = codec.decode_presence(self._answer(key, site), self._limits)
