@@ -14,7 +14,7 @@ from secure_client.methods.encrypted_clusters import EncryptedClustered
 from secure_client.methods.encrypted_sums import EncryptedGroupSums, EncryptedSums
 from secure_client.methods.hidden import HiddenPfpl, HiddenSums
 from secure_client.methods.masked_clusters import MaskedClustered
-from secure_client.methods.method import Method
+from secure_client.methods.method import Method, Parts
 from secure_client.methods.pfpl import Pfpl
 from secure_client.methods.sums import Sums
 from secure_client.setup import Party, Setup
@@ -31,21 +31,19 @@ def build_method(
 ) -> Method:
     """Raises ``ValueError`` for a method that runs in no session."""
     family, protection = agreement.method.traits.family, agreement.protection
-    parts = (agreement, party.name, trainee, journal, setup, participants)
     masks = MaskedSum(agreement, party, setup, journal)
+    parts = Parts(agreement, party.name, trainee, journal, setup, participants, masks)
     match family:
         case Family.PEERS:
-            return (HiddenPfpl if agreement.hidden else Pfpl)(
-                agreement, party.name, trainee, setup, participants
-            )
+            return HiddenPfpl(parts) if agreement.hidden else Pfpl(parts)
         case Family.ALONE:
             raise ValueError(f"method {agreement.method.value} runs in no session")
         case Family.CLUSTERS if protection is Protection.MASKED:
-            return MaskedClustered(*parts, masks)
+            return MaskedClustered(parts)
         case Family.CLUSTERS:
-            return (EncryptedClustered if protection is Protection.CKKS else Clustered)(*parts)
+            return EncryptedClustered(parts) if protection is Protection.CKKS else Clustered(parts)
         case Family.GROUPS | Family.SUMS:
-            return _sums_of(agreement)(*parts, masks)
+            return _sums_of(agreement)(parts)
         case _:
             assert_never(family)
 

@@ -15,7 +15,6 @@ from crypto.pairwise.parts import MaskKeys
 from crypto.plain import SCHEME as PLAIN
 from crypto.protection import Payload
 from crypto.rows import whole_numbers
-from protoseal.config import Agreement
 from protoseal.config.clustering import counted_samples
 from protoseal.terms import limits_of, longest_mean, result_form
 from protoseal_wire import codec
@@ -23,13 +22,9 @@ from protoseal_wire.messages import PhaseKey, RoundStart
 from secure_client.bounds import check_averaged_bounds, check_local_number
 from secure_client.errors import Violation
 from secure_client.exchanges.pairwise import Group
-from secure_client.exchanges.participants import Participants
-from secure_client.journal import Journal
 from secure_client.methods.members import Members
-from secure_client.methods.method import Given
+from secure_client.methods.method import Given, Parts
 from secure_client.methods.start import Starts
-from secure_client.setup import Setup
-from secure_client.trainee import Trainee
 
 _WEIGHTS_OFF = 1e-9
 """How far the weights of a class's clusters may be from 1 together: rounding."""
@@ -48,20 +43,14 @@ class Clustered:
     scheme = PLAIN
     """Of results."""
 
-    def __init__(
-        self,
-        agreement: Agreement,
-        site: str,
-        trainee: Trainee,
-        journal: Journal,
-        setup: Setup,
-        participants: Participants,
-    ) -> None:
-        self._agreement, self._site, self._trainee = agreement, site, trainee
-        self._journal, self._setup = journal, setup
-        self._limits = limits_of(agreement)
-        self._starts = Starts(agreement, site, journal, setup)
-        self._members = Members(agreement, trainee, journal, participants, self._starts)
+    def __init__(self, parts: Parts) -> None:
+        self._agreement, self._site, self._trainee = parts.agreement, parts.site, parts.trainee
+        self._journal, self._setup, self._masks = parts.journal, parts.setup, parts.masks
+        self._limits = limits_of(parts.agreement)
+        self._starts = Starts(parts.agreement, parts.site, parts.journal, parts.setup)
+        self._members = Members(
+            parts.agreement, parts.trainee, parts.journal, parts.participants, self._starts
+        )
 
     def start(self, key: PhaseKey, start: RoundStart) -> None:
         """See :class:`secure_client.methods.method.Method`, here and below."""

@@ -16,15 +16,10 @@ from numpy.typing import NDArray
 from crypto.pairwise.parts import MaskKeys
 from crypto.pairwise.scheme import SCHEME as PAIRWISE
 from crypto.protection import Payload
-from protoseal.config import Agreement
 from protoseal_wire.messages import Phase, PhaseKey
-from secure_client.exchanges.pairwise import Group, MaskedSum
-from secure_client.exchanges.participants import Participants
-from secure_client.journal import Journal
+from secure_client.exchanges.pairwise import Group
 from secure_client.methods.directed_clusters import DirectedClustered
 from secure_client.methods.method import Given
-from secure_client.setup import Setup
-from secure_client.trainee import Trainee
 
 
 class MaskedClustered(DirectedClustered):
@@ -32,19 +27,6 @@ class MaskedClustered(DirectedClustered):
 
     scheme = PAIRWISE
     assigned_in = Phase.SHARES
-
-    def __init__(
-        self,
-        agreement: Agreement,
-        site: str,
-        trainee: Trainee,
-        journal: Journal,
-        setup: Setup,
-        participants: Participants,
-        masks: MaskedSum,
-    ) -> None:
-        super().__init__(agreement, site, trainee, journal, setup, participants)
-        self._masks = masks
 
     def stated(self, key: PhaseKey) -> tuple[bytes, MaskKeys | None]:
         """With fresh keys for the attempt; see :class:`secure_client.methods.clusters.Clustered`."""

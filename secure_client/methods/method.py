@@ -7,7 +7,26 @@ from typing import Protocol
 
 from algorithms.linear import Bool
 from crypto.pairwise.parts import MaskKeys
+from protoseal.config import Agreement
 from protoseal_wire.messages import PhaseKey, RoundStart
+from secure_client.exchanges.pairwise import MaskedSum
+from secure_client.exchanges.participants import Participants
+from secure_client.journal import Journal
+from secure_client.setup import Setup
+from secure_client.trainee import Trainee
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a method's rounds at a site are put together from."""
+
+    agreement: Agreement
+    site: str
+    trainee: Trainee
+    journal: Journal
+    setup: Setup
+    participants: Participants
+    masks: MaskedSum
 
 
 @dataclass(frozen=True)

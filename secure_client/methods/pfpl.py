@@ -10,16 +10,12 @@ from algorithms.linear import Bool
 from algorithms.pfpl.aggregation import personalise
 from crypto.errors import CryptoError, ImplausibleError
 from crypto.protection import Cohort, Payload, Rows, SiteHalf
-from protoseal.config import Agreement
 from protoseal.terms import cohort_of, limits_of, result_form
 from protoseal_wire import codec
 from protoseal_wire.messages import ActiveList, Phase, PhaseKey, RoundStart
 from secure_client.errors import Violation
 from secure_client.exchanges.one_step import site_half
-from secure_client.exchanges.participants import Participants
-from secure_client.methods.method import Given
-from secure_client.setup import Setup
-from secure_client.trainee import Trainee
+from secure_client.methods.method import Given, Parts
 
 _log = logging.getLogger("protoseal.site")
 
@@ -30,12 +26,10 @@ class Pfpl:
     Nothing that follows from a decryption shows in what the site answers (Li and Micciancio, eprint 2020/1533).
     """
 
-    def __init__(
-        self, agreement: Agreement, site: str, trainee: Trainee, setup: Setup, participants: Participants
-    ) -> None:
-        self._agreement, self._site, self._trainee = agreement, site, trainee
-        self._setup, self._participants = setup, participants
-        self._limits = limits_of(agreement)
+    def __init__(self, parts: Parts) -> None:
+        self._agreement, self._site, self._trainee = parts.agreement, parts.site, parts.trainee
+        self._setup, self._participants = parts.setup, parts.participants
+        self._limits = limits_of(parts.agreement)
 
     def start(self, key: PhaseKey, start: RoundStart) -> None:
         """See :class:`secure_client.methods.method.Method`, here and below."""

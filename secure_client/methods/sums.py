@@ -19,44 +19,33 @@ from crypto.pairwise.parts import MaskKeys
 from crypto.pairwise.scheme import SCHEME as PAIRWISE
 from crypto.plain import SCHEME as PLAIN
 from crypto.protection import Payload
-from protoseal.config import Agreement, Protection
 from protoseal.config import Method as MethodName
+from protoseal.config import Protection
 from protoseal.terms import clustering_cohort, limits_of, longest_mean, result_form
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey, RoundStart
 from secure_client.bounds import check_averaged_bounds
 from secure_client.errors import Violation
 from secure_client.exchanges.one_step import shown_half
-from secure_client.exchanges.pairwise import Group, MaskedSum
-from secure_client.exchanges.participants import Participants
-from secure_client.journal import Journal
+from secure_client.exchanges.pairwise import Group
 from secure_client.methods.members import Members
-from secure_client.methods.method import Given
+from secure_client.methods.method import Given, Parts
 from secure_client.methods.pfpl import check_nothing_given
 from secure_client.methods.start import Starts
-from secure_client.setup import Setup
-from secure_client.trainee import Trainee
 
 
 class Sums:
     """Round 0, where there is one, is FedPC's clustering; every later round adds up the members of each group."""
 
-    def __init__(
-        self,
-        agreement: Agreement,
-        site: str,
-        trainee: Trainee,
-        journal: Journal,
-        setup: Setup,
-        participants: Participants,
-        masks: MaskedSum,
-    ) -> None:
-        self._agreement, self._site, self._trainee, self._setup = agreement, site, trainee, setup
-        self._participants, self._masks = participants, masks
-        self._limits = limits_of(agreement)
-        self._starts = Starts(agreement, site, journal, setup)
-        self._members = Members(agreement, trainee, journal, participants, self._starts)
-        self._masked = agreement.protection is Protection.MASKED
+    def __init__(self, parts: Parts) -> None:
+        self._agreement, self._site, self._trainee = parts.agreement, parts.site, parts.trainee
+        self._setup, self._participants, self._masks = parts.setup, parts.participants, parts.masks
+        self._limits = limits_of(parts.agreement)
+        self._starts = Starts(parts.agreement, parts.site, parts.journal, parts.setup)
+        self._members = Members(
+            parts.agreement, parts.trainee, parts.journal, parts.participants, self._starts
+        )
+        self._masked = parts.agreement.protection is Protection.MASKED
 
     def start(self, key: PhaseKey, start: RoundStart) -> None:
         """See :class:`secure_client.methods.method.Method`, here and below."""
