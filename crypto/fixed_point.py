@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,6 +133,7 @@ def narrowest_ring(segments: Sequence[Segment], *, terms: int) -> int:
     return 32
 
 
+@lru_cache(maxsize=256)
 def _fraction_bits(bound: float, terms: int, ring_bits: int) -> int:
     for bits in range(MAX_FRACTION_BITS, MIN_FRACTION_BITS - 1, -1):
         if terms * _largest_word(bound, bits) < 2 ** (ring_bits - 2):

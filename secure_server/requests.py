@@ -32,13 +32,14 @@ class Requests:
         self._members, self._aggregator = members, aggregator
         self._limits = limits_of(agreement)
         self._group_keys: tuple[PhaseKey, GroupKeys] | None = None
+        self._roster = Kept[bytes]()
         self._stated = Kept[dict[str, PresenceStatement]]()
 
     def content(self, state: State, key: PhaseKey, site: str) -> bytes:
         """The request of ``key`` for ``site``. :class:`WrongPhase` when there is none."""
         match key.phase:
             case Phase.ROSTER:
-                return codec.encode_roster(self.roster(state))
+                return self._encoded_roster(state)
             case Phase.SECRET:
                 return self._sealed_secret(state, site)
             case Phase.PRESENCE:
@@ -55,6 +56,10 @@ class Requests:
         """The statements of the run's members."""
         statements = self._store.statements()
         return Roster(tuple(codec.decode_statement(statements[name], self._limits) for name in state.members))
+
+    def _encoded_roster(self, state: State) -> bytes:
+        """The same for every member: encoded once."""
+        return self._roster.of((state.members,), lambda: codec.encode_roster(self.roster(state)))
 
     def group_keys(self, state: State) -> GroupKeys | None:
         """What the maker of the group's keys uploaded, or None as long as it has not."""
@@ -103,7 +108,8 @@ class Requests:
 
     def attempt(self, state: State) -> Attempt:
         """The current attempt, from PLANNING or its first step on."""
-        there = (tuple(site for site in group if site in state.participants) for group in state.groups)
+        participants = frozenset(state.participants)
+        there = (tuple(site for site in group if site in participants) for group in state.groups)
         return Attempt(
             key=state.presence_key,
             roster=self._members.roster(state),

@@ -29,6 +29,8 @@ from secure_client.data.preprocess import to_dataset
 SIDE = 8
 _NEVER = 10**6
 _NORM_BOUND = 10.0
+_SMALL = 0.01
+"""Of pixels up to 1: no prototype of a million numbers is longer than its bound."""
 
 _ACKNOWLEDGED = 64
 """Bytes: an acknowledgement has fewer, a result has more."""
@@ -43,7 +45,7 @@ class Repeated(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Their first ``dim`` numbers."""
-        pixels = images.flatten(1)
+        pixels = _SMALL * images.flatten(1)
         return pixels.repeat(1, -(-self._dim // pixels.shape[1]))[:, : self._dim]
 
 
