@@ -31,6 +31,16 @@ class SumFacts:
         """L: the values of all segments together."""
         return sum(segment.length for segment in self.segments)
 
+    @property
+    def rounding(self) -> Values:
+        """What float64 by itself may put each value (L,) of a sum off by, when it is scaled and added one by one.
+
+        That is eps · terms² · bound: each of as many additions rounds a partial sum, which is up to terms · bound.
+        """
+        bounds = [segment.bound for segment in self.segments]
+        of_one = np.finfo(np.float64).eps * float(self.terms) ** 2
+        return np.asarray(of_one * np.repeat(bounds, [segment.length for segment in self.segments]))
+
 
 class SumSiteHalf(Protocol):
     """A protection of sums at a site. It keeps nothing from one call to the next."""
@@ -54,7 +64,10 @@ class SumSiteHalf(Protocol):
         ...
 
     def error(self) -> Values:
-        """The most by which each value (L,) of a sum of as many terms as there may be is off, beside float64's own."""
+        """The most by which each value (L,) of a sum of as many terms as there may be is off.
+
+        That is beside float64's own, :attr:`SumFacts.rounding`.
+        """
         ...
 
 

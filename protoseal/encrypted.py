@@ -28,7 +28,9 @@ from protoseal.terms import longest_mean
 _SLACK = 1e-6
 """Means of what keeps to its bounds are beyond them by no more than rounding and a ciphertext's error."""
 _NOT_WHOLE = 2.0
-"""Times its ciphertext's stated error: a count further from a whole number is none. float64 adds a hundredth."""
+"""Times its stated error: a count further from a whole number is none. To a ciphertext's float64 adds a hundredth."""
+_MOST = 2.0**53
+"""Beyond it float64 has no odd numbers: nothing is counted so far."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class CountedSum:
     """
 
     def __init__(self, agreement: Agreement, error: Float) -> None:
-        """``error`` (L,): the most that each value of a sum may be off by its protection."""
+        """``error`` (L + K + 1,): the most that each value of a sum may be off by its protection."""
         self._agreement, self._error = agreement, error
 
     def vector(self, contribution: Float, holds: Bool) -> NDArray[np.float64]:
@@ -55,7 +57,11 @@ class CountedSum:
         return np.concatenate([contribution, holds.astype(np.float64), [1.0]])
 
     def opened(self, values: Float) -> Opened:
-        """What :meth:`vector`'s sum over sites says. Raises :class:`ImplausibleError` for what no sites add up to."""
+        """What :meth:`vector`'s sum over sites, (L + K + 1,), says.
+
+        Raises :class:`ImplausibleError` for what no sites add up to, whatever a protection made of an answer.
+        """
+        _check_numbers(values, self._error.shape)
         ends = [self._agreement.layout.length]
         errors, of_counts = np.split(self._error, ends)
         total, counts = np.split(values, ends)
@@ -76,6 +82,14 @@ class CountedSum:
         _, slack = self._agreement.layout.split(self._error)
         _check_model(self._agreement, means.model, slack)
         return means
+
+
+class AddedSum(CountedSum):
+    """The same under a third party's protection."""
+
+    def __init__(self, agreement: Agreement, error: Float) -> None:
+        """``error`` (L + K + 1,) as its half states it: float64's own is added here."""
+        super().__init__(agreement, error + agreement.sum_facts.rounding)
 
 
 class EncryptedSum(CountedSum):
@@ -184,7 +198,7 @@ class EncryptedGroups:
         rows, model = np.split(numbers, [self._rows])
         divisor = total if agreement.fedpc.literal_absent else np.where(has, shares, 1.0)[:, None]
         rows = np.where(has[:, None], rows.reshape(classes, -1) / divisor, 0.0)
-        if np.linalg.norm(rows, axis=1).max() > longest_mean(agreement) * (1.0 + _SLACK):
+        if not np.linalg.norm(rows, axis=1).max() <= longest_mean(agreement) * (1.0 + _SLACK):
             raise ImplausibleError("a decrypted result has a prototype that is longer than the norm bound")
         _check_model(agreement, model / total, np.zeros(len(model)))
         return Means(rows, has, model / total)
@@ -202,9 +216,16 @@ def _check_model(agreement: Agreement, model: Float, slack: Float) -> None:
         raise ImplausibleError("a decrypted model is beyond the bounds of what is averaged")
 
 
+def _check_numbers(values: Float, shape: tuple[int, ...]) -> None:
+    """Raise :class:`ImplausibleError` unless they are finite float64 of that shape."""
+    if values.dtype != np.float64 or values.shape != shape or not np.isfinite(values).all():
+        raise ImplausibleError(f"a decrypted sum is not finite float64 of shape {shape}")
+
+
 def whole_counts(values: Float, errors: Float) -> Counts:
     """Counts out of a decryption that errs by ``errors``, exactly; :class:`ImplausibleError` unless they are such."""
     counts = np.rint(values)
-    if (np.abs(values - counts) > _NOT_WHOLE * errors).any() or (counts < 0).any():
+    possible = (counts >= 0.0) & (counts <= _MOST)  # NaN is neither
+    if not possible.all() or not (np.abs(values - counts) <= _NOT_WHOLE * errors).all():
         raise ImplausibleError("a decrypted sum counts sites in parts")
     return counts.astype(np.int64)

@@ -42,7 +42,7 @@ def check_total(agreement: Agreement, total: Float, holders: Counts, members: in
     rows, _ = layout.split(total)
     counted = holders >= agreement.min_holders
     longest = np.linalg.norm(rows[counted] / holders[counted, None], axis=1).max(initial=0.0)
-    if longest > longest_mean(agreement):
+    if not longest <= longest_mean(agreement):  # NaN is refused too
         raise MalformedError(
             f"a mean prototype has norm {longest:.9g}: a member did not keep to the bound of {agreement.norm_bound:g}"
         )
@@ -76,7 +76,7 @@ def cluster_means(
     own = agreement.clustering
     clusters = global_clusters(total, labels, weighted_centres=own.weighted_centres, uniform=own.uniform)
     longest = float(np.linalg.norm(clusters.rows, axis=1).max(initial=0.0))
-    if longest > longest_mean(agreement):
+    if not longest <= longest_mean(agreement):  # NaN is refused too
         raise MalformedError(
             f"a cluster's centre has norm {longest:.9g}: a site did not keep to the bound of {agreement.norm_bound:g}"
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,9 +11,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from crypto.ckks.sums import SummingServer, SummingSite
-from crypto.errors import ImplausibleError
+from crypto.errors import ImplausibleError, MalformedError
+from crypto.fixed_point import Segment
+from crypto.sums import SumFacts
 from protoseal.config import Agreement, Method, Protection
-from protoseal.encrypted import EncryptedClusterSum, EncryptedSum, whole_counts
+from protoseal.encrypted import AddedSum, EncryptedClusterSum, EncryptedSum, whole_counts
+from protoseal.means import check_total
 from tests.crypto.ckks_reference import group
 from tests.support.grouped import grouped_agreement
 
@@ -93,3 +98,81 @@ def test_so_are_those_of_clusters(most_samples: int, max_sites: int, weighted_ce
 def test_a_negative_count_is_none() -> None:
     with pytest.raises(ImplausibleError, match="in parts"):
         whole_counts(np.array([-1.0]), np.array([0.1]))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300, 2.0**63])
+def test_what_is_no_number_counts_nothing(value: float) -> None:
+    with pytest.raises(ImplausibleError, match="in parts"):
+        whole_counts(np.array([3.0, value]), np.array([0.1, 0.1]))
+
+
+def prototypes() -> Agreement:
+    return grouped_agreement(Protection.CKKS, method=Method.FEDPROTO)
+
+
+def counted(agreement: Agreement, error: float) -> tuple[AddedSum, Vector]:
+    """And a sum of three sites that have all classes, and zeros for prototypes."""
+    facts = agreement.sum_facts
+    values = np.zeros(facts.length)
+    values[agreement.layout.length :] = 3.0
+    return AddedSum(agreement, np.full(facts.length, error)), values
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("position", [0, -2, -1])
+def test_what_is_no_number_is_no_sum(position: int, value: float) -> None:
+    """A prototype's, a class's and the sites'."""
+    sums, values = counted(prototypes(), 1e-9)
+    sums.means(sums.opened(values))
+    values[position] = value
+    with pytest.raises(ImplausibleError, match="not finite"):
+        sums.opened(values)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda values: values[1:],
+        lambda values: np.append(values, 3.0),
+        lambda values: values[None],
+        lambda values: values.astype(np.float32),
+        lambda values: values.astype(np.complex128),
+    ],
+)
+def test_nor_is_what_has_another_form(change: Callable[[Vector], Vector]) -> None:
+    sums, values = counted(prototypes(), 1e-9)
+    with pytest.raises(ImplausibleError, match="not finite float64 of shape"):
+        sums.opened(change(values))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_mean_without_a_norm_is_refused(value: float) -> None:
+    agreement = prototypes()
+    total, holders = np.zeros(agreement.layout.length), np.full(len(agreement.classes), 3)
+    check_total(agreement, total, holders, 3)
+    total[0] = value
+    with pytest.raises(MalformedError, match="a mean prototype has norm"):
+        check_total(agreement, total, holders, 3)
+
+
+def test_a_protection_need_not_state_what_float64_errs() -> None:
+    """Ones that are scaled by a tenth, added and scaled back are 4e-16 off; 1e-9 is nobody's rounding."""
+    sums, values = counted(prototypes(), 0.0)
+    values[-1] = (0.1 + 0.1 + 0.1) * 10.0
+    assert values[-1] > 3.0
+    assert sums.opened(values).members == 3
+    values[-1] = 3.0 + 1e-9
+    with pytest.raises(ImplausibleError, match="in parts"):
+        sums.opened(values)
+
+
+@pytest.mark.parametrize("terms", [1, 3, 256])
+@pytest.mark.parametrize("scale", [0.1, 1.0 / 3.0, 1e3])
+def test_that_is_enough_for_sums_one_by_one(terms: int, scale: float) -> None:
+    facts, total = SumFacts((Segment(2, 1.0), Segment(1, 64.0)), terms), np.zeros(3)
+    for _ in range(terms):
+        total += np.array([1.0, 1.0, 64.0]) * scale
+    off = np.abs(total / scale - terms * np.array([1.0, 1.0, 64.0]))
+    assert facts.rounding.shape == (3,)
+    assert (off <= facts.rounding).all()
+    assert (2.0 * facts.rounding < 1e-8).all()

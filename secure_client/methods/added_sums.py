@@ -9,7 +9,7 @@ from __future__ import annotations
 from crypto.protection import Payload
 from crypto.sums import SumSiteHalf
 from protoseal.config import AddedProtection
-from protoseal.encrypted import CountedSum
+from protoseal.encrypted import AddedSum
 from protoseal.means import Means
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey
@@ -34,8 +34,8 @@ class AddedSums(EncryptedSums):
         counted = self._sum(half)
         return counted.means(counted.opened(half.unprotect(payload).copy()))
 
-    def _sum(self, half: SumSiteHalf) -> CountedSum:
-        return CountedSum(self._agreement, half.error())
+    def _sum(self, half: SumSiteHalf) -> AddedSum:
+        return AddedSum(self._agreement, half.error())
 
     def _half(self) -> SumSiteHalf:
         protection = self._agreement.protection

@@ -1,7 +1,9 @@
-"""One colluder fewer than it takes to open a secret, and the coordinator: what they hold does not tell inputs apart.
+"""One colluder fewer than it takes to open a secret, and the coordinator: counts of what they hold are alike for two
+inputs, in byte counts of words, of differences of neighbours and of attempts.
 
-Significance: by chance one run of this module in 10^9 fails. Power: of 2^18 words for each of two inputs, one bare
-word of 256 is noticed but for 10^-9. Doubles that leak, wholly or that little, are noticed.
+Significance: by chance one run of this module in 10^9 fails. Power: of 2^18 words for each of two inputs, 1024 bare
+ones where inputs differ are noticed but for 10^-9. Doubles that leak, wholly or that little, or in differences, are
+noticed.
 """
 
 from __future__ import annotations
@@ -20,12 +22,13 @@ from tests.adversary.colluders import (
     FALSE_ALARM,
     LENGTH,
     LIMIT,
+    PLACES,
     RUNS,
     SCENES,
     LearntError,
     Scene,
     attempt,
-    check_learnt_nothing,
+    check_counts_alike,
     power,
     statistic,
     vectors_of,
@@ -33,14 +36,14 @@ from tests.adversary.colluders import (
 from tests.crypto.masked_group import names
 
 BARE = 256
-"""One word of so many has no mask in the double that leaks little."""
+"""One word of so many has no mask in the double that leaks little: all of them in places where inputs differ."""
 
 _next = keystream._next
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_colluders_below_the_threshold_learn_nothing(scene: str) -> None:
-    check_learnt_nothing(SCENES[scene])
+def test_counts_tell_colluders_below_the_threshold_nothing(scene: str) -> None:
+    check_counts_alike(SCENES[scene])
 
 
 # Doubles that leak
@@ -55,7 +58,7 @@ def test_it_shows_if_one_share_less_opens_a_secret(scene: str, monkeypatch: pyte
         "crypto.pairwise.shares.split_among", lambda secret, needed, at: split_among(secret, needed - 1, at)
     )
     with pytest.raises(LearntError, match=r"by a guess|the victim: byte 0"):
-        check_learnt_nothing(SCENES[scene], runs=1)
+        check_counts_alike(SCENES[scene], runs=1)
 
 
 def _without_one(
@@ -73,13 +76,13 @@ def test_it_shows_if_the_one_mask_that_counts_is_left_out(
 ) -> None:
     monkeypatch.setattr(masks, "pair_keys", _without_one)
     with pytest.raises(LearntError, match="the victim: byte 0"):
-        check_learnt_nothing(SCENES[scene], runs=1)
+        check_counts_alike(SCENES[scene], runs=1)
 
 
 def test_one_mask_of_several_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A third honest member has masks with both."""
     monkeypatch.setattr(masks, "pair_keys", _without_one)
-    check_learnt_nothing(SCENES["three honest"], runs=1)
+    check_counts_alike(SCENES["three honest"], runs=1)
 
 
 def test_it_shows_if_masks_are_so_few_that_some_attempts_leave_members_without(
@@ -88,7 +91,7 @@ def test_it_shows_if_masks_are_so_few_that_some_attempts_leave_members_without(
     """A chance of 15 of 1024: in four attempts of five the victim has no mask with the honest."""
     monkeypatch.setattr(masks, "linked", lambda secret, pair, chance: linked(secret, pair, chance // 64))
     with pytest.raises(LearntError, match="the victim: byte 0"):
-        check_learnt_nothing(SCENES["sparse"])
+        check_counts_alike(SCENES["sparse"])
 
 
 @pytest.mark.parametrize("scene", [name for name in SCENES if "late" in name])
@@ -100,7 +103,32 @@ def test_it_shows_if_a_late_vector_has_no_mask_of_its_own(
 
     monkeypatch.setattr(masks, "add_streams", only_pairs)
     with pytest.raises(LearntError, match="the victim: byte 0"):
-        check_learnt_nothing(SCENES[scene], runs=1)
+        check_counts_alike(SCENES[scene], runs=1)
+
+
+def test_it_shows_if_a_keystream_is_affine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte of it is as often there as any other, and neighbours differ by what is known but for the inputs'."""
+
+    def affine(*arguments: Any) -> Words:
+        words = _next(*arguments).copy()
+        words[:] = words[0] + np.arange(len(words), dtype=words.dtype) * words.dtype.type(0x9E3779B1)
+        return words
+
+    monkeypatch.setattr(keystream, "_next", affine)
+    with pytest.raises(LearntError, match="the victim: byte 0 of differences of neighbours"):
+        check_counts_alike(SCENES["two honest"])
+
+
+def test_it_shows_if_attempts_have_the_same_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    def same(
+        private: bytes, public: Mapping[str, Any], binding: Any, site: str, peers: Sequence[str], graph: Any
+    ) -> dict[str, bytes]:
+        keys = pair_keys(private, public, binding, site, peers, graph)
+        return {peer: bytes(32) if {site, peer} == set(names(2)) else key for peer, key in keys.items()}
+
+    monkeypatch.setattr(masks, "pair_keys", same)
+    with pytest.raises(LearntError, match="the victim: byte 0 of differences of attempts"):
+        check_counts_alike(SCENES["two honest"])
 
 
 # Its power
@@ -115,7 +143,7 @@ def test_little_is_noticed_as_surely_as_is_said(monkeypatch: pytest.MonkeyPatch)
     assert power(1.0 / BARE) > 1.0 - 1e-9
     monkeypatch.setattr(keystream, "_next", with_gaps)
     with pytest.raises(LearntError, match="the victim: byte 0"):
-        check_learnt_nothing(SCENES["two honest"])
+        check_counts_alike(SCENES["two honest"])
 
 
 def test_what_is_alike_is_taken_for_alike() -> None:
@@ -126,7 +154,7 @@ def test_what_is_alike_is_taken_for_alike() -> None:
         found.append(statistic(one, other))
     assert max(found) < LIMIT
     assert np.mean(found) == pytest.approx(255.0, abs=5 * np.sqrt(2 * 255 / 200))
-    assert FALSE_ALARM * 4 * 3 * len(SCENES) < 1e-9
+    assert FALSE_ALARM * 4 * len(PLACES) * 3 * (len(SCENES) + 1) < 1e-9
 
 
 def test_colluders_hold_what_they_are_said_to_hold() -> None:

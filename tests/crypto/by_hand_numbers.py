@@ -52,6 +52,12 @@ def fraction_bits(bound: float, sites: int, ring: int) -> int:
     raise ValueError("no room")
 
 
+def narrowest_ring(segments: Sequence[tuple[int, float]], sites: int) -> int:
+    """The ring's bits where the agreement says none; segments are lengths and bounds."""
+    largest = max(Fraction(bound) for length, bound in segments if length)
+    return 32 if sites * (largest + Fraction(1, 1 << 17)) < 1 << 14 else 64
+
+
 def word(value: float, bound: float, sites: int, ring: int) -> int:
     """A number in fixed point."""
     if not abs(value) <= bound:

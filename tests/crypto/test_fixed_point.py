@@ -33,9 +33,12 @@ def _real(text: str) -> float:
     return float.fromhex(text)
 
 
+def _segments(case: dict[str, Any]) -> list[Segment]:
+    return [Segment(length, _real(bound)) for length, bound in case["segments"]]
+
+
 def _fixed_point(case: dict[str, Any], terms: int) -> FixedPoint:
-    segments = [Segment(length, _real(bound)) for length, bound in case["segments"]]
-    return FixedPoint(segments, terms=terms, ring_bits=case["ring_bits"])
+    return FixedPoint(_segments(case), terms=terms, ring_bits=case["ring_bits"])
 
 
 def _values(case: dict[str, Any]) -> NDArray[np.float64]:
@@ -65,6 +68,18 @@ def test_fraction_bits_are_frozen(case: dict[str, Any]) -> None:
 def test_too_little_room_is_refused(case: dict[str, Any]) -> None:
     segments = [Segment(1, _real(case["bound"]))]
     _refused(case, lambda: FixedPoint(segments, terms=case["terms"], ring_bits=case["ring_bits"]))
+
+
+@_cases("narrowest_ring")
+def test_the_ring_is_frozen(case: dict[str, Any]) -> None:
+    assert narrowest_ring(_segments(case), terms=case["terms"]) == case["ring_bits"]
+    _fixed_point(case, case["terms"])
+
+
+@_cases("bad_narrowest_ring")
+def test_a_ring_that_is_too_narrow_is_refused(case: dict[str, Any]) -> None:
+    assert narrowest_ring(_segments(case), terms=case["terms"]) != case["ring_bits"]
+    _refused(case, lambda: _fixed_point(case, case["terms"]))
 
 
 @_cases("encode")

@@ -61,6 +61,23 @@ def test_too_little_room(case: dict[str, Any]) -> None:
         by_hand_numbers.fraction_bits(float.fromhex(case["bound"]), case["terms"], case["ring_bits"])
 
 
+def _segments(case: dict[str, Any]) -> list[tuple[int, float]]:
+    return [(length, float.fromhex(bound)) for length, bound in case["segments"]]
+
+
+@_cases(FIXED, "narrowest_ring")
+def test_the_narrowest_ring(case: dict[str, Any]) -> None:
+    assert by_hand_numbers.narrowest_ring(_segments(case), case["terms"]) == case["ring_bits"]
+
+
+@_cases(FIXED, "bad_narrowest_ring")
+def test_a_ring_that_is_too_narrow(case: dict[str, Any]) -> None:
+    largest = max(bound for length, bound in _segments(case) if length)
+    assert by_hand_numbers.narrowest_ring(_segments(case), case["terms"]) != case["ring_bits"]
+    with pytest.raises(ValueError, match="no room"):
+        by_hand_numbers.fraction_bits(largest, case["terms"], case["ring_bits"])
+
+
 def _words(case: dict[str, Any]) -> list[str]:
     bounds = [float.fromhex(bound) for length, bound in case["segments"] for _ in range(length)]
     values = [float.fromhex(value) for value in case["values"]]

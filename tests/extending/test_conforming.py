@@ -12,7 +12,7 @@ import pytest
 
 from algorithms.linear import Bool, Float
 from crypto.plain import PlainServer, PlainSite
-from crypto.protection import PayloadForm
+from crypto.protection import Cohort, Payload, PayloadForm
 from crypto.rotation import SCHEME, RotationSite
 from protoseal.config import AddedMethod, AddedProtection, PeersHalves, method_named
 from protoseal.conformance import NotConforming, check_protection, check_weights
@@ -52,12 +52,16 @@ def _no_last_pad(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _no_context(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     original = module.PadsSite.protect
-    monkeypatch.setattr(module.secrets, "token_bytes", bytes)
     monkeypatch.setattr(
         module.PadsSite,
         "protect",
         lambda self, values, site, cohort, context: original(self, values, site, cohort, b""),
     )
+
+
+def _no_pads(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fresh nonce beside bare words."""
+    monkeypatch.setattr(module, "add_streams", lambda words, plus, minus: words)
 
 
 def _coarse(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +90,8 @@ def _another_form(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ("weaken", "said"),
     [
         (_no_last_pad, "a sum"),
-        (_no_context, "two attempts are protected alike"),
+        (_no_context, "two attempts are protected alike at site 'b'"),
+        (_no_pads, "two attempts are protected alike at site 'a'"),
         (_coarse, "a sum is off by"),
         (_clips, "a sum is off by"),
         (_another_form, "has not the declared form"),
@@ -100,6 +105,18 @@ def test_pads_that_are_weakened_are_noticed(
     weaken(module, monkeypatch)
     with pytest.raises(NotConforming, match=said):
         check_protection(pads())
+
+
+class FreshAtFirst(RotationSite):
+    """Only the first site's rotation is this attempt's."""
+
+    def __init__(self, secret: bytes, context: bytes) -> None:
+        super().__init__(secret, context)
+        self._others = RotationSite(secret, b"one")
+
+    def protect(self, rows: Float, site: str, cohort: Cohort) -> Payload:
+        half = super() if site == "a" else self._others
+        return half.protect(rows, site, cohort)
 
 
 @pytest.mark.parametrize(
@@ -125,6 +142,7 @@ def test_pads_that_are_weakened_are_noticed(
             "an answer is off by",
         ),
         ({"site": lambda settings, secret, context: RotationSite(secret, b"same")}, "protected alike"),
+        ({"site": lambda settings, secret, context: FreshAtFirst(secret, context)}, "alike at site 'b'"),
         ({"form": lambda settings, classes, dim: PayloadForm(arrays=((classes, dim + 1),))}, "declared form"),
     ],
 )
