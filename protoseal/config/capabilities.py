@@ -119,7 +119,8 @@ class Presence(StrEnum):
     PUBLIC = "public"
     """The coordinator and every site of the run."""
     HIDDEN = "hidden"
-    """Nobody: sites learn how many have each class that they have, the coordinator nothing."""
+    """Nobody is told: sites learn how many have each class (with peers' answers: that they say they have), and the
+    coordinator nothing."""
 
 
 DEPLOYABLE = frozenset({Method.PFPL, Method.FEDPC, Method.FEDDBP, Method.FEDPLCC})
