@@ -119,8 +119,7 @@ class Presence(StrEnum):
     PUBLIC = "public"
     """The coordinator and every site of the run."""
     HIDDEN = "hidden"
-    """Nobody is told: sites learn how many have each class (with peers' answers: that they say they have), and the
-    coordinator nothing."""
+    """Nobody is told. Sites learn how many have each class: of sums every class, else those they say they have."""
 
 
 DEPLOYABLE = frozenset({Method.PFPL, Method.FEDPC, Method.FEDDBP, Method.FEDPLCC})
