@@ -6,12 +6,13 @@ adds them up to A = Σ_m a_m = n − cnt and uses them three times:
     counts      A comes back, so that a holder takes D = den − A·‖C_i‖² and finds out how many it is among
     complement  needs A·‖C_i‖² under encryption: the site sends x_i = ‖C_i‖² + ι·a_i, and with a_i = 0 that is the
                 imaginary part of x_i·Σ_m x_m
-    drowning    noise·a_i is added to all of an answer: noise where the site lacks the class, 0 where it holds it
+    drowning    noise·a_i is added to all of an answer: noise where the site says it lacks the class, else 0
 
 The scale of absences is large, for their error is multiplied by the noise, which is up to 2^19: what that leaves in
 classes that a site holds is below the error of rescaling. **What is not done:** a class with too few holders is not
 drowned for those that hold it, since that is not linear in A. With ``distance`` and ``uniform`` one of two holders can
-read the other's prototype in its answer, if it looks at what it should leave.
+read the other's prototype in its answer, if it looks at what it should leave; with every combination a site that lies,
+about a class that one site holds, can make itself the second and read that one's.
 """
 
 from __future__ import annotations

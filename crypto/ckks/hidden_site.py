@@ -1,7 +1,8 @@
 """A site's half of ``ckks`` with hidden presence (:mod:`crypto.ckks.hidden`): it tells nobody which classes it holds.
 
-What a site sends is of the same form whatever it holds. It learns how many sites hold each class *that it holds*, its
-combination of peers and D_i. With fewer holders than the minimum it takes nothing, but it *could*: see the limit there.
+What a site sends is of the same form whatever it holds. Of each class *that it says it holds* it learns how many sites
+do, its combination of peers and D_i. With fewer holders than the minimum it takes nothing, but it *could*, and nobody
+checks what it says: see the limits there.
 """
 
 from __future__ import annotations

@@ -62,7 +62,8 @@ class CkksServer:
         """One answer for each site; classes that a site does not hold are drowned in its answer.
 
         Memory grows with n, not with n²: in each process up to 3.5 MB for each site and ciphertext of its rows,
-        beside 110 MB. Processes leave less than 1 MB of that, for each of them, in a temporary folder.
+        beside 110 MB, and for each site 0.9 MB more with hidden presence, for absences, norms and their sums. Processes
+        leave less than 1 MB, for each site and ciphertext, in a temporary folder, where uploads are too.
 
         Raises :class:`MalformedError` for payloads that cannot be combined, :class:`KeyStoreError` without evaluation
         keys, :class:`PrecisionError` for too many sites.

@@ -30,7 +30,7 @@ from protoseal.bench.ckks_group import (
     prototypes,
     switch_tasks,
 )
-from protoseal.bench.record import Case, Spent, Task, Value, peak_memory, spent_on
+from protoseal.bench.record import Case, Spent, Task, Value, compare, peak_memory, spent_on
 
 PAIRS = 3
 """Of one class, in the high-level code, before each turn of the circuit; scaled to all pairs and classes."""
@@ -57,10 +57,10 @@ class Plan:
         """The sizes, as a case tells them."""
         return {"sites": self.sites, "classes": self.classes, "dim": self.dim}
 
-    def round(self, group: Group) -> Round:
+    def round(self, group: Group, *, hidden: bool = False) -> Round:
         """Prototypes some way apart, and what the sites send."""
         stack = prototypes(self.sites, self.classes, self.dim, SPREAD)
-        return Round(group, Combination.COMPLEMENT, stack)
+        return Round(group, Combination.COMPLEMENT, stack, hidden=hidden)
 
 
 def measure(plan: Plan) -> Iterator[Case]:
@@ -71,6 +71,7 @@ def measure(plan: Plan) -> Iterator[Case]:
         yield _bound(group, plan)
         yield _two_processes(group, plan)
         yield _site(group, plan)
+        yield _hidden(group, plan)
         for sites in plan.growth:
             yield _grown("sites", group, replace(plan, sites=sites))
         for dim in plan.dims:
@@ -188,14 +189,31 @@ def _site(group: Group, plan: Plan) -> Case:
     return Case(what, [spent_on(partial(work.protect, 0)) for _ in range(plan.repeats)])
 
 
+def _hidden(group: Group, plan: Plan) -> Case:
+    """Hidden presence against public, by turns: the coordinator's part, bytes and memory."""
+    public, hidden = plan.round(group), plan.round(group, hidden=True)
+    name, float32 = hidden.cohort.sites[0], 4 * plan.classes * plan.dim
+    what: dict[str, Value] = {
+        "case": "hidden presence",
+        **plan.facts,
+        "baseline": "public presence",
+        "upload_of_float32": sum(map(len, hidden.payloads[name].blobs)) / float32,
+        "answer_of_float32": sum(map(len, hidden.answers()[name].blobs)) / float32,
+        "peak_rss_bytes": _peak(hidden),
+    }
+    return compare(what, hidden.answers, public.answers, plan.repeats)
+
+
 def _grown(name: str, group: Group, plan: Plan) -> Case:
     """As the circuit's case, once, with the memory of a fresh process that does it."""
-    work = plan.round(group)
+    return _circuit(f"growth of {name}", group, plan, 1, peak_rss_bytes=_peak(plan.round(group)))
+
+
+def _peak(work: Round) -> int:
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
-        peak = fresh.submit(_memory, group.keys_path, work.payloads, work.cohort).result()
-    return _circuit(f"growth of {name}", group, plan, 1, peak_rss_bytes=peak)
+        return fresh.submit(_memory, work.server(), work.payloads, work.seen).result()
 
 
-def _memory(keys_path: Path, payloads: dict[str, Payload], cohort: Cohort) -> int:
-    CkksServer(Combination.COMPLEMENT, keys_path, None).combine(payloads, cohort)
+def _memory(server: CkksServer, payloads: dict[str, Payload], cohort: Cohort) -> int:
+    server.combine(payloads, cohort)
     return peak_memory()

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from crypto.ckks.circuit import Circuit
 from crypto.ckks.evaluation_keys import EvaluationKeys
+from crypto.ckks.hidden_site import FEWEST_HOLDERS, HiddenSite
 from crypto.ckks.parameters import PROTOTYPE, Ciphertext, Level
 from crypto.ckks.secret import CkksSecret
 from crypto.ckks.serialization import read_ciphertext
@@ -52,14 +53,29 @@ class Group:
 class Round:
     """What the sites of one round have and send."""
 
-    def __init__(self, group: Group, combination: Combination, stack: Array, missing: float = 0.0) -> None:
-        """``stack``: prototypes (n, K, d). A site misses a class with the given probability; the first three do not."""
-        self.group, self.stack, self._combination = group, stack, combination
+    def __init__(
+        self,
+        group: Group,
+        combination: Combination,
+        stack: Array,
+        missing: float = 0.0,
+        *,
+        hidden: bool = False,
+    ) -> None:
+        """``stack``: prototypes (n, K, d). A site misses a class with the given probability; the first three do not.
+
+        ``hidden``: whether presence is; the coordinator has ``seen`` no classes in the cohort then.
+        """
+        self.group, self.stack, self._combination, self._hidden = group, stack, combination, hidden
         sites, classes, dim = stack.shape
         holds = np.random.default_rng(1).random((sites, classes)) >= missing
         holds[:3] = True
         self.cohort = Cohort(tuple(f"site-{i:03}" for i in range(sites)), holds, dim)
+        self.seen = self.cohort
         self.site = CkksSite(group.secret, combination, TAU)
+        if hidden:
+            self.seen = replace(self.cohort, holds=np.zeros_like(holds))
+            self.site = HiddenSite(group.secret, combination, TAU, FEWEST_HOLDERS)
         self.payloads = {name: self.protect(i) for i, name in enumerate(self.cohort.sites)}
 
     def protect(self, index: int) -> Payload:
@@ -68,11 +84,11 @@ class Round:
 
     def server(self, executor: Executor | None = None) -> CkksServer:
         """The coordinator's half."""
-        return CkksServer(self._combination, self.group.keys_path, executor)
+        return CkksServer(self._combination, self.group.keys_path, executor, hidden=self._hidden)
 
     def answers(self, executor: Executor | None = None) -> dict[str, Payload]:
         """What the coordinator makes of all that was sent."""
-        return self.server(executor).combine(self.payloads, self.cohort)
+        return self.server(executor).combine(self.payloads, self.seen)
 
     def received(self) -> Array:
         """What all sites make of their answers, (n, K, d)."""

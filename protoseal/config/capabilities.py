@@ -119,7 +119,7 @@ class Presence(StrEnum):
     PUBLIC = "public"
     """The coordinator and every site of the run."""
     HIDDEN = "hidden"
-    """Nobody: sites learn how many have each class that they have, the coordinator nothing."""
+    """Nobody is told. Sites learn how many have each class: of sums every class, else those they say they have."""
 
 
 DEPLOYABLE = frozenset({Method.PFPL, Method.FEDPC, Method.FEDDBP, Method.FEDPLCC})
