@@ -111,7 +111,7 @@ def test_it_shows_if_a_keystream_is_affine(monkeypatch: pytest.MonkeyPatch) -> N
 
     def affine(*arguments: Any) -> Words:
         words = _next(*arguments).copy()
-        words[:] = words[0] + np.arange(len(words), dtype=words.dtype) * words.dtype.type(0x9E3779B1)
+        words[:] = words[0] + np.uint32(0x9E3779B1) * np.arange(len(words), dtype=np.uint32)
         return words
 
     monkeypatch.setattr(keystream, "_next", affine)

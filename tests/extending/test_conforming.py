@@ -115,8 +115,9 @@ class FreshAtFirst(RotationSite):
         self._others = RotationSite(secret, b"one")
 
     def protect(self, rows: Float, site: str, cohort: Cohort) -> Payload:
-        half = super() if site == "a" else self._others
-        return half.protect(rows, site, cohort)
+        return (
+            super().protect(rows, site, cohort) if site == "a" else self._others.protect(rows, site, cohort)
+        )
 
 
 @pytest.mark.parametrize(
