@@ -143,7 +143,7 @@ WITHHELD, THETA = 2 * DIM, CLASSES * DIM
 PLAIN_VALUES: dict[str, tuple[type[Exception], str, Change]] = {
     "a row of a withheld class": (MalformedError, "does not hold", _set(WITHHELD, 0.1)),
     "a row beyond the norm bound": (MalformedError, "norm", _set(0, 2.0)),
-    "a parameter beyond its bound": (MalformedError, "bound of 64", _set(THETA, -64.1)),
+    "a parameter beyond its bound": (MalformedError, "bound of 60", _set(THETA, -60.1)),
     "a buffer beyond its bound": (MalformedError, "bound of 1e", _set(THETA + PARAMETERS, 1.1e6)),
     "not a number": (CodecError, "", _set(THETA, np.nan)),
     "of another scheme": (MalformedError, "", _words(lambda p: replace(p, scheme="rotation/1"))),
@@ -163,7 +163,7 @@ def test_values_at_their_bounds_are_good(plain: Play) -> None:
 
     def change(vector: Any) -> None:
         vector[:DIM], vector[0] = 0.0, plain.agreement.norm_bound
-        vector[THETA], vector[-1] = -64.0, 1e6
+        vector[THETA], vector[-1] = -60.0, 1e6
 
     site.upload(key, _vector(change)(site, key, honest))
     assert VICTIM in plain.state.answered

@@ -102,14 +102,14 @@ def test_a_weight_counts_samples(weight: float) -> None:
 @pytest.mark.parametrize("weight", [1.0, 2.0, float(MOST)])
 def test_weights_from_one_to_the_most_are_good(weight: float) -> None:
     agreement = agreed(Method.FEDAVG)
-    check(agreement, np.append(np.full(agreement.layout.model, 64.0 * weight), weight))
+    check(agreement, np.append(np.full(agreement.layout.model, 60.0 * weight), weight))
 
 
 def test_a_model_is_held_to_its_bounds_once_its_weight_is_divided_out() -> None:
     agreement = agreed(Method.FEDAVG)
-    good = np.append(np.full(agreement.layout.model, 5.0 * 64.0), 5.0)
+    good = np.append(np.full(agreement.layout.model, 5.0 * 60.0), 5.0)
     check(agreement, good)
-    for position, value in ((0, 5.0 * 64.1), (agreement.layout.parameters, 5.0 * 1.1e6)):
+    for position, value in ((0, 5.0 * 60.1), (agreement.layout.parameters, 5.0 * 1.1e6)):
         bad = good.copy()
         bad[position] = value
         with pytest.raises(MalformedError, match="beyond its agreed bound"):
