@@ -66,7 +66,7 @@ class SumSiteHalf(Protocol):
     def error(self) -> Values:
         """The most by which each value (L,) of a sum of as many terms as there may be is off.
 
-        That is beside float64's own, :attr:`SumFacts.rounding`.
+        That is beside float64's own, :attr:`SumFacts.rounding`. Where sites are counted it is below 1/4.
         """
         ...
 

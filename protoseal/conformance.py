@@ -83,6 +83,8 @@ def _check_sums(protection: AddedProtection, settings: Section, secret: bytes) -
         halves.form(settings, facts),
         np.concatenate([np.full(s.length, s.bound) for s in _SEGMENTS]),
     )
+    error = site.error()
+    _check_vector(f"{protection.name}: the stated error", error, facts.length)
     for share in (0.0, 1.0, -1.0, None):  # nothing, both bounds, anything
         values = [_within(bounds, share) for _ in cohort.sites]
         sent = [
@@ -92,16 +94,21 @@ def _check_sums(protection: AddedProtection, settings: Section, secret: bytes) -
         for payload in sent:
             server.validate(payload)
         got = site.unprotect(_travelled(server.add(iter(sent)), form))
+        _check_vector(f"{protection.name}: a sum", got, facts.length)
         off = np.abs(got - np.sum(values, axis=0))
-        slack = site.error() + facts.rounding
-        if got.shape != off.shape or not (off <= slack).all():
+        if not (off <= error + facts.rounding).all():
             raise NotConforming(
                 f"{protection.name}: a sum is off by {off.max():.3g}, more than its half says"
             )
     for each, name in zip(values, cohort.sites, strict=True):
         _check_unlike(protection.name, name, partial(site.protect, each, name, cohort))
-    over = np.where(np.arange(facts.length) == 0, 2.0 * bounds, 0.0)
-    _check_refused(protection.name, lambda: site.protect(over, cohort.sites[0], cohort, b"three"), BoundError)
+    ends = np.cumsum([0, *(segment.length for segment in _SEGMENTS)])
+    for place in {*ends[:-1], *(ends[1:] - 1)}:
+        for beyond in (2.0 * bounds[place], -2.0 * bounds[place], np.nan, np.inf, -np.inf):
+            over = np.where(np.arange(facts.length) == place, beyond, 0.0)
+            _check_refused(
+                protection.name, partial(site.protect, over, cohort.sites[0], cohort, b"three"), BoundError
+            )
 
 
 def _check_peers(protection: AddedProtection, settings: Section, secret: bytes, tolerance: float) -> None:
@@ -128,7 +135,13 @@ def _check_peers(protection: AddedProtection, settings: Section, secret: bytes, 
 
     for name, rows in zip(cohort.sites, stack, strict=True):
         _check_unlike(protection.name, name, partial(protected, rows, name))
-    _check_refused(protection.name, lambda: site.protect(2.0 * stack[0], "a", cohort), MalformedError)
+    for factor in (2.0, np.nan, np.inf):
+        _check_refused(protection.name, partial(site.protect, factor * stack[0], "a", cohort), MalformedError)
+
+
+def _check_vector(what: str, values: Float, length: int) -> None:
+    if values.dtype != np.float64 or values.shape != (length,) or not np.isfinite(values).all():
+        raise NotConforming(f"{what} is not finite float64 of shape ({length},)")
 
 
 def _check_unlike(name: str, site: str, protect: Callable[[bytes], Payload]) -> None:

@@ -19,7 +19,7 @@ from algorithms.kmeans import Labels
 from algorithms.linear import Bool, Float
 from crypto.ckks.mixing import MixForm
 from crypto.ckks.sums import SumForm
-from crypto.errors import BoundError, ImplausibleError, MalformedError
+from crypto.errors import BoundError, ImplausibleError, MalformedError, PrecisionError
 from crypto.fixed_point import Segment
 from protoseal.config import Agreement
 from protoseal.means import Means, check_samples, check_total, cluster_means, means_of
@@ -88,8 +88,16 @@ class AddedSum(CountedSum):
     """The same under a third party's protection."""
 
     def __init__(self, agreement: Agreement, error: Float) -> None:
-        """``error`` (L + K + 1,) as its half states it: float64's own is added here."""
+        """``error`` (L + K + 1,) as its half states it: float64's own is added here.
+
+        Raises :class:`PrecisionError` for one that leaves counts in doubt: too few holders could pass for enough.
+        """
         super().__init__(agreement, error + agreement.sum_facts.rounding)
+        counted = self._error[agreement.layout.length - agreement.layout.weighted :]
+        if not (np.isfinite(self._error).all() and (_NOT_WHOLE * counted < 0.5).all()):
+            raise PrecisionError(
+                f"sums under {agreement.protection.value!r} are too inexact to count sites by"
+            )
 
 
 class EncryptedSum(CountedSum):

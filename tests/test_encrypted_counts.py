@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from crypto.ckks.sums import SummingServer, SummingSite
-from crypto.errors import ImplausibleError, MalformedError
+from crypto.errors import ImplausibleError, MalformedError, PrecisionError
 from crypto.fixed_point import Segment
 from crypto.sums import SumFacts
 from protoseal.config import Agreement, Method, Protection
@@ -116,6 +116,13 @@ def counted(agreement: Agreement, error: float) -> tuple[AddedSum, Vector]:
     values = np.zeros(facts.length)
     values[agreement.layout.length :] = 3.0
     return AddedSum(agreement, np.full(facts.length, error)), values
+
+
+@pytest.mark.parametrize("error", [0.25, 0.3, np.inf, np.nan])
+def test_sums_that_are_too_inexact_count_nobody(error: float) -> None:
+    counted(prototypes(), 0.24)
+    with pytest.raises(PrecisionError, match="too inexact to count sites by"):
+        counted(prototypes(), error)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # the coordinator has no torch
 NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 """A method's or protection's: part of names of runs and files."""
 MOST_SECRET_BYTES = 1 << 16
+_CONTROL = "self-"
 _MADE_FOR = {
     Family.GROUPS: "its steps are FedPC's: sites are grouped once by their prototypes and groups mixed by cosines",
     Family.CLUSTERS: "its steps are FedPLCC's: local prototypes are clustered by their directions",
@@ -162,3 +163,5 @@ def _check_name(name: str) -> None:
         raise ValueError(
             f"{name!r} is no name: lower-case letters, digits and hyphens, 32 at most, a letter first"
         )
+    if name.startswith(_CONTROL):
+        raise ValueError(f"{name!r} is no name: {_CONTROL!r} begins those of a control's results")

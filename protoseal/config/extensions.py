@@ -22,9 +22,9 @@ def extension_settings(
     """The settings of all that is added among what is ``used``, by name, with every default.
 
     A table is what a file has, or settings that were read before. Raises ``ConfigError`` for settings that their owner
-    refuses, ``ValueError`` for a table that belongs to nothing that is used.
+    refuses, ``ValueError`` for a table that belongs to nothing that is used, or for one name of two.
     """
-    added = {each.name: each for each in added_among(used)}
+    added = _by_name(used)
     for name in tables:
         if name not in added:
             raise ValueError(
@@ -41,7 +41,7 @@ def extension_distributions(
     Raises ``ValueError`` where another is ``stated``, or one for what is not in use: parties that agree on a text run
     what is called the same. The limit: a version is what a distribution says of itself.
     """
-    found = {each.name: distribution_of(each) for each in added_among(used)}
+    found = {name: distribution_of(each) for name, each in _by_name(used).items()}
     for name, agreed in stated.items():
         if name not in found:
             raise ValueError(f"{name!r} is no method or protection of a third party in use")
@@ -51,6 +51,17 @@ def extension_distributions(
                 " agree on this one"
             )
     return found
+
+
+def _by_name(used: Iterable[AnyMethod | AnyProtection]) -> dict[str, Added]:
+    """``ValueError`` where a method and a protection have one name: they would share settings and a distribution."""
+    added: dict[str, Added] = {}
+    for each in added_among(used):
+        if added.setdefault(each.name, each) is not each:
+            raise ValueError(
+                f"a method and a protection are both called {each.name!r}: use one of them alone"
+            )
+    return added
 
 
 def _settings(added: Added, table: object, source: str) -> Section:

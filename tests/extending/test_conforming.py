@@ -82,6 +82,34 @@ def _clips(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.PadsSite, "protect", protect)
 
 
+def _clips_all_but_the_first(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is beyond its bound, or no number, is sent as something else."""
+    original, bounds = module.PadsSite.protect, np.repeat([10.0, 1e4, 1.0], [20, 5, 4])
+
+    def protect(self: Any, values: Any, *rest: Any) -> Any:
+        clipped = np.clip(np.nan_to_num(values), -bounds, bounds)
+        return original(self, np.concatenate([values[:1], clipped[1:]]), *rest)
+
+    monkeypatch.setattr(module.PadsSite, "protect", protect)
+
+
+def _of_another_shape(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = module.PadsSite.unprotect
+    monkeypatch.setattr(module.PadsSite, "unprotect", lambda self, answer: original(self, answer)[None])
+
+
+def _of_another_type(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = module.PadsSite.unprotect
+    monkeypatch.setattr(
+        module.PadsSite, "unprotect", lambda self, answer: original(self, answer).astype(np.longdouble)
+    )
+
+
+def _promises_nothing(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = module.PadsSite.error
+    monkeypatch.setattr(module.PadsSite, "error", lambda self: original(self) + np.inf)
+
+
 def _another_form(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "form", lambda facts: PayloadForm(words=((64, facts.length), (64, 5))))
 
@@ -94,6 +122,10 @@ def _another_form(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         (_no_pads, "two attempts are protected alike at site 'a'"),
         (_coarse, "a sum is off by"),
         (_clips, "a sum is off by"),
+        (_clips_all_but_the_first, "values beyond their bound are sent"),
+        (_of_another_shape, "a sum is not finite float64"),
+        (_of_another_type, "a sum is not finite float64"),
+        (_promises_nothing, "the stated error is not finite"),
         (_another_form, "has not the declared form"),
     ],
 )

@@ -31,6 +31,13 @@ from protoseal.config import AddedMethod, Family, Traits
 
 method = AddedMethod(name="{name}", traits=Traits(Family.SUMS, prototypes=True), objective=lambda settings: None)
 """
+PROTECTION = """
+from crypto.protection import PayloadForm
+from protoseal.config import AddedProtection, SumHalves
+
+form = PayloadForm(words=((64, 1),))
+method = AddedProtection(name="{name}", sums=SumHalves(site=None, server=None, form=lambda settings, facts: form))
+"""
 AGREEMENT = """
 federation = "clinics.example"
 run = "run-1"
@@ -119,6 +126,17 @@ def test_two_that_register_a_name_are_both_told(others: Path, tmp_path: Path) ->
     said = problem(tmp_path, method="mine")
     assert "first 1.0, entry point mine = 'first:method'" in said
     assert "second 1.0, entry point mine = 'second:method'" in said
+
+
+def test_a_method_and_a_protection_do_not_have_one_name(others: Path, tmp_path: Path) -> None:
+    """They would have one table of settings, and only one's version would be agreed on."""
+    for group, name in ((METHODS, "first"), (PROTECTIONS, "second")):
+        install(others, {group: {"mine": f"{name}:method"}}, name=name)
+    (others / "first.py").write_text(GOOD.format(name="mine"), encoding="utf-8")
+    (others / "second.py").write_text(PROTECTION.format(name="mine"), encoding="utf-8")
+    said = problem(tmp_path, method="mine", protection="mine")
+    assert "a method and a protection are both called 'mine'" in said
+    assert agreement_with(tmp_path, method="mine").distributions == {"mine": "first 1.0"}
 
 
 def test_one_entry_point_of_the_two_would_do(others: Path, tmp_path: Path) -> None:
@@ -225,6 +243,8 @@ def test_other_things_that_cannot_be_made() -> None:
         )
     with pytest.raises(ValueError, match="serves peers, sums, or both"):
         AddedProtection(name="mine")
+    with pytest.raises(ValueError, match="'self-pfpl' is no name"):
+        AddedProtection(name="self-pfpl")
 
 
 # Settings and distributions
