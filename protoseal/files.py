@@ -7,15 +7,17 @@ its own: sample counts, accuracies and prototypes in it are not protected and go
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import safetensors
 import safetensors.numpy
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from protoseal.config import Agreement, ConfigError
 from protoseal.errors import UserError
@@ -276,12 +278,25 @@ def write_agreement(folder: Path, agreement: Agreement) -> Path:
 def read_agreement(folder: Path) -> Agreement:
     """The agreement under which a site's folder was written; raises :class:`FileError`."""
     path = folder / AGREEMENT
+    text = ""
     try:
-        return Agreement.from_json(
-            _read_text(path, "give the folder that a site wrote to (out)"), source=str(path)
-        )
+        text = _read_text(path, "give the folder that a site wrote to (out)")
+        return Agreement.from_json(text, source=str(path))
     except (ConfigError, ValueError) as error:
+        missing = _not_installed(text)
+        if missing:
+            raise FileError(f"{path} needs what is not installed: install {' and '.join(missing)}") from error
         raise FileError(f"{path} is not an agreement of this version: {_first_line(error)}") from error
+
+
+def _not_installed(text: str) -> list[str]:
+    """Names and versions of the distributions that an agreement was made with and that are not there."""
+    try:
+        stated = TypeAdapter(dict[str, str]).validate_python(json.loads(text).get("distributions", {}))
+    except (AttributeError, ValueError):
+        return []
+    there = {f"{each.name} {each.version}" for each in distributions()}
+    return sorted(set(stated.values()) - there)
 
 
 def write_prototypes(folder: Path, prototypes: SitePrototypes) -> Path:

@@ -11,22 +11,25 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from protoseal.config import AnyMethod, Method
+from protoseal.config import Agreement, AnyMethod, Method
 from protoseal.config.simulation import SimulationConfig
 from protoseal.errors import UserError
-from protoseal.files import RESULT, SITE_LOG, write_text
+from protoseal.files import AGREEMENT, RESULT, SITE_LOG, read_agreement, write_agreement, write_text
 from secure_client.errors import SiteError
 
 CLAIM, STATE, RUNS, COMPARED = "simulation.json", ".state", "runs", "compared"
 _LOCK, _DATA = "lock", "data"
 
 FREE = frozenset({"out", "workers", "data_root", "report_every", "tensorboard", "compare", "seed", "seeds"})
-"""What may be another in the same folder: it changes no run, or says which runs there are."""
+"""What may be another in the same folder: it changes no run, or says which runs there are.
+
+So may the settings of what only a compared method is made of: :meth:`RunFolder.check_settings`.
+"""
 
 
 class OtherSimulation(UserError):
@@ -40,7 +43,7 @@ class RunFolder:
         self._out = config.out
         self._several = len(config.all_seeds) > 1
         self._claim = _claim_of(config, self._several)
-        self._aligned, self._methods = config.self_aligns_as, config.methods
+        self._aligned, self._extension = config.self_aligns_as, config.extension
         self._data_checked = False
 
     @contextmanager
@@ -114,6 +117,29 @@ class RunFolder:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return folder
 
+    def keep_agreement(self, seed: int, method: AnyMethod, agreement: Agreement) -> None:
+        """An unfinished run goes on under the agreement that it began under, and under no other.
+
+        Raises :class:`OtherSimulation` for other settings, :class:`protoseal.files.FileError` for another distribution
+        than there was.
+        """
+        state = self.state(seed, method)
+        if (state / AGREEMENT).exists():
+            self.check_settings(state, read_agreement(state))
+        write_agreement(state, agreement)
+
+    def check_settings(self, place: Path, agreement: Agreement) -> None:
+        """Raise :class:`OtherSimulation` where a run left ``place`` under other settings of third parties than now.
+
+        The claim has those of the method and the protection alone, since what is compared may change.
+        """
+        others = [name for name, own in agreement.extension.items() if self._extension.get(name) != own]
+        if others:
+            raise OtherSimulation(
+                f"{place} is of other settings (extension.{', extension.'.join(others)}): go back to these,"
+                " delete it to run that method again, or use --fresh to start over"
+            )
+
     def drop_state(self, seed: int, method: AnyMethod) -> None:
         """The run has ended: it goes on from nothing."""
         shutil.rmtree(self.state(seed, method))
@@ -156,21 +182,20 @@ class RunFolder:
         (self._out / CLAIM).unlink(missing_ok=True)
         seeds = [each for each in self._out.glob("seed-*") if each.name.removeprefix("seed-").isdigit()]
         for folder in (self._out, *seeds):
-            _clear_results(folder, self._methods)
+            _clear_results(folder)
         for each in [*(self._out / STATE).iterdir(), self._out / "tensorboard"]:
             if each.is_dir():
                 shutil.rmtree(each)
 
 
-def _clear_results(folder: Path, methods: Iterable[AnyMethod]) -> None:
-    """Remove one seed's results; a folder that then has other files stays, with these."""
+def _clear_results(folder: Path) -> None:
+    """Remove one seed's results, of whatever methods; a folder that then has other files stays, with these."""
     for pattern in (RESULT, "report.html", "split.csv", "split.json", "split.svg"):
         (folder / pattern).unlink(missing_ok=True)
-    for method in dict.fromkeys((*Method, *methods)):
-        for record in folder.glob(f"{RUNS}/{method.value}*.json"):
-            record.unlink()
-        _clear_sites(folder / COMPARED / method.value)
-    _clear_sites(folder)
+    for record in folder.glob(f"{RUNS}/*.json"):
+        record.unlink()
+    for each in (*folder.glob(f"{COMPARED}/*"), folder):
+        _clear_sites(each)
     for name in (RUNS, COMPARED):
         _remove_if_empty(folder / name)
     if folder.name.startswith("seed-"):
@@ -195,6 +220,10 @@ def _remove_if_empty(folder: Path) -> None:
 def _claim_of(config: SimulationConfig, several: bool) -> dict[str, Any]:
     """What must be the same for runs to be of one simulation."""
     content = config.model_dump(mode="json", by_alias=True, exclude=set(FREE))
+    for name in content.get("extension", {}).keys() - {config.method.value, config.protection.value}:
+        del content["extension"][name]
+    if not content.get("extension"):
+        content.pop("extension", None)
     # One seed's results lie where those of several seeds are summed up.
     return {"schema": 1, "seed": None if several else config.all_seeds[0], "config": content}
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from pydantic import TypeAdapter
 from torch.utils.data import Dataset
 
 from protoseal.config import (
@@ -22,15 +20,15 @@ from protoseal.config import (
     ConfigError,
     Method,
     Protection,
-    method_named,
 )
 from protoseal.config.simulation import SimulationConfig
 from protoseal.controls import run_control
 from protoseal.federation import LocalFederation, Outcome
-from protoseal.files import RunRecord, RunResult, SiteRound, read_record, write_record, write_result
+from protoseal.files import RunResult, SiteRound, write_record, write_result
 from protoseal.results import Compared, run_result
 from protoseal.run_folder import COMPARED, RunFolder
 from protoseal.seeds import over_seeds
+from protoseal.simulated_run import Run
 from protoseal.site_files import DividedData, divide
 from protoseal.split_view import write_split
 from protoseal.trainees import SiteTesting, SiteTraining
@@ -39,7 +37,6 @@ from secure_client.build import build_agreed_model
 from secure_client.data import SiteData
 from secure_client.data.preprocess import to_dataset
 from secure_client.together import Batching
-from secure_server.coordinator import CoordinatorRound
 from secure_server.workers import Workers
 
 __all__ = ["COMPARED", "Completed", "Ended", "Progress", "Watcher", "Written", "simulate"]
@@ -221,41 +218,6 @@ def _check(config: SimulationConfig) -> None:
         build_agreed_model(agreement, agreement.training.model)
 
 
-@dataclass(frozen=True)
-class Run:
-    """What one method did on one seed's data, so far or in all; ``data_sha256`` is of these."""
-
-    method: AnyMethod
-    agreement: Agreement
-    outcome: Outcome
-    data_sha256: str | None
-
-    def record(self) -> RunRecord:
-        """All of it, to be read by :meth:`of`."""
-        return RunRecord(
-            method=self.method.value,
-            agreement=self.agreement.model_dump(mode="json", by_alias=True),
-            sites=tuple(self.outcome.sites.values()),
-            rounds=tuple(asdict(each) for each in self.outcome.rounds),
-            best_round=self.outcome.best_round,
-            data_sha256=self.data_sha256,
-        )
-
-    @classmethod
-    def of(cls, path: Path) -> Run:
-        """The run that ended with this record. Raises :class:`protoseal.files.FileError` for another file."""
-        record = read_record(path)
-        agreement = Agreement.from_json(json.dumps(record.agreement), source=str(path))
-        rounds = TypeAdapter(list[CoordinatorRound]).validate_python(record.rounds)
-        sites = {log.name: log for log in record.sites}
-        return cls(
-            method_named(record.method),
-            agreement,
-            Outcome(sites, rounds, [], record.best_round),
-            record.data_sha256,
-        )
-
-
 class OneSeed:
     """All methods on one seed's data."""
 
@@ -269,16 +231,23 @@ class OneSeed:
 
     def run(self) -> RunResult:
         """Their result; runs that had ended before are read."""
+        ended = self._ended()
         for method in self._config.methods:
-            path = self._folder.record(self._seed, method)
-            had_ended = path.exists()
-            self._runs[method] = Run.of(path) if had_ended else self._run_anew(method)
-            if not had_ended:
-                write_record(path, self._runs[method].record())
+            run = self._runs[method] = ended.get(method) or self._run_anew(method)
+            if method not in ended:
+                write_record(self._folder.record(self._seed, method), run.record())
                 self._folder.drop_state(self._seed, method)
-            self._seen.on_run(Ended(self._seed, method, self._runs[method].outcome, anew=not had_ended))
+            self._seen.on_run(Ended(self._seed, method, run.outcome, anew=method not in ended))
             result = self._publish(complete=len(self._runs) == len(self._config.methods))
         return result
+
+    def _ended(self) -> dict[AnyMethod, Run]:
+        """The runs that had ended before, all read before another begins, since any may be refused."""
+        paths = {method: self._folder.record(self._seed, method) for method in self._config.methods}
+        ended = {method: Run.of(path) for method, path in paths.items() if path.exists()}
+        for method, run in ended.items():
+            self._folder.check_settings(paths[method], run.agreement)
+        return ended
 
     @cached_property
     def _scene(self) -> Scene:
@@ -293,6 +262,7 @@ class OneSeed:
         """Or from where it was when it was ended."""
         aligned = self._config.self_aligns_as if method is Method.SELF else method
         agreement = self._scene.agreement(aligned)
+        self._folder.keep_agreement(self._seed, method, agreement)
         self._folder.keep_claim(self._seed, self._scene.divided.sha256)
         if method in CONTROLS:
             return self._run(method, agreement, self._control(method, agreement))
