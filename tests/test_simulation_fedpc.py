@@ -167,11 +167,11 @@ def test_personalised_accuracies_are_those_of_the_saved_models(fedpc: FedpcRun) 
 
 
 def test_masked_trains_the_models_that_plain_does(tmp_path: Path) -> None:
-    """Fixed point rounds sums in the 40th binary place, which is beyond most weights' own rounding.
+    """With words of 64 bits fixed point rounds in the 40th binary place, beyond most weights' own rounding.
 
     By SGD: Adam steps by the learning rate however small a gradient is, and so makes more of a last place of it.
     """
-    sgd = FILE.replace('optimiser = "adam"\nlr = 0.003', "lr = 0.02")
+    sgd = FILE.replace('optimiser = "adam"\nlr = 0.003', "lr = 0.02") + "\n[masking]\nring_bits = 64\n"
     plain, masked = (
         simulate(config_in(sgd, tmp_path / protection, protection=protection, compare=compared))
         for protection, compared in (("plain", ("average",)), ("masked", ()))

@@ -42,8 +42,8 @@ class AveragingSection(Section):
 class MaskingSection(Section):
     """Masked sums are taken in the ring of integers modulo 2^``ring_bits``.
 
-    32 bits halve what is sent, and leave fewer fractional bits, which must be 16 or more. Without a number here the
-    agreement has 32 where they are, which is where every bound times ``max_sites`` is below 2^14, and 64 where not.
+    32 bits halve what is sent and leave fewer fractional bits, 16 or more: each term is off by 2^-17 at most. Without
+    a number here the agreement has 32 where that fits, every bound times ``max_sites`` being below 2^14, and else 64.
 
     In a group of up to ``complete_up_to`` members each has a mask with each other and holds shares of its secrets. In a
     larger one a few do, which chance picks: as many as it takes to hold off ``max_colluding`` of the run's sites, if
