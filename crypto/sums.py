@@ -50,7 +50,7 @@ class SumSiteHalf(Protocol):
 
         ``context`` names the run, the round, the attempt, the participants and what they train from: it is the same at
         all sites that were told the same, and is never used for other values. Raises, before anything is sent,
-        :class:`crypto.errors.BoundError` for a value beyond its bound.
+        :class:`crypto.errors.BoundError` for a value beyond its bound, which what is no finite number is too.
         """
         ...
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -145,8 +146,8 @@ def _check_vector(what: str, values: Float, length: int) -> None:
 
 
 def _check_unlike(name: str, site: str, protect: Callable[[bytes], Payload]) -> None:
-    """Part by part, since one that is fresh says nothing of another. A site may leave a part at zero."""
-    for one, two in zip(_parts(protect(b"one")), _parts(protect(b"two")), strict=False):
+    """Each part with each, since one that is fresh says nothing of another. A site may leave a part at zero."""
+    for one, two in product(_parts(protect(b"one")), _parts(protect(b"two"))):
         if one.any() and np.array_equal(one, two):
             raise NotConforming(
                 f"{name}: two attempts are protected alike at site {site!r}, so that what they sent can be subtracted"

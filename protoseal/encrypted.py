@@ -92,7 +92,10 @@ class AddedSum(CountedSum):
 
         Raises :class:`PrecisionError` for one that leaves counts in doubt: too few holders could pass for enough.
         """
-        super().__init__(agreement, error + agreement.sum_facts.rounding)
+        facts = agreement.sum_facts
+        if error.shape != (facts.length,):
+            raise PrecisionError(f"the stated error of sums is of shape {error.shape}, not ({facts.length},)")
+        super().__init__(agreement, error + facts.rounding)
         counted = self._error[agreement.layout.length - agreement.layout.weighted :]
         if not (np.isfinite(self._error).all() and (_NOT_WHOLE * counted < 0.5).all()):
             raise PrecisionError(

@@ -189,12 +189,12 @@ class RunFolder:
 
 
 def _clear_results(folder: Path) -> None:
-    """Remove one seed's results, of whatever methods; a folder that then has other files stays, with these."""
+    """Remove one seed's results, all of ``runs/*.json`` among them; a folder with other files stays, with these."""
     for pattern in (RESULT, "report.html", "split.csv", "split.json", "split.svg"):
         (folder / pattern).unlink(missing_ok=True)
     for record in folder.glob(f"{RUNS}/*.json"):
         record.unlink()
-    for each in (*folder.glob(f"{COMPARED}/*"), folder):
+    for each in (*filter(Path.is_dir, folder.glob(f"{COMPARED}/*")), folder):
         _clear_sites(each)
     for name in (RUNS, COMPARED):
         _remove_if_empty(folder / name)
