@@ -87,9 +87,10 @@ def test_fresh_leaves_nothing_of_it(example: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     ran(out, "cosine-proto")
     assert (out / "compared" / "cosine-proto" / "result.json").exists()
+    (out / "compared" / ".DS_Store").touch()
     ran(out, fresh=True)
     assert [each.name for each in (out / "runs").iterdir()] == ["local.json"]
-    assert not (out / "compared").exists()
+    assert [each.name for each in (out / "compared").iterdir()] == [".DS_Store"]  # no simulation's
 
 
 def test_a_distribution_that_is_gone_is_named(tmp_path: Path) -> None:
