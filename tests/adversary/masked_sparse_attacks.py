@@ -14,7 +14,7 @@ from tests.crypto.masked_group import total
 from tests.support.grouped import EVERYONE, TEN
 
 A, B, C, D = EVERYONE
-_SPARSE = {"masking": {"complete_up_to": 3}}
+_SPARSE = {"masking": {"complete_up_to": 3, "ring_bits": 64}}
 _FIRST_SIX = patch(
     "crypto.pairwise.shares.draw_holders",
     lambda binding, site, graph: tuple(name for name in binding.group if name != site)[: graph.holders],

@@ -12,6 +12,7 @@ from protoseal.config import (
     AveragingSection,
     FeddbpSection,
     FedpcSection,
+    MaskingSection,
     Method,
     Part,
     PfplSection,
@@ -30,6 +31,8 @@ from tests.support.simulations import run_federation
 
 _SCANS = 5
 """Training samples of a class at a site of :func:`two_kinds_of_sites`; there is one more to test on."""
+FINE = MaskingSection(ring_bits=64)
+"""Words in which a site's values are millions of times what sums may be off by."""
 
 
 def small_agreement(
@@ -72,6 +75,7 @@ def fedpc_agreement(*, rounds: int, protection: Protection = Protection.MASKED) 
             "pfpl": PfplSection(),
             "fedpc": FedpcSection(groups=2),
             "averaging": averaging,
+            "masking": FINE,
         }
     )
 
@@ -81,7 +85,7 @@ def feddbp_agreement(*, rounds: int, protection: Protection) -> Agreement:
     pfpl = small_agreement(rounds=rounds, protection=protection)
     section = FeddbpSection(own=0.5, top_channels=5)
     return Agreement.model_validate(
-        {**dict(pfpl), "method": Method.FEDDBP, "pfpl": PfplSection(), "feddbp": section}
+        {**dict(pfpl), "method": Method.FEDDBP, "pfpl": PfplSection(), "feddbp": section, "masking": FINE}
     )
 
 

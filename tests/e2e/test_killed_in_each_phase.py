@@ -111,7 +111,7 @@ def test_whoever_is_killed_and_started_again_changes_nothing(
         check_run(federation, wanted)
         assert fedpc_excess(federation) <= 1.0
         assert (
-            fedpc_excess(federation, without=["site-3"]) > 1e3
+            fedpc_excess(federation, without=["site-3"]) > 1e6
         )  # it would show if one's values were missing
     assert [(each.attempt, len(each.groups), each.abandoned) for each in wanted.rounds] == [(1, 2, False)] * 2
 

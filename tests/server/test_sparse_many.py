@@ -71,7 +71,7 @@ class Site:
 
 @pytest.fixture
 def sites(tmp_path: Path) -> Iterator[dict[str, Site]]:
-    agreement = method_agreement(Method.FEDPROTO, Protection.MASKED)
+    agreement = method_agreement(Method.FEDPROTO, Protection.MASKED, masking={"ring_bits": 64})
     with ExitStack() as stack:
         made = {name: Site(name, agreement, tmp_path) for name in MEMBERS}
         for site in made.values():
@@ -83,7 +83,7 @@ def test_a_hundred_and_twenty_sites_add_up_though_a_tenth_goes_after_each_step(
     sites: dict[str, Site],
 ) -> None:
     """Of 39 others that hold a site's shares 14 open a secret."""
-    agreement = method_agreement(Method.FEDPROTO, Protection.MASKED)
+    agreement = method_agreement(Method.FEDPROTO, Protection.MASKED, masking={"ring_bits": 64})
     begun = PhaseKey(agreement.run, 1, 1, Phase.PRESENCE)
     active = ActiveList(tuple(sites[name].state(begun) for name in MEMBERS))
     keys = {each.site: each.keys for each in active.statements if each.keys is not None}
@@ -109,8 +109,7 @@ def test_a_hundred_and_twenty_sites_add_up_though_a_tenth_goes_after_each_step(
     survivors = attempt.survivors[Phase.VALUES]
     assert len(attempt.survivors[Phase.UNMASK]) == 87
     expected = np.mean([vectors[name] for name in survivors], axis=0)
-    half_a_unit = agreement.fixed_point().resolution.max() / 2 + 1e-12
     for name in MEMBERS:
         mean = outcome.results[name].arrays[0] if name in outcome.results else None
         assert mean is not None
-        np.testing.assert_allclose(mean, expected, rtol=0.0, atol=half_a_unit)
+        np.testing.assert_allclose(mean, expected, atol=1e-9)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from protoseal.config import Agreement, AveragingSection, Method, Protection, TrainingSection
+from protoseal.config import Agreement, AveragingSection, MaskingSection, Method, Protection, TrainingSection
 from tests.support.small import DIM, HOLDINGS, small_agreement
 
 EVERYONE = tuple(HOLDINGS)
@@ -21,6 +21,7 @@ def grouped_agreement(protection: Protection = Protection.MASKED, **changes: obj
         "method": Method.FEDPC,
         "protection": protection,
         "averaging": AveragingSection(parameters=PARAMETERS),
+        "masking": MaskingSection(ring_bits=64),
         "training": TrainingSection(model="tests.support.grouped:build", batch_size=4),
     }
     return Agreement.model_validate({**fields, **changes})
