@@ -259,4 +259,4 @@ def test_restarts_between_all_steps_change_nothing(
         else:
             bound = literal.expected(undisturbed, number)[site].rows_bound
         off = np.abs(taken.targets - undisturbed.taken[number, site].targets)
-        assert (off <= 2.0 * bound).all()  # each of the two runs is within it
+        assert (off <= np.minimum(1e-7, 2.0 * bound)).all()  # each of the two runs is within its bound

@@ -36,7 +36,7 @@ COHORT = cohort_of(HOLDS, 300)
 LEFT_OVER = {
     Combination.UNIFORM: total_error(len(COHORT.sites)),
     Combination.DISTANCE: total_error(len(COHORT.sites)),
-    Combination.COMPLEMENT: len(COHORT.sites) * total_error(len(COHORT.sites)),
+    Combination.COMPLEMENT: min(1e-6, len(COHORT.sites) * total_error(len(COHORT.sites))),
 }
 """den is off by :func:`total_error`; so is num, in which errors of distances meet rows no longer than 1; and with
 ``complement`` den's error meets the sum of n − 1 of them as well. What is prescribed is between 0 and 10."""
