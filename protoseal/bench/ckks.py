@@ -146,19 +146,43 @@ def _median(spent: list[Spent], part: int) -> float:
 
 
 def _two_processes(group: Group, plan: Plan) -> Case:
-    """Two worker processes against none. Seconds on a core are those of the busier one and of what hands them work."""
+    """Two worker processes against none. Seconds on a core are those of the busier one and of what hands them work.
+
+    ``machine_allows`` is how many times faster it would be if both did nothing but their half: from two whole
+    aggregations at the same time, one in each, which share caches and memory and wait for nothing else.
+    """
     work, context = plan.round(group), multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(2, mp_context=context) as executor:
-        task = partial(_on_busiest_core, partial(work.answers, executor))
-        turns = [(spent_on(work.answers), task()) for _ in range(plan.repeats + 1)][1:]
-    what: dict[str, Value] = {"case": "two processes", **plan.facts, "baseline": "one process"}
-    return Case(what, [two for _, two in turns], [one for one, _ in turns])
+        tasks = work.answers, partial(work.answers, executor), partial(_side_by_side, executor, work)
+        one, two, apart = zip(
+            *[[_on_busiest_core(task) for task in tasks] for _ in range(plan.repeats + 1)][1:], strict=True
+        )
+    what: dict[str, Value] = {
+        "case": "two processes",
+        **plan.facts,
+        "baseline": "one process",
+        "machine_allows": statistics.median(2 * a.wall / b.wall for a, b in zip(one, apart, strict=True)),
+    }
+    return Case(what, two, one)
+
+
+def _side_by_side(executor: ProcessPoolExecutor, work: Round) -> None:
+    """As many whole aggregations as there are processes."""
+    whole = partial(work.server().combine, work.payloads, work.seen)
+    for running in [executor.submit(_computed, whole) for _ in range(2)]:
+        running.result()
+
+
+def _computed(whole: Task) -> None:
+    """Answers stay where they were made."""
+    whole()
 
 
 def _on_busiest_core(task: Task) -> Spent:
     before = _on_core()
     spent = spent_on(task)
-    return Spent(spent.wall, spent.cpu + max(each - before.get(pid, 0.0) for pid, each in _on_core().items()))
+    theirs = [each - before.get(pid, 0.0) for pid, each in _on_core().items()]
+    return Spent(spent.wall, spent.cpu + max(theirs, default=0.0))
 
 
 def _on_core() -> dict[int, float]:
@@ -193,11 +217,13 @@ def _hidden(group: Group, plan: Plan) -> Case:
     """Hidden presence against public, by turns: the coordinator's part, bytes and memory."""
     public, hidden = plan.round(group), plan.round(group, hidden=True)
     name, float32 = hidden.cohort.sites[0], 4 * plan.classes * plan.dim
+    *needed, norms = map(len, hidden.payloads[name].blobs)
     what: dict[str, Value] = {
         "case": "hidden presence",
         **plan.facts,
         "baseline": "public presence",
-        "upload_of_float32": sum(map(len, hidden.payloads[name].blobs)) / float32,
+        "upload_of_float32": (sum(needed) + norms) / float32,
+        "without_norms_of_float32": sum(needed) / float32,
         "answer_of_float32": sum(map(len, hidden.answers()[name].blobs)) / float32,
         "peak_rss_bytes": _peak(hidden),
     }

@@ -30,9 +30,11 @@ def test_what_it_writes(tmp_path: Path) -> None:
     assert switches["key_switches"] == 3 + 2 + 1 + 10 + 2 + 3
     assert switches["over_bound"] > 1.0
     assert (processes["case"], processes["baseline"]) == ("two processes", "one process")
+    assert processes["machine_allows"] > 0.0
     assert site["upload_bytes"] < 170_000
     assert (hidden["case"], hidden["baseline"]) == ("hidden presence", "public presence")
     assert hidden["upload_of_float32"] > site["with_correction_of_float32"]
+    assert site["upload_of_float32"] < hidden["without_norms_of_float32"] < hidden["upload_of_float32"]
     assert hidden["answer_of_float32"] > site["answer_of_float32"]
     assert [each["sites"] for each in (two, three)] == [2, 3]
     assert two["peak_rss_bytes"] > 2**24
