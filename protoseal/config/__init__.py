@@ -5,15 +5,7 @@ what belongs to a later version, are refused by name.
 """
 
 from protoseal.config.added import AddedMethod, AddedProtection, NoSettings, PeersHalves, SumHalves
-from protoseal.config.agreement import (
-    Agreement,
-    Norm,
-    Optimiser,
-    PfplSection,
-    PreprocessingSection,
-    TrainingSection,
-    load_agreement,
-)
+from protoseal.config.agreement import Agreement, load_agreement
 from protoseal.config.averaging import AveragingSection, MaskingSection
 from protoseal.config.capabilities import (
     CONTROLS,
@@ -36,9 +28,16 @@ from protoseal.config.deployment import (
     load_site,
 )
 from protoseal.config.layout import Layout
-from protoseal.config.methods import BaselinesSection, FeddbpSection, FedpcSection, FedplccSection
+from protoseal.config.methods import (
+    BaselinesSection,
+    FeddbpSection,
+    FedpcSection,
+    FedplccSection,
+    PfplSection,
+)
 from protoseal.config.reading import ConfigError, Section
 from protoseal.config.simulation import SimulationConfig, load_simulation
+from protoseal.config.training import Norm, Optimiser, PreprocessingSection, TrainingSection
 from protoseal.config.traits import Family, Inference, Part, Predicts, Traits
 
 __all__ = [

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import (
-    AfterValidator,
-    BeforeValidator,
     Field,
     SerializeAsAny,
     SerializerFunctionWrapHandler,
@@ -21,7 +17,6 @@ from pydantic import (
     model_validator,
 )
 
-from algorithms.pfpl import Weighting
 from crypto.errors import PrecisionError
 from crypto.fixed_point import FixedPoint, Segment, narrowest_ring
 from crypto.sums import SumFacts
@@ -29,8 +24,6 @@ from protoseal.config.added import Added, AddedMethod, AddedProtection
 from protoseal.config.averaging import AveragingSection, MaskingSection
 from protoseal.config.capabilities import (
     BUILT_IN_MODELS,
-    DEPLOYABLE,
-    SIMULATED,
     AnyMethod,
     AnyProtection,
     KnownMethod,
@@ -42,11 +35,19 @@ from protoseal.config.capabilities import (
     check_protection_serves,
 )
 from protoseal.config.clustering import Clustering
-from protoseal.config.extensions import added_among, extension_distributions, extension_settings
+from protoseal.config.extensions import extension_distributions, extension_settings
 from protoseal.config.layout import Layout
-from protoseal.config.methods import BaselinesSection, FeddbpSection, FedpcSection, FedplccSection
+from protoseal.config.methods import (
+    BaselinesSection,
+    FeddbpSection,
+    FedpcSection,
+    FedplccSection,
+    PfplSection,
+)
+from protoseal.config.numbers import Count, Positive
 from protoseal.config.presence import ALLOWED_BY, FEWEST_SAFE_HOLDERS, check_presence_served
-from protoseal.config.reading import Section, directory_of, nearest, read_toml, source_of, validate
+from protoseal.config.reading import Section, read_toml, source_of, validate
+from protoseal.config.training import PreprocessingSection, TrainingSection
 from protoseal.config.traits import Family, Part
 from protoseal_wire.codec.limits import MOST_SITES
 
@@ -54,112 +55,11 @@ NAME_PATTERN = r"^[a-z0-9][a-z0-9.-]{0,62}$"
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 """A federation's, run's or site's name: lower-case letters, digits, dots and hyphens, 63 at most."""
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=1)]
-
 HASH_LABEL = b"protoseal/v1/agreement\x00"
 
 CKKS_SLOTS = 4096
-USUAL_SITES = 256
 """Values in one ciphertext; all classes of one feature must fit into it."""
-
-
-def model_spec(value: str) -> str:
-    """The value, if it names a built-in model or is of the form ``module:function``; else ``ValueError``."""
-    if value in BUILT_IN_MODELS or re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", value):
-        return value
-    raise ValueError(f"unknown model {value!r}, and not module:function{nearest(value, BUILT_IN_MODELS)}")
-
-
-ModelSpec = Annotated[
-    str, BeforeValidator(lambda value: model_spec(value) if isinstance(value, str) else value)
-]
-
-
-class PreprocessingSection(Section):
-    """How every site turns an image into the model's input: square, scaled to [0, 1], normalised."""
-
-    image_size: Annotated[int, Field(ge=1, le=4096)]
-    channels: Annotated[int, Field(ge=1, le=64)]
-    mean: tuple[Annotated[float, Field(allow_inf_nan=False)], ...]
-    std: tuple[Positive, ...]
-
-    @model_validator(mode="after")
-    def _one_for_each_channel(self) -> Self:
-        if not len(self.mean) == len(self.std) == self.channels:
-            raise ValueError(f"mean and std need one number for each of the {self.channels} channels")
-        return self
-
-
-class PfplSection(Section):
-    """PFPL's own settings: equations 4 and 5 of the paper (docs/notation.md)."""
-
-    weighting: Weighting = Weighting.COMPLEMENT
-    squared: bool = True
-    alpha: Fraction = 0.3
-    alignment: NotNegative = Field(default=1.0, alias="lambda")
-    literal_regulariser: bool = False
-
-    @model_validator(mode="after")
-    def _unsquared_is_distance(self) -> Self:
-        if not self.squared and self.weighting is not Weighting.DISTANCE:
-            raise ValueError(
-                "squared = false is a form of weighting 'distance' alone; set that or remove squared"
-            )
-        return self
-
-
-class Optimiser(StrEnum):
-    """Which steps local training takes. Its state does not outlive a round."""
-
-    SGD = "sgd"
-    ADAM = "adam"
-    """Without ``momentum``, which is refused: Adam's own is fixed."""
-
-
-class Norm(StrEnum):
-    """How the built-in networks that normalise do it; it means nothing to the others."""
-
-    BATCH = "batch"
-    """Over the batch in training, by what was kept of all batches afterwards."""
-    GROUP = "group"
-    """Each sample by itself, so that per-sample gradients exist and a batch may be one sample."""
-
-
-class TrainingSection(Section):
-    """Local training, the same at every site. ``init_seed`` makes the common initial model.
-
-    ``momentum`` is SGD's. With Adam it is refused, and is no part of the agreement's text and hash.
-    With ``pretrained_sha256`` every site that uses the agreed ``model`` begins with the extractor in a file of that
-    SHA-256 (hex), whose place its own file tells.
-    """
-
-    model: ModelSpec = "small-cnn"
-    norm: Norm = Norm.BATCH
-    pretrained_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
-    init_seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    optimiser: Optimiser = Optimiser.SGD
-    lr: Positive = 0.01
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    weight_decay: NotNegative = 1e-5
-    batch_size: Count = 32
-    local_epochs: Count = 1
-
-    @model_validator(mode="after")
-    def _momentum_is_of_sgd(self) -> Self:
-        if self.optimiser is Optimiser.ADAM and "momentum" in self.model_fields_set:
-            raise ValueError("momentum is SGD's, Adam's own is fixed: remove it, or set optimiser = 'sgd'")
-        return self
-
-    @model_serializer(mode="wrap")
-    def _only_what_counts(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """What is written can be read back: not a momentum that nobody uses."""
-        table: dict[str, Any] = written(self)
-        if self.optimiser is Optimiser.ADAM:
-            table.pop("momentum", None)
-        return table
+USUAL_SITES = 256
 
 
 ExtensionTables = dict[str, SerializeAsAny[Section]]
@@ -456,34 +356,3 @@ class Agreement(Section):
 def load_agreement(path: Path) -> Agreement:
     """The agreement in a TOML file; raises ``ConfigError``."""
     return read_toml(path, Agreement)
-
-
-def _agreement_of(value: object, info: ValidationInfo) -> object:
-    """A path becomes the agreement that the file holds, a table the agreement it is."""
-    directory = directory_of(info) or Path()
-    match value:
-        case str():
-            return load_agreement(directory / Path(value).expanduser())
-        case dict():
-            return validate(Agreement, value, source=f"{source_of(info)}: agreement", directory=directory)
-        case _:
-            return value
-
-
-def _deployable(agreement: Agreement) -> Agreement:
-    if agreement.method in SIMULATED:
-        raise ValueError(
-            f"method {agreement.method.value!r} is here to be compared with: it runs in `protoseal simulate` only;"
-            f" choose {', '.join(sorted(method.value for method in DEPLOYABLE))}"
-        )
-    for added in added_among((agreement.method, agreement.protection)):
-        if not added.deployable:
-            raise ValueError(
-                f"{added.value!r} of {agreement.distributions[added.name]} runs in `protoseal simulate` only: its maker"
-                " does not declare it to be deployable"
-            )
-    return agreement
-
-
-DeployedAgreement = Annotated[Agreement, AfterValidator(_deployable), BeforeValidator(_agreement_of)]
-"""In a coordinator's or site's file: the path of the agreement's file, or the agreement as a table."""

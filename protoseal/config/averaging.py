@@ -9,9 +9,9 @@ from pydantic import Field, model_validator
 
 from crypto.pairwise.binding import threshold
 from crypto.pairwise.graph import Graph, complete_graph, graph_of
+from protoseal.config.numbers import Positive
 from protoseal.config.reading import Section
 
-Bound = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Elements = Annotated[int, Field(ge=0, le=2**26)]
 _ROUNDING = 1e-9
 
@@ -28,8 +28,8 @@ class AveragingSection(Section):
 
     parameters: Elements = 0
     buffers: Elements = 0
-    parameter_bound: Bound = 60.0  # 32 bits are enough for masked sums over 256 sites
-    buffer_bound: Bound = 1e6
+    parameter_bound: Positive = 60.0  # 32 bits are enough for masked sums over 256 sites
+    buffer_bound: Positive = 1e6
     most_samples: Annotated[int, Field(ge=1, le=10**9)] = 100_000
 
     @model_validator(mode="after")

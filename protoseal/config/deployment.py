@@ -7,13 +7,24 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from crypto.ckks.precision import check_cohort_size, check_tau
 from crypto.errors import PrecisionError
-from protoseal.config.agreement import Count, DeployedAgreement, ModelSpec, Name, Positive
-from protoseal.config.capabilities import Protection
-from protoseal.config.reading import LocalPath, Section, data_spec, directory_of, read_toml
+from protoseal.config.agreement import Agreement, Name, load_agreement
+from protoseal.config.capabilities import DEPLOYABLE, SIMULATED, Protection
+from protoseal.config.extensions import added_among
+from protoseal.config.numbers import Count, Positive
+from protoseal.config.reading import (
+    LocalPath,
+    Section,
+    data_spec,
+    directory_of,
+    read_toml,
+    source_of,
+    validate,
+)
+from protoseal.config.training import ModelSpec
 
 Seconds = Annotated[float, Field(gt=0, le=30 * 86_400)]
 
@@ -32,6 +43,37 @@ Address = Annotated[str, AfterValidator(_address)]
 
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")]
 """``auto`` is the GPU when there is one."""
+
+
+def _agreement_of(value: object, info: ValidationInfo) -> object:
+    """A path becomes the agreement that the file holds, a table the agreement it is."""
+    directory = directory_of(info) or Path()
+    match value:
+        case str():
+            return load_agreement(directory / Path(value).expanduser())
+        case dict():
+            return validate(Agreement, value, source=f"{source_of(info)}: agreement", directory=directory)
+        case _:
+            return value
+
+
+def _deployable(agreement: Agreement) -> Agreement:
+    if agreement.method in SIMULATED:
+        raise ValueError(
+            f"method {agreement.method.value!r} is here to be compared with: it runs in `protoseal simulate` only;"
+            f" choose {', '.join(sorted(method.value for method in DEPLOYABLE))}"
+        )
+    for added in added_among((agreement.method, agreement.protection)):
+        if not added.deployable:
+            raise ValueError(
+                f"{added.value!r} of {agreement.distributions[added.name]} runs in `protoseal simulate` only: its maker"
+                " does not declare it to be deployable"
+            )
+    return agreement
+
+
+DeployedAgreement = Annotated[Agreement, AfterValidator(_deployable), BeforeValidator(_agreement_of)]
+"""In a coordinator's or site's file: the path of the agreement's file, or the agreement as a table."""
 
 
 class LogLevel(StrEnum):

@@ -1,4 +1,4 @@
-"""The methods' own settings, beside PFPL's."""
+"""The methods' own settings."""
 
 from __future__ import annotations
 
@@ -6,13 +6,30 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from algorithms.pfpl import Weighting
+from protoseal.config.numbers import Fraction, NotNegative, Positive
 from protoseal.config.reading import Section
 
-Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Temperature = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
 Sparsity = Annotated[float, Field(gt=0, le=1)]
 Epochs = Annotated[int, Field(ge=1, le=10_000)]
+
+
+class PfplSection(Section):
+    """PFPL's own settings: equations 4 and 5 of the paper (docs/notation.md)."""
+
+    weighting: Weighting = Weighting.COMPLEMENT
+    squared: bool = True
+    alpha: Fraction = 0.3
+    alignment: NotNegative = Field(default=1.0, alias="lambda")
+    literal_regulariser: bool = False
+
+    @model_validator(mode="after")
+    def _unsquared_is_distance(self) -> Self:
+        if not self.squared and self.weighting is not Weighting.DISTANCE:
+            raise ValueError(
+                "squared = false is a form of weighting 'distance' alone; set that or remove squared"
+            )
+        return self
 
 
 class FedpcSection(Section):
@@ -42,10 +59,10 @@ class FeddbpSection(Section):
     the losses as printed.
     """
 
-    decision_weight: Weight = 1.0
-    shared_alignment: Weight = 10.0
-    decision_alignment: Weight = 1.0
-    temperature: Temperature = 0.07
+    decision_weight: NotNegative = 1.0
+    shared_alignment: NotNegative = 10.0
+    decision_alignment: NotNegative = 1.0
+    temperature: Positive = 0.07
     own: Fraction = 1.0
     top_channels: Annotated[int, Field(ge=0, le=1 << 20)] = 30
     share: bool = True
@@ -71,10 +88,10 @@ class FedplccSection(Section):
     sites, also FPL's and FedPLVM's: under masks a coordinator that asks for many sums learns much (threat-model.md).
     """
 
-    contrast: Weight = 1.0
-    correlation: Weight = 10.0
+    contrast: NotNegative = 1.0
+    correlation: NotNegative = 10.0
     nearest: Sparsity = 0.5
-    temperature: Temperature = 0.07
+    temperature: Positive = 0.07
     sparsity: Sparsity = 0.5
     weighted: bool = True
     weighted_centres: bool = False
@@ -92,11 +109,11 @@ class BaselinesSection(Section):
     budget near the others'; FedRep's authors train the head for more, about 10.
     """
 
-    fedprox: Weight = 0.01
-    fedproto: Weight = 1.0
+    fedprox: NotNegative = 0.01
+    fedproto: NotNegative = 1.0
     fedrep_head_epochs: Epochs = 1
-    ditto: Weight = 0.1
-    fpl_temperature: Temperature = 0.02
-    fedplvm: Weight = 100.0
-    fedplvm_temperature: Temperature = 0.07
+    ditto: NotNegative = 0.1
+    fpl_temperature: Positive = 0.02
+    fedplvm: NotNegative = 100.0
+    fedplvm_temperature: Positive = 0.07
     fedplvm_sparsity: Sparsity = 0.25

@@ -18,17 +18,7 @@ from pydantic import (
 
 from crypto.ckks.precision import check_cohort_size, check_tau
 from crypto.errors import PrecisionError
-from protoseal.config.agreement import (
-    USUAL_SITES,
-    Agreement,
-    Count,
-    ExtensionTables,
-    ModelSpec,
-    PfplSection,
-    Positive,
-    PreprocessingSection,
-    TrainingSection,
-)
+from protoseal.config.agreement import USUAL_SITES, Agreement, ExtensionTables
 from protoseal.config.averaging import AveragingSection, MaskingSection
 from protoseal.config.capabilities import (
     CONTROLS,
@@ -43,7 +33,14 @@ from protoseal.config.capabilities import (
 )
 from protoseal.config.deployment import Device
 from protoseal.config.extensions import extension_settings
-from protoseal.config.methods import BaselinesSection, FeddbpSection, FedpcSection, FedplccSection
+from protoseal.config.methods import (
+    BaselinesSection,
+    FeddbpSection,
+    FedpcSection,
+    FedplccSection,
+    PfplSection,
+)
+from protoseal.config.numbers import Count, Positive
 from protoseal.config.presence import ALLOWED_BY, FEWEST_SAFE_HOLDERS, check_presence_served
 from protoseal.config.reading import (
     SITES_FORM,
@@ -56,6 +53,7 @@ from protoseal.config.reading import (
     source_of,
     validate,
 )
+from protoseal.config.training import ModelSpec, PreprocessingSection, TrainingSection
 from protoseal.config.traits import Family
 
 SPLITTING = ("split", "sites", "tests")

@@ -1,0 +1,97 @@
+"""What sites train, on what and how: the model, its input, and local training's settings."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Annotated, Any, Self
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
+
+from protoseal.config.capabilities import BUILT_IN_MODELS
+from protoseal.config.numbers import Count, NotNegative, Positive
+from protoseal.config.reading import Section, nearest
+
+
+def model_spec(value: str) -> str:
+    """The value, if it names a built-in model or is of the form ``module:function``; else ``ValueError``."""
+    if value in BUILT_IN_MODELS or re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", value):
+        return value
+    raise ValueError(f"unknown model {value!r}, and not module:function{nearest(value, BUILT_IN_MODELS)}")
+
+
+ModelSpec = Annotated[
+    str, BeforeValidator(lambda value: model_spec(value) if isinstance(value, str) else value)
+]
+
+
+class PreprocessingSection(Section):
+    """How every site turns an image into the model's input: square, scaled to [0, 1], normalised."""
+
+    image_size: Annotated[int, Field(ge=1, le=4096)]
+    channels: Annotated[int, Field(ge=1, le=64)]
+    mean: tuple[Annotated[float, Field(allow_inf_nan=False)], ...]
+    std: tuple[Positive, ...]
+
+    @model_validator(mode="after")
+    def _one_for_each_channel(self) -> Self:
+        if not len(self.mean) == len(self.std) == self.channels:
+            raise ValueError(f"mean and std need one number for each of the {self.channels} channels")
+        return self
+
+
+class Optimiser(StrEnum):
+    """Which steps local training takes. Its state does not outlive a round."""
+
+    SGD = "sgd"
+    ADAM = "adam"
+    """Without ``momentum``, which is refused: Adam's own is fixed."""
+
+
+class Norm(StrEnum):
+    """How the built-in networks that normalise do it; it means nothing to the others."""
+
+    BATCH = "batch"
+    """Over the batch in training, by what was kept of all batches afterwards."""
+    GROUP = "group"
+    """Each sample by itself, so that per-sample gradients exist and a batch may be one sample."""
+
+
+class TrainingSection(Section):
+    """Local training, the same at every site. ``init_seed`` makes the common initial model.
+
+    ``momentum`` is SGD's. With Adam it is refused, and is no part of the agreement's text and hash.
+    With ``pretrained_sha256`` every site that uses the agreed ``model`` begins with the extractor in a file of that
+    SHA-256 (hex), whose place its own file tells.
+    """
+
+    model: ModelSpec = "small-cnn"
+    norm: Norm = Norm.BATCH
+    pretrained_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    init_seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    optimiser: Optimiser = Optimiser.SGD
+    lr: Positive = 0.01
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    weight_decay: NotNegative = 1e-5
+    batch_size: Count = 32
+    local_epochs: Count = 1
+
+    @model_validator(mode="after")
+    def _momentum_is_of_sgd(self) -> Self:
+        if self.optimiser is Optimiser.ADAM and "momentum" in self.model_fields_set:
+            raise ValueError("momentum is SGD's, Adam's own is fixed: remove it, or set optimiser = 'sgd'")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _only_what_counts(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What is written can be read back: not a momentum that nobody uses."""
+        table: dict[str, Any] = written(self)
+        if self.optimiser is Optimiser.ADAM:
+            table.pop("momentum", None)
+        return table
