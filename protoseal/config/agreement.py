@@ -9,7 +9,6 @@ from typing import Annotated, Any, Self
 
 from pydantic import (
     Field,
-    SerializeAsAny,
     SerializerFunctionWrapHandler,
     ValidationInfo,
     field_validator,
@@ -21,33 +20,23 @@ from crypto.errors import PrecisionError
 from crypto.fixed_point import FixedPoint, Segment, narrowest_ring
 from crypto.sums import SumFacts
 from protoseal.config.added import Added, AddedMethod, AddedProtection
-from protoseal.config.averaging import AveragingSection, MaskingSection
 from protoseal.config.capabilities import (
     BUILT_IN_MODELS,
-    AnyMethod,
-    AnyProtection,
-    KnownMethod,
-    KnownPresence,
-    KnownProtection,
     Method,
     Presence,
     Protection,
-    check_protection_serves,
 )
 from protoseal.config.clustering import Clustering
-from protoseal.config.extensions import extension_distributions, extension_settings
-from protoseal.config.layout import Layout
-from protoseal.config.methods import (
-    BaselinesSection,
-    FeddbpSection,
-    FedpcSection,
-    FedplccSection,
-    PfplSection,
+from protoseal.config.extensions import (
+    ExtensionTables,
+    extension_distributions,
+    extension_settings,
+    used_so_far,
 )
-from protoseal.config.numbers import Count, Positive
-from protoseal.config.presence import ALLOWED_BY, FEWEST_SAFE_HOLDERS, check_presence_served
+from protoseal.config.layout import Layout
+from protoseal.config.presence import ALLOWED_BY, FEWEST_SAFE_HOLDERS
 from protoseal.config.reading import Section, read_toml, source_of, validate
-from protoseal.config.training import PreprocessingSection, TrainingSection
+from protoseal.config.run_settings import RunSettings
 from protoseal.config.traits import Family, Part
 from protoseal_wire.codec.limits import MOST_SITES
 
@@ -62,15 +51,6 @@ CKKS_SLOTS = 4096
 USUAL_SITES = 256
 
 
-ExtensionTables = dict[str, SerializeAsAny[Section]]
-"""The settings of third parties' methods and protections, by their names."""
-
-
-def _used(info: ValidationInfo) -> list[AnyMethod | AnyProtection]:
-    """What of method and protection is known so far: what is wrong with the others is told elsewhere."""
-    return [info.data[name] for name in ("method", "protection") if name in info.data]
-
-
 _AVERAGED = {
     Part.EXTRACTOR: "without its classifier",
     Part.NOT_NORMS: "without the layers that normalise",
@@ -78,7 +58,7 @@ _AVERAGED = {
 }
 
 
-class Agreement(Section):
+class Agreement(RunSettings):
     """What all parties of a run hold in common. Any difference changes :meth:`hash`.
 
     ``min_holders`` counts *sites* that have a class, the receiver included: below it the class is withheld in
@@ -100,30 +80,11 @@ class Agreement(Section):
 
     federation: Name
     run: Name
-    method: KnownMethod
-    protection: KnownProtection
-    rounds: Annotated[int, Field(ge=1, le=100_000)]
     classes: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = Field(
         min_length=2, max_length=CKKS_SLOTS
     )
-    dim: Annotated[int, Field(ge=1, le=1 << 20)]
-    min_holders: Count = FEWEST_SAFE_HOLDERS
     min_sites: Annotated[int, Field(ge=2)] = FEWEST_SAFE_HOLDERS
     max_sites: Annotated[int, Field(ge=2, le=MOST_SITES)] = USUAL_SITES
-    allow_fewer_holders_reveals_peers: bool = False
-    norm_bound: Positive = 10.0
-    agreement_threshold: Positive = 1e-4
-    presence: KnownPresence = Presence.PUBLIC
-    allow_hidden_presence_reveals_peers: bool = False
-    preprocessing: PreprocessingSection | None = None
-    pfpl: PfplSection = PfplSection()
-    fedpc: FedpcSection = FedpcSection()
-    feddbp: FeddbpSection = FeddbpSection()
-    fedplcc: FedplccSection = FedplccSection()
-    baselines: BaselinesSection = BaselinesSection()
-    averaging: AveragingSection = AveragingSection()
-    masking: MaskingSection = MaskingSection()
-    training: TrainingSection = TrainingSection()
     extension: ExtensionTables = Field(default_factory=dict, validate_default=True)
     distributions: Annotated[dict[str, str], Field(validate_default=True)] = Field(default_factory=dict)
 
@@ -131,13 +92,15 @@ class Agreement(Section):
     @classmethod
     def _settings_of_what_is_added(cls, tables: Any, info: ValidationInfo) -> Any:
         return (
-            extension_settings(tables, _used(info), source_of(info)) if isinstance(tables, dict) else tables
+            extension_settings(tables, used_so_far(info), source_of(info))
+            if isinstance(tables, dict)
+            else tables
         )
 
     @field_validator("distributions", mode="after")
     @classmethod
     def _what_is_installed(cls, stated: dict[str, str], info: ValidationInfo) -> dict[str, str]:
-        return extension_distributions(stated, _used(info))
+        return extension_distributions(stated, used_so_far(info))
 
     @field_validator("classes", mode="after")
     @classmethod
@@ -169,25 +132,13 @@ class Agreement(Section):
 
     @model_validator(mode="after")
     def _protection_serves_method(self) -> Self:
-        check_protection_serves(self.method, self.pfpl.weighting, self.pfpl.squared, self.protection)
+        self.check_served(self.method)
         if self.clusters and self.clustering.literal_norms and self.protection is not Protection.PLAIN:
             raise ValueError(
                 f"literal_norms clusters vectors as they are, and protection {self.protection.value!r} shows their"
                 " directions alone; set"
                 " literal_norms = false, or choose protection 'plain'"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _presence_can_be_hidden(self) -> Self:
-        check_presence_served(
-            self.method,
-            self.pfpl.weighting,
-            self.protection,
-            self.presence,
-            min_holders=self.min_holders,
-            allowed=self.allow_hidden_presence_reveals_peers,
-        )
         return self
 
     @model_serializer(mode="wrap")

@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from pydantic import SerializeAsAny, ValidationInfo
+
 from protoseal.config.added import Added, AddedMethod, AddedProtection
 from protoseal.config.capabilities import AnyMethod, AnyProtection
 from protoseal.config.entry_points import distribution_of
 from protoseal.config.reading import Section, nearest, validate
+
+ExtensionTables = dict[str, SerializeAsAny[Section]]
+"""The settings of third parties' methods and protections, by their names."""
+
+
+def used_so_far(info: ValidationInfo) -> list[AnyMethod | AnyProtection]:
+    """What of method and protection is known so far: what is wrong with the others is told elsewhere."""
+    return [info.data[name] for name in ("method", "protection") if name in info.data]
 
 
 def added_among(used: Iterable[AnyMethod | AnyProtection]) -> list[Added]:

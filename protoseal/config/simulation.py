@@ -18,42 +18,30 @@ from pydantic import (
 
 from crypto.ckks.precision import check_cohort_size, check_tau
 from crypto.errors import PrecisionError
-from protoseal.config.agreement import USUAL_SITES, Agreement, ExtensionTables
-from protoseal.config.averaging import AveragingSection, MaskingSection
+from protoseal.config.agreement import USUAL_SITES, Agreement
 from protoseal.config.capabilities import (
     CONTROLS,
     AnyMethod,
     KnownMethod,
-    KnownPresence,
     KnownProtection,
     Method,
-    Presence,
     Protection,
-    check_protection_serves,
 )
 from protoseal.config.deployment import Device
-from protoseal.config.extensions import extension_settings
-from protoseal.config.methods import (
-    BaselinesSection,
-    FeddbpSection,
-    FedpcSection,
-    FedplccSection,
-    PfplSection,
-)
-from protoseal.config.numbers import Count, Positive
-from protoseal.config.presence import ALLOWED_BY, FEWEST_SAFE_HOLDERS, check_presence_served
+from protoseal.config.extensions import ExtensionTables, extension_settings, used_so_far
+from protoseal.config.numbers import Count
 from protoseal.config.reading import (
     SITES_FORM,
     ConfigError,
     LocalPath,
-    Section,
     data_spec,
     directory_of,
     parse_toml,
     source_of,
     validate,
 )
-from protoseal.config.training import ModelSpec, PreprocessingSection, TrainingSection
+from protoseal.config.run_settings import RunSettings
+from protoseal.config.training import ModelSpec, PreprocessingSection
 from protoseal.config.traits import Family
 
 SPLITTING = ("split", "sites", "tests")
@@ -61,7 +49,7 @@ SPLITTING = ("split", "sites", "tests")
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
-class SimulationConfig(Section):
+class SimulationConfig(RunSettings):
     """One simulated run, or one for each of ``seeds``.
 
     A seed makes the split, the initial model and the order of batches. ``compare`` names further methods and
@@ -96,30 +84,13 @@ class SimulationConfig(Section):
     workers: Annotated[int, Field(ge=0, le=1024)] = 0
     classes: tuple[str, ...] | None = None
     dim: Annotated[int, Field(ge=1, le=1 << 20)] = 64
-    min_holders: Count = FEWEST_SAFE_HOLDERS
     min_sites: Annotated[int, Field(ge=2)] | None = None
-    allow_fewer_holders_reveals_peers: bool = False
-    norm_bound: Positive = 10.0
-    agreement_threshold: Positive = 1e-4
-    presence: KnownPresence = Presence.PUBLIC
-    allow_hidden_presence_reveals_peers: bool = False
-    preprocessing: PreprocessingSection | None = None
-    pfpl: PfplSection = PfplSection()
-    fedpc: FedpcSection = FedpcSection()
-    feddbp: FeddbpSection = FeddbpSection()
-    fedplcc: FedplccSection = FedplccSection()
-    baselines: BaselinesSection = BaselinesSection()
-    averaging: AveragingSection = AveragingSection()
-    masking: MaskingSection = MaskingSection()
-    training: TrainingSection = TrainingSection()
     extension: ExtensionTables = Field(default_factory=dict, validate_default=True)
 
     @field_validator("extension", mode="before")
     @classmethod
     def _settings_of_what_is_added(cls, tables: Any, info: ValidationInfo) -> Any:
-        known = info.data
-        used = [known[name] for name in ("method", "protection") if name in known]
-        every = [*used, *known.get("compare", ())]
+        every = [*used_so_far(info), *info.data.get("compare", ())]
         return extension_settings(tables, every, source_of(info)) if isinstance(tables, dict) else tables
 
     @model_serializer(mode="wrap")
@@ -163,15 +134,7 @@ class SimulationConfig(Section):
     @model_validator(mode="after")
     def _protection_serves_methods(self) -> Self:
         for method in self.methods:
-            check_protection_serves(method, self.pfpl.weighting, self.pfpl.squared, self.protection)
-            check_presence_served(
-                method,
-                self.pfpl.weighting,
-                self.protection,
-                self.presence,
-                min_holders=self.min_holders,
-                allowed=self.allow_hidden_presence_reveals_peers,
-            )
+            self.check_served(method)
         return self
 
     @model_validator(mode="after")
@@ -251,12 +214,7 @@ class SimulationConfig(Section):
         an agreement on ``fedpc`` with one group and no alignment. Raises ``ConfigError`` where no such agreement may
         exist.
         """
-        shared = (
-            *("protection", "rounds", "dim", "min_holders", "allow_fewer_holders_reveals_peers"),
-            *("norm_bound", "agreement_threshold", "training", "averaging", "masking"),
-            *("presence", ALLOWED_BY, "pfpl", "fedpc", "feddbp", "fedplcc", "baselines"),
-        )
-        table = self.model_dump(mode="json", by_alias=True, include={*shared, "extension"})
+        table = self.model_dump(mode="json", by_alias=True, include={*RunSettings.model_fields, "extension"})
         used = (method.value, self.protection.value)
         table["extension"] = {name: own for name, own in table.get("extension", {}).items() if name in used}
         table["training"]["init_seed"] = seed

@@ -1,0 +1,64 @@
+"""What an agreement and a simulation both say of a run, under the same names."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from protoseal.config.averaging import AveragingSection, MaskingSection
+from protoseal.config.capabilities import (
+    AnyMethod,
+    KnownMethod,
+    KnownPresence,
+    KnownProtection,
+    Presence,
+    check_protection_serves,
+)
+from protoseal.config.methods import (
+    BaselinesSection,
+    FeddbpSection,
+    FedpcSection,
+    FedplccSection,
+    PfplSection,
+)
+from protoseal.config.numbers import Count, Positive
+from protoseal.config.presence import FEWEST_SAFE_HOLDERS, check_presence_served
+from protoseal.config.reading import Section
+from protoseal.config.training import PreprocessingSection, TrainingSection
+
+
+class RunSettings(Section):
+    """What a simulation hands on to its runs' agreements, but for ``method`` and ``preprocessing``, as it stands."""
+
+    method: KnownMethod
+    protection: KnownProtection
+    rounds: Annotated[int, Field(ge=1, le=100_000)]
+    dim: Annotated[int, Field(ge=1, le=1 << 20)]
+    min_holders: Count = FEWEST_SAFE_HOLDERS
+    allow_fewer_holders_reveals_peers: bool = False
+    norm_bound: Positive = 10.0
+    agreement_threshold: Positive = 1e-4
+    presence: KnownPresence = Presence.PUBLIC
+    allow_hidden_presence_reveals_peers: bool = False
+    preprocessing: PreprocessingSection | None = None
+    pfpl: PfplSection = PfplSection()
+    fedpc: FedpcSection = FedpcSection()
+    feddbp: FeddbpSection = FeddbpSection()
+    fedplcc: FedplccSection = FedplccSection()
+    baselines: BaselinesSection = BaselinesSection()
+    averaging: AveragingSection = AveragingSection()
+    masking: MaskingSection = MaskingSection()
+    training: TrainingSection = TrainingSection()
+
+    def check_served(self, method: AnyMethod) -> None:
+        """Raise ``ValueError`` unless protection and presence can be what is asked for, with this method."""
+        check_protection_serves(method, self.pfpl.weighting, self.pfpl.squared, self.protection)
+        check_presence_served(
+            method,
+            self.pfpl.weighting,
+            self.protection,
+            self.presence,
+            min_holders=self.min_holders,
+            allowed=self.allow_hidden_presence_reveals_peers,
+        )
