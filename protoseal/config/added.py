@@ -36,7 +36,30 @@ class NoSettings(Section):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class AddedMethod:
+class _Named:
+    """What a method and a protection have in common; ``deployable``: for runs between institutions, not only simulated.
+
+    ``settings`` is the type of its own, ``[extension.NAME]`` in the agreement.
+    """
+
+    name: str
+    settings: type[Section] = NoSettings
+    deployable: bool = False
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def value(self) -> str:
+        """Its name, as of :class:`protoseal.config.Method` and :class:`protoseal.config.Protection`."""
+        return self.name
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AddedMethod(_Named):
     """A method of a third party, in the family ``PEERS`` or ``SUMS``. ``ValueError`` for what cannot run.
 
     ``objective`` makes the loss of a batch, ``weights`` those by which each site's answer is combined, for ``PEERS``:
@@ -47,16 +70,13 @@ class AddedMethod:
     imports it, inside functions. ``deployable``: it may run between institutions, and not in a simulation alone.
     """
 
-    name: str
     traits: Traits
     objective: Callable[[Any], BatchLoss]
     weights: Callable[[Any], Weights] | None = None
     recipe: Callable[[Any, Recipe], Recipe] | None = None
-    settings: type[Section] = NoSettings
-    deployable: bool = False
 
     def __post_init__(self) -> None:
-        _check_name(self.name)
+        super().__post_init__()
         traits = self.traits
         if traits.family in _MADE_FOR:
             raise ValueError(
@@ -70,14 +90,6 @@ class AddedMethod:
             raise ValueError("weights belong to the family 'peers': a sum is over all sites alike")
         elif not (traits.prototypes or traits.averaged is not Part.NOTHING):
             raise ValueError("a method of the family 'sums' exchanges prototypes, a part of models, or both")
-
-    def __str__(self) -> str:
-        return self.name
-
-    @property
-    def value(self) -> str:
-        """Its name, as of :class:`protoseal.config.Method`."""
-        return self.name
 
     @property
     def is_grouped(self) -> bool:
@@ -118,7 +130,7 @@ class SumHalves:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class AddedProtection:
+class AddedProtection(_Named):
     """A protection of a third party, for ``PEERS``, ``SUMS`` or both. ``ValueError`` for one that serves nothing.
 
     ``secret_bytes``: how many random bytes all sites share and the coordinator has not. One of the sites makes them,
@@ -126,27 +138,16 @@ class AddedProtection:
     them away. ``settings`` and ``deployable`` are as of :class:`AddedMethod`.
     """
 
-    name: str
     peers: PeersHalves | None = None
     sums: SumHalves | None = None
     secret_bytes: int = 0
-    settings: type[Section] = NoSettings
-    deployable: bool = False
 
     def __post_init__(self) -> None:
-        _check_name(self.name)
+        super().__post_init__()
         if self.peers is None and self.sums is None:
             raise ValueError("a protection serves peers, sums, or both")
         if not 0 <= self.secret_bytes <= MOST_SECRET_BYTES:
             raise ValueError(f"a secret has from 0 to {MOST_SECRET_BYTES} bytes, not {self.secret_bytes}")
-
-    def __str__(self) -> str:
-        return self.name
-
-    @property
-    def value(self) -> str:
-        """Its name, as of :class:`protoseal.config.Protection`."""
-        return self.name
 
     @property
     def offers(self) -> frozenset[Offer]:

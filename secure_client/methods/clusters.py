@@ -47,10 +47,8 @@ class Clustered:
         self._agreement, self._site, self._trainee = parts.agreement, parts.site, parts.trainee
         self._journal, self._setup, self._masks = parts.journal, parts.setup, parts.masks
         self._limits = limits_of(parts.agreement)
-        self._starts = Starts(parts.agreement, parts.site, parts.journal, parts.setup)
-        self._members = Members(
-            parts.agreement, parts.trainee, parts.journal, parts.participants, self._starts
-        )
+        self._starts = Starts(parts)
+        self._members = Members(parts, self._starts)
 
     def start(self, key: PhaseKey, start: RoundStart) -> None:
         """See :class:`secure_client.methods.method.Method`, here and below."""

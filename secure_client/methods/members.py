@@ -7,16 +7,14 @@ from collections.abc import Sequence
 
 from crypto.errors import CryptoError
 from crypto.pairwise.binding import threshold
-from protoseal.config import Agreement, Protection
+from protoseal.config import Protection
 from protoseal.terms import group_cohort, steps_of
 from protoseal_wire.messages import ActiveList, Phase, PhaseKey
 from protoseal_wire.presence import check_keys_given
 from secure_client.errors import Violation
 from secure_client.exchanges.pairwise import Group
-from secure_client.exchanges.participants import Participants
-from secure_client.journal import Journal
+from secure_client.methods.method import Parts
 from secure_client.methods.start import Starts
-from secure_client.trainee import Trainee
 
 _log = logging.getLogger("protoseal.site")
 
@@ -24,18 +22,11 @@ _log = logging.getLogger("protoseal.site")
 class Members:
     """Reads a site's group out of the coordinator's lists, which come with the first step of a round."""
 
-    def __init__(
-        self,
-        agreement: Agreement,
-        trainee: Trainee,
-        journal: Journal,
-        participants: Participants,
-        starts: Starts,
-    ) -> None:
-        self._agreement, self._trainee, self._journal = agreement, trainee, journal
-        self._participants, self._starts = participants, starts
-        self._masked = agreement.protection is Protection.MASKED
-        self._listed = steps_of(agreement, 1)[0]
+    def __init__(self, parts: Parts, starts: Starts) -> None:
+        self._agreement, self._trainee, self._journal = parts.agreement, parts.trainee, parts.journal
+        self._participants, self._starts = parts.participants, starts
+        self._masked = parts.agreement.protection is Protection.MASKED
+        self._listed = steps_of(parts.agreement, 1)[0]
 
     def asked(self, key: PhaseKey, request: bytes) -> Group:
         """The group that the first step of a round names. Raises :class:`Violation` for one not to be gone along with.

@@ -6,13 +6,11 @@ import hashlib
 import json
 
 from crypto.protection import Payload
-from protoseal.config import Agreement
 from protoseal.terms import has_common_group
 from protoseal_wire import codec
 from protoseal_wire.messages import PhaseKey, RoundStart
 from secure_client.errors import Violation
-from secure_client.journal import Journal
-from secure_client.setup import Setup
+from secure_client.methods.method import Parts
 
 _GROUPS, _BASE = "groups", "base of the round"
 
@@ -26,8 +24,9 @@ class Starts:
     the same one, or their masks do not cancel.
     """
 
-    def __init__(self, agreement: Agreement, site: str, journal: Journal, setup: Setup) -> None:
-        self._agreement, self._site, self._journal, self._setup = agreement, site, journal, setup
+    def __init__(self, parts: Parts) -> None:
+        self._agreement, self._site = parts.agreement, parts.site
+        self._journal, self._setup = parts.journal, parts.setup
 
     def checked(self, key: PhaseKey, start: RoundStart, base: bytes) -> Payload | None:
         """The result to catch up with, or None for a site that has the round's base, ``base``, already.

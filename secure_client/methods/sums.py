@@ -41,10 +41,8 @@ class Sums:
         self._agreement, self._site, self._trainee = parts.agreement, parts.site, parts.trainee
         self._setup, self._participants, self._masks = parts.setup, parts.participants, parts.masks
         self._limits = limits_of(parts.agreement)
-        self._starts = Starts(parts.agreement, parts.site, parts.journal, parts.setup)
-        self._members = Members(
-            parts.agreement, parts.trainee, parts.journal, parts.participants, self._starts
-        )
+        self._starts = Starts(parts)
+        self._members = Members(parts, self._starts)
         self._masked = parts.agreement.protection is Protection.MASKED
 
     def start(self, key: PhaseKey, start: RoundStart) -> None:

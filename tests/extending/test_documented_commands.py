@@ -41,21 +41,26 @@ CKKS_ERROR = 1e-5
 """As above; its own is smaller (docs/ckks-error.md), and a round of training comes between two."""
 
 
+def python(*words: str, cwd: Path, installed: Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    """Python with these arguments, run to its end in ``cwd``, where what lies in ``installed`` is found."""
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=cwd,
+        env=as_installed(installed),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout,
+    )
+
+
 @pytest.fixture(scope="module")
 def runs(example_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which all commands were run, in one process, one after the other."""
     folder = tmp_path_factory.mktemp("commands")
     (folder / "less.toml").write_text(LESS, encoding="utf-8")
     commands = [[*words, "--config", "less.toml"] for words in documented_commands()]
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, json.dumps(commands)],
-        cwd=folder,
-        env=as_installed(example_folder),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=280,
-    )
+    done = python("-c", SCRIPT, json.dumps(commands), cwd=folder, installed=example_folder, timeout=280)
     assert done.returncode == 0, done.stderr
     return folder / "runs"
 
@@ -110,15 +115,8 @@ def test_the_agreement_of_a_run_says_whose_code_it_was(runs: Path, example: Path
 def test_what_the_document_says_is_refused_is_refused_in_its_words(
     example_folder: Path, tmp_path: Path
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "protoseal", "simulate", "--method", "cosine-peers", "--protection", "pads"],
-        cwd=tmp_path,
-        env=as_installed(example_folder),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    words = ("simulate", "--method", "cosine-peers", "--protection", "pads")
+    done = python("-m", "protoseal", *words, cwd=tmp_path, installed=example_folder)
     assert done.returncode != 0
     assert done.stderr.strip() in DOCUMENT.read_text(encoding="utf-8")
     assert done.stderr.startswith("Error: ")
@@ -126,15 +124,8 @@ def test_what_the_document_says_is_refused_is_refused_in_its_words(
 
 def test_the_documents_own_tests_pass(example_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "test_example.py").write_text(documented_files()["test_example.py"], encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", ".", "test_example.py"],
-        cwd=tmp_path,
-        env=as_installed(example_folder),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    words = ("-q", "-c", os.devnull, "--rootdir", ".", "test_example.py")
+    done = python("-m", "pytest", *words, cwd=tmp_path, installed=example_folder)
     assert "2 passed" in done.stdout, done.stdout
 
 
