@@ -26,7 +26,7 @@ from protoseal.config.simulation import load_simulation
 from protoseal.terms import stated_classes
 from tests.conformance.grouped_runs import grouped_agreement
 from tests.conformance.runs import HIDDEN, agreement_for
-from tests.test_config import AGREEMENT, SITE, load_party, problem, write
+from tests.support.config_files import AGREEMENT, SITE, load_party, problem, write
 
 
 def pfpl(**settings: Any) -> Agreement:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from crypto.ckks.hidden_site import HiddenSite
 from crypto.ckks.packing import Packing
@@ -12,6 +13,8 @@ from tests.crypto.ckks_reference import TAU, Bool, Stack, group
 
 LEAST = 3
 """``min_holders`` of most tests."""
+Slots = NDArray[np.complex128]
+"""What a ciphertext decrypts to."""
 
 
 def hidden_site(combination: Combination, least: int = LEAST) -> HiddenSite:

@@ -1,9 +1,7 @@
 """``ckks`` with hidden presence: the public answers, from messages of one form, to sites that count for themselves."""
 
 import multiprocessing
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,14 +11,11 @@ from numpy.typing import NDArray
 
 from crypto.ckks import drowning
 from crypto.ckks.drowning import SIGMA
-from crypto.ckks.hidden import COUNT, hidden_answer_forms
-from crypto.ckks.hidden_site import HiddenSite
-from crypto.ckks.parameters import Form, Level
+from crypto.ckks.hidden import hidden_answer_forms
 from crypto.ckks.precision import hidden_peer_error
 from crypto.ckks.serialization import read_payload
 from crypto.ckks.server import CkksServer
-from crypto.errors import ImplausibleError, MalformedError
-from crypto.protection import Cohort, Combination, Payload
+from crypto.protection import Combination
 from tests.crypto.ckks_reference import (
     TAU,
     Bool,
@@ -30,10 +25,10 @@ from tests.crypto.ckks_reference import (
     group,
     random_stack,
     totals,
-    uploads,
 )
 from tests.crypto.hidden_reference import (
     LEAST,
+    Slots,
     hidden_answers,
     hidden_exchange,
     hidden_server,
@@ -47,7 +42,6 @@ from tests.crypto.noise_checks import check_independent, check_shape, check_sigm
 ALL = list(Combination)
 SHAPES = [(3, 5, 5), (4, 10, 64), (5, 10, 300), (8, 17, 512)]
 each = pytest.mark.parametrize("combination", ALL)
-Slots = NDArray[np.complex128]
 
 
 def patterns(sites: int, classes: int) -> Bool:
@@ -147,62 +141,6 @@ def test_processes_give_what_inline_work_gives(
         [half.unprotect(answers[s], stack[i], s, seen_by(i, cohort)) for i, s in enumerate(cohort.sites)]
     )
     assert excess(got, stack, active(holds), combination) <= 1.0
-
-
-# What shows in messages
-
-
-def sizes(stack: Stack, holds: Bool, combination: Combination) -> NDArray[np.float64]:
-    """Of the first site's upload: bytes of each ciphertext, and SEAL's own facts of each are checked."""
-    cohort = cohort_of(holds, stack.shape[2])
-    payload = hidden_site(combination).protect(stack[0], cohort.sites[0], seen_by(0, cohort))
-    hidden_server(combination).validate(payload, cohort.sites[0], seen_by(None, cohort))
-    return np.array([len(blob) for blob in payload.blobs], dtype=np.float64)
-
-
-def told_apart(first: NDArray[np.float64], second: NDArray[np.float64]) -> bool:
-    """By the mean lengths of some ciphertext in two samples (R, blobs), at six standard errors."""
-    error = np.sqrt(first.var(axis=0) / len(first) + second.var(axis=0) / len(second))
-    return bool((np.abs(first.mean(axis=0) - second.mean(axis=0)) > 6.0 * error).any())
-
-
-@each
-def test_an_upload_is_as_large_whatever_a_site_holds(combination: Combination) -> None:
-    """As many ciphertexts of the same forms; how well their random bits compress differs alike."""
-    stack, everything = random_stack((3, 4, 300), 0.5, seed=6), np.ones((3, 4), dtype=np.bool_)
-    first, second = (
-        np.stack([sizes(stack, holds, combination) for _ in range(30)]) for holds in (everything, ~everything)
-    )
-    assert not told_apart(first, second)
-    assert told_apart(first, second + 100.0)  # of more than a hundred thousand bytes
-
-
-def test_an_upload_that_leaves_out_what_is_zero_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A double that sends absences only if there are any: it would tell who holds everything."""
-    stack, holds = random_stack((3, 4, 8), 0.5, seed=6), np.ones((3, 4), dtype=np.bool_)
-    protect = HiddenSite.protect
-
-    def frugal(half: HiddenSite, rows: Stack, site: str, cohort: Cohort) -> Payload:
-        payload = protect(half, rows, site, cohort)
-        return payload if not cohort.holds[0].all() else replace(payload, blobs=payload.blobs[:-1])
-
-    monkeypatch.setattr(HiddenSite, "protect", frugal)
-    sizes(stack, ~holds, Combination.DISTANCE)
-    with pytest.raises(MalformedError, match="ciphertexts belong"):
-        sizes(stack, holds, Combination.DISTANCE)
-
-
-@each
-def test_no_upload_of_public_presence_is_taken_for_a_hidden_one(combination: Combination) -> None:
-    cohort = cohort_of(np.ones((3, 2), dtype=np.bool_), 8)
-    stack = random_stack((3, 2, 8), 0.5, seed=7)
-    known = uploads(stack, cohort, combination)[cohort.sites[0]]
-    if combination is not Combination.COMPLEMENT:
-        with pytest.raises(MalformedError, match="ciphertexts belong"):
-            hidden_server(combination).validate(known, cohort.sites[0], cohort)
-    hidden = hidden_uploads(stack, cohort, combination)[cohort.sites[0]]
-    with pytest.raises(MalformedError):
-        CkksServer(combination, group().keys_path, None).validate(hidden, cohort.sites[0], cohort)
 
 
 # What an answer holds
@@ -348,59 +286,3 @@ def test_the_limit_one_of_two_holders_can_read_the_other(combination: Combinatio
 def test_with_complement_what_comes_of_two_holders_is_0() -> None:
     rows = PACKING.unpack(decrypted(Combination.COMPLEMENT)[: PACKING.parts])[2]
     assert np.abs(rows).max() < 1e-6
-
-
-# Counts that cannot be
-
-BROKEN: dict[str, Callable[[Slots], Slots]] = {
-    "no whole number": lambda slots: slots + 0.4,
-    "more than there are": lambda slots: slots + 5.0,
-    "below none": lambda slots: slots - 6.0,
-    "imaginary": lambda slots: slots + 1j,
-    "not the same in all slots": lambda slots: slots + 3.0 * (np.arange(len(slots)) > 2048),
-}
-
-
-def with_count(cohort: Cohort, change: Callable[[Slots], Slots], monkeypatch: pytest.MonkeyPatch) -> Payload:
-    """The first site's answer, whose count decrypts to another."""
-    answer = hidden_answers(random_stack((4, 3, 8), 0.5, seed=8), cohort, Combination.UNIFORM)
-    decrypt = type(group().secret).decrypt
-
-    def changed(secret: object, ciphertext: object) -> Slots:
-        slots = decrypt(secret, ciphertext)  # type: ignore[arg-type]  # of the double's place
-        return change(slots) if ciphertext.scale == COUNT.scale else slots  # type: ignore[attr-defined]
-
-    monkeypatch.setattr(type(group().secret), "decrypt", changed)
-    return answer[cohort.sites[0]]
-
-
-@pytest.mark.parametrize("broken", BROKEN)
-def test_a_count_that_no_sites_come_to_is_implausible(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    cohort = cohort_of(np.ones((4, 3), dtype=np.bool_), 8)
-    answer = with_count(cohort, BROKEN[broken], monkeypatch)
-    rows = random_stack((4, 3, 8), 0.5, seed=8)[0]
-    with pytest.raises(ImplausibleError, match="count"):
-        hidden_site(Combination.UNIFORM).read(answer, rows, cohort.sites[0], seen_by(0, cohort))
-
-
-def test_an_untouched_count_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    cohort = cohort_of(np.ones((4, 3), dtype=np.bool_), 8)
-    answer = with_count(cohort, lambda slots: slots, monkeypatch)
-    rows = random_stack((4, 3, 8), 0.5, seed=8)[0]
-    _, given_ = hidden_site(Combination.UNIFORM).read(answer, rows, cohort.sites[0], seen_by(0, cohort))
-    assert given_.all()
-
-
-def test_an_answer_without_a_count_is_of_another_form() -> None:
-    cohort = cohort_of(np.ones((4, 3), dtype=np.bool_), 8)
-    stack = random_stack((4, 3, 8), 0.5, seed=8)
-    whole = hidden_answers(stack, cohort, Combination.DISTANCE)[cohort.sites[0]]
-    short = Payload(whole.scheme, blobs=whole.blobs[:-1])
-    with pytest.raises(MalformedError, match="ciphertexts belong"):
-        hidden_site(Combination.DISTANCE).read(short, stack[0], cohort.sites[0], seen_by(0, cohort))
-
-
-def test_a_count_has_a_form_of_its_own() -> None:
-    forms: list[Form] = list(hidden_answer_forms(Combination.COMPLEMENT, 1))
-    assert len({form.scale for form in forms}) == 3
-    assert {form.level for form in forms} == {Level.ANSWER}

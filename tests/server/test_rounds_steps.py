@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -17,12 +16,9 @@ from tests.server.round_player import (
     GROUPED,
     LEFT,
     RIGHT,
-    RULES,
-    SITES,
     THREE_OF_EACH,
     GroupPlayer,
     Player,
-    in_round,
     without,
 )
 
@@ -332,70 +328,3 @@ class TestAfterUnmaskWasAsked:
         player = GroupPlayer()
         before = replace(player.state, stage=Stage.COMPUTING, round=0)
         assert not rounds.abandons(before, player.state), "the clustering's end"
-
-
-class TestRulesAndState:
-    @pytest.mark.parametrize(
-        ("changes", "message"),
-        [
-            ({"first_round": 2}, "the first round is 0"),
-            ({"round_steps": ()}, "VALUES and others"),
-            ({"round_steps": (Phase.SHARES,)}, "VALUES and others"),
-            ({"round_steps": (Phase.VALUES, Phase.SHARES)}, "in order"),
-            ({"round_steps": (Phase.VALUES, Phase.VALUES)}, "each once"),
-            ({"round_steps": (Phase.PRESENCE, Phase.VALUES)}, "VALUES and others"),
-            ({"clustering_steps": STEPS}, "a clustering that is abandoned"),
-            ({"smallest_group": 0}, "at least 1"),
-            ({"phase_seconds": RULES.phase_seconds}, "no time is given for SHARES, SURVIVORS, UNMASK"),
-        ],
-    )
-    def test_rules_that_no_run_could_keep_are_refused(self, changes: dict[str, object], message: str) -> None:
-        with pytest.raises(ValueError, match=message):
-            replace(GROUPED, **changes)  # type: ignore[arg-type]  # any field, with a wrong value
-
-    def in_values(self) -> State:
-        player = GroupPlayer()
-        player.begin()
-        player.answer(*without("dot"))
-        player.to_deadline()
-        return player.state
-
-    def test_a_stored_state_comes_back_equal(self) -> None:
-        state = self.in_values()
-        assert State.from_json(state.to_json()) == state
-
-    @pytest.mark.parametrize(
-        "change",
-        [
-            {"groups": [["ada"]]},
-            {"groups": [list(RIGHT), list(LEFT)]},
-            {"survivors": [{"phase": 6, "sites": ["eve"]}]},
-            {"survivors": [{"phase": 6, "sites": ["bea", "ada"]}]},
-            {"survivors": [{"phase": 6, "sites": ["ada"]}, {"phase": 4, "sites": ["ada", "bea"]}]},
-            {"survivors": [{"phase": 6}]},
-            {"quorums": [{"phase": 6, "sites": ["eve"], "least": 1}]},
-            {"quorums": [{"phase": 6, "sites": ["ada"], "least": 2}]},
-            {"quorums": [{"phase": 99, "sites": ["ada"], "least": 1}]},
-            {"quorums": [{"phase": 6, "sites": ["ada"], "least": "1"}]},
-            {"begun": 1},
-            {"without": ["eve"]},
-            {"without": ["bea", "ada"]},
-            {"committed": [{"phase": 8, "sites": ["eve"], "least": 1}]},
-            {"last_result": 2},
-        ],
-    )
-    def test_an_altered_one_is_refused(self, change: dict[str, object]) -> None:
-        content = json.loads(self.in_values().to_json())
-        with pytest.raises(ValueError, match="validation error"):
-            State.from_json(json.dumps(content | change))
-
-    def test_survivors_are_known_of_steps_that_are_over(self) -> None:
-        state = self.in_values()
-        assert state.survivors_of(Phase.SHARES) == without("dot")
-        with pytest.raises(ValueError, match="VALUES is not over"):
-            state.survivors_of(Phase.VALUES)
-
-    def test_a_round_of_one_step_needs_no_plan(self) -> None:
-        player = in_round()
-        player.answer(*SITES)
-        assert (player.stage, player.state.quorums) == (Stage.VALUES, ())
