@@ -37,10 +37,7 @@ class NoSettings(Section):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Named:
-    """What a method and a protection have in common; ``deployable``: for runs between institutions, not only simulated.
-
-    ``settings`` is the type of its own, ``[extension.NAME]`` in the agreement.
-    """
+    """What a method and a protection have in common."""
 
     name: str
     settings: type[Section] = NoSettings

@@ -7,7 +7,6 @@ choose what sites decrypt. What a coordinator and one site that helps it can rea
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -203,8 +202,7 @@ def test_the_stated_limit_a_coordinator_can_make_one_site_count_as_three(open_ma
 
 @pytest.fixture
 def play(tmp_path: Path, cast: Cast) -> Iterator[ClusterPlay]:
-    with ExitStack() as stack:
-        opened = stack.enter_context(ClusterPlay(tmp_path, encrypted_clusters(), cast))
+    with ClusterPlay(tmp_path, encrypted_clusters(), cast) as opened:
         opened.set_up(*EVERYONE)
         yield opened
 

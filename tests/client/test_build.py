@@ -13,13 +13,12 @@ from torch import nn
 from algorithms.fedpc.objective import Objective as FedpcObjective
 from algorithms.pfpl.objective import Objective as PfplObjective
 from crypto.errors import BoundError
-from crypto.keys import StorageKey
 from protoseal.config import Agreement, Optimiser
 from secure_client.build import build_learner, build_recipe, build_trainee
 from secure_client.data import SiteData
 from secure_client.errors import ModelError
-from secure_client.journal import Journal
 from secure_client.learner import Learner
+from tests.client.journals import journal_at
 from tests.support.small import small_agreement, small_data
 
 OWN = "tests.client.test_build"
@@ -145,12 +144,6 @@ def test_the_size_does_not_matter_where_prototypes_are_all_that_is_exchanged() -
 def test_fedpcs_prototypes_have_no_negative_component(tmp_path: Path, method: str) -> None:
     """The model ends in tanh, so some of its own are negative; PFPL sends them as they are."""
     agreed = agreement(method=method)
-    with Journal(
-        tmp_path / "journal.sqlite",
-        run="run",
-        agreement_hash=bytes(32),
-        site="a",
-        storage=StorageKey(bytes(32)),
-    ) as journal:
+    with journal_at(tmp_path / "journal.sqlite") as journal:
         rows, _ = build_trainee(agreed, build(agreed), journal).trained(0)
     assert bool((rows < 0).any()) is (method == "pfpl")

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from crypto.keys import StorageKey
 from protoseal.config import Agreement, AveragingSection, Method, TrainingSection
 from protoseal.trainees import SiteTraining
 from secure_client.build import build_learner, build_trainee
 from secure_client.journal import Journal
 from secure_client.trainee import Trainee
+from tests.client.journals import journal_at
 from tests.support.small import small_data
 from tests.support.summed import method_agreement
 
@@ -23,13 +23,7 @@ PLAIN, WITH_NORM = "tests.support.small:build", "tests.support.summed:build"
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Iterator[Journal]:
-    with Journal(
-        tmp_path / "journal.sqlite",
-        run="run",
-        agreement_hash=bytes(32),
-        site="a",
-        storage=StorageKey(bytes(32)),
-    ) as opened:
+    with journal_at(tmp_path / "journal.sqlite") as opened:
         yield opened
 
 

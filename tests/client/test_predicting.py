@@ -13,16 +13,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from crypto.keys import StorageKey
 from protoseal.config import Agreement, Method, Part, TrainingSection
 from protoseal.files import MODEL, read_prototypes
 from secure_client.averaged import Averaged
 from secure_client.build import build_agreed_model, build_learner, build_trainee
 from secure_client.data import SiteData
-from secure_client.journal import Journal
 from secure_client.learner import Evaluation
 from secure_client.models import PrototypeModel
 from secure_client.trainee import Trainee
+from tests.client.journals import journal_at
 from tests.conformance.runs import data_for
 from tests.support.summed import PARTS, method_agreement
 
@@ -45,13 +44,7 @@ class Site:
         self._open()
 
     def _open(self) -> None:
-        self.journal = Journal(
-            self._folder / "journal.sqlite",
-            run="run",
-            agreement_hash=bytes(32),
-            site="a",
-            storage=StorageKey(bytes(32)),
-        )
+        self.journal = journal_at(self._folder / "journal.sqlite")
         spec = self.agreement.training.model
         learner = build_learner(self.agreement, "a", self.data, model=spec, device="cpu")
         self.trainee: Trainee = build_trainee(self.agreement, learner, self.journal)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -36,8 +35,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def play(tmp_path: Path, cast: Cast) -> Iterator[ClusterPlay]:
-    with ExitStack() as stack:
-        opened = stack.enter_context(ClusterPlay(tmp_path, encrypted_clusters(), cast))
+    with ClusterPlay(tmp_path, encrypted_clusters(), cast) as opened:
         opened.set_up(*EVERYONE)
         yield opened
 

@@ -16,6 +16,7 @@ from protoseal_wire.messages import Phase, SurvivorSignature
 from secure_client.errors import ConflictingRequest, Violation
 from tests.adversary.masked_play import Attempt, MaskedPlay
 from tests.client.conftest import OpenSites
+from tests.client.masked_steps import played_up_to
 from tests.support.grouped import EVERYONE, grouped_agreement
 
 A, B, C, D = EVERYONE
@@ -83,24 +84,7 @@ def test_each_site_signs_whom_it_masks_with(play: MaskedPlay) -> None:
 
 def test_a_site_that_restarts_at_every_step_gives_the_same_bytes_and_the_sum_opens(play: MaskedPlay) -> None:
     """Also the holders that it drew are those of before."""
-    begun = play.attempt(*EVERYONE)
-    signatures: list[SurvivorSignature] = []
-    for phase in (Phase.SHARES, Phase.VALUES, Phase.SURVIVORS, Phase.UNMASK):
-        for name in (B, C, D, A):  # clinic-a last, so that its request is the one to repeat
-            match phase:
-                case Phase.SHARES:
-                    begun.share(name)
-                case Phase.VALUES:
-                    begun.mask(name)
-                case Phase.SURVIVORS:
-                    signatures += begun.sign(EVERYONE, name)
-                case _:
-                    begun.released |= begun.release(EVERYONE, tuple(signatures), name)
-        last = play.last
-        assert last is not None
-        answer = play.site(A).journal.stored_answer(last.key)
-        play.restart(A)
-        assert play.site(A).session.answer(last.key, last.content) == answer
+    begun = played_up_to(play, Phase.UNMASK, restart=True)
     expected = np.sum([play.vector(name, begun) for name in EVERYONE], axis=0)
     assert (np.abs(begun.sum(EVERYONE, begun.released) - expected) <= play.rounding(4)).all()
 

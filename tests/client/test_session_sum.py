@@ -12,14 +12,14 @@ import pytest
 
 from crypto.errors import BoundError
 from crypto.pairwise.parts import SealedShare
-from protoseal_wire.messages import Phase, PhaseKey, SurvivorSignature
+from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.errors import Violation
 from tests.adversary.masked_play import Attempt, MaskedPlay
 from tests.client.conftest import OpenSites
+from tests.client.masked_steps import STEPS, played_up_to
 from tests.support.grouped import EVERYONE, PARAMETERS, grouped_agreement
 
 A, B, C, D = EVERYONE
-STEPS = (Phase.SHARES, Phase.VALUES, Phase.SURVIVORS, Phase.UNMASK)
 
 
 @pytest.fixture
@@ -33,34 +33,6 @@ def secrets_kept(play: MaskedPlay, name: str) -> set[str]:
     """Names of the attempts' secrets in a site's journal."""
     rows = play.site(name).journal._db.execute("SELECT name FROM secrets").fetchall()
     return {row[0] for row in rows if " round " in row[0]}
-
-
-def played_up_to(play: MaskedPlay, last: Phase, *, restart: bool = False) -> Attempt:
-    """All steps to ``last``; with ``restart`` clinic-a ends after each of them, and is asked the same again."""
-    begun = play.attempt(*EVERYONE)
-    signatures: list[SurvivorSignature] = []
-    for phase in STEPS[: STEPS.index(last) + 1]:
-        for name in (B, C, D, A):  # clinic-a last, so that its request is the one to repeat
-            match phase:
-                case Phase.SHARES:
-                    begun.share(name)
-                case Phase.VALUES:
-                    begun.mask(name)
-                case Phase.SURVIVORS:
-                    signatures += begun.sign(EVERYONE, name)
-                case _:
-                    begun.released |= begun.release(EVERYONE, tuple(signatures), name)
-        if restart:
-            assert_same_answer_after_a_restart(play)
-    return begun
-
-
-def assert_same_answer_after_a_restart(play: MaskedPlay) -> None:
-    last = play.last
-    assert last is not None
-    answer = play.site(last.site).journal.stored_answer(last.key)
-    play.restart(last.site)
-    assert play.site(last.site).session.answer(last.key, last.content) == answer
 
 
 def test_a_site_that_restarts_at_every_step_gives_the_same_bytes_and_the_sum_opens(play: MaskedPlay) -> None:

@@ -16,17 +16,16 @@ from torch.utils.data import TensorDataset
 
 from algorithms.fedpc.objective import Objective
 from algorithms.linear import Float
-from crypto.keys import StorageKey
 from protoseal.config import Optimiser
 from protoseal.files import read_prototypes
 from secure_client.bounds import PrototypeBounds
 from secure_client.data import SiteData
-from secure_client.journal import Journal
 from secure_client.learner import Learner
 from secure_client.models import SplitModel
 from secure_client.recipe import Recipe
 from secure_client.trainee import Trainee
 from secure_client.training import Schedule
+from tests.client.journals import journal_at
 
 CLASSES, DIM, BOUND = 3, 6, 2.0
 FIRST, SECOND = b"1" * 32, b"2" * 32
@@ -67,9 +66,7 @@ class Site:
         self.open()
 
     def open(self) -> None:
-        self.journal = Journal(
-            self._path, run="run", agreement_hash=bytes(32), site="a", storage=StorageKey(bytes(32))
-        )
+        self.journal = journal_at(self._path)
         bound, relu = self._settings.get("bound", BOUND), self._settings.get("relu", True)
         clip = self._settings.get("clip", True)
         self.trainee = Trainee(make_learner(relu=relu), self.journal, PrototypeBounds(bound, clip))

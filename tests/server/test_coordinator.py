@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from crypto.sealed import SealedSecret
-from protoseal.config import Agreement
 from protoseal.federation import DirectTransport, LocalFederation, make_parties
 from protoseal.terms import limits_of
 from protoseal_wire import codec
@@ -33,13 +32,12 @@ from secure_server.coordinator import Coordinator
 from secure_server.errors import TooLarge
 from secure_server.members import Members
 from secure_server.requests import Requests
-from secure_server.rounds import Rules, Stage
+from secure_server.rounds import Stage
 from secure_server.store import Store
 from tests.server.clock import Clock
 from tests.server.round_player import in_round
+from tests.server.small_rules import SECONDS, rules_of
 from tests.support.small import HOLDINGS, small_agreement, small_data
-
-SECONDS = 60.0
 
 
 class ByHand(Executor):
@@ -71,7 +69,7 @@ class Scene:
         agreement = self.federation.agreement
         coordinator = Coordinator(
             agreement=agreement,
-            rules=rules_of(agreement),
+            rules=rules_of(agreement, max_attempts=2),
             trust=self.federation.parties[0].trust,
             store=self.federation.store,
             aggregator=Aggregator(agreement, self.keys),
@@ -95,19 +93,6 @@ class Scene:
                     return
                 site.step()
         pytest.fail(f"at {self.federation.coordinator.state.stage}")
-
-
-def rules_of(agreement: Agreement) -> Rules:
-    return Rules(
-        run=agreement.run,
-        roster=tuple(HOLDINGS),
-        min_sites=agreement.min_sites,
-        rounds=agreement.rounds,
-        max_attempts=2,
-        needs_secret=False,
-        join_seconds=SECONDS,
-        phase_seconds=dict.fromkeys(Phase, SECONDS),
-    )
 
 
 @pytest.fixture

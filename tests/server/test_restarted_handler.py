@@ -4,27 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from protoseal.config import Agreement
 from protoseal.federation import LocalFederation, make_parties
-from protoseal_wire.messages import PROTOCOL_VERSION, Finished, Phase, TaskRequest
+from protoseal_wire.messages import PROTOCOL_VERSION, Finished, TaskRequest
 from secure_server.aggregate import Aggregator
 from secure_server.coordinator import Coordinator
-from secure_server.rounds import Rules
 from tests.server.clock import Clock
+from tests.server.small_rules import rules_of
 from tests.support.small import HOLDINGS, small_agreement, small_data
-
-
-def rules_of(agreement: Agreement) -> Rules:
-    return Rules(
-        run=agreement.run,
-        roster=tuple(HOLDINGS),
-        min_sites=agreement.min_sites,
-        rounds=agreement.rounds,
-        max_attempts=1,
-        needs_secret=False,
-        join_seconds=60.0,
-        phase_seconds=dict.fromkeys(Phase, 60.0),
-    )
 
 
 def test_started_again_after_the_end_it_tells_the_sites_and_ends(tmp_path: Path) -> None:
@@ -36,7 +22,7 @@ def test_started_again_after_the_end_it_tells_the_sites_and_ends(tmp_path: Path)
         def again() -> Coordinator:
             return Coordinator(
                 agreement=agreement,
-                rules=rules_of(agreement),
+                rules=rules_of(agreement, max_attempts=1),
                 trust=trust,
                 store=federation.store,
                 aggregator=Aggregator(agreement, tmp_path / "keys"),
