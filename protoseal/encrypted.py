@@ -143,10 +143,10 @@ class EncryptedClusterSum:
         ends = np.cumsum([own.length(number, dim), number, self._agreement.layout.length])
         of_clusters, rows, model, members = np.split(values, ends)
         errors = np.split(self.form.error(self._agreement.max_sites), ends)
-        sums, counts = own.split(of_clusters, number)
+        sums, counts = own.split(of_clusters, number, dim)
         rows_in, (sites,) = whole_counts(rows, errors[1]), whole_counts(members, errors[3])
         (samples,) = whole_counts(model[-1:], errors[2][-1:])
-        counts = whole_counts(counts, own.split(errors[0], number)[1]).astype(np.float64)
+        counts = whole_counts(counts, own.split(errors[0], number, dim)[1]).astype(np.float64)
         model[-1] = samples
         if (rows_in < self._agreement.min_holders).any() or sites < self._agreement.min_holders:
             raise ImplausibleError("a decrypted sum is over fewer sites than were agreed")

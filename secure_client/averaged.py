@@ -62,7 +62,10 @@ class Averaged:
         return torch.cat(parts).numpy() if parts else np.empty(0)
 
     def load(self, vector: Float) -> None:
-        """Set the part to a vector (p + q,), rounded to the model's own precision.
+        """Set the part to a vector (p + q,), rounded to the model's own precision, running variances below 0 to 0.
+
+        Means of variances are below 0 by what a protection errs at most. What a coordinator takes away from them under
+        encryption would otherwise stop the training, and that would be seen.
 
         :class:`ModelError`, and no change, for another length or a number that the model cannot hold.
         """
@@ -76,6 +79,10 @@ class Averaged:
         ends = np.cumsum([each.numel() for each in tensors], dtype=np.int64)
         parts = [torch.tensor(part) for part in np.split(np.asarray(vector, dtype=np.float64), ends[:-1])]
         rounded = [part.to(each.dtype).reshape(each.shape) for part, each in zip(parts, tensors, strict=True)]
+        names = [*self._parameters, *self._buffers]
+        for name, part in zip(names, rounded, strict=True):
+            if name.endswith("running_var"):
+                part.clamp_(min=0.0)
         if not all(bool(part.isfinite().all()) for part in rounded):
             raise ModelError(
                 "an averaged part with numbers that the model cannot hold: infinite, or too large"

@@ -15,7 +15,7 @@ from algorithms.fedplvm import objective as fedplvm
 from algorithms.fedproto import objective as fedproto
 from algorithms.fpl import objective as fpl
 from algorithms.pfpl import objective as pfpl
-from protoseal.config import AddedMethod, Agreement, Method, Part
+from protoseal.config import AddedMethod, Agreement, Method, Part, Protection
 from secure_client.averaged import Averaged
 from secure_client.bounds import PrototypeBounds, check_averaged_bounds
 from secure_client.data import SiteData
@@ -119,7 +119,8 @@ def build_trainee(agreement: Agreement, learner: Learner, journal: Journal) -> T
             "allow for them",
             *(learner.site, samples, most),
         )
-    return Trainee(learner, journal, prototype_bounds(agreement))
+    keeps_zeros = agreement.protection is Protection.CKKS
+    return Trainee(learner, journal, prototype_bounds(agreement), keeps_zeros=keeps_zeros)
 
 
 def prototype_bounds(agreement: Agreement) -> PrototypeBounds:

@@ -48,9 +48,16 @@ class Trainee:
     predicts with.
     """
 
-    def __init__(self, learner: Learner, journal: Journal, bounds: PrototypeBounds) -> None:
-        """Take up where the journal left off."""
+    def __init__(
+        self, learner: Learner, journal: Journal, bounds: PrototypeBounds, *, keeps_zeros: bool = False
+    ) -> None:
+        """Take up where the journal left off.
+
+        ``keeps_zeros``: of several prototypes of a class those that are zero stay, since that they are may follow from
+        what was decrypted, and must not show in what a site states.
+        """
         self._learner, self._journal, self._bounds = learner, journal, bounds
+        self._keeps_zeros = keeps_zeros
         self._round = 0
         self._rows: NDArray[np.float64] | None = None
         self._counts: NDArray[np.int64] | None = None
@@ -124,7 +131,7 @@ class Trainee:
     def held_classes(self) -> Bool:
         """Classes that this site has prototypes of, (K,): those of its training samples.
 
-        Where it has several prototypes of a class, those that are not zero: it sends no others.
+        Where it has several prototypes of a class, those of which it has one to send: of zeros only if it keeps them.
         """
         counts = self._require_counts()
         return counts > 0 if self._local is None else np.isin(np.arange(len(counts)), self._local.labels)
@@ -140,7 +147,10 @@ class Trainee:
         return self._scores
 
     def local(self) -> LocalClusters:
-        """Local prototypes of the last training, within the bounds, none zero (FedPLCC, FPL, FedPLVM); secrets."""
+        """Local prototypes of the last training, within the bounds (FedPLCC, FPL, FedPLVM); secrets.
+
+        None is zero, unless zeros are kept.
+        """
         if self._local is None:
             raise RuntimeError("asked for local prototypes before training, or of a method without them")
         return self._local
@@ -270,7 +280,8 @@ class Trainee:
             self._rows = self._bounded(rows)
         else:  # these are sent, and so warned of, and class means stay here
             self._rows = self._bounds.bounded(rows).rows
-            self._local = replace(local, rows=self._bounded(local.rows)).without_zeros()
+            within = replace(local, rows=self._bounded(local.rows))
+            self._local = within if self._keeps_zeros else within.without_zeros()
 
     def _require_rows(self) -> NDArray[np.float64]:
         """Where the method exchanges none they are taken now, of the trained model: it stays until the next round."""

@@ -110,7 +110,7 @@ def test_the_most_that_a_site_may_add_has_room_in_the_words(method: Method, weig
     assert fixed.length == len(vector)
     total = fixed.decode_sum(fixed.encode(vector) + fixed.encode(vector), 2)
     np.testing.assert_array_equal(total, 2.0 * vector)
-    again, counted = own.split(part, 5)
+    again, counted = own.split(part, 5, agreed.dim)
     np.testing.assert_array_equal(again, sums)
     np.testing.assert_array_equal(counted, counts if own.counted else np.zeros(5))
     assert min(fixed.fraction_bits) >= 16

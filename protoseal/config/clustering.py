@@ -62,12 +62,10 @@ class Clustering:
         """Of :meth:`vector`."""
         return clusters * (dim + int(self.counted))
 
-    def split(self, vector: Vector, clusters: int) -> tuple[Vector, Vector]:
-        """What :meth:`vector` joined; counts are zeros where none are taken."""
-        if not self.counted:
-            return vector.reshape(clusters, -1), np.zeros(clusters)
-        sums, counts = np.split(vector, [len(vector) - clusters])
-        return sums.reshape(clusters, -1), counts
+    def split(self, vector: Vector, clusters: int, dim: int) -> tuple[Vector, Vector]:
+        """What :meth:`vector` joined, (G, d) and (G,); counts are zeros where none are taken. G may be 0."""
+        sums, counts = np.split(vector, [clusters * dim])
+        return sums.reshape(clusters, dim), counts if self.counted else np.zeros(clusters)
 
 
 def counted_samples(counts: NDArray[np.int64], most_samples: int) -> NDArray[np.int64]:

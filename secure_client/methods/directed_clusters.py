@@ -9,8 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from algorithms.fedplcc import Contribution, contribution
+from algorithms.fedplcc import Contribution, contribution, has_direction
+from algorithms.linear import Float
 from crypto.protection import Payload
+from crypto.randomness import gaussian
 from crypto.rotation import SCHEME as ROTATION
 from crypto.rotation import RotationSite
 from crypto.rows import directions
@@ -33,11 +35,15 @@ class DirectedClustered(Clustered):
     # What is sent
 
     def _directions(self, key: PhaseKey, request: bytes) -> bytes:
-        """Local prototypes scaled to length 1, turned class by class, and their classes."""
+        """Local prototypes scaled to length 1, turned class by class, and their classes.
+
+        A prototype of zeros, which a site has where it keeps them, goes in a direction of its own drawing; what it adds
+        to its cluster is nothing but its number.
+        """
         local = self._local(self._members.asked(key, request))
         context = rotation_context(self._agreement, self._setup, key, key.phase)
         turned = RotationSite(self._setup.rotation_seed(), context).turned(
-            directions(local.rows), local.labels
+            directions(_with_directions(local.rows)), local.labels
         )
         return codec.encode_payload(Payload(ROTATION, arrays=(turned, local.labels.astype(np.float64))))
 
@@ -78,3 +84,9 @@ class DirectedClustered(Clustered):
         if request is None:
             raise Violation(f"{key.phase.name} came before {phase.name}")
         return request
+
+
+def _with_directions(rows: Float) -> Float:
+    """Rows (M, d), those without a direction replaced by random ones."""
+    drawn = gaussian(rows.size, 1.0).reshape(rows.shape)
+    return np.where(has_direction(rows)[:, None], rows, drawn)

@@ -95,11 +95,11 @@ class MaskedClusters(PairwiseSums):
     def _parts(self, attempt: Attempt, found: GroupSum) -> tuple[Contribution, Float]:
         """Of a sum: what it has of clusters, over those who are in it, and of models."""
         told, own = self._directions.told(attempt).clusters, self._agreement.clustering
-        number = len(told.labels)
-        of_clusters, model = np.split(found.total, [own.length(number, self._agreement.dim)])
-        sums, counts = own.split(of_clusters, number)
+        number, dim = len(told.labels), self._agreement.dim
+        of_clusters, model = np.split(found.total, [own.length(number, dim)])
+        sums, counts = own.split(of_clusters, number, dim)
         members = told.members(found.members).astype(np.float64)
-        return Contribution(sums.reshape(number, self._agreement.dim), members, counts), model
+        return Contribution(sums, members, counts), model
 
     def _check_counts(self, attempt: Attempt, found: GroupSum) -> None:
         own = self._agreement.clustering

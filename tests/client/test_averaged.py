@@ -247,3 +247,19 @@ def test_each_part_comes_back_as_it_was(part: Part) -> None:
     assert np.array_equal(Averaged(target, part).vector(), Averaged(source, part).vector())
     whole = np.array_equal(Averaged(target, Part.MODEL).vector(), Averaged(source, Part.MODEL).vector())
     assert whole is (part is Part.MODEL)
+
+
+def test_a_running_variance_below_zero_is_loaded_as_zero() -> None:
+    """So that a mean variance that was tampered with, or errs by its protection, stops no training."""
+    model = own_model()
+    averaged = Averaged(model)
+    vector = averaged.vector()
+    _, buffers = averaged.sizes
+    vector[-buffers:] = -1.0
+    averaged.load(vector)
+    state = model.state_dict()
+    variances = [name for name in averaged._buffers if name.endswith("running_var")]
+    assert variances
+    for name in variances:
+        assert not state[name].any()
+    assert (state[variances[0].replace("var", "mean")] == -1.0).all()

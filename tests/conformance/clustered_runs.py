@@ -160,14 +160,15 @@ def expected(book: ClusterBook, number: int, *, without: Sequence[str] = ()) -> 
     puts = [book.put[number, attempt, site] for site in staying]
     samples = sum(put.samples for put in puts)
     model = np.asarray(sum(put.samples * put.averaged for put in puts) / samples)
-    steps, model_steps = _steps(book, len(rows), np.array(rows).shape, model.size)
+    centres = np.array(rows).reshape(len(rows), book.agreement.dim)  # also of none
+    steps, model_steps = _steps(book, len(rows), centres.shape, model.size)
     encrypted = book.agreement.protection is Protection.CKKS
     return Found(
-        np.array(rows),
+        centres,
         labels,
         np.array(weights),
         model,
-        steps / np.array(divisors)[:, None] ** encrypted + _ROUNDING * np.abs(rows).max(),
+        steps / np.array(divisors)[:, None] ** encrypted + _ROUNDING * np.abs(centres).max(initial=0.0),
         model_steps * (1 if encrypted else len(puts)) / samples + _ROUNDING * np.abs(model).max(),
     )
 
@@ -185,7 +186,7 @@ def excess(book: ClusterBook, number: int, *, without: Sequence[str] = ()) -> fl
             np.abs(averaged - want.averaged) / want.averaged_bound,
             np.abs(weights - want.weights) / _ROUNDING,
         )
-        worst = max(worst, *(float(each.max()) for each in off))
+        worst = max(worst, *(float(each.max(initial=0.0)) for each in off))
     return worst
 
 

@@ -169,6 +169,8 @@ def _targets(journal: Journal, prototypes: SitePrototypes) -> NDArray[np.float64
 
 
 def _gap(scores: Tensor) -> Tensor:
-    """How far the best score of each row is ahead of the next, (N,)."""
+    """How far the best score of each row is ahead of the next, (N,); of a single one there is no next."""
+    if scores.shape[1] == 1:
+        return torch.full_like(scores[:, 0], torch.inf)
     best = scores.topk(2, dim=1).values
     return best[:, 0] - best[:, 1]

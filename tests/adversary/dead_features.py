@@ -1,0 +1,107 @@
+"""A coordinator that asks, through an encrypted sum, whether a number that is sealed in it is beyond a bound.
+
+To the sum of models it adds constants, for which it needs no key: the biases of both hidden layers become so small
+that no feature is above zero, but for one unit's, which becomes what it was, less the bound. So in the next round
+features are all zero, or all point one way, and nothing that a site trains changes that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tenseal import sealapi
+from torch import nn
+
+from crypto.ckks.parameters import context
+from crypto.ckks.serialization import dump, read_payload
+from crypto.ckks.sums import SummingServer
+from crypto.protection import Payload
+from protoseal.config import Agreement, AveragingSection, Method, Protection, TrainingSection
+from secure_client.averaged import Averaged
+from secure_client.models import SplitModel
+from tests.conformance.clustered_runs import ClusterBook, run_clustered
+from tests.conformance.grouped_runs import grouped_agreement
+from tests.conformance.runs import data_for
+
+DIM, CLASSES, PIXELS = 12, 3, 16
+UNIT = 3
+FAR_BELOW = 20.0
+"""Any bias of these models, and what any image adds to it."""
+FIRST = slice(DIM * PIXELS, DIM * PIXELS + DIM)
+SECOND = slice(FIRST.stop + DIM * DIM, FIRST.stop + DIM * DIM + DIM)
+"""Where the biases of the hidden layers stand in what is averaged."""
+
+
+def build(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
+    """Two hidden layers that end in a ReLU each."""
+    layers = (nn.Linear(PIXELS, dim), nn.ReLU(), nn.Linear(dim, dim), nn.ReLU())
+    return nn.Sequential(nn.AvgPool2d(2), nn.Flatten(), *layers), nn.Linear(dim, num_classes)
+
+
+def agreed() -> Agreement:
+    """Two rounds of FedPLCC under ``ckks``."""
+    averaged = Averaged(SplitModel(*build(CLASSES, DIM)), Method.FEDPLCC.traits.averaged)
+    parameters, buffers = averaged.sizes
+    return grouped_agreement(
+        Protection.CKKS, method=Method.FEDPLCC, classes=CLASSES, dim=DIM, rounds=2, norm_bound=40.0
+    ).model_copy(
+        update={
+            "averaging": AveragingSection(parameters=parameters, buffers=buffers),
+            "training": TrainingSection(model="tests.adversary.dead_features:build", batch_size=6, lr=0.05),
+        }
+    )
+
+
+def run(folder: Path) -> ClusterBook:
+    """Four sites with all classes."""
+    agreement = agreed()
+    return run_clustered(agreement, data_for(agreement, np.ones((4, CLASSES), dtype=np.bool_)), folder)
+
+
+def sealed(book: ClusterBook) -> tuple[float, int]:
+    """What is in the first round's sum of the unit's bias, times samples; and the samples."""
+    puts = [put for (number, _, _), put in book.put.items() if number == 1]
+    return sum(put.samples * float(put.averaged[SECOND][UNIT]) for put in puts), sum(
+        put.samples for put in puts
+    )
+
+
+def asking(patch: pytest.MonkeyPatch, bound: float, samples: int) -> None:
+    """From now on the coordinator asks of each sum whether the unit's is above the bound."""
+    add: Callable[[SummingServer, list[Payload]], Payload] = SummingServer.add
+    patch.setattr(
+        SummingServer, "add", lambda server, payloads: _moved(server, add(server, payloads), bound, samples)
+    )
+
+
+def _moved(server: SummingServer, payload: Payload, bound: float, samples: int) -> Payload:
+    form, layout = server._form, agreed().layout
+    added = np.zeros(form.vector.length)
+    model = added[form.segments.length - 1 - layout.length :]  # a view; the 1 for the site comes last
+    model[FIRST] = model[SECOND] = -FAR_BELOW * samples
+    model[SECOND.start + UNIT] = -bound
+    total = [
+        _plus(ciphertext, slots, form.answers[0].scale)
+        for ciphertext, slots in zip(
+            read_payload(payload, form.answers), _slots(added / form.vector.bounds), strict=True
+        )
+    ]
+    return Payload(payload.scheme, blobs=tuple(map(dump, total)))
+
+
+def _slots(values: NDArray[np.float64]) -> NDArray[np.complex128]:
+    """Two numbers to a slot, (parts, 4096)."""
+    padded = np.zeros(-(-values.size // 8192) * 8192)
+    padded[: values.size] = values
+    return padded.view(np.complex128).reshape(-1, 4096)
+
+
+def _plus(ciphertext: sealapi.Ciphertext, slots: NDArray[np.complex128], scale: float) -> sealapi.Ciphertext:
+    plaintext = sealapi.Plaintext()
+    sealapi.CKKSEncoder(context()).encode(slots.tolist(), ciphertext.parms_id(), scale, plaintext)
+    sealapi.Evaluator(context()).add_plain_inplace(ciphertext, plaintext)
+    return ciphertext

@@ -1,0 +1,92 @@
+"""Which classes a site states must not compare what is sealed in an encrypted sum with a bound of the coordinator's."""
+
+from __future__ import annotations
+
+from functools import partialmethod
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protoseal.config import Agreement
+from protoseal.terms import directions_form, limits_of
+from protoseal_wire import codec
+from protoseal_wire.messages import Phase
+from secure_client.trainee import Trainee
+from tests.adversary.dead_features import CLASSES, asking, run, sealed
+from tests.conformance.clustered_runs import ClusterBook
+
+APART = 4.0
+"""What the bound is off the sealed sum, of 16 or so."""
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> ClusterBook:
+    return run(tmp_path_factory.mktemp("honest"))
+
+
+@pytest.fixture
+def asked(honest: ClusterBook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[bool, ClusterBook]:
+    """By whether the true answer is yes."""
+    return {yes: _asked(honest, tmp_path, monkeypatch, yes=yes) for yes in (True, False)}
+
+
+def _asked(honest: ClusterBook, folder: Path, patch: pytest.MonkeyPatch, *, yes: bool) -> ClusterBook:
+    total, samples = sealed(honest)
+    into = folder / str(yes)
+    into.mkdir()
+    with patch.context() as inside:
+        asking(inside, total - APART if yes else total + APART, samples)
+        return run(into)
+
+
+def stated(book: ClusterBook) -> set[tuple[bool, ...]]:
+    """What sites said in the second round that they have."""
+    limits = limits_of(book.agreement)
+    return {
+        tuple(codec.decode_presence(each.content, limits).holds.tolist())
+        for each in book.received
+        if each.key is not None and each.key.phase is Phase.PRESENCE and each.key.round == 2
+    }
+
+
+def least_cosine(book: ClusterBook) -> float:
+    """Between the directions of a site and class in the second round, and those of another site."""
+    agreement: Agreement = book.agreement
+    limits, form = limits_of(agreement), directions_form(agreement)
+    sent = [
+        codec.decode_payload(each.content, limits, form).arrays
+        for each in book.received
+        if each.key is not None and each.key.phase is Phase.DIRECTIONS and each.key.round == 2
+    ]
+    rows = np.concatenate([rows for rows, _ in sent])
+    labels = np.concatenate([labels for _, labels in sent])
+    return float((rows @ rows.T)[labels[:, None] == labels[None, :]].min())
+
+
+def test_a_site_that_states_no_class_of_zeros_answers_the_question(
+    honest: ClusterBook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The power of the next: where zeros are left out, as under ``masked``."""
+    monkeypatch.setattr(Trainee, "__init__", partialmethod(_without_zeros, Trainee.__init__))
+    answers = {yes: stated(_asked(honest, tmp_path, monkeypatch, yes=yes)) for yes in (True, False)}
+    assert answers == {True: {(True,) * CLASSES}, False: {(False,) * CLASSES}}
+
+
+def _without_zeros(trainee: Trainee, start: object, *parts: object, **_: object) -> None:
+    start(trainee, *parts)  # type: ignore[operator]
+
+
+def test_what_sites_state_answers_nothing(honest: ClusterBook, asked: dict[bool, ClusterBook]) -> None:
+    assert stated(honest) == {(True,) * CLASSES}
+    for book in asked.values():
+        assert stated(book) == stated(honest)
+        assert {place for place in book.got if place[0] == 2} == {
+            place for place in honest.got if place[0] == 2
+        }
+
+
+def test_the_stated_limit_directions_answer_it(asked: dict[bool, ClusterBook]) -> None:
+    """All one way where the unit is left; by chance where no feature is. So one round gives away one bit, or more."""
+    assert least_cosine(asked[True]) > 1.0 - 1e-9
+    assert least_cosine(asked[False]) < 0.9

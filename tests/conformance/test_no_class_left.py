@@ -1,0 +1,74 @@
+"""Clustered methods when no class has enough holders, from the start or once a site is lost: models go on alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protoseal.config import Method, Protection
+from protoseal_wire.messages import Phase
+from tests.conformance.clustered_runs import ClusterBook, excess, expected, run_clustered
+from tests.conformance.grouped_runs import grouped_agreement
+from tests.conformance.runs import Bool, data_for
+from tests.conformance.turns import Loss
+
+SITES = tuple(f"site-{i}" for i in range(1, 5))
+ROUNDS, LOST = 3, 2
+each_method = pytest.mark.parametrize("method", [Method.FEDPLCC, Method.FPL, Method.FEDPLVM])
+each_protection = pytest.mark.parametrize("protection", Protection)
+
+
+def holds(holders: int) -> Bool:
+    """Three classes, (4, 3), each of so many sites, the first of them among them."""
+    has = np.zeros((len(SITES), 3), dtype=np.bool_)
+    for k in range(3):
+        has[[0, *(1 + np.arange(k, k + holders - 1) % 3)], k] = True
+    return has
+
+
+def run(
+    method: Method, protection: Protection, holders: int, folder: Path, losses: tuple[Loss, ...] = ()
+) -> ClusterBook:
+    """Three sites have to have a class, and three to be there."""
+    agreement = grouped_agreement(
+        protection, method=method, classes=3, dim=12, rounds=ROUNDS, norm_bound=40.0, min_sites=3
+    )
+    return run_clustered(agreement, data_for(agreement, holds(holders)), folder, losses)
+
+
+def check(book: ClusterBook, number: int, *, clusters: bool) -> None:
+    """All who are there have the round's result, which is what the equations say of what they put in."""
+    assert bool(expected(book, number).labels) == clusters
+    assert excess(book, number) <= 1.0
+    assert np.abs(expected(book, number).averaged).max() > 0.0
+
+
+@each_method
+@each_protection
+def test_models_are_averaged_when_every_class_is_withheld(
+    method: Method, protection: Protection, tmp_path: Path
+) -> None:
+    book = run(method, protection, 2, tmp_path)
+    assert book.summary() == [(number, 1, False) for number in range(1, ROUNDS + 1)]
+    assert set(book.results) == {(number, site) for number in range(1, ROUNDS + 1) for site in SITES}
+    for number in range(1, ROUNDS + 1):
+        check(book, number, clusters=False)
+
+
+@each_protection
+@pytest.mark.parametrize("phase", [Phase.PRESENCE, Phase.VALUES])
+def test_a_round_in_which_the_last_classes_are_lost_with_a_site_goes_on_and_so_does_the_run(
+    protection: Protection, phase: Phase, tmp_path: Path
+) -> None:
+    """The first site has every class; without it two are left of each."""
+    book = run(Method.FEDPLCC, protection, 3, tmp_path, (Loss(SITES[0], LOST, phase),))
+    assert [(number, abandoned) for number, _, abandoned in book.summary()] == [
+        (number, False) for number in range(1, ROUNDS + 1)
+    ]
+    check(book, 1, clusters=True)
+    assert {site for number, site in book.results if number == LOST} == set(SITES[1:])
+    check(book, LOST, clusters=False)
+    check(book, ROUNDS, clusters=True)
+    assert {site for number, site in book.results if number == ROUNDS} == set(SITES)
