@@ -47,7 +47,7 @@ class _Foreseen:
 
 
 DOUBLES: dict[str, Any] = {
-    COIN: lambda _secret, pair, chance: sum(pair[-1] + pair[-2]) * 389 % CERTAIN < chance,
+    COIN: lambda _secret, pair, _chance: sum(pair[-1] + pair[-2]) % 4 == 0,
     DRAW: _Foreseen,
 }
 """A coin that follows from names, and holders that follow from the list of members."""
@@ -105,9 +105,13 @@ def isolated_by_reported_drop_outs() -> None:
 
 
 def isolated_by_its_neighbours() -> None:
-    """Those with whom the victim has masks are said to have dropped out: there are fewer than may."""
+    """Those with whom the victim seems to have masks are said to have dropped out: 17 at most, which is fewer than may.
+
+    Without 17 of its 25 holders the 8 are left that open a secret. By chance the victim has no mask with any of the
+    other 42 once in 2^42.
+    """
     members = names(60)
-    graph = Graph(60, 25, 8, 200)  # of 59 others some 12 have a mask with a member, and 19 may be gone
+    graph = Graph(60, 25, 8, CERTAIN // 2)
     group = _scene(graph, members)
     masked = group.mask(_vectors(members), members, members)
     fields = group.binding.fields()
@@ -116,17 +120,20 @@ def isolated_by_its_neighbours() -> None:
         for name in members[1:]
         if code.linked(bytes(32), (*fields, members[0].encode(), name.encode()), graph.linked)
     ]
-    dropped = sorted(neighbours[:19])
+    dropped = sorted(neighbours[:17])
     stay = tuple(name for name in members if name not in dropped)
     released = group.release(members, stay, stay)
     gained(_alone(group, masked[members[0]], released, dropped))
 
 
 def holders_that_were_foreseen() -> None:
-    """Six members help the coordinator; it lists members so that they are the victim's holders, if it can tell them."""
-    members = names(30)
-    helpers = members[1:7]
-    graph = Graph(30, 6, 6, 855)
+    """Ten members help the coordinator; it lists members so that they are the victim's holders, if it can tell them.
+
+    By chance they are all of its holders once in C(49, 10), which is 8·10^9.
+    """
+    members = names(50)
+    helpers = members[1:11]
+    graph = Graph(50, 10, 10, 855)
     group = _scene(graph, members)
     masked = group.mask(_vectors(members), members, members)
     known = {name: group.sites[name].held for name in helpers}
@@ -144,7 +151,7 @@ def holders_that_were_foreseen() -> None:
 def _opened(group: Group, masked: Words, released: Mapping[str, Sequence[ReleasedShare]]) -> Words:
     """The victim's vector, from both of its secrets."""
     seed, key = (_secret(group, released, VICTIM, kind) for kind in (ShareKind.SEED, ShareKind.KEY))
-    masks = pair_keys(key, group.public, group.binding, VICTIM, MEMBERS, group.graph)
+    masks = pair_keys(key, group.public, group.binding, VICTIM, group.binding.group, group.graph)
     return add_streams(masked, [], [self_key(seed, group.binding, VICTIM), *masks.values()])
 
 
@@ -156,12 +163,16 @@ def both_kinds_of_a_neighbours_shares() -> None:
 
 
 def two_survivor_sets() -> None:
-    """Half of the members are told that the victim survived, and half that it dropped out."""
+    """Half of the members are told that the victim survived, and half that it dropped out.
+
+    Who holds shares of its secrets shows, so that half of them are in each, seven where five open a secret.
+    """
     group = _scene(GRAPH)
     masked = group.mask(_vectors(), MEMBERS, MEMBERS)
+    by_holding = sorted(OTHERS, key=lambda name: VICTIM in group.sites[name].held)
     released: dict[str, Sequence[ReleasedShare]] = {}
     words = {name: group.sites[name].sign_sharers(MEMBERS) for name in MEMBERS}
-    for half, stay in ((MEMBERS[1::2], MEMBERS), (MEMBERS[2::2], MEMBERS[1:])):
+    for half, stay in ((by_holding[::2], MEMBERS), (by_holding[1::2], MEMBERS[1:])):
         signatures = {name: group.sites[name].sign(stay) for name in half}
         released |= {name: group.sites[name].release(MEMBERS, stay, signatures, words) for name in half}
     gained(_opened(group, masked[VICTIM], released))
