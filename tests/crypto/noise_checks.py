@@ -1,11 +1,13 @@
-"""Tests of random draws that fail a right sample with a probability below 1e-9."""
+"""Tests of random draws, each of which fails a right sample with a probability below 1e-9."""
 
 import math
 
 import numpy as np
 from numpy.typing import NDArray
 
-_LOG_FALSE_ALARM = math.log(2e9)
+_FALSE_ALARM = 1e-9
+_LOG_FALSE_ALARM = math.log(4.0 / _FALSE_ALARM)
+"""A test has up to four one-sided bounds."""
 
 _cdf = np.vectorize(lambda x: 0.5 * (1.0 + math.erf(x / math.sqrt(2.0))), otypes=[np.float64])
 
@@ -40,3 +42,21 @@ def check_independent(left: NDArray[np.float64], right: NDArray[np.float64]) -> 
         correlation = float(np.corrcoef(x, y)[0, 1])
         if abs(correlation) > 7.0 / math.sqrt(left.size):
             raise WrongNoiseError(f"draws correlate: {correlation}")
+
+
+def check_drowned(
+    draws: NDArray[np.float64], bare: NDArray[np.float64] | float, error: float, sigma: float
+) -> None:
+    """Each of a few draws (n,) of N(0, sigma²) hides ``bare``, what would be there alone and is known within ``error``.
+
+    One draw is as near as ``error`` to a given number with a probability below 2·error/(√(2π)·sigma); all n are below
+    ``least`` with that of n draws as near to 0. Each of the two is half of a false alarm.
+    """
+    n, density = draws.size, 1.0 / (math.sqrt(2.0 * math.pi) * sigma)
+    if 2.0 * error * density * n > _FALSE_ALARM / 2.0:
+        raise ValueError(f"{n} right draws may be within {error} of what they hide")
+    least = (_FALSE_ALARM / 2.0) ** (1.0 / n) / (2.0 * density)
+    if (np.abs(draws - bare) <= error).any():
+        raise WrongNoiseError(f"what is to be hidden is there: {draws}")
+    if np.abs(draws).max() <= least:
+        raise WrongNoiseError(f"{n} draws of sigma {sigma} are all within {least}: {draws}")

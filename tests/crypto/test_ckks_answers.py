@@ -23,7 +23,13 @@ from tests.crypto.ckks_reference import (
     server_half,
     uploads,
 )
-from tests.crypto.noise_checks import WrongNoiseError, check_independent, check_shape, check_sigma
+from tests.crypto.noise_checks import (
+    WrongNoiseError,
+    check_drowned,
+    check_independent,
+    check_shape,
+    check_sigma,
+)
 
 ALL = list(Combination)
 PACKING = Packing(classes=10, dim=300)
@@ -119,8 +125,9 @@ def test_a_denominator_is_real(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_withheld_class_is_drowned_for_everyone() -> None:
-    for vector in slots(Combination.DISTANCE):
-        assert np.abs(by_class(vector)[9]).max() > 1.0
+    numerators, denominator = (by_class(vector)[9] for vector in slots(Combination.DISTANCE))
+    check_sigma(np.concatenate([numerators.real, numerators.imag]), SIGMA)
+    check_drowned(denominator[:1].real, 0.0, LEFT_OVER[Combination.DISTANCE], SIGMA)
 
 
 def peer_seen(combination: Combination) -> Stack:
@@ -154,12 +161,14 @@ def test_only_without_drowning_a_site_reads_classes_it_has_not(
 def test_the_denominator_is_drowned_too(combination: Combination, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would tell the peers' norms: a site without the class sends zeros, so that d_im = ‖C_m‖²."""
     drowned = by_class(slots(combination)[-1])[MISSING].real
-    assert (np.abs(drowned[:, 0] - 3.0) > 1.0).all()
+    check_drowned(drowned[:, 0], 3.0, LEFT_OVER[combination], SIGMA)
     # All slots of a class share one draw: independent ones could be averaged.
     assert np.ptp(drowned, axis=1).max() < 1e-3
     monkeypatch.setattr(drowning, "drown_replicated", lambda packing, drowned: np.zeros(4096))
     open_ = by_class(slots(combination)[-1])[MISSING].real
-    np.testing.assert_allclose(open_, 3.0, atol=1e-3)
+    np.testing.assert_allclose(open_, 3.0, rtol=0.0, atol=LEFT_OVER[combination])
+    with pytest.raises(WrongNoiseError, match="is there"):
+        check_drowned(open_[:, 0], 3.0, LEFT_OVER[combination], SIGMA)
 
 
 def test_drowning_costs_the_other_classes_no_precision(monkeypatch: pytest.MonkeyPatch) -> None:

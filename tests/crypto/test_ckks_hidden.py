@@ -37,7 +37,13 @@ from tests.crypto.hidden_reference import (
     packing_of,
     seen_by,
 )
-from tests.crypto.noise_checks import check_independent, check_shape, check_sigma
+from tests.crypto.noise_checks import (
+    WrongNoiseError,
+    check_drowned,
+    check_independent,
+    check_shape,
+    check_sigma,
+)
 
 ALL = list(Combination)
 SHAPES = [(3, 5, 5), (4, 10, 64), (5, 10, 300), (8, 17, 512)]
@@ -180,19 +186,43 @@ def test_classes_that_a_site_has_not_are_noise_of_the_right_size(answer: list[Sl
     check_independent(noise[:-1], noise[1:])
 
 
-def test_so_are_their_denominators_and_counts(answer: list[Slots]) -> None:
-    """All slots of a class share one draw: independent ones could be averaged."""
-    missing = ~HOLDS[FIRST]
-    for vector in answer[PACKING.parts :]:
+def bare(combination: Combination, site: int) -> list[NDArray[np.float64]]:
+    """What would stand undrowned in a site's denominator, if there is one, and in its count: (K,) each."""
+    sent = np.where(HOLDS[:, :, None], STACK, 0.0)
+    denominator = np.square(sent - sent[site]).sum(axis=(0, -1))
+    absent = (~HOLDS).sum(axis=0).astype(np.float64)
+    return [absent] if combination is Combination.UNIFORM else [denominator, absent]
+
+
+def check_replicated(combination: Combination, vectors: list[Slots], site: int) -> None:
+    """:class:`WrongNoiseError` unless one draw drowns all slots of each class that a site has not."""
+    missing = ~HOLDS[site]
+    for vector, alone in zip(vectors[PACKING.parts :], bare(combination, site), strict=True):
         noise = by_class(vector)[: len(missing)][missing].real
-        assert (np.abs(noise[:, 0]) > 20.0).all()
-        assert np.ptp(noise, axis=1).max() < 1e-2
+        check_drowned(noise[:, 0], alone[missing], 1e-6, SIGMA)
+        # All slots of a class share one draw: independent ones could be averaged.
+        assert np.ptp(noise, axis=1).max() < 1e-6
+
+
+@each
+def test_so_are_their_denominators_and_counts(
+    combination: Combination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_replicated(combination, decrypted(combination), FIRST)
+    monkeypatch.setattr(drowning, "drown_replicated", lambda *_: np.full(4096, 1e-9))
+    with pytest.raises(WrongNoiseError, match="is there"):
+        check_replicated(combination, decrypted(combination), FIRST)
 
 
 def test_a_site_that_holds_nothing_gets_noise_alone() -> None:
-    for vector in decrypted(Combination.COMPLEMENT, site=4):
-        assert (np.abs(by_class(vector)[:10]).min(axis=1) > 0.0).all()
-        assert (np.abs(by_class(vector)[:10]).max(axis=1) > 100.0).all()
+    combination, nothing = Combination.COMPLEMENT, 4
+    assert not HOLDS[nothing].any()
+    vectors = decrypted(combination, site=nothing)
+    for vector in vectors[: PACKING.parts]:
+        noise = by_class(vector)[: PACKING.classes].ravel().view(np.float64)
+        check_sigma(noise, SIGMA)
+        check_shape(noise, SIGMA)
+    check_replicated(combination, vectors, nothing)
 
 
 def test_counts_are_of_the_classes_that_it_holds_and_nothing_else(answer: list[Slots]) -> None:

@@ -34,10 +34,14 @@ def sizes(stack: Stack, holds: Bool, combination: Combination) -> NDArray[np.flo
     return np.array([len(blob) for blob in payload.blobs], dtype=np.float64)
 
 
+SAMPLES, ERRORS = 50, 7.75
+"""So many standard errors two means of normal samples of this size are apart once in 10^11 (Student, 98 degrees)."""
+
+
 def told_apart(first: NDArray[np.float64], second: NDArray[np.float64]) -> bool:
-    """By the mean lengths of some ciphertext in two samples (R, blobs), at six standard errors."""
-    error = np.sqrt(first.var(axis=0) / len(first) + second.var(axis=0) / len(second))
-    return bool((np.abs(first.mean(axis=0) - second.mean(axis=0)) > 6.0 * error).any())
+    """By the mean lengths of some ciphertext in two samples (R, blobs)."""
+    error = np.sqrt(first.var(axis=0, ddof=1) / len(first) + second.var(axis=0, ddof=1) / len(second))
+    return bool((np.abs(first.mean(axis=0) - second.mean(axis=0)) > ERRORS * error).any())
 
 
 @each
@@ -45,7 +49,8 @@ def test_an_upload_is_as_large_whatever_a_site_holds(combination: Combination) -
     """As many ciphertexts of the same forms; how well their random bits compress differs alike."""
     stack, everything = random_stack((3, 4, 300), 0.5, seed=6), np.ones((3, 4), dtype=np.bool_)
     first, second = (
-        np.stack([sizes(stack, holds, combination) for _ in range(30)]) for holds in (everything, ~everything)
+        np.stack([sizes(stack, holds, combination) for _ in range(SAMPLES)])
+        for holds in (everything, ~everything)
     )
     assert not told_apart(first, second)
     assert told_apart(first, second + 100.0)  # of more than a hundred thousand bytes

@@ -12,7 +12,7 @@ from crypto.protection import Cohort, Combination, Rows
 from tests.crypto.ckks_reference import TAU, Bool, cohort_of, group, random_stack
 from tests.crypto.hidden_reference import LEAST, hidden_server, hidden_uploads, seen_by
 
-SITES, CLASSES, DIM = 4, 3, 16
+SITES, CLASSES, DIM = 4, 3, 32
 HOLDER, LIAR, LONELY = 0, 1, 0
 """The only site that has a class, one that says that it has it too, and that class."""
 STACK = random_stack((SITES, CLASSES, DIM), 0.5, seed=1)
@@ -59,4 +59,5 @@ def likeness(found: NDArray[np.float64]) -> float:
 @pytest.mark.parametrize("combination", list(Combination))
 def test_the_limit_a_site_that_says_it_has_a_class_reads_its_only_holder(combination: Combination) -> None:
     assert likeness(read_by_the_liar(combination, holdings(HOLDER, LIAR))) > 1.0 - 1e-6
-    assert likeness(read_by_the_liar(combination, holdings(HOLDER))) < 0.95  # noise of 16 dimensions
+    # Noise of 32 dimensions is as near to a given direction once in 10^12.
+    assert likeness(read_by_the_liar(combination, holdings(HOLDER))) < 0.9
