@@ -19,7 +19,7 @@ Killings = tuple[tuple[str, Point], ...]
 """Who dies where: names of sites, and :data:`COORDINATOR`; each one's points in the order of the run."""
 
 _ORDER = (Phase.PRESENCE, *STEPS, Phase.RESULT)
-_A_DAY = 86_400.0
+A_DAY = 86_400.0
 """In seconds; no deadline is as long."""
 
 
@@ -110,7 +110,7 @@ def _let_go_on_without(
                 processes.wait_for_death(loss.site)
         # It has trained in this round. It counts those that had a result.
         federation.hold(gate, wanted.results_of(gate, up_to=number) + 1)
-        federation.let_pass(_A_DAY)
+        federation.let_pass(A_DAY)
 
 
 def point_of(loss: Loss) -> Point:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from secure_server.app import read_rounds
 from tests.e2e.federations import check_saved, simulated, small_agreement, small_sites
+from tests.e2e.killings import A_DAY
 from tests.support.processes import Federation, frozen
 
 
@@ -41,13 +42,16 @@ def test_a_site_killed_at_each_step_of_a_round_and_started_again_changes_nothing
 
 def test_a_site_that_stays_away_is_left_out_once_its_deadline_has_passed(tmp_path: Path) -> None:
     agreement, sites = small_agreement(rounds=2), small_sites(4)
-    with Federation(tmp_path / "run", agreement, sites, deadlines={"values": 10.0}) as federation:
+    with Federation(tmp_path / "run", agreement, sites, stopped_clock=True) as federation:
         federation.hold("site-2", 1)
         coordinator, running = federation.start_coordinator(), federation.start_sites()
         victim = running.pop("site-1")
         victim.wait_for_log("handed in PRESENCE of round 1")
         victim.kill()
         federation.release("site-2")
+        for each in running.values():
+            each.wait_for_log("handed in VALUES of round 1")
+        federation.let_pass(A_DAY)
 
         assert [each.exit_code() for each in (*running.values(), coordinator)] == [0, 0, 0, 0]
         check_saved(federation, simulated(agreement, sites[1:], tmp_path / "without"))

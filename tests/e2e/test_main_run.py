@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,10 +65,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MainRun]:
 
 def _log_since(running: Running, start: int, awaited: str) -> str:
     """What was logged since, as soon as ``awaited`` is in it; all there is when it does not come."""
-    try:
-        wait_until(lambda: awaited in running.log()[start:], awaited, seconds=10)
-    except AssertionError:
-        return running.log()[start:]
+    with suppress(AssertionError):
+        wait_until(lambda: awaited in running.log()[start:], awaited)
     return running.log()[start:]
 
 

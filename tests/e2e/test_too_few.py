@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.e2e.federations import check_saved, simulated, small_agreement, small_sites
+from tests.e2e.killings import A_DAY
 from tests.support.processes import Federation, Running
 
 
@@ -14,9 +15,9 @@ def test_a_run_short_of_sites_or_without_a_coordinator_stops_and_can_be_continue
         tmp_path / "run",
         agreement,
         sites,
-        deadlines={"values": 10.0},
         max_attempts=1,
         retry_seconds=5.0,
+        stopped_clock=True,
     ) as federation:
         _lose_a_site_in_round_2(federation)
         _lose_the_coordinator_in_round_3(federation)
@@ -32,6 +33,9 @@ def _lose_a_site_in_round_2(federation: Federation) -> None:
     victim.wait_for_log("handed in PRESENCE of round 2")
     victim.kill()
     federation.release("site-2")
+    for each in running.values():
+        each.wait_for_log("handed in VALUES of round 2")
+    federation.let_pass(A_DAY)
     for each in (*running.values(), coordinator):
         assert each.exit_code() != 0
         assert "round 2, attempt 1: no values from site-1" in _last_line(each)

@@ -223,7 +223,8 @@ def test_a_representation_that_shows_it_is_found(tmp_path: Path, monkeypatch: py
     """Of an object that is reached through private attributes."""
     monkeypatch.setattr(Setup, "__repr__", lambda setup: f"Setup({setup._channel.private_bytes().hex()})")
     scene = play(Method.FEDDBP, Protection.MASKED, tmp_path, monkeypatch, rounds=1)
-    assert {(where, name) for where, name in scene.found()} == {("objects", "channel key, hex")}
+    # Half of a key may have no letters, and is then the same in capitals.
+    assert {(where, name.lower()) for where, name in scene.found()} == {("objects", "channel key, hex")}
 
 
 def test_a_file_beside_the_coordinators_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

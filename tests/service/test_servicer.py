@@ -304,8 +304,8 @@ class TestUploads:
         assert handler.calls == [("clinic-a", "check_upload")]
 
     def test_a_stalled_one_is_given_up(self, stub: CoordinatorStub, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("secure_server.servicer._HEADER_SECONDS", 0.2)
-        with stalled(b"values") as frames:
+        with monkeypatch.context() as impatient, stalled(b"values") as frames:
+            impatient.setattr("secure_server.servicer._HEADER_SECONDS", 0.2)
             code, details = refusal(lambda: upload(stub, frames()))
         assert (code, "stalled" in details) == (grpc.StatusCode.DATA_LOSS, True)
         upload(stub, frames_of(b"values"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from secure_client.transport import GrpcTransport
 from secure_server import errors
 from tests.service.harness import KEY, RUN, FakeHandler, join_request, serving
 from tests.service.parties import CLIENT, NAME, SERVER, Federation
+from tests.support import processes
 
 CONTENT = bytes(range(256)) * 3000
 WORK = Work(KEY, len(CONTENT), hashlib.sha256(CONTENT).digest(), 60.0)
@@ -47,8 +47,8 @@ def transport(port: int, site: Credentials, federation: Federation) -> Iterator[
 
 @pytest.fixture
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+    """None that the system hands out to somebody else before a server of the test has it."""
+    return processes.free_port()
 
 
 class TestConversation:

@@ -38,6 +38,8 @@ PATIENCE = 120.0
 _REPOSITORY = Path(__file__).parents[2]
 _PASSPHRASE = secrets.token_hex(16).encode()
 _PORTS = range(20_000, 32_000)  # below the ports that systems hand out by themselves
+_CLAIMS: list[socket.socket] = []
+"""Names of this machine, one for each port that this process was given: held for as long as it lives."""
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
@@ -343,12 +345,24 @@ def _days_ago(days: int) -> datetime:
 
 
 def free_port() -> int:
-    """A port of this machine that nothing listens on now."""
+    """A port of this machine that nothing listens on now, and that no other run of tests is given meanwhile."""
     while True:
         port = secrets.choice(_PORTS)
         with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) != 0:
+            if _claimed(port) and probe.connect_ex(("127.0.0.1", port)) != 0:
                 return port
+
+
+def _claimed(port: int) -> bool:
+    """Whether the name that stands for the port was free, and is this process's now."""
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        claim.bind(f"\0protoseal-tests-{port}")
+    except OSError:
+        claim.close()
+        return False
+    _CLAIMS.append(claim)
+    return True
 
 
 def _party_toml(**values: object) -> str:
