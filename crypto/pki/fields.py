@@ -19,7 +19,7 @@ def load_certificate(content: bytes) -> x509.Certificate:
         if content.startswith(b"-----BEGIN"):
             return x509.load_pem_x509_certificate(content)
         return x509.load_der_x509_certificate(content)
-    except ValueError as error:
+    except (ValueError, x509.InvalidVersion) as error:
         raise MalformedError("these bytes are not an X.509 certificate") from error
 
 

@@ -165,9 +165,12 @@ def test_validity_includes_its_ends(federation: Federation) -> None:
             federation.trust.identify(der(certificate), Role.SITE, at)
 
 
-@pytest.mark.parametrize("position", [0.1, 0.3, 0.5, 0.7, 0.9])
-def test_an_altered_certificate_is_refused(federation: Federation, position: float) -> None:
-    content = bytearray(federation.site("clinic-a").certificate_der)
-    content[int(position * len(content))] ^= 0x01
-    with pytest.raises((VerificationError, MalformedError)):
-        federation.trust.identify(bytes(content), Role.SITE, NOW)
+def test_an_altered_certificate_is_refused(federation: Federation) -> None:
+    """Wherever a bit of it is another, but for how many bits of the signature's last byte count: it is the same."""
+    honest = federation.site("clinic-a").certificate_der
+    uncounted = honest.rindex(x509.load_der_x509_certificate(honest).signature) - 1
+    for position in set(range(len(honest))) - {uncounted}:
+        content = bytearray(honest)
+        content[position] ^= 0x01
+        with pytest.raises((VerificationError, MalformedError)):
+            federation.trust.identify(bytes(content), Role.SITE, NOW)
