@@ -8,7 +8,9 @@ masked sum releases are the coordinator's by design, and so in its files; they a
 from __future__ import annotations
 
 import base64
+import itertools
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,8 +57,12 @@ class Scene:
 def play(
     method: Method, protection: Protection, folder: Path, patch: pytest.MonkeyPatch, **changes: Any
 ) -> Scene:
-    """Run it; all that sites keep secret is collected where it is made."""
-    scene, tracebacks = Scene(), list[str]()
+    """Run it; all that sites keep secret is collected where it is made.
+
+    What takes time takes whole seconds: some digits of a measured one would be a prototype's by chance.
+    """
+    scene, tracebacks, seconds = Scene(), list[str](), itertools.count()
+    patch.setattr(time, "perf_counter", lambda: float(next(seconds)))
     collect(scene.needles, patch)
     agreement = method_agreement(method, protection, **changes)
     with (
