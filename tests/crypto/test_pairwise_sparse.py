@@ -301,7 +301,10 @@ def test_the_secret_of_a_pair_is_what_its_coin_is_thrown_with() -> None:
     first, second = AttemptSecrets.generate(), AttemptSecrets.generate()
     secret = agree(first.mask, second.public.mask)
     public = {A: first.public, B: second.public}
-    pair = (*binding_of((A, B)).fields(), A.encode(), B.encode())
-    graph = Graph(2, 1, 2, CERTAIN // 2)
-    masks = pair_keys(first.mask, public, binding_of((A, B)), A, (A, B), graph)
-    assert (B in masks) == linked(secret, pair, CERTAIN // 2)
+    graph, heads = Graph(2, 1, 2, CERTAIN // 2), 0
+    for attempt in range(1, 65):  # any other coin would be the same in all of them once in 2^64
+        binding = binding_of((A, B), attempt=attempt)
+        masks = pair_keys(first.mask, public, binding, A, (A, B), graph)
+        assert (B in masks) == linked(secret, (*binding.fields(), A.encode(), B.encode()), CERTAIN // 2)
+        heads += B in masks
+    assert 0 < heads < 64

@@ -32,8 +32,8 @@ from tests.support.processes import Federation
 from tests.support.simulations import run_federation
 from tests.support.small import small_agreement, small_data
 
-NOISE = 1e-9
-"""How often words that are random are taken not to be, at each place."""
+NOISE = 1e-12
+"""How often words that are random are taken not to be, at each of some tens of places, about."""
 
 
 def agreed(method: str, protection: str, **settings: Any) -> Agreement:
