@@ -64,7 +64,7 @@ def test_answers_are_the_loops_combinations(shape: tuple[int, int, int], combina
     check(random_stack(shape, 0.5, seed=1), presence(*shape[:2]), combination)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     sites=st.integers(2, 6),
     classes=st.integers(1, 40),

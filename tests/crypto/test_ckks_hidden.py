@@ -86,7 +86,7 @@ def test_answers_are_those_of_public_presence(shape: tuple[int, int, int], combi
     check(random_stack(shape, 0.5, seed=1), patterns(*shape[:2]), combination)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     st.tuples(st.integers(3, 6), st.integers(1, 9), st.integers(1, 40)),
     st.sampled_from(ALL),

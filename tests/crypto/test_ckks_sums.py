@@ -34,7 +34,7 @@ def _added(secret: CkksSecret, form: SumForm, stack: Array) -> Array:
     return site.unprotect(server.add(iter(payloads)), len(stack))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     lengths=st.lists(st.integers(0, 9000), min_size=1, max_size=3).filter(any),
     bound=st.floats(1e-3, 1e9),

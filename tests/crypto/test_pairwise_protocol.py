@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from crypto.errors import CryptoError, MalformedError, VerificationError
@@ -184,7 +184,6 @@ def test_streams_cancel(plus: list[bytes], minus: list[bytes], length: int, bits
     assert add_streams(masked, minus, plus).tolist() == words.tolist()
 
 
-@settings(deadline=None)
 @given(st.integers(1, 3), st.integers(-2, 2), st.sampled_from([32, 64]))
 def test_streams_go_on_over_chunks(chunks: int, more: int, bits: int) -> None:
     """A stream of another length begins with the same words: no chunk starts anew, skips or repeats."""

@@ -159,7 +159,7 @@ def test_vectors_that_nothing_can_be_said_about_are_refused(vectors: Vectors, me
         likeness([filler(1_000)], [], vectors)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 40), st.integers(0, 120), st.integers(0, 2**32 - 1))
 def test_best_cosines_are_those_of_a_loop_over_windows(dim: int, length: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
