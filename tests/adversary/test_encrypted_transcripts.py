@@ -4,8 +4,8 @@ Exact decryptions of a known circuit give the key away (Li and Micciancio, eprin
 anything that follows from one. Here a coordinator adds something of its own to every sum and result, which the sites
 take: in the two runs they decrypt other numbers, and train from other ones. All that they send but fresh encryptions is
 the same. The limit is FedPLCC's: directions are turned and not encrypted, so how many there are, and their cosines,
-follow from training, and through it from what was decrypted. What a coordinator makes of a sum's model, so that features
-die, is in ``test_dead_features.py``.
+follow from training, and through it from what was decrypted. What a coordinator does to a sum's model, so that
+features die, is in ``test_dead_features.py``.
 """
 
 from __future__ import annotations
