@@ -18,6 +18,8 @@ from protoseal.config.agreement import CKKS_SLOTS
 from protoseal_wire.codec import Limits
 from protoseal_wire.messages import ActiveList, Phase
 
+_FEWEST_MASKED = 2
+
 ONE_STEP = (Phase.VALUES,)
 """All send their values, and all must."""
 MASKED_SUM = (Phase.SHARES, Phase.VALUES, Phase.SURVIVORS, Phase.UNMASK)
@@ -73,6 +75,16 @@ def first_round(agreement: Agreement) -> int:
 def has_common_group(agreement: Agreement) -> bool:
     """Whether what sites send is added up, or clustered, over all of them: they are one group."""
     return agreement.sums and not agreement.method.is_grouped
+
+
+def fewest_listed(agreement: Agreement, roster: int) -> int:
+    """The fewest members of a group that an attempt lists, and that a group has, in a run of ``roster`` sites.
+
+    Whatever ``min_holders`` is, a mask is between two; and masks of a large run hold off ``max_colluding`` of it.
+    """
+    if Phase.SHARES not in steps_of(agreement, 1):
+        return agreement.min_holders
+    return max(agreement.min_holders, _FEWEST_MASKED, agreement.masking.fewest_listed(roster))
 
 
 def steps_of(agreement: Agreement, round_number: int) -> tuple[Phase, ...]:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from protoseal.config import Agreement
-from protoseal.terms import first_round, has_common_group, steps_of
+from protoseal.terms import fewest_listed, first_round, has_common_group, steps_of
 from protoseal_wire.messages import Phase
 from secure_server.rounds import Rules
-
-_FEWEST_MASKED = 2
 
 
 def agreed_rules(
@@ -37,12 +35,6 @@ def agreed_rules(
         clustering_steps=steps_of(agreement, 0),
         round_steps=steps_of(agreement, 1),
         common_group=has_common_group(agreement),
-        smallest_group=smallest_group(agreement),
-        complete_up_to=agreement.masking.complete_up_to,
+        smallest_group=fewest_listed(agreement, 0),
+        masking=agreement.masking if Phase.SHARES in steps_of(agreement, 1) else None,
     )
-
-
-def smallest_group(agreement: Agreement) -> int:
-    """A group of which fewer are there sits an attempt out. Whatever ``min_holders`` is, a mask is between two."""
-    masked = Phase.SHARES in steps_of(agreement, 1)
-    return max(agreement.min_holders, _FEWEST_MASKED if masked else 1)

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from pydantic import ConfigDict, TypeAdapter
 
+from protoseal.config import MaskingSection
 from protoseal_wire.messages import Phase, PhaseKey
 
 
@@ -77,8 +78,9 @@ class Rules:
 
     ``first_round`` is 0 when sites are clustered before training, in ``clustering_steps``; there is no RESULT in
     it. ``round_steps`` are those of all other rounds. With ``common_group`` all members are one group from the start.
-    Of a group, ``smallest_group`` members or none take part. A round whose survivors were signed is over for groups of
-    more than ``complete_up_to``; None: for none.
+    Of a group, ``smallest_group`` members or none take part, and under masks no fewer than ``masking`` says of a run of
+    so many members. A round whose survivors were signed is over for groups of more than its ``complete_up_to``; for
+    none where that is None, without masks.
     """
 
     run: str
@@ -94,7 +96,7 @@ class Rules:
     round_steps: tuple[Phase, ...] = (Phase.VALUES,)
     common_group: bool = False
     smallest_group: int = 1
-    complete_up_to: int | None = None
+    masking: MaskingSection | None = None
 
     def __post_init__(self) -> None:
         if len(set(self.roster)) != len(self.roster):
@@ -132,6 +134,10 @@ class Rules:
     def steps(self, round_number: int) -> tuple[Phase, ...]:
         """The phases of a round between PRESENCE and the computation."""
         return self.round_steps if round_number else self.clustering_steps
+
+    def fewest_listed(self, members: int) -> int:
+        """How many of a group take part in an attempt, if any do, in a run of so many members."""
+        return max(self.smallest_group, self.masking.fewest_listed(members) if self.masking else 1)
 
     def seconds(self, stage: Stage) -> float:
         """How long a stage may take, at most."""

@@ -217,9 +217,10 @@ def _signed_for_good(rules: Rules, state: State) -> bool:
 
     Where a large group's graph is complete all the same, the round is over sooner than it need be.
     """
-    most, there = rules.complete_up_to, set(state.participants)
-    large = most is not None and any(len(there & set(group)) > most for group in state.groups)
-    return large and state.stage is Stage.SURVIVORS
+    if rules.masking is None or state.stage is not Stage.SURVIVORS:
+        return False
+    most, there = rules.masking.complete_up_to, set(state.participants)
+    return any(len(there & set(group)) > most for group in state.groups)
 
 
 def _repeated(rules: Rules, state: State, now: float, lost: Set[str]) -> State:

@@ -43,7 +43,7 @@ def _able(rules: Rules, state: State, group: tuple[str, ...], sites: Set[str]) -
     Who can be in a sum of this attempt and not in an earlier one's, or the other way round, must be too few to open
     either: two sums over the same values could be subtracted.
     """
-    if len(sites & set(group)) < rules.smallest_group:
+    if len(sites & set(group)) < rules.fewest_listed(len(state.members)):
         return False
     return all(quorum.met_by(sites) for quorum in state.committed if quorum.sites <= set(group))
 

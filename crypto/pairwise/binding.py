@@ -77,6 +77,17 @@ def threshold(members: int) -> int:
     return 2 * members // 3 + 1
 
 
+def fewest_against(colluding: int) -> int:
+    """max(3c − 1, c + 2): in no group of so many members or more do c that help the coordinator open anything.
+
+    Fewer than 2t − n are too few for a member's secrets, and the sum that opens is of two others at least. The limit:
+    of a sum of which a part is of fewer than c + 2 members, that part shows when those c subtract theirs.
+    """
+    if colluding < 0:
+        raise ValueError(f"{colluding} members collude")
+    return max(3 * colluding - 1, colluding + 2)
+
+
 def encode_names(names: Sequence[str]) -> bytes:
     """Names as one field."""
     return _encoded(tuple(names))

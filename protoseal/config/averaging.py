@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from crypto.pairwise.binding import threshold
+from crypto.pairwise.binding import fewest_against, threshold
 from crypto.pairwise.graph import Graph, complete_graph, graph_of
 from protoseal.config.numbers import Positive
 from protoseal.config.reading import Section
@@ -49,6 +49,11 @@ class MaskingSection(Section):
     larger one a few do, which chance picks: as many as it takes to hold off ``max_colluding`` of the run's sites, if
     these help the coordinator, and to open the sum without ``max_dropped`` of the group's members. Beyond that share
     of colluders nothing is promised there; a complete graph holds off almost a third of the group's members.
+
+    In a run of more than ``complete_up_to`` sites no shorter list of members will do than holds off that share by
+    itself (:meth:`fewest_listed`), since the coordinator picks whom it lists. In a run of up to so many every graph is
+    complete and ``max_colluding`` **means nothing**: the threshold and ``min_holders`` decide, which has to be
+    max(3c − 1, c + 2) for c colluders. How many sites a run has is the coordinator's word too, from ``min_sites`` up.
     """
 
     ring_bits: Literal[32, 64] | None = None
@@ -65,6 +70,18 @@ class MaskingSection(Section):
         """
         if listed <= self.complete_up_to:
             return complete_graph(listed)
-        colluding = ceil(self.max_colluding * roster - _ROUNDING)
         dropped = min(floor(self.max_dropped * listed + _ROUNDING), listed - threshold(listed))
-        return graph_of(listed, colluding, dropped)
+        return graph_of(listed, self.colluding(roster), dropped)
+
+    def colluding(self, roster: int) -> int:
+        """How many of a run's ``roster`` sites ``max_colluding`` is."""
+        return ceil(self.max_colluding * roster - _ROUNDING)
+
+    def fewest_listed(self, roster: int) -> int:
+        """The fewest members of a group that an attempt may list, in a run of ``roster`` sites, for their sum's sake.
+
+        1 where no group of the run is large enough for a sparse graph. The group itself may be no smaller either.
+        """
+        if roster <= self.complete_up_to:
+            return 1
+        return fewest_against(self.colluding(roster))

@@ -139,6 +139,7 @@ class CoordinatorConfig(_PartyFile):
             raise ValueError(
                 f"sites: {len(self.sites)} listed, but the agreement's max_sites is {self.agreement.max_sites}"
             )
+        self.agreement.check_colluding(self.agreement.method, len(self.sites))
         return self
 
     @model_validator(mode="after")

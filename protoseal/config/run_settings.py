@@ -12,7 +12,9 @@ from protoseal.config.capabilities import (
     KnownMethod,
     KnownPresence,
     KnownProtection,
+    Method,
     Presence,
+    Protection,
     check_protection_serves,
 )
 from protoseal.config.methods import (
@@ -26,6 +28,7 @@ from protoseal.config.numbers import Count, Positive
 from protoseal.config.presence import FEWEST_SAFE_HOLDERS, check_presence_served
 from protoseal.config.reading import Section
 from protoseal.config.training import PreprocessingSection, TrainingSection
+from protoseal.config.traits import Family
 
 
 class RunSettings(Section):
@@ -62,3 +65,25 @@ class RunSettings(Section):
             min_holders=self.min_holders,
             allowed=self.allow_hidden_presence_reveals_peers,
         )
+
+    def check_colluding(self, method: AnyMethod, sites: int) -> None:
+        """Raise ``ValueError`` where a group of a run of so many sites may be too small for ``max_colluding`` of them.
+
+        Sites would refuse every masked sum of it (:meth:`MaskingSection.fewest_listed`).
+        """
+        sums = method.traits.family in (Family.GROUPS, Family.SUMS, Family.CLUSTERS)
+        if self.protection is not Protection.MASKED or not sums:
+            return
+        fewest, smallest = self.masking.fewest_listed(sites), self._smallest_group(method, sites)
+        if smallest < fewest:
+            larger = f"set min_holders to {fewest} or more, " if fewest <= sites else ""
+            raise ValueError(
+                f"max_colluding in [masking] is {self.masking.colluding(sites)} of {sites} sites, which a group of"
+                f" {smallest} does not hold off: {larger}lower max_colluding, or raise complete_up_to to {sites}, where"
+                " min_holders alone decides"
+            )
+
+    def _smallest_group(self, method: AnyMethod, sites: int) -> int:
+        """As FedPC's clustering may make it; where there is none, all sites are the one group."""
+        grouped = method.is_grouped and method is not Method.AVERAGE and self.fedpc.groups != 1
+        return self.min_holders if grouped and sites >= 2 * self.min_holders else sites

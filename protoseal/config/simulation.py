@@ -149,6 +149,13 @@ class SimulationConfig(RunSettings):
         return self
 
     @model_validator(mode="after")
+    def _groups_hold_off_colluders(self) -> Self:
+        if not self.is_split:
+            for method in self.methods:
+                self.check_colluding(method, self.sites)
+        return self
+
+    @model_validator(mode="after")
     def _different_models_are_not_averaged(self) -> Self:
         averaging = [method.value for method in self.methods if method.averages]
         if len(set(self.models)) > 1 and averaging:

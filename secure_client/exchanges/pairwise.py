@@ -11,10 +11,10 @@ with the round: those that a later attempt leaves out could be enough to open th
 The limits: with masks between all, t of the n members that an attempt lists together open every vector of the group. A
 passive coordinator needs t of them, an active one 2t − n, since each honest site answers for one survivor set, and in
 one round for no two sums over what it trained (:mod:`secure_client.methods.sums`); n is its choice, from
-``min_holders`` on. In a sparse graph the promise is against ``max_colluding`` of the run's sites, and there is none
-beyond. Over rounds in which training hardly moves sites, which it can bring about, sums can be subtracted. A member's
-bad share is logged and left out where it does not open; one that opens and is wrong spoils the sum, which shows at the
-coordinator and is traced to nobody.
+``min_holders`` on, and in a run of more than ``complete_up_to`` sites from where ``max_colluding`` of these are too
+few. In a sparse graph the promise is against so many, and there is none beyond. Over rounds in which training hardly
+moves sites, which it can bring about, sums can be subtracted. A member's bad share is logged and left out where it does
+not open; one that opens and is wrong spoils the sum, which shows at the coordinator and is traced to nobody.
 """
 
 from __future__ import annotations

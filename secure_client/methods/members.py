@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from crypto.errors import CryptoError
 from crypto.pairwise.binding import threshold
 from protoseal.config import Protection
-from protoseal.terms import group_cohort, steps_of
+from protoseal.terms import fewest_listed, group_cohort, steps_of
 from protoseal_wire.messages import ActiveList, Phase, PhaseKey
 from protoseal_wire.presence import check_keys_given
 from secure_client.errors import Violation
@@ -24,7 +24,7 @@ class Members:
 
     def __init__(self, parts: Parts, starts: Starts) -> None:
         self._agreement, self._trainee, self._journal = parts.agreement, parts.trainee, parts.journal
-        self._participants, self._starts = parts.participants, starts
+        self._participants, self._starts, self._setup = parts.participants, starts, parts.setup
         self._masked = parts.agreement.protection is Protection.MASKED
         self._listed = steps_of(parts.agreement, 1)[0]
 
@@ -80,10 +80,13 @@ class Members:
                 )
 
     def _check_enough_members(self, members: int) -> None:
-        # Masks are for two or more, whatever the agreement says.
-        least = max(self._agreement.min_holders, 2 if self._masked else 1)
+        """The coordinator picks whom it lists: in a large run, so few that ``max_colluding`` of it were enough."""
+        roster = len(self._setup.roster().members)
+        least = fewest_listed(self._agreement, roster)
         if members < least:
-            raise Violation(f"{members} sites of the group take part, at least {least} are needed")
+            raise Violation(
+                f"{members} sites of the group take part, at least {least} are needed of a run of {roster}"
+            )
 
     def _check_same_base(self, bases: Sequence[bytes]) -> None:
         """Else the coordinator could give one member a model of its own and look for it in the sum."""

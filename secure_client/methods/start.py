@@ -6,7 +6,7 @@ import hashlib
 import json
 
 from crypto.protection import Payload
-from protoseal.terms import has_common_group
+from protoseal.terms import fewest_listed, has_common_group
 from protoseal_wire import codec
 from protoseal_wire.messages import PhaseKey, RoundStart
 from secure_client.errors import Violation
@@ -74,10 +74,9 @@ class Starts:
 
     def _check_sizes(self, groups: Groups) -> None:
         smallest = min(len(group) for group in groups)
-        if smallest < self._agreement.min_holders:
-            raise Violation(
-                f"a group has {smallest} sites, at least {self._agreement.min_holders} are agreed for every sum"
-            )
+        least = fewest_listed(self._agreement, len(self._setup.roster().members))
+        if smallest < least:
+            raise Violation(f"a group has {smallest} sites, at least {least} are agreed for every sum")
 
     def _check_everyone(self, groups: Groups) -> None:
         """Where all sites are one group nobody has to take the coordinator's word for who is in it."""

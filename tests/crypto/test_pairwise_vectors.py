@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from crypto import errors
 from crypto.encoding import encode
 from crypto.errors import MalformedError
-from crypto.pairwise.binding import Binding, threshold
+from crypto.pairwise.binding import Binding, fewest_against, threshold
 from crypto.pairwise.graph import Graph, sparse_graph
 from crypto.pairwise.keystream import add_streams
 from crypto.pairwise.masks import mask, pair_key, pair_keys, self_key
@@ -139,7 +139,11 @@ def test_how_many_colluders_a_least_number_of_members_holds_off() -> None:
         return withstand and least - colluders >= 2
 
     smallest = {c: next(least for least in range(2, 1000) if held_off(c, least)) for c in range(1, 100)}
-    assert smallest == {c: max(3 * c - 1, c + 2) for c in range(1, 100)}
+    assert (
+        smallest
+        == {c: fewest_against(c) for c in range(1, 100)}
+        == {c: max(3 * c - 1, c + 2) for c in smallest}
+    )
     assert [smallest[c] for c in (1, 2, 3)] == [3, 5, 8]
 
 

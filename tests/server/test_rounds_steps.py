@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from protoseal.config import MaskingSection
 from protoseal.terms import MASKED_SUM as STEPS
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server import rounds
@@ -125,6 +126,30 @@ class TestGroups:
         player.to_deadline()
         assert (player.stage, player.state.attempt, player.state.failures) == (Stage.PRESENCE, 2, 1)
         assert player.state.reason == "round 1, attempt 1: no presence from cid, dot, gus, hal"
+
+    @pytest.mark.parametrize(("colluding", "goes_on"), [(0.125, True), (0.25, False)])
+    def test_in_a_large_run_one_has_to_hold_off_those_who_collude(
+        self, colluding: float, goes_on: bool
+    ) -> None:
+        """Two of eight take five, so that not one site is asked for shares; one of eight three."""
+        masking = MaskingSection(complete_up_to=7, max_colluding=colluding)
+        player = GroupPlayer(replace(GROUPED, masking=masking), groups=(ALL,))
+        player.answer(*LEFT)
+        player.to_deadline()
+        if goes_on:
+            assert (player.stage, player.state.participants) == (Stage.PLANNING, LEFT)
+            return
+        assert (player.stage, player.state.attempt, player.state.failures) == (Stage.PRESENCE, 2, 1)
+        assert not player.state.participants
+        player.answer(*LEFT, RIGHT[0])
+        assert (player.stage, player.state.participants) == (Stage.PLANNING, (*LEFT, RIGHT[0]))
+
+    def test_in_a_run_whose_graphs_are_all_complete_they_do_not_count(self) -> None:
+        masking = MaskingSection(complete_up_to=8, max_colluding=0.25)
+        player = GroupPlayer(replace(GROUPED, masking=masking), groups=(ALL,))
+        player.answer(*LEFT[:3])
+        player.to_deadline()
+        assert (player.stage, player.state.participants) == (Stage.PLANNING, LEFT[:3])
 
     def test_nobody_is_benched_if_no_group_were_left(self) -> None:
         player = GroupPlayer(replace(GROUPED, roster=LEFT), groups=(LEFT,))
@@ -264,7 +289,8 @@ class TestAfterUnmaskWasAsked:
         self, complete_up_to: int | None, over: bool
     ) -> None:
         """Of eight sites in groups of four."""
-        player = GroupPlayer(replace(GROUPED, complete_up_to=complete_up_to))
+        masking = MaskingSection(complete_up_to=complete_up_to) if complete_up_to else None
+        player = GroupPlayer(replace(GROUPED, masking=masking))
         player.begin()
         player.go_to(Stage.SURVIVORS)
         before = player.state
@@ -274,7 +300,7 @@ class TestAfterUnmaskWasAsked:
         assert (player.stage, player.state.round) == (Stage.PRESENCE, 2 if over else 1)
 
     def test_in_a_large_group_it_is_not_so_before(self) -> None:
-        player = GroupPlayer(replace(GROUPED, complete_up_to=3))
+        player = GroupPlayer(replace(GROUPED, masking=MaskingSection(complete_up_to=3)))
         player.begin()
         player.go_to(Stage.SHARES)
         player.answer(*without("cid", "dot"))
