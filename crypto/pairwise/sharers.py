@@ -2,8 +2,14 @@
 
 In a sparse graph the coordinator knows who holds shares of whose secrets. A member that it tells of others than those
 holders are told of would mask with sites that then "drop out", and be left with no mask when its seed is opened. So a
-holder gives its share of a seed only under the owner's signature on the set that the holder itself was told. In a
-complete graph whoever holds a share is one of those whom its owner masks with, and nothing is signed.
+holder gives its share of a seed only under the owner's signature on the set that the holder itself was told.
+
+In a complete graph nothing is signed. There too the coordinator decides whose shares it relays, and so which members a
+site i is told of and masks with: U_i, t or more. What holds instead: a member v signs one set of survivors S, itself in
+it, and releases shares for no other, and for none that is not within U_v. If the seed of i opens, honest members Q of S
+released it with c colluders, |Q| + c ≥ t. If i is one of Q, it masks with all of S; and it has a mask that never opens
+with each other one that is in U_i. So it is left alone only if Q and U_i have no member in common, |Q| ≤ n − t, for
+which c ≥ 2t − n: against so many a complete graph promises nothing anyway. A sparse one's threshold is far lower.
 """
 
 from __future__ import annotations
