@@ -13,7 +13,6 @@ import hashlib
 import secrets
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import cycle
@@ -22,6 +21,7 @@ from types import TracebackType
 from typing import Self
 
 from crypto.pki import Credentials, Identity, TrustAnchor, approve, create_authority, create_request
+from crypto.pool import Pool
 from protoseal.config import Agreement, AnyMethod
 from protoseal.files import SiteLog, SiteRound, site_folder, write_agreement, write_site_log
 from protoseal.run_log import RunLog
@@ -151,7 +151,7 @@ class LocalFederation:
         method: AnyMethod | None = None,
         training: SiteTraining = ONE_BY_ONE,
         testing: SiteTesting = EVERY_ROUND,
-        executor: Executor | None = None,
+        executor: Pool | None = None,
         record: bool = False,
         state: Path | None = None,
         on_round: Callable[[str, SiteRound], None] = lambda site, figures: None,

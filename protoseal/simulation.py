@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -13,6 +12,7 @@ from typing import Any, Protocol
 
 from torch.utils.data import Dataset
 
+from crypto.pool import Pool
 from protoseal.config import (
     CONTROLS,
     Agreement,
@@ -222,7 +222,7 @@ class OneSeed:
     """All methods on one seed's data."""
 
     def __init__(
-        self, config: SimulationConfig, seed: int, folder: RunFolder, executor: Executor | None, seen: Watcher
+        self, config: SimulationConfig, seed: int, folder: RunFolder, executor: Pool | None, seen: Watcher
     ) -> None:
         self._config, self._seed, self._folder = config, seed, folder
         self._executor, self._seen = executor, seen
@@ -363,7 +363,7 @@ def _publish(seen: Watcher, folder: Path, result: RunResult) -> None:
 
 
 @contextmanager
-def _workers(config: SimulationConfig) -> Iterator[Executor | None]:
+def _workers(config: SimulationConfig) -> Iterator[Pool | None]:
     """Processes for ciphertexts; none where nothing is encrypted."""
     if config.protection is not Protection.CKKS or CONTROLS.issuperset(config.methods):
         yield None

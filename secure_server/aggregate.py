@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from concurrent.futures import BrokenExecutor, Executor
+from concurrent.futures import BrokenExecutor
 from functools import partial
 from pathlib import Path
 from typing import assert_never
@@ -20,6 +20,7 @@ from crypto.ckks import work
 from crypto.ckks.server import CkksServer
 from crypto.errors import MalformedError
 from crypto.plain import PlainServer, Weights
+from crypto.pool import Pool
 from crypto.protection import Combination, ServerHalf
 from protoseal.config import AddedMethod, AddedProtection, Agreement, AnyProtection, Family, Protection
 from protoseal.terms import limits_of
@@ -49,7 +50,7 @@ _OF_CLUSTERS: Mapping[AnyProtection, Callable[[Agreement, Limits], Exchange]] = 
 }
 
 
-def server_half(agreement: Agreement, keys_path: Path, executor: Executor | None) -> ServerHalf:
+def server_half(agreement: Agreement, keys_path: Path, executor: Pool | None) -> ServerHalf:
     """The server's half of the agreed protection, set up for the agreed method's weights.
 
     ``keys_path`` is where the group's evaluation keys lie once a site has made them (``ckks`` only). Heavy work
@@ -79,7 +80,7 @@ def weights_of(agreement: Agreement) -> Weights:
 class Aggregator:
     """What the rounds of a run consist of, and what each comes to."""
 
-    def __init__(self, agreement: Agreement, keys_path: Path, executor: Executor | None = None) -> None:
+    def __init__(self, agreement: Agreement, keys_path: Path, executor: Pool | None = None) -> None:
         self._agreement, self._keys_path, self._executor = agreement, keys_path, executor
         self._limits = limits_of(agreement)
         self._exchange = self._exchange_of_rounds()

@@ -14,11 +14,13 @@ import resource
 import signal
 import threading
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
+
+from crypto.pool import Pool
 
 _log = logging.getLogger("protoseal.coordinator")
 _P = ParamSpec("_P")
@@ -29,7 +31,7 @@ _APART_SECONDS = 10
 """Good evaluation keys take below half of the one, and a hundredth of the other."""
 
 
-class Workers(Executor):
+class Workers(Pool):
     """A pool of processes, each started when it is first needed, that outlives its processes.
 
     What was under way when one of them was killed fails with :class:`BrokenProcessPool`; what is submitted after
@@ -39,6 +41,11 @@ class Workers(Executor):
     def __init__(self, count: int) -> None:
         self._count = count
         self._pool = _pool(count)
+
+    @property
+    def workers(self) -> int:
+        """How many processes."""
+        return self._count
 
     def submit(self, fn: Callable[_P, _R], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_R]:
         """As the base class says."""

@@ -7,10 +7,8 @@ should.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
 from functools import partial
 from itertools import chain, combinations, combinations_with_replacement, product
 from pathlib import Path
@@ -26,6 +24,7 @@ from crypto.ckks.packing import Packing
 from crypto.ckks.parameters import SCHEME, upload_forms
 from crypto.ckks.precision import check_cohort_size
 from crypto.ckks.serialization import read_payload
+from crypto.pool import Pool
 from crypto.protection import Cohort, Combination, Payload
 
 
@@ -35,13 +34,14 @@ class CkksServer:
     scheme = SCHEME
 
     def __init__(
-        self, combination: Combination, keys_path: Path, executor: Executor | None, *, hidden: bool = False
+        self, combination: Combination, keys_path: Path, executor: Pool | None, *, hidden: bool = False
     ) -> None:
         """With ``hidden`` presence sites send and get what :mod:`crypto.ckks.hidden` says, and hold nothing in cohorts.
 
         ``keys_path``: a file with :meth:`crypto.ckks.evaluation_keys.EvaluationKeys.to_bytes`, read when used.
 
-        ``executor`` should run processes, started where forking is safe; without one the work is done inline.
+        ``executor`` should run processes, started where forking is safe; without one the work is done inline. It is cut
+        into as many pieces as there are processes.
         """
         self._combination = combination
         self._keys_path = keys_path
@@ -62,8 +62,8 @@ class CkksServer:
         """One answer for each site; classes that a site does not hold are drowned in its answer.
 
         Memory grows with n, not with n²: in each process up to 3.5 MB for each site and ciphertext of its rows,
-        beside 110 MB, and for each site 0.9 MB more with hidden presence, for absences, norms and their sums. Processes
-        leave less than 1 MB, for each site and ciphertext, in a temporary folder, where uploads are too.
+        beside 110 MB, and for each site 0.9 MB more with hidden presence, for absences, norms and their sums. Each
+        process leaves less than 0.5 MB, for each site and ciphertext, in a temporary folder, where uploads are too.
 
         Raises :class:`MalformedError` for payloads that cannot be combined, :class:`KeyStoreError` without evaluation
         keys, :class:`PrecisionError` for too many sites.
@@ -84,13 +84,13 @@ class CkksServer:
 
 
 def _combined(
-    executor: Executor,
+    executor: Pool,
     setting: work.Setting,
     uploads: Sequence[Sequence[bytes]],
     drowned: Sequence[NDArray[np.bool_]],
 ) -> list[list[bytes]]:
     """All pairs in blocks, then all answers in as many shares."""
-    workers = os.cpu_count() or 1
+    workers = executor.workers
     blocks = pair_blocks(len(uploads), workers)
     shares = [{i: drowned[i] for i in range(start, len(uploads), workers)} for start in range(workers)]
     with tempfile.TemporaryDirectory(prefix="ckks-") as folder:

@@ -18,6 +18,7 @@ from crypto.ckks.parameters import CORRECTION, PROTOTYPE
 from crypto.ckks.receivers import KnownClasses
 from crypto.ckks.serialization import read_ciphertext
 from crypto.ckks.server import CkksServer
+from crypto.pool import Pool
 from crypto.protection import Cohort, Combination, Payload
 from protoseal.bench.ckks_errors import distance_errors, errors
 from protoseal.bench.ckks_group import (
@@ -31,6 +32,7 @@ from protoseal.bench.ckks_group import (
     switch_tasks,
 )
 from protoseal.bench.record import Case, Spent, Task, Value, compare, peak_memory, spent_on
+from secure_server.workers import Workers
 
 PAIRS = 3
 """Of one class, in the high-level code, before each turn of the circuit; scaled to all pairs and classes."""
@@ -151,8 +153,8 @@ def _two_processes(group: Group, plan: Plan) -> Case:
     ``machine_allows`` is how many times faster it would be if both did nothing but their half: from two whole
     aggregations at the same time, one in each, which share caches and memory and wait for nothing else.
     """
-    work, context = plan.round(group), multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(2, mp_context=context) as executor:
+    work = plan.round(group)
+    with Workers(2) as executor:
         tasks = work.answers, partial(work.answers, executor), partial(_side_by_side, executor, work)
         one, two, apart = zip(
             *[[_on_busiest_core(task) for task in tasks] for _ in range(plan.repeats + 1)][1:], strict=True
@@ -166,10 +168,10 @@ def _two_processes(group: Group, plan: Plan) -> Case:
     return Case(what, two, one)
 
 
-def _side_by_side(executor: ProcessPoolExecutor, work: Round) -> None:
+def _side_by_side(executor: Pool, work: Round) -> None:
     """As many whole aggregations as there are processes."""
     whole = partial(work.server().combine, work.payloads, work.seen)
-    for running in [executor.submit(_computed, whole) for _ in range(2)]:
+    for running in [executor.submit(_computed, whole) for _ in range(executor.workers)]:
         running.result()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from crypto.ckks.secret import CkksSecret
 from crypto.ckks.serialization import read_ciphertext
 from crypto.ckks.server import CkksServer
 from crypto.ckks.site import CkksSite
+from crypto.pool import Pool
 from crypto.protection import Cohort, Combination, Payload
 from protoseal.bench.record import Spent
 
@@ -82,11 +82,11 @@ class Round:
         """What one site sends."""
         return self.site.protect(self.stack[index], self.cohort.sites[index], self.cohort)
 
-    def server(self, executor: Executor | None = None) -> CkksServer:
+    def server(self, executor: Pool | None = None) -> CkksServer:
         """The coordinator's half."""
         return CkksServer(self._combination, self.group.keys_path, executor, hidden=self._hidden)
 
-    def answers(self, executor: Executor | None = None) -> dict[str, Payload]:
+    def answers(self, executor: Pool | None = None) -> dict[str, Payload]:
         """What the coordinator makes of all that was sent."""
         return self.server(executor).combine(self.payloads, self.seen)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Executor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from crypto.pool import Pool
 from protoseal.bench.record import Case, Spent, Value, spent_on
 from protoseal.config import Method, Protection
 from protoseal.config.simulation import SimulationConfig, load_simulation
@@ -180,7 +180,7 @@ def _divided(plan: Plan, folder: Path) -> DividedData:
 
 
 def _federation(
-    plan: Plan, protection: Protection, divided: DividedData, folder: Path, executor: Executor | None
+    plan: Plan, protection: Protection, divided: DividedData, folder: Path, executor: Pool | None
 ) -> LocalFederation:
     config = plan.config(protection, folder)
     data = {site.name: site.to_data(divided.preprocessing) for site in divided.sites}

@@ -1,8 +1,5 @@
 """``ckks`` with hidden presence: the public answers, from messages of one form, to sites that count for themselves."""
 
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,6 +13,7 @@ from crypto.ckks.precision import hidden_peer_error
 from crypto.ckks.serialization import read_payload
 from crypto.ckks.server import CkksServer
 from crypto.protection import Combination
+from secure_server.workers import Workers
 from tests.crypto.ckks_reference import (
     TAU,
     Bool,
@@ -133,14 +131,11 @@ def test_the_bound_tells_who_holds_what() -> None:
 
 
 @each
-def test_processes_give_what_inline_work_gives(
-    combination: Combination, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+def test_processes_give_what_inline_work_gives(combination: Combination) -> None:
     holds, stack = patterns(5, 6), random_stack((5, 6, 8), 0.5, seed=5)
     cohort, half = cohort_of(holds, 8), hidden_site(combination)
-    payloads, context = hidden_uploads(stack, cohort, combination), multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(2, mp_context=context) as executor:
+    payloads = hidden_uploads(stack, cohort, combination)
+    with Workers(2) as executor:
         server = CkksServer(combination, group().keys_path, executor, hidden=True)
         answers = server.combine(payloads, seen_by(None, cohort))
     got = np.stack(

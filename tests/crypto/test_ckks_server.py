@@ -1,9 +1,7 @@
 """The coordinator's work: split over processes, with keys from a file, and never with secret material."""
 
-import multiprocessing
 import subprocess
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +15,7 @@ from crypto.ckks.packing import Packing
 from crypto.ckks.server import CkksServer, pair_blocks
 from crypto.errors import KeyStoreError, MalformedError, UnknownSchemeError, VerificationError
 from crypto.protection import Combination
+from secure_server.workers import Workers
 from tests.crypto.ckks_reference import cohort_of, group, random_stack, received, server_half, uploads
 
 COHORT = cohort_of(np.ones((5, 3), dtype=np.bool_), 8)
@@ -24,14 +23,10 @@ STACK = random_stack((5, 3, 8), 0.5, seed=21)
 
 
 @pytest.mark.parametrize("combination", list(Combination))
-def test_processes_give_what_inline_work_gives(
-    combination: Combination, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_give_what_inline_work_gives(combination: Combination) -> None:
     """Not to the byte: which sums are packed together is another matter there, and so is the noise of it."""
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    context = multiprocessing.get_context("spawn")
     payloads = uploads(STACK, COHORT, combination)
-    with ProcessPoolExecutor(2, mp_context=context) as executor:
+    with Workers(2) as executor:
         split = CkksServer(combination, group().keys_path, executor).combine(payloads, COHORT)
     inline = server_half(combination).combine(payloads, COHORT)
     got, expected = (received(answers, STACK, COHORT, combination) for answers in (split, inline))
@@ -41,8 +36,7 @@ def test_processes_give_what_inline_work_gives(
 def test_errors_come_back_from_processes() -> None:
     payloads = uploads(STACK, COHORT, Combination.DISTANCE)
     payloads[COHORT.sites[1]] = payloads[COHORT.sites[0]]
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context) as executor:
+    with Workers(1) as executor:
         server = CkksServer(Combination.DISTANCE, group().keys_path, executor)
         with pytest.raises(MalformedError, match="cannot be combined"):
             server.combine(payloads, COHORT)

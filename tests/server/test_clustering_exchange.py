@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
+from crypto.pool import Pool
 from protoseal.config import Protection
 from secure_server.aggregate import Aggregator
 from secure_server.run_state import Stage
@@ -14,22 +13,10 @@ from secure_server.workers import Workers
 from tests.server.conftest import Identities
 from tests.server.fedpc_play import Play, playing
 from tests.server.scripted_sites import FAR, NEAR, fedpc_agreement
+from tests.support.inline_pool import InlinePool
 
 
-class Noted(Executor):
-    """Works at once, and notes at what."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        self.names.append(getattr(fn, "func", fn).__name__)
-        done: Future[Any] = Future()
-        done.set_result(fn(*args, **kwargs))
-        return done
-
-
-def clustered(play: Play, executor: Executor) -> Any:
+def clustered(play: Play, executor: Pool) -> Any:
     """The groups that a coordinator with this executor finds."""
     play.coordinator._aggregator = Aggregator(play.agreement, play.keys, executor)
     play.join()
@@ -38,7 +25,7 @@ def clustered(play: Play, executor: Executor) -> Any:
 
 
 def test_nothing_but_the_search_goes_to_the_executor(identities: Identities, tmp_path: Path) -> None:
-    executor = Noted()
+    executor = InlinePool(1)
     with playing(fedpc_agreement(Protection.MASKED), *identities, tmp_path) as play:
         assert clustered(play, executor) == (NEAR, FAR)
         play.coordinator._requests._aggregator = play.coordinator._aggregator
