@@ -8,7 +8,7 @@ and site names alone (:func:`assign`); what the centres are made of can then be 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -32,9 +32,9 @@ class LocalClusters:
     prototype of no sample.
     """
 
-    rows: Float
+    rows: Float = field(repr=False)
     labels: Labels
-    counts: Labels
+    counts: Labels = field(repr=False)
 
     def __post_init__(self) -> None:
         if self.rows.ndim != 2 or not self.labels.shape == self.counts.shape == self.rows.shape[:1]:

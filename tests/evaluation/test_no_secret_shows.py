@@ -36,7 +36,16 @@ from tests.support.summed import method_agreement
 
 OPENED = "released seed"
 """What the coordinator is given in a masked sum: its name begins so."""
-RUNS = [(Method.FEDDBP, Protection.MASKED), (Method.FEDPC, Protection.CKKS), (Method.PFPL, Protection.CKKS)]
+SPARSE = {"complete_up_to": 3, "max_colluding": 0.0, "max_dropped": 0.0}
+RUNS: list[tuple[Method, Protection, dict[str, Any]]] = [
+    (Method.FEDDBP, Protection.MASKED, {}),
+    (Method.FEDDBP, Protection.MASKED, {"masking": SPARSE}),
+    (Method.PFPL, Protection.MASKED, {}),
+    (Method.PFPL, Protection.CKKS, {}),
+    (Method.FEDPC, Protection.CKKS, {}),
+    (Method.FEDPLCC, Protection.MASKED, {}),
+    (Method.FEDPLCC, Protection.CKKS, {}),
+]
 
 
 @dataclass
@@ -104,6 +113,9 @@ class Watching(Provoking):
             rows, _ = self._trainee.latest()
             bound = self._federation.agreement.norm_bound
             self._scene.needles.add_values(f"prototypes of {self._site}", rows, bound)
+            if self._federation.agreement.clusters:
+                local = self._trainee.local().rows
+                self._scene.needles.add_values(f"local prototypes of {self._site}", local, bound)
 
 
 def collect(needles: Needles, patch: pytest.MonkeyPatch) -> None:
@@ -148,15 +160,25 @@ def add_identity(needles: Needles, site: LocalSite, agreement: Agreement) -> Non
     needles.add_secret(f"certificate key of {site.name} as DER", der[-100:-68])
 
 
-@pytest.mark.parametrize(("method", "protection"), RUNS, ids=lambda value: value.value)
+@pytest.mark.parametrize(
+    ("method", "protection", "changes"),
+    RUNS,
+    ids=[f"{method}-{protection}{'-sparse' * bool(changes)}" for method, protection, changes in RUNS],
+)
 def test_no_secret_shows(
-    method: Method, protection: Protection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: Method,
+    protection: Protection,
+    changes: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    scene = play(method, protection, tmp_path, monkeypatch)
+    scene = play(method, protection, tmp_path, monkeypatch, **changes)
     kinds = " ".join(sorted(set(scene.needles.named.values())))
     expected = ["channel key", "group secret", "certificate key", "storage key", "prototypes"]
-    if protection is Protection.MASKED:
+    if protection is Protection.MASKED and method is not Method.PFPL:
         expected += ["mask key", "share key", "a key's share", OPENED]
+    if method is Method.FEDPLCC:
+        expected += ["local prototypes"]
     assert all(kind in kinds for kind in expected)
     assert all(scene.shown.values())
     assert {"coordinator.sqlite", "coordinator.sqlite-wal"} <= scene.files.keys()
