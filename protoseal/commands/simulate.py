@@ -44,7 +44,10 @@ def _words(_: click.Context, __: click.Parameter, value: str | None) -> tuple[st
     help="pfpl, fedpc, feddbp or fedplcc; fedavg, fedprox, fedproto, fedproto-averaged, fedbn, fedper, fedrep,"
     " ditto, fpl, fedplvm, average; local or self.",
 )
-@click.option("--protection", help="plain, masked or ckks.")
+@click.option(
+    "--protection",
+    help="plain, masked or ckks. One site that helps the coordinator opens all of ckks, and of rows that masked turns.",
+)
 @click.option(
     "--dataset", help="A name, several joined by +, npz:PATH, folder:PATH, sites:DIR or module:function."
 )
