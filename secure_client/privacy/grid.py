@@ -72,9 +72,9 @@ class Grid:
     def records(self, features: Float) -> Ints:
         """Features (N, d), clipped, in whole steps of norm at most B: int64 (N, d).
 
-        A vector longer than the clip keeps its direction; each value is then truncated towards zero, which moves it
-        by less than a step. A record's row depends on that record alone, to the last digit, whatever stands beside
-        it. Features have to be finite.
+        A vector longer than B steps, which is the clip but for a part of one, keeps its direction; each value is then
+        truncated towards zero, which moves it by less than a step. A record's row depends on that record alone, to
+        the last digit, whatever stands beside it. Features have to be finite.
         """
         largest = np.abs(features).max(axis=1, initial=0.0)
         largest[largest == 0.0] = 1.0

@@ -77,7 +77,8 @@ def test_a_record_within_the_clip_moves_by_less_than_a_step(
     data: st.DataObject, query: PrototypeQuery
 ) -> None:
     dim = data.draw(st.integers(1, 5))
-    inside = st.floats(-query.clip, query.clip).map(lambda x: x / dim**0.5 * 0.999)
+    longest = query.grid.radius * query.grid.step * (1 - 1e-9) / dim**0.5
+    inside = st.floats(-longest, longest)
     row = np.array([data.draw(st.lists(inside, min_size=dim, max_size=dim))])
     whole = query.grid.records(row)
     apart = np.abs(whole * query.grid.step - row).max()
