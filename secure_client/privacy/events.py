@@ -21,7 +21,7 @@ class GaussianRelease:
     """
 
     noise_multiplier: float
-    coordinates: int
+    coordinates: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "noise_multiplier", _multiplier(self.noise_multiplier))
@@ -93,7 +93,10 @@ def _real(name: str, value: object) -> float:
     # Stored as a float whatever it came as: 1 and 1.0 are equal, and differ as JSON.
     if isinstance(value, bool) or not isinstance(value, float | int):
         raise ValueError(f"{name} is {value!r}, not a number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise ValueError(f"{name} is too large") from error
 
 
 def _count(name: str, value: object, least: int) -> int:
