@@ -19,6 +19,7 @@ from secure_client.privacy.ledger import Account, read_account
 from secure_client.privacy.limits import Accountant, epsilon_of, in_words, remaining
 
 _LEDGER = click.argument("ledger", type=click.Path(dir_okay=False, path_type=Path))
+_SCHEMA: dict[str, object] = {"schema": 1}
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
@@ -38,20 +39,19 @@ class _AnchorType(click.ParamType[Anchor]):
 @one_line_errors
 def show_command(*, ledger: Path, as_json: bool) -> None:
     """Say what was spent of a data set's privacy, on what, and what remains. Nothing is changed."""
-    account, epsilon = read_account(ledger), _accountant()
+    account = read_account(ledger)
+    epsilon = _accountant()
     spent = epsilon_of(account.history, account.budget.limit, epsilon)
     left = _remaining(account, epsilon)
     facts = _facts(account) | {"epsilon_spent": spent if math.isfinite(spent) else None}
     if as_json:
         kinds = [event_to_json(event) | {"count": count} for event, count in left]
         entries = [_entry(each) for each in account.entries]
-        click.echo(json.dumps(facts | {"remaining": kinds, "entries": entries}, indent=2))
+        click.echo(json.dumps(_SCHEMA | facts | {"remaining": kinds, "entries": entries}, indent=2))
         return
     remain = " or ".join(in_words(event, count) for event, count in left)
-    lines = [
-        f"{name.replace('_', ' '):<17} {value}"
-        for name, value in (facts | {"remaining": remain or "all"}).items()
-    ]
+    shown = facts | {"remaining": remain or "all of it"}
+    lines = [f"{name.replace('_', ' '):<17} {_text(value)}" for name, value in shown.items()]
     click.echo("\n".join([*lines, *_summary(account.entries)]))
 
 
@@ -67,7 +67,7 @@ def verify_command(*, ledger: Path, anchor: Anchor | None, as_json: bool) -> Non
         account.check_anchor(anchor)
     facts = _facts(account) | {"anchored": None if anchor is None else str(anchor)}
     if as_json:
-        click.echo(json.dumps(facts, indent=2))
+        click.echo(json.dumps(_SCHEMA | facts, indent=2))
         return
     click.echo(f"The chain holds: {len(account.entries)} entries, and the head is {account.anchor}.")
     if account.unfinished:
@@ -101,6 +101,10 @@ def _facts(account: Account) -> dict[str, object]:
         "unfinished_bytes": account.unfinished,
         "anchor": str(account.anchor),
     }
+
+
+def _text(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _remaining(account: Account, epsilon: Accountant) -> list[tuple[Event, int]]:

@@ -21,16 +21,14 @@ _CHUNK = 1 << 20
 def locked(path: Path, *, create: bool = False, read_only: bool = False) -> Iterator[int]:
     """The file's descriptor, held alone, or with other readers alone; waits for whoever holds it.
 
-    Its mode is 0600 where it is written. ``OSError`` if it cannot be opened or is no regular file. Its folder is never
-    made: where a disk is not mounted, that would be an empty budget in place of a spent one.
+    ``OSError`` if it cannot be opened or is no regular file. Its folder is never made: where a disk is not mounted,
+    that would be an empty budget in place of a spent one.
     """
     flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_APPEND | (os.O_CREAT if create else 0)
     file = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
-        if not read_only:
-            os.fchmod(file, 0o600)
         fcntl.flock(file, fcntl.LOCK_SH if read_only else fcntl.LOCK_EX)
         yield file
     finally:
@@ -57,6 +55,12 @@ def append(file: int, content: bytes) -> None:
 def sync(file: int) -> None:
     """Wait until all of it is on the disk."""
     os.fsync(file)
+
+
+def make_private(file: int) -> None:
+    """Leave it to its owner, as it was made."""
+    if stat.S_IMODE(os.fstat(file).st_mode) != 0o600:
+        os.fchmod(file, 0o600)
 
 
 def size(file: int) -> int:

@@ -111,7 +111,7 @@ def budget_from_json(content: Mapping[str, object]) -> Budget:
         raise ValueError("it does not begin with a data set and its limit")
     budget = Budget(dataset, Limit(epsilon, delta, Unit(str(content.get("unit")))))
     if budget_to_json(budget) != content:
-        raise ValueError("it begins with a budget of another version")
+        raise ValueError("it begins with a budget of another version, or with none")
     return budget
 
 
@@ -138,7 +138,7 @@ def spending_to_json(spending: Spending, time: str) -> dict[str, object]:
 def entry_from_json(content: Mapping[str, object]) -> Entry:
     """What :func:`spending_to_json` made; ``ValueError`` for anything else."""
     if content.get("kind") != "spending" or len(content) != 8:
-        raise ValueError(f"no spending of this version: {content.get('kind')!r:.80}")
+        raise ValueError(f"its kind is {content.get('kind')!r:.80}")
     run, what, agreement, time = (_text(content, name) for name in ("run", "what", "agreement", "time"))
     number, facts = content.get("round"), content.get("facts")
     if type(number) is not int or not isinstance(facts, dict):

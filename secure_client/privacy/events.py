@@ -63,12 +63,12 @@ def event_to_json(event: Event) -> dict[str, object]:
 def event_from_json(content: object) -> Event:
     """What :func:`event_to_json` made; ``ValueError`` that names what is wrong for anything else."""
     if not isinstance(content, dict):
-        raise ValueError(f"no mechanism: {content!r:.80}")
+        raise ValueError(f"it is no mechanism: {content!r:.80}")
     values = dict(content)
     name = values.pop("mechanism", None)
     kind = _MECHANISMS.get(name) if isinstance(name, str) else None
     if kind is None:
-        raise ValueError(f"no mechanism of this version: {name!r:.80}")
+        raise ValueError(f"its mechanism is {name!r:.80}")
     try:
         return kind(**values)
     except TypeError as error:

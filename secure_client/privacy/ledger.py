@@ -37,6 +37,8 @@ from secure_client.privacy.events import Event
 from secure_client.privacy.limits import Accountant, check_fits, epsilon_of, remaining
 
 _log = logging.getLogger("protoseal.site")
+_NOTHING = Anchor(-1, NO_LINE)
+"""What the first line follows."""
 
 
 class Account:
@@ -163,6 +165,10 @@ class Ledger:
             self._seen.check_anchor(Anchor(seq, head))
 
     @property
+    def _first_line(self) -> bytes:
+        return make_line(_NOTHING, budget_to_json(self._budget))
+
+    @property
     def _seen(self) -> Account:
         if self._account is None:
             raise LedgerError(f"{self._path} was not read")
@@ -192,13 +198,14 @@ class Ledger:
         _check_same(found, self._budget)
         if self._account is not None:
             found.check_anchor(self._account.anchor)
+        durable.make_private(file)
         self._account = found
 
     def _begin(self, file: int, *, create: bool) -> None:
         if not create:
             raise RolledBackError(f"{self._path} is empty, and was not; bring the latest copy back")
         _log.warning("%s: a new privacy budget begins for data set %r", self._path, self._budget.dataset)
-        self._append(file, Anchor(-1, NO_LINE), budget_to_json(self._budget))
+        self._append(file, _NOTHING, budget_to_json(self._budget))
 
     def _mend(self, file: int, chain: Chain) -> bool:
         """Finish or drop the line of a process that died while it wrote; whether there was one.
@@ -206,6 +213,8 @@ class Ledger:
         What is dropped was never acknowledged, so nothing was sent for it. What is whole may have been read by others,
         and is kept. All that was read is on the disk when this returns.
         """
+        if chain.torn and not chain.contents and not self._first_line.startswith(chain.torn):
+            raise LedgerError(f"{self._path} is not a privacy ledger; give the ledger a place of its own")
         try:
             if chain.unended:
                 durable.append(file, b"\n")
