@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,6 +17,7 @@ from secure_client.errors import BudgetError, LedgerError
 from secure_client.privacy.entries import Limit, Release, Spending, Unit
 from secure_client.privacy.events import DpSgd, Event, GaussianRelease, event_from_json, event_to_json
 from secure_client.privacy.ledger import Ledger, read_account
+from secure_client.privacy.limits import MOST_RELEASES, MOST_STEPS, remaining
 from tests.support.budgets import DATASET, LIMIT, exact_epsilon, open_ledger, spending
 
 EVENTS = st.one_of(
@@ -129,12 +131,31 @@ def test_of_training_the_steps_that_fit_are_said(path: Path) -> None:
     ledger = open_ledger(path)
     with pytest.raises(BudgetError) as refused:
         ledger.spend(training(10_000))
-    fitting = ledger.remaining(training(1).event)
+    fitting = ledger.remaining(training(10_000).event)
     assert f"Of this kind {fitting} steps of DP-SGD with noise multiplier 100 " in str(refused.value)
     with pytest.raises(BudgetError):
-        ledger.spend(training(fitting + 1))
+        ledger.spend(training(fitting + fitting // 100 + 1))
     ledger.spend(training(fitting))
-    assert ledger.remaining(training(1).event) == 0
+    assert ledger.remaining(training(1).event) <= fitting // 100
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2 * MOST_RELEASES), st.integers(1, 10**6))
+def test_what_remains_is_found_wherever_the_search_starts(possible: int, steps: int) -> None:
+    """Exactly up to 100, and 1 % below the truth at most; by an accountant that knows the number."""
+
+    def epsilon(history: Sequence[Event], delta: float) -> float:
+        return (
+            sum(each.steps if isinstance(each, DpSgd) else 1 for each in history) / possible
+            if history
+            else 0.0
+        )
+
+    limit = Limit(1.0, 1e-5)
+    for event, most in ((GaussianRelease(1.0), MOST_RELEASES), (DpSgd(1.0, 0.1, steps), MOST_STEPS)):
+        found = remaining((), event, limit, epsilon) if possible else 0
+        truth = min(possible, most)
+        assert truth - truth // 100 <= found <= truth
 
 
 def test_where_no_noise_is_enough_that_is_said(path: Path) -> None:

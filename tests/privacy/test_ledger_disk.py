@@ -83,13 +83,13 @@ def test_a_failure_is_told_and_the_line_is_taken_back(
 
 
 @contextmanager
-def _second_sync_fails(disk: FailingDisk, wanted: bool) -> Iterator[None]:
-    """The first is of what others wrote."""
+def _second_sync_fails(disk: FailingDisk, wanted: bool, times: int = 1) -> Iterator[None]:
+    """And so many after it. The first is of what others wrote."""
     if wanted:
         append = durable.append
 
         def failing(file: int, content: bytes) -> None:
-            disk.left["fsync"] = 1
+            disk.left["fsync"] = times
             append(file, content)
 
         with pytest.MonkeyPatch.context() as patch:
@@ -110,19 +110,21 @@ def test_after_a_failed_wait_the_line_is_written_anew(path: Path, monkeypatch: p
     assert disk.calls == ["fsync", "write", "fsync"]
 
 
-def test_what_cannot_be_taken_back_stops_the_ledger_and_counts_as_spent(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("call", ["ftruncate", "fsync"])
+def test_what_cannot_be_taken_back_stops_the_ledger(
+    path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
+    """And counts as spent, unless it was removed and no more than the wait for that failed."""
     ledger = open_ledger(path)
-    disk = FailingDisk(monkeypatch, errno.EIO, ftruncate=1)
-    with pytest.raises(LedgerError), _second_sync_fails(disk, True):
+    disk = FailingDisk(monkeypatch, errno.EIO, ftruncate=call == "ftruncate")
+    with pytest.raises(LedgerError), _second_sync_fails(disk, True, 1 + (call == "fsync")):
         ledger.spend(spending(2))
     disk.calls.clear()
     for attempt in (lambda: ledger.spend(spending(3)), lambda: ledger.spent(spending(2).release)):
         with pytest.raises(LedgerError, match="neither made durable nor taken back"):
             attempt()
     assert disk.calls == []
-    assert open_ledger(path).spent(spending(2).release)
+    assert open_ledger(path).spent(spending(2).release) == (call == "ftruncate")
 
 
 def test_what_others_wrote_is_not_believed_before_it_is_on_the_disk(
