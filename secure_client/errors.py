@@ -6,6 +6,9 @@
     ├── ModelError      a model that does not keep the contract, or a state that does not fit it
     ├── DeviceError     a compute device that this machine does not have
     ├── TrainingError   training that cannot start or went wrong
+    ├── LedgerError     a privacy ledger that cannot be written, is damaged, or is of another data set or limit
+    │   └── RolledBackError   it lacks what it once held: an older copy was put in its place
+    ├── BudgetError     a release that would spend more privacy than the site allows
     ├── StateError      a state directory of another run, damaged, or in use
     ├── RunStopped      the coordinator ended the run early
     ├── PhaseOver       the coordinator went on: the phase is no longer asked of this site
@@ -42,6 +45,18 @@ class DeviceError(SiteError):
 
 class TrainingError(SiteError):
     """Training cannot start, or its loss is no longer a number."""
+
+
+class LedgerError(SiteError):
+    """The privacy ledger cannot be written, is damaged, or is of another data set or limit. Nothing may be sent."""
+
+
+class RolledBackError(LedgerError):
+    """The privacy ledger lacks what it once held: it, or an older copy of it, was put back."""
+
+
+class BudgetError(SiteError):
+    """A release would spend more privacy than the site allows. It was not recorded, and may not be sent."""
 
 
 class StateError(SiteError):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from secure_client.privacy import PrototypeQuery
+from secure_client.privacy.query import PrototypeQuery
 from secure_client.privacy import grid as grid_module
 from secure_client.privacy.grid import SIGMA, Grid
 from tests.privacy.neighbours import CLASSES, Records, TooSensitiveError, check_neighbours, records, settings

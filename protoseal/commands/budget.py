@@ -1,0 +1,16 @@
+"""``protoseal budget``: what a data set's privacy may cost, what it has cost, and whether the books are right."""
+
+from __future__ import annotations
+
+import click
+
+from protoseal.commands.budget_ledger import show_command, verify_command
+
+
+@click.group()
+def budget() -> None:
+    """A data set's privacy budget: plan it, show it, verify it."""
+
+
+budget.add_command(show_command)
+budget.add_command(verify_command)

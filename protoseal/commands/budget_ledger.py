@@ -1,0 +1,138 @@
+"""``protoseal budget show`` and ``verify``: what was spent of a data set's privacy, and whether its ledger holds."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+import click
+
+from protoseal.commands.reporting import one_line_errors
+from secure_client.privacy.chain import Anchor
+from secure_client.privacy.entries import NEIGHBOURS, Entry, spending_to_json
+from secure_client.privacy.events import DpSgd, Event, event_to_json
+from secure_client.privacy.ledger import Account, read_account
+from secure_client.privacy.limits import Accountant, epsilon_of, in_words, remaining
+
+_LEDGER = click.argument("ledger", type=click.Path(dir_okay=False, path_type=Path))
+_SCHEMA: dict[str, object] = {"schema": 1}
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+class _AnchorType(click.ParamType[Anchor]):
+    name = "SEQ:HEAD"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Anchor:
+        found = re.fullmatch(r"(\d{1,18}):([0-9a-f]{64})", str(value))
+        if found is None:
+            self.fail("give it as `show` prints it: a number, a colon and 64 hexadecimal digits", param, ctx)
+        return Anchor(int(found[1]), found[2])
+
+
+@click.command("show")
+@_LEDGER
+@_json_option
+@one_line_errors
+def show_command(*, ledger: Path, as_json: bool) -> None:
+    """Say what was spent of a data set's privacy, on what, and what remains. Nothing is changed."""
+    account = read_account(ledger)
+    epsilon = _accountant()
+    spent = epsilon_of(account.history, account.budget.limit, epsilon)
+    left = _remaining(account, epsilon)
+    facts = _facts(account) | {"epsilon_spent": spent if math.isfinite(spent) else None}
+    if as_json:
+        kinds = [event_to_json(event) | {"count": count} for event, count in left]
+        entries = [_entry(each) for each in account.entries]
+        click.echo(json.dumps(_SCHEMA | facts | {"remaining": kinds, "entries": entries}, indent=2))
+        return
+    remain = " or ".join(in_words(event, count) for event, count in left)
+    shown = facts | {"remaining": remain or "all of it"}
+    lines = [f"{name.replace('_', ' '):<17} {_text(value)}" for name, value in shown.items()]
+    click.echo("\n".join([*lines, *_summary(account.entries)]))
+
+
+@click.command("verify")
+@_LEDGER
+@click.option("--anchor", type=_AnchorType(), help="An entry that others have kept: it must be there.")
+@_json_option
+@one_line_errors
+def verify_command(*, ledger: Path, anchor: Anchor | None, as_json: bool) -> None:
+    """Check every line of a ledger, and that it has the entry that others have kept. Nothing is changed."""
+    account = read_account(ledger)
+    if anchor is not None:
+        account.check_anchor(anchor)
+    facts = _facts(account) | {"anchored": None if anchor is None else str(anchor)}
+    if as_json:
+        click.echo(json.dumps(_SCHEMA | facts, indent=2))
+        return
+    click.echo(f"The chain holds: {len(account.entries)} entries, and the head is {account.anchor}.")
+    if account.unfinished:
+        click.echo(
+            f"{account.unfinished} bytes of an entry that a crash cut off lie behind it: nothing was sent for it, and "
+            "the site drops it when it next opens the ledger."
+        )
+    click.echo(
+        "An older copy would look the same: give --anchor an entry that others have kept."
+        if anchor is None
+        else f"It has the entry that others have kept: {anchor.seq}."
+    )
+
+
+def _accountant() -> Accountant:
+    # For `show` alone: it takes a second to import, and `verify` does without.
+    epsilon: Accountant = import_module("secure_client.privacy.accounting").epsilon
+    return epsilon
+
+
+def _facts(account: Account) -> dict[str, object]:
+    limit = account.budget.limit
+    return {
+        "ledger": str(account.path),
+        "dataset": account.budget.dataset,
+        "epsilon_limit": limit.epsilon,
+        "delta": limit.delta,
+        "unit": str(limit.unit),
+        "neighbours": NEIGHBOURS,
+        "spendings": len(account.entries),
+        "unfinished_bytes": account.unfinished,
+        "anchor": str(account.anchor),
+    }
+
+
+def _text(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _remaining(account: Account, epsilon: Accountant) -> list[tuple[Event, int]]:
+    """Of the latest release and of the latest training: how many more releases, or steps, like it fit."""
+    history, limit = account.history, account.budget.limit
+    latest = {type(event): event for event in history}.values()
+    return [(event, remaining(history, event, limit, epsilon)) for event in latest]
+
+
+def _entry(entry: Entry) -> dict[str, object]:
+    content = spending_to_json(entry.spending, entry.time)
+    del content["kind"]
+    return content
+
+
+def _summary(entries: Sequence[Entry]) -> list[str]:
+    """A line for each run and thing released: how often, in which rounds, and by what."""
+    alike: dict[tuple[str, str, Event], list[int]] = {}
+    for entry in entries:
+        spending = entry.spending
+        key = (spending.release.run, spending.release.what, spending.event)
+        alike.setdefault(key, []).append(spending.release.round)
+    return [
+        f"run {run!r}, rounds {min(rounds)}-{max(rounds)}: {what}, {_times(event, len(rounds))}"
+        for (run, what, event), rounds in alike.items()
+    ]
+
+
+def _times(event: Event, count: int) -> str:
+    steps = event.steps if isinstance(event, DpSgd) else 1
+    return in_words(event, count * steps)

@@ -1,0 +1,154 @@
+"""What a privacy ledger's lines say: whose budget it is and how large, and each release that spent of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+
+from secure_client.privacy.events import Event, event_from_json, event_to_json
+
+FORMAT = 1
+NEIGHBOURS = "add or remove one"
+"""By what two data sets differ that no release may tell apart: one unit."""
+Fact = str | int | float
+
+
+class Unit(StrEnum):
+    """What is added or removed: whose participation is protected."""
+
+    RECORD = "record"
+    SUBJECT = "subject"
+    SITE = "site"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """All that may ever be spent of one data set: (epsilon, delta) for one unit added or removed.
+
+    ``ValueError`` unless epsilon is positive and finite and delta is between 0 and 1.
+    """
+
+    epsilon: float
+    delta: float
+    unit: Unit = Unit.RECORD
+
+    def __post_init__(self) -> None:
+        if not (0 < self.epsilon < math.inf):
+            raise ValueError(f"epsilon is {self.epsilon}, not positive and finite")
+        if not 0 < self.delta < 1:
+            raise ValueError(f"delta is {self.delta}, not between 0 and 1")
+        object.__setattr__(self, "epsilon", float(self.epsilon))
+        object.__setattr__(self, "delta", float(self.delta))
+        object.__setattr__(self, "unit", Unit(self.unit))
+
+    def __str__(self) -> str:
+        return f"epsilon {self.epsilon:g} at delta {self.delta:g} for one {self.unit}"
+
+
+@dataclass(frozen=True)
+class Release:
+    """What a release is called: the same name with other noise is another entry of the same release."""
+
+    run: str
+    round: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.what} of round {self.round} in run {self.run!r}"
+
+
+@dataclass(frozen=True)
+class Spending:
+    """One release and what it costs. ``facts`` are what else is worth knowing of it, such as the clip.
+
+    ``agreement_hash`` is of the agreement under which it was asked for. The release's own bytes are not known yet: its
+    noise is drawn after this is recorded.
+    """
+
+    release: Release
+    agreement_hash: bytes
+    event: Event
+    facts: Mapping[str, Fact] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What the first line says."""
+
+    dataset: str
+    limit: Limit
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a later line says. ``time`` is the site's clock, in UTC and seconds, and proves nothing."""
+
+    spending: Spending
+    time: str
+
+
+def budget_to_json(budget: Budget) -> dict[str, object]:
+    """The first line's content."""
+    limit = budget.limit
+    return {
+        "kind": "budget",
+        "format": FORMAT,
+        "dataset": budget.dataset,
+        "epsilon": limit.epsilon,
+        "delta": limit.delta,
+        "unit": str(limit.unit),
+        "neighbours": NEIGHBOURS,
+    }
+
+
+def budget_from_json(content: Mapping[str, object]) -> Budget:
+    """What :func:`budget_to_json` made; ``ValueError`` for anything else."""
+    dataset, epsilon, delta = (content.get(name) for name in ("dataset", "epsilon", "delta"))
+    if not (isinstance(dataset, str) and isinstance(epsilon, float) and isinstance(delta, float)):
+        raise ValueError("it does not begin with a data set and its limit")
+    budget = Budget(dataset, Limit(epsilon, delta, Unit(str(content.get("unit")))))
+    if budget_to_json(budget) != content:
+        raise ValueError("it begins with a budget of another version, or with none")
+    return budget
+
+
+def now() -> str:
+    """The time, in UTC, to the second."""
+    return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def spending_to_json(spending: Spending, time: str) -> dict[str, object]:
+    """A later line's content."""
+    release = spending.release
+    return {
+        "kind": "spending",
+        "time": time,
+        "run": release.run,
+        "agreement": spending.agreement_hash.hex(),
+        "round": release.round,
+        "what": release.what,
+        "event": event_to_json(spending.event),
+        "facts": dict(spending.facts),
+    }
+
+
+def entry_from_json(content: Mapping[str, object]) -> Entry:
+    """What :func:`spending_to_json` made; ``ValueError`` for anything else."""
+    if content.get("kind") != "spending" or len(content) != 8:
+        raise ValueError(f"its kind is {content.get('kind')!r:.80}")
+    run, what, agreement, time = (_text(content, name) for name in ("run", "what", "agreement", "time"))
+    number, facts = content.get("round"), content.get("facts")
+    if type(number) is not int or not isinstance(facts, dict):
+        raise ValueError("its round is no number, or its facts are none")
+    event = event_from_json(content.get("event"))
+    return Entry(Spending(Release(run, number, what), bytes.fromhex(agreement), event, facts), time)
+
+
+def _text(content: Mapping[str, object], name: str) -> str:
+    value = content.get(name)
+    if not isinstance(value, str):
+        raise ValueError(f"it has no {name}")
+    return value

@@ -1,0 +1,127 @@
+"""``protoseal budget show`` and ``verify``, as a privacy officer meets them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import cast
+
+import pytest
+from click.testing import CliRunner
+
+from protoseal.cli import main
+from secure_client.privacy.entries import Release, Spending
+from secure_client.privacy.events import DpSgd
+from tests.support.budgets import exact_epsilon, open_ledger, spending
+
+
+@pytest.fixture(autouse=True)
+def exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The accountant of these tests in the place of the site's."""
+    module = cast("ModuleType", SimpleNamespace(epsilon=exact_epsilon))
+    monkeypatch.setitem(sys.modules, "secure_client.privacy.accounting", module)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "heart.ledger"
+    ledger = open_ledger(path)
+    ledger.spend(spending(1))
+    ledger.spend(spending(3))
+    ledger.spend(Spending(Release("run-2", 1, "extractor"), bytes(32), DpSgd(100.0, 0.01, 3)))
+    return path
+
+
+def output_of(*arguments: object) -> str:
+    result = CliRunner().invoke(main, ["budget", *(str(each) for each in arguments)])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def failure(*arguments: object) -> str:
+    result = CliRunner().invoke(main, ["budget", *(str(each) for each in arguments)])
+    assert result.exit_code != 0
+    assert isinstance(result.exception, SystemExit), result.exception
+    return result.stderr.splitlines()[-1]
+
+
+def test_show_says_what_was_spent_on_what_and_what_remains(path: Path) -> None:
+    ledger, before = open_ledger(path), path.read_bytes()
+    shown = output_of("show", path)
+    releases, steps = (ledger.remaining(event) for event in ledger.history[1:])
+    assert f"epsilon spent     {ledger.epsilon_spent():.6g}" in shown
+    assert (
+        f"remaining         {releases} releases with noise multiplier 6.2 or {steps} steps of DP-SGD" in shown
+    )
+    assert "run 'run-1', rounds 1-3: prototypes, 2 releases with noise multiplier 6.2" in shown
+    assert "run 'run-2', rounds 1-1: extractor, 3 steps of DP-SGD with noise multiplier 100" in shown
+    assert str(ledger.anchor) in shown
+    assert path.read_bytes() == before
+
+
+def test_show_gives_all_of_it_as_json(path: Path) -> None:
+    ledger = open_ledger(path)
+    shown = json.loads(output_of("show", path, "--json"))
+    assert {name: shown[name] for name in ("dataset", "epsilon_limit", "delta", "unit", "neighbours")} == {
+        "dataset": "heart-2024",
+        "epsilon_limit": 3.0,
+        "delta": 1e-5,
+        "unit": "record",
+        "neighbours": "add or remove one",
+    }
+    assert shown["epsilon_spent"] == ledger.epsilon_spent()
+    assert [each["count"] for each in shown["remaining"]] == [
+        ledger.remaining(event) for event in ledger.history[1:]
+    ]
+    assert [(each["run"], each["round"], each["what"]) for each in shown["entries"]] == [
+        ("run-1", 1, "prototypes"),
+        ("run-1", 3, "prototypes"),
+        ("run-2", 1, "extractor"),
+    ]
+    assert shown["entries"][0]["facts"] == {"clip": 1.0}
+    assert shown["anchor"] == str(ledger.anchor)
+
+
+def test_a_ledger_of_which_nothing_is_spent(tmp_path: Path) -> None:
+    open_ledger(tmp_path / "new.ledger")
+    shown = output_of("show", tmp_path / "new.ledger")
+    assert "epsilon spent     0\n" in shown
+    assert shown.endswith("remaining         all of it\n")
+    assert "0 entries" in output_of("verify", tmp_path / "new.ledger")
+
+
+def test_verify_tells_a_whole_ledger_from_a_changed_and_from_an_older_one(path: Path) -> None:
+    ledger, older = open_ledger(path), path.read_bytes()
+    assert "The chain holds: 3 entries" in output_of("verify", path)
+    kept = ledger.spend(spending(4))
+    assert "has the entry that others have kept: 4" in output_of("verify", path, "--anchor", kept)
+    assert json.loads(output_of("verify", path, "--anchor", kept, "--json"))["anchored"] == str(kept)
+    path.write_bytes(older)
+    assert "An older copy would look the same" in output_of("verify", path)
+    assert "ends with entry 3, and has had 4" in failure("verify", path, "--anchor", kept)
+    path.write_bytes(older.replace(b'"round":3', b'"round":2'))
+    for command in ("verify", "show"):
+        assert "line 3 was changed" in failure(command, path)
+
+
+def test_verify_tells_of_an_unfinished_entry_and_leaves_it(path: Path) -> None:
+    torn = path.read_bytes()[:-7]
+    path.write_bytes(torn)
+    assert "bytes of an entry that a crash cut off" in output_of("verify", path)
+    assert json.loads(output_of("verify", path, "--json"))["unfinished_bytes"] > 0
+    assert path.read_bytes() == torn
+
+
+def test_what_is_no_ledger_or_no_anchor_is_told_in_one_line(path: Path, tmp_path: Path) -> None:
+    assert "is not there" in failure("verify", tmp_path / "none.ledger")
+    (tmp_path / "empty").touch()
+    assert "does not begin with a data set" in failure("show", tmp_path / "empty")
+    for anchor in ("3", "3:abc", f"-1:{'0' * 64}", f"3:{'0' * 63}g"):
+        assert "64 hexadecimal digits" in failure("verify", path, "--anchor", anchor)
+
+
+def test_verify_needs_no_accountant(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "secure_client.privacy.accounting", None)
+    assert "The chain holds" in output_of("verify", path)

@@ -1,0 +1,56 @@
+"""Spendings to try a ledger with, and an accountant for them that is exact and takes no time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from secure_client.privacy.entries import Limit, Release, Spending
+from secure_client.privacy.events import Event, GaussianRelease
+from secure_client.privacy.ledger import Ledger
+
+DATASET = "heart-2024"
+LIMIT = Limit(epsilon=3.0, delta=1e-5)
+NOISE = 6.2
+
+
+def exact_epsilon(history: Sequence[Event], delta: float) -> float:
+    """Of Gaussian releases, which compose to one (Balle and Wang 2018, theorem 8); steps count as if unsampled."""
+    return _epsilon(math.sqrt(math.fsum(_square(event) for event in history)), delta)
+
+
+def spending(number: int, run: str = "run-1", *, noise: float = NOISE, what: str = "prototypes") -> Spending:
+    """Of one round."""
+    return Spending(Release(run, number, what), bytes(32), GaussianRelease(noise, 1290), {"clip": 1.0})
+
+
+def open_ledger(path: Path, dataset: str = DATASET, limit: Limit = LIMIT) -> Ledger:
+    """With the exact accountant."""
+    return Ledger(path, dataset, limit, epsilon=exact_epsilon)
+
+
+def _square(event: Event) -> float:
+    steps = 1 if isinstance(event, GaussianRelease) else event.steps
+    return steps / event.noise_multiplier**2
+
+
+def _epsilon(mu: float, delta: float) -> float:
+    low, high = 0.0, 1.0
+    while _delta(mu, high) > delta:
+        low, high = high, 2 * high
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _delta(mu, middle) > delta else (low, middle)
+    return high
+
+
+def _delta(mu: float, epsilon: float) -> float:
+    if mu == 0:
+        return 0.0
+    lost = _tail(mu / 2 + epsilon / mu)
+    return _tail(epsilon / mu - mu / 2) - (math.exp(epsilon + math.log(lost)) if lost else 0.0)
+
+
+def _tail(x: float) -> float:
+    return math.erfc(x / math.sqrt(2)) / 2

@@ -1,0 +1,158 @@
+"""A process that spends and sends, and that can be killed between any two steps of it.
+
+Run as ``python -m tests.support.spending_process SETTINGS``, with :class:`Settings` as JSON. What it sends is a line
+in a file, for each release its run and round.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import stat
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from secure_client.errors import BudgetError
+from secure_client.privacy import durable
+from secure_client.privacy.events import Event
+from tests.support.budgets import DATASET, LIMIT, exact_epsilon, spending
+
+STEPS = ("open", "write", "ftruncate", "fsync")
+"""What changes the file, or what of it outlasts a power cut."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``point`` is the step before which it dies, counted from 1, or 0. ``meet`` is a folder in which processes wait
+    for each other, a moment, between reading the ledger and writing it.
+
+    ``double`` weakens the code: "sent first", "not synced" or "not locked".
+    """
+
+    folder: str
+    run: str = "run-1"
+    releases: int = 2
+    point: int = 0
+    meet: str = ""
+    double: str = ""
+    noise: float = 6.2
+
+    @property
+    def ledger(self) -> Path:
+        return Path(self.folder) / "heart.ledger"
+
+    @property
+    def sent(self) -> Path:
+        return Path(self.folder) / f"sent-{self.run}"
+
+    @property
+    def death(self) -> Path:
+        """What :class:`Steps` noted as it died."""
+        return Path(self.folder) / "death.json"
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "tests.support.spending_process", json.dumps(asdict(self))]
+
+
+class Steps:
+    """Counts them, dies before one, and knows what a power cut at that moment would leave of the ledger."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings, self._count = settings, 0
+        self._named = settings.ledger.exists()
+        self._size = settings.ledger.stat().st_size if self._named else 0
+
+    def system(self) -> SimpleNamespace:
+        """In place of ``os``, for :mod:`secure_client.privacy.durable`."""
+        return SimpleNamespace(**{**vars(os), **{name: self._counted(getattr(os, name)) for name in STEPS}})
+
+    def before(self, name: str) -> None:
+        self._count += 1
+        if self._count == self._settings.point:
+            self._die(f"before {name}")
+
+    def _counted(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any) -> Any:
+            self.before(step.__name__)
+            if step is os.write:
+                self._count += 1
+                if self._count == self._settings.point:
+                    os.write(args[0], args[1][: len(args[1]) // 2])
+                    self._die("during write")
+            if step is os.fsync:
+                return self._sync(args[0])
+            return step(*args)
+
+        return counted
+
+    def _sync(self, file: int) -> None:
+        if self._settings.double == "not synced":
+            return
+        os.fsync(file)
+        status = os.fstat(file)
+        if stat.S_ISDIR(status.st_mode):
+            self._named = True
+        else:
+            self._size = status.st_size
+
+    def _die(self, where: str) -> None:
+        note = {"where": where, "left": self._size if self._named else None}
+        self._settings.death.write_text(json.dumps(note), encoding="utf-8")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _send(settings: Settings, number: int) -> None:
+    with settings.sent.open("a", encoding="utf-8") as sent:
+        sent.write(f"{number}\n")
+
+
+def _meeting(settings: Settings) -> Callable[[Sequence[Event], float], float]:
+    """The accountant, but that it waits until another process is where this one is, or half a second.
+
+    Where there is no lock both come there, however slow the machine.
+    """
+    folder = Path(settings.meet)
+
+    def epsilon(history: Sequence[Event], delta: float) -> float:
+        (folder / settings.run).touch()
+        deadline = time.monotonic() + (60 if settings.double else 0.5)
+        while len(list(folder.iterdir())) < 2 and time.monotonic() < deadline:
+            time.sleep(0.005)
+        return exact_epsilon(history, delta)
+
+    return epsilon
+
+
+def main(settings: Settings) -> None:
+    """Spend and send, until all is sent or nothing remains."""
+    from secure_client.privacy.ledger import Ledger  # noqa: PLC0415 (after the steps are laid)
+
+    steps = Steps(settings)
+    durable.__dict__["os"] = steps.system()
+    if settings.double == "not locked":
+        durable.__dict__["fcntl"] = SimpleNamespace(**{**vars(fcntl), "flock": lambda *_: None})
+    ledger = Ledger(settings.ledger, DATASET, LIMIT, epsilon=exact_epsilon)
+    if settings.meet:
+        ledger.__dict__["_epsilon"] = _meeting(settings)
+    for number in range(1, settings.releases + 1):
+        if settings.double == "sent first":
+            _send(settings, number)
+        try:
+            ledger.spend(spending(number, settings.run, noise=settings.noise))
+        except BudgetError:
+            return
+        steps.before("send")
+        if settings.double != "sent first":
+            _send(settings, number)
+        steps.before("what follows")
+
+
+if __name__ == "__main__":
+    main(Settings(**json.loads(sys.argv[1])))
