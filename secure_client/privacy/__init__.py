@@ -1,0 +1,1 @@
+"""Differential privacy at a site: the noisy query, what it costs, and the budget that pays for it."""
