@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +20,20 @@ if TYPE_CHECKING:
     from secure_client.privacy.accounting import DpSgd
     from secure_client.privacy.plan import Plan
 
-POSITIVE = click.FloatRange(min=0, min_open=True)
-FRACTION = click.FloatRange(min=0, min_open=True, max=1)
-DELTA = click.FloatRange(min=0, min_open=True, max=1, max_open=True)
+
+class Number(click.FloatRange):
+    """A finite one in a range: comparisons let "nan" and "inf" pass."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not isfinite(number):
+            self.fail(f"{value} is not a finite number", param, ctx)
+        return number
+
+
+POSITIVE = Number(min=0, min_open=True)
+FRACTION = Number(min=0, min_open=True, max=1)
+DELTA = Number(min=0, min_open=True, max=1, max_open=True)
 SOLVED = {"epsilon": "--epsilon", "count": "--releases", "noise": "--noise-multiplier"}
 DRAWN_RELEASES = (1, 10, 100)
 DRAWN_RECORDS = (20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
@@ -124,8 +136,6 @@ def _of_plan(made: Plan, records: tuple[int, ...]) -> list[str]:
 
 
 def _as_json(made: Plan, records: tuple[int, ...]) -> dict[str, Any]:
-    from math import isfinite
-
     if not isfinite(made.epsilon):
         raise click.ClickException(
             f"this costs more than any ε at δ = {made.delta:g}: add noise, or release less"
@@ -147,11 +157,10 @@ def _as_json(made: Plan, records: tuple[int, ...]) -> dict[str, Any]:
 
 
 def _print(found: dict[str, Any]) -> None:
-    lines = {
-        "epsilon": f"ε = {found['epsilon']:.4g} at δ = {found['delta']:g}, of which {found['spent']:.4g} is spent",
-        "releases": f"{found['releases']} releases, noise multiplier {found['noise_multiplier']:g}",
-    }
-    click.echo("\n".join(lines.values()))
+    click.echo(
+        f"ε = {found['epsilon']:.4g} at δ = {found['delta']:g}, of which {found['spent']:.4g} is spent"
+    )
+    click.echo(f"{_releases(found['releases'])}, noise multiplier {found['noise_multiplier']:g}")
     if found["dp_sgd"]:
         trained = found["dp_sgd"]
         click.echo(
@@ -170,6 +179,10 @@ def _print(found: dict[str, Any]) -> None:
         click.echo(f"warning: {warning}", err=True)
 
 
+def _releases(count: int) -> str:
+    return f"{count} release" if count == 1 else f"{count} releases"
+
+
 def _draw(plot: Path, made: Plan, records: tuple[int, ...]) -> None:
     from protoseal.bench.curves import growth_curves
     from protoseal.files import write_text
@@ -179,7 +192,7 @@ def _draw(plot: Path, made: Plan, records: tuple[int, ...]) -> None:
     over = sorted({*DRAWN_RECORDS, *records})
     plans = [made.with_releases(each) for each in sorted({*DRAWN_RELEASES, made.releases} - {made.releases})]
     lines = {
-        f"{each.releases} releases": [(float(count), each.error(count).relative) for count in over]
+        _releases(each.releases): [(float(count), each.error(count).relative) for count in over]
         for each in sorted([*plans, made], key=lambda each: each.releases)
     }
     axes = "records of a class", f"error of its mean, of the clip (ε = {made.epsilon:.3g})"

@@ -31,12 +31,10 @@ _ROUNDING = 1e-12
 _ROUNDING_OF_A_STEP = 1e-15
 """… and for each step whose spectrum is raised to a power."""
 
-_WIDEST = 2.0**-10
-"""Of a grid of privacy losses, h. Rounding each of T steps to it costs about 2·T·h² of ε."""
+_FINENESS = 1000
+"""So many times is the grid of privacy losses, h, finer than the standard deviation of all of them; …"""
 _GRID_COST = 1e-4
-"""What T·h² is kept at, …"""
-_FINENESS = 500
-"""… and h so many times finer than the standard deviation of all losses, where that leaves no more than …"""
+"""… T·h² is at most this, as rounding each of T steps to the grid costs about 2·T·h² of ε; and there are at most …"""
 _POINTS = 2**20
 """… so many points."""
 
@@ -222,7 +220,7 @@ def _grid_width(composed: Composed) -> float:
     """The grid that is needed, if it fits: a power of two, so that histories that differ little have the same."""
     steps = sum(each.steps for each in composed.training)
     variance, single = _spread(composed)
-    wanted = min(_WIDEST, math.sqrt(variance) / _FINENESS)
+    wanted = math.sqrt(variance) / _FINENESS
     if steps:
         wanted = min(wanted, math.sqrt(_GRID_COST / steps))
     fits = max(single, 20 * math.sqrt(variance)) / _POINTS

