@@ -8,7 +8,7 @@ import click
 
 COMMANDS = {
     "bench": "Measure speed on this machine.",
-    "budget": "Plan what differential privacy costs.",
+    "budget": "A data set's privacy budget: plan it, show it, verify it.",
     "client": "A site: take part in a run, or check that it could.",
     "demo": "Run a whole federation on this machine, as processes with real certificates.",
     "pki": "Keys and certificates of a federation.",

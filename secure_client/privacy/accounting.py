@@ -109,13 +109,16 @@ class Composed:
 
     @classmethod
     def of(cls, history: Iterable[Event]) -> Composed:
-        events = list(history)
-        releases = [event for event in events if isinstance(event, GaussianRelease)]
+        releases: list[GaussianRelease] = []
         steps: dict[tuple[float, float], int] = {}
-        for event in events:
-            if isinstance(event, DpSgd):
+        for event in history:
+            if isinstance(event, GaussianRelease):
+                releases.append(event)
+            elif isinstance(event, DpSgd):
                 kind = event.noise_multiplier, event.sampling_rate
                 steps[kind] = steps.get(kind, 0) + event.steps
+            else:  # not to be passed over as if it cost nothing
+                raise TypeError(f"there is no accounting for {event!r:.80}")
         return cls(
             squares=math.fsum(1 / release.noise_multiplier**2 for release in releases),
             coordinates=sum(release.coordinates for release in releases),

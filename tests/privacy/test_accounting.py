@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from dp_accounting import NeighboringRelation
@@ -154,6 +155,12 @@ def test_nothing_costs_nothing() -> None:
     assert delta_of([], 0.0) == 0
 
 
+def test_what_is_unknown_is_not_passed_over() -> None:
+    unknown: Any = object()
+    with pytest.raises(TypeError, match="no accounting"):
+        epsilon([GaussianRelease(1.0), unknown], DELTA)
+
+
 def test_order_does_not_matter_and_equal_steps_are_put_together() -> None:
     parts: list[Event] = [DpSgd(1.0, 0.01, 50), GaussianRelease(5.0, 7), DpSgd(1.0, 0.01, 30)]
     assert Composed.of(parts) == Composed.of(parts[::-1])
@@ -234,5 +241,5 @@ def test_what_is_beyond_any_guarantee_costs_everything_at_once() -> None:
 )
 def test_what_makes_no_sense_is_refused(make: object) -> None:
     assert callable(make)
-    with pytest.raises(ValueError, match=r"not -?[\d.naif]+"):
+    with pytest.raises(ValueError, match="not "):
         make()
