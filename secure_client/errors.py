@@ -10,6 +10,7 @@
     │   └── RolledBackError   it lacks what it once held: an older copy was put in its place
     ├── BudgetError     a release that would spend more privacy than the site allows
     ├── StateError      a state directory of another run, damaged, or in use
+    ├── Unattainable    a privacy plan that no noise, or no number of releases, fulfils
     ├── RunStopped      the coordinator ended the run early
     ├── PhaseOver       the coordinator went on: the phase is no longer asked of this site
     ├── Unreachable     no coordinator, or none that this site trusts, could be reached
@@ -61,6 +62,10 @@ class BudgetError(SiteError):
 
 class StateError(SiteError):
     """The site's state belongs to another run, is damaged, or is held by another process."""
+
+
+class Unattainable(SiteError):
+    """No noise, or no number of releases, is within the privacy budget that was asked for."""
 
 
 class RunStopped(SiteError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from protoseal.commands.budget_ledger import show_command, verify_command
+from protoseal.commands.budget_plan import plan_command
 
 
 @click.group()
@@ -12,5 +13,5 @@ def budget() -> None:
     """A data set's privacy budget: plan it, show it, verify it."""
 
 
-budget.add_command(show_command)
-budget.add_command(verify_command)
+for _command in (plan_command, show_command, verify_command):
+    budget.add_command(_command)

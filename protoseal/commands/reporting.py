@@ -17,7 +17,9 @@ from secure_server.errors import CoordinatorError
 P = ParamSpec("P")
 R = TypeVar("R")
 
-SITE_EXTRA = frozenset({"jinja2", "matplotlib", "PIL", "safetensors", "sklearn", "torch", "torchvision"})
+SITE_EXTRA = frozenset(
+    {"dp_accounting", "jinja2", "matplotlib", "PIL", "safetensors", "sklearn", "torch", "torchvision"}
+)
 
 
 def one_line_errors(command: Callable[P, R]) -> Callable[P, R]:

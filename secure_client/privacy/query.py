@@ -4,9 +4,9 @@ A record has one label, so adding or removing one changes the sums of one class 
 feature vector, clipped) and that class's count, weighted, by w: √(C² + w²) in all, whatever the number of classes.
 On :class:`~secure_client.privacy.grid.Grid` the statement is one about whole numbers and holds exactly. Independent
 discrete Gaussian noise of 2^20 steps is added to each of the K·(d + 1) coordinates; everything after that is
-post-processing. :mod:`crypto.gaussian_rounding` says how the guarantee follows from that of a Gaussian mechanism with
-the same noise multiplier. All K classes take part in each release, with and without records: which of them have any
-is private.
+post-processing. :func:`secure_client.privacy.gaussian.discreteness` says how the guarantee follows from that of a
+Gaussian mechanism with the same noise multiplier. All K classes take part in each release, with and without records:
+which of them have any is private.
 
 The guarantee's unit is a record and its neighbours are by adding or removing one. Where the feature extractor was
 trained on the same records, it is a statement about this query alone. Features that are not finite are an error,

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from crypto.discrete_gaussian import discrete_gaussian
 from secure_client.errors import TrainingError
-from secure_client.privacy.query import PrototypeQuery, Released, Sums
 from secure_client.privacy import query as query_module
 from secure_client.privacy.grid import SIGMA
+from secure_client.privacy.query import PrototypeQuery, Released, Sums
 from tests.crypto.noise_checks import WrongNoiseError, check_independent, check_shape, check_sigma
 
 Float = NDArray[np.float64]

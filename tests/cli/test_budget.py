@@ -1,0 +1,138 @@
+"""``protoseal budget plan``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from protoseal.cli import main
+from secure_client.privacy.accounting import epsilon
+from secure_client.privacy.events import DpSgd, GaussianRelease
+
+
+def plan(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["budget", "plan", *map(str, arguments)])
+
+
+def planned(*arguments: object) -> dict[str, Any]:
+    done = plan(*arguments, "--json")
+    assert done.exit_code == 0, done.output
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def refusal(*arguments: object) -> str:
+    done = plan(*arguments)
+    assert done.exit_code != 0
+    assert "Traceback" not in done.output
+    assert isinstance(done.exception, SystemExit)
+    return done.output
+
+
+@pytest.mark.parametrize(("count", "guide"), [(1, 1.39), (20, 6.2), (100, 13.9)])
+def test_it_finds_the_noise(count: int, guide: float) -> None:
+    found = planned("--epsilon", 3, "--releases", count, "--records", "50,500,5000")
+    assert found["noise_multiplier"] == pytest.approx(guide, abs=0.05)
+    assert found["spent"] <= 3
+    assert (found["solved_for"], found["unit"], found["neighbours"]) == (
+        "noise_multiplier",
+        "record",
+        "add or remove one",
+    )
+    assert [error["records"] for error in found["errors"]] == [50, 500, 5000]
+    first, second, _ = found["errors"]
+    assert first["relative"] == pytest.approx(10 * second["relative"])
+
+
+def test_it_finds_the_releases_and_what_they_cost() -> None:
+    noise = planned("--epsilon", 3, "--releases", 40)["noise_multiplier"]
+    found = planned("--epsilon", 3, "--noise-multiplier", noise)
+    assert (found["releases"], found["solved_for"]) == (40, "releases")
+    cost = planned("--releases", 40, "--noise-multiplier", noise)
+    assert cost["solved_for"] == "epsilon"
+    assert cost["epsilon"] == cost["spent"] == pytest.approx(3.0, abs=1e-3)
+    assert cost["epsilon"] == epsilon([GaussianRelease(noise, 5130)] * 40, 1e-5)
+
+
+def test_training_is_composed_beside_releases() -> None:
+    arguments = ("--sampling-rate", 0.05, "--dp-sgd-noise", 2, "--steps", 100)
+    found = planned("--releases", 10, "--noise-multiplier", 8, *arguments)
+    training = DpSgd(2.0, 0.05, 100)
+    assert found["dp_sgd"] == {"noise_multiplier": 2.0, "sampling_rate": 0.05, "steps": 100}
+    assert found["epsilon"] == epsilon([training, *[GaussianRelease(8.0, 5130)] * 10], 1e-5)
+    assert "100 steps of DP-SGD" in plan("--releases", 10, "--noise-multiplier", 8, *arguments).stdout
+    assert "alone, of 0.5" in refusal("--epsilon", 0.5, "--releases", 10, *arguments)
+
+
+def test_the_query_decides_on_errors_and_coordinates() -> None:
+    arguments = ("--epsilon", 3, "--releases", 10, "--records", 300)
+    found = planned(*arguments, "--clip", 2, "--count-weight", 0.5, "--dim", 64, "--classes", 3)
+    assert (found["clip"], found["count_weight"], found["coordinates"]) == (2, 0.5, 3 * 65)
+    [error] = found["errors"]
+    assert error["absolute"] == pytest.approx(2 * error["relative"])
+    assert planned(*arguments, "--dim", 16)["count_weight"] == pytest.approx(0.5)
+
+
+def test_what_is_told_to_a_person() -> None:
+    done = plan("--epsilon", 3, "--releases", 100, "--records", "50,5000")
+    assert "ε = 3 at δ = 1e-05" in done.stdout
+    assert "100 releases, noise multiplier 13.906" in done.stdout
+    assert "6.57" in done.stdout
+    assert "over a third of 50 records" in done.stderr
+    assert "give --records" not in done.stderr
+    assert "give --records" in plan("--epsilon", 3, "--releases", 1).stderr
+
+
+def test_a_delta_that_is_no_guarantee_is_refused() -> None:
+    told = refusal("--epsilon", 3, "--releases", 1, "--delta", 0.02, "--records", "50,5000")
+    assert "one of 50 records" in told
+    found = planned("--epsilon", 3, "--releases", 1, "--delta", 0.001, "--records", "50,5000")
+    assert "5000 records or more" in found["warnings"][0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--epsilon", 3), "all but one of"),
+        (("--epsilon", 3, "--releases", 1, "--noise-multiplier", 2), "all but one of"),
+        (("--epsilon", 3, "--releases", 1, "--steps", 5), "together"),
+        (("--epsilon", "nan", "--releases", 1), "number"),
+        (("--epsilon", "inf", "--releases", 1), "number"),
+        (("--epsilon", -1, "--releases", 1), "range"),
+        (("--epsilon", 3, "--releases", 1, "--delta", 1), "range"),
+        (("--noise-multiplier", 0.001, "--releases", 5), "more than any ε"),
+        (("--epsilon", 3, "--releases", 1, "--delta", "1e-14"), "no noise keeps"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_line(arguments: tuple[object, ...], told: str) -> None:
+    assert told in refusal(*arguments)
+
+
+def test_no_release_is_within_the_budget(tmp_path: Path) -> None:
+    arguments = ("--epsilon", 0.1, "--noise-multiplier", 1)
+    found = planned(*arguments, "--records", 50)
+    assert (found["releases"], found["spent"]) == (0, 0)
+    assert "not even one release" in found["warnings"][-1]
+    assert "no release to draw" in refusal(*arguments, "--plot", tmp_path / "x.svg")
+
+
+def test_the_plot_has_a_line_for_each_number_of_releases(tmp_path: Path) -> None:
+    drawn = tmp_path / "error.svg"
+    assert plan("--epsilon", 3, "--releases", 30, "--plot", drawn).exit_code == 0
+    text = drawn.read_text(encoding="utf-8")
+    assert text.startswith("<?xml")
+    for count in (1, 10, 30, 100):
+        assert f"{count} release" in text
+
+
+def test_without_the_site_extra_it_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(sys.modules):
+        if name.partition(".")[0] == "dp_accounting" or name.startswith("secure_client.privacy"):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    assert "pip install 'protoseal[site]'" in refusal("--epsilon", 3, "--releases", 1)
