@@ -44,6 +44,7 @@ from secure_client.build import build_trainee
 from secure_client.data import SiteData
 from secure_client.errors import RunStopped
 from secure_client.journal import Journal
+from secure_client.privacy.releases import Releases, open_releases, simulated_budget
 from secure_client.runner import step
 from secure_client.session import Session
 from secure_client.setup import Party, open_journal
@@ -281,7 +282,13 @@ class LocalFederation:
         path = self._state / "sites" / party.name / "journal.sqlite"
         journal = self._stack.enter_context(open_journal(path, self.agreement, party, durable=False))
         learner = self._training.learner(self.agreement, party.name, self._data[party.name], position)
-        return build_trainee(self.agreement, learner, journal), journal
+        return build_trainee(self.agreement, learner, journal, self._releases(party, path.parent)), journal
+
+    def _releases(self, party: Party, folder: Path) -> Releases | None:
+        """By a ledger of the simulated site's own, which has room for the run and no more."""
+        if self.agreement.privacy is None:
+            return None
+        return open_releases(self.agreement, simulated_budget(self.agreement, party.name, folder))
 
     def _open_site(self, party: Party, trainee: Trainee, journal: Journal) -> LocalSite:
         def tell(figures: SiteRound) -> None:

@@ -81,12 +81,14 @@ class SiteFigures(Accuracies):
 
     Accuracies are shares of its own test set, None without one. ``accuracy`` is by the method's own inference;
     ``accuracy_local`` and ``accuracy_self`` are the controls', where they ran, and ``compared`` has those of everything
-    that ran beside it. ``epsilon`` is None: nothing here is differentially private. Bytes are payload bytes.
+    that ran beside it. ``epsilon`` is what the site spent, ``guaranteed`` whether that holds for a record; None where
+    prototypes are exact. Bytes are payload bytes.
     """
 
     name: str
     train_samples: Samples
-    epsilon: None = None
+    epsilon: float | None = None
+    guaranteed: bool = False
     bytes_up: Bytes
     bytes_down: Bytes
     model: str = ""
@@ -208,6 +210,10 @@ class SiteRound(Personalised):
     """The training loss, a mean over the batches of the last local epoch; only a simulation has it here."""
     per_class: dict[str, Share] | None = None
     seconds: dict[str, Duration]
+    epsilon: float | None = None
+    """Spent of the data set's privacy budget by then, over all runs; None where prototypes are exact."""
+    guaranteed: bool = False
+    """Whether that is true of a record: not where features were trained on the records without noise."""
 
 
 class SiteLog(_Record):

@@ -152,6 +152,8 @@ def _site_figures(log: SiteLog, method: str, last: Compared) -> SiteFigures:
         accuracy_self=known.get(Method.SELF),
         compared=known,
         withheld=own.withheld if own else (),
+        epsilon=own.epsilon if own else None,
+        guaranteed=own.guaranteed if own else False,
         per_class=(own.per_class if own else None) or {},
         **accuracies.model_dump(),
     )

@@ -15,7 +15,7 @@ from algorithms.fedplvm import objective as fedplvm
 from algorithms.fedproto import objective as fedproto
 from algorithms.fpl import objective as fpl
 from algorithms.pfpl import objective as pfpl
-from protoseal.config import AddedMethod, Agreement, Method, Part, Protection
+from protoseal.config import AddedMethod, Agreement, Extractor, Method, Part, Protection
 from secure_client.averaged import Averaged
 from secure_client.bounds import PrototypeBounds, check_averaged_bounds
 from secure_client.data import SiteData
@@ -25,9 +25,10 @@ from secure_client.journal import Journal
 from secure_client.learner import Learner, choose_device
 from secure_client.models import PrototypeModel, build_model
 from secure_client.pretrained import load_pretrained
+from secure_client.privacy.releases import Releases
 from secure_client.recipe import BatchLoss, Clustered, Recipe, Stage, Trains
 from secure_client.trainee import Trainee
-from secure_client.training import Schedule
+from secure_client.training import Schedule, has_batch_norm
 
 _log = logging.getLogger("protoseal.site")
 
@@ -89,6 +90,7 @@ def build_learner(
     training = agreement.training
     built = build_initial_model(agreement, model, pretrained)
     check_averaged(agreement, built)
+    check_private(agreement, built)
     return Learner(
         built,
         data,
@@ -110,8 +112,13 @@ def build_learner(
     )
 
 
-def build_trainee(agreement: Agreement, learner: Learner, journal: Journal) -> Trainee:
-    """The learner with its memory. Logs a warning where the site's model weighs less than its samples."""
+def build_trainee(
+    agreement: Agreement, learner: Learner, journal: Journal, releases: Releases | None = None
+) -> Trainee:
+    """The learner with its memory, and what it releases by where the agreement has noise.
+
+    Logs a warning where the site's model weighs less than its samples.
+    """
     samples, most = int(learner.counts.sum()), agreement.averaging.most_samples
     if agreement.method.traits.weighted and samples > most:
         _log.warning(
@@ -120,7 +127,16 @@ def build_trainee(agreement: Agreement, learner: Learner, journal: Journal) -> T
             *(learner.site, samples, most),
         )
     keeps_zeros = agreement.protection is Protection.CKKS
-    return Trainee(learner, journal, prototype_bounds(agreement), keeps_zeros=keeps_zeros)
+    return Trainee(learner, journal, prototype_bounds(agreement), keeps_zeros=keeps_zeros, releases=releases)
+
+
+def check_private(agreement: Agreement, model: PrototypeModel) -> None:
+    """Raise :class:`ModelError` for statistics of batches: they move with every record that trains, frozen or not."""
+    if agreement.privacy is not None and has_batch_norm(model):
+        raise ModelError(
+            '[privacy] allows no batch normalisation, whose statistics follow the records; set norm = "group" in'
+            " [training], or use a model with nn.GroupNorm"
+        )
 
 
 def prototype_bounds(agreement: Agreement) -> PrototypeBounds:
@@ -137,6 +153,8 @@ def build_recipe(agreement: Agreement) -> Recipe:
         predicts=method.traits.predicts,
         prototypes=method.traits.prototypes or agreement.clusters,
     )
+    if agreement.privacy is not None and agreement.privacy.extractor is Extractor.FROZEN:
+        recipe = replace(recipe, stages=(Stage(Trains.CLASSIFIER),))
     if agreement.clusters:
         own = agreement.clustering
         return replace(recipe, clustered=Clustered(own.single, own.literal_norms, own.most_local))

@@ -152,7 +152,11 @@ class Session:
         withheld = self._trainee.held_classes() & ~self._given.classes
         names = tuple(self._agreement.classes[k] for k in np.flatnonzero(withheld))
         accuracy = self._trainee.evaluate() if self._tests_in(key.round) else None
-        self._on_round(site_round(key.round, key.attempt, self._given.sites, names, accuracy, self._seconds))
+        figures = site_round(key.round, key.attempt, self._given.sites, names, accuracy, self._seconds)
+        spent = self._trainee.spent
+        if spent is not None:
+            figures = figures.model_copy(update={"epsilon": spent.epsilon, "guaranteed": spent.guaranteed})
+        self._on_round(figures)
 
     def _build_method(self, participants: Participants) -> Method:
         return build_method(

@@ -35,6 +35,7 @@ from protoseal.config.methods import (
     FedplccSection,
     PfplSection,
 )
+from protoseal.config.privacy import BudgetSection, Extractor, PrivacySection
 from protoseal.config.reading import ConfigError, Section
 from protoseal.config.simulation import SimulationConfig, load_simulation
 from protoseal.config.training import Norm, Optimiser, PreprocessingSection, TrainingSection
@@ -51,10 +52,12 @@ __all__ = [
     "AnyProtection",
     "AveragingSection",
     "BaselinesSection",
+    "BudgetSection",
     "Clustering",
     "ConfigError",
     "CoordinatorConfig",
     "DeadlinesSection",
+    "Extractor",
     "Family",
     "FeddbpSection",
     "FedpcSection",
@@ -73,6 +76,7 @@ __all__ = [
     "Predicts",
     "PreprocessingSection",
     "Presence",
+    "PrivacySection",
     "Protection",
     "Section",
     "SimulationConfig",

@@ -145,7 +145,7 @@ class Agreement(RunSettings):
     def _only_what_was_there(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without the permission, and what third parties add, text and hash are those of before there were any."""
         table: dict[str, Any] = written(self)
-        for name in (ALLOWED_BY, "extension", "distributions"):
+        for name in (ALLOWED_BY, "extension", "distributions", "privacy"):
             if not getattr(self, name):
                 table.pop(name, None)
         return table

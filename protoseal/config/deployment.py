@@ -15,6 +15,7 @@ from protoseal.config.agreement import Agreement, Name, load_agreement
 from protoseal.config.capabilities import DEPLOYABLE, SIMULATED, Protection
 from protoseal.config.extensions import added_among
 from protoseal.config.numbers import Count, Positive
+from protoseal.config.privacy import BudgetSection
 from protoseal.config.reading import (
     LocalPath,
     Section,
@@ -179,6 +180,7 @@ class SiteConfig(_PartyFile):
     min_sites: Annotated[int, Field(ge=2)] | None = None
     pins: dict[Name, str] = Field(default_factory=dict)
     retry_seconds: Positive = 600.0
+    privacy: BudgetSection | None = None
 
     @property
     def model_spec(self) -> str:
@@ -199,6 +201,18 @@ class SiteConfig(_PartyFile):
     @classmethod
     def _plain_fingerprints(cls, pins: dict[str, str]) -> dict[str, str]:
         return {name: _fingerprint(name, text) for name, text in pins.items()}
+
+    @model_validator(mode="after")
+    def _privacy_suffices(self) -> Self:
+        agreed = self.agreement.privacy
+        if self.privacy is not None:
+            self.privacy.check(agreed, self.agreement.rounds)
+        elif agreed is not None:
+            raise ValueError(
+                "the agreement releases prototypes with noise, and that has to be paid for: say in [privacy] what this"
+                " site may spend (dataset, ledger, epsilon, delta)"
+            )
+        return self
 
     @model_validator(mode="after")
     def _agreement_suffices(self) -> Self:

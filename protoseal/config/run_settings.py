@@ -26,9 +26,13 @@ from protoseal.config.methods import (
 )
 from protoseal.config.numbers import Count, Positive
 from protoseal.config.presence import FEWEST_SAFE_HOLDERS, check_presence_served
+from protoseal.config.privacy import PrivacySection
 from protoseal.config.reading import Section
 from protoseal.config.training import PreprocessingSection, TrainingSection
 from protoseal.config.traits import Family
+
+PRIVATE = frozenset({Method.PFPL, Method.LOCAL, Method.SELF})
+"""Methods of which nothing leaves a site but prototypes, or nothing at all."""
 
 
 class RunSettings(Section):
@@ -53,6 +57,7 @@ class RunSettings(Section):
     averaging: AveragingSection = AveragingSection()
     masking: MaskingSection = MaskingSection()
     training: TrainingSection = TrainingSection()
+    privacy: PrivacySection | None = None
 
     def check_served(self, method: AnyMethod) -> None:
         """Raise ``ValueError`` unless protection and presence can be what is asked for, with this method."""
@@ -65,6 +70,11 @@ class RunSettings(Section):
             min_holders=self.min_holders,
             allowed=self.allow_hidden_presence_reveals_peers,
         )
+        if self.privacy is not None and method not in PRIVATE:
+            raise ValueError(
+                f"[privacy] serves {', '.join(sorted(each.value for each in PRIVATE))}: of method {method.value!r} more"
+                " leaves a site than noisy prototypes"
+            )
 
     def check_colluding(self, method: AnyMethod, sites: int) -> None:
         """Raise ``ValueError`` where a group of a run of so many sites may be too small for ``max_colluding`` of them.
