@@ -36,11 +36,13 @@ def test_the_parts_of_masked_are_no_protections_by_themselves(tmp_path: Path, pr
     assert "choose plain or masked or ckks" in line
 
 
-@pytest.mark.parametrize("table", ["privacy", "dp"])
-def test_differential_privacy_is_refused_by_name(tmp_path: Path, table: str) -> None:
-    line = problem(tmp_path, **{table: {"epsilon": 3.0}})
-    assert table in line
-    assert "differential privacy is not in this version" in line
+def test_differential_privacy_has_one_name(tmp_path: Path) -> None:
+    assert "differential privacy is asked for in [privacy]" in problem(tmp_path, dp={"epsilon": 3.0})
+
+
+def test_what_a_site_may_spend_is_no_part_of_what_all_agree_on(tmp_path: Path) -> None:
+    wanted = {"clip": 1.0, "noise_multiplier": 6.0, "epsilon": 3.0}
+    assert "privacy.epsilon" in problem(tmp_path, privacy=wanted)
 
 
 @pytest.mark.parametrize("method", [method for method in sorted(SIMULATED) if method is not Method.AVERAGE])

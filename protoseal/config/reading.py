@@ -14,8 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, Val
 from protoseal.errors import UserError
 
 NOT_IN_THIS_VERSION = {
-    "privacy": "differential privacy is not in this version; remove it",
-    "dp": "differential privacy is not in this version; remove it",
+    "dp": "differential privacy is asked for in [privacy]; see docs/privacy.md",
     "share_metrics": "metrics are never sent in this version; remove it",
 }
 """Keys of a later version: refused by name wherever they stand, so that nobody takes them to be in force."""

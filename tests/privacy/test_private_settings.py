@@ -1,0 +1,78 @@
+"""What a site's file lets the agreement ask for, and what it refuses, with the reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protoseal.config import BudgetSection, Extractor, Method, PrivacySection
+from tests.support.small import small_agreement
+
+AGREED = PrivacySection(clip=2.0, noise_multiplier=6.0)
+ROUNDS = 10
+
+
+def budget(**limits: Any) -> BudgetSection:
+    return BudgetSection(dataset="scans", ledger=Path("ledger.jsonl"), epsilon=3.0, **limits)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{}, {"least_noise_multiplier": 6.0}, {"largest_clip": 2.0}, {"most_rounds": ROUNDS}],
+    ids=["none", "noise", "clip", "rounds"],
+)
+def test_what_is_within_its_limits_is_taken(limits: dict[str, Any]) -> None:
+    budget(**limits).check(AGREED, ROUNDS)
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        (
+            {"least_noise_multiplier": 6.1},
+            "asks for noise multiplier 6, and least that this site allows is 6.1",
+        ),
+        ({"largest_clip": 1.9}, "asks for clip 2, and largest that this site allows is 1.9"),
+        ({"most_rounds": ROUNDS - 1}, "asks for rounds 10, and most that this site allows is 9"),
+    ],
+)
+def test_what_is_beyond_them_is_refused_by_name(limits: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        budget(**limits).check(AGREED, ROUNDS)
+
+
+@pytest.mark.parametrize(
+    ("agreed", "reason"),
+    [
+        (None, "prototypes would be exact"),
+        (AGREED.model_copy(update={"extractor": Extractor.TRAINED}), "no record-level guarantee"),
+    ],
+    ids=["exact", "trained"],
+)
+def test_what_guarantees_nothing_needs_the_sites_word(agreed: PrivacySection | None, reason: str) -> None:
+    with pytest.raises(ValueError, match=f"{reason}.*allow_no_guarantee"):
+        budget().check(agreed, ROUNDS)
+    budget(allow_no_guarantee=True).check(agreed, ROUNDS)
+
+
+@pytest.mark.parametrize("method", [Method.FEDPC, Method.FEDDBP, Method.FEDPLCC])
+def test_methods_of_which_more_leaves_a_site_are_refused(method: Method) -> None:
+    agreed = small_agreement()
+    with pytest.raises(ValueError, match="more leaves a site than noisy prototypes"):
+        agreed.model_copy(update={"privacy": AGREED}).check_served(method)
+    agreed.model_copy(update={"privacy": AGREED}).check_served(Method.PFPL)
+
+
+def test_without_it_the_agreements_text_is_that_of_before_there_was_any() -> None:
+    agreed = small_agreement()
+    assert "privacy" not in agreed.to_json()
+    private = agreed.model_copy(update={"privacy": AGREED})
+    assert '"privacy":{' in private.to_json()
+    assert private.hash() != agreed.hash()
+
+
+@pytest.mark.parametrize(("every", "releases"), [(1, 10), (3, 4), (10, 1), (20, 1)])
+def test_how_many_releases_a_run_has(every: int, releases: int) -> None:
+    assert AGREED.model_copy(update={"release_every": every}).releases(ROUNDS) == releases

@@ -1,0 +1,159 @@
+"""A run's releases: spent before they are drawn, no more than the site allows, and the same bytes for a round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from protoseal.config import Agreement, BudgetSection, PrivacySection
+from secure_client.errors import BudgetError, LedgerError
+from secure_client.privacy import query
+from secure_client.privacy.ledger import read_account
+from secure_client.privacy.releases import (
+    SIMULATED_DELTA,
+    Releases,
+    open_releases,
+    planned_epsilon,
+    query_of,
+    simulated_budget,
+)
+from tests.support.small import small_agreement
+
+NOISE = 6.2
+"""With a δ of 1e-5, twenty releases take an epsilon of 3 or less."""
+Batch = tuple[NDArray[np.float64], NDArray[np.int64]]
+
+
+def agreement(rounds: int = 20, **changes: Any) -> Agreement:
+    privacy = PrivacySection(clip=1.0, noise_multiplier=NOISE, **changes)
+    return small_agreement(rounds=rounds).model_copy(update={"privacy": privacy})
+
+
+def budget(folder: Path, epsilon: float = 3.0, **changes: Any) -> BudgetSection:
+    return BudgetSection(dataset="scans", ledger=folder / "ledger.jsonl", epsilon=epsilon, **changes)
+
+
+def planned(agreed: Agreement) -> float:
+    assert agreed.privacy is not None
+    return planned_epsilon(agreed, agreed.privacy, 1e-5)
+
+
+def opened(agreed: Agreement, own: BudgetSection) -> Releases:
+    releases = open_releases(agreed, own)
+    assert releases is not None
+    return releases
+
+
+def batches(agreed: Agreement) -> list[Batch]:
+    """Two of 300 records each, near one of the axes for each class."""
+    rng, classes = np.random.default_rng(0), len(agreed.classes)
+    labels = np.arange(600, dtype=np.int64) % classes
+    features = np.eye(classes, agreed.dim)[labels] + 0.01 * rng.normal(size=(600, agreed.dim))
+    return [(features[:300], labels[:300]), (features[300:], labels[300:])]
+
+
+def test_the_release_is_recorded_with_what_it_costs(tmp_path: Path) -> None:
+    agreed = agreement()
+    releases = opened(agreed, budget(tmp_path))
+    drawn = releases.release(3, batches(agreed))
+    assert drawn.rows.shape == (len(agreed.classes), agreed.dim)
+    account = read_account(tmp_path / "ledger.jsonl")
+    (entry,) = account.entries
+    assert (entry.spending.release.run, entry.spending.release.round) == (agreed.run, 3)
+    assert entry.spending.agreement_hash == agreed.hash()
+    assert entry.spending.event.noise_multiplier == NOISE
+    assert entry.spending.facts["guarantee"] == "record"
+    spent = releases.spent
+    assert 0.0 < spent.epsilon < planned(agreed)
+    assert spent.guaranteed
+
+
+def test_nothing_is_drawn_before_it_is_spent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    agreed = agreement()
+    releases, ledger = opened(agreed, budget(tmp_path)), tmp_path / "ledger.jsonl"
+    lines: list[int] = []
+    real = query.discrete_gaussian
+
+    def counted(count: int, sigma_log2: int) -> Any:
+        lines.append(len(ledger.read_text().splitlines()))
+        return real(count, sigma_log2)
+
+    monkeypatch.setattr(query, "discrete_gaussian", counted)
+    releases.release(1, batches(agreed))
+    releases.release(2, batches(agreed))
+    assert lines == [2, 3]  # after the line that the ledger begins with
+
+
+def test_a_ledger_that_cannot_be_written_draws_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agreed = agreement()
+    releases = opened(agreed, budget(tmp_path))
+    (tmp_path / "ledger.jsonl").unlink()
+    monkeypatch.setattr(query, "discrete_gaussian", lambda *_: pytest.fail("noise was drawn"))
+    with pytest.raises(LedgerError):
+        releases.release(1, batches(agreed))
+
+
+def test_a_budget_that_is_spent_refuses_the_next_and_says_what_remains(tmp_path: Path) -> None:
+    """Ten rounds fit; the eleventh is of another run on the same data."""
+    first, second = agreement(10), agreement(10).model_copy(update={"run": "later"})
+    own = budget(tmp_path, planned(first))
+    releases = opened(first, own)
+    for number in range(1, 11):
+        releases.release(number, batches(first))
+    with pytest.raises(BudgetError, match=r"would bring data set 'scans' .* Of this kind 0 releases"):
+        opened(second, own).release(1, batches(second))
+    assert len(read_account(own.ledger).entries) == 10
+
+
+def test_an_agreement_that_alone_is_too_much_is_refused_before_the_run(tmp_path: Path) -> None:
+    with pytest.raises(BudgetError, match=r"20 releases with noise multiplier 6\.2 take epsilon .* allows 2"):
+        opened(agreement(20), budget(tmp_path, 2.0))
+    assert not (tmp_path / "ledger.jsonl").exists()
+
+
+def test_no_release_without_a_budget_and_none_without_noise() -> None:
+    with pytest.raises(BudgetError, match="need a budget"):
+        open_releases(agreement(), None)
+    assert open_releases(small_agreement(), None) is None
+
+
+def test_trained_features_are_no_guarantee_and_the_ledger_says_so(tmp_path: Path) -> None:
+    agreed = agreement(extractor="trained")
+    releases = opened(agreed, budget(tmp_path, allow_no_guarantee=True))
+    releases.release(1, batches(agreed))
+    (entry,) = read_account(tmp_path / "ledger.jsonl").entries
+    assert entry.spending.facts["guarantee"] == "none"
+    assert not releases.spent.guaranteed
+
+
+@pytest.mark.parametrize(("every", "due"), [(1, [1, 2, 3, 4, 5]), (2, [1, 3, 5]), (5, [1])])
+def test_which_rounds_have_a_release(tmp_path: Path, every: int, due: list[int]) -> None:
+    releases, last, found = opened(agreement(release_every=every), budget(tmp_path)), None, []
+    for number in range(1, 6):
+        if releases.due(number, last):
+            last = number
+            found.append(number)
+    assert found == due
+
+
+def test_a_simulated_site_has_room_for_its_run_and_no_more(tmp_path: Path) -> None:
+    agreed = agreement(3)
+    releases = opened(agreed, simulated_budget(agreed, "site-1", tmp_path))
+    for number in (1, 2, 3):
+        releases.release(number, batches(agreed))
+    assert releases.spent.delta == SIMULATED_DELTA
+    with pytest.raises(BudgetError):
+        releases.release(4, batches(agreed))
+
+
+def test_a_class_is_absent_below_three_deviations_of_its_count_unless_agreed() -> None:
+    agreed = PrivacySection(clip=3.0, noise_multiplier=2.0, count_weight=4.0)
+    assert query_of(agreed).min_count == pytest.approx(3 * 2.0 * 5.0 / 4.0)
+    assert query_of(agreed).count_sigma == pytest.approx(2.0 * 5.0 / 4.0, rel=1e-5)
+    assert query_of(agreed.model_copy(update={"min_count": 7.0})).min_count == 7.0
