@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from protoseal.config import Agreement, BudgetSection, PrivacySection
+from crypto.discrete_gaussian import discrete_gaussian
+from protoseal.config import Agreement, BudgetSection, Extractor, PrivacySection
 from secure_client.errors import BudgetError, LedgerError
-from secure_client.privacy import query
 from secure_client.privacy.ledger import read_account
 from secure_client.privacy.releases import (
     SIMULATED_DELTA,
@@ -23,7 +23,7 @@ from secure_client.privacy.releases import (
 )
 from tests.support.small import small_agreement
 
-NOISE = 6.2
+NOISE = 6.3
 """With a δ of 1e-5, twenty releases take an epsilon of 3 or less."""
 Batch = tuple[NDArray[np.float64], NDArray[np.int64]]
 
@@ -76,13 +76,12 @@ def test_nothing_is_drawn_before_it_is_spent(tmp_path: Path, monkeypatch: pytest
     agreed = agreement()
     releases, ledger = opened(agreed, budget(tmp_path)), tmp_path / "ledger.jsonl"
     lines: list[int] = []
-    real = query.discrete_gaussian
 
     def counted(count: int, sigma_log2: int) -> Any:
         lines.append(len(ledger.read_text().splitlines()))
-        return real(count, sigma_log2)
+        return discrete_gaussian(count, sigma_log2)
 
-    monkeypatch.setattr(query, "discrete_gaussian", counted)
+    monkeypatch.setattr("secure_client.privacy.query.discrete_gaussian", counted)
     releases.release(1, batches(agreed))
     releases.release(2, batches(agreed))
     assert lines == [2, 3]  # after the line that the ledger begins with
@@ -94,7 +93,9 @@ def test_a_ledger_that_cannot_be_written_draws_nothing(
     agreed = agreement()
     releases = opened(agreed, budget(tmp_path))
     (tmp_path / "ledger.jsonl").unlink()
-    monkeypatch.setattr(query, "discrete_gaussian", lambda *_: pytest.fail("noise was drawn"))
+    monkeypatch.setattr(
+        "secure_client.privacy.query.discrete_gaussian", lambda *_: pytest.fail("noise was drawn")
+    )
     with pytest.raises(LedgerError):
         releases.release(1, batches(agreed))
 
@@ -112,7 +113,7 @@ def test_a_budget_that_is_spent_refuses_the_next_and_says_what_remains(tmp_path:
 
 
 def test_an_agreement_that_alone_is_too_much_is_refused_before_the_run(tmp_path: Path) -> None:
-    with pytest.raises(BudgetError, match=r"20 releases with noise multiplier 6\.2 take epsilon .* allows 2"):
+    with pytest.raises(BudgetError, match=r"20 releases with noise multiplier 6\.3 take epsilon .* allows 2"):
         opened(agreement(20), budget(tmp_path, 2.0))
     assert not (tmp_path / "ledger.jsonl").exists()
 
@@ -124,7 +125,7 @@ def test_no_release_without_a_budget_and_none_without_noise() -> None:
 
 
 def test_trained_features_are_no_guarantee_and_the_ledger_says_so(tmp_path: Path) -> None:
-    agreed = agreement(extractor="trained")
+    agreed = agreement(extractor=Extractor.TRAINED)
     releases = opened(agreed, budget(tmp_path, allow_no_guarantee=True))
     releases.release(1, batches(agreed))
     (entry,) = read_account(tmp_path / "ledger.jsonl").entries

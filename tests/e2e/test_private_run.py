@@ -1,0 +1,104 @@
+"""Processes whose prototypes are noisy: a budget that ends in the middle of a run, and a site that is killed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from protoseal.config import Agreement, Method, PrivacySection, Protection
+from protoseal.files import read_prototypes
+from secure_client.privacy.accounting import epsilon
+from secure_client.privacy.entries import Limit, Release, Spending
+from secure_client.privacy.ledger import Ledger, read_account
+from secure_client.privacy.releases import event_of, planned_epsilon
+from secure_server.app import read_rounds
+from secure_server.store import Store
+from tests.e2e.federations import small_agreement, small_sites
+from tests.support.processes import Federation
+
+ROUNDS, PAID = 4, 2
+"""The run's, and how many of them the first site has a budget for."""
+PRIVACY = PrivacySection(clip=0.5, noise_multiplier=0.4, min_count=1.0)
+DELTA = 1e-5
+
+
+def agreement() -> Agreement:
+    agreed = small_agreement(rounds=ROUNDS, protection=Protection.CKKS)
+    return Agreement.model_validate({**dict(agreed), "method": Method.PFPL, "privacy": PRIVACY})
+
+
+def allow(federation: Federation, site: str, limit: float) -> None:
+    """[privacy] in the site's file."""
+    with (federation.folder(site) / "site.toml").open("a", encoding="utf-8") as file:
+        file.write(
+            f'[privacy]\ndataset = "scans"\nledger = "ledger.jsonl"\nepsilon = {limit!r}\ndelta = {DELTA}\n'
+        )
+
+
+def spent_before(federation: Federation, site: str, limit: float, releases: int) -> None:
+    """On another run over the same data."""
+    ledger = Ledger(federation.folder(site) / "ledger.jsonl", "scans", Limit(limit, DELTA), epsilon=epsilon)
+    for number in range(1, releases + 1):
+        event = event_of(federation.agreement, PRIVACY)
+        ledger.spend(Spending(Release("earlier", number, "prototypes"), bytes(32), event))
+
+
+def test_a_site_whose_budget_ends_leaves_and_the_others_go_on(tmp_path: Path) -> None:
+    agreed, sites = agreement(), small_sites(4)
+    limit = planned_epsilon(agreed, PRIVACY, DELTA)
+    with Federation(tmp_path / "run", agreed, sites, gated=False) as federation:
+        for name in federation.names:
+            allow(federation, name, limit)
+        spent_before(federation, "site-1", limit, ROUNDS - PAID)
+        coordinator, running = federation.start_coordinator(), federation.start_sites()
+        poor = running.pop("site-1")
+
+        assert poor.exit_code() == 1
+        log = poor.log()
+        assert f"prototypes of round {PAID + 1} in run 'e2e' would bring data set 'scans' to epsilon" in log
+        assert "0 releases with noise multiplier 0.4 remain" in log
+        assert [each.exit_code() for each in (*running.values(), coordinator)] == [0, 0, 0, 0]
+
+        rounds = read_rounds(tmp_path / "run" / "coordinator" / "state" / "rounds.jsonl")
+        assert [set(each.sites) for each in rounds] == [
+            set(federation.names) - ({"site-1"} if number > PAID else set())
+            for number in range(1, ROUNDS + 1)
+        ]
+        assert len(read_account(federation.folder("site-1") / "ledger.jsonl").entries) == ROUNDS
+        assert received(federation, "site-1") == set(range(1, PAID + 1))
+        for name in running:
+            figures = json.loads((federation.folder(name) / "site.json").read_text(encoding="utf-8"))
+            spent = [each["epsilon"] for each in figures["rounds"]]
+            assert spent == sorted(spent)
+            assert spent[-1] == limit
+            assert all(each["guaranteed"] for each in figures["rounds"])
+
+
+def received(federation: Federation, site: str) -> set[int]:
+    """The rounds from 1 of which the coordinator has anything from the site."""
+    agreed = federation.agreement
+    path = federation.root / "coordinator" / "state" / "coordinator.sqlite"
+    with Store.open(path, agreed.run, agreed.hash(), record=True) as store:
+        return {
+            each.key.round for each in store.received() if each.site == site and each.key and each.key.round
+        }
+
+
+def test_a_site_that_is_killed_and_started_again_sends_what_it_paid_for_once(tmp_path: Path) -> None:
+    agreed, sites = agreement(), small_sites(3)
+    limit = planned_epsilon(agreed, PRIVACY, DELTA)
+    with Federation(tmp_path / "run", agreed, sites, gated=False) as federation:
+        for name in federation.names:
+            allow(federation, name, limit)
+        coordinator, running = federation.start_coordinator(), federation.start_sites()
+        victim = running["site-1"]
+        victim.wait_for_log("handed in PRESENCE of round 2")
+        victim.kill()
+        running["site-1"] = federation.start_site("site-1")
+        assert [each.exit_code() for each in (*running.values(), coordinator)] == [0, 0, 0, 0]
+        for name in federation.names:
+            entries = read_account(federation.folder(name) / "ledger.jsonl").entries
+            assert [each.spending.release.round for each in entries] == list(range(1, ROUNDS + 1))
+            assert np.isfinite(read_prototypes(federation.folder(name)).local).all()

@@ -1,0 +1,177 @@
+"""A site whose prototypes are noisy: what leaves it is what it paid for, and stays the same until the next release."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from crypto.keys import StorageKey
+from protoseal.config import Agreement, BudgetSection, Extractor, PrivacySection
+from secure_client.build import build_learner, build_trainee
+from secure_client.errors import ModelError
+from secure_client.journal import Journal
+from secure_client.learner import Learner
+from secure_client.privacy.entries import Entry
+from secure_client.privacy.ledger import read_account
+from secure_client.privacy.releases import open_releases
+from secure_client.trainee import Trainee
+from tests.support.small import small_agreement, small_data
+
+SITE = "clinic-a"
+PRIVACY = PrivacySection(clip=2.0, noise_multiplier=1.0, release_every=2, min_count=1.0)
+
+
+def agreement(**changes: Any) -> Agreement:
+    return small_agreement(rounds=6).model_copy(
+        update={"privacy": PRIVACY.model_copy(update=changes), "norm_bound": 50.0}
+    )
+
+
+class Site:
+    """A trainee with its journal and ledger, which can be restarted."""
+
+    def __init__(self, folder: Path, agreed: Agreement) -> None:
+        self._folder, self._agreed = folder, agreed
+        self.open()
+
+    def open(self) -> None:
+        self.journal = Journal(
+            self._folder / "journal.sqlite",
+            run=self._agreed.run,
+            agreement_hash=self._agreed.hash(),
+            site=SITE,
+            storage=StorageKey(bytes(32)),
+        )
+        own = BudgetSection(dataset="scans", ledger=self._folder / "ledger.jsonl", epsilon=100.0)
+        releases = open_releases(self._agreed, own)
+        self.learner = learner(self._agreed)
+        self.trainee: Trainee = build_trainee(self._agreed, self.learner, self.journal, releases)
+
+    def restart(self) -> None:
+        self.journal.close()
+        self.open()
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        return read_account(self._folder / "ledger.jsonl").entries
+
+
+def learner(agreed: Agreement) -> Learner:
+    data = small_data(agreed)[SITE]
+    return build_learner(agreed, SITE, data, model=agreed.training.model, device="cpu")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    made = Site(tmp_path, agreement())
+    yield made
+    made.journal.close()
+
+
+def test_what_is_sent_is_noisy_and_paid_for(site: Site) -> None:
+    rows, _ = site.trainee.trained(1)
+    exact, _ = site.learner.prototypes()
+    held = site.trainee.held_classes()
+    assert (np.abs(rows - exact)[held] > 1e-3).any()
+    assert [each.spending.release.round for each in site.entries] == [1]
+
+
+def test_a_release_serves_its_rounds_and_attempts(site: Site) -> None:
+    first, _ = site.trainee.trained(1)
+    for number in (1, 2):
+        again, _ = site.trainee.trained(number)
+        np.testing.assert_array_equal(again, first)
+    third, _ = site.trainee.trained(3)
+    assert not np.array_equal(third, first)
+    assert [each.spending.release.round for each in site.entries] == [1, 3]
+
+
+def test_a_restart_sends_the_same_and_pays_nothing(site: Site) -> None:
+    for number in (1, 2):
+        rows, _ = site.trainee.trained(number)
+        held, spent = site.trainee.held_classes(), site.trainee.spent
+        site.restart()
+        again, _ = site.trainee.trained(number)
+        np.testing.assert_array_equal(again, rows)
+        np.testing.assert_array_equal(site.trainee.held_classes(), held)
+        assert site.trainee.spent == spent
+    site.restart()
+    np.testing.assert_array_equal(site.trainee.trained(2)[0], rows)
+    assert len(site.entries) == 1
+
+
+def test_a_site_that_dies_between_paying_and_keeping_pays_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it drew is lost, and was not sent: so the ledger has more than what left, never less."""
+    with monkeypatch.context() as dying:
+        dying.setattr(site.journal, "put", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            site.trainee.trained(1)
+    site.restart()
+    site.trainee.trained(1)
+    assert [each.spending.release.round for each in site.entries] == [1, 1]
+
+
+def test_which_classes_it_states_follows_from_noisy_counts(tmp_path: Path) -> None:
+    """With a threshold far above what it has it states none, though it has three."""
+    site = Site(tmp_path, agreement(min_count=1e6))
+    site.trainee.trained(1)
+    assert not site.trainee.held_classes().any()
+    assert not site.trainee.trained(1)[0].any()
+    site.journal.close()
+
+
+def test_frozen_features_are_those_of_the_initial_model_whatever_was_trained(site: Site) -> None:
+    initial = {name: value.clone() for name, value in site.learner.predictor.state_dict().items()}
+    for number in range(1, 4):
+        site.trainee.trained(number)
+    trained = site.learner.predictor.state_dict()
+    moved = {name for name, value in trained.items() if not torch.equal(value, initial[name])}
+    assert moved
+    assert all(name.startswith("classifier") for name in moved)
+
+
+def test_trained_features_move(tmp_path: Path) -> None:
+    """The power of the last."""
+    agreed = agreement(extractor=Extractor.TRAINED)
+    site = learner(agreement())
+    own = BudgetSection(
+        dataset="scans", ledger=tmp_path / "ledger.jsonl", epsilon=100.0, allow_no_guarantee=True
+    )
+    with Journal(
+        tmp_path / "journal.sqlite",
+        run=agreed.run,
+        agreement_hash=agreed.hash(),
+        site=SITE,
+        storage=StorageKey(bytes(32)),
+    ) as journal:
+        trained = learner(agreed)
+        trainee = build_trainee(agreed, trained, journal, open_releases(agreed, own))
+        trainee.trained(1)
+        spent = trainee.spent
+    assert spent is not None
+    assert not spent.guaranteed
+    initial = site.predictor.state_dict()
+    moved = {
+        name
+        for name, value in trained.predictor.state_dict().items()
+        if not torch.equal(value, initial[name])
+    }
+    assert any(not name.startswith("classifier") for name in moved)
+
+
+def test_statistics_of_batches_are_refused() -> None:
+    """Batch normalisation's move with every record, whatever is frozen."""
+    agreed = agreement().model_copy(
+        update={
+            "training": agreement().training.model_copy(update={"model": "tests.support.summed:build"}),
+        }
+    )
+    with pytest.raises(ModelError, match=r"\[privacy\] allows no batch normalisation"):
+        learner(agreed)
