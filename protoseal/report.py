@@ -28,7 +28,9 @@ from protoseal.split_view import PLOT
 from protoseal.tables import (
     METRICS,
     NO_GLOBAL_MODEL,
+    epsilon_text,
     has_personalised,
+    is_private,
     of_seed,
     paired_text,
     points,
@@ -57,6 +59,7 @@ def write_report(run: Path, class_name: str | None = None) -> Path:
         metrics=METRICS,
         of_seed=of_seed(result),
         personalised=has_personalised(result),
+        private=is_private(result),
         no_global_model=NO_GLOBAL_MODEL,
         config=json.dumps(result.config, indent=2, ensure_ascii=False, default=str),
     )
@@ -108,6 +111,7 @@ def _template() -> Any:
     environment.filters["percent"] = _percent
     environment.filters |= {"points": points, "spread": spread_text, "paired": paired_text}
     environment.filters["size"] = _size
+    environment.filters["epsilon"] = epsilon_text
     return environment.from_string((files("protoseal") / "report.html").read_text(encoding="utf-8"))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
-from protoseal.files import Paired, Personalised, RunResult, Spread
+from protoseal.files import Paired, Personalised, RunResult, SiteFigures, SiteRound, Spread
 
 NO_GLOBAL_MODEL = (
     "GM, the accuracy of one global model, is left out: most methods leave each site a classifier of its own, so there"
@@ -59,15 +59,31 @@ def sites_table(result: RunResult) -> Table:
         ["site"],
         [f"{result.method} %", *(f"{name} %" for name in others), "train", "kB up", "kB down"],
     )
+    private = is_private(result)
+    if private:
+        table.add_column("epsilon")
     table.add_column("withheld")
     for site in result.sites:
         beside = [percent(site.compared.get(name)) for name in others]
         numbers = [percent(site.accuracy), *beside, str(site.train_samples)]
         traffic = [f"{count / 1000:,.0f}" for count in (site.bytes_up, site.bytes_down)]
-        table.add_row(site.name, *numbers, *traffic, " ".join(site.withheld) or "-")
+        spent = [epsilon_text(site)] if private else []
+        table.add_row(site.name, *numbers, *traffic, *spent, " ".join(site.withheld) or "-")
     table.add_section()
     table.add_row("mean", percent(result.mean_accuracy), *(percent(result.compared[name]) for name in others))
     return table
+
+
+def is_private(result: RunResult) -> bool:
+    """Whether any site's prototypes were noisy."""
+    return any(site.epsilon is not None for site in result.sites)
+
+
+def epsilon_text(figures: SiteFigures | SiteRound) -> str:
+    """What was spent, and that it is no guarantee where it is none."""
+    if figures.epsilon is None:
+        return "-"
+    return f"{figures.epsilon:.3g}" + ("" if figures.guaranteed else ", no record-level guarantee")
 
 
 def has_personalised(result: RunResult) -> bool:

@@ -13,8 +13,9 @@ from protoseal.config import Agreement, SiteConfig
 from secure_client.app import open_learner, open_party
 from secure_client.build import build_initial_model, check_averaged
 from secure_client.data import load_site_data
-from secure_client.errors import SiteError
+from secure_client.errors import BudgetError, SiteError
 from secure_client.learner import choose_device
+from secure_client.privacy.releases import NO_GUARANTEE, open_releases, planned_epsilon
 from secure_client.setup import Party
 from secure_client.transport import GrpcTransport
 
@@ -43,6 +44,8 @@ def check_site(config: SiteConfig, passphrase: Callable[[], bytes]) -> Iterator[
         yield _tried("data and model", lambda: _learner(config))
     else:
         yield _tried("data", lambda: _data(config))
+    if config.agreement.privacy is not None:
+        yield _tried("privacy", lambda: _privacy(config))
     yield _tried("certificate", lambda: _certificate(open_party(config, passphrase())))
     yield _tried("coordinator", lambda: _reach(config, open_party(config, passphrase())))
 
@@ -56,6 +59,20 @@ def _tried(what: str, attempt: Callable[[], str]) -> Finding:
 
 def _agreement(agreement: Agreement) -> str:
     return f"run {agreement.run}: {agreement.summary}; hash {agreement.hash().hex()}"
+
+
+def _privacy(config: SiteConfig) -> str:
+    """What the run takes of the budget, and what remains; the ledger is begun if there is none."""
+    agreement, own = config.agreement, config.privacy
+    releases = open_releases(agreement, own)
+    if agreement.privacy is None or own is None or releases is None:
+        raise BudgetError("nothing is released with noise")
+    planned, spent = planned_epsilon(agreement, agreement.privacy, own.delta), releases.spent
+    label = "" if spent.guaranteed else f"; {NO_GUARANTEE}"
+    return (
+        f"{agreement.privacy.releases(agreement.rounds)} releases take epsilon {planned:.4g} by themselves;"
+        f" {spent.epsilon:.4g} of {own.epsilon:g} at delta {own.delta:g} is spent on {own.dataset!r}{label}"
+    )
 
 
 def _model(config: SiteConfig) -> str:

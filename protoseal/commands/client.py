@@ -15,6 +15,7 @@ from protoseal.commands.logs import start_log
 from protoseal.commands.passphrase import IN_CONFIG, read_passphrase
 from protoseal.commands.reporting import one_line_errors
 from protoseal.config import SiteConfig, load_site
+from protoseal.tables import epsilon_text
 
 if TYPE_CHECKING:
     from protoseal.files import SiteRound
@@ -92,5 +93,6 @@ def _show(figures: SiteRound) -> None:
         *([] if accuracy is None else [f"accuracy {100 * accuracy:.1f} %"]),
         *(f"{phase} {seconds:.1f} s" for phase, seconds in figures.seconds.items()),
         *([f"withheld: {', '.join(figures.withheld)}"] if figures.withheld else []),
+        *([] if figures.epsilon is None else [f"epsilon {epsilon_text(figures)}"]),
     ]
     click.echo(", ".join(parts))

@@ -27,7 +27,7 @@ class Extractor(StrEnum):
 class PrivacySection(Section):
     """What sites release: noisy class means of clipped features, the same in every round until the next release.
 
-    Features are clipped to the norm ``clip``, and counts weigh ``count_weight`` (the clip unless given), in one
+    Features are clipped to the norm ``clip``, and counts weigh ``count_weight`` (clip/d^¼ unless given), in one
     Gaussian query with noise of ``noise_multiplier`` times its sensitivity. A class whose noisy count is below
     ``min_count`` (three of its standard deviations unless given) is treated as absent. Unit: one record, added or
     removed.

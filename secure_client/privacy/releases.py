@@ -12,6 +12,7 @@ from protoseal.config import Agreement
 from protoseal.config.privacy import BudgetSection, Extractor, PrivacySection
 from secure_client.errors import BudgetError
 from secure_client.privacy.accounting import epsilon
+from secure_client.privacy.calibration import best_count_weight
 from secure_client.privacy.entries import Fact, Limit, Release, Spending
 from secure_client.privacy.events import GaussianRelease
 from secure_client.privacy.grid import Float, Ints
@@ -35,9 +36,10 @@ class Spent:
     guaranteed: bool
 
 
-def query_of(agreed: PrivacySection) -> PrototypeQuery:
-    """The agreed query. ``ValueError`` for numbers that have no grid."""
-    weight = agreed.clip if agreed.count_weight is None else agreed.count_weight
+def query_of(agreed: PrivacySection, dim: int) -> PrototypeQuery:
+    """The agreed query of features (d,). ``ValueError`` for numbers that have no grid."""
+    best = best_count_weight(agreed.clip, dim)
+    weight = best if agreed.count_weight is None else agreed.count_weight
     deviation = agreed.noise_multiplier * math.hypot(agreed.clip, weight) / weight
     least = _USUAL_DEVIATIONS * deviation if agreed.min_count is None else agreed.min_count
     return PrototypeQuery(agreed.clip, weight, agreed.noise_multiplier, least)
@@ -53,7 +55,7 @@ class Releases:
         begun that cannot be ended; :class:`LedgerError` for a ledger that cannot be spent by.
         """
         self._agreement, self._agreed, self._budget = agreement, agreed, budget
-        self._query = query_of(agreed)
+        self._query = query_of(agreed, agreement.dim)
         self._event = event_of(agreement, agreed)
         self._check_planned(planned_epsilon(agreement, agreed, budget.delta))
         self._ledger = Ledger(

@@ -30,10 +30,11 @@ COORDINATORS, SITE_FILES = (
     ("coordinator.toml", "service-coordinator.toml"),
     ("site.toml", "service-site.toml"),
 )
+PRIVATE, PRIVATE_SITE = "agreement-private.toml", "site-private.toml"
 LOADERS: dict[str, Callable[[Path], object]] = {
     **dict.fromkeys(AGREEMENTS, load_agreement),
     **dict.fromkeys(COORDINATORS, load_coordinator),
-    **dict.fromkeys(SITE_FILES, load_site),
+    **dict.fromkeys((*SITE_FILES, PRIVATE_SITE), load_site),
 }
 
 
@@ -65,6 +66,7 @@ def test_a_setting_that_a_sample_comments_out_is_one_that_there_is(name: str, tm
     [
         ("agreement.toml", Method.PFPL, Protection.CKKS),
         ("agreement-masked.toml", Method.PFPL, Protection.MASKED),
+        ("agreement-private.toml", Method.PFPL, Protection.CKKS),
         ("agreement-fedpc.toml", Method.FEDPC, Protection.MASKED),
         ("agreement-feddbp.toml", Method.FEDDBP, Protection.MASKED),
         ("agreement-fedplcc.toml", Method.FEDPLCC, Protection.MASKED),
@@ -80,7 +82,7 @@ def test_an_agreement_is_what_the_walk_through_says(
 
 def test_agreements_are_of_one_federation_and_of_different_runs() -> None:
     agreements = [load_agreement(SAMPLES / name) for name in AGREEMENTS]
-    assert len({each.run for each in agreements}) == len(agreements) == 5
+    assert len({each.run for each in agreements}) == len(agreements) == 6
     assert len({(each.federation, each.classes, each.dim, each.preprocessing) for each in agreements}) == 1
 
 
@@ -117,13 +119,21 @@ def test_fedplcc_averages_a_whole_model_and_says_every_number_of_its_method() ->
     }
 
 
-@pytest.mark.parametrize("name", AGREEMENTS)
-@pytest.mark.parametrize(("coordinator_file", "site_file"), list(zip(COORDINATORS, SITE_FILES, strict=True)))
+SERVING = [
+    (coordinator, site, name)
+    for coordinator, site in zip(COORDINATORS, SITE_FILES, strict=True)
+    for name in AGREEMENTS
+    if name != PRIVATE
+] + [(coordinator, PRIVATE_SITE, PRIVATE) for coordinator in COORDINATORS[:1]]
+
+
+@pytest.mark.parametrize(("coordinator_file", "site_file", "name"), SERVING)
 def test_the_parties_files_serve_every_agreement_and_each_other(
     tmp_path: Path, name: str, coordinator_file: str, site_file: str
 ) -> None:
     shutil.copytree(SAMPLES, tmp_path, dirs_exist_ok=True)
-    shutil.copy(SAMPLES / name, tmp_path / "agreement.toml")
+    for file in ("agreement.toml", PRIVATE):
+        shutil.copy(SAMPLES / name, tmp_path / file)
     coordinator, site = load_coordinator(tmp_path / coordinator_file), load_site(tmp_path / site_file)
     assert coordinator.agreement.hash() == site.agreement.hash() == load_agreement(SAMPLES / name).hash()
     assert set(coordinator.sites) == set(SITES)
@@ -131,7 +141,15 @@ def test_the_parties_files_serve_every_agreement_and_each_other(
     assert site.coordinator.rpartition(":")[2] == coordinator.listen.rpartition(":")[2]
 
 
-@pytest.mark.parametrize("name", [*COORDINATORS, *SITE_FILES])
+@pytest.mark.parametrize("name", SITE_FILES)
+def test_a_site_without_a_budget_refuses_to_release(tmp_path: Path, name: str) -> None:
+    shutil.copytree(SAMPLES, tmp_path, dirs_exist_ok=True)
+    shutil.copy(SAMPLES / PRIVATE, tmp_path / "agreement.toml")
+    with pytest.raises(ConfigError, match=r"say in \[privacy\] what this site may spend"):
+        load_site(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", [*COORDINATORS, *SITE_FILES, PRIVATE_SITE])
 def test_files_are_called_what_the_pki_commands_call_them(name: str) -> None:
     party = LOADERS[name](SAMPLES / name)
     assert Path(vars(party)["ca"]).name == CA_FILE

@@ -155,6 +155,11 @@ def test_a_simulated_site_has_room_for_its_run_and_no_more(tmp_path: Path) -> No
 
 def test_a_class_is_absent_below_three_deviations_of_its_count_unless_agreed() -> None:
     agreed = PrivacySection(clip=3.0, noise_multiplier=2.0, count_weight=4.0)
-    assert query_of(agreed).min_count == pytest.approx(3 * 2.0 * 5.0 / 4.0)
-    assert query_of(agreed).count_sigma == pytest.approx(2.0 * 5.0 / 4.0, rel=1e-5)
-    assert query_of(agreed.model_copy(update={"min_count": 7.0})).min_count == 7.0
+    assert query_of(agreed, 16).min_count == pytest.approx(3 * 2.0 * 5.0 / 4.0)
+    assert query_of(agreed, 16).count_sigma == pytest.approx(2.0 * 5.0 / 4.0, rel=1e-5)
+    assert query_of(agreed.model_copy(update={"min_count": 7.0}), 16).min_count == 7.0
+
+
+def test_counts_weigh_what_makes_the_error_least_unless_agreed() -> None:
+    agreed = PrivacySection(clip=3.0, noise_multiplier=2.0)
+    assert query_of(agreed, 81).count_weight == pytest.approx(1.0)

@@ -1,0 +1,74 @@
+"""A simulated run with noise: what result.json, the table and the report say of epsilon."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from protoseal.cli import main
+
+FILE = """
+method = "pfpl"
+protection = "plain"
+dataset = "digits"
+split = "iid"
+sites = 3
+rounds = 3
+dim = 8
+[training]
+norm = "group"
+[privacy]
+clip = 1.0
+noise_multiplier = 5.0
+release_every = 2
+extractor = "{extractor}"
+"""
+
+
+def simulated(folder: Path, extractor: str) -> tuple[dict[str, Any], str]:
+    file = folder / "private.toml"
+    file.write_text(FILE.format(extractor=extractor), encoding="utf-8")
+    ran = CliRunner().invoke(
+        main, ["simulate", "--config", str(file), "--out", str(folder / "out"), "--device", "cpu"]
+    )
+    assert ran.exit_code == 0, ran.output
+    content: dict[str, Any] = json.loads((folder / "out" / "result.json").read_text(encoding="utf-8"))
+    return content, ran.output + (folder / "out" / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("extractor", "guaranteed"), [("frozen", True), ("trained", False)])
+def test_what_was_spent_and_whether_it_is_a_guarantee(
+    tmp_path: Path, extractor: str, guaranteed: bool
+) -> None:
+    result, shown = simulated(tmp_path, extractor)
+    assert len(result["sites"]) == 3
+    for site in result["sites"]:
+        assert 0.5 < site["epsilon"] < 2.0  # two releases
+        assert site["guaranteed"] == guaranteed
+    assert result["config"]["privacy"]["extractor"] == extractor
+    assert ("no record-level guarantee" in " ".join(shown.split())) == (not guaranteed)
+    assert "<th>ε</th>" in shown
+
+
+def test_without_noise_nothing_is_said_of_epsilon(tmp_path: Path) -> None:
+    file = tmp_path / "exact.toml"
+    file.write_text(FILE.partition("[privacy]")[0], encoding="utf-8")
+    out = tmp_path / "out"
+    ran = CliRunner().invoke(main, ["simulate", "--config", str(file), "--out", str(out), "--device", "cpu"])
+    assert ran.exit_code == 0, ran.output
+    result = json.loads((out / "result.json").read_text(encoding="utf-8"))
+    assert {site["epsilon"] for site in result["sites"]} == {None}
+    assert "<th>ε</th>" not in (out / "report.html").read_text(encoding="utf-8")
+    assert "epsilon" not in ran.output
+
+
+def test_so_little_noise_that_no_epsilon_can_be_told_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "loud.toml"
+    file.write_text(FILE.format(extractor="frozen").replace("5.0", "0.01"), encoding="utf-8")
+    ran = CliRunner().invoke(main, ["simulate", "--config", str(file), "--out", str(tmp_path / "out")])
+    assert ran.exit_code == 1
+    assert "no epsilon can be told" in ran.output
