@@ -24,6 +24,7 @@ from secure_client.errors import ModelError
 from secure_client.journal import Journal
 from secure_client.learner import Learner, choose_device
 from secure_client.models import PrototypeModel, build_model
+from secure_client.noisy import NoisyPrototypes
 from secure_client.pretrained import load_pretrained
 from secure_client.privacy.releases import Releases
 from secure_client.recipe import BatchLoss, Clustered, Recipe, Stage, Trains
@@ -127,7 +128,9 @@ def build_trainee(
             *(learner.site, samples, most),
         )
     keeps_zeros = agreement.protection is Protection.CKKS
-    return Trainee(learner, journal, prototype_bounds(agreement), keeps_zeros=keeps_zeros, releases=releases)
+    bounds = prototype_bounds(agreement)
+    noisy = None if releases is None else NoisyPrototypes(releases, bounds)
+    return Trainee(learner, journal, bounds, keeps_zeros=keeps_zeros, noisy=noisy)
 
 
 def check_private(agreement: Agreement, model: PrototypeModel) -> None:

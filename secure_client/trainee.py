@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,24 +27,15 @@ from secure_client.errors import DataError
 from secure_client.guides import inference_guide
 from secure_client.journal import Journal
 from secure_client.learner import Evaluation, Learner
-from secure_client.privacy.releases import Releases, Spent
+from secure_client.noisy import NoisyPrototypes
+from secure_client.privacy.releases import Spent
 from secure_client.training import Job, Losses, run
 
 _log = logging.getLogger("protoseal.site")
 _STATE, _TARGETS, _BASE = "model", "targets", "base"
 _OWN, _COUNTS, _FROM = "protoseal.prototypes", "protoseal.counts", "protoseal.trained-from"
-_PRESENT, _RELEASED_IN = "protoseal.present", "protoseal.released-in"
 _SCORES, _LOSSES, _LOCAL = "protoseal.scores", "protoseal.losses", "protoseal.local-"
 _REMEMBERED = "remembered "
-
-
-@dataclass(frozen=True)
-class Release:
-    """The last noisy prototypes: ``rows`` (K, d) as they are sent, and which classes are ``present`` (K,)."""
-
-    round: int
-    rows: NDArray[np.float64]
-    present: Bool
 
 
 class Trainee:
@@ -66,17 +57,16 @@ class Trainee:
         bounds: PrototypeBounds,
         *,
         keeps_zeros: bool = False,
-        releases: Releases | None = None,
+        noisy: NoisyPrototypes | None = None,
     ) -> None:
         """Take up where the journal left off.
 
         ``keeps_zeros``: of several prototypes of a class those that are zero stay, since that they are may follow from
-        what was decrypted, and must not show in what a site states. With ``releases`` prototypes, and which classes
-        there are, are noisy: those of the last release, which are kept like all that was trained.
+        what was decrypted, and must not show in what a site states. With ``noisy`` the prototypes, and which classes
+        there are, are that one's.
         """
         self._learner, self._journal, self._bounds = learner, journal, bounds
-        self._keeps_zeros, self._releases = keeps_zeros, releases
-        self._released: Release | None = None
+        self._keeps_zeros, self._noisy = keeps_zeros, noisy
         self._round = 0
         self._rows: NDArray[np.float64] | None = None
         self._counts: NDArray[np.int64] | None = None
@@ -123,8 +113,8 @@ class Trainee:
         """The second half: keep what was trained. ``losses`` are those of the last job, None if there was none."""
         self._round, self._rows, self._counts = round_number, None, self._learner.counts
         self._scores, self._local, self._losses = None, None, losses
-        if self._releases is not None:
-            self._rows = self._release(self._releases)
+        if self._noisy is not None:
+            self._rows = self._noisy.of_round(round_number, self._learner.embedded())
         elif self._learner.exchanges_prototypes:
             self._describe()
         self._trained_from = self.base
@@ -137,8 +127,8 @@ class Trainee:
 
     @property
     def spent(self) -> Spent | None:
-        """What of its privacy budget the site has spent; None where nothing of its prototypes is noisy."""
-        return None if self._releases is None else self._releases.spent
+        """What of its privacy budget the site has spent; None where its prototypes are exact."""
+        return None if self._noisy is None else self._noisy.spent
 
     @property
     def has_trained(self) -> bool:
@@ -160,8 +150,8 @@ class Trainee:
         Where it has several prototypes of a class, those of which it has one to send: of zeros only if it keeps them.
         """
         counts = self._require_counts()
-        if self._released is not None:
-            return self._released.present
+        if self._noisy is not None:
+            return self._noisy.present
         return counts > 0 if self._local is None else np.isin(np.arange(len(counts)), self._local.labels)
 
     def averaged(self) -> NDArray[np.float64]:
@@ -311,17 +301,6 @@ class Trainee:
             within = replace(local, rows=self._bounded(local.rows))
             self._local = within if self._keeps_zeros else within.without_zeros()
 
-    def _release(self, releases: Releases) -> NDArray[np.float64]:
-        """Noisy prototypes: of this round, or of the last that had any. Spent before they are drawn."""
-        if self._released is None or releases.due(self._round, self._released.round):
-            batches = (
-                (given.double().cpu().numpy(), labels.long().cpu().numpy())
-                for given, labels in self._learner.embedded()
-            )
-            drawn = releases.release(self._round, batches)
-            self._released = Release(self._round, self._bounds.bounded(drawn.rows).rows, drawn.present)
-        return self._released.rows
-
     def _require_rows(self) -> NDArray[np.float64]:
         """Where the method exchanges none they are taken now, of the trained model: it stays until the next round."""
         if self._counts is None:
@@ -361,9 +340,8 @@ class Trainee:
         state = self._learner.state()
         if self._rows is not None:
             state[_OWN] = torch.from_numpy(self._rows)
-        if self._released is not None:
-            state[_PRESENT] = torch.from_numpy(self._released.present)
-            state[_RELEASED_IN] = torch.tensor(self._released.round)
+        if self._noisy is not None:
+            state |= self._noisy.state()
         state[_COUNTS] = torch.from_numpy(self._counts)
         if self._scores is not None:
             state[_SCORES] = torch.from_numpy(self._scores)
@@ -387,9 +365,8 @@ class Trainee:
         state = safetensors.torch.load(content)
         self._rows = state.pop(_OWN).numpy() if _OWN in state else None
         self._counts = state.pop(_COUNTS).numpy()
-        self._released = None
-        if self._rows is not None and _PRESENT in state:
-            self._released = Release(int(state.pop(_RELEASED_IN)), self._rows, state.pop(_PRESENT).numpy())
+        if self._noisy is not None:
+            self._noisy.load(state)
         self._scores = state.pop(_SCORES).numpy() if _SCORES in state else None
         self._losses = Losses(*state.pop(_LOSSES).tolist()) if _LOSSES in state else None
         local = {name: state.pop(name).numpy() for name in list(state) if name.startswith(_LOCAL)}
