@@ -152,8 +152,8 @@ def _site_figures(log: SiteLog, method: str, last: Compared) -> SiteFigures:
         accuracy_self=known.get(Method.SELF),
         compared=known,
         withheld=own.withheld if own else (),
-        epsilon=own.epsilon if own else None,
-        guaranteed=own.guaranteed if own else False,
+        epsilon=max((each.epsilon for each in log.rounds if each.epsilon is not None), default=None),
+        guaranteed=bool(log.rounds) and all(each.guaranteed for each in log.rounds),
         per_class=(own.per_class if own else None) or {},
         **accuracies.model_dump(),
     )

@@ -15,7 +15,7 @@ from secure_client.data import SiteData, load_site_data
 from secure_client.errors import RunStopped, SiteError
 from secure_client.journal import Journal
 from secure_client.learner import Learner
-from secure_client.privacy.releases import open_releases
+from secure_client.privacy.releases import check_delta, open_releases
 from secure_client.runner import take_part
 from secure_client.session import Session
 from secure_client.setup import Party, open_journal
@@ -62,6 +62,8 @@ def run_site(
     agreement, party = config.agreement, open_party(config, passphrase)
     data = load_site_data(config.data, config.data_root, agreement)
     with open_journal(config.state_dir / "journal.sqlite", agreement, party) as journal:
+        if config.privacy is not None:
+            check_delta(config.privacy, data.train_samples)
         releases = open_releases(agreement, config.privacy)
         trainee = build_trainee(agreement, open_learner(config, data), journal, releases)
         transport = GrpcTransport(

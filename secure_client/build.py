@@ -15,12 +15,12 @@ from algorithms.fedplvm import objective as fedplvm
 from algorithms.fedproto import objective as fedproto
 from algorithms.fpl import objective as fpl
 from algorithms.pfpl import objective as pfpl
-from protoseal.config import AddedMethod, Agreement, Extractor, Method, Part, Protection
+from protoseal.config import CONTROLS, AddedMethod, Agreement, Extractor, Method, Part, Protection
 from secure_client.averaged import Averaged
 from secure_client.bounds import PrototypeBounds, check_averaged_bounds
 from secure_client.data import SiteData
 from secure_client.dual_branch import add_branches
-from secure_client.errors import ModelError
+from secure_client.errors import BudgetError, ModelError
 from secure_client.journal import Journal
 from secure_client.learner import Learner, choose_device
 from secure_client.models import PrototypeModel, build_model
@@ -118,6 +118,7 @@ def build_trainee(
 ) -> Trainee:
     """The learner with its memory, and what it releases by where the agreement has noise.
 
+    Raises :class:`BudgetError` for such an agreement without it, unless nothing of the method leaves a site.
     Logs a warning where the site's model weighs less than its samples.
     """
     samples, most = int(learner.counts.sum()), agreement.averaging.most_samples
@@ -127,6 +128,8 @@ def build_trainee(
             "allow for them",
             *(learner.site, samples, most),
         )
+    if agreement.privacy is not None and releases is None and agreement.method not in CONTROLS:
+        raise BudgetError("prototypes that are agreed to be noisy have nothing to be released by")
     keeps_zeros = agreement.protection is Protection.CKKS
     bounds = prototype_bounds(agreement)
     noisy = None if releases is None else NoisyPrototypes(releases, bounds)
@@ -157,7 +160,7 @@ def build_recipe(agreement: Agreement) -> Recipe:
         prototypes=method.traits.prototypes or agreement.clusters,
     )
     if agreement.privacy is not None and agreement.privacy.extractor is Extractor.FROZEN:
-        recipe = replace(recipe, stages=(Stage(Trains.CLASSIFIER),))
+        recipe = replace(recipe, stages=(Stage(Trains.CLASSIFIER),), initial_features=True)
     if agreement.clusters:
         own = agreement.clustering
         return replace(recipe, clustered=Clustered(own.single, own.literal_norms, own.most_local))

@@ -15,7 +15,7 @@ from secure_client.build import build_initial_model, check_averaged
 from secure_client.data import load_site_data
 from secure_client.errors import BudgetError, SiteError
 from secure_client.learner import choose_device
-from secure_client.privacy.releases import NO_GUARANTEE, open_releases, planned_epsilon
+from secure_client.privacy.releases import NO_GUARANTEE, check_delta, open_releases, planned_epsilon
 from secure_client.setup import Party
 from secure_client.transport import GrpcTransport
 
@@ -67,6 +67,7 @@ def _privacy(config: SiteConfig) -> str:
     releases = open_releases(agreement, own)
     if agreement.privacy is None or own is None or releases is None:
         raise BudgetError("nothing is released with noise")
+    check_delta(own, load_site_data(config.data, config.data_root, agreement).train_samples)
     planned, spent = planned_epsilon(agreement, agreement.privacy, own.delta), releases.spent
     label = "" if spent.guaranteed else f"; {NO_GUARANTEE}"
     return (

@@ -103,6 +103,7 @@ class Learner:
         """
         self._model = model.to(device)
         self._personal = None if recipe.personal is None else copy.deepcopy(self._model)
+        self._initial = copy.deepcopy(self._model) if recipe.initial_features else None
         self._recipe, self._schedule = recipe, schedule
         self._site, self._seed = site, seed
         self._classes, self._dim = classes, dim
@@ -151,10 +152,14 @@ class Learner:
     def embedded(self) -> Iterable[Embedded]:
         """One pass over the training set in ``eval()`` mode, by the model that this site predicts with.
 
+        With the recipe's ``initial_features`` by a copy of the model as it was given: whatever moves in training, or
+        while it computes, is in none of them.
+
         To be read once, or as often as :meth:`prototypes`, :meth:`scores` and :meth:`local_clusters` need for this
         recipe: where they are more than one, what they are all taken of is kept.
         """
-        batches = ((given.features, labels) for given, labels in self._outputs(self.predictor, self._train))
+        model = self.predictor if self._initial is None else copy.deepcopy(self._initial)
+        batches = ((given.features, labels) for given, labels in self._outputs(model, self._train))
         return list(batches) if self._recipe.scores or self._recipe.clustered else batches
 
     def prototypes(

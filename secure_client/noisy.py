@@ -12,8 +12,10 @@ from torch import Tensor
 
 from algorithms.linear import Bool
 from secure_client.bounds import PrototypeBounds
+from secure_client.privacy.chain import Anchor
 from secure_client.privacy.releases import Releases, Spent
 
+_SEQ, _HEAD = "protoseal.ledger-seq", "protoseal.ledger-head"
 _PRESENT, _ROWS, _ROUND = "protoseal.present", "protoseal.released", "protoseal.released-in"
 
 
@@ -60,16 +62,24 @@ class NoisyPrototypes:
         """To be kept; what :meth:`load` takes up."""
         if self._last is None:
             return {}
+        anchor = self._releases.anchor
         return {
+            _SEQ: torch.tensor(anchor.seq),
+            _HEAD: torch.tensor(list(bytes.fromhex(anchor.head)), dtype=torch.uint8),
             _ROUND: torch.tensor(self._last.round),
             _ROWS: torch.tensor(self._last.rows),  # a copy: the trainee keeps the same rows beside it
             _PRESENT: torch.from_numpy(self._last.present),
         }
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take its own out of what was kept."""
+        """Take its own out of what was kept.
+
+        :class:`RolledBackError` where the ledger has not what it had then: the site would pay from a new budget.
+        """
         self._last = None
         if _ROUND in state:
+            head = state.pop(_HEAD).numpy().tobytes().hex()
+            self._releases.check_anchor(Anchor(int(state.pop(_SEQ)), head))
             self._last = _Release(
                 int(state.pop(_ROUND)), state.pop(_ROWS).numpy(), state.pop(_PRESENT).numpy()
             )

@@ -64,6 +64,7 @@ class Recipe:
     it predicts with. ``averages`` is the part of the model that is exchanged, ``predicts`` tells what the site
     predicts with. With ``scores``, FedDBP's Fisher scores are taken with the prototypes; with ``clustered``, local
     prototypes are. Without ``prototypes`` none are exchanged, so that they are taken only when something asks for them.
+    With ``initial_features`` prototypes are of the model as it was before any training, whatever trains.
     """
 
     objective: BatchLoss
@@ -75,6 +76,7 @@ class Recipe:
     prototypes: bool = True
     scores: bool = False
     clustered: Clustered | None = None
+    initial_features: bool = False
 
     def __post_init__(self) -> None:
         if not self.stages:

@@ -111,11 +111,12 @@ class Trainee:
 
     def finish(self, round_number: int, losses: Losses | None) -> None:
         """The second half: keep what was trained. ``losses`` are those of the last job, None if there was none."""
-        self._round, self._rows, self._counts = round_number, None, self._learner.counts
+        noisy = self._noisy
+        # First of all: where nothing may be released, nothing was trained for this round, and no exact row is there.
+        drawn = None if noisy is None else noisy.of_round(round_number, self._learner.embedded())
+        self._round, self._rows, self._counts = round_number, drawn, self._learner.counts
         self._scores, self._local, self._losses = None, None, losses
-        if self._noisy is not None:
-            self._rows = self._noisy.of_round(round_number, self._learner.embedded())
-        elif self._learner.exchanges_prototypes:
+        if noisy is None and self._learner.exchanges_prototypes:
             self._describe()
         self._trained_from = self.base
         self._save_model()
@@ -279,6 +280,8 @@ class Trainee:
 
     def _prototypes(self) -> SitePrototypes:
         rows, counts = self._require_rows(), self._require_counts()
+        if self._noisy is not None:  # what is not there by noisy counts is not there, and no others are kept
+            counts = self._noisy.present.astype(np.int64)
         found = SitePrototypes(rows, np.zeros_like(rows), np.zeros(len(rows), dtype=np.bool_), counts)
         match self._guide:
             case Targets(personal, present):
@@ -305,6 +308,8 @@ class Trainee:
         """Where the method exchanges none they are taken now, of the trained model: it stays until the next round."""
         if self._counts is None:
             raise RuntimeError("asked for prototypes before training")
+        if self._rows is None and self._noisy is not None:
+            raise RuntimeError("asked for prototypes of which no release was made")
         if self._rows is None:
             rows, _ = self._learner.prototypes()
             self._rows = self._bounded(rows)

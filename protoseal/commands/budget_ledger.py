@@ -13,7 +13,7 @@ import click
 
 from protoseal.commands.reporting import one_line_errors
 from secure_client.privacy.chain import Anchor
-from secure_client.privacy.entries import NEIGHBOURS, Entry, spending_to_json
+from secure_client.privacy.entries import NEIGHBOURS, Entry, is_guaranteed, spending_to_json
 from secure_client.privacy.events import DpSgd, Event, event_to_json
 from secure_client.privacy.ledger import Account, read_account
 from secure_client.privacy.limits import Accountant, epsilon_of, in_words, remaining
@@ -98,6 +98,7 @@ def _facts(account: Account) -> dict[str, object]:
         "unit": str(limit.unit),
         "neighbours": NEIGHBOURS,
         "spendings": len(account.entries),
+        "without_guarantee": sum(not is_guaranteed(each) for each in account.entries),
         "unfinished_bytes": account.unfinished,
         "anchor": str(account.anchor),
     }

@@ -138,6 +138,15 @@ class SimulationConfig(RunSettings):
         return self
 
     @model_validator(mode="after")
+    def _stopping_shows_nothing(self) -> Self:
+        if self.privacy is not None and self.early_stopping is not None:
+            raise ValueError(
+                "early_stopping follows from accuracies on private samples, which [privacy] does not pay for: leave one"
+                " of the two out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _threshold_suffices(self) -> Self:
         if self.protection is Protection.CKKS and not self.is_split:
             try:

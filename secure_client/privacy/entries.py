@@ -11,6 +11,8 @@ from enum import StrEnum
 from secure_client.privacy.events import Event, event_from_json, event_to_json
 
 FORMAT = 1
+GUARANTEE, RECORD = "guarantee", "record"
+"""The fact that says whether a release's cost is true of a record, and that it is."""
 NEIGHBOURS = "add or remove one"
 """By what two data sets differ that no release may tell apart: one unit."""
 Fact = str | int | float
@@ -88,6 +90,11 @@ class Entry:
 
     spending: Spending
     time: str
+
+
+def is_guaranteed(entry: Entry) -> bool:
+    """Whether what an entry cost is true of a record; not of one that does not say so."""
+    return entry.spending.facts.get(GUARANTEE) == RECORD
 
 
 def budget_to_json(budget: Budget) -> dict[str, object]:

@@ -152,8 +152,15 @@ class Ledger:
         with self._opened():
             return any(each.spending.release == release for each in self._seen.entries)
 
+    def entries(self) -> tuple[Entry, ...]:
+        """All that any process has recorded so far."""
+        with self._opened():
+            return self._seen.entries
+
     def epsilon_spent(self) -> float:
-        """The epsilon of :attr:`history` at the limit's delta."""
+        """The epsilon of all that any process has recorded so far, at the limit's delta."""
+        with self._opened():
+            pass
         return epsilon_of(self.history, self._budget.limit, self._epsilon)
 
     def remaining(self, event: Event) -> int:

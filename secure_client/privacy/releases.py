@@ -13,7 +13,8 @@ from protoseal.config.privacy import BudgetSection, Extractor, PrivacySection
 from secure_client.errors import BudgetError
 from secure_client.privacy.accounting import epsilon
 from secure_client.privacy.calibration import best_count_weight
-from secure_client.privacy.entries import Fact, Limit, Release, Spending
+from secure_client.privacy.chain import Anchor
+from secure_client.privacy.entries import GUARANTEE, RECORD, Fact, Limit, Release, Spending, is_guaranteed
 from secure_client.privacy.events import GaussianRelease
 from secure_client.privacy.grid import Float, Ints
 from secure_client.privacy.ledger import Ledger
@@ -23,13 +24,17 @@ _log = logging.getLogger("protoseal.site")
 WHAT = "prototypes"
 NO_GUARANTEE = "no record-level guarantee"
 SIMULATED_DELTA = 1e-5
+_PAID_TWICE = 8
 _USUAL_DEVIATIONS = 3.0
 """Of a noisy count: an empty class is taken for one with records once in 740 releases."""
 
 
 @dataclass(frozen=True)
 class Spent:
-    """Of the data set's budget, over all runs: ``epsilon`` at ``delta``; whether that is a guarantee for a record."""
+    """Of the data set's budget, over all runs: ``epsilon`` at ``delta``.
+
+    ``guaranteed``: that this is true of a record, all releases of the ledger being of features that no record shaped.
+    """
 
     epsilon: float
     delta: float
@@ -55,7 +60,10 @@ class Releases:
         begun that cannot be ended; :class:`LedgerError` for a ledger that cannot be spent by.
         """
         self._agreement, self._agreed, self._budget = agreement, agreed, budget
-        self._query = query_of(agreed, agreement.dim)
+        try:
+            self._query = query_of(agreed, agreement.dim)
+        except ValueError as error:
+            raise BudgetError(f"[privacy] of the agreement: {error}") from error
         self._event = event_of(agreement, agreed)
         self._check_planned(planned_epsilon(agreement, agreed, budget.delta))
         self._ledger = Ledger(
@@ -87,8 +95,21 @@ class Releases:
     @property
     def spent(self) -> Spent:
         """So far, over all runs."""
-        guaranteed = self._agreed.extractor is Extractor.FROZEN
+        guaranteed = self._is_of_frozen and all(map(is_guaranteed, self._ledger.entries()))
         return Spent(self._ledger.epsilon_spent(), self._budget.delta, guaranteed)
+
+    @property
+    def anchor(self) -> Anchor:
+        """The ledger's last entry, for a site to keep elsewhere."""
+        return self._ledger.anchor
+
+    def check_anchor(self, anchor: Anchor) -> None:
+        """:class:`RolledBackError` where the ledger has not the entry that was kept: removed, or an older copy."""
+        self._ledger.check_anchor(anchor.seq, anchor.head)
+
+    @property
+    def _is_of_frozen(self) -> bool:
+        return self._agreed.extractor is Extractor.FROZEN
 
     def _spending(self, round_number: int) -> Spending:
         agreed, query = self._agreed, self._query
@@ -98,7 +119,7 @@ class Releases:
             "classes": len(self._agreement.classes),
             "dim": self._agreement.dim,
             "extractor": agreed.extractor.value,
-            "guarantee": "record" if self.spent.guaranteed else "none",
+            GUARANTEE: RECORD if self._is_of_frozen else "none",
         }
         release = Release(self._agreement.run, round_number, WHAT)
         return Spending(release, self._agreement.hash(), self._event, facts)
@@ -127,11 +148,14 @@ def planned_epsilon(agreement: Agreement, agreed: PrivacySection, delta: float) 
 def simulated_budget(agreement: Agreement, site: str, folder: Path) -> BudgetSection:
     """Of a site that is simulated: a ledger of its own in ``folder`` with room for the run, whatever it costs.
 
+    And for a few releases that are paid twice, by runs that are killed and go on.
+
     :class:`BudgetError` where the noise is too little for any.
     """
     if agreement.privacy is None:
         raise ValueError("an agreement without noise needs no budget")
-    planned = planned_epsilon(agreement, agreement.privacy, SIMULATED_DELTA)
+    count = agreement.privacy.releases(agreement.rounds) + _PAID_TWICE
+    planned = epsilon([event_of(agreement, agreement.privacy)] * count, SIMULATED_DELTA)
     if not math.isfinite(planned):
         raise BudgetError("with so little noise no epsilon can be told: set a larger noise_multiplier")
     return BudgetSection(
@@ -141,6 +165,15 @@ def simulated_budget(agreement: Agreement, site: str, folder: Path) -> BudgetSec
         delta=SIMULATED_DELTA,
         allow_no_guarantee=True,
     )
+
+
+def check_delta(budget: BudgetSection, records: int) -> None:
+    """Raise :class:`BudgetError` for a δ with which publishing one record at random would be private."""
+    if not budget.delta * records < 1.0:
+        raise BudgetError(
+            f"delta = {budget.delta:g} in [privacy] is not below one over the number of this site's records: set a"
+            " smaller one, well below"
+        )
 
 
 def open_releases(agreement: Agreement, budget: BudgetSection | None) -> Releases | None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from protoseal.config import BudgetSection, Extractor, Method, PrivacySection
+from protoseal.config import BudgetSection, ConfigError, Extractor, Method, PrivacySection, load_site
 from tests.support.small import small_agreement
 
 AGREED = PrivacySection(clip=2.0, noise_multiplier=6.0)
 ROUNDS = 10
+SAMPLES = Path(__file__).parents[2] / "deploy" / "samples"
 
 
 def budget(**limits: Any) -> BudgetSection:
@@ -57,7 +59,40 @@ def test_what_guarantees_nothing_needs_the_sites_word(agreed: PrivacySection | N
     budget(allow_no_guarantee=True).check(agreed, ROUNDS)
 
 
-@pytest.mark.parametrize("method", [Method.FEDPC, Method.FEDDBP, Method.FEDPLCC])
+@pytest.mark.parametrize(
+    ("line", "changed", "reason"),
+    [
+        ("least_noise_multiplier = 2.0", "least_noise_multiplier = 6.4", "asks for noise multiplier 6.3"),
+        ("largest_clip = 10.0", "largest_clip = 4.0", "asks for clip 5"),
+        ("most_rounds = 50", "most_rounds = 19", "asks for rounds 20"),
+    ],
+)
+def test_a_sites_file_is_held_against_the_agreement_when_it_is_loaded(
+    tmp_path: Path, line: str, changed: str, reason: str
+) -> None:
+    shutil.copytree(SAMPLES, tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "site-private.toml"
+    text = file.read_text(encoding="utf-8")
+    load_site(file)
+    file.write_text(text.replace(line, changed), encoding="utf-8")
+    with pytest.raises(ConfigError, match=reason):
+        load_site(file)
+
+
+def test_a_sites_file_refuses_trained_features_unless_it_says_so(tmp_path: Path) -> None:
+    shutil.copytree(SAMPLES, tmp_path, dirs_exist_ok=True)
+    agreed, file = tmp_path / "agreement-private.toml", tmp_path / "site-private.toml"
+    agreed.write_text(
+        agreed.read_text("utf-8").replace('extractor = "frozen"', 'extractor = "trained"'), "utf-8"
+    )
+    with pytest.raises(ConfigError, match="no record-level guarantee"):
+        load_site(file)
+    text = file.read_text("utf-8").replace("allow_no_guarantee = false", "allow_no_guarantee = true")
+    file.write_text(text, "utf-8")
+    assert load_site(file).privacy is not None
+
+
+@pytest.mark.parametrize("method", sorted(set(Method) - {Method.PFPL, Method.LOCAL, Method.SELF}))
 def test_methods_of_which_more_leaves_a_site_are_refused(method: Method) -> None:
     agreed = small_agreement()
     with pytest.raises(ValueError, match="more leaves a site than noisy prototypes"):

@@ -9,16 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from crypto.keys import StorageKey
 from protoseal.config import Agreement, BudgetSection, Extractor, PrivacySection
+from protoseal.files import read_prototypes
 from secure_client.build import build_learner, build_trainee
-from secure_client.errors import ModelError
+from secure_client.errors import BudgetError, ModelError, RolledBackError
 from secure_client.journal import Journal
 from secure_client.learner import Learner
 from secure_client.privacy.entries import Entry
 from secure_client.privacy.ledger import read_account
-from secure_client.privacy.releases import open_releases
+from secure_client.privacy.releases import Releases, open_releases
 from secure_client.trainee import Trainee
 from tests.support.small import small_agreement, small_data
 
@@ -55,6 +57,10 @@ class Site:
     def restart(self) -> None:
         self.journal.close()
         self.open()
+
+    @property
+    def ledger(self) -> Path:
+        return self._folder / "ledger.jsonl"
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -175,3 +181,78 @@ def test_statistics_of_batches_are_refused() -> None:
     )
     with pytest.raises(ModelError, match=r"\[privacy\] allows no batch normalisation"):
         learner(agreed)
+
+
+def test_after_a_refused_release_nothing_is_there_to_send(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the first time nor when it is asked again, nor after a restart."""
+    with monkeypatch.context() as refusing:
+        refusing.setattr(Releases, "release", _refused)
+        for _ in range(2):
+            with pytest.raises(BudgetError):
+                site.trainee.trained(1)
+            with pytest.raises(RuntimeError):
+                site.trainee.held_classes()
+            with pytest.raises(RuntimeError):
+                site.trainee.latest()
+    first, _ = site.trainee.trained(1)
+    with monkeypatch.context() as refusing:
+        refusing.setattr(Releases, "release", _refused)
+        for _ in range(2):
+            with pytest.raises(BudgetError):
+                site.trainee.trained(3)
+    site.restart()
+    np.testing.assert_array_equal(site.trainee.trained(2)[0], first)
+
+
+def _refused(*_: object) -> None:
+    raise BudgetError("no")
+
+
+def test_an_agreement_with_noise_has_no_trainee_without_releases(site: Site) -> None:
+    with pytest.raises(BudgetError, match="nothing to be released by"):
+        build_trainee(agreement(), site.learner, site.journal)
+
+
+@pytest.mark.parametrize("model", ["of_instances", "moving_average", "tied"])
+def test_frozen_features_are_so_by_construction(tmp_path: Path, model: str) -> None:
+    """Models whose features move although only the classifier trains: by statistics, buffers, and a weight of both."""
+    agreed = agreement(release_every=1)
+    training = agreed.training.model_copy(update={"model": f"tests.privacy.moving_models:{model}"})
+    site = Site(tmp_path, agreed.model_copy(update={"training": training}))
+    before = features(site.learner)
+    site.trainee.trained(1)
+    np.testing.assert_array_equal(features(site.learner), before)
+    moved = [
+        given.features for given, _ in site.learner._outputs(site.learner.predictor, site.learner._train)
+    ]
+    assert np.abs(np.concatenate([each.numpy() for each in moved]) - before).max() > 1e-6
+    site.restart()
+    np.testing.assert_array_equal(features(site.learner), before)
+    site.journal.close()
+
+
+def features(learner: Learner) -> NDArray[np.float32]:
+    return np.concatenate([given.numpy() for given, _ in learner.embedded()])
+
+
+@pytest.mark.parametrize("lost", ["removed", "older"])
+def test_a_ledger_that_was_put_back_is_refused_by_a_site_that_goes_on(site: Site, lost: str) -> None:
+    ledger = site.ledger
+    site.trainee.trained(1)
+    kept = ledger.read_bytes()
+    site.trainee.trained(3)
+    ledger.unlink()
+    if lost == "older":
+        ledger.write_bytes(kept)
+    with pytest.raises(RolledBackError):
+        site.restart()
+
+
+def test_what_a_site_keeps_of_its_classes_are_the_noisy_ones(tmp_path: Path) -> None:
+    site = Site(tmp_path, agreement(min_count=1e6))
+    site.trainee.trained(1)
+    site.trainee.save(tmp_path)
+    assert not read_prototypes(tmp_path).counts.any()
+    site.journal.close()

@@ -16,6 +16,7 @@ from secure_client.privacy.ledger import read_account
 from secure_client.privacy.releases import (
     SIMULATED_DELTA,
     Releases,
+    check_delta,
     open_releases,
     planned_epsilon,
     query_of,
@@ -133,6 +134,42 @@ def test_trained_features_are_no_guarantee_and_the_ledger_says_so(tmp_path: Path
     assert not releases.spent.guaranteed
 
 
+def test_once_something_was_released_without_one_there_is_no_guarantee_any_more(tmp_path: Path) -> None:
+    """The epsilon is of all that the ledger has."""
+    loose = opened(agreement(extractor=Extractor.TRAINED), budget(tmp_path, allow_no_guarantee=True))
+    loose.release(1, batches(agreement()))
+    strict = opened(agreement().model_copy(update={"run": "later"}), budget(tmp_path))
+    strict.release(1, batches(agreement()))
+    assert [each.spending.facts["guarantee"] for each in read_account(tmp_path / "ledger.jsonl").entries] == [
+        "none",
+        "record",
+    ]
+    assert not strict.spent.guaranteed
+
+
+def test_what_is_spent_is_so_by_all_runs(tmp_path: Path) -> None:
+    first, second = (
+        opened(agreement().model_copy(update={"run": run}), budget(tmp_path)) for run in ("one", "two")
+    )
+    first.release(1, batches(agreement()))
+    once = first.spent.epsilon
+    second.release(1, batches(agreement()))
+    assert first.spent == second.spent
+    assert first.spent.epsilon > 1.2 * once
+
+
+@pytest.mark.parametrize(("delta", "records"), [(0.9, 2), (1e-3, 1000), (1e-5, 200_000)])
+def test_a_delta_of_one_over_the_records_is_refused(tmp_path: Path, delta: float, records: int) -> None:
+    with pytest.raises(BudgetError, match="not below one over the number"):
+        check_delta(budget(tmp_path, delta=delta), records)
+    check_delta(budget(tmp_path, delta=delta / (2 * records)), records)
+
+
+def test_a_query_without_a_grid_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(BudgetError, match=r"\[privacy\] of the agreement: .* steps"):
+        opened(agreement(count_weight=1e-9), budget(tmp_path))
+
+
 @pytest.mark.parametrize(("every", "due"), [(1, [1, 2, 3, 4, 5]), (2, [1, 3, 5]), (5, [1])])
 def test_which_rounds_have_a_release(tmp_path: Path, every: int, due: list[int]) -> None:
     releases, last, found = opened(agreement(release_every=every), budget(tmp_path)), None, []
@@ -146,7 +183,7 @@ def test_which_rounds_have_a_release(tmp_path: Path, every: int, due: list[int])
 def test_a_simulated_site_has_room_for_its_run_and_no_more(tmp_path: Path) -> None:
     agreed = agreement(3)
     releases = opened(agreed, simulated_budget(agreed, "site-1", tmp_path))
-    for number in (1, 2, 3):
+    for number in (1, 2, 3, *[3] * 8):  # some paid twice
         releases.release(number, batches(agreed))
     assert releases.spent.delta == SIMULATED_DELTA
     with pytest.raises(BudgetError):
