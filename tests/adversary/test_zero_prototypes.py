@@ -73,9 +73,10 @@ def in_zero_company(play: ClusterPlay) -> None:
 
 
 def test_prototypes_among_zeros_would_be_opened(play: ClusterPlay, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The power of what follows: sites that send zeros."""
+    """The power of what follows: sites that send zeros, as zeros."""
     have(monkeypatch, with_zero, B, C)
     monkeypatch.setattr(LocalClusters, "without_zeros", lambda local: local)
+    monkeypatch.setattr("secure_client.methods.directed_clusters._with_directions", lambda rows: rows)
     in_zero_company(play)
 
 
