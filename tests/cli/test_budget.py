@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+import secure_client.privacy
 from protoseal.cli import main
 from secure_client.privacy.accounting import epsilon
 from secure_client.privacy.events import DpSgd, GaussianRelease
@@ -134,5 +135,6 @@ def test_without_the_site_extra_it_names_it(monkeypatch: pytest.MonkeyPatch) -> 
     for name in list(sys.modules):
         if name.partition(".")[0] == "dp_accounting" or name.startswith("secure_client.privacy"):
             monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(secure_client, "privacy", secure_client.privacy)  # put back what is imported anew
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     assert "pip install 'protoseal[site]'" in refusal("--epsilon", 3, "--releases", 1)
