@@ -160,8 +160,8 @@ class Ledger:
     def epsilon_spent(self) -> float:
         """The epsilon of all that any process has recorded so far, at the limit's delta."""
         with self._opened():
-            pass
-        return epsilon_of(self.history, self._budget.limit, self._epsilon)
+            history = self.history
+        return epsilon_of(history, self._budget.limit, self._epsilon)
 
     def remaining(self, event: Event) -> int:
         """How many more releases like ``event`` fit, or steps of DP-SGD: see :func:`limits.remaining`."""

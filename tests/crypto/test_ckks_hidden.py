@@ -195,6 +195,8 @@ def check_replicated(combination: Combination, vectors: list[Slots], site: int) 
     for vector, alone in zip(vectors[PACKING.parts :], bare(combination, site), strict=True):
         noise = by_class(vector)[: len(missing)][missing].real
         check_drowned(noise[:, 0], alone[missing], 1e-6, SIGMA)
+        # One is not beyond 20 once in 8000, three of at most ten once in 10^9.
+        assert (np.abs(noise[:, 0]) > 20.0).sum() >= missing.sum() - 2
         # All slots of a class share one draw: independent ones could be averaged.
         assert np.ptp(noise, axis=1).max() < 1e-6
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from protoseal.config import Agreement, Method, PrivacySection, Protection
+from protoseal.config import Agreement, Method, PrivacySection, Protection, load_site
 from protoseal.files import read_prototypes
+from secure_client.check import check_site
 from secure_client.privacy.accounting import epsilon
-from secure_client.privacy.entries import Limit, Release, Spending
+from secure_client.privacy.entries import GUARANTEE, RECORD, Limit, Release, Spending
 from secure_client.privacy.ledger import Ledger, read_account
 from secure_client.privacy.releases import event_of, planned_epsilon
 from secure_server.app import read_rounds
@@ -42,7 +43,9 @@ def spent_before(federation: Federation, site: str, limit: float, releases: int)
     ledger = Ledger(federation.folder(site) / "ledger.jsonl", "scans", Limit(limit, DELTA), epsilon=epsilon)
     for number in range(1, releases + 1):
         event = event_of(federation.agreement, PRIVACY)
-        ledger.spend(Spending(Release("earlier", number, "prototypes"), bytes(32), event))
+        ledger.spend(
+            Spending(Release("earlier", number, "prototypes"), bytes(32), event, {GUARANTEE: RECORD})
+        )
 
 
 def test_a_site_whose_budget_ends_leaves_and_the_others_go_on(tmp_path: Path) -> None:
@@ -52,6 +55,11 @@ def test_a_site_whose_budget_ends_leaves_and_the_others_go_on(tmp_path: Path) ->
         for name in federation.names:
             allow(federation, name, limit)
         spent_before(federation, "site-1", limit, ROUNDS - PAID)
+        checked = check_site(load_site(federation.folder("site-1") / "site.toml"), lambda: b"")
+        finding = next(each for each in checked if each.what == "privacy")
+        assert finding.ok
+        assert finding.detail.startswith(f"{ROUNDS} releases take epsilon {limit:.4g} by themselves; ")
+        assert finding.detail.endswith(f"of {limit:g} at delta 1e-05 is spent on 'scans'")
         coordinator, running = federation.start_coordinator(), federation.start_sites()
         poor = running.pop("site-1")
 
