@@ -44,7 +44,8 @@ from secure_client.build import build_trainee
 from secure_client.data import SiteData
 from secure_client.errors import RunStopped
 from secure_client.journal import Journal
-from secure_client.privacy.releases import Releases, open_releases, simulated_budget
+from secure_client.privacy.planned import simulated_budget
+from secure_client.privacy.releases import Releases, open_releases
 from secure_client.runner import step
 from secure_client.session import Session
 from secure_client.setup import Party, open_journal

@@ -23,7 +23,7 @@ from secure_client.dual_branch import add_branches
 from secure_client.errors import BudgetError, ModelError
 from secure_client.journal import Journal
 from secure_client.learner import Learner, choose_device
-from secure_client.models import PrototypeModel, build_model
+from secure_client.models import PrototypeModel, build_model, weights_hash
 from secure_client.noisy import NoisyPrototypes
 from secure_client.pretrained import load_pretrained
 from secure_client.privacy.releases import Releases
@@ -132,7 +132,10 @@ def build_trainee(
         raise BudgetError("prototypes that are agreed to be noisy have nothing to be released by")
     keeps_zeros = agreement.protection is Protection.CKKS
     bounds = prototype_bounds(agreement)
-    noisy = None if releases is None else NoisyPrototypes(releases, bounds)
+    noisy = None
+    if releases is not None:
+        releases.begin_with(weights_hash(learner.state()))
+        noisy = NoisyPrototypes(releases, bounds)
     return Trainee(learner, journal, bounds, keeps_zeros=keeps_zeros, noisy=noisy)
 
 
@@ -161,6 +164,8 @@ def build_recipe(agreement: Agreement) -> Recipe:
     )
     if agreement.privacy is not None and agreement.privacy.extractor is Extractor.FROZEN:
         recipe = replace(recipe, stages=(Stage(Trains.CLASSIFIER),), initial_features=True)
+    if agreement.privacy is not None and agreement.privacy.extractor is Extractor.PRIVATE:
+        recipe = replace(recipe, dp_sgd=agreement.privacy.dp_sgd)
     if agreement.clusters:
         own = agreement.clustering
         return replace(recipe, clustered=Clustered(own.single, own.literal_norms, own.most_local))

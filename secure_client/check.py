@@ -15,7 +15,8 @@ from secure_client.build import build_initial_model, check_averaged
 from secure_client.data import load_site_data
 from secure_client.errors import BudgetError, SiteError
 from secure_client.learner import choose_device
-from secure_client.privacy.releases import NO_GUARANTEE, check_delta, open_releases, planned_epsilon
+from secure_client.privacy.planned import planned_epsilon, training_of
+from secure_client.privacy.releases import NO_GUARANTEE, check_delta, open_releases
 from secure_client.setup import Party
 from secure_client.transport import GrpcTransport
 
@@ -70,8 +71,10 @@ def _privacy(config: SiteConfig) -> str:
     check_delta(own, load_site_data(config.data, config.data_root, agreement).train_samples)
     planned, spent = planned_epsilon(agreement, agreement.privacy, own.delta), releases.spent
     label = "" if spent.guaranteed else f"; {NO_GUARANTEE}"
+    training = training_of(agreement, agreement.privacy)
+    trained = "" if training is None else f" and {training.steps * agreement.rounds} steps of DP-SGD"
     return (
-        f"{agreement.privacy.releases(agreement.rounds)} releases take epsilon {planned:.4g} by themselves;"
+        f"{agreement.privacy.releases(agreement.rounds)} releases{trained} take epsilon {planned:.4g} by themselves;"
         f" {spent.epsilon:.4g} of {own.epsilon:g} at delta {own.delta:g} is spent on {own.dataset!r}{label}"
     )
 

@@ -145,6 +145,7 @@ class Learner:
                 device=self._device,
                 anchor=anchor,
                 proximal=proximal,
+                dp_sgd=recipe.dp_sgd,
             )
             for number, (model, stage, proximal) in enumerate(plan)
         ]

@@ -6,7 +6,9 @@ A model splits into ``features(x) -> (B, d)``, whose class means are the prototy
 
 from __future__ import annotations
 
+import hashlib
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import cast
 
 import torch
@@ -97,6 +99,16 @@ def build_model(
 
 def _with_classifier(name: str, shape: Shape, classes: int) -> SplitModel:
     return SplitModel(BACKBONES[name](shape), nn.Linear(shape.dim, classes))
+
+
+def weights_hash(state: Mapping[str, Tensor]) -> str:
+    """SHA-256 in hex of a model's parameters and buffers on the CPU: names, types, shapes and bytes, by name."""
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        value = state[name].contiguous()
+        digest.update(f"{name}\0{value.dtype}\0{tuple(value.shape)}\0".encode())
+        digest.update(value.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def check_model(model: PrototypeModel, inputs: Tensor, *, classes: int, dim: int) -> None:

@@ -36,6 +36,10 @@ class NoisyPrototypes:
         self._releases, self._bounds = releases, bounds
         self._last: _Release | None = None
 
+    def pay_for_training(self, number: int) -> None:
+        """Before a round's training, which is then to be done once: see :meth:`Releases.pay_for_training`."""
+        self._releases.pay_for_training(number)
+
     def of_round(self, number: int, embedded: Iterable[tuple[Tensor, Tensor]]) -> NDArray[np.float64]:
         """Rows (K, d) for a round. ``embedded`` are features (B, d) and labels (B,), read if there is a release."""
         if self._last is None or self._releases.due(number, self._last.round):

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from algorithms.terms import Outputs, Terms
-from protoseal.config import Part, Predicts
+from protoseal.config import DpSgdSection, Part, Predicts
 
 BatchLoss = Callable[[Outputs, Tensor, Any], Terms]
 """(outputs, labels (B,), what the site received or None) to the batch's loss and its parts.
@@ -64,7 +64,8 @@ class Recipe:
     it predicts with. ``averages`` is the part of the model that is exchanged, ``predicts`` tells what the site
     predicts with. With ``scores``, FedDBP's Fisher scores are taken with the prototypes; with ``clustered``, local
     prototypes are. Without ``prototypes`` none are exchanged, so that they are taken only when something asks for them.
-    With ``initial_features`` prototypes are of the model as it was before any training, whatever trains.
+    With ``initial_features`` prototypes are of the model as it was before any training, whatever trains. ``dp_sgd``:
+    all of the model trains by it, which is neither for ``proximal`` nor for a ``personal`` model, nor by parts.
     """
 
     objective: BatchLoss
@@ -77,6 +78,7 @@ class Recipe:
     scores: bool = False
     clustered: Clustered | None = None
     initial_features: bool = False
+    dp_sgd: DpSgdSection | None = None
 
     def __post_init__(self) -> None:
         if not self.stages:
@@ -84,3 +86,8 @@ class Recipe:
         for name, weight in (("proximal", self.proximal), ("personal", self.personal or 0.0)):
             if not 0.0 <= weight < float("inf"):
                 raise ValueError(f"{name} is a number from 0 up, not {weight}")
+        whole = len(self.stages) == 1 and self.stages[0] == Stage()
+        if self.dp_sgd is not None and (self.proximal or self.personal is not None or not whole):
+            raise ValueError(
+                "DP-SGD is for one model that trains as a whole: no proximal term, no personal model, no parts"
+            )

@@ -62,8 +62,8 @@ def run_together(
     The jobs are of different models, such as different sites' first stages of one round. Those with the same
     architecture, schedule, stage, loss, device and kind of guide train as one program, at most ``at_once`` of them, and
     on a CPU as many programs side by side as torch has threads, each with one thread. The others train one by one:
-    models with dropout or with layers that :mod:`secure_client.stacked` does not know, and data that are no pair of
-    tensors. Results are equal up to the order of sums in floating point.
+    models with dropout or with layers that :mod:`secure_client.stacked` does not know, data that are no pair of
+    tensors, and what trains by DP-SGD. Results are equal up to the order of sums in floating point.
 
     Raises :class:`TrainingError` when a loss is not finite, ``ValueError`` when two jobs have one model. After an error
     some of the models are as they were, and others trained.
@@ -133,7 +133,7 @@ def _as_one(jobs: list[Job]) -> list[Losses] | None:
 
 def _kind(job: Job, number: int) -> object:
     """Equal for jobs that can be stacked; a job that cannot is like no other."""
-    if not isinstance(job.source, TensorSource):
+    if not isinstance(job.source, TensorSource) or job.dp_sgd is not None:
         return number
     try:
         architecture = signature(job.model)
@@ -178,6 +178,8 @@ class _Together:
     def __init__(self, jobs: Sequence[Job]) -> None:
         """Raises :class:`CannotStack` for a network or a source that does not allow it."""
         self._jobs, self._job = jobs, jobs[0]
+        if any(job.dp_sgd is not None for job in jobs):
+            raise CannotStack("training by DP-SGD")
         if not isinstance(self._job.source, TensorSource):
             raise CannotStack("data that are read as they are needed")
         self._stack = Stack([job.model for job in jobs])

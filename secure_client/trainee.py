@@ -101,12 +101,15 @@ class Trainee:
         """The first half of a round's training: what is then to be run, in this order, before :meth:`finish`.
 
         In between the model is in no round, and nothing else may be asked for; a site that is killed there prepares
-        anew, from what its journal has.
+        anew, from what its journal has. Training by DP-SGD is paid for here, each time, so that none is done unpaid:
+        :class:`BudgetError` where there is not enough left, :class:`LedgerError` where the ledger cannot say so.
         """
         if round_number == 0:
             return []
         if self._base is not None:
             self._learner.load_averaged(self._base.averaged)
+        if self._noisy is not None:
+            self._noisy.pay_for_training(round_number)
         return self._learner.jobs(round_number, self._guide)
 
     def finish(self, round_number: int, losses: Losses | None) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from typing import cast
 
 import numpy as np
@@ -14,11 +15,14 @@ from torch import Tensor, nn
 
 from algorithms.prototypes import Guide
 from algorithms.terms import Outputs
-from protoseal.config import Optimiser
+from protoseal.config import DpSgdSection, Optimiser
 from secure_client.batches import Source, split
 from secure_client.errors import TrainingError
 from secure_client.models import PrototypeModel, outputs_of
 from secure_client.recipe import BatchLoss, Trains
+
+_DP_SGD = "secure_client.privacy.dp_sgd"
+"""Imported by those who need it: Opacus takes a second."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,8 @@ class Job:
     ``source``, ``guide`` and ``anchor`` are on the model's ``device``. Only parameters of the part ``trains``
     change, and batch normalisation's statistics in all of it. With ``proximal`` μ > 0, μ/2·‖w − anchor‖² is added to
     the loss, ``anchor`` holding a tensor for each parameter by name.
-    ``seed`` decides the order of batches and what dropout drops.
+    ``seed`` decides the order of batches and what dropout drops. With ``dp_sgd`` the operating system's entropy decides
+    both, and the noise: such a job is to be paid for before it is run, each time.
     """
 
     model: PrototypeModel
@@ -87,10 +92,14 @@ class Job:
     device: torch.device
     anchor: Mapping[str, Tensor]
     proximal: float = 0.0
+    dp_sgd: DpSgdSection | None = None
 
 
 def run(job: Job) -> Losses:
     """Train the job's model, in place. Raises :class:`TrainingError` when the loss is not finite."""
+    if job.dp_sgd is not None:
+        run_privately: Callable[[Job, DpSgdSection], Losses] = import_module(_DP_SGD).run_privately
+        return run_privately(job, job.dp_sgd)
     trained = trained_parameters(job.model, job.trains)
     optimiser = job.schedule.optimise(trained.values())
     job.model.train()

@@ -35,7 +35,7 @@ from protoseal.config.methods import (
     FedplccSection,
     PfplSection,
 )
-from protoseal.config.privacy import BudgetSection, Extractor, PrivacySection
+from protoseal.config.privacy import BudgetSection, DpSgdSection, Extractor, PrivacySection
 from protoseal.config.reading import ConfigError, Section
 from protoseal.config.simulation import SimulationConfig, load_simulation
 from protoseal.config.training import Norm, Optimiser, PreprocessingSection, TrainingSection
@@ -57,6 +57,7 @@ __all__ = [
     "ConfigError",
     "CoordinatorConfig",
     "DeadlinesSection",
+    "DpSgdSection",
     "Extractor",
     "Family",
     "FeddbpSection",

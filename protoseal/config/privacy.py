@@ -2,26 +2,49 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any, Self
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from protoseal.config.numbers import Count, Positive
 from protoseal.config.reading import LocalPath, Section
 
 OpenShare = Annotated[float, Field(gt=0, lt=1)]
+Rate = Annotated[float, Field(gt=0, le=1)]
+_ABSENT_BY_DEFAULT = ("dp_sgd",)
+"""Left out of the agreement's text where they are not given: it is then that of before there were any."""
 
 
 class Extractor(StrEnum):
     """What is known of the features that prototypes are means of.
 
-    ``FROZEN``: the initial model's, which no record has shaped; only the classifier trains. ``TRAINED``: the site
-    trains them on the same records without noise, so that a release has **no record-level guarantee**.
+    ``FROZEN``: the initial model's, which no record has shaped; only the classifier trains. ``PRIVATE``: the site
+    trains all of its model by DP-SGD. ``TRAINED``: it trains them on the same records without noise, so that a release
+    has **no record-level guarantee**.
     """
 
     FROZEN = "frozen"
+    PRIVATE = "private"
     TRAINED = "trained"
+
+
+class DpSgdSection(Section):
+    """Local training by DP-SGD: in each step every record takes part with probability ``sampling_rate``.
+
+    Gradients of single records are clipped to the norm ``clip``, and their sum gets Gaussian noise with a standard
+    deviation of ``noise_multiplier`` times that. An epoch is 1/``sampling_rate`` steps.
+    """
+
+    noise_multiplier: Annotated[float, Field(ge=0.01, le=1000)]
+    clip: Positive
+    sampling_rate: Rate
+
+    def steps(self, epochs: int) -> int:
+        """Of so many epochs, rounded up; what a float's last digit adds to a whole number of steps is none."""
+        return math.ceil(epochs / self.sampling_rate * (1 - 1e-12))
 
 
 class PrivacySection(Section):
@@ -30,7 +53,7 @@ class PrivacySection(Section):
     Features are clipped to the norm ``clip``, and counts weigh ``count_weight`` (clip/d^¼ unless given), in one
     Gaussian query with noise of ``noise_multiplier`` times its sensitivity. A class whose noisy count is below
     ``min_count`` (three of its standard deviations unless given) is treated as absent. Unit: one record, added or
-    removed.
+    removed. ``dp_sgd`` is for private features, and for no others.
     """
 
     clip: Positive
@@ -39,6 +62,29 @@ class PrivacySection(Section):
     min_count: Positive | None = None
     release_every: Count = 1
     extractor: Extractor = Extractor.FROZEN
+    dp_sgd: DpSgdSection | None = None
+
+    @model_validator(mode="after")
+    def _trains_as_it_says(self) -> Self:
+        if self.extractor is Extractor.PRIVATE and self.dp_sgd is None:
+            raise ValueError(
+                "extractor = 'private' trains by DP-SGD: say how in [privacy.dp_sgd] (noise_multiplier, clip,"
+                " sampling_rate)"
+            )
+        if self.extractor is not Extractor.PRIVATE and self.dp_sgd is not None:
+            raise ValueError(
+                f"[privacy.dp_sgd] is of extractor = 'private', not {self.extractor.value!r}: remove it, or change that"
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _only_what_was_there(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        table: dict[str, Any] = written(self)
+        return {
+            name: value
+            for name, value in table.items()
+            if value is not None or name not in _ABSENT_BY_DEFAULT
+        }
 
     def releases(self, rounds: int) -> int:
         """How many a run of so many rounds has at most."""
@@ -50,7 +96,8 @@ class BudgetSection(Section):
 
     ``ledger`` is the file in which each release is recorded before it leaves: one for a data set, for all runs. Less
     noise than ``least_noise_multiplier``, a larger clip than ``largest_clip`` or more rounds than ``most_rounds`` are
-    refused. ``allow_no_guarantee``: what is agreed may lack a record-level guarantee, or all privacy.
+    refused; and of DP-SGD less noise than ``least_training_noise``, or a larger rate than ``largest_sampling_rate``.
+    ``allow_no_guarantee``: what is agreed may lack a record-level guarantee, or all privacy.
     """
 
     dataset: Annotated[str, Field(min_length=1, max_length=200)]
@@ -60,6 +107,8 @@ class BudgetSection(Section):
     least_noise_multiplier: Positive | None = None
     largest_clip: Positive | None = None
     most_rounds: Count | None = None
+    least_training_noise: Positive | None = None
+    largest_sampling_rate: Rate | None = None
     allow_no_guarantee: bool = False
 
     def check(self, agreed: PrivacySection | None, rounds: int) -> None:
@@ -69,16 +118,22 @@ class BudgetSection(Section):
             return
         if agreed.extractor is Extractor.TRAINED:
             self._check_guarantee("extractor = 'trained' leaves no record-level guarantee")
-        asked = (
-            ("noise multiplier", agreed.noise_multiplier, "least", self.least_noise_multiplier),
-            ("clip", agreed.clip, "largest", self.largest_clip),
-            ("rounds", float(rounds), "most", self.most_rounds),
-        )
-        for what, value, kind, limit in asked:
+        for what, value, kind, limit in self._asked(agreed, rounds):
             if limit is not None and (value < limit if kind == "least" else value > limit):
                 raise ValueError(
                     f"the agreement asks for {what} {value:g}, and {kind} that this site allows is {limit:g}"
                 )
+
+    def _asked(self, agreed: PrivacySection, rounds: int) -> Iterator[tuple[str, float, str, float | None]]:
+        """What the agreement asks for, its value, whether the site's limit is the least or the most, and that limit."""
+        yield "noise multiplier", agreed.noise_multiplier, "least", self.least_noise_multiplier
+        yield "clip", agreed.clip, "largest", self.largest_clip
+        yield "rounds", rounds, "most", self.most_rounds
+        training = agreed.dp_sgd
+        if training is not None:
+            noise = self.least_training_noise
+            yield "noise multiplier in training", training.noise_multiplier, "least", noise
+            yield "sampling rate", training.sampling_rate, "largest", self.largest_sampling_rate
 
     def _check_guarantee(self, why: str) -> None:
         if not self.allow_no_guarantee:

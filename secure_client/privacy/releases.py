@@ -1,4 +1,4 @@
-"""A site's releases in one run: each is spent, then drawn; in between nothing of it exists."""
+"""What a site spends in one run: on releases, each spent and then drawn, and on its training by DP-SGD."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from protoseal.config import Agreement
 from protoseal.config.privacy import BudgetSection, Extractor, PrivacySection
@@ -15,16 +14,17 @@ from secure_client.privacy.accounting import epsilon
 from secure_client.privacy.calibration import best_count_weight
 from secure_client.privacy.chain import Anchor
 from secure_client.privacy.entries import GUARANTEE, RECORD, Fact, Limit, Release, Spending, is_guaranteed
-from secure_client.privacy.events import GaussianRelease
+from secure_client.privacy.events import Event
 from secure_client.privacy.grid import Float, Ints
 from secure_client.privacy.ledger import Ledger
+from secure_client.privacy.planned import event_of, planned_epsilon, planned_in_words, training_of
 from secure_client.privacy.query import PrototypeQuery, Released
 
 _log = logging.getLogger("protoseal.site")
-WHAT = "prototypes"
+WHAT, TRAINING = "prototypes", "training"
 NO_GUARANTEE = "no record-level guarantee"
-SIMULATED_DELTA = 1e-5
-_PAID_TWICE = 8
+WEIGHTS = "weights"
+"""The fact that says what training began with: the SHA-256 of the initial model."""
 _USUAL_DEVIATIONS = 3.0
 """Of a noisy count: an empty class is taken for one with records once in 740 releases."""
 
@@ -33,7 +33,8 @@ _USUAL_DEVIATIONS = 3.0
 class Spent:
     """Of the data set's budget, over all runs: ``epsilon`` at ``delta``.
 
-    ``guaranteed``: that this is true of a record, all releases of the ledger being of features that no record shaped.
+    ``guaranteed``: that this is true of a record, all releases of the ledger being of features that no record shaped,
+    or only by training that is in the ledger as well.
     """
 
     epsilon: float
@@ -64,11 +65,27 @@ class Releases:
             self._query = query_of(agreed, agreement.dim)
         except ValueError as error:
             raise BudgetError(f"[privacy] of the agreement: {error}") from error
-        self._event = event_of(agreement, agreed)
+        self._weights: str | None = None
         self._check_planned(planned_epsilon(agreement, agreed, budget.delta))
         self._ledger = Ledger(
             budget.ledger, budget.dataset, Limit(budget.epsilon, budget.delta), epsilon=epsilon
         )
+
+    def begin_with(self, weights: str) -> None:
+        """The SHA-256 of the initial model in hex, for the ledger to have with whatever is spent."""
+        self._weights = weights
+
+    def pay_for_training(self, round_number: int) -> None:
+        """Spend what a round's training costs, which is to be done once, after this. Nothing where none is by DP-SGD.
+
+        Errors as for :meth:`release`: then nothing may be trained.
+        """
+        settings, event = self._agreed.dp_sgd, training_of(self._agreement, self._agreed)
+        if settings is None or event is None:
+            return
+        training = Release(self._agreement.run, round_number, TRAINING)
+        self._ledger.spend(self._spending(training, event, clip=settings.clip))
+        _log.info("round %d: trains by %d steps of DP-SGD, which are paid for", round_number, event.steps)
 
     def due(self, round_number: int, released: int | None) -> bool:
         """Whether a round has a release of its own, ``released`` being the round of the last one."""
@@ -83,7 +100,7 @@ class Releases:
         sums = self._query.start(len(self._agreement.classes), self._agreement.dim)
         for features, labels in batches:
             sums.add(features, labels)
-        self._ledger.spend(self._spending(round_number))
+        self._ledger.spend(self._of_prototypes(round_number))
         released, spent = sums.release(), self.spent
         _log.info(
             "round %d: prototypes released with noise; epsilon %.4g of %g at delta %g spent on %r%s",
@@ -95,7 +112,7 @@ class Releases:
     @property
     def spent(self) -> Spent:
         """So far, over all runs."""
-        guaranteed = self._is_of_frozen and all(map(is_guaranteed, self._ledger.entries()))
+        guaranteed = self._is_guaranteed and all(map(is_guaranteed, self._ledger.entries()))
         return Spent(self._ledger.epsilon_spent(), self._budget.delta, guaranteed)
 
     @property
@@ -108,63 +125,34 @@ class Releases:
         self._ledger.check_anchor(anchor.seq, anchor.head)
 
     @property
-    def _is_of_frozen(self) -> bool:
-        return self._agreed.extractor is Extractor.FROZEN
+    def _is_guaranteed(self) -> bool:
+        return self._agreed.extractor is not Extractor.TRAINED
 
-    def _spending(self, round_number: int) -> Spending:
-        agreed, query = self._agreed, self._query
-        facts: dict[str, Fact] = {
-            "clip": query.clip,
-            "count_weight": query.count_weight,
-            "classes": len(self._agreement.classes),
-            "dim": self._agreement.dim,
-            "extractor": agreed.extractor.value,
-            GUARANTEE: RECORD if self._is_of_frozen else "none",
-        }
-        release = Release(self._agreement.run, round_number, WHAT)
-        return Spending(release, self._agreement.hash(), self._event, facts)
+    def _of_prototypes(self, round_number: int) -> Spending:
+        agreement, query = self._agreement, self._query
+        return self._spending(
+            Release(agreement.run, round_number, WHAT),
+            event_of(agreement, self._agreed),
+            clip=query.clip,
+            count_weight=query.count_weight,
+            classes=len(agreement.classes),
+            dim=agreement.dim,
+        )
+
+    def _spending(self, release: Release, event: Event, **facts: Fact) -> Spending:
+        of_model: dict[str, Fact] = {"extractor": self._agreed.extractor.value}
+        if self._weights is not None:
+            of_model[WEIGHTS] = self._weights
+        guarantee = RECORD if self._is_guaranteed else "none"
+        return Spending(release, self._agreement.hash(), event, facts | of_model | {GUARANTEE: guarantee})
 
     def _check_planned(self, planned: float) -> None:
         if not planned <= self._budget.epsilon:
-            count = self._agreed.releases(self._agreement.rounds)
             raise BudgetError(
-                f"the agreement's {count} releases with noise multiplier {self._agreed.noise_multiplier:g} take epsilon"
-                f" {planned:.4g} at delta {self._budget.delta:g}, and this site allows {self._budget.epsilon:g}:"
-                " `protoseal budget plan` finds noise, or releases, that fit"
+                f"the agreement's {planned_in_words(self._agreement, self._agreed)} take epsilon {planned:.4g} at delta"
+                f" {self._budget.delta:g}, and this site allows {self._budget.epsilon:g}: `protoseal budget plan` finds"
+                " noise, or releases, that fit"
             )
-
-
-def event_of(agreement: Agreement, agreed: PrivacySection) -> GaussianRelease:
-    """What each release costs."""
-    coordinates = PrototypeQuery.coordinates(len(agreement.classes), agreement.dim)
-    return GaussianRelease(agreed.noise_multiplier, coordinates)
-
-
-def planned_epsilon(agreement: Agreement, agreed: PrivacySection, delta: float) -> float:
-    """Of all releases of a run; infinite where the noise is too little to say."""
-    return epsilon([event_of(agreement, agreed)] * agreed.releases(agreement.rounds), delta)
-
-
-def simulated_budget(agreement: Agreement, site: str, folder: Path) -> BudgetSection:
-    """Of a site that is simulated: a ledger of its own in ``folder`` with room for the run, whatever it costs.
-
-    And for a few releases that are paid twice, by runs that are killed and go on.
-
-    :class:`BudgetError` where the noise is too little for any.
-    """
-    if agreement.privacy is None:
-        raise ValueError("an agreement without noise needs no budget")
-    count = agreement.privacy.releases(agreement.rounds) + _PAID_TWICE
-    planned = epsilon([event_of(agreement, agreement.privacy)] * count, SIMULATED_DELTA)
-    if not math.isfinite(planned):
-        raise BudgetError("with so little noise no epsilon can be told: set a larger noise_multiplier")
-    return BudgetSection(
-        dataset=site,
-        ledger=folder / "ledger.jsonl",
-        epsilon=planned,
-        delta=SIMULATED_DELTA,
-        allow_no_guarantee=True,
-    )
 
 
 def check_delta(budget: BudgetSection, records: int) -> None:

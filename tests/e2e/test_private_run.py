@@ -13,7 +13,7 @@ from secure_client.check import check_site
 from secure_client.privacy.accounting import epsilon
 from secure_client.privacy.entries import GUARANTEE, RECORD, Limit, Release, Spending
 from secure_client.privacy.ledger import Ledger, read_account
-from secure_client.privacy.releases import event_of, planned_epsilon
+from secure_client.privacy.planned import event_of, planned_epsilon
 from secure_server.app import read_rounds
 from secure_server.store import Store
 from tests.e2e.federations import small_agreement, small_sites

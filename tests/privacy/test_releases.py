@@ -13,15 +13,8 @@ from crypto.discrete_gaussian import discrete_gaussian
 from protoseal.config import Agreement, BudgetSection, Extractor, PrivacySection
 from secure_client.errors import BudgetError, LedgerError
 from secure_client.privacy.ledger import read_account
-from secure_client.privacy.releases import (
-    SIMULATED_DELTA,
-    Releases,
-    check_delta,
-    open_releases,
-    planned_epsilon,
-    query_of,
-    simulated_budget,
-)
+from secure_client.privacy.planned import SIMULATED_DELTA, planned_epsilon, simulated_budget
+from secure_client.privacy.releases import Releases, check_delta, open_releases, query_of
 from tests.support.small import small_agreement
 
 NOISE = 6.3
