@@ -61,6 +61,14 @@ def check_averaged_bounds(averaged: Float, agreed: AveragingSection, *, trained:
             )
 
 
+def model_weight(counts: NDArray[np.int64], most_samples: int) -> int:
+    """What a site's model weighs in a sum: its samples, at least 1 and at most ``most_samples``.
+
+    Noisy counts (K,) may be 0 of all classes, and sums over weights of 0 have no mean.
+    """
+    return max(1, min(int(counts.sum()), most_samples))
+
+
 def check_local_number(local: LocalClusters, most: int, classes: Sequence[str]) -> None:
     """Raise :class:`BoundError` for more than ``most`` local prototypes of a class, which no message has room for."""
     each = np.bincount(local.labels, minlength=len(classes))

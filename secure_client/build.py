@@ -122,7 +122,8 @@ def build_trainee(
     Logs a warning where the site's model weighs less than its samples.
     """
     samples, most = int(learner.counts.sum()), agreement.averaging.most_samples
-    if agreement.method.traits.weighted and samples > most:
+    # With noise it counts as what it releases, of which an exact number would tell nothing.
+    if agreement.method.traits.weighted and agreement.privacy is None and samples > most:
         _log.warning(
             "%s: has %d training samples and counts as %d in every sum, most_samples of the agreement, which should "
             "allow for them",
@@ -135,7 +136,7 @@ def build_trainee(
     noisy = None
     if releases is not None:
         releases.begin_with(weights_hash(learner.state()))
-        noisy = NoisyPrototypes(releases, bounds)
+        noisy = NoisyPrototypes(releases, bounds, len(agreement.classes), clustered=agreement.clusters)
     return Trainee(learner, journal, bounds, keeps_zeros=keeps_zeros, noisy=noisy)
 
 

@@ -74,7 +74,7 @@ def _privacy(config: SiteConfig) -> str:
     training = training_of(agreement, agreement.privacy)
     trained = "" if training is None else f" and {training.steps * agreement.rounds} steps of DP-SGD"
     return (
-        f"{agreement.privacy.releases(agreement.rounds)} releases{trained} take epsilon {planned:.4g} by themselves;"
+        f"{agreement.releases} releases{trained} take epsilon {planned:.4g} by themselves;"
         f" {spent.epsilon:.4g} of {own.epsilon:g} at delta {own.delta:g} is spent on {own.dataset!r}{label}"
     )
 

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from algorithms import inference, metrics
 from algorithms.feddbp.fisher import fisher_scores
 from algorithms.fedplcc import LocalClusters, local_clusters
-from algorithms.linear import Float
+from algorithms.linear import Bool, Float
 from algorithms.prototypes import Guide, class_means
 from algorithms.terms import Outputs
 from protoseal.config import Predicts
@@ -185,6 +185,18 @@ class Learner:
         classifier = self.predictor.classifier
         return fisher_scores(self._given(embedded), classifier, self._classes, self._dim).numpy()
 
+    def scores_at(self, rows: Float, present: Bool) -> NDArray[np.float64] | None:
+        """As :meth:`scores`, at prototypes (K, d) in place of records, for the classes that are ``present`` (K,).
+
+        So they follow from the rows and the model alone, and tell of records what these do.
+        """
+        if not self._recipe.scores:
+            return None
+        at = torch.tensor(rows[present], dtype=torch.float32, device=self._device)
+        labels = torch.from_numpy(np.flatnonzero(present)).to(self._device)
+        self.predictor.eval()
+        return self.scores([(at, labels)])
+
     def local_clusters(self, embedded: Iterable[Embedded] | None = None) -> LocalClusters | None:
         """Several prototypes for each class, as FedPLCC, FPL and FedPLVM exchange them; None for other methods.
 
@@ -268,8 +280,13 @@ class Learner:
         return self._averaged.sizes
 
     def averaged(self) -> NDArray[np.float64]:
-        """The part of the model that is averaged, float64 (p + q,); a secret of this site once it has trained."""
-        return self._averaged.vector()
+        """The part of the model that is averaged, float64 (p + q,); a secret of this site once it has trained.
+
+        With the recipe's ``initial_features`` that of the model as it was given, whatever moves in training.
+        """
+        if self._initial is None:
+            return self._averaged.vector()
+        return Averaged(self._initial, self._recipe.averages).vector()
 
     def load_averaged(self, vector: Float) -> None:
         """Take over what was averaged, float64 (p + q,), and keep the rest; see :meth:`Averaged.load`."""
@@ -278,7 +295,7 @@ class Learner:
     @contextmanager
     def aggregated(self, vector: Float) -> Iterator[None]:
         """Inside, the model has ``vector`` (p + q,) for the part that is averaged."""
-        own = self.averaged()
+        own = self._averaged.vector()
         self.load_averaged(vector)
         try:
             yield

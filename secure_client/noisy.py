@@ -10,52 +10,96 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from algorithms.fedplcc import LocalClusters
 from algorithms.linear import Bool
+from algorithms.prototypes import Clusters, Guide
 from secure_client.bounds import PrototypeBounds
+from secure_client.privacy.cells import Cells
 from secure_client.privacy.chain import Anchor
 from secure_client.privacy.releases import Releases, Spent
 
 _SEQ, _HEAD = "protoseal.ledger-seq", "protoseal.ledger-head"
-_PRESENT, _ROWS, _ROUND = "protoseal.present", "protoseal.released", "protoseal.released-in"
+_COUNTS, _ROWS, _ROUND = "protoseal.noisy-counts", "protoseal.released", "protoseal.released-in"
+_LOCAL = "protoseal.released-local-"
+
+Batches = Iterable[tuple[NDArray[np.float64], NDArray[np.int64]]]
+"""Features (B, d) and labels (B,)."""
 
 
 @dataclass(frozen=True)
-class _Release:
-    """``rows`` (K, d) as they are sent, and which classes are ``present`` (K,), by noisy counts; of which round."""
+class Release:
+    """What the site goes by from ``round`` on: ``rows`` (K, d) as they are sent, and noisy ``counts`` int64 (K,).
+
+    A class that is not present by its noisy count has 0 of it, and a row of zeros; the others have 1 or more. Where a
+    class may have several prototypes they are ``local``, with noisy counts too, and ``rows`` are their means.
+    """
 
     round: int
     rows: NDArray[np.float64]
-    present: Bool
+    counts: NDArray[np.int64]
+    local: LocalClusters | None = None
+
+    @property
+    def present(self) -> Bool:
+        """Which classes there are, (K,)."""
+        return np.asarray(self.counts > 0)
 
 
 class NoisyPrototypes:
     """Draws prototypes in rounds that have a release, once they are paid for, and has the same until the next."""
 
-    def __init__(self, releases: Releases, bounds: PrototypeBounds) -> None:
-        """Released rows are brought within the ``bounds``, which costs nothing."""
+    def __init__(
+        self, releases: Releases, bounds: PrototypeBounds, classes: int, *, clustered: bool = False
+    ) -> None:
+        """Released rows are brought within the ``bounds``, which costs nothing. Of K ``classes``.
+
+        ``clustered``: a class has a prototype for each of its clusters that the site was given last, of the records
+        that are nearest to its centre.
+        """
         self._releases, self._bounds = releases, bounds
-        self._last: _Release | None = None
+        self._classes, self._clustered = classes, clustered
+        self._last: Release | None = None
 
     def pay_for_training(self, number: int) -> None:
         """Before a round's training, which is then to be done once: see :meth:`Releases.pay_for_training`."""
         self._releases.pay_for_training(number)
 
-    def of_round(self, number: int, embedded: Iterable[tuple[Tensor, Tensor]]) -> NDArray[np.float64]:
-        """Rows (K, d) for a round. ``embedded`` are features (B, d) and labels (B,), read if there is a release."""
-        if self._last is None or self._releases.due(number, self._last.round):
-            drawn = self._releases.release(
-                number,
-                ((given.double().cpu().numpy(), labels.long().cpu().numpy()) for given, labels in embedded),
-            )
-            self._last = _Release(number, self._bounds.bounded(drawn.rows).rows, drawn.present)
-        return self._last.rows
+    def of_round(
+        self, number: int, embedded: Iterable[tuple[Tensor, Tensor]], guide: Guide | None = None
+    ) -> Release:
+        """What a round goes by. ``embedded`` are features (B, d) and labels (B,), read if the round has a release.
 
-    @property
-    def present(self) -> Bool:
-        """The classes (K,) that the last release has; it must have been drawn."""
-        if self._last is None:
-            raise RuntimeError("asked for the classes of a release before there was one")
-        return self._last.present
+        ``guide`` is what the site trained towards, which has the clusters if there are any.
+        """
+        if self._last is None or self._releases.due(number, self._last.round):
+            batches = (
+                (given.double().cpu().numpy(), labels.long().cpu().numpy()) for given, labels in embedded
+            )
+            self._last = (
+                self._of_cells(number, batches, guide)
+                if self._clustered
+                else self._of_classes(number, batches)
+            )
+        return self._last
+
+    def _of_classes(self, number: int, batches: Batches) -> Release:
+        drawn = self._releases.release(number, batches)
+        counts = np.where(drawn.present, _whole(drawn.counts), 0)
+        return Release(number, self._bounds.bounded(drawn.rows).rows, counts)
+
+    def _of_cells(self, number: int, batches: Batches, guide: Guide | None) -> Release:
+        drawn = self._releases.release_cells(number, batches, self._cells(guide))
+        rows = self._bounds.bounded(drawn.rows).rows
+        local = LocalClusters(rows, drawn.labels, _whole(drawn.counts))
+        counts = np.bincount(local.labels, weights=local.counts, minlength=self._classes).astype(np.int64)
+        means = np.zeros((self._classes, rows.shape[1]))
+        np.add.at(means, local.labels, rows * local.counts[:, None])
+        return Release(number, means / np.maximum(counts, 1)[:, None], counts, local)
+
+    def _cells(self, guide: Guide | None) -> Cells:
+        if not isinstance(guide, Clusters):
+            return Cells.around(np.zeros((0, self._releases.dim)), np.zeros(0, dtype=np.int64), self._classes)
+        return Cells.around(guide.rows.double().numpy(), guide.labels.numpy(), self._classes)
 
     @property
     def spent(self) -> Spent:
@@ -66,13 +110,14 @@ class NoisyPrototypes:
         """To be kept; what :meth:`load` takes up."""
         if self._last is None:
             return {}
-        anchor = self._releases.anchor
+        anchor, local = self._releases.anchor, {} if self._last.local is None else vars(self._last.local)
         return {
+            **{_LOCAL + name: torch.tensor(each) for name, each in local.items()},
             _SEQ: torch.tensor(anchor.seq),
             _HEAD: torch.tensor(list(bytes.fromhex(anchor.head)), dtype=torch.uint8),
             _ROUND: torch.tensor(self._last.round),
             _ROWS: torch.tensor(self._last.rows),  # a copy: the trainee keeps the same rows beside it
-            _PRESENT: torch.from_numpy(self._last.present),
+            _COUNTS: torch.tensor(self._last.counts),
         }
 
     def load(self, state: dict[str, Tensor]) -> None:
@@ -84,6 +129,14 @@ class NoisyPrototypes:
         if _ROUND in state:
             head = state.pop(_HEAD).numpy().tobytes().hex()
             self._releases.check_anchor(Anchor(int(state.pop(_SEQ)), head))
-            self._last = _Release(
-                int(state.pop(_ROUND)), state.pop(_ROWS).numpy(), state.pop(_PRESENT).numpy()
+            names = [name for name in state if name.startswith(_LOCAL)]
+            local = {name.removeprefix(_LOCAL): state.pop(name).numpy() for name in names}
+            self._last = Release(
+                *(int(state.pop(_ROUND)), state.pop(_ROWS).numpy(), state.pop(_COUNTS).numpy()),
+                LocalClusters(**local) if local else None,
             )
+
+
+def _whole(counts: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Noisy counts in whole records, 1 or more."""
+    return np.maximum(np.rint(counts), 1.0).astype(np.int64)

@@ -62,8 +62,9 @@ class Trainee:
         """Take up where the journal left off.
 
         ``keeps_zeros``: of several prototypes of a class those that are zero stay, since that they are may follow from
-        what was decrypted, and must not show in what a site states. With ``noisy`` the prototypes, and which classes
-        there are, are that one's.
+        what was decrypted, and must not show in what a site states. With ``noisy`` the prototypes, which classes there
+        are and how many samples of each are that one's, and scores are taken at these prototypes: nothing that the site
+        keeps, sends or trains towards comes of its records in another way.
         """
         self._learner, self._journal, self._bounds = learner, journal, bounds
         self._keeps_zeros, self._noisy = keeps_zeros, noisy
@@ -81,6 +82,7 @@ class Trainee:
     def trained(self, round_number: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Prototypes and samples per class after training in this round, with the targets of the one before.
 
+        Both are noisy where releases are.
         A site that missed rounds trains once, not once for each of them. Round 0 is before training: prototypes of
         the initial model. Where the method exchanges no prototypes there are none, (0, d).
         """
@@ -116,11 +118,16 @@ class Trainee:
         """The second half: keep what was trained. ``losses`` are those of the last job, None if there was none."""
         noisy = self._noisy
         # First of all: where nothing may be released, nothing was trained for this round, and no exact row is there.
-        drawn = None if noisy is None else noisy.of_round(round_number, self._learner.embedded())
-        self._round, self._rows, self._counts = round_number, drawn, self._learner.counts
-        self._scores, self._local, self._losses = None, None, losses
-        if noisy is None and self._learner.exchanges_prototypes:
-            self._describe()
+        drawn = None if noisy is None else noisy.of_round(round_number, self._learner.embedded(), self._guide)
+        self._round, self._rows, self._scores, self._local = round_number, None, None, None
+        self._losses = losses
+        if drawn is not None:
+            self._rows, self._counts, self._local = drawn.rows, drawn.counts, drawn.local
+            self._scores = self._learner.scores_at(drawn.rows, drawn.present)
+        else:
+            self._counts = self._learner.counts
+            if self._learner.exchanges_prototypes:
+                self._describe()
         self._trained_from = self.base
         self._save_model()
 
@@ -154,8 +161,6 @@ class Trainee:
         Where it has several prototypes of a class, those of which it has one to send: of zeros only if it keeps them.
         """
         counts = self._require_counts()
-        if self._noisy is not None:
-            return self._noisy.present
         return counts > 0 if self._local is None else np.isin(np.arange(len(counts)), self._local.labels)
 
     def averaged(self) -> NDArray[np.float64]:
@@ -283,8 +288,6 @@ class Trainee:
 
     def _prototypes(self) -> SitePrototypes:
         rows, counts = self._require_rows(), self._require_counts()
-        if self._noisy is not None:  # what is not there by noisy counts is not there, and no others are kept
-            counts = self._noisy.present.astype(np.int64)
         found = SitePrototypes(rows, np.zeros_like(rows), np.zeros(len(rows), dtype=np.bool_), counts)
         match self._guide:
             case Targets(personal, present):

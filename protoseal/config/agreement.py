@@ -191,6 +191,18 @@ class Agreement(RunSettings):
         return self.presence is Presence.HIDDEN
 
     @property
+    def releases(self) -> int:
+        """How many releases with noise a run has at most, that of FedPC's clustering included; 0 without noise."""
+        if self.privacy is None:
+            return 0
+        return self.privacy.releases(self.rounds) + int(self.method.is_grouped)
+
+    @property
+    def most_cells(self) -> int:
+        """The most parts of classes that one release with noise has: classes, or the clusters of the round before."""
+        return len(self.classes) * (self.clustering.most_clusters if self.clusters else 1)
+
+    @property
     def sums(self) -> bool:
         """Whether sites' values are added up, over all sites or in groups."""
         return self.method.traits.family in (Family.GROUPS, Family.SUMS, Family.CLUSTERS)

@@ -87,7 +87,7 @@ class PrivacySection(Section):
         }
 
     def releases(self, rounds: int) -> int:
-        """How many a run of so many rounds has at most."""
+        """How many so many rounds have at most, counted from 1: a clustering before them has its own."""
         return -(-rounds // self.release_every)
 
 

@@ -26,13 +26,18 @@ from protoseal.config.methods import (
 )
 from protoseal.config.numbers import Count, Positive
 from protoseal.config.presence import FEWEST_SAFE_HOLDERS, check_presence_served
-from protoseal.config.privacy import PrivacySection
+from protoseal.config.privacy import Extractor, PrivacySection
 from protoseal.config.reading import Section
 from protoseal.config.training import PreprocessingSection, TrainingSection
-from protoseal.config.traits import Family
+from protoseal.config.traits import Family, Part
 
-PRIVATE = frozenset({Method.PFPL, Method.LOCAL, Method.SELF})
-"""Methods of which nothing leaves a site but prototypes, or nothing at all."""
+PRIVATE = frozenset(
+    {
+        *(Method.PFPL, Method.FEDPC, Method.AVERAGE, Method.FEDDBP, Method.FEDPLCC, Method.FEDPROTO),
+        *(Method.LOCAL, Method.SELF),
+    }
+)
+"""Methods of which nothing leaves a site but noisy prototypes and what trains with them, or nothing at all."""
 
 
 class RunSettings(Section):
@@ -70,10 +75,33 @@ class RunSettings(Section):
             min_holders=self.min_holders,
             allowed=self.allow_hidden_presence_reveals_peers,
         )
-        if self.privacy is not None and method not in PRIVATE:
+        if self.privacy is not None:
+            self._check_private(method, self.privacy)
+
+    def _check_private(self, method: AnyMethod, agreed: PrivacySection) -> None:
+        if method not in PRIVATE:
             raise ValueError(
                 f"[privacy] serves {', '.join(sorted(each.value for each in PRIVATE))}: of method {method.value!r} more"
                 " leaves a site than noisy prototypes"
+            )
+        frozen = agreed.extractor is Extractor.FROZEN
+        if frozen and method.traits.averaged not in (Part.NOTHING, Part.EXTRACTOR):
+            raise ValueError(
+                f"method {method.value!r} averages models with their classifiers, which extractor = 'frozen' trains"
+                " without noise: no record-level guarantee would be left"
+            )
+        if (
+            method.traits.family is Family.CLUSTERS
+            and self.fedplcc.most_clusters > self.fedplcc.most_prototypes
+        ):
+            raise ValueError(
+                "with [privacy] a site has a prototype for each cluster of the round before: set most_prototypes in"
+                " [fedplcc] to most_clusters or more"
+            )
+        if not frozen and method.averages and self.averaging.buffers:
+            raise ValueError(
+                f"[privacy] allows no buffers in [averaging] unless features are frozen: method {method.value!r} would"
+                " send statistics that follow the records; use a model without them"
             )
 
     def check_colluding(self, method: AnyMethod, sites: int) -> None:

@@ -19,7 +19,7 @@ from protoseal.config.clustering import counted_samples
 from protoseal.terms import limits_of, longest_mean, result_form
 from protoseal_wire import codec
 from protoseal_wire.messages import PhaseKey, RoundStart
-from secure_client.bounds import check_averaged_bounds, check_local_number
+from secure_client.bounds import check_averaged_bounds, check_local_number, model_weight
 from secure_client.errors import Violation
 from secure_client.exchanges.pairwise import Group
 from secure_client.methods.members import Members
@@ -99,7 +99,7 @@ class Clustered:
     def _model(self, key: PhaseKey) -> NDArray[np.float64]:
         """(p + q + 1,), as the layout says."""
         _, counts = self._trainee.trained(key.round)
-        samples = min(int(counts.sum()), self._agreement.averaging.most_samples)
+        samples = model_weight(counts, self._agreement.averaging.most_samples)
         none = np.empty((0, self._agreement.dim))
         return self._agreement.layout.contribution(none, self._trainee.averaged(), samples)
 

@@ -24,7 +24,7 @@ from protoseal.config import Protection
 from protoseal.terms import clustering_cohort, limits_of, longest_mean, result_form
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey, RoundStart
-from secure_client.bounds import check_averaged_bounds
+from secure_client.bounds import check_averaged_bounds, model_weight
 from secure_client.errors import Violation
 from secure_client.exchanges.one_step import shown_half
 from secure_client.exchanges.pairwise import Group
@@ -112,7 +112,7 @@ class Sums:
         layout = self._agreement.layout
         rows, counts = self._trainee.trained(key.round)
         sent = np.where(self._adds_to(group)[:, None], rows, 0.0) if layout.classes else rows[:0]
-        samples = min(int(counts.sum()), self._agreement.averaging.most_samples)
+        samples = model_weight(counts, self._agreement.averaging.most_samples)
         return layout.contribution(sent, self._trainee.averaged(), samples)
 
     def _adds_to(self, group: Group) -> Bool:

@@ -17,9 +17,15 @@ _PAID_TWICE = 8
 """Rounds that a simulated site may pay twice, in runs that are killed and go on."""
 
 
-def event_of(agreement: Agreement, agreed: PrivacySection) -> GaussianRelease:
-    """What each release costs."""
-    coordinates = PrototypeQuery.coordinates(len(agreement.classes), agreement.dim)
+def event_of(agreement: Agreement, agreed: PrivacySection, cells: int | None = None) -> GaussianRelease:
+    """What a release over so many parts of classes costs; without a number, what each costs at most.
+
+    ``ValueError`` for more parts than are agreed.
+    """
+    parts = agreement.most_cells if cells is None else cells
+    if parts > agreement.most_cells:
+        raise ValueError(f"a release over {parts} cells, where {agreement.most_cells} are agreed at most")
+    coordinates = PrototypeQuery.coordinates(parts, agreement.dim)
     return GaussianRelease(agreed.noise_multiplier, coordinates)
 
 
@@ -36,7 +42,7 @@ def planned_history(agreement: Agreement, agreed: PrivacySection) -> list[Event]
     """All of a run: the training of every round, and every release."""
     training = training_of(agreement, agreed)
     trained: list[Event] = [] if training is None else [training] * agreement.rounds
-    return [*trained, *[event_of(agreement, agreed)] * agreed.releases(agreement.rounds)]
+    return [*trained, *[event_of(agreement, agreed)] * agreement.releases]
 
 
 def planned_epsilon(agreement: Agreement, agreed: PrivacySection, delta: float) -> float:
@@ -46,7 +52,7 @@ def planned_epsilon(agreement: Agreement, agreed: PrivacySection, delta: float) 
 
 def planned_in_words(agreement: Agreement, agreed: PrivacySection) -> str:
     """What :func:`planned_history` has, to be read."""
-    count, training = agreed.releases(agreement.rounds), training_of(agreement, agreed)
+    count, training = agreement.releases, training_of(agreement, agreed)
     releases = f"{count} releases with noise multiplier {agreed.noise_multiplier:g}"
     if training is None:
         return releases

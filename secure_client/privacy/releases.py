@@ -12,13 +12,14 @@ from protoseal.config.privacy import BudgetSection, Extractor, PrivacySection
 from secure_client.errors import BudgetError
 from secure_client.privacy.accounting import epsilon
 from secure_client.privacy.calibration import best_count_weight
+from secure_client.privacy.cells import Cells, ReleasedCells, release_cells
 from secure_client.privacy.chain import Anchor
 from secure_client.privacy.entries import GUARANTEE, RECORD, Fact, Limit, Release, Spending, is_guaranteed
 from secure_client.privacy.events import Event
 from secure_client.privacy.grid import Float, Ints
 from secure_client.privacy.ledger import Ledger
 from secure_client.privacy.planned import event_of, planned_epsilon, planned_in_words, training_of
-from secure_client.privacy.query import PrototypeQuery, Released
+from secure_client.privacy.query import PrototypeQuery, Released, Sums
 
 _log = logging.getLogger("protoseal.site")
 WHAT, TRAINING = "prototypes", "training"
@@ -87,9 +88,19 @@ class Releases:
         self._ledger.spend(self._spending(training, event, clip=settings.clip))
         _log.info("round %d: trains by %d steps of DP-SGD, which are paid for", round_number, event.steps)
 
+    @property
+    def dim(self) -> int:
+        """Of features."""
+        return self._agreement.dim
+
     def due(self, round_number: int, released: int | None) -> bool:
-        """Whether a round has a release of its own, ``released`` being the round of the last one."""
-        return released is None or round_number >= released + self._agreed.release_every
+        """Whether a round has a release of its own, ``released`` being the round of the last one.
+
+        Round 0 is FedPC's clustering, of the initial model: what it released serves no later round.
+        """
+        if released is None or (released == 0 and round_number > 0):
+            return True
+        return round_number >= released + self._agreed.release_every
 
     def release(self, round_number: int, batches: Iterable[tuple[Float, Ints]]) -> Released:
         """Noisy prototypes (K, d) of features (B, d) and labels (B,), each record once.
@@ -97,17 +108,39 @@ class Releases:
         :class:`BudgetError` where they would exceed the limit, :class:`LedgerError` where the ledger cannot say so:
         then nothing was drawn.
         """
-        sums = self._query.start(len(self._agreement.classes), self._agreement.dim)
+        sums = self._sums(len(self._agreement.classes), batches)
+        self._ledger.spend(self._of_prototypes(round_number, len(self._agreement.classes)))
+        released = sums.release()
+        self._tell(round_number)
+        return released
+
+    def release_cells(
+        self, round_number: int, batches: Iterable[tuple[Float, Ints]], cells: Cells
+    ) -> ReleasedCells:
+        """The same, of parts of classes: as many prototypes of a class as it has cells of enough records.
+
+        ``cells`` are public, and as many of a class as are agreed at most.
+        """
+        assigned = ((features, cells.of(features, labels)) for features, labels in batches)
+        sums = self._sums(len(cells), assigned)
+        self._ledger.spend(self._of_prototypes(round_number, len(cells), cells=len(cells)))
+        released = release_cells(sums, cells)
+        self._tell(round_number)
+        return released
+
+    def _sums(self, parts: int, batches: Iterable[tuple[Float, Ints]]) -> Sums:
+        sums = self._query.start(parts, self._agreement.dim)
         for features, labels in batches:
             sums.add(features, labels)
-        self._ledger.spend(self._of_prototypes(round_number))
-        released, spent = sums.release(), self.spent
+        return sums
+
+    def _tell(self, round_number: int) -> None:
+        spent = self.spent
         _log.info(
             "round %d: prototypes released with noise; epsilon %.4g of %g at delta %g spent on %r%s",
             *(round_number, spent.epsilon, self._budget.epsilon, spent.delta, self._budget.dataset),
             "" if spent.guaranteed else f"; {NO_GUARANTEE}",
         )
-        return released
 
     @property
     def spent(self) -> Spent:
@@ -128,15 +161,17 @@ class Releases:
     def _is_guaranteed(self) -> bool:
         return self._agreed.extractor is not Extractor.TRAINED
 
-    def _of_prototypes(self, round_number: int) -> Spending:
+    def _of_prototypes(self, round_number: int, parts: int, **facts: Fact) -> Spending:
+        """What a release over so many parts of classes is: of what was planned, or of fewer."""
         agreement, query = self._agreement, self._query
         return self._spending(
             Release(agreement.run, round_number, WHAT),
-            event_of(agreement, self._agreed),
+            event_of(agreement, self._agreed, parts),
             clip=query.clip,
             count_weight=query.count_weight,
             classes=len(agreement.classes),
             dim=agreement.dim,
+            **facts,
         )
 
     def _spending(self, release: Release, event: Event, **facts: Fact) -> Spending:

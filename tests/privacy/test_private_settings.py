@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from protoseal.config import BudgetSection, ConfigError, Extractor, Method, PrivacySection, load_site
+from protoseal.config.run_settings import PRIVATE
 from tests.support.small import small_agreement
 
 AGREED = PrivacySection(clip=2.0, noise_multiplier=6.0)
@@ -92,12 +93,18 @@ def test_a_sites_file_refuses_trained_features_unless_it_says_so(tmp_path: Path)
     assert load_site(file).privacy is not None
 
 
-@pytest.mark.parametrize("method", sorted(set(Method) - {Method.PFPL, Method.LOCAL, Method.SELF}))
+@pytest.mark.parametrize("method", sorted(set(Method) - PRIVATE))
 def test_methods_of_which_more_leaves_a_site_are_refused(method: Method) -> None:
-    agreed = small_agreement()
+    agreed = small_agreement().model_copy(update={"privacy": AGREED})
     with pytest.raises(ValueError, match="more leaves a site than noisy prototypes"):
-        agreed.model_copy(update={"privacy": AGREED}).check_served(method)
-    agreed.model_copy(update={"privacy": AGREED}).check_served(Method.PFPL)
+        agreed.check_served(method)
+
+
+@pytest.mark.parametrize("method", sorted(PRIVATE))
+def test_methods_that_send_what_is_noisy_are_served(method: Method) -> None:
+    """With features that are trained: which are also frozen, the next tests say."""
+    trained = AGREED.model_copy(update={"extractor": Extractor.TRAINED})
+    small_agreement().model_copy(update={"privacy": trained}).check_served(method)
 
 
 def test_without_it_the_agreements_text_is_that_of_before_there_was_any() -> None:

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from crypto.discrete_gaussian import discrete_gaussian
-from protoseal.config import Agreement, BudgetSection, Extractor, PrivacySection
+from protoseal.config import Agreement, BudgetSection, Extractor, Method, PrivacySection
 from secure_client.errors import BudgetError, LedgerError
 from secure_client.privacy.ledger import read_account
 from secure_client.privacy.planned import SIMULATED_DELTA, planned_epsilon, simulated_budget
@@ -171,6 +171,20 @@ def test_which_rounds_have_a_release(tmp_path: Path, every: int, due: list[int])
             last = number
             found.append(number)
     assert found == due
+
+
+@pytest.mark.parametrize(("every", "due"), [(1, [0, 1, 2, 3, 4, 5]), (2, [0, 1, 3, 5]), (5, [0, 1])])
+def test_the_clustering_has_a_release_of_its_own(tmp_path: Path, every: int, due: list[int]) -> None:
+    """And the plan counts it: a run has as many releases as are planned."""
+    agreed = agreement(5, release_every=every).model_copy(update={"method": Method.FEDPC})
+    releases, last, found = opened(agreed, budget(tmp_path)), None, []
+    for number in range(6):
+        if releases.due(number, last):
+            last = number
+            found.append(number)
+    assert found == due
+    assert agreed.releases == len(due)
+    assert agreed.model_copy(update={"method": Method.PFPL}).releases == len(due) - 1
 
 
 def test_a_simulated_site_has_room_for_its_run_and_no_more(tmp_path: Path) -> None:

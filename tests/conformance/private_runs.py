@@ -1,0 +1,52 @@
+"""Agreements with noise for the runs of this folder, and a model that they are served with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from protoseal.config import (
+    Agreement,
+    AveragingSection,
+    Extractor,
+    Method,
+    PrivacySection,
+    Protection,
+    TrainingSection,
+)
+from secure_client.averaged import Averaged
+from secure_client.build import build_agreed_model
+from tests.conformance.grouped_runs import grouped_agreement
+
+_PIXELS = 16
+PRIVACY = PrivacySection(
+    clip=3.0, noise_multiplier=0.2, min_count=2.0, release_every=2, extractor=Extractor.TRAINED
+)
+"""Of six records a class: noise moves a count by less than one, and features by some hundredths."""
+
+
+def build(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
+    """A model of one's own without statistics of batches, whose features end in a ReLU."""
+    layers = (nn.AvgPool2d(2), nn.Flatten(), nn.Linear(_PIXELS, dim), nn.GroupNorm(2, dim), nn.ReLU())
+    return nn.Sequential(*layers), nn.Linear(dim, num_classes)
+
+
+def private_agreement(
+    protection: Protection,
+    method: Method,
+    *,
+    classes: int,
+    dim: int,
+    rounds: int,
+    privacy: PrivacySection,
+    **settings: Any,
+) -> Agreement:
+    """As :func:`grouped_agreement`, with noise."""
+    training = TrainingSection(model="tests.conformance.private_runs:build", batch_size=6, lr=0.05)
+    base = grouped_agreement(
+        protection, method=method, classes=classes, dim=dim, rounds=rounds, training=training, **settings
+    )
+    sizes = Averaged(build_agreed_model(base, training.model), method.traits.averaged).sizes
+    averaging = AveragingSection(parameters=sizes[0], buffers=sizes[1])
+    return Agreement.model_validate({**dict(base), "averaging": averaging, "privacy": privacy})
