@@ -119,15 +119,13 @@ class Trainee:
         noisy = self._noisy
         # First of all: where nothing may be released, nothing was trained for this round, and no exact row is there.
         drawn = None if noisy is None else noisy.of_round(round_number, self._learner.embedded(), self._guide)
-        self._round, self._rows, self._scores, self._local = round_number, None, None, None
-        self._losses = losses
+        self._round, self._losses, self._scores = round_number, losses, None
+        self._rows, self._local, self._counts = None, None, self._learner.counts
         if drawn is not None:
-            self._rows, self._counts, self._local = drawn.rows, drawn.counts, drawn.local
+            self._rows, self._local, self._counts = drawn.rows, drawn.local, drawn.counts
             self._scores = self._learner.scores_at(drawn.rows, drawn.present)
-        else:
-            self._counts = self._learner.counts
-            if self._learner.exchanges_prototypes:
-                self._describe()
+        elif self._learner.exchanges_prototypes:
+            self._describe()
         self._trained_from = self.base
         self._save_model()
 
