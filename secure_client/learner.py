@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,8 @@ from secure_client.recipe import Recipe, Stage
 from secure_client.training import Job, Losses, Schedule, has_batch_norm, run, training_seed
 
 EVALUATION_BATCH = 256
+_SUITABLE = "secure_client.privacy.suitable"
+"""Imported by those who need it: Opacus takes a second."""
 
 Embedded = tuple[Tensor, Tensor]
 """Features (B, d) and labels int64 (B,) of a batch, on the learner's device."""
@@ -99,7 +102,8 @@ class Learner:
 
         Raises :class:`ModelError` when the model's outputs are not (B, d) and (B, K), :class:`DataError`
         for an empty data set or labels outside [0, K), :class:`TrainingError` when batch normalisation
-        would have to train on single samples.
+        would have to train on single samples. With the recipe's ``dp_sgd`` :class:`ModelError` also for a model that
+        cannot train by it, and :class:`DeviceError` for mixed precision.
         """
         self._model = model.to(device)
         self._personal = None if recipe.personal is None else copy.deepcopy(self._model)
@@ -111,6 +115,8 @@ class Learner:
         self._train = open_source(data.train, device)
         self._test = None if data.test is None else open_source(data.test, device)
         self._train_counts = self._check()
+        if recipe.dp_sgd is not None:
+            self._check_private()
 
     def train(self, round_number: int, guide: Guide | None) -> Losses:
         """The local epochs of a round; without a guide the objective has no alignment. Losses of the last stage.
@@ -344,6 +350,14 @@ class Learner:
             with torch.no_grad():
                 given = outputs_of(model, inputs)
             yield given, labels
+
+    def _check_private(self) -> None:
+        if self._schedule.mixed_precision:
+            raise DeviceError(
+                "DP-SGD computes gradients in float32, whose clipping is accounted for: switch mixed precision off"
+            )
+        check_suitable: Callable[[nn.Module, Tensor], None] = import_module(_SUITABLE).check_suitable
+        check_suitable(self._model, next(self._train.batches([[0]]))[0])
 
     def _check(self) -> NDArray[np.int64]:
         """What the constructor promises; the training samples of each class, (K,)."""

@@ -8,11 +8,22 @@ from typing import Any
 
 import pytest
 
-from protoseal.config import BudgetSection, ConfigError, Extractor, Method, PrivacySection, load_site
+from protoseal.config import (
+    Agreement,
+    BudgetSection,
+    ConfigError,
+    DpSgdSection,
+    Extractor,
+    Method,
+    PrivacySection,
+    load_site,
+)
 from protoseal.config.run_settings import PRIVATE
 from tests.support.small import small_agreement
 
 AGREED = PrivacySection(clip=2.0, noise_multiplier=6.0)
+DP_SGD = DpSgdSection(noise_multiplier=1.5, clip=1.0, sampling_rate=0.05)
+TRAINED_PRIVATELY = PrivacySection(clip=2.0, noise_multiplier=6.0, extractor=Extractor.PRIVATE, dp_sgd=DP_SGD)
 ROUNDS = 10
 SAMPLES = Path(__file__).parents[2] / "deploy" / "samples"
 
@@ -118,3 +129,67 @@ def test_without_it_the_agreements_text_is_that_of_before_there_was_any() -> Non
 @pytest.mark.parametrize(("every", "releases"), [(1, 10), (3, 4), (10, 1), (20, 1)])
 def test_how_many_releases_a_run_has(every: int, releases: int) -> None:
     assert AGREED.model_copy(update={"release_every": every}).releases(ROUNDS) == releases
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        (
+            {"least_training_noise": 1.6},
+            "noise multiplier in training 1.5, and least that this site allows is 1.6",
+        ),
+        ({"largest_sampling_rate": 0.04}, "sampling rate 0.05, and largest that this site allows is 0.04"),
+        ({"least_training_noise": 1.5, "largest_sampling_rate": 0.05}, None),
+    ],
+)
+def test_a_site_limits_training_by_dp_sgd_too(limits: dict[str, Any], reason: str | None) -> None:
+    own = budget(**limits)
+    own.check(AGREED, ROUNDS)
+    if reason is None:
+        own.check(TRAINED_PRIVATELY, ROUNDS)
+        return
+    with pytest.raises(ValueError, match=reason):
+        own.check(TRAINED_PRIVATELY, ROUNDS)
+
+
+def test_private_features_need_no_word_of_the_site() -> None:
+    budget().check(TRAINED_PRIVATELY, ROUNDS)
+
+
+@pytest.mark.parametrize("extractor", Extractor)
+@pytest.mark.parametrize("given", [True, False], ids=["given", "not given"])
+def test_dp_sgd_is_said_for_private_features_and_for_no_others(extractor: Extractor, given: bool) -> None:
+    settings = {"clip": 1.0, "noise_multiplier": 1.0, "extractor": extractor} | (
+        {"dp_sgd": DP_SGD} if given else {}
+    )
+    if given == (extractor is Extractor.PRIVATE):
+        PrivacySection.model_validate(settings)
+        return
+    with pytest.raises(ValueError, match=r"\[privacy.dp_sgd\]"):
+        PrivacySection.model_validate(settings)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"sampling_rate": 0.0}, {"sampling_rate": 1.1}, {"clip": 0.0}, {"noise_multiplier": 0.0}]
+)
+def test_numbers_that_are_out_of_range_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        DpSgdSection.model_validate(dict(DP_SGD) | wrong)
+
+
+@pytest.mark.parametrize(
+    ("rate", "epochs", "steps"),
+    [(1.0, 1, 1), (0.5, 3, 6), (0.1, 3, 30), (0.3, 1, 4), (0.07, 7, 100), (1e-3, 1, 1000), (2 / 3, 2, 3)],
+)
+def test_how_many_steps_some_epochs_are(rate: float, epochs: int, steps: int) -> None:
+    assert DP_SGD.model_copy(update={"sampling_rate": rate}).steps(epochs) == steps
+
+
+def test_the_agreements_text_has_it_where_it_is_and_can_be_read_back() -> None:
+    agreed = small_agreement()
+    frozen = agreed.model_copy(update={"privacy": AGREED})
+    private = agreed.model_copy(update={"privacy": TRAINED_PRIVATELY})
+    assert "dp_sgd" not in frozen.to_json()
+    assert '"dp_sgd":{"clip":1.0,"noise_multiplier":1.5,"sampling_rate":0.05}' in private.to_json()
+    for each in (frozen, private):
+        assert Agreement.from_json(each.to_json(), source="text").hash() == each.hash()
