@@ -39,9 +39,11 @@ from secure_client.training import Job, Losses, seeded, trained_parameters
 
 _MARGIN = 1e-6
 """Of the radius, for float64 in a norm over up to 10^9 numbers."""
-_MOST_BYTES = {"cpu": 2**28, "cuda": 2**32}
+_MOST_BYTES = {"cpu": 2**25, "cuda": 2**32}
 """Of gradients of single records that are there at a time."""
 _MOST_AT_ONCE = 512
+_CLIPPED_AT_ONCE = {"cpu": 2**17, "cuda": 2**26}
+"""Numbers of gradients that are clipped together: on a CPU they are to stay in the cache."""
 
 
 @dataclass(frozen=True)
@@ -57,24 +59,18 @@ class GradientGrid:
         radius = math.floor(SIGMA / Fraction(settings.noise_multiplier))
         return cls(settings.noise_multiplier * settings.clip / SIGMA, radius)
 
-    def clipped_sums(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Σ over records of their clipped gradients in steps, float64 and whole, for gradients (B, …), B ≥ 1.
+    def clip_(self, rows: Tensor) -> Tensor:
+        """Gradients of records, float64 (B, P), clipped and truncated to whole steps in place: the same tensor.
 
-        A record's gradient has a norm of at most R over all parameters together. One that is not finite counts as zero:
-        no record can spoil a step, or show in that it was spoiled.
+        Each then has a norm of at most R. One that is not finite becomes zero: no record can spoil a step, or show in
+        that it was spoiled.
         """
-        squares = torch.stack([each.double().flatten(1).square().sum(1) for each in gradients])
-        norms = squares.sum(0).sqrt()
-        factors = (self.radius * (1 - _MARGIN) / norms).clamp(max=1 / self.step)
+        norms = torch.linalg.vector_norm(rows, dim=1)
         finite = norms.isfinite()
-        factors = torch.where(finite, factors, 0.0)
-        return [self._sum(each, factors, finite) for each in gradients]
-
-    @staticmethod
-    def _sum(gradient: Tensor, factors: Tensor, finite: Tensor) -> Tensor:
-        rows = gradient.double().flatten(1)
-        rows = torch.where(finite.unsqueeze(1), rows, 0.0).mul_(factors.unsqueeze(1)).trunc_()
-        return rows.sum(0).view(gradient.shape[1:])
+        if not bool(finite.all()):
+            rows[~finite], norms[~finite] = 0.0, 0.0
+        factors = (self.radius * (1 - _MARGIN) / norms).clamp(max=1 / self.step)
+        return rows.mul_(factors.unsqueeze(1)).trunc_()
 
 
 def poisson_sample(records: int, rate: float) -> list[int]:
@@ -116,7 +112,11 @@ class _Training:
         trained = trained_parameters(job.model, job.trains).values()
         self._parameters = [each for each in trained if each.requires_grad]
         self._optimiser = job.schedule.optimise(self._parameters)
+        self._sizes = [each.numel() for each in self._parameters]
         self._at_once = physical_size(self._parameters, job.device)
+        numbers = sum(self._sizes)
+        rows = max(1, _CLIPPED_AT_ONCE.get(job.device.type, 2**17) // max(1, numbers))
+        self._buffer = torch.empty(rows, numbers, dtype=torch.float64, device=job.device)
 
     def run(self) -> Losses:
         steps = self._settings.steps(self._job.epochs)
@@ -136,11 +136,11 @@ class _Training:
     def _step(self) -> Tensor:
         """One step; sums of its records' losses, and how many have them: (4,)."""
         chosen = poisson_sample(len(self._job.source), self._settings.sampling_rate)
-        sums = [torch.zeros_like(each, dtype=torch.float64) for each in self._parameters]
+        total = torch.zeros(sum(self._sizes), dtype=torch.float64, device=self._job.device)
         told = torch.zeros(4, dtype=torch.float64, device=self._job.device)
         for inputs, labels in self._batches(chosen):
-            told += self._add(sums, inputs, labels)
-        self._set_gradients(sums)
+            told += self._add(total, inputs, labels)
+        self._set_gradients(total)
         self._optimiser.step()
         self._optimiser.zero_grad(set_to_none=True)
         return told
@@ -149,29 +149,39 @@ class _Training:
         """A sample in physical batches; none for an empty one."""
         return iter(self._job.source.batches(split(chosen, self._at_once)) if chosen else ())
 
-    def _add(self, sums: list[Tensor], inputs: Tensor, labels: Tensor) -> Tensor:
+    def _add(self, total: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Add the clipped gradients of a batch in whole steps, exactly: sums stay far below 2^53."""
         job = self._job
         terms = sample_terms(job.objective, outputs_of(job.model, inputs), labels, job.guide)
         torch.autograd.backward(terms.total.sum())
         given = take_gradients(job.model, self._parameters)
-        used = [number for number, each in enumerate(given) if each is not None]
-        clipped = self._grid.clipped_sums([each for each in given if each is not None])
-        for number, each in zip(used, clipped, strict=True):
-            sums[number] += each
+        for first in range(0, len(labels), len(self._buffer)):
+            rows = self._flat(given, first, min(first + len(self._buffer), len(labels)))
+            total += self._grid.clip_(rows).sum(dim=0)
         return _summed(terms)
 
-    def _set_gradients(self, sums: list[Tensor]) -> None:
-        noise = torch.from_numpy(draw_noise(sum(each.numel() for each in sums)))
+    def _flat(self, given: list[Tensor | None], first: int, last: int) -> Tensor:
+        """Some records' gradients, float64 (B, P), good until the next; a parameter that had no part has zeros."""
+        rows = self._buffer[: last - first]
+        for part, each in zip(torch.split(rows, self._sizes, dim=1), given, strict=True):
+            if each is None:
+                part.zero_()
+            else:
+                part.copy_(each[first:last].flatten(1))
+        return rows
+
+    def _set_gradients(self, total: Tensor) -> None:
+        noise = torch.from_numpy(draw_noise(len(total))).to(total.device)
         unit = self._grid.step / self._job.schedule.batch_size
-        parts = torch.split(noise.to(self._job.device), [each.numel() for each in sums])
-        for parameter, each, part in zip(self._parameters, sums, parts, strict=True):
-            parameter.grad = ((each + part.view_as(each)) * unit).to(parameter.dtype)
+        parts = torch.split((total + noise) * unit, self._sizes)
+        for parameter, part in zip(self._parameters, parts, strict=True):
+            parameter.grad = part.view_as(parameter).to(parameter.dtype)
 
 
 def physical_size(parameters: Sequence[nn.Parameter], device: torch.device) -> int:
     """How many records' gradients are there at a time; more are taken one batch after the other, and added up."""
     record = max(1, sum(each.numel() * each.element_size() for each in parameters))
-    return max(1, min(_MOST_AT_ONCE, _MOST_BYTES.get(device.type, 2**28) // record))
+    return max(1, min(_MOST_AT_ONCE, _MOST_BYTES.get(device.type, 2**25) // record))
 
 
 def _summed(terms: tuple[Tensor, ...]) -> Tensor:
