@@ -6,6 +6,13 @@ from algorithms.prototypes import Clusters, Guide, Targets
 from protoseal.files import SitePrototypes
 
 
+def deciding_guide(prototypes: SitePrototypes) -> Guide | None:
+    """As :func:`inference_guide`; None where no class has a prototype, as by noisy counts none may have."""
+    found = inference_guide(prototypes)
+    there = found.present.any() if isinstance(found, Targets) else len(found.labels)
+    return found if there else None
+
+
 def inference_guide(prototypes: SitePrototypes) -> Guide:
     """What decides the class of a sample by prototype: all clusters where there are any, else one row a class."""
     if prototypes.clusters is None:

@@ -24,7 +24,7 @@ from protoseal.files import MODEL, SitePrototypes, write_prototypes
 from secure_client.base import Base
 from secure_client.bounds import PrototypeBounds
 from secure_client.errors import DataError
-from secure_client.guides import inference_guide
+from secure_client.guides import deciding_guide
 from secure_client.journal import Journal
 from secure_client.learner import Evaluation, Learner
 from secure_client.noisy import NoisyPrototypes
@@ -259,7 +259,7 @@ class Trainee:
         guide, aggregates = self._guide, self._predicts_with_base
         # A site's own prototypes are of the model as it trained it: they say nothing of another's features.
         near = guide is not None and (not aggregates or isinstance(guide, Clusters))
-        decides = inference_guide(self._prototypes()) if near else None
+        decides = deciding_guide(self._prototypes()) if near else None
         trained = test(decides)
         if trained is None or not aggregates:
             return trained

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,29 +11,59 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from secure_client.privacy.query import Sums
 from secure_client.privacy.releases import Releases
 
-Batches = Iterable[tuple[NDArray[np.float64], NDArray[np.int64]]]
+Ints = NDArray[np.int64]
 
 
 @contextmanager
-def replayed_noise(
-    change: Callable[[NDArray[np.int64]], NDArray[np.int64]] = lambda noise: noise,
-) -> Iterator[None]:
-    """Inside, noise follows from the data set's name, the round and how many numbers get any; ``change`` alters it."""
-    released = Releases.release
-    at: list[str] = []
+def replayed_noise() -> Iterator[None]:
+    """Inside, noise follows from the data set's name, the round and how many numbers get any."""
+    with _told_apart() as at:
 
-    def release(self: Releases, round_number: int, *given: Any, **named: Any) -> Any:
+        def drawn(count: int, sigma_log2: int) -> Ints:
+            return np.rint(_stream(at, count).normal(0.0, 2.0**sigma_log2, count)).astype(np.int64)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("secure_client.privacy.query.discrete_gaussian", drawn)
+            yield
+
+
+@contextmanager
+def replayed_answers(records: int) -> Iterator[None]:
+    """Inside, the query's noisy answer follows from the same, and from no record: most parts have some ``records``."""
+    with _told_apart() as at:
+
+        def noised(sums: Sums) -> tuple[Ints, Ints]:
+            classes, dim = sums.vectors.shape
+            stream, grid = _stream(at, classes * (dim + 1)), sums.query.grid
+            empty = stream.uniform(0.0, 1.0, classes) < 0.1
+            counts = np.where(empty, 0.0, records * stream.uniform(0.9, 1.1, classes))
+            vectors = stream.uniform(0.0, 1.0, (classes, dim)) * (0.5 * grid.radius / np.sqrt(dim))
+            return np.rint(vectors * counts[:, None]).astype(np.int64), np.rint(counts * grid.weight).astype(
+                np.int64
+            )
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Sums, "noised", noised)
+            yield
+
+
+@contextmanager
+def _told_apart() -> Iterator[list[str]]:
+    """Of which data set and round the release is that is drawn next."""
+    spending, at = Releases._of_prototypes, [""]
+
+    def told(self: Releases, round_number: int, *given: Any, **facts: Any) -> Any:
         at[:] = [self._budget.dataset, str(round_number)]
-        return released(self, round_number, *given, **named)
-
-    def drawn(count: int, sigma_log2: int) -> NDArray[np.int64]:
-        digest = hashlib.sha256("\0".join([*at, str(count)]).encode()).digest()
-        noise = np.random.default_rng(int.from_bytes(digest[:8], "big")).normal(0.0, 2.0**sigma_log2, count)
-        return change(np.rint(noise).astype(np.int64))
+        return spending(self, round_number, *given, **facts)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Releases, "release", release)
-        patch.setattr("secure_client.privacy.query.discrete_gaussian", drawn)
-        yield
+        patch.setattr(Releases, "_of_prototypes", told)
+        yield at
+
+
+def _stream(at: list[str], count: int) -> np.random.Generator:
+    digest = hashlib.sha256("\0".join([*at, str(count)]).encode()).digest()
+    return np.random.default_rng(int.from_bytes(digest[:8], "big"))
