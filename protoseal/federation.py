@@ -135,7 +135,7 @@ class LocalSite:
 
     def join(self) -> None:
         """Ask to take part."""
-        self.transport.join(self.session.join_request())
+        self.session.take_welcome(self.transport.join(self.session.join_request()))
 
     def step(self) -> Task:
         """Do one task."""

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import UTC, datetime
 
 from crypto.pki import Credentials, Role, TrustAnchor
+from protoseal.anchors import AnchorRecord
 from protoseal.config import SiteConfig
 from protoseal.files import SiteLog, SiteRound, write_agreement, write_site_log
 from protoseal_wire.messages import Finished, Stopped
+from secure_client.anchors import PEERS
 from secure_client.build import build_learner, build_trainee
 from secure_client.data import SiteData, load_site_data
 from secure_client.errors import RunStopped, SiteError
 from secure_client.journal import Journal
 from secure_client.learner import Learner
-from secure_client.privacy.releases import check_delta, open_releases
+from secure_client.privacy.releases import Releases, check_delta, open_releases
 from secure_client.runner import take_part
 from secure_client.session import Session
 from secure_client.setup import Party, open_journal
@@ -79,7 +82,10 @@ def run_site(
             transport.close()
             return book.write()
         try:
-            outcome = take_part(Session(agreement, party, trainee, journal, on_round=book.add), transport)
+            with ExitStack() as stack:
+                peers = stack.enter_context(open_peers(releases)) if releases else None
+                session = Session(agreement, party, trainee, journal, on_round=book.add, peers=peers)
+                outcome = take_part(session, transport)
         finally:
             transport.close()
         if trainee.has_trained:
@@ -87,6 +93,11 @@ def run_site(
         check_complete(outcome, agreement.rounds, trained=trainee.has_trained)
         journal.put(_COMPLETE, agreement.rounds, b"")
         return book.write()
+
+
+def open_peers(releases: Releases) -> AnchorRecord:
+    """What was seen of the peers' ledgers, beside the site's own. :class:`protoseal.anchors.AnchorRecordError`."""
+    return AnchorRecord.open(releases.ledger.with_name(releases.ledger.name + PEERS))
 
 
 def check_complete(outcome: Finished | Stopped, rounds: int, *, trained: bool) -> None:

@@ -102,6 +102,11 @@ class NoisyPrototypes:
         return Cells.around(guide.rows.double().numpy(), guide.labels.numpy(), self._classes)
 
     @property
+    def releases(self) -> Releases:
+        """What they are paid by."""
+        return self._releases
+
+    @property
     def spent(self) -> Spent:
         """Of the data set's budget, over all runs."""
         return self._releases.spent

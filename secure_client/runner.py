@@ -46,9 +46,10 @@ def take_part(session: Session, transport: Transport) -> Finished | Stopped:
     coordinator is told nothing. Whoever leaves, or sees the run end or stop, erases the secrets of its last attempt:
     a run that goes on does so with another one. One that lost its way to the coordinator keeps them, to go on.
     """
-    transport.join(session.join_request())
-    _log.info("joined as %s", session.site)
+    reply = transport.join(session.join_request())
     try:
+        session.take_welcome(reply)
+        _log.info("joined as %s", session.site)
         return _work(session, transport)
     except Unreachable:
         raise

@@ -17,13 +17,23 @@ from datetime import UTC, datetime
 
 import numpy as np
 
+from protoseal.anchors import AnchorRecord
 from protoseal.config import Agreement
 from protoseal.files import SiteRound
 from protoseal.terms import limits_of, result_form, stated_classes
 from protoseal_wire import codec
 from protoseal_wire.codec import CodecError
-from protoseal_wire.messages import PROTOCOL_VERSION, Acknowledgement, JoinRequest, Phase, PhaseKey, Work
+from protoseal_wire.messages import (
+    PROTOCOL_VERSION,
+    Acknowledgement,
+    JoinReply,
+    JoinRequest,
+    Phase,
+    PhaseKey,
+    Work,
+)
 from protoseal_wire.presence import sign_presence
+from secure_client.anchors import OwnAnchor, PeerAnchors
 from secure_client.errors import Violation
 from secure_client.exchanges.participants import Participants
 from secure_client.journal import Journal
@@ -48,17 +58,21 @@ class Session:
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         on_round: Callable[[SiteRound], None] = lambda record: None,
         tests_in: Callable[[int], bool] = lambda round_number: True,
+        peers: AnchorRecord | None = None,
     ) -> None:
         """``on_round`` is told of each round's outcome at this site; it stays at the site.
 
-        The model is tested in the rounds that ``tests_in`` says, if the site has anything to test on.
+        The model is tested in the rounds that ``tests_in`` says, if the site has anything to test on. ``peers`` is what
+        the site has seen of its peers' privacy ledgers, over all runs.
 
-        It is told before the outcome is durable, and so once more by a site that was killed just after it.
+        ``on_round`` is told before the outcome is durable, and so once more by a site that was killed just after it.
         """
         self._agreement, self._party, self._trainee, self._journal = agreement, party, trainee, journal
+        self._anchor = OwnAnchor(agreement, party.name, trainee.releases)
+        anchors = PeerAnchors(agreement, party.name, journal, peers)  # before the set-up makes a key
         self._setup = Setup(agreement, party, journal, now)
         self._order = Order(agreement, journal)
-        self._method = self._build_method(Participants(agreement, party, self._setup, journal))
+        self._method = self._build_method(Participants(agreement, party, self._setup, journal, anchors))
         self._given = Given(0, np.zeros(len(agreement.classes), dtype=np.bool_))
         self._limits = limits_of(agreement)
         self._on_round, self._tests_in = on_round, tests_in
@@ -70,10 +84,22 @@ class Session:
         return self._party.name
 
     def join_request(self) -> JoinRequest:
-        """The same bytes at every start of this site in this run."""
+        """With the same statement at every start of this site in this run, and its ledger's last entry."""
         return JoinRequest(
-            PROTOCOL_VERSION, self._agreement.run, self.site, self._agreement.hash(), self._setup.statement
+            PROTOCOL_VERSION,
+            self._agreement.run,
+            self.site,
+            self._agreement.hash(),
+            self._setup.statement,
+            self._anchor.now,
         )
+
+    def take_welcome(self, reply: JoinReply) -> None:
+        """Before anything else: raise unless the ledger has the entry that the coordinator has kept of it.
+
+        :class:`RolledBackError` or :class:`Violation`, see :meth:`OwnAnchor.check_kept`.
+        """
+        self._anchor.check_kept(reply.anchor)
 
     def answer(self, key: PhaseKey, request: bytes) -> bytes:
         """Answer a phase, once: the same request gets the same bytes again, after a restart too.
@@ -139,7 +165,9 @@ class Session:
         base, keys = self._method.stated(key)
         roster = self._setup.roster()
         holds = stated_classes(self._agreement, self._trainee.held_classes())
-        statement = sign_presence(self._party.credentials, key, roster.hash, holds, base=base, keys=keys)
+        statement = sign_presence(
+            self._party.credentials, key, roster.hash, holds, base=base, keys=keys, anchor=self._anchor.now
+        )
         return codec.encode_presence(statement)
 
     def _result(self, key: PhaseKey, request: bytes) -> bytes:

@@ -28,7 +28,7 @@ from secure_client.guides import deciding_guide
 from secure_client.journal import Journal
 from secure_client.learner import Evaluation, Learner
 from secure_client.noisy import NoisyPrototypes
-from secure_client.privacy.releases import Spent
+from secure_client.privacy.releases import Releases, Spent
 from secure_client.training import Job, Losses, run
 
 _log = logging.getLogger("protoseal.site")
@@ -138,6 +138,11 @@ class Trainee:
     def spent(self) -> Spent | None:
         """What of its privacy budget the site has spent; None where its prototypes are exact."""
         return None if self._noisy is None else self._noisy.spent
+
+    @property
+    def releases(self) -> Releases | None:
+        """What its prototypes are paid by; None where they are exact."""
+        return None if self._noisy is None else self._noisy.releases
 
     @property
     def has_trained(self) -> bool:

@@ -10,6 +10,7 @@ from protoseal_wire.codec import Limits
 from protoseal_wire.messages import GroupKeys, Phase, PhaseKey, PresenceStatement, RosterAnswer
 from protoseal_wire.presence import verify_presence
 from secure_server.aggregate import Aggregator
+from secure_server.anchors import LedgerAnchors
 from secure_server.errors import BadPayload
 from secure_server.requests import Requests
 from secure_server.rounds import State
@@ -19,16 +20,24 @@ class AnswerCheck:
     """Knows what a well-formed answer to each phase looks like."""
 
     def __init__(
-        self, agreement: Agreement, requests: Requests, aggregator: Aggregator, limits: Limits
+        self,
+        agreement: Agreement,
+        requests: Requests,
+        aggregator: Aggregator,
+        anchors: LedgerAnchors,
+        limits: Limits,
     ) -> None:
         self._needs_secret = agreement.needs_group_secret
         self._classes, self._hidden = len(agreement.classes), agreement.hidden
         self._requests = requests
-        self._aggregator = aggregator
+        self._aggregator, self._anchors = aggregator, anchors
         self._limits = limits
 
     def check(self, state: State, roster: Roster, key: PhaseKey, site: str, content: bytes) -> None:
-        """Raise :class:`BadPayload`, a codec error or a :class:`crypto.errors.CryptoError`."""
+        """Raise :class:`BadPayload`, a codec error or a :class:`crypto.errors.CryptoError`.
+
+        Of a statement that is as it should be its anchor is kept, before it is stored and acknowledged.
+        """
         match key.phase:
             case Phase.ROSTER:
                 answer = codec.decode_roster_answer(content, self._limits)
@@ -38,6 +47,7 @@ class AnswerCheck:
                 self._check_presence(roster.members[site], key, roster.hash, statement)
                 self._check_base(state, statement)
                 self._check_keys(state, statement)
+                self._anchors.note(statement)
             case Phase.SECRET | Phase.RESULT:
                 codec.decode_acknowledgement(content, self._limits)
             case _:
@@ -72,6 +82,7 @@ class AnswerCheck:
             )
         if self._hidden and statement.holds.any():
             raise BadPayload(f"{member.name} states which classes it has, where that is to be hidden")
+        self._anchors.check(member.name, statement.anchor)
         verify_presence(member, statement, key, roster_hash)
 
     def _check_base(self, state: State, statement: PresenceStatement) -> None:

@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from crypto.pki import Credentials, Role, TrustAnchor
+from protoseal.anchors import AnchorRecord
 from protoseal.config import CoordinatorConfig, DeadlinesSection
 from protoseal_wire.messages import Phase
 from secure_server.aggregate import Aggregator
@@ -85,7 +87,9 @@ def run_coordinator(
         ) as store,
         Workers(workers) as processes,
         ThreadPoolExecutor(1, thread_name_prefix="aggregation") as background,
+        ExitStack() as stack,
     ):
+        anchors = stack.enter_context(AnchorRecord.open(config.anchors_file)) if agreement.privacy else None
         rounds_log, address_file = config.state_dir / ROUNDS_LOG, config.state_dir / ADDRESS
         coordinator = Coordinator(
             agreement=agreement,
@@ -93,6 +97,7 @@ def run_coordinator(
             trust=trust,
             store=store,
             aggregator=Aggregator(agreement, config.state_dir / "evaluation-keys.bin", processes),
+            anchors=anchors,
             background=background,
             on_round=lambda completed: append_round(rounds_log, completed),
         )

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from crypto.pki import TrustAnchor
 from crypto.roster import Roster
+from protoseal.anchors import AnchorRecord
 from protoseal.config import Agreement
 from protoseal.terms import limits_of
 from protoseal_wire import codec
@@ -35,6 +36,7 @@ from protoseal_wire.messages import (
 )
 from secure_server import errors, rounds
 from secure_server.aggregate import Aggregator
+from secure_server.anchors import LedgerAnchors
 from secure_server.answers import AnswerCheck
 from secure_server.exchanges.attempt import Attempt, GroupFailure, Outcome
 from secure_server.members import Members
@@ -68,6 +70,7 @@ class Coordinator:
         trust: TrustAnchor,
         store: Store,
         aggregator: Aggregator,
+        anchors: AnchorRecord | None = None,
         background: Executor | None = None,
         clock: Callable[[], float] = time.monotonic,
         poll_seconds: float = 20.0,
@@ -76,7 +79,8 @@ class Coordinator:
         """``background`` runs the aggregation; without one it runs inside the call that completed the uploads.
 
         ``clock`` is not the time of day, which may be set while a phase is open. A restart begins anew with it:
-        the phase then gets its full time again. What ``on_round`` raises is logged and stops nothing.
+        the phase then gets its full time again. What ``on_round`` raises is logged and stops nothing. ``anchors``
+        are those of the sites' privacy ledgers, over all runs.
         """
         self._agreement, self._rules, self._store = agreement, rules, store
         self._aggregator, self._background, self._clock = aggregator, background, clock
@@ -84,7 +88,8 @@ class Coordinator:
         self._limits = limits_of(agreement, len(rules.roster))
         self._members = Members(agreement, trust, store, self._limits, rules.seconds(Stage.SETUP))
         self._requests = Requests(agreement, store, self._members, aggregator)
-        self._check = AnswerCheck(agreement, self._requests, aggregator, self._limits)
+        self._anchors = LedgerAnchors(agreement, anchors)
+        self._check = AnswerCheck(agreement, self._requests, aggregator, self._anchors, self._limits)
         self._callbacks: list[Callable[[], None]] = []
         self._job: Future[Done] | None = None
         self._told: set[str] = set()
@@ -133,9 +138,10 @@ class Coordinator:
                 "preprocessing, method)"
             )
         member = self._members.check_joining(site, request.statement, self._state)
+        kept = self._anchors.kept(site, request.anchor)
         self._step(rounds.Joined(site), statement=(site, codec.encode_statement(request.statement)))
         _log.info("%s joined (certificate %s)", site, member.fingerprint[:16])
-        return JoinReply(PROTOCOL_VERSION, self._poll_seconds)
+        return JoinReply(PROTOCOL_VERSION, self._poll_seconds, kept)
 
     def next_task(self, site: str, request: TaskRequest) -> Task:
         """What the site is to do now; :class:`Wait` when that is nothing."""

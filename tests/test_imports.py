@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "protoseal": set(PACKAGES),
 }
 SHARED = {
-    *("protoseal.config", "protoseal.terms", "protoseal.files"),
+    *("protoseal.config", "protoseal.terms", "protoseal.files", "protoseal.anchors"),
     *("protoseal.means", "protoseal.encrypted"),
 }
 """All that the two sides may take from the package on top of them."""

@@ -17,7 +17,7 @@ from crypto.protection import Payload
 from crypto.roster import Statement
 from crypto.sealed import SealedSecret
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 
 class Phase(IntEnum):
@@ -61,22 +61,46 @@ class PhaseKey:
 
 
 @dataclass(frozen=True)
+class LedgerAnchor:
+    """The last entry of a site's privacy ledger: its number from 0, and its hash (32 bytes), which stands for all.
+
+    ``key`` (32 bytes) stands for the federation, the site and the data set: :func:`protoseal_wire.anchors.anchor_key`.
+    """
+
+    key: bytes
+    seq: int
+    head: bytes
+
+    def is_behind(self, kept: LedgerAnchor) -> bool:
+        """Whether a ledger of which ``kept`` was seen can no longer, or never could, end with this entry."""
+        return self.seq < kept.seq or (self.seq == kept.seq and self.head != kept.head)
+
+
+@dataclass(frozen=True)
 class JoinRequest:
-    """A site's wish to take part: the agreement it holds (SHA-256, 32 bytes) and its signed channel key."""
+    """A site's wish to take part: the agreement it holds (SHA-256, 32 bytes) and its signed channel key.
+
+    ``anchor``: its ledger's, where the agreement has noise; else None.
+    """
 
     protocol: int
     run: str
     site: str
     agreement_hash: bytes
     statement: Statement
+    anchor: LedgerAnchor | None = None
 
 
 @dataclass(frozen=True)
 class JoinReply:
-    """``poll_seconds``: how long the coordinator holds a NextTask call open."""
+    """``poll_seconds``: how long the coordinator holds a NextTask call open.
+
+    ``anchor``: what it has kept of the site's ledger, from this run and earlier ones; None where that is nothing.
+    """
 
     protocol: int
     poll_seconds: float
+    anchor: LedgerAnchor | None = None
 
 
 @dataclass(frozen=True)
@@ -180,7 +204,8 @@ class PresenceStatement:
     """A site's signed word for one attempt.
 
     ``holds``: which classes it has, bool of shape (K,). ``base``: SHA-256 of the result that it trained from, empty
-    for none. ``keys``: its keys for this attempt's masks, where masks are used.
+    for none. ``keys``: its keys for this attempt's masks, where masks are used. ``anchor``: its privacy ledger's,
+    where the agreement has noise.
     """
 
     site: str
@@ -188,6 +213,7 @@ class PresenceStatement:
     signature: bytes
     base: bytes = b""
     keys: MaskKeys | None = None
+    anchor: LedgerAnchor | None = None
 
 
 @dataclass(frozen=True)

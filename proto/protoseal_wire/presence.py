@@ -2,9 +2,9 @@
 
 A site takes part in sums only over classes that enough *sites* say they hold, in their own signature. So the
 coordinator cannot invent holders. The same signature covers the result that the site trained from, so that no two
-are told different ones, and its keys for the attempt's masks, so that the coordinator cannot put its own in their
-place. The limits: a site that lies about its own classes is believed, and it bounds what is uploaded, not what the
-coordinator answers.
+are told different ones, its keys for the attempt's masks, so that the coordinator cannot put its own in their
+place, and its privacy ledger's last entry, so that the others can tell an older copy. The limits: a site that lies
+about its own classes, or its ledger, is believed, and it bounds what is uploaded, not what the coordinator answers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from crypto.keys import check_channel_public
 from crypto.pairwise.parts import MaskKeys
 from crypto.pki import Credentials, verify
 from crypto.roster import Member, Roster
-from protoseal_wire.messages import ActiveList, PhaseKey, PresenceStatement
+from protoseal_wire.messages import ActiveList, LedgerAnchor, PhaseKey, PresenceStatement
 
 _LABEL = "presence"
 
@@ -33,15 +33,16 @@ def sign_presence(
     *,
     base: bytes = b"",
     keys: MaskKeys | None = None,
+    anchor: LedgerAnchor | None = None,
 ) -> PresenceStatement:
     """State which classes this site holds (bool, shape (K,)) in the attempt that ``key`` names.
 
     ``base``: SHA-256 of the result that it trained from, empty for none. ``keys``: its public keys for the
-    attempt's masks, fresh for each attempt.
+    attempt's masks, fresh for each attempt. ``anchor``: its privacy ledger's last entry, where there is noise.
     """
     site = credentials.identity.name
-    signature = credentials.sign(_LABEL, *_fields(site, key, roster_hash, holds, base, keys))
-    return PresenceStatement(site, holds, signature, base, keys)
+    signature = credentials.sign(_LABEL, *_fields(site, key, roster_hash, holds, base, keys, anchor))
+    return PresenceStatement(site, holds, signature, base, keys, anchor)
 
 
 def verify_presence(member: Member, statement: PresenceStatement, key: PhaseKey, roster_hash: bytes) -> None:
@@ -53,7 +54,7 @@ def verify_presence(member: Member, statement: PresenceStatement, key: PhaseKey,
     if statement.site != member.name:
         raise VerificationError(f"a presence statement of {statement.site} where {member.name}'s was due")
     base, keys = statement.base, statement.keys
-    fields = _fields(statement.site, key, roster_hash, statement.holds, base, keys)
+    fields = _fields(statement.site, key, roster_hash, statement.holds, base, keys, statement.anchor)
     verify(member.public_key, statement.signature, _LABEL, *fields)
     if keys is not None:
         _check_usable(keys, statement.site)
@@ -84,8 +85,9 @@ def _fields(
     holds: NDArray[np.bool_],
     base: bytes,
     keys: MaskKeys | None,
+    anchor: LedgerAnchor | None,
 ) -> tuple[bytes, ...]:
-    """A statement without keys has two fields less, so it is never one with other keys."""
+    """7 fields, 2 more with keys, and 3 more with an anchor: so none of the four kinds is ever another."""
     return (
         site.encode(),
         key.run.encode(),
@@ -95,6 +97,7 @@ def _fields(
         holds.astype(np.uint8).tobytes(),
         base,
         *(() if keys is None else (keys.mask, keys.share)),
+        *(() if anchor is None else (anchor.key, anchor.seq.to_bytes(8, "big"), anchor.head)),
     )
 
 

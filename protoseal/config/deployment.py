@@ -116,7 +116,8 @@ class CoordinatorConfig(_PartyFile):
     """``coordinator.toml``. Only sites on the list ``sites`` may join; ``workers = 0`` uses every core.
 
     ``record_view`` keeps every message that the coordinator receives, for audits and tests; it grows with the
-    run.
+    run. ``anchors`` is the file in which the last entries of the sites' privacy ledgers are kept, where the agreement
+    has noise: one for all runs, beside ``state_dir`` unless it is given.
     """
 
     listen: Address
@@ -125,6 +126,12 @@ class CoordinatorConfig(_PartyFile):
     max_attempts: Annotated[int, Field(ge=1, le=100)] = 3
     workers: Annotated[int, Field(ge=0, le=1024)] = 0
     record_view: bool = False
+    anchors: LocalPath | None = None
+
+    @property
+    def anchors_file(self) -> Path:
+        """Where the anchors are kept. A run has a ``state_dir`` of its own, and they are for all runs."""
+        return self.anchors or self.state_dir.parent / "anchors.sqlite"
 
     @model_validator(mode="after")
     def _roster_suffices(self) -> Self:

@@ -10,6 +10,7 @@ from protoseal.terms import limits_of
 from protoseal_wire import codec
 from protoseal_wire.messages import ActiveList, Phase, PhaseKey
 from protoseal_wire.presence import verify_active_list
+from secure_client.anchors import PeerAnchors
 from secure_client.errors import Violation
 from secure_client.journal import Journal
 from secure_client.setup import Party, Setup
@@ -18,8 +19,11 @@ from secure_client.setup import Party, Setup
 class Participants:
     """Reads the coordinator's active lists. The limit: a site that lies about its own classes is believed."""
 
-    def __init__(self, agreement: Agreement, party: Party, setup: Setup, journal: Journal) -> None:
+    def __init__(
+        self, agreement: Agreement, party: Party, setup: Setup, journal: Journal, anchors: PeerAnchors
+    ) -> None:
         self._agreement, self._party, self._setup, self._journal = agreement, party, setup, journal
+        self._anchors = anchors
         self._limits = limits_of(agreement)
         self._last: tuple[tuple[PhaseKey, bytes, bytes], ActiveList] | None = None
 
@@ -49,6 +53,7 @@ class Participants:
             raise Violation(f"the active list of round {key.round} is refused: {error}") from error
         self._check_enough_sites(len(active.statements))
         self._check_own_presence(begun, [codec.encode_presence(each) for each in active.statements])
+        self._anchors.check(begun, active)
         return active
 
     def _check_enough_sites(self, sites: int) -> None:

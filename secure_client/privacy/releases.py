@@ -149,6 +149,16 @@ class Releases:
         return Spent(self._ledger.epsilon_spent(), self._budget.delta, guaranteed)
 
     @property
+    def dataset(self) -> str:
+        """Whose budget it is, by the name that the site gave it."""
+        return self._budget.dataset
+
+    @property
+    def ledger(self) -> Path:
+        """Where the ledger is."""
+        return self._budget.ledger
+
+    @property
     def anchor(self) -> Anchor:
         """The ledger's last entry, for a site to keep elsewhere."""
         return self._ledger.anchor

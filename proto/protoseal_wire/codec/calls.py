@@ -10,12 +10,14 @@ from google.protobuf.message import Message
 
 from protoseal_wire.codec.errors import Malformed, OtherProtocol
 from protoseal_wire.codec.fields import (
+    anchor_message,
     check_content_size,
     check_exact,
     check_known_fields,
     check_name,
     check_seconds,
     check_there,
+    read_anchor,
 )
 from protoseal_wire.codec.setup import read_statement, statement_message
 from protoseal_wire.messages import (
@@ -51,6 +53,7 @@ def encode_join(request: JoinRequest) -> pb.JoinRequest:
         site=request.site,
         agreement_hash=request.agreement_hash,
         statement=statement_message(request.statement),
+        anchor=anchor_message(request.anchor),
     )
 
 
@@ -64,12 +67,15 @@ def decode_join(message: pb.JoinRequest) -> JoinRequest:
         check_name("site", message.site),
         check_exact("agreement_hash", message.agreement_hash),
         read_statement(message.statement),
+        read_anchor(message.anchor) if message.HasField("anchor") else None,
     )
 
 
 def encode_join_reply(reply: JoinReply) -> pb.JoinReply:
     """The coordinator's welcome."""
-    return pb.JoinReply(protocol=reply.protocol, poll_seconds=reply.poll_seconds)
+    return pb.JoinReply(
+        protocol=reply.protocol, poll_seconds=reply.poll_seconds, anchor=anchor_message(reply.anchor)
+    )
 
 
 def decode_join_reply(message: pb.JoinReply) -> JoinReply:
@@ -77,7 +83,9 @@ def decode_join_reply(message: pb.JoinReply) -> JoinReply:
     _check_protocol(message.protocol)
     _check_whole(message)
     return JoinReply(
-        message.protocol, check_seconds("poll_seconds", message.poll_seconds, LONGEST_POLL_SECONDS)
+        message.protocol,
+        check_seconds("poll_seconds", message.poll_seconds, LONGEST_POLL_SECONDS),
+        read_anchor(message.anchor) if message.HasField("anchor") else None,
     )
 
 

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from crypto.pki.identity import NAME
 from crypto.protection import Axis, UpTo, Words
 from protoseal_wire.codec.errors import Malformed, NotFinite, TooLarge
-from protoseal_wire.codec.limits import CONTENT_CEILING, HASH_BYTES, SIGNATURE_BYTES
+from protoseal_wire.codec.limits import CONTENT_CEILING, HASH_BYTES, MOST_ENTRIES, SIGNATURE_BYTES
+from protoseal_wire.messages import LedgerAnchor
 from protoseal_wire.v1 import protoseal_pb2 as pb
 
 _SCHEME = re.compile(r"[a-z][a-z0-9-]{0,30}/[1-9][0-9]{0,2}")
@@ -108,6 +109,22 @@ def check_seconds(field: str, value: float, most: float = math.inf) -> float:
     if not (math.isfinite(value) and 0 <= value <= most):
         raise Malformed(f"{field} is not a possible number of seconds")
     return value
+
+
+def anchor_message(anchor: LedgerAnchor | None) -> pb.LedgerAnchor | None:
+    """An anchor as a field of a larger message."""
+    return None if anchor is None else pb.LedgerAnchor(key=anchor.key, seq=anchor.seq, head=anchor.head)
+
+
+def read_anchor(message: pb.LedgerAnchor) -> LedgerAnchor:
+    """The reverse of :func:`anchor_message`, for one that is there."""
+    if message.seq > MOST_ENTRIES:
+        raise Malformed("a ledger's entry has a number that no ledger comes to")
+    return LedgerAnchor(
+        check_exact("an anchor's key", message.key),
+        message.seq,
+        check_exact("an anchor's head", message.head),
+    )
 
 
 def encode_bools(values: NDArray[np.bool_]) -> pb.Tensor:

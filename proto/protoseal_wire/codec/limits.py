@@ -10,6 +10,8 @@ MOST_SITES = 1024
 """What an agreement may allow for at most."""
 HASH_BYTES = 32
 CHANNEL_KEY_BYTES = 32
+MOST_ENTRIES = 2**63 - 1
+"""What a database has a number for; no ledger comes near."""
 CERTIFICATE_BYTES = 4096
 SIGNATURE_BYTES = 72
 """Of ECDSA P-256 in DER, at most."""
@@ -130,7 +132,7 @@ class Limits:
 
     @property
     def presence(self) -> int:
-        """A truth value for each class, a hash and two keys, signed."""
+        """A truth value for each class, a hash, two keys and an anchor, signed."""
         return self.classes + _FRAMING
 
     @property

@@ -12,6 +12,7 @@ from crypto.protection import Payload, PayloadForm
 from protoseal_wire.codec.canonical import parse, serialise
 from protoseal_wire.codec.errors import Malformed
 from protoseal_wire.codec.fields import (
+    anchor_message,
     check_bytes,
     check_count,
     check_distinct,
@@ -28,6 +29,7 @@ from protoseal_wire.codec.fields import (
     encode_bools,
     encode_floats,
     encode_words,
+    read_anchor,
 )
 from protoseal_wire.codec.limits import BLOB_BYTES, CHANNEL_KEY_BYTES, Limits
 from protoseal_wire.messages import ActiveList, PresenceStatement, RoundStart
@@ -140,6 +142,7 @@ def _presence_message(statement: PresenceStatement) -> pb.PresenceStatement:
         signature=statement.signature,
         base=statement.base,
         keys=None if keys is None else pb.MaskKeys(mask=keys.mask, share=keys.share),
+        anchor=anchor_message(statement.anchor),
     )
 
 
@@ -151,6 +154,7 @@ def _read_presence(message: pb.PresenceStatement, limits: Limits) -> PresenceSta
         check_signature(message.signature),
         _check_base(message.base),
         _read_keys(message.keys) if message.HasField("keys") else None,
+        read_anchor(message.anchor) if message.HasField("anchor") else None,
     )
 
 

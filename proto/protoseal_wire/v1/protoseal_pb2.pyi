@@ -134,12 +134,15 @@ class JoinRequest(google.protobuf.message.Message):
     SITE_FIELD_NUMBER: builtins.int
     AGREEMENT_HASH_FIELD_NUMBER: builtins.int
     STATEMENT_FIELD_NUMBER: builtins.int
+    ANCHOR_FIELD_NUMBER: builtins.int
     protocol: builtins.int
     run: builtins.str
     site: builtins.str
     agreement_hash: builtins.bytes
     @property
     def statement(self) -> Global___Statement: ...
+    @property
+    def anchor(self) -> Global___LedgerAnchor: ...
     def __init__(
         self,
         *,
@@ -148,9 +151,10 @@ class JoinRequest(google.protobuf.message.Message):
         site: builtins.str = ...,
         agreement_hash: builtins.bytes = ...,
         statement: Global___Statement | None = ...,
+        anchor: Global___LedgerAnchor | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["statement", b"statement"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agreement_hash", b"agreement_hash", "protocol", b"protocol", "run", b"run", "site", b"site", "statement", b"statement"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["anchor", b"anchor", "statement", b"statement"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["agreement_hash", b"agreement_hash", "anchor", b"anchor", "protocol", b"protocol", "run", b"run", "site", b"site", "statement", b"statement"]) -> None: ...
 
 Global___JoinRequest: typing_extensions.TypeAlias = JoinRequest
 
@@ -160,17 +164,47 @@ class JoinReply(google.protobuf.message.Message):
 
     PROTOCOL_FIELD_NUMBER: builtins.int
     POLL_SECONDS_FIELD_NUMBER: builtins.int
+    ANCHOR_FIELD_NUMBER: builtins.int
     protocol: builtins.int
     poll_seconds: builtins.float
+    @property
+    def anchor(self) -> Global___LedgerAnchor: ...
     def __init__(
         self,
         *,
         protocol: builtins.int = ...,
         poll_seconds: builtins.float = ...,
+        anchor: Global___LedgerAnchor | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["poll_seconds", b"poll_seconds", "protocol", b"protocol"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["anchor", b"anchor"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["anchor", b"anchor", "poll_seconds", b"poll_seconds", "protocol", b"protocol"]) -> None: ...
 
 Global___JoinReply: typing_extensions.TypeAlias = JoinReply
+
+@typing.final
+class LedgerAnchor(google.protobuf.message.Message):
+    """The last entry of a site's privacy ledger, where the agreement has noise. key: SHA-256 that stands for the data set.
+    head: SHA-256 of the entry, and by it of all before. In a JoinReply it is what the coordinator has kept.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: builtins.int
+    SEQ_FIELD_NUMBER: builtins.int
+    HEAD_FIELD_NUMBER: builtins.int
+    key: builtins.bytes
+    seq: builtins.int
+    head: builtins.bytes
+    def __init__(
+        self,
+        *,
+        key: builtins.bytes = ...,
+        seq: builtins.int = ...,
+        head: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["head", b"head", "key", b"key", "seq", b"seq"]) -> None: ...
+
+Global___LedgerAnchor: typing_extensions.TypeAlias = LedgerAnchor
 
 @typing.final
 class TaskRequest(google.protobuf.message.Message):
@@ -654,7 +688,7 @@ Global___Group: typing_extensions.TypeAlias = Group
 
 @typing.final
 class PresenceStatement(google.protobuf.message.Message):
-    """holds: bool, shape (K). base: as in RoundStart. keys: where masks are used."""
+    """holds: bool, shape (K). base: as in RoundStart. keys: where masks are used. anchor: where there is noise."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -663,6 +697,7 @@ class PresenceStatement(google.protobuf.message.Message):
     SIGNATURE_FIELD_NUMBER: builtins.int
     BASE_FIELD_NUMBER: builtins.int
     KEYS_FIELD_NUMBER: builtins.int
+    ANCHOR_FIELD_NUMBER: builtins.int
     site: builtins.str
     signature: builtins.bytes
     base: builtins.bytes
@@ -670,6 +705,8 @@ class PresenceStatement(google.protobuf.message.Message):
     def holds(self) -> Global___Tensor: ...
     @property
     def keys(self) -> Global___MaskKeys: ...
+    @property
+    def anchor(self) -> Global___LedgerAnchor: ...
     def __init__(
         self,
         *,
@@ -678,9 +715,10 @@ class PresenceStatement(google.protobuf.message.Message):
         signature: builtins.bytes = ...,
         base: builtins.bytes = ...,
         keys: Global___MaskKeys | None = ...,
+        anchor: Global___LedgerAnchor | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["holds", b"holds", "keys", b"keys"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["base", b"base", "holds", b"holds", "keys", b"keys", "signature", b"signature", "site", b"site"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["anchor", b"anchor", "holds", b"holds", "keys", b"keys"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["anchor", b"anchor", "base", b"base", "holds", b"holds", "keys", b"keys", "signature", b"signature", "site", b"site"]) -> None: ...
 
 Global___PresenceStatement: typing_extensions.TypeAlias = PresenceStatement
 

@@ -1,0 +1,114 @@
+"""A site whose ledger is an older copy takes part in another run: the coordinator's record stops it, or its peers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from protoseal.anchors import AnchorRecord
+from protoseal.config import Agreement, Method, PrivacySection
+from protoseal_wire.anchors import anchor_key
+from secure_client.anchors import PEERS
+from secure_client.privacy.accounting import epsilon
+from secure_client.privacy.ledger import read_account
+from secure_client.privacy.releases import event_of
+from tests.e2e.federations import small_agreement, small_sites
+from tests.support.nursery import Nursery
+from tests.support.processes import Federation, Running
+
+ROUNDS = 2
+PRIVACY = PrivacySection(clip=0.5, noise_multiplier=0.4, min_count=1.0)
+DELTA = 1e-5
+VICTIM = "site-1"
+
+
+def agreement() -> Agreement:
+    agreed = small_agreement(rounds=ROUNDS)
+    return Agreement.model_validate({**dict(agreed), "method": Method.PFPL, "privacy": PRIVACY})
+
+
+def allow(federation: Federation) -> None:
+    """To each site what three runs take."""
+    limit = epsilon([event_of(federation.agreement, PRIVACY)] * (3 * ROUNDS), DELTA)
+    for name in federation.names:
+        with (federation.folder(name) / "site.toml").open("a", encoding="utf-8") as file:
+            file.write(
+                f'[privacy]\ndataset = "scans of {name}"\nledger = "ledger.jsonl"\nepsilon = {limit!r}\n'
+            )
+
+
+def name_run(federation: Federation, run: str) -> None:
+    """Everybody is about to take part in another one, in a state_dir of its own."""
+    files = [federation.root / "agreement.toml", federation.root / "coordinator" / "coordinator.toml"]
+    for path in (*files, *(federation.folder(name) / "site.toml" for name in federation.names)):
+        text = path.read_text(encoding="utf-8")
+        text = re.sub('^run = ".*"$', f'run = "{run}"', text, flags=re.MULTILINE)
+        text = re.sub('^state_dir = ".*"$', f'state_dir = "state-of-{run}"', text, flags=re.MULTILINE)
+        path.write_text(text, encoding="utf-8")
+
+
+def run_to_end(federation: Federation) -> None:
+    coordinator, sites = start(federation)
+    assert [each.exit_code() for each in (*sites.values(), coordinator)] == [0] * (len(sites) + 1)
+
+
+def start(federation: Federation) -> tuple[Running, dict[str, Running]]:
+    return federation.start_coordinator(), federation.start_sites()
+
+
+def kill(coordinator: Running, sites: dict[str, Running]) -> None:
+    for each in (coordinator, *sites.values()):
+        each.kill()
+
+
+def ledger(federation: Federation, name: str) -> Path:
+    return federation.folder(name) / "ledger.jsonl"
+
+
+def kept(path: Path, federation: Federation) -> tuple[int, str]:
+    """Of the victim's ledger, in somebody's record."""
+    key = anchor_key(federation.agreement.federation, VICTIM, f"scans of {VICTIM}")
+    with AnchorRecord.open(path) as record:
+        held = record.held(VICTIM, key)
+    assert held is not None
+    return held.seq, held.head.hex()
+
+
+def test_an_older_ledger_is_refused_by_the_coordinators_record_and_without_it_by_the_peers(
+    tmp_path: Path, nursery: Nursery
+) -> None:
+    with Federation(
+        tmp_path / "run", agreement(), small_sites(3), gated=False, nursery=nursery
+    ) as federation:
+        allow(federation)
+        run_to_end(federation)
+        path = ledger(federation, VICTIM)
+        older = path.read_bytes()
+        name_run(federation, "second")
+        run_to_end(federation)  # nobody takes a ledger that went on for one that was put back
+        newest, record = read_account(path).anchor, federation.root / "coordinator" / "anchors.sqlite"
+        theirs = [ledger(federation, name).with_name("ledger.jsonl" + PEERS) for name in ("site-2", "site-3")]
+        assert [kept(each, federation) for each in (record, *theirs)] == [newest] * 3
+        path.write_bytes(older)
+
+        name_run(federation, "third")
+        coordinator, sites = start(federation)
+        assert sites[VICTIM].exit_code() == 1
+        assert f"has had {newest.seq}: an older copy was put in its place" in sites[VICTIM].log()
+        assert f"the coordinator has kept entry {newest.seq}" in sites[VICTIM].log()
+        coordinator.wait_for_log(f"{VICTIM}: its privacy ledger ends with entry {newest.seq - ROUNDS}")
+        coordinator.wait_for_log(f"{VICTIM} left")
+        kill(coordinator, sites)
+        assert path.read_bytes() == older
+
+        record.unlink()
+        name_run(federation, "fourth")
+        coordinator, sites = start(federation)
+        for name in ("site-2", "site-3"):
+            assert sites[name].exit_code() == 1
+            assert (
+                f"{VICTIM}'s privacy ledger ends with entry {newest.seq - 1}, and has had"
+                in sites[name].log()
+            )
+        kill(coordinator, sites)
+        assert [kept(each, federation) for each in theirs] == [newest] * 2
