@@ -24,6 +24,7 @@ from protoseal_wire.messages import (
     AssignedRows,
     Assignment,
     GroupKeys,
+    LedgerAnchor,
     MaskedValues,
     PresenceStatement,
     ReceivedShares,
@@ -104,12 +105,16 @@ def round_start(of: Mapping[str, Any]) -> RoundStart:
 
 def presence(of: Mapping[str, Any]) -> PresenceStatement:
     keys = of.get("keys") and MaskKeys(*(bytes.fromhex(of["keys"][each]) for each in ("mask", "share")))
+    anchor = of.get("anchor") and LedgerAnchor(
+        bytes.fromhex(of["anchor"]["key"]), of["anchor"]["seq"], bytes.fromhex(of["anchor"]["head"])
+    )
     return PresenceStatement(
         of["site"],
         np.array(of["holds"], dtype=np.bool_),
         bytes.fromhex(of["signature"]),
         bytes.fromhex(of.get("base", "")),
         keys,
+        anchor,
     )
 
 

@@ -22,6 +22,7 @@ from protoseal_wire.messages import (
     AssignedRows,
     Assignment,
     GroupKeys,
+    LedgerAnchor,
     MaskedValues,
     Phase,
     PresenceStatement,
@@ -46,7 +47,12 @@ SIGNATURE = bytes(72)
 STATEMENT = Statement("a" * 63, bytes(4096), bytes(32), SIGNATURE)
 SEALED = SealedSecret("a" * 63, "b" * 63, bytes(32), bytes(32), bytes(2**19), SIGNATURE)
 PRESENCE = PresenceStatement(
-    "a" * 63, np.ones(100, dtype=np.bool_), SIGNATURE, bytes(32), MaskKeys(bytes(32), bytes(32))
+    "a" * 63,
+    np.ones(100, dtype=np.bool_),
+    SIGNATURE,
+    bytes(32),
+    MaskKeys(bytes(32), bytes(32)),
+    LedgerAnchor(bytes(32), 2**63 - 1, bytes(32)),
 )
 RESULT = Payload(SCHEME, (np.ones(LENGTH), np.ones(100)))
 SHARES = tuple(SealedShare("f" * 63, site, bytes(192), SIGNATURE) for site in SITES)

@@ -17,7 +17,7 @@ from crypto.pki import Credentials, Identity, approve, create_authority, create_
 from crypto.roster import Roster, assemble_roster, sign_statement
 from protoseal_wire import codec
 from protoseal_wire.codec import Limits
-from protoseal_wire.messages import ActiveList, Phase, PhaseKey, PresenceStatement
+from protoseal_wire.messages import ActiveList, LedgerAnchor, Phase, PhaseKey, PresenceStatement
 from protoseal_wire.presence import check_keys_given, sign_presence, verify_active_list, verify_presence
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -27,6 +27,7 @@ A, B = NAMES[:2]
 KEY = PhaseKey("run-1", 3, 2, Phase.PRESENCE)
 HOLDS = np.array([True, False, True])
 BASE = bytes(range(32))
+ANCHOR = LedgerAnchor(bytes(range(32, 64)), 7, bytes(range(64, 96)))
 ORDER_ONE = (1).to_bytes(32, "little")
 """A point of low order (RFC 7748, section 6.1)."""
 NOT_CANONICAL = (2**255 - 19 + 9).to_bytes(32, "little")
@@ -53,10 +54,11 @@ class Group:
         keys: MaskKeys | None = None,
         key: PhaseKey = KEY,
         roster_hash: bytes | None = None,
+        anchor: LedgerAnchor | None = None,
     ) -> PresenceStatement:
         """An honest statement, but for what is given."""
-        signer = self.credentials[site]
-        return sign_presence(signer, key, roster_hash or self.roster.hash, HOLDS, base=base, keys=keys)
+        signer, roster = self.credentials[site], roster_hash or self.roster.hash
+        return sign_presence(signer, key, roster, HOLDS, base=base, keys=keys, anchor=anchor)
 
     def verify(self, statement: PresenceStatement, site: str = A, key: PhaseKey = KEY) -> None:
         """As whoever has the roster does."""
@@ -89,12 +91,13 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Group:
 
 @pytest.mark.parametrize("base", [b"", BASE], ids=["no base", "a base"])
 @pytest.mark.parametrize("with_keys", [False, True], ids=["no keys", "keys"])
+@pytest.mark.parametrize("anchor", [None, ANCHOR], ids=["no anchor", "an anchor"])
 def test_an_honest_statement_survives_the_wire_and_verifies(
-    group: Group, base: bytes, with_keys: bool
+    group: Group, base: bytes, with_keys: bool, anchor: LedgerAnchor | None
 ) -> None:
-    statement = group.state(base=base, keys=mask_keys() if with_keys else None)
+    statement = group.state(base=base, keys=mask_keys() if with_keys else None, anchor=anchor)
     received = codec.decode_presence(codec.encode_presence(statement), Limits(3, 2, 3))
-    assert (received.base, received.keys) == (statement.base, statement.keys)
+    assert (received.base, received.keys, received.anchor) == (statement.base, statement.keys, anchor)
     group.verify(received)
 
 
@@ -130,6 +133,10 @@ CHANGES: Mapping[str, Callable[[PresenceStatement], PresenceStatement]] = {
     "a byte from the base to the classes": lambda s: replace(
         s, holds=np.append(s.holds, s.base[0] != 0), base=s.base[1:]
     ),
+    "no anchor": lambda s: replace(s, anchor=None),
+    "another data set's anchor": lambda s: replace(s, anchor=replace(ANCHOR, key=flip(ANCHOR.key))),
+    "an earlier entry": lambda s: replace(s, anchor=replace(ANCHOR, seq=6)),
+    "another head": lambda s: replace(s, anchor=replace(ANCHOR, head=flip(ANCHOR.head))),
     "another signature": lambda s: replace(s, signature=s.signature[:-1] + flip(s.signature[-1:])),
 }
 
@@ -138,15 +145,19 @@ CHANGES: Mapping[str, Callable[[PresenceStatement], PresenceStatement]] = {
 def test_whatever_is_changed_afterwards_is_noticed(
     group: Group, change: Callable[[PresenceStatement], PresenceStatement]
 ) -> None:
-    statement = group.state(keys=mask_keys())
+    statement = group.state(keys=mask_keys(), anchor=ANCHOR)
     group.verify(statement)
     with pytest.raises(VerificationError, match=r"signature \(presence\)"):
         group.verify(change(statement))
 
 
-def test_a_base_or_keys_cannot_be_added_afterwards(group: Group) -> None:
+def test_a_base_keys_or_an_anchor_cannot_be_added_afterwards(group: Group) -> None:
     statement = group.state(base=b"")
-    for added in (replace(statement, base=BASE), replace(statement, keys=mask_keys())):
+    for added in (
+        replace(statement, base=BASE),
+        replace(statement, keys=mask_keys()),
+        replace(statement, anchor=ANCHOR),
+    ):
         with pytest.raises(VerificationError, match=r"signature \(presence\)"):
             group.verify(added)
 
@@ -161,6 +172,7 @@ def test_keys_of_no_bytes_are_not_no_keys(group: Group) -> None:
 COVERED = {
     "base": ("base", lambda s: replace(s, base=flip(s.base))),
     "keys": ("keys", CHANGES["another mask key"]),
+    "anchor": ("anchor", CHANGES["an earlier entry"]),
 }
 
 
@@ -177,12 +189,12 @@ def test_the_signature_is_what_notices(
     fields = presence._fields
 
     def without(*of: object) -> tuple[bytes, ...]:
-        names = ("site", "key", "roster_hash", "holds", "base", "keys")
+        names = ("site", "key", "roster_hash", "holds", "base", "keys", "anchor")
         given = {**dict(zip(names, of, strict=True)), field: b"" if field == "base" else None}
         return fields(**given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(presence, "_fields", without)
-    group.verify(change(group.state(keys=mask_keys())))
+    group.verify(change(group.state(keys=mask_keys(), anchor=ANCHOR)))
 
 
 OTHERS = {

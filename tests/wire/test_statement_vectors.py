@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 from pathlib import Path
@@ -20,7 +21,8 @@ from crypto.pairwise.release import check_released, release
 from crypto.pairwise.secrets import SharePair
 from crypto.pairwise.survivors import verify_signed_survivors
 from crypto.roster import Member, Roster
-from protoseal_wire.messages import ActiveList, Phase, PhaseKey, PresenceStatement
+from protoseal_wire.anchors import anchor_key
+from protoseal_wire.messages import ActiveList, LedgerAnchor, Phase, PhaseKey, PresenceStatement
 from protoseal_wire.presence import verify_active_list, verify_presence
 from tests.crypto import by_hand
 
@@ -41,13 +43,20 @@ ROSTER = Roster(MappingProxyType({name: _member(name) for name in POINTS}), BIND
 
 
 def _cases(name: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("case", VECTORS[name], ids=lambda case: case["name"])
+    return pytest.mark.parametrize("case", VECTORS[name], ids=lambda case: case.get("name", ""))
 
 
 def _presence(case: dict[str, Any]) -> PresenceStatement:
     keys = None if case["keys"] is None else MaskKeys(*(bytes.fromhex(key) for key in case["keys"]))
     holds, signature = np.array(case["holds"], dtype=np.bool_), bytes.fromhex(case["signature"])
-    return PresenceStatement(case["site"], holds, signature, bytes.fromhex(case["base"]), keys)
+    return PresenceStatement(case["site"], holds, signature, bytes.fromhex(case["base"]), keys, _anchor(case))
+
+
+def _anchor(case: dict[str, Any]) -> LedgerAnchor | None:
+    if case.get("anchor") is None:
+        return None
+    key, seq, head = case["anchor"]
+    return LedgerAnchor(bytes.fromhex(key), seq, bytes.fromhex(head))
 
 
 def _verify_presence(case: dict[str, Any]) -> None:
@@ -73,6 +82,18 @@ def test_presence_is_frozen(case: dict[str, Any]) -> None:
 @_cases("bad_presence")
 def test_bad_presence_is_refused(case: dict[str, Any]) -> None:
     _fails(case, lambda: _verify_presence(case))
+
+
+@_cases("anchor_keys")
+def test_an_anchors_key_is_frozen_and_by_hand(case: dict[str, Any]) -> None:
+    names = [case[each] for each in ("federation", "site", "dataset")]
+    encoded = by_hand.layout("ledger-anchor", *(name.encode() for name in names))
+    assert anchor_key(*names).hex() == hashlib.sha256(encoded).hexdigest() == case["key"]
+
+
+def test_no_two_names_have_one_key() -> None:
+    keys = {case["key"] for case in VECTORS["anchor_keys"]}
+    assert len(keys) == len(VECTORS["anchor_keys"]) > 1
 
 
 def test_a_list_is_frozen() -> None:
@@ -129,8 +150,16 @@ def _check_presence_by_hand(case: dict[str, Any]) -> None:
         bytes(case["holds"]),
         bytes.fromhex(case["base"]),
         *(bytes.fromhex(key) for key in case["keys"] or ()),
+        *_anchor_by_hand(case),
     )
     by_hand.check_signature(POINTS["clinic-b"], bytes.fromhex(case["signature"]), "presence", *fields)
+
+
+def _anchor_by_hand(case: dict[str, Any]) -> tuple[bytes, ...]:
+    if case.get("anchor") is None:
+        return ()
+    key, seq, head = case["anchor"]
+    return bytes.fromhex(key), struct.pack(">Q", seq), bytes.fromhex(head)
 
 
 def _check_survivors_by_hand(survivors: list[str], signatures: dict[str, bytes]) -> None:

@@ -24,6 +24,7 @@ from protoseal_wire.messages import (
     GroupKeys,
     JoinReply,
     JoinRequest,
+    LedgerAnchor,
     MaskedValues,
     Phase,
     PhaseKey,
@@ -127,6 +128,7 @@ def some_shares(same: str, other: str) -> st.SearchStrategy[tuple[SealedShare, .
 statements = st.builds(Statement, names, blobs, hashes, signatures)
 sealed_secrets = st.builds(SealedSecret, names, names, hashes, hashes, blobs, signatures)
 mask_keys = st.builds(MaskKeys, hashes, hashes)
+anchors = st.none() | st.builds(LedgerAnchor, hashes, st.integers(0, 2**63 - 1), hashes)
 presences = st.builds(
     PresenceStatement,
     names,
@@ -134,6 +136,7 @@ presences = st.builds(
     signatures,
     st.just(b"") | hashes,
     st.none() | mask_keys,
+    anchors,
 )
 group_keys = st.builds(
     GroupKeys, st.just(b"") | blobs, st.lists(sealed_secrets, min_size=1, max_size=4).map(tuple)
@@ -188,8 +191,8 @@ keys = st.builds(
 reasons = st.text(st.characters(categories=["L", "N", "P", "S"]), max_size=500).filter(str.isprintable)
 
 calls = {
-    "join": st.builds(JoinRequest, st.just(PROTOCOL_VERSION), names, names, hashes, statements),
-    "join_reply": st.builds(JoinReply, st.just(PROTOCOL_VERSION), st.floats(0, 600)),
+    "join": st.builds(JoinRequest, st.just(PROTOCOL_VERSION), names, names, hashes, statements, anchors),
+    "join_reply": st.builds(JoinReply, st.just(PROTOCOL_VERSION), st.floats(0, 600), anchors),
     "task_request": st.builds(TaskRequest, st.just(PROTOCOL_VERSION), names, names),
     "task": st.just(Wait())
     | st.builds(Finished, st.integers(0, 2**32 - 1))
