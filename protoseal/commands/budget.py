@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import click
 
+from protoseal.commands.budget_audit import audit_group
 from protoseal.commands.budget_ledger import show_command, verify_command
 from protoseal.commands.budget_plan import plan_command
 
 
 @click.group()
 def budget() -> None:
-    """A data set's privacy budget: plan it, show it, verify it."""
+    """A data set's privacy budget: plan it, show it, verify it, audit it."""
 
 
-for _command in (plan_command, show_command, verify_command):
+for _command in (plan_command, show_command, verify_command, audit_group):
     budget.add_command(_command)

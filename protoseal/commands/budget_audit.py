@@ -1,0 +1,129 @@
+"""``protoseal budget audit``: attack a mechanism once, and hold what was found against what is claimed."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from protoseal.commands.bench_options import COUNT
+from protoseal.commands.budget_plan import DELTA, POSITIVE
+from protoseal.commands.reporting import one_line_errors
+
+if TYPE_CHECKING:
+    from protoseal.evaluation.audit import Audit
+    from protoseal.evaluation.audited import UnderAudit
+
+_canaries = click.option(
+    "--canaries", type=click.IntRange(min=100, max=1_000_000), default=100_000, show_default=True
+)
+_guesses = click.option(
+    "--guesses", type=COUNT, help="Fixed beforehand.  [default: finds half the noise best]"
+)
+_delta = click.option("--delta", type=DELTA, default=1e-5, show_default=True)
+_confidence = click.option(
+    "--confidence", type=DELTA, default=0.95, show_default=True, help="That a bound is not above the truth."
+)
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@click.group("audit")
+def audit_group() -> None:
+    """Look for more privacy loss than is claimed, by canaries in one run.
+
+    The code that releases runs on canaries, each in by a fair coin; from what it gives out, coins are guessed. So many
+    right guesses as the claim makes improbable refute it. A bound below the claim is no proof of it. The command ends
+    with 1 where the claim is refuted.
+    """
+
+
+@audit_group.command("prototypes")
+@click.option("--noise-multiplier", "noise", type=POSITIVE, default=2.0, show_default=True)
+@click.option("--releases", type=COUNT, default=1, show_default=True)
+@click.option("--clip", type=POSITIVE, default=1.0, show_default=True)
+@click.option("--count-weight", type=POSITIVE, help="Of counts beside sums.  [default: clip / dim^¼]")
+@click.option(
+    "--dim", type=click.IntRange(1, 4096), default=1, show_default=True, help="Of a feature vector."
+)
+@_canaries
+@_guesses
+@_delta
+@_confidence
+@_json
+@one_line_errors
+def audit_prototypes(
+    noise: float,
+    releases: int,
+    clip: float,
+    count_weight: float | None,
+    dim: int,
+    canaries: int,
+    guesses: int | None,
+    delta: float,
+    confidence: float,
+    as_json: bool,
+) -> None:
+    """Of the noisy sums and counts of classes: one canary in each of many classes."""
+    from protoseal.evaluation.audited_query import QueryUnderAudit
+    from secure_client.privacy.calibration import best_count_weight
+    from secure_client.privacy.query import PrototypeQuery
+
+    try:
+        query = PrototypeQuery(clip, count_weight or best_count_weight(clip, dim), noise, min_count=1.0)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    audited = QueryUnderAudit(query, releases, dim)
+    _run("prototypes", audited, canaries, guesses, delta, confidence, as_json)
+
+
+def _run(
+    what: str,
+    audited: UnderAudit,
+    canaries: int,
+    guesses: int | None,
+    delta: float,
+    confidence: float,
+    as_json: bool,
+) -> None:
+    from protoseal.evaluation.audited import audit, expected
+
+    if guesses is not None and guesses > canaries:
+        raise click.UsageError(f"--guesses {guesses} are more than --canaries {canaries}")
+    done = audit(audited, canaries, delta, 1 - confidence, guesses)
+    usual = {"all": expected(audited, done, 1.0), "half": expected(audited, done, 0.5)}
+    found = _as_json(what, done, usual)
+    click.echo(json.dumps(found, indent=2, allow_nan=False) if as_json else _in_words(done, usual))
+    if done.refuted:
+        raise SystemExit(1)
+
+
+def _as_json(what: str, done: Audit, usual: dict[str, float]) -> dict[str, object]:
+    guesses = done.guesses
+    return {
+        "schema": 1,
+        "mechanism": what,
+        "canaries": guesses.canaries,
+        "guesses": guesses.made,
+        "right": guesses.right,
+        "epsilon_bound": done.bound,
+        "confidence": 1 - done.level,
+        "epsilon_claimed": done.claimed,
+        "delta": done.delta,
+        "p_value": done.p_value,
+        "refuted": done.refuted,
+        "expected_bound": {"noise as claimed": usual["all"], "half the noise": usual["half"]},
+    }
+
+
+def _in_words(done: Audit, usual: dict[str, float]) -> str:
+    guesses = done.guesses
+    verdict = "the claim is refuted" if done.refuted else "the claim stands"
+    return "\n".join(
+        [
+            f"{guesses.canaries} canaries, each in by a fair coin; {guesses.made} guesses, {guesses.right} right",
+            f"ε is {done.bound:g} or more, with a confidence of {100 * (1 - done.level):g} %; claimed is"
+            f" {done.claimed:.4g} at δ = {done.delta:g}: {verdict} (p = {done.p_value:.2g})",
+            f"expected: {usual['all']:g} where the noise is as claimed, {usual['half']:g} where it is half of that",
+        ]
+    )
