@@ -9,10 +9,9 @@ or more, have a probability of at most (their theorem 5.2 and appendix D)
 
 So many that this is tiny refute (ε, δ). A bound that lies below a claim confirms nothing: it is what this attack found.
 
-**Where v is below the mean of W, a mechanism may exceed the second term**, which there is no more than a tail of what is
-left of 1: two coins, both guessed, are not both guessed wrongly with 0.98712 at (2, 0.01), and the sum says 0.98636
-(``tests/evaluation/test_audit_bound.py``, over all mechanisms). No audit refutes anything with so few right guesses,
-and here the probability counts as 1 there.
+**Where v is below the mean of W, a mechanism may exceed this**: one that is (2, 0.01)-private gets one or both of two
+coins right with 0.98712, and the sum is 0.98636 (``tests/evaluation/test_audit_bound.py``, over all mechanisms). So few
+right guesses refute nothing, and here they have a probability of 1.
 """
 
 from __future__ import annotations
@@ -76,7 +75,8 @@ class Audit:
 def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
     """The probability of so many right guesses or more, at most, if the mechanism is (``epsilon``, ``delta``)-private.
 
-    1 where no more are right than are to be expected. ``ValueError`` unless ε is 0 or more and finite, and δ from 0 to 1.
+    1 where no more are right than randomised response has on the average. ``ValueError`` unless ε is 0 or more and
+    finite, and δ from 0 to 1.
     """
     if not (0 <= epsilon < math.inf and 0 <= delta <= 1):
         raise ValueError(f"ε is 0 or more and finite, and δ from 0 to 1, not {epsilon} and {delta}")
