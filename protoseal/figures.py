@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -111,6 +112,11 @@ def prototype_scatter(prototypes: PrototypeMap) -> str:
                 axes.plot(*end, "o", markersize=8, color=colour)
         axes.set_aspect("equal", adjustable="datalim")
         return _svg(figure, axes)
+
+
+def data_uri(svg: str) -> str:
+    """SVG for an ``img``: as an image it runs no scripts, and its identifiers collide with no other's."""
+    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode("ascii")
 
 
 def _principal_components(rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Mapping
 from importlib.resources import files
@@ -12,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from protoseal.config.reading import nearest
-from protoseal.figures import accuracy_curves, project, prototype_scatter, traffic_bars
+from protoseal.figures import accuracy_curves, data_uri, project, prototype_scatter, traffic_bars
 from protoseal.files import (
     FileError,
     RunResult,
@@ -51,8 +50,8 @@ def write_report(run: Path, class_name: str | None = None) -> Path:
     result = read_result(run)
     page = _template().render(
         result=result,
-        curves=_image(accuracy_curves(result)),
-        traffic=_image(traffic_bars(result)),
+        curves=data_uri(accuracy_curves(result)),
+        traffic=data_uri(traffic_bars(result)),
         prototypes=_prototype_figure(result, _read_each(run, result, read_prototypes), class_name),
         seconds={name: _site_seconds(log) for name, log in _read_each(run, result, read_site_log).items()},
         split=_split_figure(run, result),
@@ -87,13 +86,13 @@ def _prototype_figure(
     index = answered.index(max(answered)) if class_name is None else result.classes.index(class_name)
     if answered[index] == 0:
         raise FileError(f"no site has a personalised prototype of class {class_name!r}; choose another class")
-    return {"name": result.classes[index], "image": _image(prototype_scatter(project(prototypes, index)))}
+    return {"name": result.classes[index], "image": data_uri(prototype_scatter(project(prototypes, index)))}
 
 
 def _split_figure(run: Path, result: RunResult) -> str | None:
     """Who trains on what, as a simulation leaves it; of several seeds the first one's."""
     paths = (run / PLOT, run / f"seed-{result.seed}" / PLOT)
-    return next((_image(path.read_text(encoding="utf-8")) for path in paths if path.exists()), None)
+    return next((data_uri(path.read_text(encoding="utf-8")) for path in paths if path.exists()), None)
 
 
 def _site_seconds(log: SiteLog) -> dict[str, float]:
@@ -121,8 +120,3 @@ def _percent(share: float | None) -> str:
 
 def _size(count: int) -> str:
     return f"{count / 2**20:.2f} MiB" if count >= 2**20 else f"{count / 2**10:.1f} KiB"
-
-
-def _image(svg: str) -> str:
-    """A data URI: as an image, the SVG runs no scripts and its identifiers collide with no other's."""
-    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode("ascii")

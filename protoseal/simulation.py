@@ -39,7 +39,7 @@ from secure_client.data.preprocess import to_dataset
 from secure_client.together import Batching
 from secure_server.workers import Workers
 
-__all__ = ["COMPARED", "Completed", "Ended", "Progress", "Watcher", "Written", "simulate"]
+__all__ = ["COMPARED", "Completed", "Ended", "Progress", "Watcher", "Written", "scene_of", "simulate"]
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,8 @@ class Scene:
         return SiteTesting(self.overall, config.evaluate_every, config.per_class, config.early_stopping)
 
 
-def _scene(config: SimulationConfig, seed: int) -> Scene:
+def scene_of(config: SimulationConfig, seed: int) -> Scene:
+    """One seed's data, read and divided. Raises what :func:`simulate` raises for data that are wrong."""
     divided = _divided(config, seed)
     if len(divided.sites) < config.fewest_sites:
         raise ConfigError(
@@ -212,7 +213,7 @@ def _divided(config: SimulationConfig, seed: int) -> DividedData:
 
 def _check(config: SimulationConfig) -> None:
     """Raise what the first seed's data, split or models would, before anything is thrown away for their sake."""
-    scene = _scene(config, config.all_seeds[0])
+    scene = scene_of(config, config.all_seeds[0])
     for method in config.methods:
         agreement = scene.agreement(method)
         build_agreed_model(agreement, agreement.training.model)
@@ -251,7 +252,7 @@ class OneSeed:
 
     @cached_property
     def _scene(self) -> Scene:
-        scene = _scene(self._config, self._seed)
+        scene = scene_of(self._config, self._seed)
         self._folder.check_data(
             lambda seed: (scene.divided if seed == self._seed else _divided(self._config, seed)).sha256
         )

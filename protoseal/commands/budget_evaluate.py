@@ -1,0 +1,101 @@
+"""``protoseal budget evaluate``: what accuracy a configuration reaches at each ε."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from protoseal.commands.reporting import one_line_errors
+from protoseal.commands.simulate import simulate
+
+if TYPE_CHECKING:
+    from protoseal.evaluation.budget_records import Evaluation
+
+NOISES = ("local", "distributed")
+_OF_SIMULATE = (
+    *("config", "method", "protection", "dataset", "split", "sites", "rounds", "seeds", "compare", "models"),
+    *("tests", "device", "batched", "evaluate_every", "data_root", "out", "settings"),
+)
+
+
+def _epsilons(_: click.Context, __: click.Parameter, value: str) -> tuple[float, ...]:
+    """``1,3,8,inf``."""
+    try:
+        numbers = tuple(float(part) for part in value.split(",") if part.strip())
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} is not a list of numbers such as 1,3,8,inf") from error
+    if not numbers or not all(number > 0 for number in numbers):
+        raise click.BadParameter("each ε is above 0; inf is without noise")
+    return numbers
+
+
+def _noises(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    names = tuple(dict.fromkeys(part.strip() for part in value.split(",") if part.strip()))
+    unknown = [name for name in names if name not in NOISES]
+    if unknown or not names:
+        raise click.BadParameter(f"{value!r} is not local, distributed or both")
+    return names
+
+
+@click.command("evaluate")
+@click.option("--epsilons", callback=_epsilons, default="1,3,8,inf", show_default=True)
+@click.option("--noise", "noises", callback=_noises, help="local,distributed  [default: the configuration's]")
+@click.option("--json", "as_json", is_flag=True, help="Print evaluate.json instead of a table.")
+@one_line_errors
+def evaluate_command(
+    *,
+    config: Path | None,
+    out: Path | None,
+    settings: tuple[str, ...],
+    epsilons: tuple[float, ...],
+    noises: tuple[str, ...] | None,
+    as_json: bool,
+    **flags: object,
+) -> None:
+    """Simulate a configuration at several ε, with the noise that each asks for.
+
+    The configuration is one of `protoseal simulate` with a [privacy]: its noise multipliers, of releases and of DP-SGD,
+    are scaled by one factor until the ε that a run takes at δ = 1e-5 is within each of --epsilons; inf is the same
+    without [privacy]. Each run is a simulation in a folder of its own under --out, which then has evaluate.json and
+    evaluate.html; runs that are there are not run again.
+    """
+    from protoseal.commands.watching import watched
+    from protoseal.config.simulation import load_simulation
+    from protoseal.evaluation.budget_page import write_page
+    from protoseal.evaluation.budget_runs import BudgetCurve, asked_for
+
+    loaded = load_simulation(config, {**flags, "out": out}, settings)
+    curve = BudgetCurve(loaded, loaded.out)
+    asked = asked_for(epsilons, noises or (curve.noise,), loaded.all_seeds)
+    for evaluation in curve.run(asked, watched):
+        write_page(loaded.out, evaluation)
+    if as_json:
+        click.echo(evaluation.model_dump_json(by_alias=True, indent=2))
+        return
+    Console().print(_table(evaluation))
+    click.echo(f"Everything is in {loaded.out}")
+
+
+def _table(evaluation: Evaluation) -> Table:
+    from protoseal.evaluation.budget_page import epsilon_text, spread_of
+    from protoseal.tables import paired_text
+
+    title = f"{evaluation.method} under {evaluation.protection}, {evaluation.dataset}, δ = {evaluation.delta:g}, %"
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for name in ("ε", "noise", "accuracy", "by classifier", "by prototype", "loss, points"):
+        table.add_column(name)
+    measures = ("accuracy", "accuracy_classifier", "accuracy_prototype")
+    for level in evaluation.levels:
+        loss = level.loss.get("accuracy")
+        cells = [spread_of(level, measure) for measure in measures]
+        table.add_row(epsilon_text(level), level.noise, *cells, "-" if loss is None else paired_text(loss))
+    return table
+
+
+evaluate_command.params.extend(each for each in simulate.params if each.name in _OF_SIMULATE)

@@ -1,0 +1,57 @@
+"""``evaluate.html``: one self-contained page about accuracy against ε."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined
+
+from protoseal.evaluation.budget_figures import accuracy_over_epsilon
+from protoseal.evaluation.budget_records import MEASURES, Evaluation, Level, RunAt
+from protoseal.figures import data_uri
+from protoseal.files import write_text
+from protoseal.tables import METRICS, paired_text, percent
+
+PAGE = "evaluate.html"
+
+
+def write_page(folder: Path, evaluation: Evaluation) -> Path:
+    """Write it and return its path. It loads nothing from anywhere else."""
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"percent": percent, "paired": paired_text, "number": number_text}
+    environment.filters |= {"epsilon": epsilon_text, "seeds": _seeds_text}
+    template = environment.from_string((files("protoseal") / PAGE).read_text(encoding="utf-8"))
+    page: str = template.render(
+        evaluation=evaluation,
+        figure=data_uri(accuracy_over_epsilon(evaluation)),
+        measures={name: METRICS[name] for name in MEASURES},
+        spread=spread_of,
+        config=json.dumps(evaluation.config, indent=2, ensure_ascii=False, default=str),
+    )
+    return write_text(folder / PAGE, page)
+
+
+def spread_of(level: Level, measure: str) -> str:
+    """Mean ± standard deviation over the seeds in per cent; "-" where nothing is known."""
+    if measure not in level.mean:
+        return "-"
+    spread = level.standard_deviation.get(measure)
+    return percent(level.mean[measure]) + ("" if spread is None else f" ± {percent(spread)}")
+
+
+def epsilon_text(figures: Level | RunAt) -> str:
+    """∞ where there is no noise."""
+    return "∞" if figures.epsilon is None else f"{figures.epsilon:g}"
+
+
+def number_text(number: float | None) -> str:
+    """With four digits; "-" for none."""
+    return "-" if number is None else f"{number:.4g}"
+
+
+def _seeds_text(level: Level) -> str:
+    return ", ".join(map(str, level.seeds))
