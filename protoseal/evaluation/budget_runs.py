@@ -25,7 +25,7 @@ from protoseal.evaluation.budget_records import (
 from protoseal.evaluation.scaled_noise import Scaled, fitted
 from protoseal.files import RunResult
 from protoseal.simulation import Watcher, scene_of, simulate
-from secure_client.privacy.releases import SIMULATED_DELTA, planned_epsilon
+from secure_client.privacy.planned import SIMULATED_DELTA, planned_epsilon
 
 LOCAL = "local"
 RUNS = "runs"
@@ -125,7 +125,7 @@ class BudgetCurve:
 
     def _as_run(self, asked: Asked, result: RunResult) -> RunAt:
         noise = self._noise_of(asked)
-        training = None if noise is None else getattr(noise.privacy, "dp_sgd", None)
+        training = None if noise is None else noise.privacy.dp_sgd
         return RunAt(
             epsilon=None if noise is None else asked.epsilon,
             noise=asked.noise,

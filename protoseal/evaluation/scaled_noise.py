@@ -32,7 +32,7 @@ class Scaled:
 def scaled(agreed: PrivacySection, factor: float) -> PrivacySection:
     """All noise multipliers times ``factor``, with six digits."""
     changes: dict[str, object] = {"noise_multiplier": _times(agreed.noise_multiplier, factor)}
-    training = getattr(agreed, "dp_sgd", None)
+    training = agreed.dp_sgd
     if training is not None:
         noise = _times(training.noise_multiplier, factor)
         changes["dp_sgd"] = training.model_copy(update={"noise_multiplier": noise})

@@ -1,0 +1,192 @@
+"""``protoseal budget evaluate``: as much noise as each ε asks for, runs that are there stay, and what they come to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from protoseal.cli import main
+from protoseal.commands.simulate import simulate as simulate_command
+from protoseal.evaluation import budget_runs
+from protoseal.evaluation.budget_runs import asked_for
+from protoseal.files import read_result
+from secure_client.privacy.accounting import epsilon
+from secure_client.privacy.events import GaussianRelease
+
+FILE = """
+method = "pfpl"
+dataset = "digits"
+split = "iid:per=40"
+sites = 3
+rounds = 3
+dim = 8
+device = "cpu"
+compare = ["local"]
+[training]
+model = "small-cnn"
+norm = "group"
+lr = 0.02
+[privacy]
+clip = 2.0
+noise_multiplier = 5.0
+release_every = 2
+"""
+COORDINATES = 10 * 9
+
+
+def evaluate(folder: Path, *arguments: object, text: str = FILE) -> Result:
+    file = folder / "private.toml"
+    file.write_text(text, encoding="utf-8")
+    out = ("--config", file, "--out", folder / "out")
+    return CliRunner().invoke(main, ["budget", "evaluate", *map(str, (*out, *arguments))])
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("evaluate")
+    done = evaluate(folder, "--epsilons", "inf,2,20", "--seeds", "0,4", "--json")
+    assert done.exit_code == 0, done.output
+    found: dict[str, Any] = json.loads((folder / "out" / "evaluate.json").read_text(encoding="utf-8"))
+    assert json.loads(done.stdout) == found
+    return folder, found
+
+
+Evaluated = tuple[Path, dict[str, Any]]
+
+
+def test_every_epsilon_gets_the_noise_that_it_asks_for(evaluated: Evaluated) -> None:
+    _, found = evaluated
+    assert (found["complete"], found["delta"], found["unit"]) == (True, 1e-5, "record")
+    noisy = [run for run in found["runs"] if run["epsilon"] is not None]
+    assert [(run["epsilon"], run["noise"], run["seed"]) for run in noisy] == [
+        (20, "local", 0),
+        (20, "local", 4),
+        (2, "local", 0),
+        (2, "local", 4),
+    ]
+    for run in noisy:
+        releases = [GaussianRelease(run["noise_multiplier"], COORDINATES)] * 2
+        assert run["planned"] == pytest.approx(epsilon(releases, 1e-5), rel=1e-9)
+        assert 0.999 * run["epsilon"] < run["planned"] <= run["epsilon"]
+        assert run["noise_multiplier"] == pytest.approx(5.0 * run["factor"], rel=1e-5)
+        assert run["spent"] == pytest.approx(run["planned"], rel=1e-9)  # two releases, both paid once
+        assert run["guaranteed"]
+        assert [site["epsilon"] for site in run["sites"]] == [run["spent"]] * 3
+
+
+def test_infinity_is_the_same_without_privacy(evaluated: Evaluated) -> None:
+    folder, found = evaluated
+    exact = [run for run in found["runs"] if run["epsilon"] is None]
+    assert [run["seed"] for run in exact] == [0, 4]
+    for run in exact:
+        assert (run["noise"], run["planned"], run["spent"], run["guaranteed"]) == ("exact", None, None, False)
+        config = read_result(folder / "out" / run["folder"]).config
+        assert config["privacy"] is None
+        assert (config["training"]["lr"], config["training"]["norm"]) == (0.02, "group")
+
+
+def test_what_runs_come_to(evaluated: Evaluated) -> None:
+    folder, found = evaluated
+    assert [(level["epsilon"], level["noise"]) for level in found["levels"]] == [
+        (2, "local"),
+        (20, "local"),
+        (None, "exact"),
+    ]
+    for level in found["levels"]:
+        runs = [run for run in found["runs"] if run["epsilon"] == level["epsilon"]]
+        for measure in ("accuracy", "accuracy_classifier", "accuracy_prototype"):
+            values = [run["metrics"]["pfpl"][measure] for run in runs]
+            assert level["mean"][measure] == pytest.approx(fmean(values))
+            assert level["standard_deviation"][measure] == pytest.approx(stdev(values))
+            assert values[0] == pytest.approx(fmean(site[measure] for site in runs[0]["sites"]))
+    low, _, exact = found["levels"]
+    loss = low["loss"]["accuracy_prototype"]
+    assert loss["mean"] == pytest.approx(
+        exact["mean"]["accuracy_prototype"] - low["mean"]["accuracy_prototype"]
+    )
+    assert set(loss["by_seed"]) == {"0", "4"}
+    assert exact["loss"] == {}
+    for run in found["runs"]:
+        assert read_result(folder / "out" / run["folder"]).metrics["pfpl"].accuracy == pytest.approx(
+            run["metrics"]["pfpl"]["accuracy"]
+        )
+        assert "local" in run["metrics"]
+
+
+def test_the_page_stands_alone(evaluated: Evaluated) -> None:
+    folder, found = evaluated
+    page = (folder / "out" / "evaluate.html").read_text(encoding="utf-8")
+    assert "data:image/svg+xml;base64," in page
+    assert "http" not in page.replace("http-equiv", "")
+    assert "Not the end" not in page
+    assert "No record-level guarantee" not in page
+    for run in found["runs"]:
+        assert run["folder"] in page
+
+
+def test_runs_that_are_there_are_not_run_again(evaluated: Evaluated, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, found = evaluated
+    monkeypatch.setattr("protoseal.simulation.LocalFederation", None)
+    again = evaluate(folder, "--epsilons", "2,20,inf", "--seeds", "0,4", "--json")
+    assert again.exit_code == 0, again.output
+    assert json.loads(again.stdout)["runs"] == found["runs"]
+    fewer = evaluate(folder, "--epsilons", "2", "--seeds", "4")
+    assert fewer.exit_code == 0, fewer.output
+    assert "pfpl under plain" in fewer.stdout
+    with pytest.raises(TypeError):  # a run that is not there would be run
+        CliRunner().invoke(
+            main,
+            ["budget", "evaluate", "--config", str(folder / "private.toml"), "--out", str(folder / "out")],
+            catch_exceptions=False,
+        )
+
+
+def test_the_largest_epsilon_comes_first_and_infinity_once() -> None:
+    asked = asked_for((1.0, float("inf"), 3.0, 1.0), ("local", "distributed"), (7,))
+    assert [each.folder for each in asked] == [
+        "runs/epsilon-inf/seed-7",
+        "runs/epsilon-3-local/seed-7",
+        "runs/epsilon-3-distributed/seed-7",
+        "runs/epsilon-1-local/seed-7",
+        "runs/epsilon-1-distributed/seed-7",
+    ]
+
+
+def test_options_are_those_of_simulate() -> None:
+    own = {each.name: each for each in main.commands["budget"].commands["evaluate"].params}  # type: ignore[attr-defined]
+    shared = [each for each in simulate_command.params if each.name in own and each.name != "as_json"]
+    assert len(shared) == len(budget_evaluate_options())
+    assert all(own[each.name] is each for each in shared)
+
+
+def budget_evaluate_options() -> tuple[str, ...]:
+    from protoseal.commands.budget_evaluate import _OF_SIMULATE  # noqa: PLC0415 (what is held to)
+
+    return _OF_SIMULATE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text", "told"),
+    [
+        (("--epsilons", "1,x"), FILE, "not a list of numbers"),
+        (("--epsilons", "0"), FILE, "above 0"),
+        (("--epsilons", "nan"), FILE, "above 0"),
+        (("--noise", "loud"), FILE, "not local, distributed or both"),
+        ((), FILE.partition("[privacy]")[0], "has no [privacy]"),
+        (("--method", "self"), FILE, "releases nothing"),
+        (("--epsilons", "1e-9"), FILE, "do not come to"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused(
+    tmp_path: Path, arguments: tuple[object, ...], text: str, told: str
+) -> None:
+    done = evaluate(tmp_path, *arguments, text=text)
+    assert done.exit_code in (1, 2)
+    assert isinstance(done.exception, SystemExit)
+    assert told in " ".join(done.output.split())
+    assert not (tmp_path / "out" / budget_runs.RUNS).exists()
