@@ -16,10 +16,8 @@ if TYPE_CHECKING:
     from protoseal.evaluation.budget_records import Evaluation
 
 NOISES = ("local", "distributed")
-_OF_SIMULATE = (
-    *("config", "method", "protection", "dataset", "split", "sites", "rounds", "seeds", "compare", "models"),
-    *("tests", "device", "batched", "evaluate_every", "data_root", "out", "settings"),
-)
+_NOT_OF_EACH = {"seed", "early_stopping", "tensorboard", "fresh", "as_json"}
+"""What of ``simulate`` says nothing here."""
 
 
 def _epsilons(_: click.Context, __: click.Parameter, value: str) -> tuple[float, ...]:
@@ -98,4 +96,4 @@ def _table(evaluation: Evaluation) -> Table:
     return table
 
 
-evaluate_command.params.extend(each for each in simulate.params if each.name in _OF_SIMULATE)
+evaluate_command.params.extend(each for each in simulate.params if each.name not in _NOT_OF_EACH)

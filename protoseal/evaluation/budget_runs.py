@@ -23,7 +23,7 @@ from protoseal.evaluation.budget_records import (
     write_evaluation,
 )
 from protoseal.evaluation.scaled_noise import Scaled, fitted
-from protoseal.files import RunResult
+from protoseal.files import RESULT, RunResult, read_result
 from protoseal.simulation import Watcher, scene_of, simulate
 from secure_client.privacy.planned import SIMULATED_DELTA, planned_epsilon
 
@@ -78,16 +78,14 @@ class BudgetCurve:
     def run(self, asked: Sequence[Asked], watched: Watched) -> Iterator[Evaluation]:
         """What there is after each run. Runs that are there are read; the last one is complete.
 
-        Raises what :func:`protoseal.simulation.simulate` raises, and
-        :class:`protoseal.evaluation.scaled_noise.NoNoiseFits` before anything runs.
+        ``watched`` makes the watcher of a run that is not there. Raises what :func:`protoseal.simulation.simulate`
+        raises, and :class:`protoseal.evaluation.scaled_noise.NoNoiseFits` before anything runs.
         """
         for each in asked:
             self._noise_of(each)
         runs: list[RunAt] = []
         for each in asked:
-            config = self._config_of(each)
-            with watched(config) as watcher:
-                runs.append(self._as_run(each, simulate(config, watcher)))
+            runs.append(self._as_run(each, _simulated(self._config_of(each), watched)))
             evaluation = self._evaluation(runs, complete=len(runs) == len(asked))
             write_evaluation(self._out, evaluation)
             yield evaluation
@@ -154,3 +152,11 @@ class BudgetCurve:
             levels=levels_of(config.method.value, runs),
             complete=complete,
         )
+
+
+def _simulated(config: SimulationConfig, watched: Watched) -> RunResult:
+    """Its result, anew or as it was, and nothing to watch then."""
+    if (config.out / RESULT).exists() and read_result(config.out).complete:
+        return simulate(config)
+    with watched(config) as watcher:
+        return simulate(config, watcher)

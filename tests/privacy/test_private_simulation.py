@@ -72,3 +72,15 @@ def test_so_little_noise_that_no_epsilon_can_be_told_is_refused(tmp_path: Path) 
     ran = CliRunner().invoke(main, ["simulate", "--config", str(file), "--out", str(tmp_path / "out")])
     assert ran.exit_code == 1
     assert "no epsilon can be told" in ran.output
+
+
+def test_sites_that_noise_leaves_without_a_class_are_tested_by_their_classifier(tmp_path: Path) -> None:
+    file = tmp_path / "quiet.toml"
+    quiet = FILE.format(extractor="frozen").replace("release_every = 2", "min_count = 1e6")
+    file.write_text(quiet, encoding="utf-8")
+    out = tmp_path / "out"
+    ran = CliRunner().invoke(main, ["simulate", "--config", str(file), "--out", str(out), "--device", "cpu"])
+    assert ran.exit_code == 0, ran.output
+    for site in json.loads((out / "result.json").read_text(encoding="utf-8"))["sites"]:
+        assert site["accuracy_classifier"] > 0
+        assert site["accuracy_prototype"] is None
