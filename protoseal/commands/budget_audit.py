@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from protoseal.commands.bench_options import COUNT
-from protoseal.commands.budget_plan import DELTA, POSITIVE
+from protoseal.commands.budget_plan import DELTA, FRACTION, POSITIVE
 from protoseal.commands.reporting import one_line_errors
 
 if TYPE_CHECKING:
@@ -75,6 +76,38 @@ def audit_prototypes(
         raise click.UsageError(str(error)) from error
     audited = QueryUnderAudit(query, releases, dim)
     _run("prototypes", audited, canaries, guesses, delta, confidence, as_json)
+
+
+@audit_group.command("training")
+@click.option("--noise-multiplier", "noise", type=POSITIVE, default=5.0, show_default=True)
+@click.option("--sampling-rate", "rate", type=FRACTION, default=0.75, show_default=True)
+@click.option("--epochs", type=COUNT, default=6, show_default=True, help="Of 1/rate steps each.")
+@click.option("--clip", type=POSITIVE, default=1.0, show_default=True, help="Norm of a record's gradient.")
+@_canaries
+@_guesses
+@_delta
+@_confidence
+@_json
+@one_line_errors
+def audit_training(
+    noise: float,
+    rate: float,
+    epochs: int,
+    clip: float,
+    canaries: int,
+    guesses: int | None,
+    delta: float,
+    confidence: float,
+    as_json: bool,
+) -> None:
+    """Of DP-SGD: canaries with gradients as long as the clip, orthogonal to each other, seen in the trained weights."""
+    from protoseal.config import DpSgdSection
+    from protoseal.config.reading import validate
+    from protoseal.evaluation.audited_training import TrainingUnderAudit
+
+    table = {"noise_multiplier": noise, "clip": clip, "sampling_rate": rate}
+    settings = validate(DpSgdSection, table, source="audit", directory=Path())
+    _run("training", TrainingUnderAudit(settings, epochs), canaries, guesses, delta, confidence, as_json)
 
 
 def _run(

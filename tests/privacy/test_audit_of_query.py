@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 
 from crypto.discrete_gaussian import discrete_gaussian
 from protoseal.cli import main
-from protoseal.evaluation.audit import Audit, Guesses, fair_coins, p_value
+from protoseal.evaluation.audit import fair_coins
 from protoseal.evaluation.audit_power import Separation, best_guesses
 from protoseal.evaluation.audited import audit, expected
 from protoseal.evaluation.audited_query import QueryUnderAudit
@@ -21,12 +20,12 @@ from secure_client.privacy import query as query_module
 from secure_client.privacy.accounting import epsilon
 from secure_client.privacy.events import GaussianRelease
 from secure_client.privacy.query import PrototypeQuery
+from tests.support.audits import FALSE_ALARM, margin
 
 DELTA, LEVEL = 1e-5, 0.05
 CANARIES = 100_000
 ONE = QueryUnderAudit(PrototypeQuery(clip=3.0, count_weight=2.0, noise_multiplier=2.0, min_count=1.0))
 FOUR = QueryUnderAudit(PrototypeQuery(3.0, 2.0, 4.0, 1.0), releases=4, dim=5)
-_FALSE_ALARM = math.log(1e9)
 
 
 def weaken(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
@@ -41,27 +40,10 @@ def weaken(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     monkeypatch.setattr(query_module, "discrete_gaussian", {"halved": halved, "off": off}[how])
 
 
-def margin(done: Audit, separation: Separation) -> float:
-    """−log of the probability that an audit with such scores is on the other side of the claim.
-
-    Given the scores coins are independent, so that right guesses stray from their mean as Hoeffding 1963, theorem 1,
-    says. That mean itself moves with the scores' order statistics; a tenth of the distance is left for it, many of
-    its deviations.
-    """
-    made = done.guesses.made
-    mean, low, high = separation.right(CANARIES, made), made // 2, made
-    while low < high:
-        middle = (low + high) // 2
-        above = p_value(Guesses(CANARIES, made, middle), done.claimed + 1e-3, DELTA) < LEVEL
-        low, high = (low, middle) if above else (middle + 1, high)
-    usual, far = mean / made, (mean + 0.9 * (low - mean)) / made
-    return made * (far * math.log(far / usual) + (1 - far) * math.log((1 - far) / (1 - usual)))
-
-
 @pytest.mark.parametrize("audited", [ONE, FOUR], ids=["one release", "four releases"])
 def test_the_query_keeps_its_claim(audited: QueryUnderAudit) -> None:
     done = audit(audited, CANARIES, DELTA, LEVEL)
-    assert margin(done, audited.separation()) > _FALSE_ALARM
+    assert margin(done, audited.separation()) > FALSE_ALARM
     assert not done.refuted
     assert 0.8 < done.bound < done.claimed  # it finds half of what there is
     assert done.bound == pytest.approx(expected(audited, done, 1.0), abs=0.2)
@@ -78,7 +60,7 @@ def test_weaker_noise_refutes_the_claim(
     assert done.bound > done.claimed > audited.claimed(CANARIES, 1e-3)
     assert done.p_value < LEVEL
     if how == "halved":
-        assert margin(done, audited.separation(0.5)) > _FALSE_ALARM
+        assert margin(done, audited.separation(0.5)) > FALSE_ALARM
     else:
         assert done.guesses.right == done.guesses.made
 
