@@ -48,11 +48,13 @@ class DividedData:
 
 
 def digest(parts: Iterable[tuple[str, str, Samples]]) -> str:
-    """SHA-256 in hexadecimal over whose samples they are, what for, and the samples; with their shapes and types."""
+    """SHA-256 in hexadecimal over which site's samples they are, what for, and the samples; with shapes and types."""
     hashed = hashlib.sha256()
     for site, kind, part in parts:
-        for name in ("inputs", "labels", "domains"):
+        for name in ("inputs", "labels", "domains", "subjects"):
             array = getattr(part, name)
+            if array is None:
+                continue
             hashed.update(f"{site} {kind} {name} {array.dtype.str} {array.shape}\n".encode())
             hashed.update(np.ascontiguousarray(array).data)
     return hashed.hexdigest()

@@ -23,6 +23,7 @@ from secure_client.runner import take_part
 from secure_client.session import Session
 from secure_client.setup import Party, open_journal
 from secure_client.transport import GrpcTransport
+from secure_client.units import units_at
 
 _log = logging.getLogger("protoseal.site")
 _COMPLETE = "complete"
@@ -66,7 +67,7 @@ def run_site(
     data = load_site_data(config.data, config.data_root, agreement)
     with open_journal(config.state_dir / "journal.sqlite", agreement, party) as journal:
         if config.privacy is not None:
-            check_delta(config.privacy, data.train_samples)
+            check_delta(config.privacy, units_at(data, agreement))
         releases = open_releases(agreement, config.privacy)
         trainee = build_trainee(agreement, open_learner(config, data), journal, releases)
         transport = GrpcTransport(

@@ -27,9 +27,11 @@ from secure_client.models import PrototypeModel, build_model, weights_hash
 from secure_client.noisy import NoisyPrototypes
 from secure_client.pretrained import load_pretrained
 from secure_client.privacy.releases import Releases
+from secure_client.projection import project
 from secure_client.recipe import BatchLoss, Clustered, Recipe, Stage, Trains
 from secure_client.trainee import Trainee
 from secure_client.training import Schedule, has_batch_norm
+from secure_client.units import with_owners
 
 _log = logging.getLogger("protoseal.site")
 
@@ -60,7 +62,7 @@ def build_agreed_model(agreement: Agreement, spec: str, pretrained: Path | None 
     model = build_model(
         spec,
         classes=len(agreement.classes),
-        dim=agreement.dim,
+        dim=agreement.feature_dim,
         channels=section.channels if section else 1,
         image_size=section.image_size if section else 1,
         seed=seed,
@@ -68,6 +70,8 @@ def build_agreed_model(agreement: Agreement, spec: str, pretrained: Path | None 
     )
     if pretrained is not None:
         load_pretrained(model, pretrained, agreement.training.pretrained_sha256 or "")
+    if agreement.feature_dim != agreement.dim:
+        return project(model, agreement.feature_dim, agreement.dim, seed=seed)
     if agreement.method is not Method.FEDDBP:
         return model
     feddbp_ = agreement.feddbp
@@ -94,7 +98,7 @@ def build_learner(
     check_private(agreement, built)
     return Learner(
         built,
-        data,
+        with_owners(data, agreement),
         build_recipe(agreement),
         Schedule(
             lr=training.lr,
@@ -136,7 +140,8 @@ def build_trainee(
     noisy = None
     if releases is not None:
         releases.begin_with(weights_hash(learner.state()))
-        noisy = NoisyPrototypes(releases, bounds, len(agreement.classes), clustered=agreement.clusters)
+        owners, clustered = learner.owners, agreement.clusters
+        noisy = NoisyPrototypes(releases, bounds, len(agreement.classes), clustered=clustered, owners=owners)
     return Trainee(learner, journal, bounds, keeps_zeros=keeps_zeros, noisy=noisy)
 
 

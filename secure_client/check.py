@@ -19,6 +19,7 @@ from secure_client.privacy.planned import planned_epsilon, training_of
 from secure_client.privacy.releases import NO_GUARANTEE, check_delta, open_releases
 from secure_client.setup import Party
 from secure_client.transport import GrpcTransport
+from secure_client.units import units_at
 
 _RETRY_SECONDS = 5.0
 
@@ -68,7 +69,8 @@ def _privacy(config: SiteConfig) -> str:
     releases = open_releases(agreement, own)
     if agreement.privacy is None or own is None or releases is None:
         raise BudgetError("nothing is released with noise")
-    check_delta(own, load_site_data(config.data, config.data_root, agreement).train_samples)
+    data = load_site_data(config.data, config.data_root, agreement)
+    check_delta(own, units_at(data, agreement))
     planned, spent = planned_epsilon(agreement, agreement.privacy, own.delta), releases.spent
     label = "" if spent.guaranteed else f"; {NO_GUARANTEE}"
     training = training_of(agreement, agreement.privacy)

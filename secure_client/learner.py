@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +24,7 @@ from algorithms.prototypes import Guide, class_means
 from algorithms.terms import Outputs
 from protoseal.config import Predicts
 from secure_client.averaged import Averaged
-from secure_client.batches import Source, in_order, open_source
+from secure_client.batches import Source, in_order, open_source, split
 from secure_client.data import SiteData
 from secure_client.errors import DataError, DeviceError, ModelError, TrainingError
 from secure_client.models import PrototypeModel, check_model, outputs_of
@@ -114,6 +114,7 @@ class Learner:
         self._device = device
         self._train = open_source(data.train, device)
         self._test = None if data.test is None else open_source(data.test, device)
+        self._owners = data.subjects
         self._train_counts = self._check()
         if recipe.dp_sgd is not None:
             self._check_private()
@@ -159,14 +160,17 @@ class Learner:
     def embedded(self) -> Iterable[Embedded]:
         """One pass over the training set in ``eval()`` mode, by the model that this site predicts with.
 
-        With the recipe's ``initial_features`` by a copy of the model as it was given: whatever moves in training, or
-        while it computes, is in none of them.
+        In the order of the training set, or of its records' owners where they have any. With the recipe's
+        ``initial_features`` by a copy of the model as it was given: whatever moves in training, or while it computes,
+        is in none of them.
 
         To be read once, or as often as :meth:`prototypes`, :meth:`scores` and :meth:`local_clusters` need for this
         recipe: where they are more than one, what they are all taken of is kept.
         """
         model = self.predictor if self._initial is None else copy.deepcopy(self._initial)
-        batches = ((given.features, labels) for given, labels in self._outputs(model, self._train))
+        batches = (
+            (given.features, labels) for given, labels in self._outputs(model, self._train, self._order)
+        )
         return list(batches) if self._recipe.scores or self._recipe.clustered else batches
 
     def prototypes(
@@ -276,6 +280,14 @@ class Learner:
         return self._train_counts.copy()
 
     @property
+    def owners(self) -> NDArray[np.int64] | None:
+        """The numbers of the units that :meth:`embedded`'s records are of, (N,), ascending; a secret of this site.
+
+        None: each record is one by itself.
+        """
+        return None if self._owners is None else np.sort(self._owners)
+
+    @property
     def site(self) -> str:
         """Whose it is."""
         return self._site
@@ -343,10 +355,17 @@ class Learner:
             return self._model
         return nn.ModuleDict({"averaged": self._model, "personal": self._personal})
 
-    def _outputs(self, model: PrototypeModel, source: Source) -> Iterator[tuple[Outputs, Tensor]]:
+    @property
+    def _order(self) -> Sequence[int] | None:
+        return None if self._owners is None else np.argsort(self._owners, kind="stable").tolist()
+
+    def _outputs(
+        self, model: PrototypeModel, source: Source, order: Sequence[int] | None = None
+    ) -> Iterator[tuple[Outputs, Tensor]]:
         """(outputs, labels) over a whole source, in ``eval()`` mode and without gradients."""
         model.eval()
-        for inputs, labels in source.batches(in_order(len(source), EVALUATION_BATCH)):
+        groups = in_order(len(source), EVALUATION_BATCH) if order is None else split(order, EVALUATION_BATCH)
+        for inputs, labels in source.batches(groups):
             with torch.no_grad():
                 given = outputs_of(model, inputs)
             yield given, labels

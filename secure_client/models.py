@@ -120,8 +120,7 @@ def check_model(model: PrototypeModel, inputs: Tensor, *, classes: int, dim: int
     model.eval()
     try:
         with torch.no_grad():
-            features = model.features(inputs)
-            logits = model.classifier(features)
+            features, logits = outputs_of(model, inputs)[:2]
     except Exception as error:
         raise ModelError(
             f"the model fails on inputs of shape {tuple(inputs.shape)} ({type(error).__name__}: {error});"

@@ -49,15 +49,23 @@ class NoisyPrototypes:
     """Draws prototypes in rounds that have a release, once they are paid for, and has the same until the next."""
 
     def __init__(
-        self, releases: Releases, bounds: PrototypeBounds, classes: int, *, clustered: bool = False
+        self,
+        releases: Releases,
+        bounds: PrototypeBounds,
+        classes: int,
+        *,
+        clustered: bool = False,
+        owners: NDArray[np.int64] | None = None,
     ) -> None:
         """Released rows are brought within the ``bounds``, which costs nothing. Of K ``classes``.
 
         ``clustered``: a class has a prototype for each of its clusters that the site was given last, of the records
-        that are nearest to its centre.
+        that are nearest to its centre. ``owners`` (N,) are of the records of all that is embedded: see
+        :meth:`Releases.release`.
         """
         self._releases, self._bounds = releases, bounds
         self._classes, self._clustered = classes, clustered
+        self._owners = owners
         self._last: Release | None = None
 
     def pay_for_training(self, number: int) -> None:
@@ -83,12 +91,12 @@ class NoisyPrototypes:
         return self._last
 
     def _of_classes(self, number: int, batches: Batches) -> Release:
-        drawn = self._releases.release(number, batches)
+        drawn = self._releases.release(number, batches, self._owners)
         counts = np.where(drawn.present, _whole(drawn.counts), 0)
         return Release(number, self._bounds.bounded(drawn.rows).rows, counts)
 
     def _of_cells(self, number: int, batches: Batches, guide: Guide | None) -> Release:
-        drawn = self._releases.release_cells(number, batches, self._cells(guide))
+        drawn = self._releases.release_cells(number, batches, self._cells(guide), self._owners)
         rows = self._bounds.bounded(drawn.rows).rows
         local = LocalClusters(rows, drawn.labels, _whole(drawn.counts))
         counts = np.bincount(local.labels, weights=local.counts, minlength=self._classes).astype(np.int64)

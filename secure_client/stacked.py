@@ -22,6 +22,7 @@ from algorithms.terms import Outputs
 from secure_client import backbones
 from secure_client.dual_branch import DualBranch
 from secure_client.models import PrototypeModel, SplitModel, outputs_of
+from secure_client.projection import Projected, PublicProjection
 from secure_client.stacked_layers import (
     CannotStack,
     StackedBatchNorm,
@@ -49,19 +50,22 @@ CONTAINERS = frozenset(
     | {ResNet, BasicBlock, Bottleneck, backbones._Basic, backbones._Bottleneck}
     | {MobileNetV2, InvertedResidual, Conv2dNormActivation}
     | {GoogLeNet, Inception, backbones._ConvNormReLU}
+    | {Projected}
 )
 """Networks that hand tensors from layer to layer and do nothing themselves but what works sample by sample."""
+PUBLIC = frozenset({PublicProjection})
+"""Layers that work sample by sample, by numbers that follow from their settings and are the same at all sites."""
 _PLAIN = (bool, int, float, str, type(None))
 
 
 def signature(module: nn.Module) -> object:
     """What two networks must have equal to be stacked; hashable. Raises :class:`CannotStack` when they cannot be."""
     kind = type(module)
-    if kind not in STACKED and kind not in UNCHANGED and kind not in CONTAINERS:
+    if not any(kind in known for known in (STACKED, UNCHANGED, CONTAINERS, PUBLIC)):
         raise CannotStack(f"a layer of kind {kind.__name__}")
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
         raise CannotStack("a network with hooks")
-    if kind not in STACKED and (module._parameters or module._buffers):
+    if kind not in STACKED and kind not in PUBLIC and (module._parameters or module._buffers):
         raise CannotStack(f"parameters in {kind.__name__} itself")
     if isinstance(module, nn.Flatten) and module.start_dim != 1:
         raise CannotStack("flattening of samples")

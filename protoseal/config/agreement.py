@@ -186,6 +186,12 @@ class Agreement(RunSettings):
         return self
 
     @property
+    def feature_dim(self) -> int:
+        """How many the model has: ``dim``, unless a public projection makes that of more."""
+        projected = self.privacy is not None and self.privacy.project_from
+        return projected or self.dim
+
+    @property
     def hidden(self) -> bool:
         """Whether nobody says which classes it has."""
         return self.presence is Presence.HIDDEN

@@ -14,7 +14,7 @@ from protoseal.config.reading import LocalPath, Section
 
 OpenShare = Annotated[float, Field(gt=0, lt=1)]
 Rate = Annotated[float, Field(gt=0, le=1)]
-_ABSENT_BY_DEFAULT = ("dp_sgd",)
+_ABSENT_BY_DEFAULT = ("dp_sgd", "unit", "project_from")
 """Left out of the agreement's text where they are not given: it is then that of before there were any."""
 
 
@@ -47,13 +47,27 @@ class DpSgdSection(Section):
         return math.ceil(epochs / self.sampling_rate * (1 - 1e-12))
 
 
+class Unit(StrEnum):
+    """What is added or removed: whose participation is protected.
+
+    ``RECORD``: one record. ``SUBJECT``: all that a site has of one person, whatever the classes. ``SITE``: all that a
+    site has.
+    """
+
+    RECORD = "record"
+    SUBJECT = "subject"
+    SITE = "site"
+
+
 class PrivacySection(Section):
     """What sites release: noisy class means of clipped features, the same in every round until the next release.
 
     Features are clipped to the norm ``clip``, and counts weigh ``count_weight`` (clip/d^¼ unless given), in one
     Gaussian query with noise of ``noise_multiplier`` times its sensitivity. A class whose noisy count is below
-    ``min_count`` (three of its standard deviations unless given) is treated as absent. Unit: one record, added or
-    removed. ``dp_sgd`` is for private features, and for no others.
+    ``min_count`` (three of its standard deviations unless given) is treated as absent. Neighbours are by adding or
+    removing one ``unit``. With ``project_from`` the model has so many features, of which a public random projection
+    makes the agreed ``dim`` that prototypes have; the classifier takes them as they are. ``dp_sgd`` is for private
+    features, and for no others.
     """
 
     clip: Positive
@@ -63,6 +77,8 @@ class PrivacySection(Section):
     release_every: Count = 1
     extractor: Extractor = Extractor.FROZEN
     dp_sgd: DpSgdSection | None = None
+    unit: Unit = Unit.RECORD
+    project_from: Annotated[int, Field(ge=2, le=1 << 16)] | None = None
 
     @model_validator(mode="after")
     def _trains_as_it_says(self) -> Self:
@@ -75,16 +91,30 @@ class PrivacySection(Section):
             raise ValueError(
                 f"[privacy.dp_sgd] is of extractor = 'private', not {self.extractor.value!r}: remove it, or change that"
             )
+        if self.extractor is Extractor.PRIVATE and self.unit is not Unit.RECORD:
+            raise ValueError(
+                f"extractor = 'private' protects records, and unit = {self.unit.value!r} is agreed on: choose"
+                " extractor = 'frozen'"
+            )
         return self
 
     @model_serializer(mode="wrap")
     def _only_what_was_there(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
         table: dict[str, Any] = written(self)
+        fields = type(self).model_fields
         return {
             name: value
             for name, value in table.items()
-            if value is not None or name not in _ABSENT_BY_DEFAULT
+            if name not in _ABSENT_BY_DEFAULT or value != fields[name].default
         }
+
+    def check_projected(self, dim: int) -> None:
+        """Raise ``ValueError`` unless the projection, if there is one, leaves fewer features than there were."""
+        if self.project_from is not None and self.project_from <= dim:
+            raise ValueError(
+                f"project_from = {self.project_from} in [privacy] are the model's features, and dim = {dim} of them are"
+                " left: agree on more of the one, or fewer of the other"
+            )
 
     def releases(self, rounds: int) -> int:
         """How many so many rounds have at most, counted from 1: a clustering before them has its own."""
@@ -94,7 +124,8 @@ class PrivacySection(Section):
 class BudgetSection(Section):
     """A site's own limits, whatever is agreed: ``epsilon`` at ``delta`` over all runs on the data set ``dataset``.
 
-    ``ledger`` is the file in which each release is recorded before it leaves: one for a data set, for all runs. Less
+    ``ledger`` is the file in which each release is recorded before it leaves: one for a data set, for all runs. They
+    are for one ``unit`` added or removed, which has to be what the agreement's releases are for. Less
     noise than ``least_noise_multiplier``, a larger clip than ``largest_clip`` or more rounds than ``most_rounds`` are
     refused; and of DP-SGD less noise than ``least_training_noise``, or a larger rate than ``largest_sampling_rate``.
     ``allow_no_guarantee``: what is agreed may lack a record-level guarantee, or all privacy.
@@ -104,6 +135,7 @@ class BudgetSection(Section):
     ledger: LocalPath
     epsilon: Positive
     delta: OpenShare = 1e-5
+    unit: Unit = Unit.RECORD
     least_noise_multiplier: Positive | None = None
     largest_clip: Positive | None = None
     most_rounds: Count | None = None
@@ -116,6 +148,11 @@ class BudgetSection(Section):
         if agreed is None:
             self._check_guarantee("the agreement has no [privacy], and prototypes would be exact")
             return
+        if agreed.unit is not self.unit:
+            raise ValueError(
+                f"the agreement's releases are for one {agreed.unit}, and this site's budget is for one {self.unit}: a"
+                " data set's ledger has one unit; change the agreement, or keep a ledger for that unit"
+            )
         if agreed.extractor is Extractor.TRAINED:
             self._check_guarantee("extractor = 'trained' leaves no record-level guarantee")
         for what, value, kind, limit in self._asked(agreed, rounds):

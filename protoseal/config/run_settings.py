@@ -38,6 +38,8 @@ PRIVATE = frozenset(
     }
 )
 """Methods of which nothing leaves a site but noisy prototypes and what trains with them, or nothing at all."""
+PROJECTED = frozenset({Method.PFPL, Method.FEDPLCC, Method.FEDPROTO, Method.LOCAL, Method.SELF})
+"""Methods whose features may have any sign, and that make them in no layer of their own."""
 
 
 class RunSettings(Section):
@@ -102,6 +104,18 @@ class RunSettings(Section):
             raise ValueError(
                 f"[privacy] allows no buffers in [averaging] unless features are frozen: method {method.value!r} would"
                 " send statistics that follow the records; use a model without them"
+            )
+        self._check_projection(method, agreed)
+
+    def _check_projection(self, method: AnyMethod, agreed: PrivacySection) -> None:
+        if agreed.project_from is None:
+            return
+        agreed.check_projected(self.dim)
+        if method not in PROJECTED:
+            raise ValueError(
+                f"project_from in [privacy] serves {', '.join(sorted(each.value for each in PROJECTED))}: of projected"
+                " features some are below 0, which fedpc does not allow, and feddbp's branches are linear layers of"
+                " their own; set dim to what the model is to have, and leave project_from out"
             )
 
     def check_colluding(self, method: AnyMethod, sites: int) -> None:

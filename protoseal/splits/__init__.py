@@ -7,7 +7,7 @@ options, are in :mod:`protoseal.splits.specs`.
 
 from protoseal.splits.dealing import TRAIN_PART
 from protoseal.splits.partitions import by_domain, dirichlet, iid, mixed, shots
-from protoseal.splits.site_arrays import SiteArrays, with_validation
+from protoseal.splits.site_arrays import SiteArrays, with_subjects, with_validation
 from protoseal.splits.specs import Split, parse_split
 
 __all__ = [
@@ -20,5 +20,6 @@ __all__ = [
     "mixed",
     "parse_split",
     "shots",
+    "with_subjects",
     "with_validation",
 ]

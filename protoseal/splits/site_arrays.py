@@ -15,10 +15,11 @@ from secure_client.data import SiteData
 from secure_client.data.arrays import Samples
 from secure_client.data.preprocess import to_dataset
 from secure_client.data.shared import SharedSamples
+from secure_client.data.site_data import numbered
 from secure_client.errors import DataError
 
-VALIDATION_STREAM = 1
-"""Beside the seed, so that validation parts are drawn independently of the split they are taken from."""
+VALIDATION_STREAM, SUBJECT_STREAM = 1, 3
+"""Beside the seed, so that validation parts and subjects are drawn independently of the split they are taken from."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class SiteArrays:
             self._dataset(self.train, agreed),
             self._dataset(self.test, agreed),
             None if self.validation is None else self._dataset(self.validation, agreed),
+            numbered(self.train.subjects),
         )
 
     def _dataset(self, part: Samples, agreed: PreprocessingSection | None) -> Dataset[Any]:
@@ -66,6 +68,21 @@ def with_validation(sites: Sequence[SiteArrays], part: float, seed: int) -> tupl
     """
     rng = np.random.default_rng((seed, VALIDATION_STREAM))
     return tuple(_with_validation(site, part, rng) for site in sites)
+
+
+def with_subjects(sites: Sequence[SiteArrays], records: int, seed: int) -> tuple[SiteArrays, ...]:
+    """The sites with their training samples dealt to made-up subjects of so many each, whatever their classes.
+
+    At random, and a site's last subject may have fewer. No subject is at two sites.
+    """
+    rng = np.random.default_rng((seed, SUBJECT_STREAM))
+    return tuple(_with_subjects(site, records, rng) for site in sites)
+
+
+def _with_subjects(site: SiteArrays, records: int, rng: np.random.Generator) -> SiteArrays:
+    numbers = rng.permutation(len(site.train)) // records
+    subjects = np.char.add(f"{site.name}/", numbers.astype(np.str_))
+    return replace(site, train=replace(site.train, subjects=subjects))
 
 
 def _with_validation(site: SiteArrays, part: float, rng: np.random.Generator) -> SiteArrays:

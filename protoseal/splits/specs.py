@@ -10,7 +10,7 @@ from typing import Protocol
 
 from protoseal.config.reading import nearest
 from protoseal.splits.partitions import by_domain, dirichlet, iid, mixed, shots
-from protoseal.splits.site_arrays import SiteArrays, with_validation
+from protoseal.splits.site_arrays import SiteArrays, with_subjects, with_validation
 from secure_client.data.arrays import TrainTest, join_samples
 from secure_client.errors import DataError
 
@@ -25,11 +25,15 @@ class Divide(Protocol):
 
 @dataclass(frozen=True)
 class Split:
-    """A way to divide a data set, after its parts are pooled or not, with a ``validation`` part kept aside or not."""
+    """A way to divide a data set, after its parts are pooled or not, with a ``validation`` part kept aside or not.
+
+    With ``subject`` training samples are dealt to made-up subjects of so many each.
+    """
 
     divide: Divide
     validation: float | None = None
     pools: bool = False
+    subject: int | None = None
 
     def pooled(self, data: TrainTest) -> TrainTest:
         """What is divided: with ``pools`` the test part belongs to what is dealt out, and there is none any more."""
@@ -40,7 +44,9 @@ class Split:
     def __call__(self, data: TrainTest, *, sites: int, seed: int) -> tuple[SiteArrays, ...]:
         """As :class:`Divide`, of :meth:`pooled` data."""
         divided = self.divide(self.pooled(data), sites=sites, seed=seed)
-        return divided if self.validation is None else with_validation(divided, self.validation, seed)
+        if self.validation is not None:
+            divided = with_validation(divided, self.validation, seed)
+        return divided if self.subject is None else with_subjects(divided, self.subject, seed)
 
 
 def parse_split(spec: str) -> Split:
@@ -49,7 +55,8 @@ def parse_split(spec: str) -> Split:
     ``iid[:per=300]``, ``domains[:per=300]``, ``mixed:n=6.5[,max=25]``, ``shots:n=3,k=100[,nstd=1][,kstd=10]`` or
     ``dirichlet:0.3[,min=10][,per=300]``; each also with ``test=0.25``, the part of its own samples that a site
     tests on, ``pool=1``, by which the data set's own test part is dealt out with the rest, and ``val=0.1``, the part of
-    its training samples that a site keeps aside for early stopping. Raises :class:`DataError` naming the nearest known
+    its training samples that a site keeps aside for early stopping, and ``subject=8``, by which the rest is dealt to
+    made-up subjects of so many samples each. Raises :class:`DataError` naming the nearest known
     name or option.
     """
     kind, _, text = spec.partition(":")
@@ -62,8 +69,11 @@ def parse_split(spec: str) -> Split:
             raise DataError(f"split {spec!r} lacks {name}; write {form.example}")
     validation, pools = values.pop(VALIDATION, None), POOL in values
     values.pop(POOL, None)
+    subject = values.pop(SUBJECT, None)
     keywords = {form.all_options[name].keyword: value for name, value in values.items()}
-    return Split(partial(form.divide, **keywords), validation, pools)
+    return Split(
+        partial(form.divide, **keywords), validation, pools, None if subject is None else int(subject)
+    )
 
 
 @dataclass(frozen=True)
@@ -74,11 +84,12 @@ class _Option:
     above: float = 0
 
 
-VALIDATION, POOL = "val", "pool"
+VALIDATION, POOL, SUBJECT = "val", "pool", "subject"
 _EVERYWHERE = {
     "test": _Option("own_test", float, below=1.0),
     VALIDATION: _Option("", float, below=1.0),
     POOL: _Option("", int, below=2),
+    SUBJECT: _Option("", int),
 }
 _PER = {"per": _Option("per_site", int)}
 

@@ -15,6 +15,7 @@ Inputs = NDArray[Any]
 """uint8 or float32; see :class:`Samples`."""
 Labels = NDArray[np.int64]
 Indices = NDArray[np.int64]
+Subjects = NDArray[np.str_]
 
 
 @dataclass(frozen=True)
@@ -23,18 +24,21 @@ class Samples:
 
     ``inputs``: images (N, H, W, C), uint8 in [0, 255] or float32; or features (N, F), float32.
     ``labels``: (N,), indices into the class names. ``domains``: (N,), indices into the domain names.
+    ``subjects``: (N,), what tells whose each sample is; None where nothing does.
     """
 
     inputs: Inputs
     labels: Labels
     domains: Labels
+    subjects: Subjects | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def take(self, indices: Indices) -> Samples:
         """The samples at ``indices``, in that order."""
-        return Samples(self.inputs[indices], self.labels[indices], self.domains[indices])
+        owners = None if self.subjects is None else self.subjects[indices]
+        return Samples(self.inputs[indices], self.labels[indices], self.domains[indices], owners)
 
     @property
     def is_images(self) -> bool:
@@ -71,11 +75,14 @@ class Source:
         return [self.train] if self.test is None else [self.train, self.test]
 
 
-def checked_samples(inputs: Any, labels: Any, domains: Any = None, *, where: str) -> Samples:
+def checked_samples(
+    inputs: Any, labels: Any, domains: Any = None, subjects: Any = None, *, where: str
+) -> Samples:
     """Samples from raw arrays; ``where`` (a file, a function) opens each error.
 
     Images may be (N, H, W, C), or (N, H, W) when they are grey, of dtype uint8, uint16 (scaled to [0, 1]) or
-    float; features (N, F) of any real dtype. Labels are whole numbers from 0. Raises :class:`DataError`.
+    float; features (N, F) of any real dtype. Labels are whole numbers from 0. Subjects are text or whole numbers, the
+    same for samples of the same. Raises :class:`DataError`.
     """
     inputs, labels = np.asarray(inputs), _whole_numbers(labels, "labels", where)
     domains = np.zeros_like(labels) if domains is None else _whole_numbers(domains, "domains", where)
@@ -89,7 +96,19 @@ def checked_samples(inputs: Any, labels: Any, domains: Any = None, *, where: str
         raise DataError(f"{where}: holds no samples (shape {inputs.shape})")
     images = inputs[..., np.newaxis] if inputs.ndim == 3 else inputs
     writable = np.require(_as_inputs(images, where), requirements="W")  # torch shares only writable memory
-    return Samples(writable, labels, domains)
+    owners = None if subjects is None else checked_subjects(subjects, len(labels), where)
+    return Samples(writable, labels, domains, owners)
+
+
+def checked_subjects(subjects: Any, samples: int, where: str) -> Subjects:
+    """One for each of so many samples, as text: a number and the same number as text are the same subject."""
+    array = np.asarray(subjects)
+    if array.shape != (samples,) or not (array.dtype.kind == "U" or np.issubdtype(array.dtype, np.integer)):
+        raise DataError(
+            f"{where}: subjects have shape {array.shape} and dtype {array.dtype}; give {samples} texts or whole"
+            " numbers, one for each training sample"
+        )
+    return array.astype(np.str_)
 
 
 def check_labels(samples: Samples, classes: tuple[str, ...], where: str) -> None:
@@ -102,14 +121,20 @@ def check_labels(samples: Samples, classes: tuple[str, ...], where: str) -> None
 
 
 def join_samples(parts: Sequence[Samples]) -> Samples:
-    """The samples one after the other; images of mixed dtype become float32 in [0, 1]. Shapes must agree."""
+    """The samples one after the other; images of mixed dtype become float32 in [0, 1]. Shapes must agree.
+
+    Samples of different parts are of the same subject where they say the same of it, and of none where a part says
+    nothing.
+    """
     inputs = [part.inputs for part in parts]
     if len({array.dtype for array in inputs}) > 1:
         inputs = [as_floats(array) for array in inputs]
+    owners = [part.subjects for part in parts if part.subjects is not None]
     return Samples(
         np.concatenate(inputs),
         np.concatenate([part.labels for part in parts]),
         np.concatenate([part.domains for part in parts]),
+        np.concatenate(owners) if len(owners) == len(parts) else None,
     )
 
 

@@ -9,20 +9,22 @@
                                  the images in ``test`` have no labels and are left unread
 ===============================  =====================================================================
 
-Hidden files are skipped.
+Hidden files are skipped. ``subjects.csv`` beside these folders, with a header ``file,subject``, tells whose each
+training image is: files are named from the folder on (``train/CLASS/1.png``), and every training image is.
 """
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from protoseal.config import PreprocessingSection
-from secure_client.data.arrays import Inputs, Samples, Source, as_floats, checked_samples
+from secure_client.data.arrays import Inputs, Samples, Source, Subjects, as_floats, checked_samples
 from secure_client.data.preprocess import fit_images
 from secure_client.errors import DataError
 
@@ -34,6 +36,7 @@ IMAGES = "images"
 """The folder that Tiny-ImageNet and Office-31 put between a class, or a domain, and its images."""
 
 ANNOTATIONS = Path("val", "val_annotations.txt")
+SUBJECTS = "subjects.csv"
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,10 @@ def read_folder(path: Path, agreed: PreprocessingSection | None) -> Source:
     def read(files: Sequence[_File], kind: str) -> Samples:
         return _read_files(files, classes, domains, agreed, where=f"{path}: {kind}")
 
+    subjects = _subjects(path, listing.train)  # first: pictures take long to read
     test = None if listing.test is None else read(listing.test, "test")
-    return Source(str(path), read(listing.train, "train"), test, classes, domains)
+    train = replace(read(listing.train, "train"), subjects=subjects)
+    return Source(str(path), train, test, classes, domains)
 
 
 def read_image(path: Path) -> Inputs:
@@ -120,6 +125,23 @@ def stack(images: Iterable[Inputs], count: int, where: str) -> Inputs:
     if stacked is None:
         raise DataError(f"{where}: holds no images; it needs a folder of them for each class")
     return stacked
+
+
+def _subjects(path: Path, files: Sequence[_File]) -> Subjects | None:
+    """Whose each image is, (N,), by the folder's own list; None where it has none."""
+    where = path / SUBJECTS
+    if not where.is_file():
+        return None
+    try:
+        with where.open(encoding="utf-8", newline="") as lines:
+            told = {row["file"]: row["subject"] for row in csv.DictReader(lines, strict=True)}
+    except (KeyError, csv.Error, UnicodeDecodeError) as error:
+        raise DataError(f"{where}: is no CSV with a header file,subject ({error})") from error
+    names = [file.path.relative_to(path).as_posix() for file in files]
+    for name in names:
+        if not told.get(name):
+            raise DataError(f"{where}: does not say whose {name} is; name every training image")
+    return np.array([told[name] for name in names], dtype=np.str_)
 
 
 def _list_files(path: Path) -> _Listing:

@@ -1,8 +1,8 @@
 """Data in an ``.npz`` file: ``x_train``, ``y_train`` and, where there are any, ``x_test`` and ``y_test``.
 
 Inputs are images (N, H, W, C), grey ones also (N, H, W), or features (N, F); labels (N,) number the classes
-from 0. Optional: ``class_names``, ``domain_train`` and ``domain_test`` (N,), ``domain_names``. Nothing is
-unpickled.
+from 0. Optional: ``class_names``, ``domain_train`` and ``domain_test`` (N,), ``domain_names``, and ``subjects`` (N,),
+text or whole numbers that tell whose each training sample is. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ KEYS = (
     "domain_test",
     "domain_names",
     "class_names",
+    "subjects",
 )
 Arrays = dict[str, NDArray[Any]]
 
@@ -53,6 +54,8 @@ def write_npz(path: Path, data: TrainTest) -> None:
     for kind, part in (("train", data.train), ("test", data.test)):
         if part is not None:
             arrays |= {f"x_{kind}": part.inputs, f"y_{kind}": part.labels, f"domain_{kind}": part.domains}
+    if data.train.subjects is not None:
+        arrays["subjects"] = data.train.subjects
     np.savez_compressed(path, **arrays)  # type: ignore[arg-type]  # no key is its allow_pickle
 
 
@@ -84,7 +87,8 @@ def _part(arrays: Arrays, kind: str, where: str) -> Samples | None:
         return None
     if inputs is None or labels is None:
         raise DataError(f"{where}: has only one of x_{kind} and y_{kind}; give both")
-    return checked_samples(inputs, labels, arrays.get(f"domain_{kind}"), where=f"{where}: {kind}")
+    subjects = arrays.get("subjects") if kind == "train" else None
+    return checked_samples(inputs, labels, arrays.get(f"domain_{kind}"), subjects, where=f"{where}: {kind}")
 
 
 def _names(arrays: Arrays, key: str, where: str) -> tuple[str, ...] | None:

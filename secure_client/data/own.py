@@ -20,8 +20,10 @@ OwnPart = Dataset[Any] | Samples
 def call_own(spec: str, data_root: Path | None) -> tuple[OwnPart, OwnPart | None]:
     """What ``module:function`` returns when it is called with ``data_root=``: (train, test).
 
-    Each part is a map-style torch ``Dataset`` or a pair of arrays (inputs, labels); test may be None. Raises
-    :class:`DataError` for anything else, :class:`PluginError` when there is no such function.
+    Each part is a map-style torch ``Dataset`` or a pair of arrays (inputs, labels); test may be None. Where the unit of
+    privacy is a subject, the training part says whose each sample is: a data set by an attribute ``subjects``, arrays
+    as the third of (inputs, labels, subjects). Raises :class:`DataError` for anything else, :class:`PluginError` when
+    there is no such function.
     """
     returned = call_function(load_function(spec, "dataset"), spec, data_root=data_root)
     if not (isinstance(returned, tuple | list) and len(returned) == 2):
@@ -51,6 +53,8 @@ def _adopt(part: object, where: str) -> OwnPart:
             )
         case (inputs, labels):
             return checked_samples(inputs, labels, where=where)
+        case (inputs, labels, subjects):
+            return checked_samples(inputs, labels, subjects=subjects, where=where)
     raise DataError(
         f"{where}: is {type(part).__name__}; return a torch Dataset with a length, or (inputs, labels)"
     )
@@ -64,4 +68,5 @@ def _as_samples(part: OwnPart, where: str) -> Samples:
     if len(shapes) > 1:
         raise DataError(f"{where}: samples differ in shape ({shapes[0]}, {shapes[-1]}); resize them alike")
     inputs = np.stack([inputs for inputs, _ in items])
-    return checked_samples(inputs, np.array([label for _, label in items]), where=where)
+    labels = np.array([label for _, label in items])
+    return checked_samples(inputs, labels, subjects=getattr(part, "subjects", None), where=where)

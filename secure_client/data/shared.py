@@ -29,7 +29,7 @@ class Pool:
 class SharedSamples(Samples):
     """Some rows of a :class:`Pool`. ``inputs`` are copied out of it each time that they are asked for.
 
-    ``domains`` may number other names than the pool's do.
+    ``domains`` may number other names than the pool's do. They are for tests, and so have no subjects.
     """
 
     pool: Pool

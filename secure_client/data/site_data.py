@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from protoseal.config import Agreement
-from secure_client.data.arrays import Samples, check_labels
+from secure_client.data.arrays import Samples, Subjects, check_labels, checked_subjects
 from secure_client.data.own import OwnPart, call_own
 from secure_client.data.preprocess import PreprocessedDataset, to_dataset
 from secure_client.data.sources import is_own, load
@@ -21,11 +23,14 @@ class SiteData:
     """Map-style data sets of (float32 tensor, int label); ``test`` is None at a site without test samples.
 
     ``validation`` is what the site keeps aside to decide when to stop training; None where it keeps nothing.
+    ``subjects`` int64 (N,) numbers whose each training sample is, in the order of ``train``; None where nothing is
+    known of that.
     """
 
     train: Dataset[Any]
     test: Dataset[Any] | None
     validation: Dataset[Any] | None = None
+    subjects: NDArray[np.int64] | None = None
 
     @property
     def train_samples(self) -> int:
@@ -44,13 +49,25 @@ def load_site_data(spec: str, data_root: Path | None, agreement: Agreement) -> S
         return SiteData(
             _own_dataset(train, agreement, spec),
             None if test is None else _own_dataset(test, agreement, spec),
+            subjects=numbered(_own_subjects(train, spec)),
         )
     agreed = agreement.preprocessing
     data = load(spec, data_root=data_root, agreed=agreed, classes=agreement.classes)
     return SiteData(
         to_dataset(data.train, agreed, where=spec),
         None if data.test is None else to_dataset(data.test, agreed, where=spec),
+        subjects=numbered(data.train.subjects),
     )
+
+
+def numbered(subjects: Subjects | None) -> NDArray[np.int64] | None:
+    """The subjects' numbers, from 0: what is told of each matters no more, but who is the same."""
+    return None if subjects is None else np.unique(subjects, return_inverse=True)[1].astype(np.int64)
+
+
+def _own_subjects(part: OwnPart, where: str) -> Subjects | None:
+    given = getattr(part, "subjects", None)
+    return None if given is None else checked_subjects(given, len(cast("Sized", part)), where)
 
 
 def _own_dataset(part: OwnPart, agreement: Agreement, where: str) -> Dataset[Any]:

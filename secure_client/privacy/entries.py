@@ -6,24 +6,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from enum import StrEnum
 
+from protoseal.config import Unit
 from secure_client.privacy.events import Event, event_from_json, event_to_json
 
 FORMAT = 1
-GUARANTEE, RECORD = "guarantee", "record"
-"""The fact that says whether a release's cost is true of a record, and that it is."""
+GUARANTEE = "guarantee"
+"""The fact that says of which unit a release's cost is true: of none, where something of it has no guarantee."""
 NEIGHBOURS = "add or remove one"
 """By what two data sets differ that no release may tell apart: one unit."""
 Fact = str | int | float
-
-
-class Unit(StrEnum):
-    """What is added or removed: whose participation is protected."""
-
-    RECORD = "record"
-    SUBJECT = "subject"
-    SITE = "site"
 
 
 @dataclass(frozen=True)
@@ -93,8 +85,8 @@ class Entry:
 
 
 def is_guaranteed(entry: Entry) -> bool:
-    """Whether what an entry cost is true of a record; not of one that does not say so."""
-    return entry.spending.facts.get(GUARANTEE) == RECORD
+    """Whether what an entry cost is true of its ledger's unit; not of one that does not say so."""
+    return entry.spending.facts.get(GUARANTEE) in list(Unit)
 
 
 def budget_to_json(budget: Budget) -> dict[str, object]:

@@ -82,5 +82,6 @@ def simulated_budget(agreement: Agreement, site: str, folder: Path) -> BudgetSec
         ledger=folder / "ledger.jsonl",
         epsilon=planned,
         delta=SIMULATED_DELTA,
+        unit=agreed.unit,
         allow_no_guarantee=True,
     )

@@ -8,9 +8,9 @@ post-processing. :func:`secure_client.privacy.gaussian.discreteness` says how th
 Gaussian mechanism with the same noise multiplier. All K classes take part in each release, with and without records:
 which of them have any is private.
 
-The guarantee's unit is a record and its neighbours are by adding or removing one. Where the feature extractor was
-trained on the same records, it is a statement about this query alone. Features that are not finite are an error,
-and that an error was raised is not covered.
+The guarantee's unit is a record and its neighbours are by adding or removing one (:mod:`secure_client.privacy.joint`
+has other units). Where the feature extractor was trained on the same records, it is a statement about this query alone.
+Features that are not finite are an error, and that an error was raised is not covered.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Sums:
         Raises :class:`TrainingError` for a feature that is not finite, and ``ValueError`` for anything else or beyond
         2^32 records; then nothing was added.
         """
-        self._check(features, labels)
+        self.check(features, labels)
         size = max(1, _AT_ONCE // self.vectors.shape[1])
         for first in range(0, len(labels), size):
             some = slice(first, first + size)
@@ -136,7 +136,8 @@ class Sums:
         rows[present] = vectors[present] * self.query.grid.step / counts[present, None]
         return Released(rows, present, counts)
 
-    def _check(self, features: Float, labels: Ints) -> None:
+    def check(self, features: Float, labels: Ints) -> None:
+        """Raise as :meth:`add` does."""
         classes, dim = self.vectors.shape
         if features.dtype != np.float64 or features.ndim != 2 or features.shape[1] != dim:
             raise ValueError(

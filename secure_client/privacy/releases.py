@@ -8,15 +8,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from protoseal.config import Agreement
-from protoseal.config.privacy import BudgetSection, Extractor, PrivacySection
+from protoseal.config.privacy import BudgetSection, Extractor, PrivacySection, Unit
 from secure_client.errors import BudgetError
 from secure_client.privacy.accounting import epsilon
 from secure_client.privacy.calibration import best_count_weight
 from secure_client.privacy.cells import Cells, ReleasedCells, release_cells
 from secure_client.privacy.chain import Anchor
-from secure_client.privacy.entries import GUARANTEE, RECORD, Fact, Limit, Release, Spending, is_guaranteed
+from secure_client.privacy.entries import GUARANTEE, Fact, Limit, Release, Spending, is_guaranteed
 from secure_client.privacy.events import Event
 from secure_client.privacy.grid import Float, Ints
+from secure_client.privacy.joint import joint_sums
 from secure_client.privacy.ledger import Ledger
 from secure_client.privacy.planned import event_of, planned_epsilon, planned_in_words, training_of
 from secure_client.privacy.query import PrototypeQuery, Released, Sums
@@ -68,9 +69,12 @@ class Releases:
             raise BudgetError(f"[privacy] of the agreement: {error}") from error
         self._weights: str | None = None
         self._check_planned(planned_epsilon(agreement, agreed, budget.delta))
-        self._ledger = Ledger(
-            budget.ledger, budget.dataset, Limit(budget.epsilon, budget.delta), epsilon=epsilon
-        )
+        if budget.unit is not agreed.unit:
+            raise BudgetError(
+                f"releases for one {agreed.unit} cannot be paid out of a budget for one {budget.unit}"
+            )
+        limit = Limit(budget.epsilon, budget.delta, budget.unit)
+        self._ledger = Ledger(budget.ledger, budget.dataset, limit, epsilon=epsilon)
 
     def begin_with(self, weights: str) -> None:
         """The SHA-256 of the initial model in hex, for the ledger to have with whatever is spent."""
@@ -102,34 +106,45 @@ class Releases:
             return True
         return round_number >= released + self._agreed.release_every
 
-    def release(self, round_number: int, batches: Iterable[tuple[Float, Ints]]) -> Released:
+    def release(
+        self, round_number: int, batches: Iterable[tuple[Float, Ints]], owners: Ints | None = None
+    ) -> Released:
         """Noisy prototypes (K, d) of features (B, d) and labels (B,), each record once.
 
-        :class:`BudgetError` where they would exceed the limit, :class:`LedgerError` where the ledger cannot say so:
-        then nothing was drawn.
+        Where the agreed unit is more than a record, ``owners`` (N,) has the number of each record's, in the order in
+        which they come, which ascends; ``ValueError`` without. :class:`BudgetError` where they would exceed the limit,
+        :class:`LedgerError` where the ledger cannot say so: then nothing was drawn.
         """
-        sums = self._sums(len(self._agreement.classes), batches)
+        sums = self._sums(len(self._agreement.classes), batches, owners)
         self._ledger.spend(self._of_prototypes(round_number, len(self._agreement.classes)))
         released = sums.release()
         self._tell(round_number)
         return released
 
     def release_cells(
-        self, round_number: int, batches: Iterable[tuple[Float, Ints]], cells: Cells
+        self,
+        round_number: int,
+        batches: Iterable[tuple[Float, Ints]],
+        cells: Cells,
+        owners: Ints | None = None,
     ) -> ReleasedCells:
         """The same, of parts of classes: as many prototypes of a class as it has cells of enough records.
 
         ``cells`` are public, and as many of a class as are agreed at most.
         """
         assigned = ((features, cells.of(features, labels)) for features, labels in batches)
-        sums = self._sums(len(cells), assigned)
+        sums = self._sums(len(cells), assigned, owners)
         self._ledger.spend(self._of_prototypes(round_number, len(cells), cells=len(cells)))
         released = release_cells(sums, cells)
         self._tell(round_number)
         return released
 
-    def _sums(self, parts: int, batches: Iterable[tuple[Float, Ints]]) -> Sums:
+    def _sums(self, parts: int, batches: Iterable[tuple[Float, Ints]], owners: Ints | None) -> Sums:
+        if (owners is None) is not (self._agreed.unit is Unit.RECORD):
+            raise ValueError(f"a release for one {self._agreed.unit}, of records with other owners")
         sums = self._query.start(parts, self._agreement.dim)
+        if owners is not None:
+            return joint_sums(sums, batches, owners)
         for features, labels in batches:
             sums.add(features, labels)
         return sums
@@ -188,7 +203,9 @@ class Releases:
         of_model: dict[str, Fact] = {"extractor": self._agreed.extractor.value}
         if self._weights is not None:
             of_model[WEIGHTS] = self._weights
-        guarantee = RECORD if self._is_guaranteed else "none"
+        if self._agreed.project_from is not None:
+            of_model["projected_from"] = self._agreed.project_from
+        guarantee = self._agreed.unit.value if self._is_guaranteed else "none"
         return Spending(release, self._agreement.hash(), event, facts | of_model | {GUARANTEE: guarantee})
 
     def _check_planned(self, planned: float) -> None:
@@ -200,12 +217,16 @@ class Releases:
             )
 
 
-def check_delta(budget: BudgetSection, records: int) -> None:
-    """Raise :class:`BudgetError` for a δ with which publishing one record at random would be private."""
-    if not budget.delta * records < 1.0:
+def check_delta(budget: BudgetSection, units: int) -> None:
+    """Raise :class:`BudgetError` for a δ with which publishing one unit at random would be private.
+
+    ``units`` is how many there are: this site's records or subjects, or the most sites of a run.
+    """
+    if not budget.delta * units < 1.0:
+        whose = "sites of a run" if budget.unit is Unit.SITE else f"this site's {budget.unit}s"
         raise BudgetError(
-            f"delta = {budget.delta:g} in [privacy] is not below one over the number of this site's records: set a"
-            " smaller one, well below"
+            f"delta = {budget.delta:g} in [privacy] is not below one over the number of {whose}: set a smaller one,"
+            " well below"
         )
 
 

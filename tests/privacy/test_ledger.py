@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protoseal.config import Unit
 from secure_client.errors import BudgetError, LedgerError
-from secure_client.privacy.entries import Limit, Release, Spending, Unit
+from secure_client.privacy.entries import Limit, Release, Spending
 from secure_client.privacy.events import DpSgd, Event, GaussianRelease, event_from_json, event_to_json
 from secure_client.privacy.ledger import Ledger, read_account
 from secure_client.privacy.limits import MOST_RELEASES, MOST_STEPS, remaining
