@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from protoseal.config import Agreement
 from protoseal.config.privacy import BudgetSection, Extractor, PrivacySection, Unit

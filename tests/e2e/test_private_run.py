@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from protoseal.config import Agreement, Method, PrivacySection, Protection, load_site
+from protoseal.config.privacy import Unit
 from protoseal.files import read_prototypes
 from secure_client.check import check_site
 from secure_client.privacy.accounting import epsilon
-from secure_client.privacy.entries import GUARANTEE, RECORD, Limit, Release, Spending
+from secure_client.privacy.entries import GUARANTEE, Limit, Release, Spending
 from secure_client.privacy.ledger import Ledger, read_account
 from secure_client.privacy.planned import event_of, planned_epsilon
 from secure_server.app import read_rounds
@@ -44,7 +45,9 @@ def spent_before(federation: Federation, site: str, limit: float, releases: int)
     for number in range(1, releases + 1):
         event = event_of(federation.agreement, PRIVACY)
         ledger.spend(
-            Spending(Release("earlier", number, "prototypes"), bytes(32), event, {GUARANTEE: RECORD})
+            Spending(
+                Release("earlier", number, "prototypes"), bytes(32), event, {GUARANTEE: Unit.RECORD.value}
+            )
         )
 
 

@@ -11,7 +11,7 @@ from protoseal_wire.anchors import anchor_key
 from secure_client.anchors import PEERS
 from secure_client.privacy.accounting import epsilon
 from secure_client.privacy.ledger import read_account
-from secure_client.privacy.releases import event_of
+from secure_client.privacy.planned import event_of
 from tests.e2e.federations import small_agreement, small_sites
 from tests.support.nursery import Nursery
 from tests.support.processes import Federation, Running
