@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
@@ -17,8 +18,9 @@ from protoseal.commands.bench_options import COUNT, FILE, counts
 from protoseal.commands.reporting import one_line_errors
 
 if TYPE_CHECKING:
+    from protoseal.commands.budget_inputs import Agreed
     from secure_client.privacy.events import DpSgd
-    from secure_client.privacy.plan import Plan
+    from secure_client.privacy.plan import Plan, Query
 
 
 class Number(click.FloatRange):
@@ -35,6 +37,7 @@ POSITIVE = Number(min=0, min_open=True)
 FRACTION = Number(min=0, min_open=True, max=1)
 DELTA = Number(min=0, min_open=True, max=1, max_open=True)
 SOLVED = {"epsilon": "--epsilon", "count": "--releases", "noise": "--noise-multiplier"}
+CLIP, DIM, CLASSES = 1.0, 512, 10
 DRAWN_RELEASES = (1, 10, 100)
 DRAWN_RECORDS = (20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 
@@ -44,13 +47,30 @@ DRAWN_RECORDS = (20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 @click.option("--delta", type=DELTA, default=1e-5, show_default=True)
 @click.option("--releases", "count", type=COUNT, help="Of the site's prototypes, over all runs on its data.")
 @click.option("--noise-multiplier", "noise", type=POSITIVE, help="Over √(clip² + count weight²).")
-@click.option("--clip", type=POSITIVE, default=1.0, show_default=True, help="Norm of a record's features.")
+@click.option(
+    "--solve",
+    type=click.Choice([option.strip("-") for option in SOLVED.values()]),
+    help="What to find.  [default: the one that nothing gives]",
+)
+@click.option(
+    "--agreement",
+    "file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="An agreement, or a file of simulate: its releases, noise, DP-SGD and query, unless given here.",
+)
+@click.option("--clip", type=POSITIVE, help=f"Norm of a record's features.  [default: {CLIP:g}]")
 @click.option(
     "--count-weight", type=POSITIVE, help="Of counts beside sums.  [default: clip / dim^¼, the best]"
 )
-@click.option("--dim", type=COUNT, default=512, show_default=True, help="Of a prototype.")
-@click.option("--classes", type=COUNT, default=10, show_default=True)
+@click.option("--dim", type=COUNT, help=f"Of a prototype.  [default: {DIM}]")
+@click.option("--classes", type=COUNT, help=f"[default: {CLASSES}]")
 @click.option("--records", callback=counts, default="", help="Of a class, such as 50,500,5000.")
+@click.option(
+    "--counts-of", "source", help="npz:PATH, folder:PATH, a name: the classes of a site's own data."
+)
+@click.option(
+    "--data-root", type=click.Path(file_okay=False, path_type=Path), help="Where torchvision's files are."
+)
 @click.option("--sampling-rate", type=FRACTION, help="Of DP-SGD beside the releases: with the next two.")
 @click.option("--dp-sgd-noise", type=POSITIVE, help="Its noise multiplier.")
 @click.option("--steps", type=COUNT, help="Its steps, over all rounds.")
@@ -62,7 +82,11 @@ def plan_command(
     delta: float,
     count: int | None,
     noise: float | None,
+    solve: str | None,
+    file: Path | None,
     records: tuple[int, ...],
+    source: str | None,
+    data_root: Path | None,
     sampling_rate: float | None,
     dp_sgd_noise: float | None,
     steps: int | None,
@@ -72,27 +96,75 @@ def plan_command(
 ) -> None:
     """What a privacy budget allows, before anything is spent.
 
-    Give all but one of --epsilon, --releases and --noise-multiplier: that one is found. A guarantee is for one record,
-    added or removed, over everything that was planned.
+    Give all but one of --epsilon, --releases and --noise-multiplier, or an agreement for the last two: the one that
+    is missing is found, or the one that --solve names. A guarantee is for one record, added or removed, over
+    everything that was planned. Counts of a site's own data are used here and go nowhere.
     """
-    given: dict[str, Any] = {"epsilon": epsilon, "count": count, "noise": noise}
-    missing = [option for name, option in SOLVED.items() if given[name] is None]
-    if len(missing) != 1:
-        raise click.UsageError(f"give all but one of {', '.join(SOLVED.values())}")
-    warnings = _of_delta(delta, records)
-    from secure_client.privacy.calibration import best_count_weight
-    from secure_client.privacy.plan import Query, plan
+    from protoseal.commands.budget_inputs import counts_of, read_agreed
 
-    query["count_weight"] = query["count_weight"] or best_count_weight(query["clip"], query["dim"])
-    made = plan(Query(**query), delta, training=_training(sampling_rate, dp_sgd_noise, steps), **given)
-    found = {**_as_json(made, records), "solved_for": missing[0].strip("-").replace("-", "_")}
-    found["warnings"] = [*warnings, *_of_plan(made, records)]
+    if source and records:
+        raise click.UsageError("--records and --counts-of both say how many records there are: give one")
+    agreed = None if file is None else read_agreed(file, query["classes"] or CLASSES)
+    given: dict[str, Any] = {"epsilon": epsilon, "count": count, "noise": noise}
+    found_one = _to_find(given, solve, agreed)
+    named = {} if source is None else counts_of(source, data_root, agreed)
+    warnings = _of_delta(delta, (sum(named.values()),) if named else records)
+    from secure_client.privacy.plan import plan
+
+    training = _training(sampling_rate, dp_sgd_noise, steps)
+    if training is None and agreed is not None:
+        training = agreed.training
+    made = plan(_query(agreed, query), delta, training=training, **given)
+    sizes = {name: size for name, size in named.items() if size} or {str(size): size for size in records}
+    found = {**_as_json(made, sizes, named=bool(named)), "solved_for": _key(SOLVED[found_one])}
+    found["agreement"] = None if agreed is None else agreed.facts()
+    if agreed is not None and found_one == "count":
+        found["agreement"]["release_every"] = agreed.release_every(made.releases)
+    warnings += agreed.warnings() if agreed else []
+    found["warnings"] = [*warnings, *_of_plan(made, tuple(sorted(set(sizes.values()))))]
     if plot is not None:
-        _draw(plot, made, records)
+        _draw(plot, made, tuple(sizes.values()))
     if as_json:
         click.echo(json.dumps(found, indent=2, allow_nan=False))
         return
     _print(found)
+
+
+def _to_find(given: dict[str, Any], solve: str | None, agreed: Agreed | None) -> str:
+    """Which of ``given`` is None in the end; others that were are those of the agreement."""
+    names = {_key(option): name for name, option in SOLVED.items()}
+    missing = [name for name in given if given[name] is None]
+    wanted = names[_key(solve)] if solve else missing[0] if len(missing) == 1 else None
+    if solve and wanted not in missing:
+        raise click.UsageError(f"--{solve} is given, and --solve asks for it: leave one of the two out")
+    if agreed is not None:
+        own = {"count": agreed.agreement.releases, "noise": agreed.privacy.noise_multiplier}
+        given |= {name: value for name, value in own.items() if name in missing and name != wanted}
+    missing = [name for name in given if given[name] is None]
+    if len(missing) != 1:
+        more = (
+            "say by --solve which to find" if agreed else f"give all but one of {', '.join(SOLVED.values())}"
+        )
+        raise click.UsageError(more)
+    return missing[0]
+
+
+def _query(agreed: Agreed | None, given: dict[str, Any]) -> Query:
+    from secure_client.privacy.calibration import best_count_weight
+    from secure_client.privacy.plan import Query
+
+    usual: dict[str, Any] = {"clip": CLIP, "dim": DIM, "classes": CLASSES}
+    if agreed is not None:
+        privacy, agreement = agreed.privacy, agreed.agreement
+        usual = {"clip": privacy.clip, "count_weight": privacy.count_weight}
+        usual |= {"dim": agreement.dim, "classes": agreement.most_cells}
+    query = usual | {name: value for name, value in given.items() if value is not None}
+    query["count_weight"] = query.get("count_weight") or best_count_weight(query["clip"], query["dim"])
+    return Query(**query)
+
+
+def _key(option: str) -> str:
+    return option.strip("-").replace("-", "_")
 
 
 def _training(rate: float | None, noise: float | None, steps: int | None) -> DpSgd | None:
@@ -129,7 +201,8 @@ def _of_plan(made: Plan, records: tuple[int, ...]) -> list[str]:
     return [*([few] if rough else []), *([] if made.releases else [none])]
 
 
-def _as_json(made: Plan, records: tuple[int, ...]) -> dict[str, Any]:
+def _as_json(made: Plan, sizes: Mapping[str, int], *, named: bool) -> dict[str, Any]:
+    """``sizes`` of classes by their names, or without any (then by the sizes themselves)."""
     if not isfinite(made.epsilon):
         raise click.ClickException(
             f"this costs more than any ε at δ = {made.delta:g}: add noise, or release less"
@@ -146,7 +219,9 @@ def _as_json(made: Plan, records: tuple[int, ...]) -> dict[str, Any]:
         "coordinates": made.query.coordinates,
         "slack": asdict(made.slack),
         "dp_sgd": None if made.training is None else asdict(made.training),
-        "errors": [asdict(made.error(each)) for each in records],
+        "errors": [
+            ({"class": name} if named else {}) | asdict(made.error(size)) for name, size in sizes.items()
+        ],
     }
 
 
@@ -161,16 +236,25 @@ def _print(found: dict[str, Any]) -> None:
             f"{trained['steps']} steps of DP-SGD, noise multiplier {trained['noise_multiplier']:g},"
             f" sampling rate {trained['sampling_rate']:g}"
         )
+    if found["agreement"]:
+        agreed = found["agreement"]
+        every = agreed["release_every"]
+        run = f"{agreed['method']} under {agreed['protection']}, {agreed['rounds']} rounds"
+        click.echo(f"{run}: release_every = {every}" if every else f"{run}: not even its first release fits")
     if found["errors"]:
-        table = Table(
-            "records of a class", "error of its mean", "of the clip", "of its count", box=SIMPLE_HEAD
-        )
-        for error in found["errors"]:
-            cells = (f"{error[name]:.3g}" for name in ("absolute", "relative", "count"))
-            table.add_row(str(error["records"]), *cells)
-        Console().print(table)
+        _print_errors(found["errors"])
     for warning in found["warnings"]:
         click.echo(f"warning: {warning}", err=True)
+
+
+def _print_errors(errors: Sequence[Mapping[str, Any]]) -> None:
+    names = ["class"] if "class" in errors[0] else []
+    heads = ("records of a class", "error of its mean", "of the clip", "of its count")
+    table = Table(*names, *heads, box=SIMPLE_HEAD)
+    for error in errors:
+        cells = (f"{error[name]:.3g}" for name in ("absolute", "relative", "count"))
+        table.add_row(*(error[name] for name in names), str(error["records"]), *cells)
+    Console().print(table)
 
 
 def _releases(count: int) -> str:

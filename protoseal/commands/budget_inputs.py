@@ -1,0 +1,115 @@
+"""What ``protoseal budget plan`` takes from files: what is agreed on, and how many records a site has of each class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from protoseal.config.agreement import Agreement, load_agreement
+from protoseal.config.privacy import Extractor, PrivacySection
+from protoseal.config.reading import parse_toml
+from protoseal.config.run_settings import RunSettings
+from protoseal.config.simulation import SimulationConfig, load_simulation
+from protoseal.config.training import PreprocessingSection
+
+if TYPE_CHECKING:
+    from secure_client.privacy.events import DpSgd
+
+NO_GUARANTEE = "features are trained on the records without noise: no ε is true of a record"
+
+
+_ANY = PreprocessingSection(image_size=32, channels=1, mean=(0.5,), std=(0.5,))
+"""Stands for what a simulation takes from its data, which no plan depends on."""
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """An agreement with ``[privacy]``, and that section. The last two are None where a file leaves them to data."""
+
+    agreement: Agreement
+    privacy: PrivacySection
+    classes: tuple[str, ...] | None
+    preprocessing: PreprocessingSection | None
+
+    @property
+    def training(self) -> DpSgd | None:
+        """All steps of DP-SGD of a run."""
+        from secure_client.privacy.events import DpSgd
+        from secure_client.privacy.planned import training_of
+
+        each = training_of(self.agreement, self.privacy)
+        if each is None:
+            return None
+        return DpSgd(each.noise_multiplier, each.sampling_rate, each.steps * self.agreement.rounds)
+
+    def release_every(self, releases: int) -> int | None:
+        """The least with which a run has so many releases at most; None where it has more whatever that is."""
+        beside = self.agreement.releases - self.privacy.releases(self.agreement.rounds)
+        left = releases - beside
+        return None if left < 1 else -(-self.agreement.rounds // left)
+
+    def facts(self) -> dict[str, object]:
+        """What was taken from it, beside what a plan has anyway."""
+        agreement = self.agreement
+        return {
+            "method": agreement.method.value,
+            "protection": agreement.protection.value,
+            "rounds": agreement.rounds,
+            "release_every": self.privacy.release_every,
+            "extractor": self.privacy.extractor.value,
+            "classes": len(agreement.classes),
+        }
+
+    def warnings(self) -> list[str]:
+        """What a plan of it is not."""
+        found = [NO_GUARANTEE] if self.privacy.extractor is Extractor.TRAINED else []
+        parts = self.agreement.most_cells // len(self.agreement.classes)
+        if parts > 1:
+            found.append(f"a class is released in up to {parts} parts: give --records of a part")
+        return found
+
+
+def read_agreed(path: Path, classes: int) -> Agreed:
+    """Of an agreement's file, or a simulation's, which may leave the classes to the data: then there are ``classes``.
+
+    Raises :class:`protoseal.config.ConfigError`, and ``click.UsageError`` where there is no ``[privacy]``.
+    """
+    if "federation" in parse_toml(path):
+        agreement = load_agreement(path)
+        said: RunSettings = agreement
+        names: tuple[str, ...] | None = agreement.classes
+    else:
+        config = load_simulation(path, {})
+        agreement, said, names = _of_simulation(config, classes), config, config.classes
+    if agreement.privacy is None:
+        raise click.UsageError(f"{path} has no [privacy]: nothing in it is noisy")
+    return Agreed(agreement, agreement.privacy, names, said.preprocessing)
+
+
+def _of_simulation(config: SimulationConfig, classes: int) -> Agreement:
+    return config.agreement(
+        method=config.method,
+        seed=config.all_seeds[0],
+        classes=config.classes or [str(number) for number in range(classes)],
+        preprocessing=config.preprocessing or _ANY,
+        averaged=(1, 0) if config.method.averages else None,
+    )
+
+
+def counts_of(spec: str, data_root: Path | None, agreed: Agreed | None) -> dict[str, int]:
+    """How many training records of each class a data source has, by the class's name. They stay in this process.
+
+    Raises a :class:`secure_client.errors.SiteError`.
+    """
+    import numpy as np
+
+    from secure_client.data.sources import join, read, suggest_preprocessing
+
+    fitted = None if agreed is None else agreed.preprocessing
+    sources = read(spec, data_root=data_root, agreed=fitted)
+    data = join(sources, fitted or suggest_preprocessing(sources), None if agreed is None else agreed.classes)
+    counts = np.bincount(data.train.labels, minlength=len(data.classes))
+    return dict(zip(data.classes, counts.tolist(), strict=True))
