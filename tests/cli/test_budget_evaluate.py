@@ -87,7 +87,6 @@ def test_infinity_is_the_same_without_privacy(evaluated: Evaluated) -> None:
         assert (run["noise"], run["planned"], run["spent"], run["guaranteed"]) == ("exact", None, None, False)
         config = read_result(folder / "out" / run["folder"]).config
         assert config.get("privacy") is None
-        assert config["privacy"] is None
         assert (config["training"]["lr"], config["training"]["norm"]) == (0.02, "group")
 
 
