@@ -27,7 +27,7 @@ from secure_client.averaged import Averaged
 from secure_client.batches import Source, in_order, open_source, split
 from secure_client.data import SiteData
 from secure_client.errors import DataError, DeviceError, ModelError, TrainingError
-from secure_client.models import PrototypeModel, check_model, outputs_of
+from secure_client.models import Filled, PrototypeModel, check_model, outputs_of
 from secure_client.recipe import Recipe, Stage
 from secure_client.training import Job, Losses, Schedule, has_batch_norm, run, training_seed
 
@@ -162,12 +162,14 @@ class Learner:
 
         In the order of the training set, or of its records' owners where they have any. With the recipe's
         ``initial_features`` by a copy of the model as it was given: whatever moves in training, or while it computes,
-        is in none of them.
+        is in none of them. Private features are computed in batches of one size.
 
         To be read once, or as often as :meth:`prototypes`, :meth:`scores` and :meth:`local_clusters` need for this
         recipe: where they are more than one, what they are all taken of is kept.
         """
         model = self.predictor if self._initial is None else copy.deepcopy(self._initial)
+        if self._initial is not None or self._recipe.dp_sgd is not None:
+            model = Filled(model, EVALUATION_BATCH)
         batches = (
             (given.features, labels) for given, labels in self._outputs(model, self._train, self._order)
         )

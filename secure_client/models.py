@@ -53,6 +53,29 @@ class SplitModel(PrototypeModel):
         return cast("Tensor", self.backbone(inputs))
 
 
+class Filled(PrototypeModel):
+    """A model that computes in batches of one size: how many records there are then shapes no record's features.
+
+    The matrix product of a single record, or of a few, rounds otherwise than that of many. What is missing of
+    ``size`` are copies of a batch's first record.
+    """
+
+    def __init__(self, model: PrototypeModel, size: int) -> None:
+        super().__init__()
+        self.inner, self._size = model, size
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """The model's own, of up to ``size`` inputs."""
+        return self.outputs(inputs).features
+
+    def outputs(self, inputs: Tensor) -> Outputs:
+        """Likewise."""
+        count = len(inputs)
+        copies = inputs[:1].expand(self._size - count, *inputs.shape[1:])
+        given = outputs_of(self.inner, torch.cat([inputs, copies]))
+        return Outputs(*(None if each is None else each[:count] for each in given))  # type: ignore[arg-type]
+
+
 def outputs_of(model: PrototypeModel, inputs: Tensor) -> Outputs:
     """What the model gives for inputs (B, …); also for one that keeps the contract without deriving from it."""
     kind = type(model)

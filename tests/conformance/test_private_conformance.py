@@ -4,39 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from algorithms.pfpl import Weighting
 from protoseal.config import Extractor, FeddbpSection, FedplccSection, Method, Protection
-from tests.conformance import clustered_runs, literal
+from tests.conformance import clustered_runs, expected, literal
 from tests.conformance.clustered_runs import ClusterBook, run_clustered
 from tests.conformance.grouped_runs import Book, compare_predictions, run_grouped, two_kinds
 from tests.conformance.private_runs import PRIVACY, private_agreement
-from tests.conformance.runs import Bool, data_for
+from tests.conformance.runs import HIDDEN, Bool, agreement_for, data_for, run
 from tests.support.replayed_noise import replayed_noise
 
 ROUNDS, DIM = 3, 12
-CASES: dict[str, tuple[Method, Extractor, dict[str, Any]]] = {
-    "fedpc": (Method.FEDPC, Extractor.TRAINED, {}),
-    "fedpc, frozen": (Method.FEDPC, Extractor.FROZEN, {}),
-    "feddbp": (Method.FEDDBP, Extractor.TRAINED, {"feddbp": FeddbpSection(own=0.75, top_channels=5)}),
-    "feddbp, frozen": (Method.FEDDBP, Extractor.FROZEN, {"feddbp": FeddbpSection(own=0.75, top_channels=5)}),
-    "fedproto": (Method.FEDPROTO, Extractor.TRAINED, {}),
-    "fedplcc": (Method.FEDPLCC, Extractor.TRAINED, {}),
-    "fedplcc, weighted centres": (
-        Method.FEDPLCC,
-        Extractor.TRAINED,
-        {"fedplcc": FedplccSection(weighted_centres=True)},
-    ),
+FEW = np.ones((4, 3), dtype=np.bool_)
+FEW[:2, 1] = False  # two are left: withheld
+MANY = np.ones((8, 2), dtype=np.bool_)
+"""So many that there are several clusters of a class, each of three sites or more."""
+FUSED: dict[str, Any] = {"feddbp": FeddbpSection(own=0.75, top_channels=5)}
+WEIGHTED: dict[str, Any] = {"fedplcc": FedplccSection(weighted_centres=True)}
+CASES: dict[str, tuple[Method, Extractor, Bool, dict[str, Any]]] = {
+    "fedpc": (Method.FEDPC, Extractor.TRAINED, two_kinds(), {}),
+    "fedpc, frozen": (Method.FEDPC, Extractor.FROZEN, two_kinds(), {}),
+    "feddbp": (Method.FEDDBP, Extractor.TRAINED, FEW, FUSED),
+    "feddbp, frozen": (Method.FEDDBP, Extractor.FROZEN, FEW, FUSED),
+    "fedproto": (Method.FEDPROTO, Extractor.TRAINED, FEW, {}),
+    "fedplcc": (Method.FEDPLCC, Extractor.TRAINED, MANY, {}),
+    "fedplcc, weighted centres": (Method.FEDPLCC, Extractor.TRAINED, FEW, WEIGHTED),
 }
-HOLDS: Bool = two_kinds()
 
 Books = Callable[[Protection, str], Book]
 each_case = pytest.mark.parametrize("case", CASES)
 each_protection = pytest.mark.parametrize("protection", Protection)
-every_round = pytest.mark.parametrize("number", range(1, ROUNDS + 1))
 
 
 @pytest.fixture(scope="module")
@@ -45,42 +47,45 @@ def books(tmp_path_factory: pytest.TempPathFactory) -> Books:
 
     @cache
     def book(protection: Protection, case: str) -> Book:
-        method, extractor, settings = CASES[case]
+        method, extractor, holds, settings = CASES[case]
+        privacy = PRIVACY.model_copy(update={"extractor": extractor})
         agreement = private_agreement(
             protection,
             method,
-            classes=HOLDS.shape[1],
+            classes=holds.shape[1],
             dim=DIM,
             rounds=ROUNDS,
-            privacy=PRIVACY.model_copy(update={"extractor": extractor}),
+            privacy=privacy,
+            norm_bound=40.0,
             **settings,
         )
+        run_one = run_clustered if method is Method.FEDPLCC else run_grouped
         with replayed_noise():
-            run = run_clustered if method is Method.FEDPLCC else run_grouped
-            return run(agreement, data_for(agreement, HOLDS), tmp_path_factory.mktemp("run"))
+            return run_one(agreement, data_for(agreement, holds), tmp_path_factory.mktemp("run"))
 
     return book
 
 
-def excess(book: Book, number: int) -> float:
+def excess(book: Book, number: int, **options: Any) -> float:
     if isinstance(book, ClusterBook):
-        return clustered_runs.excess(book, number)
-    return literal.excess(book, number)
+        return clustered_runs.excess(book, number, **options)
+    return literal.excess(book, number, **options)
 
 
-@every_round
 @each_protection
 @each_case
 def test_a_round_is_the_equations_on_the_noisy_values_that_sites_put_in(
-    books: Books, protection: Protection, case: str, number: int
+    books: Books, protection: Protection, case: str
 ) -> None:
     book = books(protection, case)
-    assert len(literal.contributors(book, number)) == len(HOLDS)
-    assert excess(book, number) <= 1.0
+    for number in range(1, ROUNDS + 1):
+        assert len(literal.contributors(book, number)) == len(CASES[case][2])
+        assert excess(book, number) <= 1.0
 
 
 @each_case
 def test_what_sites_put_in_first_is_the_same_to_the_last_bit(books: Books, case: str) -> None:
+    """Both trained alike until then, and had the same noise."""
     plain = books(Protection.PLAIN, case)
     for protection in (Protection.MASKED, Protection.CKKS):
         book = books(protection, case)
@@ -96,8 +101,79 @@ def test_what_sites_put_in_first_is_the_same_to_the_last_bit(books: Books, case:
                 np.testing.assert_array_equal(book.local[at].counts, plain.local[at].counts)
 
 
-@every_round
 @each_case
-def test_the_saved_models_predict_the_same(books: Books, case: str, number: int) -> None:
+def test_the_saved_models_predict_the_same(books: Books, case: str) -> None:
     for protection in (Protection.MASKED, Protection.CKKS):
-        compare_predictions(books(protection, case), books(Protection.PLAIN, case), number)
+        for number in range(1, ROUNDS + 1):
+            compare_predictions(books(protection, case), books(Protection.PLAIN, case), number)
+
+
+@each_protection
+def test_a_feddbp_site_trains_towards_the_fusion_of_what_it_released(
+    books: Books, protection: Protection
+) -> None:
+    book = books(protection, "feddbp")
+    for site in literal.contributors(book, 2):
+        assert max(literal.fusion_excess(book, number, site) for number in (1, 2)) <= 1.0
+
+
+@each_protection
+def test_the_second_release_is_of_more_cells_than_classes(books: Books, protection: Protection) -> None:
+    """Round 2 goes by the first, whatever centres there are by then."""
+    book = books(protection, "fedplcc")
+    assert isinstance(book, ClusterBook)
+    numbers = dict.fromkeys(range(1, ROUNDS + 1), 0)
+    for (number, _, _), local in book.local.items():
+        numbers[number] = max(numbers[number], int(np.bincount(local.labels).max()))
+    assert numbers[1] == numbers[2] == 1
+    assert numbers[3] > 1
+
+
+@pytest.mark.parametrize("case", ["feddbp", "fedplcc"])
+@each_protection
+def test_one_contribution_less_is_beyond_the_bound(books: Books, protection: Protection, case: str) -> None:
+    book = books(protection, case)
+    assert excess(book, 2, without=("site-1",)) > 100.0
+
+
+# PFPL, and hidden presence
+
+
+@pytest.mark.parametrize(
+    ("protection", "settings"),
+    [(Protection.MASKED, {}), (Protection.CKKS, {}), (Protection.CKKS, HIDDEN)],
+    ids=["masked", "ckks", "hidden"],
+)
+def test_pfpl_gives_what_plain_gives(
+    tmp_path: Path, protection: Protection, settings: dict[str, Any]
+) -> None:
+    privacy = PRIVACY.model_copy(update={"extractor": Extractor.FROZEN})
+    made = {
+        each: agreement_for(
+            each, Weighting.COMPLEMENT, classes=3, dim=DIM, rounds=ROUNDS, privacy=privacy, **chosen
+        )
+        for each, chosen in ((protection, settings), (Protection.PLAIN, {}))
+    }
+    records = {}
+    for each, agreement in made.items():
+        with replayed_noise():
+            records[each] = run(agreement, data_for(agreement, FEW), tmp_path)
+    for number in range(1, ROUNDS + 1):
+        assert expected.excess(made[protection], records[protection], number) <= 1.0
+    for key, taken in records[protection].items():
+        plain = records[Protection.PLAIN][key]
+        np.testing.assert_array_equal(taken.prototypes.local, plain.prototypes.local)
+        np.testing.assert_array_equal(taken.prototypes.has_personal, plain.prototypes.has_personal)
+        expected.check_predictions((taken, plain))
+
+
+def test_feddbp_with_hidden_presence_gives_what_public_presence_gives(books: Books, tmp_path: Path) -> None:
+    public = books(Protection.CKKS, "feddbp")
+    agreement = public.agreement.model_copy(update=dict(HIDDEN))
+    with replayed_noise():
+        hidden = run_grouped(agreement, data_for(agreement, FEW), tmp_path)
+    for key, got in hidden.got.items():
+        if key[0] == 1:
+            np.testing.assert_array_equal(got.has, public.got[key].has)
+            np.testing.assert_allclose(got.rows, public.got[key].rows, rtol=0.0, atol=1e-6)
+    compare_predictions(hidden, public, ROUNDS)

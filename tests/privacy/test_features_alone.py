@@ -1,0 +1,74 @@
+"""A record's features, where they are private, are the same whatever other records there are, to the last bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import TensorDataset
+
+from protoseal.config import DpSgdSection, Extractor, Method, PrivacySection, Protection
+from secure_client.build import build_recipe
+from secure_client.data import SiteData
+from secure_client.learner import EVALUATION_BATCH, Learner
+from secure_client.models import PrototypeModel, build_model
+from secure_client.recipe import Recipe
+from secure_client.training import Schedule
+from tests.conformance.private_runs import PRIVACY, private_agreement
+
+CLASSES, DIM, SIZE = 3, 8, 16
+COUNT = EVALUATION_BATCH + 1
+"""The last batch is of one record, unless one is taken away."""
+FROZEN = PRIVACY.model_copy(update={"extractor": Extractor.FROZEN})
+PRIVATE = PRIVACY.model_copy(
+    update={
+        "extractor": Extractor.PRIVATE,
+        "dp_sgd": DpSgdSection(noise_multiplier=1.0, clip=1.0, sampling_rate=0.5),
+    }
+)
+INPUTS = torch.randn(COUNT, 1, SIZE, SIZE, generator=torch.Generator().manual_seed(2))
+
+
+def recipe(privacy: PrivacySection) -> Recipe:
+    return build_recipe(
+        private_agreement(
+            Protection.PLAIN, Method.FEDDBP, classes=CLASSES, dim=DIM, rounds=1, privacy=privacy
+        )
+    )
+
+
+def network(spec: str) -> PrototypeModel:
+    return build_model(spec, classes=CLASSES, dim=DIM, channels=1, image_size=SIZE, seed=0, norm="group")
+
+
+def features(privacy: PrivacySection, spec: str, inputs: torch.Tensor) -> NDArray[np.float32]:
+    labels = torch.arange(len(inputs)) % CLASSES
+    learner = Learner(
+        network(spec),
+        SiteData(TensorDataset(inputs, labels), None),
+        recipe(privacy),
+        Schedule(lr=0.1, momentum=0.0, weight_decay=0.0, batch_size=8, local_epochs=1),
+        site="a",
+        seed=0,
+        classes=CLASSES,
+        dim=DIM,
+        device=torch.device("cpu"),
+    )
+    return np.concatenate([each.numpy() for each, _ in learner.embedded()])
+
+
+@pytest.mark.parametrize("spec", ["small-cnn", "fedpc-cnn"])
+@pytest.mark.parametrize("privacy", [FROZEN, PRIVATE], ids=["frozen", "private"])
+def test_features_do_not_hang_on_other_records(spec: str, privacy: PrivacySection) -> None:
+    """The last is alone in its batch, or not; the others move up by one; or there are a few alone."""
+    whole = features(privacy, spec, INPUTS)
+    np.testing.assert_array_equal(features(privacy, spec, INPUTS[1:]), whole[1:])
+    np.testing.assert_array_equal(features(privacy, spec, INPUTS[-3:]), whole[-3:])
+    np.testing.assert_array_equal(features(privacy, spec, INPUTS[-1:]), whole[-1:])
+
+
+def test_without_filling_they_do() -> None:
+    """The power of the last: with features that are not private nothing is filled."""
+    whole = features(PRIVACY, "small-cnn", INPUTS)
+    assert np.abs(features(PRIVACY, "small-cnn", INPUTS[1:]) - whole[1:]).max() > 0.0
