@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 from pydantic import Field
@@ -81,30 +82,9 @@ class RunSettings(Section):
             self._check_private(method, self.privacy)
 
     def _check_private(self, method: AnyMethod, agreed: PrivacySection) -> None:
-        if method not in PRIVATE:
-            raise ValueError(
-                f"[privacy] serves {', '.join(sorted(each.value for each in PRIVATE))}: of method {method.value!r} more"
-                " leaves a site than noisy prototypes"
-            )
-        frozen = agreed.extractor is Extractor.FROZEN
-        if frozen and method.traits.averaged not in (Part.NOTHING, Part.EXTRACTOR):
-            raise ValueError(
-                f"method {method.value!r} averages models with their classifiers, which extractor = 'frozen' trains"
-                " without noise: no record-level guarantee would be left"
-            )
-        if (
-            method.traits.family is Family.CLUSTERS
-            and self.fedplcc.most_clusters > self.fedplcc.most_prototypes
-        ):
-            raise ValueError(
-                "with [privacy] a site has a prototype for each cluster of the round before: set most_prototypes in"
-                " [fedplcc] to most_clusters or more"
-            )
-        if not frozen and method.averages and self.averaging.buffers:
-            raise ValueError(
-                f"[privacy] allows no buffers in [averaging] unless features are frozen: method {method.value!r} would"
-                " send statistics that follow the records; use a model without them"
-            )
+        for holds, refusal in self._refusals(method, frozen=agreed.extractor is Extractor.FROZEN):
+            if holds:
+                raise ValueError(refusal)
         self._check_projection(method, agreed)
 
     def _check_projection(self, method: AnyMethod, agreed: PrivacySection) -> None:
@@ -117,6 +97,35 @@ class RunSettings(Section):
                 " features some are below 0, which fedpc does not allow, and feddbp's branches are linear layers of"
                 " their own; set dim to what the model is to have, and leave project_from out"
             )
+
+    def _refusals(self, method: AnyMethod, *, frozen: bool) -> Iterator[tuple[bool, str]]:
+        """What [privacy] does not go with: whether that is so, and what is to be said then."""
+        served, averaged = ", ".join(sorted(each.value for each in PRIVATE)), method.traits.averaged
+        yield (
+            method not in PRIVATE,
+            f"[privacy] serves {served}: of method {method.value!r} more leaves a site than noisy prototypes",
+        )
+        yield (
+            frozen and averaged not in (Part.NOTHING, Part.EXTRACTOR),
+            f"method {method.value!r} averages models with their classifiers, which extractor = 'frozen' trains without"
+            " noise: no record-level guarantee would be left",
+        )
+        yield (
+            frozen and method is Method.FEDDBP and self.feddbp.decision,
+            "feddbp predicts by its decision branch, which extractor = 'frozen' leaves as it began: set decision ="
+            " false in [feddbp], or another extractor",
+        )
+        yield (
+            not frozen and averaged is not Part.NOTHING and self.averaging.buffers > 0,
+            f"[privacy] allows no buffers in [averaging] unless features are frozen: method {method.value!r} would send"
+            " statistics that follow the records; use a model without them",
+        )
+        own = self.fedplcc
+        yield (
+            method.traits.family is Family.CLUSTERS and own.most_clusters > own.most_prototypes,
+            "with [privacy] a site has a prototype for each cluster of the round before: set most_prototypes in"
+            " [fedplcc] to most_clusters or more",
+        )
 
     def check_colluding(self, method: AnyMethod, sites: int) -> None:
         """Raise ``ValueError`` where a group of a run of so many sites may be too small for ``max_colluding`` of them.

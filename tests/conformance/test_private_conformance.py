@@ -25,12 +25,13 @@ FEW[:2, 1] = False  # two are left: withheld
 MANY = np.ones((8, 2), dtype=np.bool_)
 """So many that there are several clusters of a class, each of three sites or more."""
 FUSED: dict[str, Any] = {"feddbp": FeddbpSection(own=0.75, top_channels=5)}
+ONE_BRANCH: dict[str, Any] = {"feddbp": FeddbpSection(own=0.75, top_channels=5, decision=False)}
 WEIGHTED: dict[str, Any] = {"fedplcc": FedplccSection(weighted_centres=True)}
 CASES: dict[str, tuple[Method, Extractor, Bool, dict[str, Any]]] = {
     "fedpc": (Method.FEDPC, Extractor.TRAINED, two_kinds(), {}),
     "fedpc, frozen": (Method.FEDPC, Extractor.FROZEN, two_kinds(), {}),
     "feddbp": (Method.FEDDBP, Extractor.TRAINED, FEW, FUSED),
-    "feddbp, frozen": (Method.FEDDBP, Extractor.FROZEN, FEW, FUSED),
+    "feddbp, frozen": (Method.FEDDBP, Extractor.FROZEN, FEW, ONE_BRANCH),
     "fedproto": (Method.FEDPROTO, Extractor.TRAINED, FEW, {}),
     "fedplcc": (Method.FEDPLCC, Extractor.TRAINED, MANY, {}),
     "fedplcc, weighted centres": (Method.FEDPLCC, Extractor.TRAINED, FEW, WEIGHTED),

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import TensorDataset
 
-from protoseal.config import DpSgdSection, Extractor, Method, PrivacySection, Protection
+from protoseal.config import DpSgdSection, Extractor, Method, Norm, PrivacySection, Protection
 from secure_client.build import build_recipe
 from secure_client.data import SiteData
 from secure_client.learner import EVALUATION_BATCH, Learner
@@ -33,13 +33,13 @@ INPUTS = torch.randn(COUNT, 1, SIZE, SIZE, generator=torch.Generator().manual_se
 def recipe(privacy: PrivacySection) -> Recipe:
     return build_recipe(
         private_agreement(
-            Protection.PLAIN, Method.FEDDBP, classes=CLASSES, dim=DIM, rounds=1, privacy=privacy
+            Protection.PLAIN, Method.FEDPROTO, classes=CLASSES, dim=DIM, rounds=1, privacy=privacy
         )
     )
 
 
 def network(spec: str) -> PrototypeModel:
-    return build_model(spec, classes=CLASSES, dim=DIM, channels=1, image_size=SIZE, seed=0, norm="group")
+    return build_model(spec, classes=CLASSES, dim=DIM, channels=1, image_size=SIZE, seed=0, norm=Norm.GROUP)
 
 
 def features(privacy: PrivacySection, spec: str, inputs: torch.Tensor) -> NDArray[np.float32]:

@@ -19,6 +19,7 @@ from protoseal.config import (
     BudgetSection,
     DpSgdSection,
     Extractor,
+    FeddbpSection,
     FedplccSection,
     Method,
     PrivacySection,
@@ -239,6 +240,13 @@ def sizes_of(model: str) -> tuple[int, int]:
 def test_frozen_features_are_refused_where_the_classifier_is_averaged_too() -> None:
     with pytest.raises(ValueError, match="'fedplcc' averages models with their classifiers"):
         agreed(Method.FEDPLCC, PRIVACY.model_copy(update={"extractor": Extractor.FROZEN}))
+
+
+def test_frozen_features_are_refused_where_a_branch_that_does_not_train_would_predict() -> None:
+    frozen = PRIVACY.model_copy(update={"extractor": Extractor.FROZEN})
+    with pytest.raises(ValueError, match=r"set decision = false in \[feddbp\]"):
+        agreed(Method.FEDDBP, frozen)
+    agreed(Method.FEDDBP, frozen, feddbp=FeddbpSection(decision=False))
 
 
 @pytest.mark.parametrize("method", [Method.FEDPC, Method.FEDPLCC])
