@@ -17,7 +17,8 @@ from protoseal.run_log import RunLog
 from secure_client.build import build_learner, warn_of_fedavg
 from secure_client.data import SiteData
 from secure_client.errors import DataError
-from secure_client.learner import Evaluation, Learner
+from secure_client.figures import Evaluation
+from secure_client.learner import Learner
 from secure_client.session import site_round
 from secure_client.together import Batching, run_together
 from secure_client.trainee import Trainee

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,8 @@ from algorithms.linear import Float
 from algorithms.prototypes import project_to_norm
 from crypto.errors import BoundError
 from protoseal.config import AveragingSection
+
+_log = logging.getLogger("protoseal.site")
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,21 @@ class PrototypeBounds:
         clipped = np.maximum(rows, 0.0) if self.clip_at_zero else rows
         within, shortened = project_to_norm(clipped, self.norm_bound)
         return Bounded(within, negative, shortened)
+
+    def warn_of(self, bounded: Bounded, where: str) -> None:
+        """Log what was changed of prototypes that are class means; the log stays at the site."""
+        if bounded.negative:
+            _log.warning(
+                "%s: %d prototypes had negative components, which were set to 0: the method's cosines must not be"
+                " negative; end the model's features with a ReLU",
+                *(where, bounded.negative),
+            )
+        if bounded.shortened:
+            _log.warning(
+                "%s: %d prototypes were longer than norm_bound = %g and were shortened to it; the agreement should"
+                " allow for them",
+                *(where, bounded.shortened, self.norm_bound),
+            )
 
 
 def check_averaged_bounds(averaged: Float, agreed: AveragingSection, *, trained: bool) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from typing import Any
@@ -27,6 +26,7 @@ from secure_client.averaged import Averaged
 from secure_client.batches import Source, in_order, open_source, split
 from secure_client.data import SiteData
 from secure_client.errors import DataError, DeviceError, ModelError, TrainingError
+from secure_client.figures import Evaluation, shares
 from secure_client.models import Filled, PrototypeModel, check_model, outputs_of
 from secure_client.recipe import Recipe, Stage
 from secure_client.training import Job, Losses, Schedule, has_batch_norm, run, training_seed
@@ -37,26 +37,6 @@ _SUITABLE = "secure_client.privacy.suitable"
 
 Embedded = tuple[Tensor, Tensor]
 """Features (B, d) and labels int64 (B,) of a batch, on the learner's device."""
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Shares of a test set predicted rightly, in [0, 1]; by prototype only once there are prototypes.
-
-    PM(V) and PM(L) are of the classifier, weighted by the classes of the site's training samples (see
-    :mod:`algorithms.metrics`); None when the test set has no sample of these. Where a method predicts with an
-    aggregated model, ``accuracy_trained``, PM(V) and PM(L) are of the classifier as the site trained it last.
-    ``by_classifier`` and ``by_prototype`` are shares of each class, None for one that the test set has not; without
-    prototypes there is none of the latter.
-    """
-
-    accuracy_classifier: float
-    accuracy_prototype: float | None
-    pm_v: float | None
-    pm_l: float | None
-    accuracy_trained: float | None = None
-    by_classifier: tuple[float | None, ...] = ()
-    by_prototype: tuple[float | None, ...] = ()
 
 
 def choose_device(name: str) -> torch.device:
@@ -345,8 +325,8 @@ class Learner:
         return Evaluation(
             accuracy_classifier=int(correct.sum()) / total,
             accuracy_prototype=None if near is None else int(near_right.sum()) / total,
-            by_classifier=_shares(correct, counts),
-            by_prototype=() if near is None else _shares(near_right, counts),
+            by_classifier=shares(correct, counts),
+            by_prototype=() if near is None else shares(near_right, counts),
             pm_v=metrics.pm_v(correct, counts, self._train_counts),
             pm_l=metrics.pm_l(correct, counts, self._train_counts),
         )
@@ -392,13 +372,6 @@ class Learner:
                 " and as many samples, or a model with nn.GroupNorm"
             )
         return _count_labels(self._train, self._classes)
-
-
-def _shares(right: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[float | None, ...]:
-    """Of each class, None for one without samples."""
-    return tuple(
-        one / count if count else None for one, count in zip(right.tolist(), counts.tolist(), strict=True)
-    )
 
 
 def _count_labels(source: Source, classes: int) -> NDArray[np.int64]:

@@ -36,8 +36,8 @@ from protoseal_wire.presence import sign_presence
 from secure_client.anchors import OwnAnchor, PeerAnchors
 from secure_client.errors import Violation
 from secure_client.exchanges.participants import Participants
+from secure_client.figures import Evaluation
 from secure_client.journal import Journal
-from secure_client.learner import Evaluation
 from secure_client.methods.build import build_method
 from secure_client.methods.method import Given, Method
 from secure_client.order import Order

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import astuple, replace
@@ -24,14 +23,14 @@ from protoseal.files import MODEL, SitePrototypes, write_prototypes
 from secure_client.base import Base
 from secure_client.bounds import PrototypeBounds
 from secure_client.errors import DataError
+from secure_client.figures import Evaluation
 from secure_client.guides import deciding_guide
 from secure_client.journal import Journal
-from secure_client.learner import Evaluation, Learner
+from secure_client.learner import Learner
 from secure_client.noisy import NoisyPrototypes
 from secure_client.privacy.releases import Releases, Spent
 from secure_client.training import Job, Losses, run
 
-_log = logging.getLogger("protoseal.site")
 _STATE, _TARGETS, _BASE = "model", "targets", "base"
 _OWN, _COUNTS, _FROM = "protoseal.prototypes", "protoseal.counts", "protoseal.trained-from"
 _SCORES, _LOSSES, _LOCAL = "protoseal.scores", "protoseal.losses", "protoseal.local-"
@@ -336,18 +335,7 @@ class Trainee:
 
     def _bounded(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
         bounded = self._bounds.bounded(rows)
-        if bounded.negative:
-            _log.warning(
-                "%s, round %d: %d prototypes had negative components, which were set to 0: the method's cosines must "
-                "not be negative; end the model's features with a ReLU",
-                *(self._learner.site, self._round, bounded.negative),
-            )
-        if bounded.shortened:
-            _log.warning(
-                "%s, round %d: %d prototypes were longer than norm_bound = %g and were shortened to it; the agreement "
-                "should allow for them",
-                *(self._learner.site, self._round, bounded.shortened, self._bounds.norm_bound),
-            )
+        self._bounds.warn_of(bounded, f"{self._learner.site}, round {self._round}")
         return bounded.rows
 
     def _save_model(self) -> None:

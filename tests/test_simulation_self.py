@@ -15,7 +15,7 @@ from protoseal.config.simulation import SimulationConfig, load_simulation
 from protoseal.files import Accuracies, SiteRound
 from protoseal.results import own_accuracy
 from protoseal.simulation import Completed, Watcher, simulate
-from secure_client.learner import Evaluation
+from secure_client.figures import Evaluation
 from secure_client.trainee import Trainee
 
 FILE = """

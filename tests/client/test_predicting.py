@@ -18,7 +18,7 @@ from protoseal.files import MODEL, read_prototypes
 from secure_client.averaged import Averaged
 from secure_client.build import build_agreed_model, build_learner, build_trainee
 from secure_client.data import SiteData
-from secure_client.learner import Evaluation
+from secure_client.figures import Evaluation
 from secure_client.models import PrototypeModel
 from secure_client.trainee import Trainee
 from tests.client.journals import journal_at

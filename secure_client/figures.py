@@ -1,0 +1,35 @@
+"""What a site finds out about its model when it tests it; it stays at the site."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Shares of a test set predicted rightly, in [0, 1]; by prototype only once there are prototypes.
+
+    PM(V) and PM(L) are of the classifier, weighted by the classes of the site's training samples (see
+    :mod:`algorithms.metrics`); None when the test set has no sample of these. Where a method predicts with an
+    aggregated model, ``accuracy_trained``, PM(V) and PM(L) are of the classifier as the site trained it last.
+    ``by_classifier`` and ``by_prototype`` are shares of each class, None for one that the test set has not; without
+    prototypes there is none of the latter.
+    """
+
+    accuracy_classifier: float
+    accuracy_prototype: float | None
+    pm_v: float | None
+    pm_l: float | None
+    accuracy_trained: float | None = None
+    by_classifier: tuple[float | None, ...] = ()
+    by_prototype: tuple[float | None, ...] = ()
+
+
+def shares(right: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[float | None, ...]:
+    """Of each class, for numbers (K,) of samples and of those that were right; None for one without samples."""
+    return tuple(
+        one / count if count else None for one, count in zip(right.tolist(), counts.tolist(), strict=True)
+    )
