@@ -26,6 +26,7 @@ from protoseal.config import (
     Protection,
 )
 from protoseal.federation import LocalFederation
+from secure_client.bounds import model_weight
 from secure_client.build import build_learner, build_trainee
 from secure_client.journal import Journal
 from secure_client.privacy.entries import Entry
@@ -176,6 +177,17 @@ def test_a_site_of_which_nothing_is_there_weighs_one(tmp_path: Path) -> None:
         for site in federation.sites:
             assert len(site.trainee.local().rows) == 0
             assert not site.trainee.held_classes().any()
+
+
+def test_no_warning_tells_an_exact_number_of_samples(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    agreement = agreed(Method.FEDPLCC)
+    averaging = agreement.averaging.model_copy(update={"most_samples": 5})
+    with trainee_of(agreement.model_copy(update={"averaging": averaging}), tmp_path) as trainee:
+        _, counts = trainee.trained(1)
+        assert model_weight(counts, 5) == 5
+    assert "most_samples" not in caplog.text
 
 
 # FedDBP's scores
