@@ -82,7 +82,7 @@ class SiteFigures(Accuracies):
     Accuracies are shares of its own test set, None without one. ``accuracy`` is by the method's own inference;
     ``accuracy_local`` and ``accuracy_self`` are the controls', where they ran, and ``compared`` has those of everything
     that ran beside it. ``epsilon`` is what the site spent, ``guaranteed`` whether that holds for a record; None where
-    prototypes are exact. Bytes are payload bytes.
+    prototypes are exact and no ledger is kept. Bytes are payload bytes.
     """
 
     name: str
@@ -211,9 +211,11 @@ class SiteRound(Personalised):
     per_class: dict[str, Share] | None = None
     seconds: dict[str, Duration]
     epsilon: float | None = None
-    """Spent of the data set's privacy budget by then, over all runs; None where prototypes are exact."""
+    """Spent of the data set's privacy budget by then, over all runs; None where prototypes are exact and no ledger
+    is kept."""
     guaranteed: bool = False
-    """Whether that is true of a record: not where features were trained on the records without noise."""
+    """Whether that is true of a record: not where features were trained on the records without noise, or anything
+    exact has left in any run."""
 
 
 class SiteLog(_Record):

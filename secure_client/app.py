@@ -18,6 +18,7 @@ from secure_client.data import SiteData, load_site_data
 from secure_client.errors import RunStopped, SiteError
 from secure_client.journal import Journal
 from secure_client.learner import Learner
+from secure_client.privacy.exact import open_exact
 from secure_client.privacy.releases import Releases, check_delta, open_releases
 from secure_client.runner import take_part
 from secure_client.session import Session
@@ -69,6 +70,7 @@ def run_site(
         if config.privacy is not None:
             check_delta(config.privacy, units_at(data, agreement))
         releases = open_releases(agreement, config.privacy)
+        exact = open_exact(agreement, config.privacy)
         trainee = build_trainee(agreement, open_learner(config, data), journal, releases)
         transport = GrpcTransport(
             config.coordinator,
@@ -85,7 +87,9 @@ def run_site(
         try:
             with ExitStack() as stack:
                 peers = stack.enter_context(open_peers(releases)) if releases else None
-                session = Session(agreement, party, trainee, journal, on_round=book.add, peers=peers)
+                session = Session(
+                    agreement, party, trainee, journal, on_round=book.add, peers=peers, exact=exact
+                )
                 outcome = take_part(session, transport)
         finally:
             transport.close()

@@ -15,6 +15,7 @@ from secure_client.build import build_initial_model, check_averaged
 from secure_client.data import load_site_data
 from secure_client.errors import BudgetError, SiteError
 from secure_client.learner import choose_device
+from secure_client.privacy.exact import open_exact
 from secure_client.privacy.planned import planned_epsilon, training_of
 from secure_client.privacy.releases import NO_GUARANTEE, check_delta, open_releases
 from secure_client.setup import Party
@@ -46,7 +47,7 @@ def check_site(config: SiteConfig, passphrase: Callable[[], bytes]) -> Iterator[
         yield _tried("data and model", lambda: _learner(config))
     else:
         yield _tried("data", lambda: _data(config))
-    if config.agreement.privacy is not None:
+    if config.agreement.privacy is not None or config.privacy is not None:
         yield _tried("privacy", lambda: _privacy(config))
     yield _tried("certificate", lambda: _certificate(open_party(config, passphrase())))
     yield _tried("coordinator", lambda: _reach(config, open_party(config, passphrase())))
@@ -66,6 +67,12 @@ def _agreement(agreement: Agreement) -> str:
 def _privacy(config: SiteConfig) -> str:
     """What the run takes of the budget, and what remains; the ledger is begun if there is none."""
     agreement, own = config.agreement, config.privacy
+    exact = open_exact(agreement, own)
+    if exact is not None and own is not None:
+        return (
+            f"exact values would leave in this run: from then on there is {NO_GUARANTEE} for {own.dataset!r}, of which"
+            f" epsilon {exact.spent.epsilon:.4g} of {own.epsilon:g} is spent"
+        )
     releases = open_releases(agreement, own)
     if agreement.privacy is None or own is None or releases is None:
         raise BudgetError("nothing is released with noise")

@@ -41,6 +41,7 @@ from secure_client.journal import Journal
 from secure_client.methods.build import build_method
 from secure_client.methods.method import Given, Method
 from secure_client.order import Order
+from secure_client.privacy.exact import ExactReleases
 from secure_client.setup import Party, Setup
 from secure_client.trainee import Trainee
 
@@ -59,15 +60,18 @@ class Session:
         on_round: Callable[[SiteRound], None] = lambda record: None,
         tests_in: Callable[[int], bool] = lambda round_number: True,
         peers: AnchorRecord | None = None,
+        exact: ExactReleases | None = None,
     ) -> None:
         """``on_round`` is told of each round's outcome at this site; it stays at the site.
 
         The model is tested in the rounds that ``tests_in`` says, if the site has anything to test on. ``peers`` is what
-        the site has seen of its peers' privacy ledgers, over all runs.
+        the site has seen of its peers' privacy ledgers, over all runs. ``exact``: the ledger of a site that keeps one,
+        in a run without noise.
 
         ``on_round`` is told before the outcome is durable, and so once more by a site that was killed just after it.
         """
         self._agreement, self._party, self._trainee, self._journal = agreement, party, trainee, journal
+        self._exact = exact
         self._anchor = OwnAnchor(agreement, party.name, trainee.releases)
         anchors = PeerAnchors(agreement, party.name, journal, peers)  # before the set-up makes a key
         self._setup = Setup(agreement, party, journal, now)
@@ -162,6 +166,8 @@ class Session:
         self._seconds = {"train": 0.0, "protect": 0.0}
         with _Stopwatch(self._seconds, "train"):
             self._trainee.trained(key.round)
+        if self._exact is not None:
+            self._exact.declare()  # which classes there are is the first that leaves as it is
         base, keys = self._method.stated(key)
         roster = self._setup.roster()
         holds = stated_classes(self._agreement, self._trainee.held_classes())
@@ -181,7 +187,7 @@ class Session:
         names = tuple(self._agreement.classes[k] for k in np.flatnonzero(withheld))
         accuracy = self._trainee.evaluate() if self._tests_in(key.round) else None
         figures = site_round(key.round, key.attempt, self._given.sites, names, accuracy, self._seconds)
-        spent = self._trainee.spent
+        spent = self._trainee.spent if self._exact is None else self._exact.spent
         if spent is not None:
             figures = figures.model_copy(update={"epsilon": spent.epsilon, "guaranteed": spent.guaranteed})
         self._on_round(figures)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from protoseal.commands.budget_allow import allow_command
 from protoseal.commands.budget_audit import audit_group
 from protoseal.commands.budget_evaluate import evaluate_command
 from protoseal.commands.budget_ledger import show_command, verify_command
@@ -12,8 +13,8 @@ from protoseal.commands.budget_plan import plan_command
 
 @click.group()
 def budget() -> None:
-    """A data set's privacy budget: plan it, evaluate it, audit it, show it, verify it."""
+    """A data set's privacy budget: plan it, evaluate it, audit it, show it, verify it, change it."""
 
 
-for _command in (plan_command, evaluate_command, audit_group, show_command, verify_command):
+for _command in (plan_command, evaluate_command, audit_group, show_command, verify_command, allow_command):
     budget.add_command(_command)

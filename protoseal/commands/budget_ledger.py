@@ -13,6 +13,7 @@ import click
 
 from protoseal.commands.reporting import one_line_errors
 from secure_client.privacy.chain import Anchor
+from secure_client.privacy.decisions import allowance_to_json, exposure_to_json
 from secure_client.privacy.entries import NEIGHBOURS, Entry, is_guaranteed, spending_to_json
 from secure_client.privacy.events import DpSgd, Event, event_to_json
 from secure_client.privacy.ledger import Account, read_account
@@ -40,19 +41,20 @@ class _AnchorType(click.ParamType[Anchor]):
 def show_command(*, ledger: Path, as_json: bool) -> None:
     """Say what was spent of a data set's privacy, on what, and what remains. Nothing is changed."""
     account = read_account(ledger)
-    epsilon = _accountant()
-    spent = epsilon_of(account.history, account.budget.limit, epsilon)
+    epsilon = accountant()
+    spent = epsilon_of(account.history, account.limit, epsilon)
     left = _remaining(account, epsilon)
     facts = _facts(account) | {"epsilon_spent": spent if math.isfinite(spent) else None}
     if as_json:
         kinds = [event_to_json(event) | {"count": count} for event, count in left]
         entries = [_entry(each) for each in account.entries]
-        click.echo(json.dumps(_SCHEMA | facts | {"remaining": kinds, "entries": entries}, indent=2))
+        lists = {"remaining": kinds, "entries": entries} | _decisions(account)
+        click.echo(json.dumps(_SCHEMA | facts | lists, indent=2))
         return
     remain = " or ".join(in_words(event, count) for event, count in left)
     shown = facts | {"remaining": remain or "all of it"}
     lines = [f"{name.replace('_', ' '):<17} {_text(value)}" for name, value in shown.items()]
-    click.echo("\n".join([*lines, *_summary(account.entries)]))
+    click.echo("\n".join([*lines, *_summary(account.entries), *_decisions_in_words(account)]))
 
 
 @click.command("verify")
@@ -69,7 +71,7 @@ def verify_command(*, ledger: Path, anchor: Anchor | None, as_json: bool) -> Non
     if as_json:
         click.echo(json.dumps(_SCHEMA | facts, indent=2))
         return
-    click.echo(f"The chain holds: {len(account.entries)} entries, and the head is {account.anchor}.")
+    click.echo(f"The chain holds: {len(account.lines)} entries, and the head is {account.anchor}.")
     if account.unfinished:
         click.echo(
             f"{account.unfinished} bytes of an entry that a crash cut off lie behind it: nothing was sent for it, and "
@@ -82,14 +84,15 @@ def verify_command(*, ledger: Path, anchor: Anchor | None, as_json: bool) -> Non
     )
 
 
-def _accountant() -> Accountant:
-    # For `show` alone: it takes a second to import, and `verify` does without.
+def accountant() -> Accountant:
+    """The site's."""
+    # Only where it is needed: it takes a second to import, and `verify` does without.
     epsilon: Accountant = import_module("secure_client.privacy.accounting").epsilon
     return epsilon
 
 
 def _facts(account: Account) -> dict[str, object]:
-    limit = account.budget.limit
+    limit = account.limit
     return {
         "ledger": str(account.path),
         "dataset": account.budget.dataset,
@@ -98,7 +101,9 @@ def _facts(account: Account) -> dict[str, object]:
         "unit": str(limit.unit),
         "neighbours": NEIGHBOURS,
         "spendings": len(account.entries),
-        "without_guarantee": sum(not is_guaranteed(each) for each in account.entries),
+        "without_guarantee": sum(not is_guaranteed(each) for each in account.entries)
+        + len(account.exposures),
+        "guaranteed": account.guaranteed,
         "unfinished_bytes": account.unfinished,
         "anchor": str(account.anchor),
     }
@@ -110,9 +115,35 @@ def _text(value: object) -> str:
 
 def _remaining(account: Account, epsilon: Accountant) -> list[tuple[Event, int]]:
     """Of the latest release and of the latest training: how many more releases, or steps, like it fit."""
-    history, limit = account.history, account.budget.limit
+    history, limit = account.history, account.limit
     latest = {type(event): event for event in history}.values()
     return [(event, remaining(history, event, limit, epsilon)) for event in latest]
+
+
+def _decisions(account: Account) -> dict[str, object]:
+    """What the ledger's other lines say, as JSON has it."""
+    began = account.budget.limit
+    exposed = [exposure_to_json(each) for each in account.exposures]
+    changed = [allowance_to_json(each) for each in account.allowances]
+    return {
+        "limit_at_first": {"epsilon": began.epsilon, "delta": began.delta},
+        "limits": [{name: each[name] for name in ("time", "epsilon", "delta", "reason")} for each in changed],
+        "exact": [{name: each[name] for name in ("time", "run", "agreement")} for each in exposed],
+    }
+
+
+def _decisions_in_words(account: Account) -> list[str]:
+    """A line for each: runs of which exact values left, and how the limit changed."""
+    exposed = [
+        f"run {each.run!r}, from {each.time}: exact values, without a guarantee for any record"
+        for each in account.exposures
+    ]
+    before = [account.budget.limit, *(each.limit for each in account.allowances)]
+    changed = [
+        f"limit, from {each.time}: {each.limit}, was {was}: {each.reason}"
+        for was, each in zip(before, account.allowances, strict=False)
+    ]
+    return [*exposed, *changed]
 
 
 def _entry(entry: Entry) -> dict[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -70,10 +71,15 @@ class Spending:
 
 @dataclass(frozen=True)
 class Budget:
-    """What the first line says."""
+    """What the first line says: of which data set, with what limit to begin with.
+
+    ``salt``: 16 random bytes in hex, or none in a ledger that was begun without. It never leaves the site; so nobody
+    who is shown a line's hash can try out which limit would give it.
+    """
 
     dataset: str
     limit: Limit
+    salt: str = ""
 
 
 @dataclass(frozen=True)
@@ -100,6 +106,7 @@ def budget_to_json(budget: Budget) -> dict[str, object]:
         "delta": limit.delta,
         "unit": str(limit.unit),
         "neighbours": NEIGHBOURS,
+        **({"salt": budget.salt} if budget.salt else {}),
     }
 
 
@@ -108,7 +115,10 @@ def budget_from_json(content: Mapping[str, object]) -> Budget:
     dataset, epsilon, delta = (content.get(name) for name in ("dataset", "epsilon", "delta"))
     if not (isinstance(dataset, str) and isinstance(epsilon, float) and isinstance(delta, float)):
         raise ValueError("it does not begin with a data set and its limit")
-    budget = Budget(dataset, Limit(epsilon, delta, Unit(str(content.get("unit")))))
+    salt = content.get("salt", "")
+    if not (isinstance(salt, str) and re.fullmatch("|[0-9a-f]{32}", salt)):
+        raise ValueError("it begins with a salt that is none")
+    budget = Budget(dataset, Limit(epsilon, delta, Unit(str(content.get("unit")))), salt)
     if budget_to_json(budget) != content:
         raise ValueError("it begins with a budget of another version, or with none")
     return budget

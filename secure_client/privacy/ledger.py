@@ -12,14 +12,24 @@ set really is: a site that gives the same records another name has another budge
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from secure_client.errors import LedgerError, RolledBackError
 from secure_client.privacy import durable
 from secure_client.privacy.chain import NO_LINE, Anchor, Chain, ChainError, make_line, read_chain
+from secure_client.privacy.decisions import (
+    Allowance,
+    Exposure,
+    Line,
+    allowance_to_json,
+    exposure_to_json,
+    line_from_json,
+)
 from secure_client.privacy.entries import (
     Budget,
     Entry,
@@ -28,7 +38,7 @@ from secure_client.privacy.entries import (
     Spending,
     budget_from_json,
     budget_to_json,
-    entry_from_json,
+    is_guaranteed,
     now,
     spending_to_json,
 )
@@ -46,11 +56,37 @@ class Account:
     def __init__(self, path: Path, chain: Chain) -> None:
         """:class:`ChainError` if a line says what no ledger of this version does, or there is none."""
         self.path, self._chain = path, chain
-        self.entries: tuple[Entry, ...] = tuple(
-            _parsed(entry_from_json, number, content) for number, content in enumerate(chain.contents[1:], 2)
+        self.lines: tuple[Line, ...] = tuple(
+            _parsed(line_from_json, number, content) for number, content in enumerate(chain.contents[1:], 2)
         )
-        """All that was spent, oldest first; entry ``seq`` of the chain is at ``seq`` - 1."""
+        """All after the first, oldest first; entry ``seq`` of the chain is at ``seq`` - 1."""
         self.budget: Budget = _parsed(budget_from_json, 1, chain.contents[0] if chain.contents else {})
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """All that was spent, oldest first."""
+        return tuple(each for each in self.lines if isinstance(each, Entry))
+
+    @property
+    def exposures(self) -> tuple[Exposure, ...]:
+        """The runs in which exact values left, oldest first."""
+        return tuple(each for each in self.lines if isinstance(each, Exposure))
+
+    @property
+    def allowances(self) -> tuple[Allowance, ...]:
+        """How the limit changed, oldest first."""
+        return tuple(each for each in self.lines if isinstance(each, Allowance))
+
+    @property
+    def limit(self) -> Limit:
+        """What may be spent now: as it was last changed."""
+        allowances = self.allowances
+        return allowances[-1].limit if allowances else self.budget.limit
+
+    @property
+    def guaranteed(self) -> bool:
+        """Whether what was spent is true of a record: nothing of any run left without a guarantee."""
+        return not self.exposures and all(map(is_guaranteed, self.entries))
 
     @property
     def history(self) -> tuple[Event, ...]:
@@ -108,7 +144,10 @@ class Ledger:
         ``epsilon`` is the accountant: what a history costs at a delta. :class:`LedgerError` if the file is damaged,
         cannot be written, or is of another data set or limit.
         """
-        self._path, self._budget, self._epsilon = path, Budget(dataset, limit), epsilon
+        self._path, self._epsilon = path, epsilon
+        self._budget = Budget(
+            dataset, limit, secrets.token_hex(16)
+        )  # the salt of a ledger that this one begins
         self._account: Account | None = None
         self._broken = False
         with self._opened(create=True):
@@ -146,6 +185,40 @@ class Ledger:
                 return self.anchor
         # Not under the lock: it takes the accountant many times as long to say what would have fitted.
         raise refusal(history, spending, self._budget, self._epsilon)
+
+    def expose(self, run: str, agreement_hash: bytes) -> bool:
+        """Record that exact values are about to leave in this run, unless it says so already; whether it did not.
+
+        :class:`LedgerError` if that could not be made durable: they must not be sent.
+        """
+        with self._opened() as file:
+            if any((each.run, each.agreement_hash) == (run, agreement_hash) for each in self._seen.exposures):
+                return False
+            self._append(file, self.anchor, exposure_to_json(Exposure(run, agreement_hash, now())))
+        return True
+
+    def allow(self, limit: Limit, reason: str) -> Anchor:
+        """Set the limit, which may be less than what is spent: then nothing more fits. Durable when this returns.
+
+        ``ValueError`` for a reason that is none, for another unit, and where that is the limit already;
+        :class:`LedgerError` if it could not be made durable, and may hold all the same.
+        """
+        allowance = Allowance(limit, reason, now())
+        if limit == self._budget.limit:
+            raise ValueError(f"the limit is {limit} already")
+        if limit.unit != self._budget.limit.unit:
+            raise ValueError(
+                f"what is counted for one {self._budget.limit.unit} says nothing of one {limit.unit}"
+            )
+        with self._opened() as file:
+            self._append(file, self.anchor, allowance_to_json(allowance))
+            self._budget = replace(self._budget, limit=limit)
+            return self.anchor
+
+    def guaranteed(self) -> bool:
+        """Whether all that any process has recorded so far is true of a record."""
+        with self._opened():
+            return self._seen.guaranteed
 
     def spent(self, release: Release) -> bool:
         """Whether any process has recorded a release under this name, whether or not it was sent."""
@@ -221,7 +294,7 @@ class Ledger:
         What is dropped was never acknowledged, so nothing was sent for it. What is whole may have been read by others,
         and is kept. All that was read is on the disk when this returns.
         """
-        if chain.torn and not chain.contents and not self._first_line.startswith(chain.torn):
+        if chain.torn and not chain.contents and not self._is_begun(chain.torn):
             raise LedgerError(f"{self._path} is not a privacy ledger; give the ledger a place of its own")
         try:
             if chain.unended:
@@ -237,6 +310,11 @@ class Ledger:
             self._broken = True
             raise
         return chain.unended or bool(chain.torn)
+
+    def _is_begun(self, torn: bytes) -> bool:
+        """Whether this may be a part of this data set's first line: it is as far as nothing random is in it."""
+        known = self._first_line.partition(b'"hash"')[0]
+        return known.startswith(torn[: len(known)])
 
     def _append(self, file: int, after: Anchor, content: dict[str, object]) -> None:
         line, end = make_line(after, content), durable.size(file)
@@ -266,9 +344,10 @@ def _check_same(found: Account, wanted: Budget) -> None:
         raise LedgerError(
             f"{place} is the ledger of data set {budget.dataset!r}, not of {wanted.dataset!r}: give each its own"
         )
-    if budget.limit != wanted.limit:
+    if found.limit != wanted.limit:
         raise LedgerError(
-            f"{place} was begun with {budget.limit}, and is asked for {wanted.limit}: a limit does not change"
+            f"{place} has a limit of {found.limit}, and is asked for {wanted.limit}: a limit does not change by itself;"
+            " `protoseal budget allow` changes it, with the reason"
         )
 
 

@@ -15,7 +15,7 @@ from secure_client.privacy.accounting import epsilon
 from secure_client.privacy.calibration import best_count_weight
 from secure_client.privacy.cells import Cells, ReleasedCells, release_cells
 from secure_client.privacy.chain import Anchor
-from secure_client.privacy.entries import GUARANTEE, Fact, Limit, Release, Spending, is_guaranteed
+from secure_client.privacy.entries import GUARANTEE, Fact, Limit, Release, Spending
 from secure_client.privacy.events import Event
 from secure_client.privacy.grid import Float, Ints
 from secure_client.privacy.joint import joint_sums
@@ -161,7 +161,7 @@ class Releases:
     @property
     def spent(self) -> Spent:
         """So far, over all runs."""
-        guaranteed = self._is_guaranteed and all(map(is_guaranteed, self._ledger.entries()))
+        guaranteed = self._is_guaranteed and self._ledger.guaranteed()
         return Spent(self._ledger.epsilon_spent(), self._budget.delta, guaranteed)
 
     @property

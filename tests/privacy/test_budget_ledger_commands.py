@@ -125,3 +125,48 @@ def test_what_is_no_ledger_or_no_anchor_is_told_in_one_line(path: Path, tmp_path
 def test_verify_needs_no_accountant(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "secure_client.privacy.accounting", None)
     assert "The chain holds" in output_of("verify", path)
+
+
+def test_allow_changes_the_limit_by_a_line_with_its_reason(path: Path) -> None:
+    before = path.read_bytes()
+    said = output_of("allow", path, "--epsilon", 8, "--reason", "ethics board, 3 March")
+    assert (
+        "was epsilon 3 at delta 1e-05 for one record, and is epsilon 8 at delta 1e-05 for one record" in said
+    )
+    assert path.read_bytes().startswith(before)
+    shown = output_of("show", path)
+    assert "epsilon limit     8\n" in shown
+    assert "epsilon 8 at delta 1e-05 for one record, was epsilon 3 at delta 1e-05 for one record" in shown
+    assert shown.endswith(": ethics board, 3 March\n")
+    output_of("allow", path, "--epsilon", 4, "--delta", 1e-6, "--reason", "less again")
+    as_json = json.loads(output_of("show", path, "--json"))
+    assert (as_json["epsilon_limit"], as_json["delta"]) == (4.0, 1e-6)
+    assert as_json["limit_at_first"] == {"epsilon": 3.0, "delta": 1e-5}
+    assert [(each["epsilon"], each["delta"], each["reason"]) for each in as_json["limits"]] == [
+        (8.0, 1e-5, "ethics board, 3 March"),
+        (4.0, 1e-6, "less again"),
+    ]
+    assert "The chain holds: 5 entries" in output_of("verify", path)
+
+
+def test_allow_refuses_what_is_no_decision_and_leaves_the_ledger(path: Path, tmp_path: Path) -> None:
+    before = path.read_bytes()
+    assert "--reason" in failure("allow", path, "--epsilon", 8)
+    assert "printable" in failure("allow", path, "--epsilon", 8, "--reason", " ")
+    assert "not positive" in failure("allow", path, "--epsilon", -1, "--reason", "why")
+    assert "not positive and finite" in failure("allow", path, "--epsilon", "inf", "--reason", "why")
+    assert "not between 0 and 1" in failure("allow", path, "--epsilon", 1, "--delta", 2, "--reason", "why")
+    assert "already" in failure("allow", path, "--epsilon", 3, "--reason", "why")
+    assert "is not there" in failure("allow", tmp_path / "none", "--epsilon", 3, "--reason", "why")
+    assert path.read_bytes() == before
+    assert not (tmp_path / "none").exists()
+
+
+def test_show_says_of_which_runs_exact_values_left(path: Path) -> None:
+    assert json.loads(output_of("show", path, "--json"))["exact"] == []
+    open_ledger(path).expose("run-7", bytes(32))
+    shown, as_json = output_of("show", path), json.loads(output_of("show", path, "--json"))
+    assert "run 'run-7', from 2" in shown
+    assert "exact values, without a guarantee for any record" in shown
+    assert [each["run"] for each in as_json["exact"]] == ["run-7"]
+    assert as_json["guaranteed"] is False

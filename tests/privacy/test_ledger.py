@@ -93,7 +93,7 @@ def test_a_new_budget_is_told(path: Path, caplog: pytest.LogCaptureFixture) -> N
     [
         ("lungs", LIMIT, "data set 'heart-2024', not of 'lungs'"),
         (DATASET, replace(LIMIT, epsilon=8.0), "epsilon 3 at delta 1e-05 .* epsilon 8 at delta 1e-05"),
-        (DATASET, replace(LIMIT, epsilon=1.0), "a limit does not change"),
+        (DATASET, replace(LIMIT, epsilon=1.0), "a limit does not change by itself; `protoseal budget allow`"),
         (DATASET, replace(LIMIT, delta=1e-4), "epsilon 3 at delta 1e-05 .* epsilon 3 at delta 0.0001"),
         (DATASET, replace(LIMIT, unit=Unit.SUBJECT), "for one record, .* for one subject"),
     ],

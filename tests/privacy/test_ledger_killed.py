@@ -14,12 +14,15 @@ import pytest
 
 from secure_client.errors import LedgerError
 from secure_client.privacy.entries import Release
-from tests.support.budgets import open_ledger, spending
+from secure_client.privacy.ledger import read_account
+from tests.support.budgets import LIMIT, open_ledger, spending
 from tests.support.processes import environment
-from tests.support.spending_process import Settings
+from tests.support.spending_process import Settings, exposed_in, limit_after
 
 
-def deaths(folder: Path, double: str = "", *, begun: bool = False) -> Iterator[tuple[Settings, str]]:
+def deaths(
+    folder: Path, double: str = "", *, begun: bool = False, line: str = "spending"
+) -> Iterator[tuple[Settings, str]]:
     """A process that died before its first step, one that died before its second, and so on, until one does not.
 
     With ``begun`` it finds a ledger with an entry, and a second one of which a crash left the half.
@@ -27,7 +30,7 @@ def deaths(folder: Path, double: str = "", *, begun: bool = False) -> Iterator[t
     for point in range(1, 100):
         place = folder / str(point)
         place.mkdir()
-        settings = Settings(str(place), point=point, double=double)
+        settings = Settings(str(place), point=point, double=double, line=line)
         if begun:
             open_ledger(settings.ledger).spend(spending(1, "run-0"))
             whole = settings.ledger.read_bytes()
@@ -75,6 +78,47 @@ def test_whatever_the_step_the_ledger_shows_all_that_left(tmp_path: Path, begun:
     in_order = iter(where)
     assert all(step in in_order for step in 2 * each), where
     assert ("before ftruncate" in where) == begun
+
+
+def check_decision_shown(settings: Settings) -> None:
+    """All that was acknowledged is in the ledger, and at most one more; it goes on, under the limit that it says."""
+    sent = settings.sent.read_text(encoding="utf-8").split() if settings.sent.exists() else []
+    begun = settings.ledger.exists() and b"\n" in settings.ledger.read_bytes()
+    limit = read_account(settings.ledger).limit if begun else LIMIT
+    ledger = open_ledger(settings.ledger, limit=limit)
+    shown = read_account(settings.ledger)
+    exposed, allowed = [each.run for each in shown.exposures], [each.limit for each in shown.allowances]
+    assert set(map(exposed_in, map(int, sent))) <= set(exposed) or settings.line != "exact"
+    assert set(map(limit_after, map(int, sent))) <= set(allowed) or settings.line != "limit"
+    assert 0 <= len(shown.lines) - len(sent) <= 1
+    assert shown.guaranteed is not bool(exposed)
+    before = ledger.epsilon_spent()
+    ledger.spend(spending(9, "run-2"))
+    assert open_ledger(settings.ledger, limit=limit).epsilon_spent() > before
+
+
+@pytest.mark.parametrize("line", ["exact", "limit"])
+def test_whatever_the_step_a_decision_that_was_acknowledged_is_shown(tmp_path: Path, line: str) -> None:
+    where = []
+    for settings, step in deaths(tmp_path, line=line):
+        cut = after_power_cut(settings)
+        check_decision_shown(settings)
+        check_decision_shown(cut)
+        where.append(step)
+    each = ["before write", "during write", "before fsync", "before send", "before what follows"]
+    in_order = iter(where)
+    assert all(step in in_order for step in 2 * each), where
+
+
+@pytest.mark.parametrize("line", ["exact", "limit"])
+def test_a_decision_that_is_not_synced_is_caught(tmp_path: Path, line: str) -> None:
+    with pytest.raises(AssertionError, match="set"):
+        check_decisions(tmp_path, line)
+
+
+def check_decisions(folder: Path, line: str) -> None:
+    for settings, _ in deaths(folder, "not synced", line=line):
+        check_decision_shown(after_power_cut(settings))
 
 
 def check_all(folder: Path, double: str, *, power: bool) -> None:

@@ -131,7 +131,9 @@ def test_a_first_line_that_was_cut_off_is_begun_again(tmp_path: Path) -> None:
     for end in range(len(first)):
         path.write_bytes(first[:end])
         assert open_ledger(path).history == ()
-        assert path.read_bytes() == first
+        begun = read_account(path)  # with another salt, but where no more than the newline was cut off
+        assert (begun.lines, begun.budget.limit, len(path.read_bytes())) == ((), LIMIT, len(first))
+        assert (path.read_bytes() == first) == (end == len(first) - 1)
 
 
 def test_a_restored_older_copy_is_told_by_its_anchor(path: Path) -> None:

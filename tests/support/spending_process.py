@@ -14,14 +14,16 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from secure_client.errors import BudgetError
 from secure_client.privacy import durable
+from secure_client.privacy.entries import Limit
 from secure_client.privacy.events import Event
+from secure_client.privacy.ledger import Ledger
 from tests.support.budgets import DATASET, LIMIT, exact_epsilon, spending
 
 STEPS = ("open", "write", "ftruncate", "fsync")
@@ -33,7 +35,8 @@ class Settings:
     """``point`` is the step before which it dies, counted from 1, or 0. ``meet`` is a folder in which processes wait
     for each other, a moment, between reading the ledger and writing it.
 
-    ``double`` weakens the code: "sent first", "not synced" or "not locked".
+    ``double`` weakens the code: "sent first", "not synced" or "not locked". ``line`` is what it writes before it sends:
+    a "spending", that values leave "exact", or another "limit".
     """
 
     folder: str
@@ -43,6 +46,7 @@ class Settings:
     meet: str = ""
     double: str = ""
     noise: float = 6.2
+    line: str = "spending"
 
     @property
     def ledger(self) -> Path:
@@ -130,10 +134,27 @@ def _meeting(settings: Settings) -> Callable[[Sequence[Event], float], float]:
     return epsilon
 
 
+def _write(ledger: Ledger, settings: Settings, number: int) -> None:
+    if settings.line == "exact":
+        ledger.expose(exposed_in(number), bytes(32))
+    elif settings.line == "limit":
+        ledger.allow(limit_after(number), "the board's decision")
+    else:
+        ledger.spend(spending(number, settings.run, noise=settings.noise))
+
+
+def exposed_in(number: int) -> str:
+    """The run of the line that comes before what is sent as this number."""
+    return f"exact-{number}"
+
+
+def limit_after(number: int) -> Limit:
+    """Of the line that comes before what is sent as this number."""
+    return replace(LIMIT, epsilon=LIMIT.epsilon + number)
+
+
 def main(settings: Settings) -> None:
     """Spend and send, until all is sent or nothing remains."""
-    from secure_client.privacy.ledger import Ledger  # noqa: PLC0415 (after the steps are laid)
-
     steps = Steps(settings)
     durable.__dict__["os"] = steps.system()
     if settings.double == "not locked":
@@ -145,7 +166,7 @@ def main(settings: Settings) -> None:
         if settings.double == "sent first":
             _send(settings, number)
         try:
-            ledger.spend(spending(number, settings.run, noise=settings.noise))
+            _write(ledger, settings, number)
         except BudgetError:
             return
         steps.before("send")

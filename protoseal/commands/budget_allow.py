@@ -1,0 +1,43 @@
+"""``protoseal budget allow``: change what may be spent of a data set, with the reason, in its ledger."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from protoseal.commands.budget_ledger import accountant
+from protoseal.commands.reporting import one_line_errors
+from protoseal.errors import UserError
+from secure_client.privacy.decisions import LONGEST_REASON
+from secure_client.privacy.entries import Limit
+from secure_client.privacy.ledger import Ledger, read_account
+from secure_client.privacy.limits import epsilon_of
+
+
+@click.command("allow")
+@click.argument("ledger", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--epsilon", type=float, required=True, help="All that may ever be spent, over all runs.")
+@click.option("--delta", type=float, help="The same as before unless given.")
+@click.option(
+    "--reason", required=True, help=f"Who decided it and why, in at most {LONGEST_REASON} characters."
+)
+@one_line_errors
+def allow_command(*, ledger: Path, epsilon: float, delta: float | None, reason: str) -> None:
+    """Raise or lower a data set's limit, by an entry of its ledger that stays there.
+
+    The site's file has to say the same limit from then on. What is spent already stays spent.
+    """
+    before = read_account(ledger)
+    was = before.limit
+    account = Ledger(ledger, before.budget.dataset, was, epsilon=accountant())
+    try:
+        account.allow(Limit(epsilon, was.delta if delta is None else delta, was.unit), reason)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    after = read_account(ledger)
+    spent = epsilon_of(after.history, after.limit, accountant())
+    click.echo(
+        f"The limit of data set {after.budget.dataset!r} was {was}, and is {after.limit}; epsilon {spent:.6g} of it is"
+        f" spent. Let [privacy] of the site's file say the same."
+    )

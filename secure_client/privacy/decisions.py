@@ -1,0 +1,98 @@
+"""Lines of a privacy ledger that spend nothing, and change what the others mean: who decided what of a data set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from secure_client.privacy.entries import Entry, Limit, Unit, entry_from_json
+
+LONGEST_REASON = 500
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """In this run, under this agreement, exact values left: there is no guarantee for any record from then on."""
+
+    run: str
+    agreement_hash: bytes
+    time: str
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """From here on this is the limit, for a ``reason`` that whoever decided it gave.
+
+    ``ValueError`` unless that is 1 to 500 printable characters.
+    """
+
+    limit: Limit
+    reason: str
+    time: str
+
+    def __post_init__(self) -> None:
+        if not (self.reason.strip() and len(self.reason) <= LONGEST_REASON and self.reason.isprintable()):
+            raise ValueError(f"a reason is 1 to {LONGEST_REASON} printable characters")
+
+
+Line = Entry | Exposure | Allowance
+"""What a line after the first says."""
+
+
+def exposure_to_json(exposure: Exposure) -> dict[str, object]:
+    """A line's content."""
+    return {
+        "kind": "no guarantee",
+        "time": exposure.time,
+        "run": exposure.run,
+        "agreement": exposure.agreement_hash.hex(),
+    }
+
+
+def allowance_to_json(allowance: Allowance) -> dict[str, object]:
+    """A line's content."""
+    limit = allowance.limit
+    return {
+        "kind": "limit",
+        "time": allowance.time,
+        "epsilon": limit.epsilon,
+        "delta": limit.delta,
+        "unit": str(limit.unit),
+        "reason": allowance.reason,
+    }
+
+
+def line_from_json(content: Mapping[str, object]) -> Line:
+    """What a line after the first says; ``ValueError`` for what no ledger of this version has."""
+    match content.get("kind"):
+        case "no guarantee":
+            return _exposure(content)
+        case "limit":
+            return _allowance(content)
+        case _:
+            return entry_from_json(content)
+
+
+def _exposure(content: Mapping[str, object]) -> Exposure:
+    run, agreement, time = (content.get(name) for name in ("run", "agreement", "time"))
+    if not (isinstance(run, str) and isinstance(agreement, str) and isinstance(time, str)):
+        raise ValueError("it does not say in which run values left without a guarantee")
+    exposure = Exposure(run, bytes.fromhex(agreement), time)
+    _check_all_said(exposure_to_json(exposure), content)
+    return exposure
+
+
+def _allowance(content: Mapping[str, object]) -> Allowance:
+    epsilon, delta, reason, time = (content.get(name) for name in ("epsilon", "delta", "reason", "time"))
+    if not (isinstance(epsilon, float) and isinstance(delta, float)):
+        raise ValueError("it does not say what the limit is")
+    if not (isinstance(reason, str) and isinstance(time, str)):
+        raise ValueError("it does not say why the limit changed")
+    allowance = Allowance(Limit(epsilon, delta, Unit(str(content.get("unit")))), reason, time)
+    _check_all_said(allowance_to_json(allowance), content)
+    return allowance
+
+
+def _check_all_said(known: Mapping[str, object], content: Mapping[str, object]) -> None:
+    if known != content:
+        raise ValueError(f"it says more than a line of kind {content.get('kind')!r} does")

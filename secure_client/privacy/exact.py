@@ -1,0 +1,46 @@
+"""A run without noise of a site that keeps a privacy ledger: the ledger says so, before anything exact leaves."""
+
+from __future__ import annotations
+
+import logging
+
+from protoseal.config import Agreement
+from protoseal.config.privacy import BudgetSection
+from secure_client.privacy.accounting import epsilon
+from secure_client.privacy.entries import Limit
+from secure_client.privacy.ledger import Ledger
+from secure_client.privacy.releases import NO_GUARANTEE, Spent
+
+_log = logging.getLogger("protoseal.site")
+
+
+class ExactReleases:
+    """What a site lets go as it is, which ends the guarantee for its data set, in all runs that come."""
+
+    def __init__(self, agreement: Agreement, budget: BudgetSection) -> None:
+        """Open the ledger, or begin it; :class:`LedgerError` where it cannot be written, or is of another limit."""
+        self._agreement, self._budget = agreement, budget
+        self._ledger = Ledger(
+            budget.ledger, budget.dataset, Limit(budget.epsilon, budget.delta), epsilon=epsilon
+        )
+
+    def declare(self) -> None:
+        """Have it in the ledger that this run has no guarantee, once; durable when this returns.
+
+        :class:`LedgerError` where that cannot be: then nothing may leave.
+        """
+        if self._ledger.expose(self._agreement.run, self._agreement.hash()):
+            _log.warning(
+                "%s: exact values leave in run %r: %s for data set %r any more",
+                *(self._budget.ledger, self._agreement.run, NO_GUARANTEE, self._budget.dataset),
+            )
+
+    @property
+    def spent(self) -> Spent:
+        """So far, over all runs; guaranteed is none of it."""
+        return Spent(self._ledger.epsilon_spent(), self._budget.delta, guaranteed=False)
+
+
+def open_exact(agreement: Agreement, budget: BudgetSection | None) -> ExactReleases | None:
+    """None where what leaves is noisy, or the site keeps no ledger."""
+    return None if agreement.privacy is not None or budget is None else ExactReleases(agreement, budget)
