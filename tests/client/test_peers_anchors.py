@@ -1,0 +1,261 @@
+"""A site holds its ledger to what the coordinator has kept, and its peers' to what it has seen itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+
+from crypto.keys import StorageKey
+from protoseal.anchors import AnchorRecord
+from protoseal_wire.anchors import anchor_key
+from protoseal_wire.messages import ActiveList, LedgerAnchor, Phase, PhaseKey, PresenceStatement
+from secure_client.anchors import OwnAnchor, PeerAnchors
+from secure_client.errors import RolledBackError, Violation
+from secure_client.journal import Journal
+from secure_client.privacy.chain import Anchor
+from secure_client.privacy.ledger import Ledger
+from secure_client.privacy.releases import Releases
+from tests.support.anchors import anchor, with_noise
+from tests.support.budgets import DATASET, open_ledger, spending
+from tests.support.small import FEDERATION, RUN, small_agreement
+
+A, B, C = "clinic-a", "clinic-b", "clinic-c"
+KEY = anchor_key(FEDERATION, A, DATASET)
+
+
+class Books:
+    """What of :class:`Releases` its anchor is taken of."""
+
+    dataset = DATASET
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    @property
+    def anchor(self) -> Anchor:
+        return self._ledger.anchor
+
+    def check_anchor(self, anchor: Anchor) -> None:
+        self._ledger.check_anchor(*anchor)
+
+
+def own(path: Path) -> OwnAnchor:
+    return OwnAnchor(with_noise(), A, cast("Releases", Books(open_ledger(path))))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    ledger = open_ledger(tmp_path / "heart.ledger")
+    for number in (1, 2, 3):
+        ledger.spend(spending(number))
+    return tmp_path / "heart.ledger"
+
+
+def last(path: Path) -> LedgerAnchor:
+    seq, head = open_ledger(path).anchor
+    return LedgerAnchor(KEY, seq, bytes.fromhex(head))
+
+
+def test_a_site_shows_the_last_entry_of_its_ledger(path: Path) -> None:
+    assert own(path).now == last(path)
+    assert OwnAnchor(small_agreement(), A, None).now is None
+
+
+def test_a_ledger_that_went_on_from_what_was_kept_is_as_it_should_be(path: Path) -> None:
+    kept = last(path)
+    own(path).check_kept(None)
+    own(path).check_kept(kept)
+    open_ledger(path).spend(spending(4))
+    own(path).check_kept(kept)
+
+
+@pytest.mark.parametrize("lines", [0, 2])
+@pytest.mark.parametrize("more", [0, 1, 5])
+def test_an_older_copy_is_refused_however_far_it_went_on(path: Path, lines: int, more: int) -> None:
+    kept = last(path)
+    older = path.read_bytes().splitlines(keepends=True)[:lines]
+    path.write_bytes(b"".join(older))
+    for number in range(more):
+        open_ledger(path).spend(spending(number, "run-2"))
+    before = path.read_bytes()
+    with pytest.raises(RolledBackError, match=r"the coordinator has kept entry 3;.* spend nothing"):
+        own(path).check_kept(kept)
+    if before:
+        assert path.read_bytes() == before
+
+
+def test_what_is_kept_of_another_ledger_is_no_ground_to_believe_anything(path: Path) -> None:
+    with pytest.raises(Violation, match="not of this site's ledger"):
+        own(path).check_kept(LedgerAnchor(bytes(32), 0, bytes(32)))
+    with pytest.raises(Violation, match="not of this site's ledger"):
+        OwnAnchor(small_agreement(), A, None).check_kept(last(path))
+
+
+class Peer:
+    """What clinic-a remembers in one run, which can be restarted."""
+
+    def __init__(self, folder: Path, run: str, record: AnchorRecord | None) -> None:
+        self._folder, self._run, self._record = folder, run, record
+        self.open()
+
+    def open(self) -> None:
+        agreed = with_noise().model_copy(update={"run": self._run})
+        self.journal = Journal(
+            self._folder / f"{self._run}.sqlite",
+            run=self._run,
+            agreement_hash=agreed.hash(),
+            site=A,
+            storage=StorageKey(bytes(32)),
+        )
+        self._anchors = PeerAnchors(agreed, A, self.journal, self._record)
+
+    def restart(self) -> None:
+        self.journal.close()
+        self.open()
+
+    def sees(self, round_number: int, attempt: int = 1, **stated: LedgerAnchor | None) -> None:
+        """A list of that attempt; clinic-c never changes."""
+        named = {B: stated.get("b", anchor(1)), C: anchor(1), A: stated.get("a", anchor(1))}
+        holds = np.zeros(3, dtype=np.bool_)
+        active = ActiveList(
+            tuple(PresenceStatement(site, holds, b"", anchor=at) for site, at in named.items())
+        )
+        self._anchors.check(PhaseKey(self._run, round_number, attempt, Phase.PRESENCE), active)
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Iterator[AnchorRecord]:
+    with AnchorRecord.open(tmp_path / "heart.ledger.peers") as opened:
+        yield opened
+
+
+@pytest.fixture
+def peer(tmp_path: Path, record: AnchorRecord) -> Iterator[Peer]:
+    made = Peer(tmp_path, RUN, record)
+    yield made
+    made.journal.close()
+
+
+BEHIND = [
+    (anchor(4), "ends with entry 4, and has had entry 5"),
+    (anchor(5, "another"), "has another entry 5, and has had entry 5"),
+    (anchor(0, "begun anew"), "ends with entry 0, and has had entry 5"),
+]
+
+
+def test_ledgers_that_grow_or_stay_are_taken(peer: Peer, record: AnchorRecord) -> None:
+    for number, seq in enumerate((3, 3, 4, 9), 1):
+        peer.sees(number, b=anchor(seq))
+        peer.restart()
+    assert record.held(B, anchor(0).key) == anchor(9)
+
+
+@pytest.mark.parametrize(("later", "message"), BEHIND)
+@pytest.mark.parametrize("restarted", [False, True])
+def test_one_that_is_behind_its_own_earlier_word_is_refused_by_name(
+    peer: Peer, record: AnchorRecord, later: LedgerAnchor, message: str, restarted: bool
+) -> None:
+    peer.sees(1, b=anchor(5))
+    if restarted:
+        peer.restart()
+    for _ in range(2):
+        with pytest.raises(Violation, match=f"clinic-b's privacy ledger {message}"):
+            peer.sees(2, b=later)
+    assert record.held(B, anchor(0).key) == anchor(5)
+
+
+@pytest.mark.parametrize(("later", "message"), BEHIND)
+def test_one_that_is_behind_what_was_seen_in_another_run_is_refused(
+    tmp_path: Path, record: AnchorRecord, later: LedgerAnchor, message: str
+) -> None:
+    earlier = Peer(tmp_path, "earlier", record)
+    earlier.sees(1, b=anchor(5))
+    earlier.journal.close()
+    peer = Peer(tmp_path, RUN, record)
+    with pytest.raises(Violation, match=message):
+        peer.sees(1, b=later)
+    peer.journal.close()
+
+
+@pytest.mark.parametrize(("later", "message"), BEHIND)
+def test_without_a_record_over_all_runs_it_is_not(tmp_path: Path, later: LedgerAnchor, message: str) -> None:
+    """The power of the last."""
+    earlier, peer = Peer(tmp_path, "earlier", None), Peer(tmp_path, RUN, None)
+    earlier.sees(1, b=anchor(5))
+    peer.sees(1, b=later)
+    for each in (earlier, peer):
+        each.journal.close()
+
+
+def test_two_runs_at_once_over_one_ledger_are_taken_in_any_order(
+    tmp_path: Path, record: AnchorRecord
+) -> None:
+    """A statement of the one may come after a later one of the other, and is no older copy."""
+    runs = [Peer(tmp_path, run, record) for run in ("run-x", "run-y")]
+    runs[1].sees(1, b=anchor(6))
+    runs[0].sees(1, b=anchor(5))
+    runs[0].restart()
+    runs[0].sees(2, b=anchor(7))
+    runs[1].sees(2, b=anchor(6))
+    assert record.held(B, anchor(0).key) == anchor(7)
+    for each in runs:
+        each.journal.close()
+
+
+def test_two_hashes_of_one_entry_are_refused_in_whichever_runs_they_come(
+    tmp_path: Path, record: AnchorRecord
+) -> None:
+    runs = [Peer(tmp_path, run, record) for run in ("run-x", "run-y")]
+    runs[1].sees(1, b=anchor(6))
+    with pytest.raises(Violation, match="has another entry 6"):
+        runs[0].sees(1, b=anchor(6, "another"))
+    for each in runs:
+        each.journal.close()
+
+
+def test_an_earlier_list_that_is_read_again_is_no_step_back(peer: Peer) -> None:
+    """As the masks' rules do, which look at the earlier attempts of a round."""
+    peer.sees(1, 1, b=anchor(3))
+    peer.sees(1, 2, b=anchor(4))
+    peer.sees(1, 1, b=anchor(3))
+    peer.restart()
+    peer.sees(1, 1, b=anchor(3))
+    with pytest.raises(Violation, match="ends with entry 3"):
+        peer.sees(1, 3, b=anchor(3))
+
+
+def test_another_data_set_is_another_ledger(peer: Peer) -> None:
+    """Which is a site's own to say: it is believed."""
+    peer.sees(1, b=anchor(5))
+    peer.sees(2, b=anchor(0, key="other scans"))
+    with pytest.raises(Violation, match="has had entry 5"):
+        peer.sees(3, b=anchor(4))
+
+
+def test_its_own_anchor_is_held_to_the_ledger_and_not_to_lists(peer: Peer) -> None:
+    peer.sees(1, a=anchor(5))
+    peer.sees(2, a=anchor(4))
+
+
+def test_a_peer_that_states_none_is_refused(peer: Peer) -> None:
+    with pytest.raises(Violation, match="clinic-b states no entry of its privacy ledger"):
+        peer.sees(1, b=None)
+
+
+def test_without_noise_nothing_is_kept(tmp_path: Path) -> None:
+    agreed = small_agreement()
+    with Journal(
+        tmp_path / "plain.sqlite",
+        run=RUN,
+        agreement_hash=agreed.hash(),
+        site=A,
+        storage=StorageKey(bytes(32)),
+    ) as journal:
+        anchors = PeerAnchors(agreed, A, journal, None)
+        statement = PresenceStatement(B, np.zeros(3, dtype=np.bool_), b"")
+        anchors.check(PhaseKey(RUN, 1, 1, Phase.PRESENCE), ActiveList((statement,)))
+        assert journal.get("anchors of peers") is None
