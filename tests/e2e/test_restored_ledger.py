@@ -3,37 +3,43 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from protoseal.anchors import AnchorRecord
 from protoseal.config import Agreement, Method, PrivacySection
+from protoseal.files import read_site_log
 from protoseal_wire.anchors import anchor_key
 from secure_client.anchors import PEERS
-from secure_client.privacy.accounting import epsilon
+from secure_client.privacy.entries import is_guaranteed
 from secure_client.privacy.ledger import read_account
 from secure_client.privacy.planned import event_of
 from tests.e2e.federations import small_agreement, small_sites
+from tests.support.budgets import exact_epsilon
+from tests.support.killed_party import RELEASE
+from tests.support.killed_release import UNHARMED
 from tests.support.nursery import Nursery
 from tests.support.processes import Federation, Running
 
-ROUNDS = 2
-PRIVACY = PrivacySection(clip=0.5, noise_multiplier=0.4, min_count=1.0)
+PRIVACY = PrivacySection(clip=0.5, noise_multiplier=3.0, min_count=1.0)
 DELTA = 1e-5
 VICTIM = "site-1"
 
 
 def agreement() -> Agreement:
-    agreed = small_agreement(rounds=ROUNDS)
+    agreed = small_agreement(rounds=1)
     return Agreement.model_validate({**dict(agreed), "method": Method.PFPL, "privacy": PRIVACY})
 
 
 def allow(federation: Federation) -> None:
-    """To each site what three runs take."""
-    limit = epsilon([event_of(federation.agreement, PRIVACY)] * (3 * ROUNDS), DELTA)
+    """To each site more than these runs take, and that one of them has no noise."""
+    limit = exact_epsilon([event_of(federation.agreement, PRIVACY)] * 9, DELTA)
     for name in federation.names:
         with (federation.folder(name) / "site.toml").open("a", encoding="utf-8") as file:
             file.write(
                 f'[privacy]\ndataset = "scans of {name}"\nledger = "ledger.jsonl"\nepsilon = {limit!r}\n'
+                "allow_no_guarantee = true\n"
             )
 
 
@@ -53,7 +59,9 @@ def run_to_end(federation: Federation) -> None:
 
 
 def start(federation: Federation) -> tuple[Running, dict[str, Running]]:
-    return federation.start_coordinator(), federation.start_sites()
+    own = {RELEASE: UNHARMED.to_text()}
+    coordinator = federation.start_coordinator()
+    return coordinator, {name: federation.start_site(name, own=own) for name in federation.names}
 
 
 def kill(coordinator: Running, sites: dict[str, Running]) -> None:
@@ -74,19 +82,37 @@ def kept(path: Path, federation: Federation) -> tuple[int, str]:
     return held.seq, held.head.hex()
 
 
+def told(federation: Federation, name: str) -> list[tuple[float | None, bool]]:
+    """What ``site.json`` says of each round: epsilon, and whether it is guaranteed."""
+    return [(each.epsilon, each.guaranteed) for each in read_site_log(federation.folder(name)).rounds]
+
+
 def test_an_older_ledger_is_refused_by_the_coordinators_record_and_without_it_by_the_peers(
     tmp_path: Path, nursery: Nursery
 ) -> None:
+    """It is one that lacks a run with noise, and one without, after which nothing was guaranteed any more."""
     with Federation(
         tmp_path / "run", agreement(), small_sites(3), gated=False, nursery=nursery
     ) as federation:
         allow(federation)
+        path, spent = ledger(federation, VICTIM), exact_epsilon([event_of(agreement(), PRIVACY)], DELTA)
         run_to_end(federation)
-        path = ledger(federation, VICTIM)
+        assert told(federation, VICTIM) == [(spent, True)]
         older = path.read_bytes()
+
+        with without_noise(federation):
+            name_run(federation, "exact")
+            run_to_end(federation)
+        assert [each.run for each in read_account(path).exposures] == ["exact"]
+        assert told(federation, VICTIM) == [(spent, False)]
+
         name_run(federation, "second")
         run_to_end(federation)  # nobody takes a ledger that went on for one that was put back
-        newest, record = read_account(path).anchor, federation.root / "coordinator" / "anchors.sqlite"
+        account = read_account(path)
+        assert [is_guaranteed(each) for each in account.entries] == [True, True]
+        assert [guaranteed for _, guaranteed in told(federation, VICTIM)] == [account.guaranteed] == [False]
+        newest, record = account.anchor, federation.root / "coordinator" / "anchors.sqlite"
+        assert newest.seq == 3
         theirs = [ledger(federation, name).with_name("ledger.jsonl" + PEERS) for name in ("site-2", "site-3")]
         assert [kept(each, federation) for each in (record, *theirs)] == [newest] * 3
         path.write_bytes(older)
@@ -94,9 +120,9 @@ def test_an_older_ledger_is_refused_by_the_coordinators_record_and_without_it_by
         name_run(federation, "third")
         coordinator, sites = start(federation)
         assert sites[VICTIM].exit_code() == 1
-        assert f"has had {newest.seq}: an older copy was put in its place" in sites[VICTIM].log()
-        assert f"the coordinator has kept entry {newest.seq}" in sites[VICTIM].log()
-        coordinator.wait_for_log(f"{VICTIM}: its privacy ledger ends with entry {newest.seq - ROUNDS}")
+        assert "ends with entry 1, and has had 3: an older copy was put in its place" in sites[VICTIM].log()
+        assert "the coordinator has kept entry 3" in sites[VICTIM].log()
+        coordinator.wait_for_log(f"{VICTIM}: its privacy ledger ends with entry 1")
         coordinator.wait_for_log(f"{VICTIM} left")
         kill(coordinator, sites)
         assert path.read_bytes() == older
@@ -106,9 +132,16 @@ def test_an_older_ledger_is_refused_by_the_coordinators_record_and_without_it_by
         coordinator, sites = start(federation)
         for name in ("site-2", "site-3"):
             assert sites[name].exit_code() == 1
-            assert (
-                f"{VICTIM}'s privacy ledger ends with entry {newest.seq - 1}, and has had"
-                in sites[name].log()
-            )
+            assert f"{VICTIM}'s privacy ledger ends with entry 2, and has had entry 3" in sites[name].log()
         kill(coordinator, sites)
         assert [kept(each, federation) for each in theirs] == [newest] * 2
+
+
+@contextmanager
+def without_noise(federation: Federation) -> Iterator[None]:
+    """The same agreement, but for that."""
+    path = federation.root / "agreement.toml"
+    noisy = path.read_text(encoding="utf-8")
+    path.write_text(noisy.partition("[privacy]")[0], encoding="utf-8")
+    yield
+    path.write_text(noisy, encoding="utf-8")

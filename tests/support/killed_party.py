@@ -4,6 +4,8 @@ Run as ``python -m tests.support.killed_party`` in place of ``python -m protosea
 A kill from outside falls where the machine happens to be; this one falls between the same two steps each time. Up to
 it, the process does what it does without this module.
 
+With :data:`RELEASE` it dies in the middle of a release, as :mod:`tests.support.killed_release` says.
+
 With a file named as its clock, a coordinator's deadlines pass when a test says so, and never because a machine is slow.
 """
 
@@ -23,8 +25,9 @@ from typing import Any, Self
 from protoseal_wire.messages import Phase, PhaseKey
 
 POINT, CLOCK, LOGGED = "PROTOSEAL_TEST_POINT", "PROTOSEAL_TEST_CLOCK", "PROTOSEAL_TEST_LOGGED"
+RELEASE = "PROTOSEAL_TEST_RELEASE"
 """Names in the environment: of what :meth:`Point.to_text` gives; of a file with the seconds that have passed; of the
-number of the sites' rounds that a simulation does not log any more."""
+number of the sites' rounds that a simulation does not log any more; of what `killed_release.Fate.to_text` gives."""
 
 
 class When(StrEnum):
@@ -183,6 +186,8 @@ def main() -> None:
         go_by_file(Path(os.environ[CLOCK]))
     if POINT in os.environ:
         die_at(Point.from_text(os.environ[POINT]))
+    if RELEASE in os.environ:
+        importlib.import_module("tests.support.killed_release").meet(os.environ[RELEASE])
     if LOGGED in os.environ:
         die_of_log(int(os.environ[LOGGED]))
     importlib.import_module("protoseal.cli").main()

@@ -219,9 +219,9 @@ class Federation:
         running.wait_for_log("serving on port", may_die=point is not None)
         return running
 
-    def start_site(self, name: str, point: Point | None = None) -> Running:
-        """``protoseal client run``; it dies at ``point``."""
-        return self._start(name, self.folder(name), "client", "site.toml", point)
+    def start_site(self, name: str, point: Point | None = None, own: Mapping[str, str] = {}) -> Running:
+        """``protoseal client run``; it dies at ``point``. ``own`` is added to its environment."""
+        return self._start(name, self.folder(name), "client", "site.toml", point, own)
 
     def start_sites(self) -> dict[str, Running]:
         """All of them, by name."""

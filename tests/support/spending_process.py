@@ -66,30 +66,39 @@ class Settings:
 
 
 class Steps:
-    """Counts them, dies before one, and knows what a power cut at that moment would leave of the ledger."""
+    """Counts them, dies before one, and knows what a power cut at that moment would leave of the ledger.
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings, self._count = settings, 0
-        self._named = settings.ledger.exists()
-        self._size = settings.ledger.stat().st_size if self._named else 0
+    ``point`` is that one's number, counted from 1, or its name. ``passed`` are those before it, while ``counting``.
+    """
+
+    def __init__(self, ledger: Path, note: Path, point: int | str, *, synced: bool = True) -> None:
+        self._note, self._point, self._synced = note, point, synced
+        self.passed: list[str] = []
+        self.counting = True
+        self._named = ledger.exists()
+        self._size = ledger.stat().st_size if self._named else 0
 
     def system(self) -> SimpleNamespace:
         """In place of ``os``, for :mod:`secure_client.privacy.durable`."""
         return SimpleNamespace(**{**vars(os), **{name: self._counted(getattr(os, name)) for name in STEPS}})
 
     def before(self, name: str) -> None:
-        self._count += 1
-        if self._count == self._settings.point:
-            self._die(f"before {name}")
+        self.at(f"before {name}", lambda: None)
+
+    def at(self, where: str, last: Callable[[], object]) -> None:
+        """``last`` is what it still does if it dies here."""
+        if not self.counting:
+            return
+        if self._point in (len(self.passed) + 1, where):
+            last()
+            self._die(where)
+        self.passed.append(where)
 
     def _counted(self, step: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*args: Any) -> Any:
             self.before(step.__name__)
             if step is os.write:
-                self._count += 1
-                if self._count == self._settings.point:
-                    os.write(args[0], args[1][: len(args[1]) // 2])
-                    self._die("during write")
+                self.at("during write", lambda: os.write(args[0], args[1][: len(args[1]) // 2]))
             if step is os.fsync:
                 return self._sync(args[0])
             return step(*args)
@@ -97,7 +106,7 @@ class Steps:
         return counted
 
     def _sync(self, file: int) -> None:
-        if self._settings.double == "not synced":
+        if not self._synced:
             return
         os.fsync(file)
         status = os.fstat(file)
@@ -108,7 +117,7 @@ class Steps:
 
     def _die(self, where: str) -> None:
         note = {"where": where, "left": self._size if self._named else None}
-        self._settings.death.write_text(json.dumps(note), encoding="utf-8")
+        self._note.write_text(json.dumps(note), encoding="utf-8")
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -155,7 +164,7 @@ def limit_after(number: int) -> Limit:
 
 def main(settings: Settings) -> None:
     """Spend and send, until all is sent or nothing remains."""
-    steps = Steps(settings)
+    steps = Steps(settings.ledger, settings.death, settings.point, synced=settings.double != "not synced")
     durable.__dict__["os"] = steps.system()
     if settings.double == "not locked":
         durable.__dict__["fcntl"] = SimpleNamespace(**{**vars(fcntl), "flock": lambda *_: None})
