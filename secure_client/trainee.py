@@ -28,7 +28,7 @@ from secure_client.guides import deciding_guide
 from secure_client.journal import Journal
 from secure_client.learner import Learner
 from secure_client.noisy import NoisyPrototypes
-from secure_client.privacy.releases import Releases, Spent
+from secure_client.privacy.releases import Spent
 from secure_client.training import Job, Losses, run
 
 _STATE, _TARGETS, _BASE = "model", "targets", "base"
@@ -67,6 +67,7 @@ class Trainee:
         """
         self._learner, self._journal, self._bounds = learner, journal, bounds
         self._keeps_zeros, self._noisy = keeps_zeros, noisy
+        self.releases = None if noisy is None else noisy.releases
         self._round = 0
         self._rows: NDArray[np.float64] | None = None
         self._counts: NDArray[np.int64] | None = None
@@ -137,11 +138,6 @@ class Trainee:
     def spent(self) -> Spent | None:
         """What of its privacy budget the site has spent; None where its prototypes are exact."""
         return None if self._noisy is None else self._noisy.spent
-
-    @property
-    def releases(self) -> Releases | None:
-        """What its prototypes are paid by; None where they are exact."""
-        return None if self._noisy is None else self._noisy.releases
 
     @property
     def has_trained(self) -> bool:

@@ -21,7 +21,7 @@ class ExactReleases:
         """Open the ledger, or begin it; :class:`LedgerError` where it cannot be written, or is of another limit."""
         self._agreement, self._budget = agreement, budget
         self._ledger = Ledger(
-            budget.ledger, budget.dataset, Limit(budget.epsilon, budget.delta), epsilon=epsilon
+            budget.ledger, budget.dataset, Limit(budget.epsilon, budget.delta, budget.unit), epsilon=epsilon
         )
 
     def declare(self) -> None:
