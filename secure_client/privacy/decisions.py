@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from secure_client.privacy.entries import Entry, Limit, Unit, entry_from_json
+from protoseal.config import Unit
+from secure_client.privacy.entries import Entry, Limit, entry_from_json
 
 LONGEST_REASON = 500
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from protoseal.config import Unit
 from secure_client.errors import BudgetError, LedgerError, RolledBackError
 from secure_client.privacy.chain import Anchor, make_line
-from secure_client.privacy.entries import GUARANTEE, RECORD, Limit, Spending, Unit
+from secure_client.privacy.entries import GUARANTEE, Limit, Spending
 from secure_client.privacy.ledger import Ledger, read_account
 from tests.support.budgets import LIMIT, open_ledger, spending
 
@@ -27,7 +28,7 @@ def path(tmp_path: Path) -> Path:
 
 def of_records(number: int) -> Spending:
     """With a guarantee."""
-    return replace(spending(number), facts={GUARANTEE: RECORD})
+    return replace(spending(number), facts={GUARANTEE: Unit.RECORD.value})
 
 
 def test_once_exact_values_left_nothing_is_guaranteed_any_more(path: Path) -> None:
