@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,9 @@ from protoseal.commands.reporting import one_line_errors
 from protoseal.commands.simulate import simulate
 
 if TYPE_CHECKING:
+    from protoseal.config.simulation import SimulationConfig
     from protoseal.evaluation.budget_records import Evaluation
+    from protoseal.simulation import Watcher
 
 NOISES = ("local", "distributed")
 _NOT_OF_EACH = {"seed", "early_stopping", "tensorboard", "fresh", "as_json"}
@@ -71,7 +74,12 @@ def evaluate_command(
     loaded = load_simulation(config, {**flags, "out": out}, settings)
     curve = BudgetCurve(loaded, loaded.out)
     asked = asked_for(epsilons, noises or (curve.noise,), loaded.all_seeds)
-    for evaluation in curve.run(asked, watched):
+
+    def announced(run: SimulationConfig) -> AbstractContextManager[Watcher]:
+        click.echo(f"{run.out}:", err=True)
+        return watched(run)
+
+    for evaluation in curve.run(asked, announced):
         write_page(loaded.out, evaluation)
     if as_json:
         click.echo(evaluation.model_dump_json(by_alias=True, indent=2))

@@ -36,7 +36,8 @@ def accuracy_over_epsilon(evaluation: Evaluation) -> str:
                     _line(axes, measure, points, color=f"C{index}", linestyle=dashes, label=label)
         axes.set_xticks(list(places.values()), ["∞" if math.isinf(each) else f"{each:g}" for each in places])
         axes.minorticks_off()
-        figure.legend(loc="outside right upper")
+        if axes.get_legend_handles_labels()[0]:
+            figure.legend(loc="outside right upper")
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None})
         return text.getvalue()
