@@ -79,13 +79,12 @@ class BudgetCurve:
         """What there is after each run. Runs that are there are read; the last one is complete.
 
         ``watched`` makes the watcher of a run that is not there. Raises what :func:`protoseal.simulation.simulate`
-        raises, and :class:`protoseal.evaluation.scaled_noise.NoNoiseFits` before anything runs.
+        raises; :class:`protoseal.evaluation.scaled_noise.NoNoiseFits` or ``ConfigError`` before anything runs.
         """
-        for each in asked:
-            self._noise_of(each)
+        configs = [self._config_of(each) for each in asked]  # all of them, before anything runs
         runs: list[RunAt] = []
-        for each in asked:
-            runs.append(self._as_run(each, _simulated(self._config_of(each), watched)))
+        for each, config in zip(asked, configs, strict=True):
+            runs.append(self._as_run(each, _simulated(config, watched)))
             evaluation = self._evaluation(runs, complete=len(runs) == len(asked))
             write_evaluation(self._out, evaluation)
             yield evaluation
@@ -146,7 +145,7 @@ class BudgetCurve:
             protection=config.protection.value,
             dataset=config.dataset,
             delta=SIMULATED_DELTA,
-            unit="record",
+            unit=self._agreed.unit.value,
             config=config.model_dump(mode="json", by_alias=True, exclude={"out"}),
             runs=tuple(runs),
             levels=levels_of(config.method.value, runs),
