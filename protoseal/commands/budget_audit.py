@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -123,6 +124,10 @@ def _run(
 
     if guesses is not None and guesses > canaries:
         raise click.UsageError(f"--guesses {guesses} are more than --canaries {canaries}")
+    if not isfinite(audited.claimed(canaries, delta)):
+        raise click.UsageError(
+            f"no ε is claimed for so little noise at δ = {delta:g}: there is nothing to refute"
+        )
     done = audit(audited, canaries, delta, 1 - confidence, guesses)
     usual = {"all": expected(audited, done, 1.0), "half": expected(audited, done, 0.5)}
     found = _as_json(what, done, usual)

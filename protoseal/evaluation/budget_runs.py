@@ -106,7 +106,7 @@ class BudgetCurve:
 
     def _with_noise(self, kind: str) -> PrivacySection:
         """The configuration's own noise, of one kind."""
-        if kind == LOCAL and "noise" not in PrivacySection.model_fields:
+        if kind == self.noise:
             return self._agreed
         table = self._agreed.model_dump(mode="json") | {"noise": kind}
         return validate(PrivacySection, table, source="evaluate: [privacy]", directory=Path())

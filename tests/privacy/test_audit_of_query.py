@@ -142,6 +142,8 @@ def test_the_command_fails_where_the_claim_is_refuted(monkeypatch: pytest.Monkey
         (("--canaries", 500, "--guesses", 501), "more than --canaries"),
         (("--noise-multiplier", 1e-12), "steps"),
         (("--confidence", 1), "range"),
+        (("--noise-multiplier", 0.01), "nothing to refute"),
+        (("--delta", 1e-13), "nothing to refute"),
     ],
 )
 def test_what_cannot_be_audited_is_refused(arguments: tuple[object, ...], told: str) -> None:
