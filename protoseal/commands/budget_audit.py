@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from protoseal.evaluation.audit import Audit
     from protoseal.evaluation.audited import UnderAudit
 
+NOISE = 2.0
+
 _canaries = click.option(
     "--canaries", type=click.IntRange(min=100, max=1_000_000), default=100_000, show_default=True
 )
@@ -41,12 +43,18 @@ def audit_group() -> None:
 
 
 @audit_group.command("prototypes")
-@click.option("--noise-multiplier", "noise", type=POSITIVE, default=2.0, show_default=True)
-@click.option("--releases", type=COUNT, default=1, show_default=True)
-@click.option("--clip", type=POSITIVE, default=1.0, show_default=True)
-@click.option("--count-weight", type=POSITIVE, help="Of counts beside sums.  [default: clip / dim^¼]")
 @click.option(
-    "--dim", type=click.IntRange(1, 4096), default=1, show_default=True, help="Of a feature vector."
+    "--agreement",
+    "file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="An agreement, or a file of simulate: its noise, releases and query, unless given here.",
+)
+@click.option("--noise-multiplier", "noise", type=POSITIVE, help=f"[default: {NOISE:g}]")
+@click.option("--releases", type=COUNT, help="[default: 1]")
+@click.option("--clip", type=POSITIVE, help="Norm of a record's features.  [default: 1]")
+@click.option("--count-weight", type=POSITIVE, help="Of counts beside sums.  [default: the clip]")
+@click.option(
+    "--dim", type=click.IntRange(1, 4096), default=1, show_default=True, help="Of a canary's features."
 )
 @_canaries
 @_guesses
@@ -55,9 +63,10 @@ def audit_group() -> None:
 @_json
 @one_line_errors
 def audit_prototypes(
-    noise: float,
-    releases: int,
-    clip: float,
+    file: Path | None,
+    noise: float | None,
+    releases: int | None,
+    clip: float | None,
     count_weight: float | None,
     dim: int,
     canaries: int,
@@ -67,12 +76,14 @@ def audit_prototypes(
     as_json: bool,
 ) -> None:
     """Of the noisy sums and counts of classes: one canary in each of many classes."""
+    from protoseal.commands.budget_inputs import released_by
     from protoseal.evaluation.audited_query import QueryUnderAudit
-    from secure_client.privacy.calibration import best_count_weight
     from secure_client.privacy.query import PrototypeQuery
 
+    agreed = (NOISE, 1, 1.0, None) if file is None else released_by(file)
+    noise, releases, clip = noise or agreed[0], releases or agreed[1], clip or agreed[2]
     try:
-        query = PrototypeQuery(clip, count_weight or best_count_weight(clip, dim), noise, min_count=1.0)
+        query = PrototypeQuery(clip, count_weight or agreed[3] or clip, noise, min_count=1.0)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     audited = QueryUnderAudit(query, releases, dim)

@@ -89,6 +89,15 @@ def read_agreed(path: Path, classes: int) -> Agreed:
     return Agreed(agreement, agreement.privacy, names, said.preprocessing)
 
 
+def released_by(path: Path) -> tuple[float, int, float, float]:
+    """Noise multiplier, releases, clip and weight of counts of a file's agreement; errors as of :func:`read_agreed`."""
+    from secure_client.privacy.releases import query_of
+
+    agreed = read_agreed(path, 2)
+    query = query_of(agreed.privacy, agreed.agreement.dim)
+    return query.noise_multiplier, agreed.agreement.releases, query.clip, query.count_weight
+
+
 def _of_simulation(config: SimulationConfig, classes: int) -> Agreement:
     return config.agreement(
         method=config.method,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,16 @@ def test_what_the_command_finds() -> None:
     assert "100 guesses" in text
     assert "confidence of 90 %" in text
     assert "the claim stands" in text
+
+
+def test_the_command_takes_what_is_agreed() -> None:
+    """4 releases with a noise multiplier of 6.3, as the sample has them."""
+    sample = Path(__file__).parents[2] / "deploy" / "samples" / "agreement-private.toml"
+    code, text = audited("--agreement", sample, "--canaries", 2000, "--json")
+    assert code == 0
+    assert json.loads(text)["epsilon_claimed"] == pytest.approx(epsilon([GaussianRelease(6.3)] * 4, DELTA))
+    _, text = audited("--agreement", sample, "--releases", 1, "--canaries", 2000, "--json")
+    assert json.loads(text)["epsilon_claimed"] == pytest.approx(epsilon([GaussianRelease(6.3)], DELTA))
 
 
 def test_the_command_fails_where_the_claim_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
