@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from protoseal.config import Agreement
 from protoseal.config.privacy import BudgetSection, PrivacySection
 from secure_client.errors import BudgetError
-from secure_client.privacy.accounting import epsilon
+from secure_client.privacy.accounting import Composed
 from secure_client.privacy.events import DpSgd, Event, GaussianRelease
 from secure_client.privacy.query import PrototypeQuery
 
@@ -38,6 +40,16 @@ def training_of(agreement: Agreement, agreed: PrivacySection) -> DpSgd | None:
     return DpSgd(settings.noise_multiplier, settings.sampling_rate, steps)
 
 
+def cost(history: Sequence[Event], delta: float) -> float:
+    """:func:`accounting.epsilon`, remembered: the sites that one process simulates have the same histories."""
+    return _cost(Composed.of(history), delta)
+
+
+@lru_cache(maxsize=1024)
+def _cost(composed: Composed, delta: float) -> float:
+    return composed.epsilon(delta)
+
+
 def planned_history(agreement: Agreement, agreed: PrivacySection) -> list[Event]:
     """All of a run: the training of every round, and every release."""
     training = training_of(agreement, agreed)
@@ -47,7 +59,7 @@ def planned_history(agreement: Agreement, agreed: PrivacySection) -> list[Event]
 
 def planned_epsilon(agreement: Agreement, agreed: PrivacySection, delta: float) -> float:
     """Of :func:`planned_history`; infinite where the noise is too little to say."""
-    return epsilon(planned_history(agreement, agreed), delta)
+    return cost(planned_history(agreement, agreed), delta)
 
 
 def planned_in_words(agreement: Agreement, agreed: PrivacySection) -> str:
@@ -74,7 +86,7 @@ def simulated_budget(agreement: Agreement, site: str, folder: Path) -> BudgetSec
         raise ValueError("an agreement without noise needs no budget")
     training = training_of(agreement, agreed)
     again: list[Event] = [event_of(agreement, agreed), *([] if training is None else [training])]
-    planned = epsilon([*planned_history(agreement, agreed), *again * _PAID_TWICE], SIMULATED_DELTA)
+    planned = cost([*planned_history(agreement, agreed), *again * _PAID_TWICE], SIMULATED_DELTA)
     if not math.isfinite(planned):
         raise BudgetError("with so little noise no epsilon can be told: set a larger noise_multiplier")
     return BudgetSection(

@@ -11,7 +11,6 @@ from pathlib import Path
 from protoseal.config import Agreement
 from protoseal.config.privacy import BudgetSection, Extractor, PrivacySection, Unit
 from secure_client.errors import BudgetError
-from secure_client.privacy.accounting import epsilon
 from secure_client.privacy.calibration import best_count_weight
 from secure_client.privacy.cells import Cells, ReleasedCells, release_cells
 from secure_client.privacy.chain import Anchor
@@ -20,7 +19,7 @@ from secure_client.privacy.events import Event
 from secure_client.privacy.grid import Float, Ints
 from secure_client.privacy.joint import joint_sums
 from secure_client.privacy.ledger import Ledger
-from secure_client.privacy.planned import event_of, planned_epsilon, planned_in_words, training_of
+from secure_client.privacy.planned import cost, event_of, planned_epsilon, planned_in_words, training_of
 from secure_client.privacy.query import PrototypeQuery, Released, Sums
 
 _log = logging.getLogger("protoseal.site")
@@ -75,7 +74,7 @@ class Releases:
                 f"releases for one {agreed.unit} cannot be paid out of a budget for one {budget.unit}"
             )
         limit = Limit(budget.epsilon, budget.delta, budget.unit)
-        self._ledger = Ledger(budget.ledger, budget.dataset, limit, epsilon=epsilon)
+        self._ledger = Ledger(budget.ledger, budget.dataset, limit, epsilon=cost)
 
     def begin_with(self, weights: str) -> None:
         """The SHA-256 of the initial model in hex, for the ledger to have with whatever is spent."""
