@@ -22,6 +22,8 @@ from protoseal.config import (
     load_site,
 )
 from secure_client.models import small_cnn
+from secure_client.privacy.events import DpSgd
+from secure_client.privacy.planned import planned_epsilon, training_of
 from tests.deploy.walkthrough import ROOT, SITES
 
 SAMPLES = ROOT / "deploy" / "samples"
@@ -31,6 +33,7 @@ COORDINATORS, SITE_FILES = (
     ("site.toml", "service-site.toml"),
 )
 PRIVATE, PRIVATE_SITE = "agreement-private.toml", "site-private.toml"
+WITH_NOISE = (PRIVATE, "agreement-dpsgd.toml")
 LOADERS: dict[str, Callable[[Path], object]] = {
     **dict.fromkeys(AGREEMENTS, load_agreement),
     **dict.fromkeys(COORDINATORS, load_coordinator),
@@ -67,6 +70,7 @@ def test_a_setting_that_a_sample_comments_out_is_one_that_there_is(name: str, tm
         ("agreement.toml", Method.PFPL, Protection.CKKS),
         ("agreement-masked.toml", Method.PFPL, Protection.MASKED),
         ("agreement-private.toml", Method.PFPL, Protection.CKKS),
+        ("agreement-dpsgd.toml", Method.PFPL, Protection.CKKS),
         ("agreement-fedpc.toml", Method.FEDPC, Protection.MASKED),
         ("agreement-feddbp.toml", Method.FEDDBP, Protection.MASKED),
         ("agreement-fedplcc.toml", Method.FEDPLCC, Protection.MASKED),
@@ -82,7 +86,7 @@ def test_an_agreement_is_what_the_walk_through_says(
 
 def test_agreements_are_of_one_federation_and_of_different_runs() -> None:
     agreements = [load_agreement(SAMPLES / name) for name in AGREEMENTS]
-    assert len({each.run for each in agreements}) == len(agreements) == 6
+    assert len({each.run for each in agreements}) == len(agreements) == 7
     assert len({(each.federation, each.classes, each.dim, each.preprocessing) for each in agreements}) == 1
 
 
@@ -123,8 +127,8 @@ SERVING = [
     (coordinator, site, name)
     for coordinator, site in zip(COORDINATORS, SITE_FILES, strict=True)
     for name in AGREEMENTS
-    if name != PRIVATE
-] + [(coordinator, PRIVATE_SITE, PRIVATE) for coordinator in COORDINATORS[:1]]
+    if name not in WITH_NOISE
+] + [(coordinator, PRIVATE_SITE, name) for coordinator in COORDINATORS[:1] for name in WITH_NOISE]
 
 
 @pytest.mark.parametrize(("coordinator_file", "site_file", "name"), SERVING)
@@ -155,3 +159,22 @@ def test_files_are_called_what_the_pki_commands_call_them(name: str) -> None:
     assert Path(vars(party)["ca"]).name == CA_FILE
     assert Path(vars(party)["key"]).name == KEY_FILE
     assert Path(vars(party)["certificate"]).name == "certificate.pem"
+
+
+@pytest.mark.parametrize("name", WITH_NOISE)
+def test_what_the_private_site_allows_has_room_for_the_run(tmp_path: Path, name: str) -> None:
+    shutil.copytree(SAMPLES, tmp_path, dirs_exist_ok=True)
+    shutil.copy(SAMPLES / name, tmp_path / PRIVATE)
+    site = load_site(tmp_path / PRIVATE_SITE)
+    assert site.privacy is not None
+    assert site.agreement.privacy is not None
+    planned = planned_epsilon(site.agreement, site.agreement.privacy, site.privacy.delta)
+    assert planned <= site.privacy.epsilon
+
+
+def test_the_sample_that_trains_by_dp_sgd_has_the_steps_that_it_says() -> None:
+    agreed = load_agreement(SAMPLES / "agreement-dpsgd.toml")
+    assert agreed.privacy is not None
+    training = training_of(agreed, agreed.privacy)
+    assert training == DpSgd(2.5, 0.1, 20)
+    assert (agreed.rounds, agreed.releases) == (10, 2)

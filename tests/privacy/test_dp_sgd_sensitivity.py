@@ -82,7 +82,9 @@ def test_one_record_changes_the_sum_by_the_clip_at_most(
 
 @pytest.mark.parametrize("name", ["pfpl", "fedpc", "feddbp", "fedplcc"])
 def test_one_record_changes_a_batch_by_no_more_than_float32_adds(sums: list[Tensor], name: str) -> None:
-    assert max(neighbours(sums, name, ALL.model_copy(update={"clip": 0.01}))) <= 1.0 + 1e-4
+    """Whose part in a sum of these is far below what is allowed for here."""
+    settings = ALL.model_copy(update={"clip": 0.01})
+    assert max(neighbours(sums, name, settings, count=8)) <= 1.0 + 1e-4
 
 
 @pytest.mark.parametrize("batchwise", [True, False], ids=["of the batch", "of records"])
