@@ -84,6 +84,19 @@ def test_both_branches_are_taken() -> None:
     check_suitable(model_of("feddbp"), images(1)[0])
 
 
+def test_a_public_projection_is_taken_and_stays_as_it_is() -> None:
+    """It has a buffer, and no weight that trains."""
+    agreed = agreement("tests.support.small:build")
+    projected = agreed.model_copy(update={"privacy": PRIVACY.model_copy(update={"project_from": 32})})
+    data = small_data(projected)[SITE]
+    made = build_learner(projected, SITE, data, model=projected.training.model, device="cpu")
+    before, matrices = made.state(), [each.clone() for each in made.predictor.buffers()]
+    made.train(1, None)
+    assert not any(torch.equal(value, before[name]) for name, value in made.state().items())
+    assert len(matrices) == 1
+    assert torch.equal(next(made.predictor.buffers()), matrices[0])
+
+
 def test_the_model_that_is_tried_stays_as_it_is() -> None:
     model = model_of("feddbp").eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
