@@ -21,7 +21,8 @@ from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 from protoseal.config import Norm
 from secure_client.errors import ModelError
 
-SMALL_CNN, FEDPC_CNN, GOOGLENET, MOBILENET = "small-cnn", "fedpc-cnn", "googlenet", "mobilenet-v2"
+SMALL_CNN, FEDPC_CNN, TANH_CNN = "small-cnn", "fedpc-cnn", "tanh-cnn"
+GOOGLENET, MOBILENET = "googlenet", "mobilenet-v2"
 FEDPC_HIDDEN = 384
 """Width of the layer before the embedding in :func:`fedpc_cnn`."""
 SMALL_SIDE = 64
@@ -92,6 +93,28 @@ def fedpc_cnn(shape: Shape) -> nn.Module:
         nn.Linear(64 * side**2, FEDPC_HIDDEN),
         nn.ReLU(),
         nn.Linear(FEDPC_HIDDEN, shape.dim),
+        nn.ReLU(),
+    )
+
+
+def tanh_cnn(shape: Shape) -> nn.Module:
+    """For DP-SGD: few parameters, and activations that are bounded (Papernot et al. 2021, its network for MNIST).
+
+    Convolutions of 16 channels (8×8, padding 3) and of 32 (4×4), both of stride 2, each followed by tanh and a 2×2
+    max-pooling of stride 1; linear to d (32 in the paper); ReLU, where the paper has tanh. For images of at least 16
+    pixels a side; :class:`ModelError` for smaller ones.
+    """
+    shape.check_side(TANH_CNN, 16, f"; use {SMALL_CNN}, or a larger image_size")
+    side = (shape.image_size // 2 - 1 - 4) // 2  # after a convolution of stride 2, a pooling, and both again
+    return nn.Sequential(
+        nn.Conv2d(shape.channels, 16, kernel_size=8, stride=2, padding=3),
+        nn.Tanh(),
+        nn.MaxPool2d(2, stride=1),
+        nn.Conv2d(16, 32, kernel_size=4, stride=2),
+        nn.Tanh(),
+        nn.MaxPool2d(2, stride=1),
+        nn.Flatten(),
+        nn.Linear(32 * side**2, shape.dim),
         nn.ReLU(),
     )
 
@@ -219,6 +242,7 @@ BACKBONES: Mapping[str, Callable[[Shape], nn.Module]] = MappingProxyType(
     {
         SMALL_CNN: small_cnn,
         FEDPC_CNN: fedpc_cnn,
+        TANH_CNN: tanh_cnn,
         "resnet10": partial(resnet, _Basic, (1, 1, 1, 1)),
         "resnet18": partial(resnet, _Basic, (2, 2, 2, 2)),
         "resnet34": partial(resnet, _Basic, (3, 4, 6, 3)),

@@ -12,8 +12,8 @@ from protoseal.config import Norm
 from secure_client.backbones import BACKBONES
 from secure_client.models import build_model
 
-NORMALISED = sorted(set(BACKBONES) - {"small-cnn", "fedpc-cnn"})
-BLOCKS = ("small-cnn", "fedpc-cnn", "resnet10", "resnet50", "googlenet", "mobilenet-v2")
+NORMALISED = sorted(set(BACKBONES) - {"small-cnn", "fedpc-cnn", "tanh-cnn"})
+BLOCKS = ("small-cnn", "fedpc-cnn", "tanh-cnn", "resnet10", "resnet50", "googlenet", "mobilenet-v2")
 """A network of each kind of block."""
 
 

@@ -74,6 +74,9 @@ def build(spec: str, **changes: Any) -> PrototypeModel:
         ("fedpc-cnn", 192, 1, 28),
         ("fedpc-cnn", 24, 1, 16),
         ("fedpc-cnn", 24, 2, 19),
+        ("tanh-cnn", 32, 1, 28),
+        ("tanh-cnn", 24, 3, 16),
+        ("tanh-cnn", 24, 2, 19),
     ],
 )
 def test_built_in_models_keep_the_contract(spec: str, dim: int, channels: int, size: int) -> None:
@@ -164,7 +167,7 @@ def test_a_bad_model_is_an_error_that_names_the_remedy(
         (
             "resnet19",
             ModelError,
-            "no model is called 'resnet19'; use small-cnn, fedpc-cnn, resnet10, .*mobilenet-v2 or module:function",
+            "no model is called 'resnet19'; use small-cnn, fedpc-cnn, tanh-cnn, .*mobilenet-v2 or module:function",
         ),
         ("model:", PluginError, "not of the form module:function"),
         ("a b:build", PluginError, "not of the form module:function"),
@@ -185,7 +188,7 @@ def test_a_file_in_the_working_directory_never_replaces_an_installed_module(
         build("colorsys:rgb_to_hsv")
 
 
-@pytest.mark.parametrize(("spec", "least"), [("small-cnn", 4), ("fedpc-cnn", 16)])
+@pytest.mark.parametrize(("spec", "least"), [("small-cnn", 4), ("fedpc-cnn", 16), ("tanh-cnn", 16)])
 def test_too_small_an_image_is_refused(spec: str, least: int) -> None:
     with pytest.raises(ModelError, match=f"at least {least}×{least} pixels, not {least - 1}×{least - 1}"):
         build(spec, image_size=least - 1)
