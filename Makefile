@@ -20,8 +20,8 @@ $(READY): pyproject.toml
 demo: $(READY)  ## five sites and a coordinator on this machine, with real certificates and encryption
 	$(BIN)/protoseal demo --out runs/demo
 
-test: $(READY)  ## every test
-	$(BIN)/python -m pytest
+test: $(READY)  ## every test, a process for each core
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 check: $(READY)  ## lint, formatting, types, and that the generated stubs are current
 	$(BIN)/ruff check .
