@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from protoseal.anchors import AnchorRecord
-from protoseal.config import Agreement, Method, PrivacySection
+from protoseal.config import Agreement, Method, PrivacySection, load_site
 from protoseal.files import read_site_log
 from protoseal_wire.anchors import anchor_key
 from secure_client.anchors import PEERS
+from secure_client.check import check_site
 from secure_client.privacy.entries import is_guaranteed
 from secure_client.privacy.ledger import read_account
 from secure_client.privacy.planned import event_of
@@ -102,6 +103,8 @@ def test_an_older_ledger_is_refused_by_the_coordinators_record_and_without_it_by
 
         with without_noise(federation):
             name_run(federation, "exact")
+            assert "exact values would leave in this run" in privacy_checked(federation)
+            assert not read_account(path).exposures  # nothing has left yet
             run_to_end(federation)
         assert [each.run for each in read_account(path).exposures] == ["exact"]
         assert told(federation, VICTIM) == [(spent, False)]
@@ -135,6 +138,12 @@ def test_an_older_ledger_is_refused_by_the_coordinators_record_and_without_it_by
             assert f"{VICTIM}'s privacy ledger ends with entry 2, and has had entry 3" in sites[name].log()
         kill(coordinator, sites)
         assert [kept(each, federation) for each in theirs] == [newest] * 2
+
+
+def privacy_checked(federation: Federation) -> str:
+    """What `client check` says of it to the victim."""
+    found = check_site(load_site(federation.folder(VICTIM) / "site.toml"), lambda: b"")
+    return next(each.detail for each in found if each.what == "privacy" and each.ok)
 
 
 @contextmanager
