@@ -133,6 +133,7 @@ class Learner:
                 anchor=anchor,
                 proximal=proximal,
                 dp_sgd=recipe.dp_sgd,
+                owners=self._owners,
             )
             for number, (model, stage, proximal) in enumerate(plan)
         ]

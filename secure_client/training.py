@@ -11,6 +11,7 @@ from typing import cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from algorithms.prototypes import Guide
@@ -78,7 +79,8 @@ class Job:
     change, and batch normalisation's statistics in all of it. With ``proximal`` μ > 0, μ/2·‖w − anchor‖² is added to
     the loss, ``anchor`` holding a tensor for each parameter by name.
     ``seed`` decides the order of batches and what dropout drops. With ``dp_sgd`` the operating system's entropy decides
-    both, and the noise: such a job is to be paid for before it is run, each time.
+    both, and the noise: such a job is to be paid for before it is run, each time. Samples are then of whole ``owners``,
+    int64 (N,), of the source's records, or of records where that is None.
     """
 
     model: PrototypeModel
@@ -93,6 +95,7 @@ class Job:
     anchor: Mapping[str, Tensor]
     proximal: float = 0.0
     dp_sgd: DpSgdSection | None = None
+    owners: NDArray[np.int64] | None = None
 
 
 def run(job: Job) -> Losses:

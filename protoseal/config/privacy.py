@@ -91,9 +91,9 @@ class PrivacySection(Section):
             raise ValueError(
                 f"[privacy.dp_sgd] is of extractor = 'private', not {self.extractor.value!r}: remove it, or change that"
             )
-        if self.extractor is Extractor.PRIVATE and self.unit is not Unit.RECORD:
+        if self.extractor is Extractor.PRIVATE and self.unit is Unit.SITE:
             raise ValueError(
-                f"extractor = 'private' protects records, and unit = {self.unit.value!r} is agreed on: choose"
+                "extractor = 'private' samples a site's records or subjects, and unit = 'site' is agreed on: choose"
                 " extractor = 'frozen'"
             )
         return self

@@ -8,6 +8,9 @@ costs no privacy, and 2^20/R ≥ z.
 Samples and noise are from the operating system's entropy, never from a seed of the run. The divisor is the agreed batch
 size: the expected one would tell the number of records. A sample may be empty, and takes its noisy step all the same.
 
+Where a job's records have owners, samples are of these, and a subject's gradient is clipped as a record's is
+(:mod:`secure_client.privacy.gradient_units`).
+
 The limits. Gradients are computed in float32, and a record's may differ in their last places with what stands beside
 it in a physical batch; from there on sums are exact. The Gaussian is float64's (:mod:`crypto.randomness`): its own grid
 shows nothing of the sum, since each whole number stands for some 2^32 of its values (against Mironov 2012), but its
@@ -33,6 +36,7 @@ from protoseal.config import DpSgdSection
 from secure_client.batches import split
 from secure_client.errors import ModelError, TrainingError
 from secure_client.models import outputs_of
+from secure_client.privacy.gradient_units import Records, Subjects
 from secure_client.privacy.grid import SIGMA
 from secure_client.privacy.per_sample import hooked, sample_terms, take_gradients
 from secure_client.training import Job, Losses, seeded, trained_parameters
@@ -117,6 +121,7 @@ class _Training:
         numbers = sum(self._sizes)
         rows = max(1, _CLIPPED_AT_ONCE.get(job.device.type, 2**17) // max(1, numbers))
         self._buffer = torch.empty(rows, numbers, dtype=torch.float64, device=job.device)
+        self._units = Records(len(job.source)) if job.owners is None else Subjects(job.owners)
 
     def run(self) -> Losses:
         steps = self._settings.steps(self._job.epochs)
@@ -135,7 +140,7 @@ class _Training:
 
     def _step(self) -> Tensor:
         """One step; sums of its records' losses, and how many have them: (4,)."""
-        chosen = poisson_sample(len(self._job.source), self._settings.sampling_rate)
+        chosen = self._units.records(poisson_sample(self._units.number, self._settings.sampling_rate))
         total = torch.zeros(sum(self._sizes), dtype=torch.float64, device=self._job.device)
         told = torch.zeros(4, dtype=torch.float64, device=self._job.device)
         for inputs, labels in self._batches(chosen):
@@ -157,7 +162,7 @@ class _Training:
         given = take_gradients(job.model, self._parameters)
         for first in range(0, len(labels), len(self._buffer)):
             rows = self._flat(given, first, min(first + len(self._buffer), len(labels)))
-            total += self._grid.clip_(rows).sum(dim=0)
+            total += self._grid.clip_(self._units.joined(rows)).sum(dim=0)
         return _summed(terms)
 
     def _flat(self, given: list[Tensor | None], first: int, last: int) -> Tensor:

@@ -1,0 +1,86 @@
+"""Whose gradient is clipped as one in a step of DP-SGD: each record's, or each subject's mean over its records.
+
+With subjects a step's sample is of subjects: each takes part with the sampling rate, with all of its records or none.
+Its gradient is the mean of its records', so that the clip means what it does for one record; and it is clipped as one,
+so that a subject moves the sum of a step as much as a record would, whatever it has. A subject's records come together,
+and may go on in the next physical batch: what was summed of it so far is held until they end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class Units(Protocol):
+    """What samples are of, and what becomes of records' gradients before they are clipped."""
+
+    number: int
+    """How many there are."""
+
+    def records(self, chosen: Sequence[int]) -> list[int]:
+        """The records of the chosen units, whose gradients are then to be given in this order."""
+        ...
+
+    def joined(self, rows: Tensor) -> Tensor:
+        """Gradients (U, P), float64, of the units that are complete with these records' (B, P); it may change these."""
+        ...
+
+
+class Records:
+    """Each record by itself."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def records(self, chosen: Sequence[int]) -> list[int]:
+        """Themselves."""
+        return list(chosen)
+
+    def joined(self, rows: Tensor) -> Tensor:
+        """As they are."""
+        return rows
+
+
+class Subjects:
+    """Records by whose they are; ``owners`` int64 (N,) has a number for each."""
+
+    def __init__(self, owners: NDArray[np.int64]) -> None:
+        self._order = np.argsort(owners, kind="stable")
+        found = np.unique(owners[self._order], return_index=True, return_counts=True)
+        _, self._starts, self._counts = found
+        self.number = len(self._starts)
+        self._held: Tensor | None = None
+        self._come([])
+
+    def records(self, chosen: Sequence[int]) -> list[int]:
+        """All records of so many subjects, one subject after the other."""
+        self._come(chosen)
+        spans = ((self._starts[each], self._counts[each]) for each in chosen)
+        return [record for start, count in spans for record in self._order[start : start + count].tolist()]
+
+    def joined(self, rows: Tensor) -> Tensor:
+        """Means over each subject's records."""
+        coming = self._coming[self._at : self._at + len(rows)]
+        self._at += len(coming)
+        place = torch.from_numpy(coming - coming[0]).to(rows.device)
+        sums = rows.new_zeros(int(place[-1]) + 1, rows.shape[1])
+        if self._held is not None:
+            sums[0] = self._held  # first, so that where a batch ends does not decide how a sum is rounded
+        sums.index_add_(0, place, rows)
+        goes_on = self._at < len(self._coming) and self._coming[self._at] == coming[-1]
+        self._held = sums[-1].clone() if goes_on else None
+        complete = sums[: len(sums) - int(goes_on)]
+        counts = torch.from_numpy(self._of_chosen[coming[0] :][: len(complete)]).to(rows.device)
+        return complete / counts.unsqueeze(1)
+
+    def _come(self, chosen: Sequence[int]) -> None:
+        """Begin with the first record of the first of these."""
+        self._of_chosen = self._counts[list(chosen)]
+        self._coming = np.repeat(np.arange(len(chosen)), self._of_chosen)
+        self._at, self._held = 0, None

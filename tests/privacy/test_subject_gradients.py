@@ -1,0 +1,217 @@
+"""DP-SGD by subject: samples of subjects, each subject's gradient clipped as one, whatever its records are."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from protoseal.config import DpSgdSection, Extractor, PrivacySection, Unit
+from secure_client.privacy import dp_sgd
+from secure_client.privacy.dp_sgd import GradientGrid
+from secure_client.privacy.gradient_units import Records, Subjects
+from secure_client.training import Job, run
+from tests.privacy.private_training import (
+    ALL,
+    OBJECTIVES,
+    SETTINGS,
+    guide_of,
+    images,
+    job_of,
+    model_of,
+    moved,
+    silence,
+    tiny,
+)
+
+OWNERS = np.array([7, 0, 7, 3, 7, 7, 0], dtype=np.int64)
+"""Subjects of four, two and one records, in no order."""
+
+
+class TooSensitiveError(AssertionError):
+    """A subject moves a step by more than the clip."""
+
+
+@pytest.fixture(params=[1, 2, 3, 512], ids=lambda size: f"{size} at once")
+def at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    size: int = request.param
+    monkeypatch.setattr(dp_sgd, "physical_size", lambda parameters, device: size)
+    return size
+
+
+@pytest.fixture
+def sums(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """Each step's sum of clipped gradients in whole steps, (P,)."""
+    found: list[Tensor] = []
+    kept = dp_sgd._Training._set_gradients
+
+    def keep(training: Any, total: Tensor) -> None:
+        found.append(total.clone())
+        kept(training, total)
+
+    monkeypatch.setattr(dp_sgd._Training, "_set_gradients", keep)
+    silence(monkeypatch)
+    return found
+
+
+def owned(settings: DpSgdSection = ALL, **changes: Any) -> Job:
+    inputs, labels = images(len(OWNERS))
+    own: dict[str, Any] = {"dp_sgd": settings, "owners": OWNERS}
+    return job_of(tiny(), inputs, labels, **(own | changes))
+
+
+def check_step(sums: list[Tensor], job: Job) -> list[float]:
+    """By how many times the radius the sum of a step moves when each subject is taken away."""
+    assert job.owners is not None
+    assert job.dp_sgd is not None
+    found, radius = [], GradientGrid.of(job.dp_sgd).radius
+    inputs, labels = job.source.tensors  # type: ignore[attr-defined]  # of a TensorSource
+    for owner in np.unique(job.owners):
+        sums.clear()
+        for kept in (np.ones(len(job.owners), np.bool_), job.owners != owner):
+            own = replace(
+                job_of(tiny(), inputs[kept], labels[kept], dp_sgd=job.dp_sgd), owners=job.owners[kept]
+            )
+            run(replace(own, objective=job.objective, guide=job.guide))
+        change = float((sums[0] - sums[1]).norm()) / radius
+        if change > 1:
+            raise TooSensitiveError(f"subject {owner} moves a step by {change} of the clip")
+        found.append(change)
+    return found
+
+
+@pytest.mark.parametrize("clip", [0.001, 0.5], ids=["all clipped", "some"])
+def test_a_subject_moves_a_step_by_the_clip_at_most(sums: list[Tensor], at_once: int, clip: float) -> None:
+    changes = check_step(sums, owned(ALL.model_copy(update={"clip": clip}), guide=guide_of("pfpl")))
+    assert len(changes) == 3
+    if clip == 0.001:
+        assert min(changes) > 0.99
+
+
+@pytest.mark.parametrize("records", [1, 50])
+def test_it_does_so_whatever_number_of_records_it_has(sums: list[Tensor], records: int) -> None:
+    inputs, labels = images(1)
+    owners = np.zeros(records, np.int64)
+    same = job_of(tiny(), inputs.repeat(records, 1, 1, 1), labels.repeat(records), owners=owners)
+    assert check_step(sums, replace(same, dp_sgd=ALL))[0] == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ["pfpl", "fedpc", "feddbp", "fedplcc"])
+def test_a_subjects_gradient_is_the_mean_of_its_records_gradients(
+    name: str, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a clip that clips nothing: a step takes the subjects' means off, but for truncation."""
+    silence(monkeypatch)
+    inputs, labels = images(len(OWNERS))
+    loose, own = (
+        ALL.model_copy(update={"clip": 1e3}),
+        {"objective": OBJECTIVES[name], "guide": guide_of(name)},
+    )
+    of_subjects = moved(job_of(model_of(name), inputs, labels, dp_sgd=loose, owners=OWNERS, **own))
+    expected = torch.zeros_like(of_subjects)
+    for owner in np.unique(OWNERS):
+        mine = owner == OWNERS
+        of_records = moved(job_of(model_of(name), inputs[mine], labels[mine], dp_sgd=loose, **own))
+        expected += of_records / int(mine.sum())
+    torch.testing.assert_close(of_subjects, expected, rtol=1e-3, atol=2 * 3 * 1e3 / 2**20)
+
+
+def test_subjects_of_one_record_are_records(sums: list[Tensor]) -> None:
+    single = np.arange(len(OWNERS), dtype=np.int64)[::-1].copy()
+    for owners in (single, None):
+        run(owned(owners=owners))
+    assert torch.equal(sums[0], sums[1])
+
+
+def test_a_record_that_is_not_finite_takes_its_subject_and_no_other_out(sums: list[Tensor]) -> None:
+    inputs, labels = images(len(OWNERS))
+    spoilt = inputs.clone()
+    spoilt[4] = math.inf
+    run(job_of(tiny(), spoilt, labels, dp_sgd=ALL, owners=OWNERS))
+    others = OWNERS != 7
+    run(job_of(tiny(), inputs[others], labels[others], dp_sgd=ALL, owners=OWNERS[others]))
+    assert torch.equal(sums[0], sums[1])
+
+
+# Samples
+
+
+def test_a_sample_has_all_records_of_its_subjects_and_each_subject_with_the_rate() -> None:
+    subjects, owners = Subjects(OWNERS), OWNERS.tolist()
+    assert subjects.number == 3
+    assert subjects.records([0, 2]) == [1, 6, 0, 2, 4, 5]
+    assert subjects.records([1]) == [3]
+    assert subjects.records([]) == []
+    assert {owners[each] for each in subjects.records([2])} == {7}
+    assert Records(4).records([1, 3]) == [1, 3]
+
+
+def test_steps_sample_subjects_independently(monkeypatch: pytest.MonkeyPatch) -> None:
+    """400 steps: how often each subject took part, and two of them together; a sample by records would have some of
+    a subject's records without the others."""
+    silence(monkeypatch)
+    found: list[list[int]] = []
+    kept = dp_sgd._Training._batches
+
+    def keep(training: Any, chosen: list[int]) -> Any:
+        found.append(chosen)
+        return kept(training, chosen)
+
+    monkeypatch.setattr(dp_sgd._Training, "_batches", keep)
+    run(owned(SETTINGS, epochs=100, schedule=replace(owned().schedule, lr=1e-6)))
+    took = np.array([[(OWNERS[step] == owner).sum() for owner in (0, 3, 7)] for step in found])
+    assert set(took[:, 2].tolist()) == {0, 4}
+    assert set(took[:, 0].tolist()) == {0, 2}
+    there = took > 0
+    deviation = math.sqrt(0.25 * 0.75 / len(found))
+    assert np.abs(there.mean(axis=0) - 0.25).max() < 6.5 * deviation
+    both = (there[:, 0] & there[:, 2]).mean()
+    assert abs(both - 1 / 16) < 6.5 * math.sqrt(1 / 16 * 15 / 16 / len(found))
+
+
+# Weaker doubles: each of them is caught
+
+
+def test_clipping_of_records_is_caught(sums: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    job = owned(ALL.model_copy(update={"clip": 0.001}))
+    check_step(sums, job)
+    monkeypatch.setattr(Subjects, "joined", lambda _, rows: rows)
+    with pytest.raises(TooSensitiveError):
+        check_step(sums, job)
+
+
+def test_a_subject_that_is_clipped_in_each_physical_batch_is_caught(
+    sums: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dp_sgd, "physical_size", lambda parameters, device: 2)
+    job = owned(ALL.model_copy(update={"clip": 0.001}))
+    check_step(sums, job)
+    joined = Subjects.joined
+
+    def in_pieces(subjects: Subjects, rows: Tensor) -> Tensor:
+        whole = subjects._coming
+        subjects._coming = whole[: subjects._at + len(rows)]
+        found = joined(subjects, rows)
+        subjects._coming = whole
+        return found
+
+    monkeypatch.setattr(Subjects, "joined", in_pieces)
+    with pytest.raises(TooSensitiveError):
+        check_step(sums, job)
+
+
+def test_a_site_is_sampled_by_nothing_and_refused_by_name() -> None:
+    settings: dict[str, Any] = {
+        "clip": 1.0,
+        "noise_multiplier": 5.0,
+        "extractor": Extractor.PRIVATE,
+        "dp_sgd": SETTINGS,
+    }
+    PrivacySection(**settings, unit=Unit.SUBJECT)
+    with pytest.raises(ValueError, match="unit = 'site' is agreed on: choose extractor = 'frozen'"):
+        PrivacySection(**settings, unit=Unit.SITE)
