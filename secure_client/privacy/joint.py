@@ -37,7 +37,7 @@ _MOST_RECORDS = 2**32
 
 
 @dataclass(frozen=True, repr=False)
-class Cells:
+class Parts:
     """Sums of some subjects' records by class, in steps; secret.
 
     ``rows`` int64 (n, d) are of ``counts`` int64 (n,) records each, which are ``owners``' (n,) and of class ``labels``.
@@ -49,21 +49,21 @@ class Cells:
     counts: Ints
 
     def __repr__(self) -> str:
-        return "Cells(<secret>)"
+        return "Parts(<secret>)"
 
-    def take(self, chosen: Ints) -> Cells:
+    def take(self, chosen: Ints) -> Parts:
         """Some of them."""
-        return Cells(self.owners[chosen], self.labels[chosen], self.rows[chosen], self.counts[chosen])
+        return Parts(self.owners[chosen], self.labels[chosen], self.rows[chosen], self.counts[chosen])
 
-    def and_(self, other: Cells) -> Cells:
-        """Both, with one cell for each subject and class."""
+    def and_(self, other: Parts) -> Parts:
+        """Both, with one part for each subject and class."""
         mine, others = (vars(each).values() for each in (self, other))
         owners, labels, rows, counts = (np.concatenate(pair) for pair in zip(mine, others, strict=True))
         order = np.lexsort((labels, owners))
         owners, labels = owners[order], labels[order]
         starts = np.flatnonzero(np.r_[True, (np.diff(owners) != 0) | (np.diff(labels) != 0)][: len(order)])
         sums = (np.add.reduceat(each[order], starts, axis=0) for each in (rows, counts))
-        return Cells(owners[starts], labels[starts], *sums)
+        return Parts(owners[starts], labels[starts], *sums)
 
     def shortened(self, weight: int) -> tuple[Ints, Ints]:
         """What whole subjects add, a record's count weighing ``weight``: vectors int64 (n, d) and counts int64 (n,)."""
@@ -81,7 +81,7 @@ class JointSums:
         """``sums`` are those of no records yet; what is added here goes there, subject by subject."""
         self._sums = sums
         none = np.zeros(0, np.int64)
-        self._held = Cells(none, none, sums.vectors[:0], none)
+        self._held = Parts(none, none, sums.vectors[:0], none)
         self._records = 0
 
     def __repr__(self) -> str:
@@ -100,7 +100,7 @@ class JointSums:
         for first in range(0, len(labels), size):
             some = slice(first, first + size)
             rows = self._sums.query.grid.records(features[some])
-            self._take(Cells(owners[some], labels[some], rows, np.ones(len(rows), np.int64)))
+            self._take(Parts(owners[some], labels[some], rows, np.ones(len(rows), np.int64)))
 
     def close(self) -> Sums:
         """The sums of all subjects; nothing is to be added any more."""
@@ -108,19 +108,19 @@ class JointSums:
         self._held = self._held.take(np.zeros(0, np.int64))
         return self._sums
 
-    def _take(self, cells: Cells) -> None:
+    def _take(self, parts: Parts) -> None:
         """Count the subjects that are complete, and hold the last one back: its records may go on."""
-        joined = self._held.and_(cells)
+        joined = self._held.and_(parts)
         complete = joined.owners != joined.owners[-1]
         self._count(joined.take(np.flatnonzero(complete)))
         self._held = joined.take(np.flatnonzero(~complete))
 
-    def _count(self, cells: Cells) -> None:
-        if not len(cells.owners):
+    def _count(self, parts: Parts) -> None:
+        if not len(parts.owners):
             return
-        vectors, weights = cells.shortened(self._sums.query.grid.weight)
-        np.add.at(self._sums.vectors, cells.labels, vectors)
-        np.add.at(self._sums.weights, cells.labels, weights)
+        vectors, weights = parts.shortened(self._sums.query.grid.weight)
+        np.add.at(self._sums.vectors, parts.labels, vectors)
+        np.add.at(self._sums.weights, parts.labels, weights)
 
     def _check_order(self, owners: Ints, records: int) -> None:
         if owners.dtype != np.int64 or owners.shape != (records,):

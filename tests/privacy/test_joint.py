@@ -163,8 +163,8 @@ def test_a_factor_that_is_rounded_up_is_caught(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_subject_in_two_pieces_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def at_once(joint: JointSums, cells: object) -> None:
-        joint._count(cells)  # type: ignore[arg-type]  # what it was given
+    def at_once(joint: JointSums, parts: object) -> None:
+        joint._count(parts)  # type: ignore[arg-type]  # what it was given
 
     monkeypatch.setattr(JointSums, "_take", at_once)
     with pytest.raises(TooSensitiveError):
@@ -242,7 +242,7 @@ def test_nothing_shows_what_it_holds() -> None:
     joint = JointSums(QUERY.start(CLASSES, 2))
     joint.add(np.ones((1, 2)), np.zeros(1, np.int64), np.zeros(1, np.int64))
     assert repr(joint) == "JointSums(<secret>)"
-    assert repr(joint._held) == "Cells(<secret>)"
+    assert repr(joint._held) == "Parts(<secret>)"
 
 
 def test_no_subjects_add_nothing() -> None:
