@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from protoseal.config.agreement import Agreement, load_agreement
-from protoseal.config.privacy import Extractor, PrivacySection
+from protoseal.config.privacy import Extractor, PrivacySection, Unit
 from protoseal.config.reading import parse_toml
 from protoseal.config.run_settings import RunSettings
 from protoseal.config.simulation import SimulationConfig, load_simulation
@@ -108,10 +109,22 @@ def _of_simulation(config: SimulationConfig, classes: int) -> Agreement:
     )
 
 
-def counts_of(spec: str, data_root: Path | None, agreed: Agreed | None) -> dict[str, int]:
-    """How many training records of each class a data source has, by the class's name. They stay in this process.
+@dataclass(frozen=True)
+class Counted:
+    """How many records or subjects a data source has: ``of_class`` by the class's name, and ``units`` in all.
 
-    Raises a :class:`secure_client.errors.SiteError`.
+    ``classes_of_one``: the most that one subject has records of; None where records are counted, or nothing.
+    """
+
+    of_class: Mapping[str, int]
+    units: int = 0
+    classes_of_one: int | None = None
+
+
+def counts_of(spec: str, data_root: Path | None, agreed: Agreed | None, unit: str) -> Counted:
+    """Of a data source's training records. They stay in this process.
+
+    Raises a :class:`secure_client.errors.SiteError`, and ``click.UsageError`` for a unit that it cannot count.
     """
     import numpy as np
 
@@ -120,5 +133,16 @@ def counts_of(spec: str, data_root: Path | None, agreed: Agreed | None) -> dict[
     fitted = None if agreed is None else agreed.preprocessing
     sources = read(spec, data_root=data_root, agreed=fitted)
     data = join(sources, fitted or suggest_preprocessing(sources), None if agreed is None else agreed.classes)
-    counts = np.bincount(data.train.labels, minlength=len(data.classes))
-    return dict(zip(data.classes, counts.tolist(), strict=True))
+    labels, subjects = data.train.labels, data.train.subjects
+    if unit == Unit.SITE:
+        raise click.UsageError("--counts-of has one site's data: say by --records how many sites have a class")
+    of_one = None
+    if unit == Unit.SUBJECT:
+        if subjects is None:
+            raise click.UsageError(f"{spec} does not say whose its records are: it needs subjects")
+        owners = np.unique(subjects, return_inverse=True)[1]
+        owned = np.unique(np.stack([owners, labels]), axis=1)
+        of_one, labels = int(np.bincount(owned[0]).max()), owned[1]
+    counts = np.bincount(labels, minlength=len(data.classes))
+    units = len(labels) if subjects is None or of_one is None else len(np.unique(subjects))
+    return Counted(dict(zip(data.classes, counts.tolist(), strict=True)), units, of_one)

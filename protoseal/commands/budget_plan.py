@@ -38,6 +38,7 @@ FRACTION = Number(min=0, min_open=True, max=1)
 DELTA = Number(min=0, min_open=True, max=1, max_open=True)
 SOLVED = {"epsilon": "--epsilon", "count": "--releases", "noise": "--noise-multiplier"}
 CLIP, DIM, CLASSES = 1.0, 512, 10
+UNITS = ("record", "subject", "site")
 DRAWN_RELEASES = (1, 10, 100)
 DRAWN_RECORDS = (20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 
@@ -64,7 +65,19 @@ DRAWN_RECORDS = (20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 )
 @click.option("--dim", type=COUNT, help=f"Of a prototype.  [default: {DIM}]")
 @click.option("--classes", type=COUNT, help=f"[default: {CLASSES}]")
-@click.option("--records", callback=counts, default="", help="Of a class, such as 50,500,5000.")
+@click.option(
+    "--records", callback=counts, default="", help="Of a class, such as 50,500,5000; or subjects, sites."
+)
+@click.option(
+    "--unit",
+    type=click.Choice(UNITS),
+    help=f"What is protected: a subject and a site with all they have.  [default: {UNITS[0]}, or as agreed]",
+)
+@click.option(
+    "--classes-of-one",
+    type=COUNT,
+    help="That a subject or a site has records of.  [default: 1 for a subject, all for a site]",
+)
 @click.option(
     "--counts-of", "source", help="npz:PATH, folder:PATH, a name: the classes of a site's own data."
 )
@@ -92,29 +105,34 @@ def plan_command(
     steps: int | None,
     as_json: bool,
     plot: Path | None,
+    unit: str | None,
+    classes_of_one: int | None,
     **query: Any,
 ) -> None:
     """What a privacy budget allows, before anything is spent.
 
     Give all but one of --epsilon, --releases and --noise-multiplier, or an agreement for the last two: the one that
-    is missing is found, or the one that --solve names. A guarantee is for one record, added or removed, over
-    everything that was planned. Counts of a site's own data are used here and go nowhere.
+    is missing is found, or the one that --solve names. A guarantee is for one record, or another unit, added or
+    removed, over everything that was planned. Counts of a site's own data are used here and go nowhere.
     """
-    from protoseal.commands.budget_inputs import counts_of, read_agreed
+    from protoseal.commands.budget_inputs import Counted, counts_of, read_agreed
 
     if source and records:
         raise click.UsageError("--records and --counts-of both say how many records there are: give one")
     agreed = None if file is None else read_agreed(file, query["classes"] or CLASSES)
     given: dict[str, Any] = {"epsilon": epsilon, "count": count, "noise": noise}
     found_one = _to_find(given, solve, agreed)
-    named = {} if source is None else counts_of(source, data_root, agreed)
-    warnings = _of_delta(delta, (sum(named.values()),) if named else records)
+    unit = unit or (UNITS[0] if agreed is None else agreed.privacy.unit.value)
+    counted = Counted({}) if source is None else counts_of(source, data_root, agreed, unit)
+    named = counted.of_class
+    warnings = _of_delta(delta, (counted.units,) if named else records, unit)
     from secure_client.privacy.plan import plan
 
     training = _training(sampling_rate, dp_sgd_noise, steps)
     if training is None and agreed is not None:
         training = agreed.training
-    made = plan(_query(agreed, query), delta, training=training, **given)
+    asked = _query(agreed, query, unit, classes_of_one or counted.classes_of_one)
+    made = plan(asked, delta, training=training, **given)
     sizes = {name: size for name, size in named.items() if size} or {str(size): size for size in records}
     found = {**_as_json(made, sizes, named=bool(named)), "solved_for": _key(SOLVED[found_one])}
     found["agreement"] = None if agreed is None else agreed.facts()
@@ -149,7 +167,8 @@ def _to_find(given: dict[str, Any], solve: str | None, agreed: Agreed | None) ->
     return missing[0]
 
 
-def _query(agreed: Agreed | None, given: dict[str, Any]) -> Query:
+def _query(agreed: Agreed | None, given: dict[str, Any], unit: str, of_one: int | None) -> Query:
+    from protoseal.config import Unit
     from secure_client.privacy.calibration import best_count_weight
     from secure_client.privacy.plan import Query
 
@@ -160,7 +179,11 @@ def _query(agreed: Agreed | None, given: dict[str, Any]) -> Query:
         usual |= {"dim": agreement.dim, "classes": agreement.most_cells}
     query = usual | {name: value for name, value in given.items() if value is not None}
     query["count_weight"] = query.get("count_weight") or best_count_weight(query["clip"], query["dim"])
-    return Query(**query)
+    most = 1 if unit == Unit.RECORD else query["classes"]
+    found = of_one or (most if unit == Unit.SITE else 1)
+    if found > most:
+        raise click.UsageError(f"--classes-of-one {found}: one {unit} has records of {most} classes at most")
+    return Query(**query, unit=Unit(unit), classes_of_one=found)
 
 
 def _key(option: str) -> str:
@@ -177,18 +200,17 @@ def _training(rate: float | None, noise: float | None, steps: int | None) -> DpS
     return DpSgd(noise, rate, steps)
 
 
-def _of_delta(delta: float, records: tuple[int, ...]) -> list[str]:
+def _of_delta(delta: float, records: tuple[int, ...], unit: str) -> list[str]:
     if not records:
-        return [
-            f"δ = {delta:g} must be well below one over the records of the smallest data set: give --records"
-        ]
+        whose = "sites of a run" if unit == "site" else f"{unit}s of the smallest data set"
+        return [f"δ = {delta:g} must be well below one over the {whose}: give --records"]
     if delta >= 1 / min(records):
         raise click.UsageError(
-            f"--delta {delta:g} allows to publish one of {min(records)} records as it is: stay well below"
+            f"--delta {delta:g} allows to publish one of {min(records)} {unit}s as it is: stay well below"
             f" {1 / min(records):.2g}"
         )
     if delta >= 1 / max(records):
-        return [f"δ = {delta:g} is no guarantee for a data set with {max(records)} records or more"]
+        return [f"δ = {delta:g} is no guarantee for a data set with {max(records)} {unit}s or more"]
     return []
 
 
@@ -196,7 +218,8 @@ def _of_plan(made: Plan, records: tuple[int, ...]) -> list[str]:
     rough = [
         str(error.records) for error in map(made.error, records) if made.releases and not error.first_order
     ]
-    few = f"the count's noise is over a third of {', '.join(rough)} records: such classes are often treated as absent"
+    unit = made.query.unit
+    few = f"the count's noise is over a third of {', '.join(rough)} {unit}s: such classes are often treated as absent"
     none = "not even one release is within the budget"
     return [*([few] if rough else []), *([] if made.releases else [none])]
 
@@ -213,7 +236,6 @@ def _as_json(made: Plan, sizes: Mapping[str, int], *, named: bool) -> dict[str, 
         "releases": made.releases,
         "noise_multiplier": made.noise_multiplier,
         "spent": made.spent,
-        "unit": "record",
         "neighbours": "add or remove one",
         **asdict(made.query),
         "coordinates": made.query.coordinates,
@@ -242,14 +264,14 @@ def _print(found: dict[str, Any]) -> None:
         run = f"{agreed['method']} under {agreed['protection']}, {agreed['rounds']} rounds"
         click.echo(f"{run}: release_every = {every}" if every else f"{run}: not even its first release fits")
     if found["errors"]:
-        _print_errors(found["errors"])
+        _print_errors(found["errors"], found["unit"])
     for warning in found["warnings"]:
         click.echo(f"warning: {warning}", err=True)
 
 
-def _print_errors(errors: Sequence[Mapping[str, Any]]) -> None:
+def _print_errors(errors: Sequence[Mapping[str, Any]], unit: str) -> None:
     names = ["class"] if "class" in errors[0] else []
-    heads = ("records of a class", "error of its mean", "of the clip", "of its count")
+    heads = (f"{unit}s of a class", "error of its mean", "of the clip", "of its count")
     table = Table(*names, *heads, box=SIMPLE_HEAD)
     for error in errors:
         cells = (f"{error[name]:.3g}" for name in ("absolute", "relative", "count"))
@@ -273,5 +295,5 @@ def _draw(plot: Path, made: Plan, records: tuple[int, ...]) -> None:
         _releases(each.releases): [(float(count), each.error(count).relative) for count in over]
         for each in sorted([*plans, made], key=lambda each: each.releases)
     }
-    axes = "records of a class", f"error of its mean, of the clip (ε = {made.epsilon:.3g})"
+    axes = f"{made.query.unit}s of a class", f"error of its mean, of the clip (ε = {made.epsilon:.3g})"
     write_text(plot, growth_curves(*axes, lines))

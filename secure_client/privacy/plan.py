@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from protoseal.config import Unit
 from secure_client.privacy.accounting import Composed, Slack
 from secure_client.privacy.calibration import (
     count_error,
@@ -17,12 +19,23 @@ from secure_client.privacy.events import DpSgd, GaussianRelease
 
 @dataclass(frozen=True)
 class Query:
-    """The prototype query: ``classes`` sums of ``dim`` features of norm at most ``clip``, and counts weighted."""
+    """The prototype query: ``classes`` sums of ``dim`` features of norm at most ``clip``, and counts weighted.
+
+    It protects one ``unit``; a subject or a site has records of so many ``classes_of_one``, and counts one over their
+    root in each (:mod:`secure_client.privacy.joint`).
+    """
 
     clip: float
     count_weight: float
     dim: int
     classes: int
+    unit: Unit = Unit.RECORD
+    classes_of_one: int = 1
+
+    def __post_init__(self) -> None:
+        most = 1 if self.unit is Unit.RECORD else self.classes
+        if not 1 <= self.classes_of_one <= most:
+            raise ValueError(f"one {self.unit} has records of 1 to {most} classes, not {self.classes_of_one}")
 
     @property
     def coordinates(self) -> int:
@@ -32,7 +45,9 @@ class Query:
 
 @dataclass(frozen=True)
 class ErrorOfMean:
-    """Of a class with ``records``: root mean square of its mean's error, that over the clip, and its count's error.
+    """Of a class with ``records``, or with subjects or sites that have some.
+
+    Root mean square of its mean's error, that over the clip, and its count's error.
 
     ``first_order`` tells whether the count's noise is below a third of the count: else the class is often treated as
     absent, and the other two figures are too low.
@@ -73,10 +88,12 @@ class Plan:
         return self.history.slack()
 
     def error(self, records: int) -> ErrorOfMean:
-        """Of a class with so many records, 1 or more."""
-        query = self.query
-        absolute = mean_error(self.noise_multiplier, query.clip, query.count_weight, records, query.dim)
-        count = count_error(self.noise_multiplier, query.clip, query.count_weight)
+        """Of a class of which so many units have records, 1 or more."""
+        query, spread = self.query, math.sqrt(self.query.classes_of_one)
+        absolute = spread * mean_error(
+            self.noise_multiplier, query.clip, query.count_weight, records, query.dim
+        )
+        count = spread * count_error(self.noise_multiplier, query.clip, query.count_weight)
         return ErrorOfMean(records, absolute, absolute / query.clip, count, 3 * count < records)
 
     def with_releases(self, count: int) -> Plan:

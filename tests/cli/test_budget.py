@@ -138,3 +138,34 @@ def test_without_the_site_extra_it_names_it(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(secure_client, "privacy", secure_client.privacy)  # put back what is imported anew
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     assert "pip install 'protoseal[site]'" in refusal("--epsilon", 3, "--releases", 1)
+
+
+@pytest.mark.parametrize(("unit", "of_one"), [("subject", 1), ("site", 10)])
+def test_a_unit_costs_what_a_record_does_and_counts_less_the_more_classes_it_has(
+    unit: str, of_one: int
+) -> None:
+    arguments = ("--epsilon", 3, "--releases", 20, "--records", 500, "--dim", 64)
+    by_record, found = planned(*arguments), planned(*arguments, "--unit", unit)
+    assert (found["unit"], found["classes_of_one"]) == (unit, of_one)
+    assert (found["noise_multiplier"], found["spent"]) == (by_record["noise_multiplier"], by_record["spent"])
+    times = of_one**0.5
+    for name in ("absolute", "relative", "count"):
+        assert found["errors"][0][name] == pytest.approx(times * by_record["errors"][0][name])
+    four = planned(*arguments, "--unit", unit, "--classes-of-one", 4)
+    assert four["errors"][0]["relative"] == pytest.approx(2 * by_record["errors"][0]["relative"])
+    told = plan(*arguments, "--unit", unit)
+    assert f"{unit}s of a class" in told.stdout
+
+
+def test_delta_and_warnings_are_of_the_unit() -> None:
+    arguments = ("--epsilon", 3, "--releases", 1, "--unit", "subject")
+    assert "one over the subjects of the smallest data set" in plan(*arguments).stderr
+    assert "sites of a run" in plan(*arguments[:-1], "site").stderr
+    assert "one of 50 subjects" in refusal(*arguments, "--delta", 0.02, "--records", 50)
+    assert "over a third of 5 subjects" in plan(*arguments, "--records", 5).stderr
+
+
+@pytest.mark.parametrize(("unit", "of_one"), [("record", 2), ("subject", 11), ("site", 11)])
+def test_no_unit_has_more_classes_than_there_are(unit: str, of_one: int) -> None:
+    told = refusal("--epsilon", 3, "--releases", 1, "--unit", unit, "--classes-of-one", of_one)
+    assert f"one {unit} has records of" in told
