@@ -54,7 +54,8 @@ def _words(_: click.Context, __: click.Parameter, value: str | None) -> tuple[st
 @click.option(
     "--split",
     help="mixed:n=6.5,max=25, dirichlet:0.3[,test=0.25,per=200], shots:n=3,k=100, domains or iid; each also with"
-    " pool=1, which deals out the data's own test part too, and val=0.1, which early stopping needs.",
+    " pool=1, which deals out the data's own test part too, val=0.1, which early stopping needs, and subject=8, which"
+    " makes up subjects of so many samples.",
 )
 @click.option("--sites", type=int, help="Number of sites.")
 @click.option("--rounds", type=int, help="Number of rounds.")
