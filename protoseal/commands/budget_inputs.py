@@ -135,7 +135,9 @@ def counts_of(spec: str, data_root: Path | None, agreed: Agreed | None, unit: st
     data = join(sources, fitted or suggest_preprocessing(sources), None if agreed is None else agreed.classes)
     labels, subjects = data.train.labels, data.train.subjects
     if unit == Unit.SITE:
-        raise click.UsageError("--counts-of has one site's data: say by --records how many sites have a class")
+        raise click.UsageError(
+            "--counts-of has one site's data: say by --records how many sites have a class"
+        )
     of_one = None
     if unit == Unit.SUBJECT:
         if subjects is None:

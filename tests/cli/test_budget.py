@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
@@ -169,3 +170,34 @@ def test_delta_and_warnings_are_of_the_unit() -> None:
 def test_no_unit_has_more_classes_than_there_are(unit: str, of_one: int) -> None:
     told = refusal("--epsilon", 3, "--releases", 1, "--unit", unit, "--classes-of-one", of_one)
     assert f"one {unit} has records of" in told
+
+
+def test_subjects_of_a_sites_own_data_are_counted_class_by_class(tmp_path: Path) -> None:
+    """Ann has records of both classes, Bob of one, Carl of the other; each has several."""
+    file = tmp_path / "own.npz"
+    subjects, labels = (
+        np.array(["ann"] * 4 + ["bob"] * 3 + ["carl"] * 2),
+        np.array([0, 0, 1, 1, 1, 1, 1, 0, 0]),
+    )
+    np.savez(
+        file, x_train=np.zeros((9, 4)), y_train=labels, subjects=subjects, class_names=np.array(["a", "b"])
+    )
+    arguments = ("--epsilon", 3, "--releases", 1, "--classes", 2, "--counts-of", f"npz:{file}")
+    found = planned(*arguments, "--unit", "subject")
+    assert [(each["class"], each["records"]) for each in found["errors"]] == [("a", 2), ("b", 2)]
+    assert found["classes_of_one"] == 2
+    assert [each["records"] for each in planned(*arguments)["errors"]] == [4, 5]
+    assert "one of 3 subjects" in refusal(*arguments, "--unit", "subject", "--delta", 0.34)
+    assert "one of 9 records" in refusal(*arguments, "--delta", 0.12)
+    assert "one site's data" in refusal(*arguments, "--unit", "site")
+    np.savez(file, x_train=np.zeros((9, 4)), y_train=labels)
+    assert "does not say whose its records are" in refusal(*arguments, "--unit", "subject")
+
+
+def test_the_unit_is_the_agreements_unless_another_is_asked_about(tmp_path: Path) -> None:
+    file = tmp_path / "agreed.toml"
+    text = (Path(__file__).parents[2] / "deploy" / "samples" / "agreement-private.toml").read_text("utf-8")
+    file.write_text(text.replace("\n[privacy]", '\n[privacy]\nunit = "site"'), "utf-8")
+    found = planned("--agreement", file, "--records", 100)
+    assert (found["unit"], found["classes_of_one"]) == ("site", 10)
+    assert planned("--agreement", file, "--records", 100, "--unit", "record")["unit"] == "record"
