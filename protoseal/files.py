@@ -81,8 +81,8 @@ class SiteFigures(Accuracies):
 
     Accuracies are shares of its own test set, None without one. ``accuracy`` is by the method's own inference;
     ``accuracy_local`` and ``accuracy_self`` are the controls', where they ran, and ``compared`` has those of everything
-    that ran beside it. ``epsilon`` is what the site spent, ``guaranteed`` whether that holds for a record; None where
-    prototypes are exact and no ledger is kept. Bytes are payload bytes.
+    that ran beside it. ``epsilon`` is what the site spent, ``guaranteed`` whether that holds for the agreed unit; None
+    where prototypes are exact and no ledger is kept. Bytes are payload bytes.
     """
 
     name: str
@@ -214,7 +214,7 @@ class SiteRound(Personalised):
     """Spent of the data set's privacy budget by then, over all runs; None where prototypes are exact and no ledger
     is kept."""
     guaranteed: bool = False
-    """Whether that is true of a record: not where features were trained on the records without noise, or anything
+    """Whether that is true of the agreed unit: not where features were trained on the records without noise, or anything
     exact has left in any run."""
 
 

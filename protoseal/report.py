@@ -31,6 +31,7 @@ from protoseal.tables import (
     has_personalised,
     is_private,
     of_seed,
+    of_unit,
     paired_text,
     points,
     spread_text,
@@ -59,6 +60,7 @@ def write_report(run: Path, class_name: str | None = None) -> Path:
         of_seed=of_seed(result),
         personalised=has_personalised(result),
         private=is_private(result),
+        unit=of_unit(result),
         no_global_model=NO_GLOBAL_MODEL,
         config=json.dumps(result.config, indent=2, ensure_ascii=False, default=str),
     )

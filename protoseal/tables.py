@@ -61,7 +61,7 @@ def sites_table(result: RunResult) -> Table:
     )
     private = is_private(result)
     if private:
-        table.add_column("epsilon")
+        table.add_column(f"epsilon{of_unit(result)}")
     table.add_column("withheld")
     for site in result.sites:
         beside = [percent(site.compared.get(name)) for name in others]
@@ -77,6 +77,12 @@ def sites_table(result: RunResult) -> Table:
 def is_private(result: RunResult) -> bool:
     """Whether any site's prototypes were noisy."""
     return any(site.epsilon is not None for site in result.sites)
+
+
+def of_unit(result: RunResult) -> str:
+    """Whose participation ε is of, where that is not a record's: " (subject)", " (site)"."""
+    unit = (result.config.get("privacy") or {}).get("unit")
+    return f" ({unit})" if unit else ""
 
 
 def epsilon_text(figures: SiteFigures | SiteRound) -> str:

@@ -84,7 +84,8 @@ def _privacy(config: SiteConfig) -> str:
     trained = "" if training is None else f" and {training.steps * agreement.rounds} steps of DP-SGD"
     return (
         f"{agreement.releases} releases{trained} take epsilon {planned:.4g} by themselves;"
-        f" {spent.epsilon:.4g} of {own.epsilon:g} at delta {own.delta:g} is spent on {own.dataset!r}{label}"
+        f" {spent.epsilon:.4g} of {own.epsilon:g} at delta {own.delta:g} for one {own.unit} is spent on"
+        f" {own.dataset!r}{label}"
     )
 
 

@@ -152,8 +152,9 @@ class Releases:
     def _tell(self, round_number: int) -> None:
         spent = self.spent
         _log.info(
-            "round %d: prototypes released with noise; epsilon %.4g of %g at delta %g spent on %r%s",
-            *(round_number, spent.epsilon, self._budget.epsilon, spent.delta, self._budget.dataset),
+            "round %d: prototypes released with noise; epsilon %.4g of %g at delta %g for one %s spent on %r%s",
+            *(round_number, spent.epsilon, self._budget.epsilon, spent.delta),
+            *(self._budget.unit.value, self._budget.dataset),
             "" if spent.guaranteed else f"; {NO_GUARANTEE}",
         )
 

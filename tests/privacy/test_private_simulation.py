@@ -54,6 +54,31 @@ def test_what_was_spent_and_whether_it_is_a_guarantee(
     assert "<th>ε</th>" in shown
 
 
+@pytest.mark.parametrize("unit", ["subject", "site"])
+def test_what_was_spent_is_of_the_agreed_unit(tmp_path: Path, unit: str) -> None:
+    """As much as by records, and all that shows it says whose it is; a site alone leaves no class in the noise."""
+    changed = FILE.replace('split = "iid"', 'split = "iid:subject=5"').replace(
+        "clip = 1.0", f'clip = 1.0\nunit = "{unit}"\nproject_from = 32'
+    )
+    file = tmp_path / "units.toml"
+    file.write_text(changed.format(extractor="frozen"), encoding="utf-8")
+    out = tmp_path / "out"
+    ran = CliRunner().invoke(main, ["simulate", "--config", str(file), "--out", str(out), "--device", "cpu"])
+    assert ran.exit_code == 0, ran.output
+    result = json.loads((out / "result.json").read_text(encoding="utf-8"))
+    assert all(site["guaranteed"] and 0.5 < site["epsilon"] < 2.0 for site in result["sites"])
+    assert f"<th>ε ({unit})</th>" in (out / "report.html").read_text(encoding="utf-8")
+
+
+def test_subjects_that_nobody_tells_of_are_refused_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "units.toml"
+    text = FILE.replace("clip = 1.0", 'clip = 1.0\nunit = "subject"').format(extractor="frozen")
+    file.write_text(text, encoding="utf-8")
+    ran = CliRunner().invoke(main, ["simulate", "--config", str(file), "--out", str(tmp_path / "out")])
+    assert ran.exit_code == 1
+    assert "nothing tells whose each training sample is" in ran.output
+
+
 def test_without_noise_nothing_is_said_of_epsilon(tmp_path: Path) -> None:
     file = tmp_path / "exact.toml"
     file.write_text(FILE.partition("[privacy]")[0], encoding="utf-8")

@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 from torch.utils.data import TensorDataset
 
 from crypto.keys import StorageKey
-from protoseal.config import Agreement, BudgetSection, Method, PrivacySection, Unit
+from protoseal.config import Agreement, AveragingSection, BudgetSection, Method, PrivacySection, Unit
 from secure_client.build import build_learner, build_trainee
 from secure_client.data import SiteData
 from secure_client.errors import BudgetError, DataError
 from secure_client.journal import Journal
 from secure_client.privacy import query as query_module
+from secure_client.privacy.cells import Cells
 from secure_client.privacy.joint import joint_sums
 from secure_client.privacy.ledger import read_account
 from secure_client.privacy.planned import simulated_budget
@@ -54,13 +55,13 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Sums]:
     """The sums of each release before their noise, of which none is drawn."""
     found: list[Sums] = []
-    kept = Sums.release
+    kept = Sums.noised
 
     def keep(sums: Sums) -> Any:
         found.append(sums)
         return kept(sums)
 
-    monkeypatch.setattr(Sums, "release", keep)
+    monkeypatch.setattr(Sums, "noised", keep)
     monkeypatch.setattr(
         query_module, "discrete_gaussian", lambda count, _log2: np.zeros(count, dtype=np.int64)
     )
@@ -190,3 +191,24 @@ def test_a_projection_serves_methods_whose_features_may_have_any_sign(method: Me
 def test_a_projection_is_refused_by_name_elsewhere(method: Method) -> None:
     with pytest.raises(ValueError, match=r"project_from in \[privacy\] serves|\[privacy\] serves"):
         agreement(project_from=9).check_served(method)
+
+
+def test_a_subject_is_bounded_over_all_cells_of_fedplcc_together(tmp_path: Path, asked: list[Sums]) -> None:
+    """Two centres of each class: a subject has records in up to six cells, and counts one over their root in each."""
+    averaging = AveragingSection(parameters=1)
+    agreed = agreement().model_copy(update={"method": Method.FEDPLCC, "averaging": averaging})
+    rng = np.random.default_rng(5)
+    features, labels = rng.normal(size=(18, agreed.dim)), np.arange(18, dtype=np.int64) % 3
+    cells = Cells.around(rng.normal(size=(6, agreed.dim)), np.arange(6, dtype=np.int64) // 2, 3)
+    releases = open_releases(agreed, simulated_budget(agreed, SITE, tmp_path))
+    assert releases is not None
+    owners = np.sort(SUBJECTS)
+    for kept in (np.ones(18, np.bool_), owners != 3, owners != 9):
+        releases.release_cells(1, [(features[kept], labels[kept])], cells, owners[kept])
+    whole, *rest = asked
+    for without in rest:
+        moved = [
+            *(whole.vectors - without.vectors).ravel().tolist(),
+            *(whole.weights - without.weights).tolist(),
+        ]
+        assert 0 < sum(value * value for value in moved) <= whole.query.grid.sensitivity_squared
