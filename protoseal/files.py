@@ -214,8 +214,8 @@ class SiteRound(Personalised):
     """Spent of the data set's privacy budget by then, over all runs; None where prototypes are exact and no ledger
     is kept."""
     guaranteed: bool = False
-    """Whether that is true of the agreed unit: not where features were trained on the records without noise, or anything
-    exact has left in any run."""
+    """Whether that is true of the agreed unit: not where features were trained on the records without noise, or
+    anything exact has left in any run."""
 
 
 class SiteLog(_Record):
