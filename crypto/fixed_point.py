@@ -5,6 +5,8 @@ from the agreed bound and from how many vectors may be added at most, so that ov
 unlikely: |Σ round(x · 2^f)| ≤ terms · (bound · 2^f + 1/2) < 2^(ring_bits − 2). A value beyond its bound is an
 error before anything is sent; nothing wraps and nothing is clipped.
 
+A segment of whole numbers has f = 0 and takes nothing else: its sums come out as they are, up to 2^53.
+
 Honest sums keep to less than half of the ring, so a uniformly random word is taken for one with probability below
 1/2, and a whole vector of L random words with probability below 2^-L: a sum whose masks do not cancel is caught
 where L is large. The limit: a few random words among good ones, or an error that stays within the bounds, is not.
@@ -31,12 +33,17 @@ _WORDS = {32: (np.uint32, np.int32), 64: (np.uint64, np.int64)}
 """Ring bits: the type of a word, and the type that reads it as a signed number."""
 
 
+_MOST_WHOLE = 2**53
+"""Up to it each whole number is a float64."""
+
+
 @dataclass(frozen=True)
 class Segment:
-    """``length`` neighbouring values (0 or more), each of magnitude at most ``bound``."""
+    """``length`` neighbouring values (0 or more), each of magnitude at most ``bound``; ``whole`` numbers, or any."""
 
     length: int
     bound: float
+    whole: bool = False
 
     def __post_init__(self) -> None:
         if self.length < 0:
@@ -51,8 +58,9 @@ class FixedPoint:
     def __init__(self, segments: Sequence[Segment], *, terms: int, ring_bits: int = 64) -> None:
         """Empty segments are left out.
 
-        Raises :class:`PrecisionError` when a segment would have fewer than 16 fractional bits, and ``ValueError``
-        unless there is a value, ``terms`` is 1 or more and ``ring_bits`` 32 or 64.
+        Raises :class:`PrecisionError` when a segment would have fewer than 16 fractional bits, or sums of whole numbers
+        could be above 2^53 or a quarter of the ring, and ``ValueError`` unless there is a value, ``terms`` is 1 or more
+        and ``ring_bits`` 32 or 64.
         """
         if ring_bits not in _WORDS or terms < 1:
             raise ValueError(f"a ring has 32 or 64 bits and terms are 1 or more, not {ring_bits} and {terms}")
@@ -61,9 +69,7 @@ class FixedPoint:
             raise ValueError("a vector has at least one value")
         self.terms = terms
         self.ring_bits = ring_bits
-        self.fraction_bits = tuple(
-            _fraction_bits(segment.bound, terms, ring_bits) for segment in self.segments
-        )
+        self.fraction_bits = tuple(_bits_of(segment, terms, ring_bits) for segment in self.segments)
         self._slices = segment_slices(self.segments)
 
     @property
@@ -73,15 +79,15 @@ class FixedPoint:
 
     @property
     def resolution(self) -> Float:
-        """2^-f for each value, shape (L,). Encoding moves a value by at most half of it."""
+        """2^-f for each value, shape (L,). Encoding moves a value by at most half of it; whole numbers it does not."""
         steps = [2.0**-bits for bits in self.fraction_bits]
         return np.repeat(steps, [segment.length for segment in self.segments])
 
     def encode(self, values: Float) -> Words:
         """round(x · 2^f), halves to even, as words of shape (L,). The scaling itself does not round.
 
-        Raises :class:`BoundError` for a value that is not finite or beyond its segment's bound, and
-        :class:`MalformedError` unless values are float64 of shape (L,).
+        Raises :class:`BoundError` for a value that is not finite or beyond its segment's bound, or that is no whole
+        number where its segment is of these, and :class:`MalformedError` unless values are float64 of shape (L,).
         """
         if values.dtype != np.float64 or values.shape != (self.length,):
             raise MalformedError(
@@ -121,16 +127,28 @@ class FixedPoint:
 def narrowest_ring(segments: Sequence[Segment], *, terms: int) -> int:
     """32 where each segment keeps 16 fractional bits in a ring of 32 bits with so many terms, else 64.
 
-    That is where terms · (bound + 2^-17) is below 2^14. Lengths count for nothing, but that a segment without values is
-    left out. Whether 64 are enough, :class:`FixedPoint` says.
+    That is where terms · (bound + 2^-17) is below 2^14, or of whole numbers terms · (bound + ½) up to 2^30. Lengths
+    count for nothing, but that a segment without values is left out. Whether 64 are enough, :class:`FixedPoint` says.
     """
     try:
         for segment in segments:
             if segment.length:
-                _fraction_bits(segment.bound, terms, 32)
+                _bits_of(segment, terms, 32)
     except PrecisionError:
         return 64
     return 32
+
+
+def _bits_of(segment: Segment, terms: int, ring_bits: int) -> int:
+    if not segment.whole:
+        return _fraction_bits(segment.bound, terms, ring_bits)
+    most = min(_MOST_WHOLE, 2 ** (ring_bits - 2))
+    if terms * _largest_word(segment.bound, 0) > most:
+        raise PrecisionError(
+            f"sums of {terms} whole numbers up to {segment.bound:g} go beyond {most:g}: lower the bound, or the"
+            " number of terms" + (", or use a ring of 64 bits" if ring_bits == 32 else "")
+        )
+    return 0
 
 
 @lru_cache(maxsize=256)
@@ -169,6 +187,10 @@ def check_bound(values: Float, segment: Segment, position: int) -> None:
         worst = float(np.abs(values[~within]).max())
         raise BoundError(
             f"segment {position} holds a value of magnitude {worst:g}; its agreed bound is {segment.bound:g}"
+        )
+    if segment.whole and (values != np.rint(values)).any():
+        raise BoundError(
+            f"segment {position} holds a value that is no whole number, where only such are agreed"
         )
 
 

@@ -39,6 +39,8 @@ def check_total(agreement: Agreement, total: Float, holders: Counts, members: in
         check_samples(float(total[-1]), members, agreement.averaging.most_samples)
     if not layout.classes:
         return
+    if layout.noisy:  # of these nothing is implausible: they are shortened to the norm bound
+        return
     rows, _ = layout.split(total)
     counted = holders >= agreement.min_holders
     longest = np.linalg.norm(rows[counted] / holders[counted, None], axis=1).max(initial=0.0)
@@ -62,6 +64,22 @@ def means_of(agreement: Agreement, total: Float, holders: Counts, members: int) 
     if layout.classes:
         rows, has = prototype_means(rows, holders, agreement.min_holders)
     return Means(rows, has, weighted_mean(model, weight))
+
+
+def noisy_rows(
+    agreement: Agreement, total: Float, members: int, listed: int
+) -> tuple[NDArray[np.float64], Bool]:
+    """Prototypes (K, d) out of a sum with shared noise of ``members`` of the sites ``listed``, and which there are.
+
+    Brought within what is agreed of every site's own (FedPC: no negative component; no norm above the bound), which
+    costs no privacy: the sites cannot do it, as none of them sees its prototypes with noise.
+    """
+    vectors, weights = agreement.layout.noisy_parts(total)
+    rows, has = agreement.noisy_sum(listed).means(vectors, weights, members)
+    if agreement.method.is_grouped:
+        rows = np.maximum(rows, 0.0)
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows * np.minimum(1.0, agreement.norm_bound / np.maximum(norms, agreement.norm_bound)), has
 
 
 def cluster_means(

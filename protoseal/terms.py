@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from algorithms.holders import active_classes
 from algorithms.linear import Bool
 from crypto.fixed_point import MIN_FRACTION_BITS
+from crypto.pairwise.binding import fewest_against
 from crypto.protection import Axis, Cohort, PayloadForm, UpTo
 from crypto.rows import NORM_SLACK
 from protoseal.config import AddedProtection, Agreement, Protection
@@ -80,11 +81,17 @@ def has_common_group(agreement: Agreement) -> bool:
 def fewest_listed(agreement: Agreement, roster: int) -> int:
     """The fewest members of a group that an attempt lists, and that a group has, in a run of ``roster`` sites.
 
-    Whatever ``min_holders`` is, a mask is between two; and masks of a large run hold off ``max_colluding`` of it.
+    Whatever ``min_holders`` is, a mask is between two; masks of a large run hold off ``max_colluding`` of it; and noise
+    that is shared, and the masks that it is under, ``colluding``.
     """
     if Phase.SHARES not in steps_of(agreement, 1):
         return agreement.min_holders
-    return max(agreement.min_holders, _FEWEST_MASKED, agreement.masking.fewest_listed(roster))
+    of_noise = (
+        fewest_against(agreement.privacy.colluding)
+        if agreement.privacy and agreement.distributed_noise
+        else 1
+    )
+    return max(agreement.min_holders, _FEWEST_MASKED, agreement.masking.fewest_listed(roster), of_noise)
 
 
 def steps_of(agreement: Agreement, round_number: int) -> tuple[Phase, ...]:
@@ -204,7 +211,12 @@ def _pfpl_form(agreement: Agreement) -> PayloadForm:
 
 
 def stated_classes(agreement: Agreement, held: Bool) -> NDArray[np.bool_]:
-    """What a site that has the classes ``held`` (K,) says of them: nothing, where presence is hidden."""
+    """What a site that has the classes ``held`` (K,) says of them.
+
+    Nothing, where presence is hidden; that it has all, where noise is shared: each site adds its part of it to all.
+    """
+    if agreement.distributed_noise:
+        return np.ones_like(held)
     return np.zeros_like(held) if agreement.hidden else np.array(held)
 
 

@@ -1,8 +1,12 @@
-"""The noisy prototypes that a site goes by: those of its last release, kept with what it trained."""
+"""The noisy prototypes that a site goes by: those of its last release, kept with what it trained.
+
+Where sites share the noise of a sum, none of them has a release of its own after round 0: what it adds is drawn for the
+attempt's list, when its values are asked for, and kept nowhere but in its answer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,18 +81,37 @@ class NoisyPrototypes:
     ) -> Release:
         """What a round goes by. ``embedded`` are features (B, d) and labels (B,), read if the round has a release.
 
-        ``guide`` is what the site trained towards, which has the clusters if there are any.
+        ``guide`` is what the site trained towards, which has the clusters if there are any. Where the round's noise is
+        shared, the site has no class by itself; it can pay for what it will be asked to add.
         """
-        if self._last is None or self._releases.due(number, self._last.round):
-            batches = (
-                (given.double().cpu().numpy(), labels.long().cpu().numpy()) for given, labels in embedded
-            )
+        if number and self._releases.distributed:
+            self._releases.check_room(number)
+            self._last = Release(number, *self._releases.nothing())
+        elif self._last is None or self._releases.due(number, self._last.round):
+            batches = _as_arrays(embedded)
             self._last = (
                 self._of_cells(number, batches, guide)
                 if self._clustered
                 else self._of_classes(number, batches)
             )
         return self._last
+
+    def term(
+        self, number: int, embedded: Iterable[tuple[Tensor, Tensor]], listed: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """What this site adds to a sum, once: see :meth:`secure_client.privacy.releases.Releases.term`."""
+        return self._releases.term(number, _as_arrays(embedded), listed, self._owners)
+
+    @property
+    def anchor(self) -> bytes:
+        """The ledger's last entry, to be kept; what :meth:`check_anchor` reads."""
+        anchor = self._releases.anchor
+        return f"{anchor.seq}:{anchor.head}".encode()
+
+    def check_anchor(self, kept: bytes) -> None:
+        """:class:`RolledBackError` where the ledger has not what it had then."""
+        seq, _, head = kept.decode().partition(":")
+        self._releases.check_anchor(Anchor(int(seq), head))
 
     def _of_classes(self, number: int, batches: Batches) -> Release:
         drawn = self._releases.release(number, batches, self._owners)
@@ -153,3 +176,10 @@ class NoisyPrototypes:
 def _whole(counts: NDArray[np.float64]) -> NDArray[np.int64]:
     """Noisy counts in whole records, 1 or more."""
     return np.maximum(np.rint(counts), 1.0).astype(np.int64)
+
+
+def _as_arrays(
+    embedded: Iterable[tuple[Tensor, Tensor]],
+) -> Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]]:
+    for given, labels in embedded:
+        yield given.double().cpu().numpy(), labels.long().cpu().numpy()

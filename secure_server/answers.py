@@ -29,6 +29,7 @@ class AnswerCheck:
     ) -> None:
         self._needs_secret = agreement.needs_group_secret
         self._classes, self._hidden = len(agreement.classes), agreement.hidden
+        self._noise_shared = agreement.distributed_noise
         self._requests = requests
         self._aggregator, self._anchors = aggregator, anchors
         self._limits = limits
@@ -82,6 +83,8 @@ class AnswerCheck:
             )
         if self._hidden and statement.holds.any():
             raise BadPayload(f"{member.name} states which classes it has, where that is to be hidden")
+        if self._noise_shared and not statement.holds.all():
+            raise BadPayload(f"{member.name} leaves out classes, where noise is shared in all of them")
         self._anchors.check(member.name, statement.anchor)
         verify_presence(member, statement, key, roster_hash)
 

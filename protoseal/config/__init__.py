@@ -35,7 +35,7 @@ from protoseal.config.methods import (
     FedplccSection,
     PfplSection,
 )
-from protoseal.config.privacy import BudgetSection, DpSgdSection, Extractor, PrivacySection, Unit
+from protoseal.config.privacy import BudgetSection, DpSgdSection, Extractor, Noise, PrivacySection, Unit
 from protoseal.config.reading import ConfigError, Section
 from protoseal.config.simulation import SimulationConfig, load_simulation
 from protoseal.config.training import Norm, Optimiser, PreprocessingSection, TrainingSection
@@ -69,6 +69,7 @@ __all__ = [
     "MaskingSection",
     "Method",
     "NoSettings",
+    "Noise",
     "Norm",
     "Optimiser",
     "Part",

@@ -34,6 +34,7 @@ from protoseal.config.extensions import (
     used_so_far,
 )
 from protoseal.config.layout import Layout
+from protoseal.config.noisy_sums import NoisySum
 from protoseal.config.presence import ALLOWED_BY, FEWEST_SAFE_HOLDERS
 from protoseal.config.reading import Section, read_toml, source_of, validate
 from protoseal.config.run_settings import RunSettings
@@ -242,7 +243,19 @@ class Agreement(RunSettings):
             parameters=averaging.parameters if averages else 0,
             buffers=averaging.buffers if averages else 0,
             weighted=traits.weighted,
+            noisy=self.distributed_noise,
         )
+
+    @property
+    def distributed_noise(self) -> bool:
+        """Whether sites share the noise of the prototypes in a sum."""
+        return self.privacy is not None and self.privacy.distributed
+
+    def noisy_sum(self, listed: int) -> NoisySum:
+        """How prototypes with noise are added up over so many ``listed`` sites; ``ValueError`` for too few."""
+        if self.privacy is None:
+            raise ValueError("an agreement without noise has no noisy sums")
+        return NoisySum.of(self.privacy, self.dim, listed)
 
     @property
     def sum_facts(self) -> SumFacts:
@@ -275,7 +288,14 @@ class Agreement(RunSettings):
         of_clusters = self.clustering.segments(
             clusters, self.dim, self.norm_bound, self.averaging.most_samples
         )
-        return (*of_clusters, *self.layout.segments(self.norm_bound, self.averaging))
+        return (*of_clusters, *self.layout.segments(self._row_bound, self.averaging))
+
+    @property
+    def _row_bound(self) -> float:
+        """Of a number of a site's rows. With shared noise for the longest list, whose grid is the finest."""
+        if not self.distributed_noise:
+            return self.norm_bound
+        return self.noisy_sum(self.max_sites).bound(self.averaging.most_samples)
 
     def to_json(self) -> str:
         """The canonical JSON text: sorted keys, no spaces, ASCII, every default written out."""

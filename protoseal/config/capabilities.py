@@ -248,6 +248,33 @@ def check_protection_serves(
         )
 
 
+def check_noise_is_shared(method: AnyMethod, protection: AnyProtection, *, personal: bool) -> None:
+    """Raise ``ValueError`` unless all that leaves a site with distributed noise leaves it in a masked sum.
+
+    ``personal``: whether FedDBP's targets have channels of a site's own prototypes, of which there is no release.
+    """
+    traits = method.traits
+    if protection is not Protection.MASKED:
+        raise ValueError(
+            f"noise = 'distributed' needs sums that show nothing of their terms: protection 'masked', not"
+            f" {protection.value!r}; choose noise = 'local'"
+        )
+    if traits.family not in (Family.GROUPS, Family.SUMS) or not traits.prototypes or traits.weighted:
+        why = (
+            "it sends more than sums of prototypes"
+            if traits.family in (Family.PEERS, Family.CLUSTERS)
+            else "its sums are not of prototypes, or weigh models by sample counts"
+        )
+        raise ValueError(
+            f"noise = 'distributed' does not serve method {method.value}: {why}; choose noise = 'local'"
+        )
+    if method is Method.FEDDBP and personal:
+        raise ValueError(
+            "with noise = 'distributed' no site has released prototypes of its own, which FedDBP's targets are made of:"
+            " set personal = false in [feddbp], so that they are the means, or choose noise = 'local'"
+        )
+
+
 def _check_weighting_served(
     method: AnyMethod, weighting: Weighting, squared: bool, protection: AnyProtection
 ) -> None:

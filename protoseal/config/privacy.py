@@ -9,6 +9,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from algorithms.grid import best_count_weight
 from protoseal.config.numbers import Count, Positive
 from protoseal.config.reading import LocalPath, Section
 
@@ -16,6 +17,9 @@ OpenShare = Annotated[float, Field(gt=0, lt=1)]
 Rate = Annotated[float, Field(gt=0, le=1)]
 _ABSENT_BY_DEFAULT = ("dp_sgd", "unit", "project_from")
 """Left out of the agreement's text where they are not given: it is then that of before there were any."""
+Colluding = Annotated[int, Field(ge=0)]
+USUAL_DEVIATIONS = 3.0
+"""Of a noisy count: an empty class is taken for one with records once in 740 releases."""
 
 
 class Extractor(StrEnum):
@@ -59,6 +63,17 @@ class Unit(StrEnum):
     SITE = "site"
 
 
+class Noise(StrEnum):
+    """Whose noise covers a record.
+
+    ``LOCAL``: its own site's, all of it. ``DISTRIBUTED``: that of the sites in a masked sum together, each adding a
+    share. Then it holds against who sees the sum alone, and stands on the masks and on enough sites that add theirs.
+    """
+
+    LOCAL = "local"
+    DISTRIBUTED = "distributed"
+
+
 class PrivacySection(Section):
     """What sites release: noisy class means of clipped features, the same in every round until the next release.
 
@@ -68,6 +83,10 @@ class PrivacySection(Section):
     removing one ``unit``. With ``project_from`` the model has so many features, of which a public random projection
     makes the agreed ``dim`` that prototypes have; the classifier takes them as they are. ``dp_sgd`` is for private
     features, and for no others.
+
+    With ``noise`` distributed the multiplier is that of the noise in a sum without the shares of ``colluding`` sites,
+    which know theirs. **A site that looks at the result is one of them**: with 0 the guarantee is against the
+    coordinator and outsiders alone.
     """
 
     clip: Positive
@@ -79,6 +98,8 @@ class PrivacySection(Section):
     dp_sgd: DpSgdSection | None = None
     unit: Unit = Unit.RECORD
     project_from: Annotated[int, Field(ge=2, le=1 << 16)] | None = None
+    noise: Noise = Noise.LOCAL
+    colluding: Colluding = 1
 
     @model_validator(mode="after")
     def _trains_as_it_says(self) -> Self:
@@ -105,8 +126,30 @@ class PrivacySection(Section):
         return {
             name: value
             for name, value in table.items()
-            if name not in _ABSENT_BY_DEFAULT or value != fields[name].default
+            if name not in self._absent_by_default or value != fields[name].default
         }
+
+    @property
+    def _absent_by_default(self) -> tuple[str, ...]:
+        return _ABSENT_BY_DEFAULT if self.distributed else (*_ABSENT_BY_DEFAULT, "noise", "colluding")
+
+    @model_validator(mode="after")
+    def _each_sum_is_a_release(self) -> Self:
+        if self.distributed and self.release_every > 1:
+            raise ValueError(
+                "distributed noise is drawn for each sum, since what two sums with the same noise differ by has hardly"
+                " any: set release_every = 1, and fewer rounds"
+            )
+        return self
+
+    @property
+    def distributed(self) -> bool:
+        """Whether sites share the noise of a sum."""
+        return self.noise is Noise.DISTRIBUTED
+
+    def weight(self, dim: int) -> float:
+        """Of a record's count beside its features (d,)."""
+        return best_count_weight(self.clip, dim) if self.count_weight is None else self.count_weight
 
     def check_projected(self, dim: int) -> None:
         """Raise ``ValueError`` unless the projection, if there is one, leaves fewer features than there were."""
@@ -128,7 +171,8 @@ class BudgetSection(Section):
     are for one ``unit`` added or removed, which has to be what the agreement's releases are for. Less
     noise than ``least_noise_multiplier``, a larger clip than ``largest_clip`` or more rounds than ``most_rounds`` are
     refused; and of DP-SGD less noise than ``least_training_noise``, or a larger rate than ``largest_sampling_rate``.
-    ``allow_no_guarantee``: what is agreed may lack a record-level guarantee, or all privacy.
+    ``allow_no_guarantee``: what is agreed may lack a record-level guarantee, or all privacy. Noise that is distributed
+    is refused without ``least_colluding``, the fewest colluding sites that it has to hold off.
     """
 
     dataset: Annotated[str, Field(min_length=1, max_length=200)]
@@ -142,6 +186,7 @@ class BudgetSection(Section):
     least_training_noise: Positive | None = None
     largest_sampling_rate: Rate | None = None
     allow_no_guarantee: bool = False
+    least_colluding: Colluding | None = None
 
     def check(self, agreed: PrivacySection | None, rounds: int) -> None:
         """Raise ``ValueError`` for what this site does not let itself be asked for."""
@@ -155,6 +200,8 @@ class BudgetSection(Section):
             )
         if agreed.extractor is Extractor.TRAINED:
             self._check_guarantee("extractor = 'trained' leaves no record-level guarantee")
+        if agreed.distributed:
+            self._check_colluding(agreed.colluding)
         for what, value, kind, limit in self._asked(agreed, rounds):
             if limit is not None and (value < limit if kind == "least" else value > limit):
                 raise ValueError(
@@ -176,4 +223,16 @@ class BudgetSection(Section):
         if not self.allow_no_guarantee:
             raise ValueError(
                 f"{why}; change the agreement, or say allow_no_guarantee = true in [privacy] of the site's file"
+            )
+
+    def _check_colluding(self, colluding: int) -> None:
+        if self.least_colluding is None:
+            raise ValueError(
+                "noise = 'distributed' covers this site's records by other sites' noise too; agree on local noise, or"
+                " say how many sites that collude it has to hold off: least_colluding in [privacy] of the site's file"
+            )
+        if colluding < self.least_colluding:
+            raise ValueError(
+                f"the agreement's distributed noise holds off {colluding} colluding sites, and this site wants"
+                f" {self.least_colluding} held off"
             )

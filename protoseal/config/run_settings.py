@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from crypto.pairwise.binding import fewest_against
 from protoseal.config.averaging import AveragingSection, MaskingSection
 from protoseal.config.capabilities import (
     AnyMethod,
@@ -16,6 +17,7 @@ from protoseal.config.capabilities import (
     Method,
     Presence,
     Protection,
+    check_noise_is_shared,
     check_protection_serves,
 )
 from protoseal.config.methods import (
@@ -85,6 +87,8 @@ class RunSettings(Section):
         for holds, refusal in self._refusals(method, frozen=agreed.extractor is Extractor.FROZEN):
             if holds:
                 raise ValueError(refusal)
+        if agreed.distributed:
+            check_noise_is_shared(method, self.protection, personal=self.feddbp.personal)
         self._check_projection(method, agreed)
 
     def _check_projection(self, method: AnyMethod, agreed: PrivacySection) -> None:
@@ -136,12 +140,29 @@ class RunSettings(Section):
         if self.protection is not Protection.MASKED or not sums:
             return
         fewest, smallest = self.masking.fewest_listed(sites), self._smallest_group(method, sites)
+        self._check_noise_is_held(sites, smallest)
         if smallest < fewest:
             larger = f"set min_holders to {fewest} or more, " if fewest <= sites else ""
             raise ValueError(
                 f"max_colluding in [masking] is {self.masking.colluding(sites)} of {sites} sites, which a group of"
                 f" {smallest} does not hold off: {larger}lower max_colluding, or raise complete_up_to to {sites}, where"
                 " min_holders alone decides"
+            )
+
+    def _check_noise_is_held(self, sites: int, smallest: int) -> None:
+        """Of distributed noise, that ``colluding`` sites leave enough of it, and do not open the masks."""
+        if self.privacy is None or not self.privacy.distributed:
+            return
+        colluding = self.privacy.colluding
+        if smallest < fewest_against(colluding):
+            raise ValueError(
+                f"colluding in [privacy] is {colluding}, which a group of {smallest} does not hold off: lower it, or"
+                f" set min_holders to {fewest_against(colluding)} or more"
+            )
+        if sites > self.masking.complete_up_to and self.masking.colluding(sites) < colluding:
+            raise ValueError(
+                f"colluding in [privacy] is {colluding}, and masks of {sites} sites hold off"
+                f" {self.masking.colluding(sites)}: raise max_colluding in [masking], or complete_up_to to {sites}"
             )
 
     def _smallest_group(self, method: AnyMethod, sites: int) -> int:

@@ -87,6 +87,18 @@ class Members:
             raise Violation(
                 f"{members} sites of the group take part, at least {least} are needed of a run of {roster}"
             )
+        self._check_noise_is_held(members, roster)
+
+    def _check_noise_is_held(self, members: int, roster: int) -> None:
+        """Sparse masks hold off ``max_colluding`` of a run alone, and shared noise stands on them."""
+        privacy, masking = self._agreement.privacy, self._agreement.masking
+        if privacy is None or not privacy.distributed or not masking.graph(roster, members).sparse:
+            return
+        if masking.colluding(roster) < privacy.colluding:
+            raise Violation(
+                f"masks of a run of {roster} hold off {masking.colluding(roster)} colluding sites, and its noise is to"
+                f" hold off {privacy.colluding}"
+            )
 
     def _check_same_base(self, bases: Sequence[bytes]) -> None:
         """Else the coordinator could give one member a model of its own and look for it in the sum."""

@@ -110,10 +110,18 @@ class Sums:
     def _vector(self, key: PhaseKey, group: Group) -> NDArray[np.float64]:
         """(L,), as the layout says; zeros for classes that are withheld in the group's attempt."""
         layout = self._agreement.layout
+        if layout.noisy:
+            return self._noisy_vector(key, group)
         rows, counts = self._trainee.trained(key.round)
         sent = np.where(self._adds_to(group)[:, None], rows, 0.0) if layout.classes else rows[:0]
         samples = model_weight(counts, self._agreement.averaging.most_samples)
         return layout.contribution(sent, self._trainee.averaged(), samples)
+
+    def _noisy_vector(self, key: PhaseKey, group: Group) -> NDArray[np.float64]:
+        """With a share of the noise in every class, whatever this site has; a release for this one attempt."""
+        vectors, weights = self._trainee.noisy_term(key.round, len(group.cohort.sites))
+        whole = vectors.astype(np.float64), weights.astype(np.float64)
+        return self._agreement.layout.noisy_contribution(*whole, self._trainee.averaged())
 
     def _adds_to(self, group: Group) -> Bool:
         """The classes (K,) of which this site sends rows."""
@@ -131,6 +139,8 @@ class Sums:
     def _targets(self, rows: Float, has: Bool) -> tuple[Float, Bool]:
         """What the site's features are drawn to: the means, or FedDBP's fusion of them with its own prototypes."""
         feddbp = self._agreement.feddbp
+        if self._agreement.distributed_noise:  # no site has prototypes of its own that were released
+            return rows, has
         if self._agreement.method is not MethodName.FEDDBP or not self._trainee.has_trained:
             return rows, has
         own, held = self._trainee.latest()

@@ -68,11 +68,6 @@ def releases(
     return _first(too_many, 1, bound) - 1
 
 
-def best_count_weight(clip: float, dim: int) -> float:
-    """The weight of counts that makes :func:`mean_error` least: clip/d^¼, where it is noise·clip·(√d + 1)/count."""
-    return clip / math.sqrt(math.sqrt(dim))
-
-
 def mean_error(noise_multiplier: float, clip: float, count_weight: float, count: int, dim: int) -> float:
     """Root mean square of how far (L2 norm) a class's released mean is from that of its clipped features.
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from secure_client.privacy.grid import Float, Ints
+from algorithms.grid import Float, Ints
 from secure_client.privacy.query import PrototypeQuery, Sums
 
 

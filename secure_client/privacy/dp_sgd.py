@@ -31,13 +31,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from algorithms.grid import SIGMA
 from crypto.randomness import gaussian
 from protoseal.config import DpSgdSection
 from secure_client.batches import split
 from secure_client.errors import ModelError, TrainingError
 from secure_client.models import outputs_of
 from secure_client.privacy.gradient_units import Records, Subjects
-from secure_client.privacy.grid import SIGMA
 from secure_client.privacy.per_sample import hooked, sample_terms, take_gradients
 from secure_client.training import Job, Losses, seeded, trained_parameters
 

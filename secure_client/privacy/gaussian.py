@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from secure_client.privacy.grid import SIGMA
+from algorithms.grid import SIGMA
 
 RARE = 1000.0
 """Minus the natural logarithm of the probability of what :func:`discreteness` leaves out."""

@@ -6,7 +6,7 @@ one of k classes as 1/√k of a record in each. Of all ways to weigh classes wit
 exceed a record's sensitivity, this is the one with the largest sum of weights.
 
 *Sensitivity, in whole numbers.* Records are rows x_i of whole steps with ‖x_i‖ ≤ B
-(:class:`~secure_client.privacy.grid.Grid`). With F = ⌊√(2^64/(k·n_c²))⌋ ≤ 2^32/(n_c·√k), in exact arithmetic, class c
+(:class:`~algorithms.grid.Grid`). With F = ⌊√(2^64/(k·n_c²))⌋ ≤ 2^32/(n_c·√k), in exact arithmetic, class c
 gets v·F/2^32 for v = Σ x_i over the subject's records of that class, truncated towards zero coordinate by coordinate,
 and its count n_c·W·F/2^32, truncated as well. Truncation shortens, and ‖v‖ ≤ n_c·B. So a subject adds
 
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from secure_client.privacy.grid import Float, Ints
+from algorithms.grid import Float, Ints
 from secure_client.privacy.query import Sums
 
 _FRACTION_BITS = 32

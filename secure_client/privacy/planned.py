@@ -96,4 +96,5 @@ def simulated_budget(agreement: Agreement, site: str, folder: Path) -> BudgetSec
         delta=SIMULATED_DELTA,
         unit=agreed.unit,
         allow_no_guarantee=True,
+        least_colluding=0,
     )

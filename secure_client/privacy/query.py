@@ -2,7 +2,7 @@
 
 A record has one label, so adding or removing one changes the sums of one class by a vector of norm at most C (its
 feature vector, clipped) and that class's count, weighted, by w: √(C² + w²) in all, whatever the number of classes.
-On :class:`~secure_client.privacy.grid.Grid` the statement is one about whole numbers and holds exactly. Independent
+On :class:`~algorithms.grid.Grid` the statement is one about whole numbers and holds exactly. Independent
 discrete Gaussian noise of 2^20 steps is added to each of the K·(d + 1) coordinates; everything after that is
 post-processing. :func:`secure_client.privacy.gaussian.discreteness` says how the guarantee follows from that of a
 Gaussian mechanism with the same noise multiplier. All K classes take part in each release, with and without records:
@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from algorithms.grid import SIGMA, SIGMA_LOG2, Float, Grid, Ints
 from crypto.discrete_gaussian import discrete_gaussian
 from secure_client.errors import TrainingError
-from secure_client.privacy.grid import SIGMA, SIGMA_LOG2, Float, Grid, Ints
 
 Bool = NDArray[np.bool_]
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
+from algorithms.grid import Float, Ints
 from protoseal.config import Agreement
-from protoseal.config.privacy import BudgetSection, Extractor, PrivacySection, Unit
+from protoseal.config.privacy import USUAL_DEVIATIONS, BudgetSection, Extractor, PrivacySection, Unit
 from secure_client.errors import BudgetError
-from secure_client.privacy.calibration import best_count_weight
 from secure_client.privacy.cells import Cells, ReleasedCells, release_cells
 from secure_client.privacy.chain import Anchor
 from secure_client.privacy.entries import GUARANTEE, Fact, Limit, Release, Spending
 from secure_client.privacy.events import Event
-from secure_client.privacy.grid import Float, Ints
 from secure_client.privacy.joint import joint_sums
 from secure_client.privacy.ledger import Ledger
 from secure_client.privacy.planned import cost, event_of, planned_epsilon, planned_in_words, training_of
@@ -27,8 +28,6 @@ WHAT, TRAINING = "prototypes", "training"
 NO_GUARANTEE = "no record-level guarantee"
 WEIGHTS = "weights"
 """The fact that says what training began with: the SHA-256 of the initial model."""
-_USUAL_DEVIATIONS = 3.0
-"""Of a noisy count: an empty class is taken for one with records once in 740 releases."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +45,9 @@ class Spent:
 
 def query_of(agreed: PrivacySection, dim: int) -> PrototypeQuery:
     """The agreed query of features (d,). ``ValueError`` for numbers that have no grid."""
-    best = best_count_weight(agreed.clip, dim)
-    weight = best if agreed.count_weight is None else agreed.count_weight
+    weight = agreed.weight(dim)
     deviation = agreed.noise_multiplier * math.hypot(agreed.clip, weight) / weight
-    least = _USUAL_DEVIATIONS * deviation if agreed.min_count is None else agreed.min_count
+    least = USUAL_DEVIATIONS * deviation if agreed.min_count is None else agreed.min_count
     return PrototypeQuery(agreed.clip, weight, agreed.noise_multiplier, least)
 
 
@@ -106,6 +104,11 @@ class Releases:
             return True
         return round_number >= released + self._agreed.release_every
 
+    @property
+    def distributed(self) -> bool:
+        """Whether sites share the noise of what they add up, once they have trained."""
+        return self._agreed.distributed
+
     def release(
         self, round_number: int, batches: Iterable[tuple[Float, Ints]], owners: Ints | None = None
     ) -> Released:
@@ -115,7 +118,7 @@ class Releases:
         which they come, which ascends; ``ValueError`` without. :class:`BudgetError` where they would exceed the limit,
         :class:`LedgerError` where the ledger cannot say so: then nothing was drawn.
         """
-        sums = self._sums(len(self._agreement.classes), batches, owners)
+        sums = self._sums(self._query, len(self._agreement.classes), batches, owners)
         self._ledger.spend(self._of_prototypes(round_number, len(self._agreement.classes)))
         released = sums.release()
         self._tell(round_number)
@@ -133,30 +136,69 @@ class Releases:
         ``cells`` are public, and as many of a class as are agreed at most.
         """
         assigned = ((features, cells.of(features, labels)) for features, labels in batches)
-        sums = self._sums(len(cells), assigned, owners)
+        sums = self._sums(self._query, len(cells), assigned, owners)
         self._ledger.spend(self._of_prototypes(round_number, len(cells), cells=len(cells)))
         released = release_cells(sums, cells)
         self._tell(round_number)
         return released
 
-    def _sums(self, parts: int, batches: Iterable[tuple[Float, Ints]], owners: Ints | None) -> Sums:
+    def _sums(
+        self, query: PrototypeQuery, parts: int, batches: Iterable[tuple[Float, Ints]], owners: Ints | None
+    ) -> Sums:
         if (owners is None) is not (self._agreed.unit is Unit.RECORD):
             raise ValueError(f"a release for one {self._agreed.unit}, of records with other owners")
-        sums = self._query.start(parts, self._agreement.dim)
+        sums = query.start(parts, self._agreement.dim)
         if owners is not None:
             return joint_sums(sums, batches, owners)
         for features, labels in batches:
             sums.add(features, labels)
         return sums
 
-    def _tell(self, round_number: int) -> None:
+    def _tell(self, round_number: int, how: str = "released with noise") -> None:
         spent = self.spent
         _log.info(
-            "round %d: prototypes released with noise; epsilon %.4g of %g at delta %g for one %s spent on %r%s",
-            *(round_number, spent.epsilon, self._budget.epsilon, spent.delta),
+            "round %d: prototypes %s; epsilon %.4g of %g at delta %g for one %s spent on %r%s",
+            *(round_number, how, spent.epsilon, self._budget.epsilon, spent.delta),
             *(self._budget.unit.value, self._budget.dataset),
             "" if spent.guaranteed else f"; {NO_GUARANTEE}",
         )
+
+    def term(
+        self,
+        round_number: int,
+        batches: Iterable[tuple[Float, Ints]],
+        listed: int,
+        owners: Ints | None = None,
+    ) -> tuple[Ints, Ints]:
+        """What this site adds to a sum of ``listed`` sites: int64 (K, d) and (K,), with its share of the noise.
+
+        **By itself it is not private**: it is for a masked sum that opens over a threshold of those listed or more, and
+        for one alone. In another attempt there is another share on another grid, drawn anew and paid for again.
+        Batches, ``owners`` and errors are those of :meth:`release`.
+        """
+        noisy, classes = self._agreement.noisy_sum(listed), len(self._agreement.classes)
+        sums = self._sums(replace(self._query, noise_multiplier=noisy.share), classes, batches, owners)
+        self._ledger.spend(
+            self._of_prototypes(
+                round_number,
+                classes,
+                noise=self._agreed.noise.value,
+                threshold=noisy.threshold,
+                colluding=self._agreed.colluding,
+            )
+        )
+        drawn = sums.noised()
+        self._tell(round_number, "summed under shared noise")
+        return drawn
+
+    def nothing(self) -> tuple[Float, Ints]:
+        """Rows (K, d) and counts (K,) of a site that released none by itself."""
+        classes = len(self._agreement.classes)
+        return np.zeros((classes, self._agreement.dim)), np.zeros(classes, dtype=np.int64)
+
+    def check_room(self, round_number: int) -> None:
+        """:class:`BudgetError` where a release would exceed the limit, before anyone counts on this site for it."""
+        self._ledger.check(self._of_prototypes(round_number, len(self._agreement.classes)))
 
     @property
     def spent(self) -> Spent:

@@ -12,7 +12,7 @@ from algorithms.fedpc.aggregation import Groups, between, within
 from algorithms.linear import Bool
 from crypto.protection import Cohort, Payload
 from protoseal.config import Agreement
-from protoseal.means import check_total, means_of
+from protoseal.means import check_total, means_of, noisy_rows
 from secure_server.exchanges.attempt import Outcome
 from secure_server.run_state import Groups as SiteGroups
 
@@ -56,14 +56,25 @@ def _mixed(agreement: Agreement, sums: Sequence[GroupSum], scheme: str) -> list[
         np.array([len(each.members) for each in sums], dtype=np.int64),
         agreement.min_holders,
     )
+    if agreement.distributed_noise:
+        means = _with_noise(agreement, sums, means)
     tau, literal = agreement.agreement_threshold, agreement.fedpc.literal_absent
     groups = between(means, literal_absent=literal, tau=tau)
     return [_payload_of(groups, index, scheme) for index in range(len(sums))]
 
 
+def _with_noise(agreement: Agreement, sums: Sequence[GroupSum], means: Groups) -> Groups:
+    """The groups' extractors with prototypes that are read out of their noise: means over records, not sites."""
+    found = [noisy_rows(agreement, each.total, len(each.members), len(each.cohort.sites)) for each in sums]
+    return Groups(np.stack([rows for rows, _ in found]), np.stack([has for _, has in found]), means.theta)
+
+
 def _averaged(agreement: Agreement, each: GroupSum, scheme: str) -> Payload:
-    """Means of prototypes over their holders; of models over samples, or over members."""
+    """Means of prototypes over their holders, or their records; of models over samples, or over members."""
     means = means_of(agreement, each.total, each.holders, len(each.members))
+    if agreement.distributed_noise:
+        rows, has = noisy_rows(agreement, each.total, len(each.members), len(each.cohort.sites))
+        return _payload(rows, means.model, has, scheme)
     return _payload(means.rows, means.model, means.has, scheme)
 
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from algorithms.grid import best_count_weight
 from secure_client.errors import Unattainable
 from secure_client.privacy.accounting import epsilon
 from secure_client.privacy.calibration import (
     NOISE_GRID,
-    best_count_weight,
     count_error,
     mean_error,
     noise_multiplier,

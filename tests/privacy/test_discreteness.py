@@ -7,11 +7,11 @@ import math
 import mpmath
 import pytest
 
+from algorithms.grid import SIGMA
 from secure_client.privacy import accounting, gaussian
 from secure_client.privacy.accounting import Composed, delta_of
 from secure_client.privacy.events import GaussianRelease
 from secure_client.privacy.gaussian import discreteness, gaussian_delta
-from secure_client.privacy.grid import SIGMA
 
 SIGMAS = (1.0, 1.5, 2.0, 4.0, 16.0)
 

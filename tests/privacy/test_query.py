@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from algorithms.grid import SIGMA
 from crypto.discrete_gaussian import discrete_gaussian
 from secure_client.errors import TrainingError
 from secure_client.privacy import query as query_module
-from secure_client.privacy.grid import SIGMA
 from secure_client.privacy.query import PrototypeQuery, Released, Sums
 from tests.crypto.noise_checks import WrongNoiseError, check_independent, check_shape, check_sigma
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from secure_client.privacy import grid as grid_module
-from secure_client.privacy.grid import SIGMA, Grid
+from algorithms import grid as grid_module
+from algorithms.grid import SIGMA, Grid
 from secure_client.privacy.query import PrototypeQuery
 from tests.privacy.neighbours import CLASSES, Records, TooSensitiveError, check_neighbours, records, settings
 

@@ -4,6 +4,8 @@ The step is noise_multiplier·√(C² + w²)/2^20 for a clip C and a count weigh
 2^20 steps is what the noise multiplier says. A record's feature vector becomes whole steps with a norm of at most
 B = ⌊C/step⌋ and its count W = ⌊w/step⌋ steps, with B² + W² ≤ (2^20/noise_multiplier)², which is checked in exact
 arithmetic. The step of a rounded root may miss that by its last digits; it is then the next larger float.
+
+Where several sites add noise of 2^20 steps each, the step is that of each one's share (:func:`share_of`).
 """
 
 from __future__ import annotations
@@ -23,6 +25,31 @@ SIGMA = 2**SIGMA_LOG2
 """The standard deviation of a query's noise, in steps."""
 _MAX_RADIUS = 2**30
 """With it squares of norms, and sums of 2^32 records, stay within 63 bits."""
+
+
+def share_of(noise_multiplier: float, terms: int) -> float:
+    """The noise multiplier of each of ``terms`` ≥ 1 independent noises that make one of ``noise_multiplier`` together.
+
+    noise_multiplier/√terms: variances add up. No less than that in exact arithmetic, terms·share² ≥ noise_multiplier²,
+    so that a grid which keeps the share has noise with a variance of terms·2^40, at least ``noise_multiplier`` times
+    the sensitivity, squared. Raises ``ValueError`` for fewer terms, or a multiplier that is not positive and finite.
+    """
+    if terms < 1 or not 0.0 < noise_multiplier < math.inf:
+        raise ValueError(
+            f"noise of multiplier {noise_multiplier} has no {terms} shares: it is positive, they are 1 or more"
+        )
+    share = noise_multiplier / math.sqrt(terms)
+    while terms * Fraction(share) ** 2 < Fraction(noise_multiplier) ** 2:
+        share = math.nextafter(share, math.inf)
+    return share
+
+
+def best_count_weight(clip: float, dim: int) -> float:
+    """The weight of counts that makes the error of a noisy mean least: clip/d^¼.
+
+    :func:`secure_client.privacy.calibration.mean_error` is noise·clip·(√d + 1)/count with it.
+    """
+    return clip / math.sqrt(math.sqrt(dim))
 
 
 @dataclass(frozen=True)
