@@ -76,11 +76,15 @@ def _read_each(run: Path, result: RunResult, read: Any) -> dict[str, Any]:
 def _prototype_figure(
     result: RunResult, prototypes: Mapping[str, SitePrototypes], class_name: str | None
 ) -> dict[str, str] | None:
-    """The figure and the name of its class; None where no site has a personalised prototype."""
+    """The figure and the name of its class; None where no site has one of its own and a personalised one."""
     if class_name is not None and class_name not in result.classes:
         raise FileError(f"the run has no class {class_name!r}{nearest(class_name, result.classes)}")
     answered = [
-        sum(bool(each.has_personal[index]) for each in prototypes.values() if len(each.has_personal) > index)
+        sum(
+            bool(each.has_personal[index] and each.counts[index])
+            for each in prototypes.values()
+            if len(each.has_personal) > index
+        )
         for index in range(len(result.classes))
     ]
     if not any(answered):
