@@ -63,7 +63,7 @@ class NoisySum:
         """
         if self.min_count is not None:
             return self.min_count
-        return USUAL_DEVIATIONS * math.sqrt(survivors) * SIGMA / self.grid.weight
+        return float(USUAL_DEVIATIONS * math.sqrt(survivors) * SIGMA / self.grid.weight)
 
     def means(self, vectors: Float, weights: Float, survivors: int) -> tuple[NDArray[np.float64], Bool]:
         """Mean features (K, d) over the records of all survivors, in units of a feature, and which there are (K,).
