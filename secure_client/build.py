@@ -122,7 +122,8 @@ def build_trainee(
 ) -> Trainee:
     """The learner with its memory, and what it releases by where the agreement has noise.
 
-    Raises :class:`BudgetError` for such an agreement without it, unless nothing of the method leaves a site.
+    Raises :class:`BudgetError` for such an agreement without it, unless nothing of the method leaves a site, and for
+    more samples than sums with shared noise have room for.
     Logs a warning where the site's model weighs less than its samples.
     """
     samples, most = int(learner.counts.sum()), agreement.averaging.most_samples
@@ -132,6 +133,11 @@ def build_trainee(
             "%s: has %d training samples and counts as %d in every sum, most_samples of the agreement, which should "
             "allow for them",
             *(learner.site, samples, most),
+        )
+    if agreement.distributed_noise and samples > most:
+        raise BudgetError(
+            f"this site has more training samples than the {most} that sums with shared noise have room for: agree on a"
+            " larger most_samples in [averaging]"
         )
     if agreement.privacy is not None and releases is None and agreement.method not in CONTROLS:
         raise BudgetError("prototypes that are agreed to be noisy have nothing to be released by")

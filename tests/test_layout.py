@@ -44,6 +44,28 @@ def test_a_contribution_is_prototypes_then_model_then_weight(layout: Layout, see
         np.testing.assert_array_equal(got_model, model * (samples if layout.weighted else 1))
 
 
+@given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 6), st.integers(0, 2**32 - 1))
+def test_with_noise_weights_of_counts_come_last_and_both_are_whole(
+    classes: int, dim: int, parameters: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    layout = Layout(classes, dim, parameters, 0, weighted=False, noisy=True)
+    vectors, weights = rng.integers(-9, 9, (classes, dim)), rng.integers(-9, 9, classes)
+    model = rng.uniform(-1.0, 1.0, parameters)
+    vector = layout.noisy_contribution(vectors.astype(float), weights.astype(float), model)
+    assert vector.tolist() == [*vectors.ravel().tolist(), *model.tolist(), *weights.tolist()]
+    assert vector.shape == (layout.length,)
+    got_vectors, got_weights = layout.noisy_parts(vector)
+    np.testing.assert_array_equal(got_vectors, vectors)
+    np.testing.assert_array_equal(got_weights, weights)
+    np.testing.assert_array_equal(layout.split(vector)[1], model)
+    segments = layout.segments(9.0, AveragingSection(parameters=parameters))
+    fixed = FixedPoint(segments, terms=3)
+    np.testing.assert_array_equal(
+        fixed.resolution == 1.0, np.repeat([True, False, True], [classes * dim, parameters, classes])
+    )
+
+
 @given(LAYOUTS, st.integers(1, 50))
 def test_segments_have_room_for_every_contribution_within_the_bounds(layout: Layout, most: int) -> None:
     """At the bounds a contribution is encoded; a step beyond each of them it is not."""

@@ -208,6 +208,48 @@ def test_without_the_check_a_value_beyond_its_bound_would_wrap(weaken: Callable[
     assert fixed.decode_sum(word + word, 2)[0] < 0
 
 
+# Whole numbers
+
+
+@given(st.integers(1, 300), st.integers(1, 2**53), st.sampled_from([32, 64]))
+def test_whole_numbers_come_out_as_they_are_or_have_no_room(terms: int, bound: int, ring: int) -> None:
+    """Up to 2^53 in sum, where floats are whole numbers still, and a quarter of the ring."""
+    try:
+        fixed = FixedPoint([Segment(2, float(bound), whole=True)], terms=terms, ring_bits=ring)
+    except PrecisionError:
+        assert terms * (bound + Fraction(1, 2)) > min(2**53, 2 ** (ring - 2))
+        return
+    assert fixed.fraction_bits == (0,)
+    assert fixed.resolution.tolist() == [1.0, 1.0]
+    words = fixed.encode(np.array([float(bound), -float(bound)]))
+    total = np.zeros(2, dtype=words.dtype)
+    for _ in range(terms):
+        total += words
+    assert [int(each) for each in fixed.decode_sum(total, terms)] == [terms * bound, -terms * bound]
+
+
+def test_whole_numbers_stand_beside_others() -> None:
+    fixed = FixedPoint([Segment(1, 2.0), Segment(2, 2.0**40, whole=True)], terms=5)
+    values = np.array([1 / 3, -(2.0**40), 12345.0])
+    decoded = fixed.decode_sum(fixed.encode(values), 1)
+    assert decoded[1:].tolist() == values[1:].tolist()
+    assert abs(decoded[0] - values[0]) <= fixed.resolution[0] / 2
+
+
+@pytest.mark.parametrize("value", [0.5, 2.0**-40, 10.0 + 2.0**-30])
+def test_what_is_no_whole_number_is_refused_where_only_such_are_agreed(value: float) -> None:
+    fixed = FixedPoint([Segment(1, 100.0, whole=True)], terms=2)
+    with pytest.raises(BoundError, match="no whole number"):
+        fixed.encode(np.array([value]))
+    with pytest.raises(BoundError, match="agreed bound is 100"):
+        fixed.encode(np.array([101.0]))
+
+
+def test_whole_numbers_take_the_ring_that_they_need() -> None:
+    assert narrowest_ring([Segment(3, 1000.0, whole=True)], terms=10) == 32
+    assert narrowest_ring([Segment(3, 2.0**31, whole=True)], terms=1) == 64
+
+
 # The narrowest ring
 
 
