@@ -82,10 +82,9 @@ class NoisyPrototypes:
         """What a round goes by. ``embedded`` are features (B, d) and labels (B,), read if the round has a release.
 
         ``guide`` is what the site trained towards, which has the clusters if there are any. Where the round's noise is
-        shared, the site has no class by itself; it can pay for what it will be asked to add.
+        shared, the site has no class by itself, and draws nothing yet.
         """
         if number and self._releases.distributed:
-            self._releases.check_room(number)
             self._last = Release(number, *self._releases.nothing())
         elif self._last is None or self._releases.due(number, self._last.round):
             batches = _as_arrays(embedded)
@@ -96,22 +95,15 @@ class NoisyPrototypes:
             )
         return self._last
 
+    def check_room(self, number: int) -> None:
+        """Before the site says that it is there: see :meth:`secure_client.privacy.releases.Releases.check_room`."""
+        self._releases.check_room(number)
+
     def term(
         self, number: int, embedded: Iterable[tuple[Tensor, Tensor]], listed: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """What this site adds to a sum, once: see :meth:`secure_client.privacy.releases.Releases.term`."""
         return self._releases.term(number, _as_arrays(embedded), listed, self._owners)
-
-    @property
-    def anchor(self) -> bytes:
-        """The ledger's last entry, to be kept; what :meth:`check_anchor` reads."""
-        anchor = self._releases.anchor
-        return f"{anchor.seq}:{anchor.head}".encode()
-
-    def check_anchor(self, kept: bytes) -> None:
-        """:class:`RolledBackError` where the ledger has not what it had then."""
-        seq, _, head = kept.decode().partition(":")
-        self._releases.check_anchor(Anchor(int(seq), head))
 
     def _of_classes(self, number: int, batches: Batches) -> Release:
         drawn = self._releases.release(number, batches, self._owners)

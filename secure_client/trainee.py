@@ -35,7 +35,6 @@ _STATE, _TARGETS, _BASE = "model", "targets", "base"
 _OWN, _COUNTS, _FROM = "protoseal.prototypes", "protoseal.counts", "protoseal.trained-from"
 _SCORES, _LOSSES, _LOCAL = "protoseal.scores", "protoseal.losses", "protoseal.local-"
 _REMEMBERED = "remembered "
-_ANCHOR = "ledger of the last sum"
 
 
 class Trainee:
@@ -166,6 +165,11 @@ class Trainee:
         """The part of the model that is averaged, after the last training, float64 (p + q,); a secret of this site."""
         return self._learner.averaged()
 
+    def check_room(self, round_number: int) -> None:
+        """:class:`BudgetError` where what a round's sum is to be given could not be paid for."""
+        if self._noisy is not None:
+            self._noisy.check_room(round_number)
+
     def noisy_term(self, round_number: int, listed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """What this site adds to a masked sum of ``listed`` sites, with its share of the noise: (K, d) and (K,).
 
@@ -175,7 +179,7 @@ class Trainee:
             raise RuntimeError("asked for noise where none is agreed")
         self.trained(round_number)
         term = self._noisy.term(round_number, self._learner.embedded(), listed)
-        self._journal.put(_ANCHOR, round_number, self._noisy.anchor)
+        self._save_model()  # with the ledger's entry, which a restart has to find again
         return term
 
     def scores(self) -> NDArray[np.float64]:
@@ -365,7 +369,6 @@ class Trainee:
 
     def _load(self) -> None:
         self._load_model()
-        self._check_ledger()
         self._base_round, self._base = self._load_base()
         self._guide = self._load_targets() if self._base is None else self._base.guide()
 
@@ -389,12 +392,6 @@ class Trainee:
         )
         self._trained_from = state.pop(_FROM).numpy().tobytes()
         self._learner.load(state)
-
-    def _check_ledger(self) -> None:
-        """Has it what the last sum was paid by?"""
-        stored = self._journal.get(_ANCHOR)
-        if self._noisy is not None and stored is not None:
-            self._noisy.check_anchor(stored[1])
 
     def _load_base(self) -> tuple[int, Base | None]:
         stored = self._journal.get(_BASE)

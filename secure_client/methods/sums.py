@@ -59,11 +59,14 @@ class Sums:
         """What the model was trained from, and fresh keys where the sum is masked.
 
         A site whose model is beyond the agreed bounds stops here, with a :class:`crypto.errors.BoundError`,
-        before it takes part in the attempt.
+        before it takes part in the attempt; one that cannot pay for its share of the noise with a
+        :class:`secure_client.errors.BudgetError`.
         """
         if key.round == 0:
             return b"", None
         check_averaged_bounds(self._trainee.averaged(), self._agreement.averaging, trained=True)
+        if self._agreement.distributed_noise:
+            self._trainee.check_room(key.round)
         return self._trainee.base, self._masks.fresh_keys(key) if self._masked else None
 
     def step(self, key: PhaseKey, request: bytes) -> bytes:

@@ -20,7 +20,7 @@ from crypto.ckks.serialization import read_payload
 from crypto.pki import Credentials
 from crypto.protection import Combination, Payload
 from crypto.roster import Statement
-from protoseal.config import Agreement
+from protoseal.config import Agreement, BudgetSection
 from protoseal.terms import cohort_of, limits_of, values_form
 from protoseal_wire import codec
 from protoseal_wire.messages import (
@@ -36,6 +36,8 @@ from protoseal_wire.messages import (
 from secure_client.build import build_learner, build_trainee
 from secure_client.data import SiteData
 from secure_client.journal import Journal
+from secure_client.privacy.planned import simulated_budget
+from secure_client.privacy.releases import Releases, open_releases
 from secure_client.session import Session
 from secure_client.setup import Party, open_journal
 from secure_client.trainee import Trainee
@@ -104,9 +106,21 @@ class Hostile:
             journal = open_journal(self._directory / name / "journal.sqlite", self.agreement, party)
             model = self.agreement.training.model
             learner = build_learner(self.agreement, name, self.cast.data[name], model=model, device="cpu")
-            trainee = build_trainee(self.agreement, learner, journal)
+            trainee = build_trainee(self.agreement, learner, journal, self.releases(name))
             self._sites[name] = Site(Session(self.agreement, party, trainee, journal), trainee, journal)
         return self._sites[name]
+
+    def releases(self, name: str) -> Releases | None:
+        """What the site releases by, out of a ledger that ends with no process; None without noise."""
+        if self.agreement.privacy is None:
+            return None
+        return open_releases(self.agreement, self.budget(name))
+
+    def budget(self, name: str) -> BudgetSection:
+        """Of the site's own file."""
+        folder = self._directory / "ledgers" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        return simulated_budget(self.agreement, name, folder)
 
     def restart(self, name: str) -> None:
         """End the site's process; the next request meets a new one on the same journal."""

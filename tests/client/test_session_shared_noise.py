@@ -1,0 +1,228 @@
+"""A site whose noise others share: what it adds, for whom, what it pays, and when it adds nothing."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from crypto.errors import VerificationError
+from protoseal.config import BudgetSection, Noise, PrivacySection
+from protoseal_wire.messages import Phase, PhaseKey
+from secure_client.errors import BudgetError, RolledBackError, Violation
+from secure_client.privacy.entries import Entry
+from secure_client.privacy.ledger import read_account
+from secure_client.privacy.query import Sums
+from secure_client.privacy.releases import Releases
+from tests.adversary.masked_play import MaskedPlay
+from tests.client.conftest import OpenSites
+from tests.client.masked_steps import played_up_to
+from tests.support.grouped import EVERYONE, grouped_agreement
+
+A, B, C, D = EVERYONE
+SHARED = PrivacySection(clip=2.0, noise_multiplier=4.0, noise=Noise.DISTRIBUTED, colluding=1)
+Terms = Mapping[str, list[NDArray[np.int64]]]
+
+
+def open_play(open_sites: OpenSites, insist: int | None = None, **changes: Any) -> MaskedPlay:
+    opened = open_sites(grouped_agreement(**{"privacy": SHARED, **changes}))
+    for name in EVERYONE:
+        if insist is not None:
+            opened.insist(name, insist)
+    opened.set_up(*EVERYONE)
+    return opened
+
+
+@pytest.fixture
+def play(open_sites: OpenSites) -> MaskedPlay:
+    return open_play(open_sites)
+
+
+@pytest.fixture
+def terms(monkeypatch: pytest.MonkeyPatch) -> Terms:
+    """What each site has drawn to be added, by name, in order: (K·d + K,)."""
+    drawn: dict[str, list[NDArray[np.int64]]] = defaultdict(list)
+    term = Releases.term
+
+    def noted(self: Releases, *given: Any) -> Any:
+        vectors, weights = term(self, *given)
+        drawn[self._budget.dataset].append(np.concatenate([vectors.ravel(), weights]))
+        return vectors, weights
+
+    monkeypatch.setattr(Releases, "term", noted)
+    return drawn
+
+
+def entries(play: MaskedPlay, name: str) -> tuple[Entry, ...]:
+    return read_account(play.budget(name).ledger).entries
+
+
+def noisy_part(play: MaskedPlay, total: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of an opened sum, in whole steps."""
+    vectors, weights = play.agreement.layout.noisy_parts(total)
+    return np.concatenate([vectors.ravel(), weights])
+
+
+# What opens
+
+
+@pytest.mark.parametrize("survivors", [EVERYONE, (A, B, D)])
+def test_the_sum_is_that_of_the_survivors_terms_to_the_last_digit(
+    play: MaskedPlay, terms: Terms, survivors: tuple[str, ...]
+) -> None:
+    total = noisy_part(play, play.attempt(*EVERYONE).carried_out(survivors))
+    assert total.tolist() == np.sum([terms[name][0] for name in survivors], axis=0).tolist()
+
+
+def test_who_drops_out_before_it_added_anything_has_paid_nothing(play: MaskedPlay) -> None:
+    play.attempt(*EVERYONE).carried_out((A, B, D))
+    assert [len(entries(play, name)) for name in EVERYONE] == [1, 1, 0, 1]
+
+
+def test_the_ledger_says_whose_noise_it_was(play: MaskedPlay) -> None:
+    play.attempt(*EVERYONE).carried_out(EVERYONE)
+    (entry,) = entries(play, A)
+    facts, event = entry.spending.facts, entry.spending.event
+    assert (facts["noise"], facts["threshold"], facts["colluding"]) == ("distributed", 3, 1)
+    assert event.noise_multiplier == 4.0
+    assert event.coordinates == 3 * (8 + 1)  # type: ignore[union-attr]
+    assert facts["guarantee"] == "record"
+
+
+def test_a_site_states_and_adds_to_classes_that_it_has_not(play: MaskedPlay, terms: Terms) -> None:
+    """clinic-c has no record of the third class, and adds noise there like the others."""
+    begun = play.attempt(*EVERYONE)
+    assert all(statement.holds.all() for statement in begun.active.statements)
+    begun.carried_out(EVERYONE)
+    of_third = terms[C][0][2 * 8 : 3 * 8]
+    assert (np.abs(of_third) > 2**10).all()
+    assert not play.site(C).trainee.held_classes().any()
+
+
+def test_below_the_threshold_nothing_opens(play: MaskedPlay) -> None:
+    """Two survivors of four: no site signs, and of the shares that an honest one would give none opens a seed."""
+    begun = play.attempt(*EVERYONE)
+    begun.share(*EVERYONE)
+    begun.mask(A, B)
+    for name in (A, B):
+        with pytest.raises(Violation, match="the survivors are 2; the threshold is 3"):
+            begun.sign((A, B), name)
+    with pytest.raises(VerificationError, match="threshold is 3"):
+        begun.sum((A, B), {})
+
+
+# Once
+
+
+def test_the_same_request_gets_the_same_bytes_for_nothing_also_after_a_restart(
+    play: MaskedPlay, terms: Terms
+) -> None:
+    played_up_to(play, Phase.VALUES, restart=True)
+    assert len(terms[A]) == len(entries(play, A)) == 1
+
+
+def test_another_attempt_is_other_noise_and_paid_for(play: MaskedPlay, terms: Terms) -> None:
+    """It may be on another grid too: its list decides."""
+    first = play.attempt(*EVERYONE)
+    first.share(*EVERYONE)
+    first.mask(*EVERYONE)
+    left = (A, B, D)
+    total = noisy_part(play, play.attempt(*left, attempt=2).carried_out(left))
+    assert [len(entries(play, name)) for name in EVERYONE] == [2, 2, 1, 2]
+    assert total.tolist() == np.sum([terms[name][1] for name in left], axis=0).tolist()
+    assert (terms[A][0] != terms[A][1]).all()
+
+
+def test_each_list_has_the_share_of_its_own_threshold(play: MaskedPlay) -> None:
+    """Ten listed go by seven, of whom one may collude; seven by five."""
+    play.attempt(*EVERYONE)
+    trainee = play.site(A).trainee
+    for listed in (10, 7):
+        trainee.noisy_term(1, listed)
+    assert [entry.spending.facts["threshold"] for entry in entries(play, A)] == [7, 5]
+    steps = [play.agreement.noisy_sum(listed).grid.step for listed in (10, 7)]
+    assert steps[1] / steps[0] == pytest.approx((6 / 4) ** 0.5)
+
+
+def test_a_site_that_dies_between_paying_and_answering_pays_again_for_new_noise(
+    play: MaskedPlay, terms: Terms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = play.attempt(*EVERYONE)
+    begun.share(*EVERYONE)
+    with monkeypatch.context() as patch:
+        patch.setattr(Sums, "noised", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            begun.mask(A)
+    play.restart(A)
+    begun.mask(A, B, D)
+    total = noisy_part(play, begun.opened((A, B, D)))
+    assert [len(entries(play, name)) for name in EVERYONE] == [2, 1, 0, 1]
+    assert total.tolist() == np.sum([terms[name][0] for name in (A, B, D)], axis=0).tolist()
+
+
+def test_a_ledger_without_the_entry_of_the_last_sum_is_refused_after_a_restart(play: MaskedPlay) -> None:
+    played_up_to(play, Phase.VALUES)
+    ledger = play.budget(A).ledger
+    ledger.write_text(ledger.read_text().splitlines(keepends=True)[0])
+    play.restart(A)
+    with pytest.raises(RolledBackError):
+        play.site(A)
+
+
+# Not at all
+
+
+def test_a_list_that_colluders_could_take_the_noise_from_is_refused_before_anything_is_paid(
+    open_sites: OpenSites,
+) -> None:
+    """min_holders of two would allow it; one that colludes would leave the noise of one, and know the other's sum."""
+    play = open_play(open_sites, 2, min_holders=2, min_sites=2, allow_fewer_holders_reveals_peers=True)
+    begun = play.attempt(A, B)
+    with pytest.raises(Violation, match="2 sites of the group take part, at least 3 are needed"):
+        begun.share(A)
+    assert entries(play, A) == ()
+
+
+def test_a_group_that_is_too_small_for_the_colluders_is_refused(open_sites: OpenSites) -> None:
+    play = open_play(open_sites, privacy=SHARED.model_copy(update={"colluding": 2}))
+    with pytest.raises(Violation, match="a group has 4 sites, at least 5 are agreed"):
+        play.attempt(*EVERYONE)
+
+
+def test_a_site_that_cannot_pay_takes_part_in_no_further_attempt(
+    open_sites: OpenSites, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it says that it is there, so that the others list without it."""
+    ample = MaskedPlay.budget
+
+    def tight(self: MaskedPlay, name: str) -> BudgetSection:
+        own = ample(self, name)
+        return own.model_copy(update={"epsilon": 1.6}) if name == A else own
+
+    monkeypatch.setattr(MaskedPlay, "budget", tight)
+    monkeypatch.setattr(Releases, "_check_planned", lambda *_: None)
+    play = open_play(open_sites)
+    paid = 0
+    while paid < 9 and _says_that_it_is_there(play, attempt=paid + 1):
+        paid += 1
+    assert len(entries(play, A)) == paid >= 1
+    with pytest.raises(BudgetError, match="would bring data set 'clinic-a' to epsilon"):
+        play.attempt(*EVERYONE, attempt=paid + 2)
+    for attempt in (paid + 1, paid + 2):
+        stated = PhaseKey("run-1", 1, attempt, Phase.PRESENCE)
+        assert play.site(A).journal.stored_answer(stated) is None
+
+
+def _says_that_it_is_there(play: MaskedPlay, attempt: int) -> bool:
+    """And adds its values, like everyone."""
+    try:
+        begun = play.attempt(*EVERYONE, attempt=attempt)
+    except BudgetError:
+        return False
+    begun.share(*EVERYONE)
+    begun.mask(*EVERYONE)
+    return True

@@ -1,0 +1,290 @@
+"""Masked sums with shared noise against the same draws added up in the open, one number at a time.
+
+FedPC in the groups that its clustering found, each with a list and a grid of its own, and FedProto and FedDBP over all
+sites; with sites that vanish before the list is made, before they have added anything, and after.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from crypto.pairwise.binding import threshold
+from protoseal.config import (
+    Agreement,
+    FeddbpSection,
+    MaskingSection,
+    Method,
+    Noise,
+    PrivacySection,
+    Protection,
+)
+from protoseal_wire.messages import Phase
+from secure_client.build import build_agreed_model
+from secure_client.data import SiteData
+from secure_client.privacy import query
+from secure_client.privacy.releases import Releases
+from tests.algorithms import fedpc_reference as paper
+from tests.conformance.grouped_runs import Book, run_grouped, two_kinds
+from tests.conformance.literal import contributors
+from tests.conformance.private_runs import private_agreement
+from tests.conformance.runs import Bool, data_for
+from tests.conformance.turns import Loss
+
+DIM, HOLDS = 12, two_kinds()
+LEAST = 8.0
+"""A class needs so many records in a group: those of two sites, and some that noise gives or takes."""
+SHARED = PrivacySection(clip=3.0, noise_multiplier=0.3, min_count=LEAST, noise=Noise.DISTRIBUTED, colluding=1)
+METHODS: dict[Method, dict[str, Any]] = {
+    Method.FEDPC: {},
+    Method.FEDDBP: {"feddbp": FeddbpSection(personal=False)},
+    Method.FEDPROTO: {},
+}
+LOST = [
+    Loss("site-3", 1, Phase.PRESENCE),
+    Loss("site-5", 2, Phase.VALUES),
+    Loss("site-7", 3, Phase.SURVIVORS),
+    Loss("site-1", 4, Phase.UNMASK),
+]
+ROUNDS = len(LOST) + 1
+each_method = pytest.mark.parametrize("method", METHODS)
+every_round = pytest.mark.parametrize("number", range(1, ROUNDS + 1))
+
+
+@dataclass
+class Draws:
+    """By (site, round): the noise of each time that it was drawn (K, d + 1), and for a list of how many."""
+
+    drawn: dict[tuple[str, int], list[tuple[int, NDArray[np.int64]]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Inside, all noise that is added to a sum is written down."""
+        term, draw = Releases.term, query.discrete_gaussian
+        at: list[tuple[str, int, int]] = []
+
+        def noted_term(releases: Releases, number: int, batches: Any, listed: int) -> Any:
+            at.append((releases._budget.dataset, number, listed))
+            found = term(releases, number, batches, listed)
+            at.clear()
+            return found
+
+        def noted_draw(count: int, sigma_log2: int) -> NDArray[np.int64]:
+            noise = draw(count, sigma_log2)
+            for site, number, listed in at:
+                self.drawn[site, number].append((listed, noise.reshape(-1, DIM + 1)))
+            return noise
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Releases, "term", noted_term)
+            patch.setattr(query, "discrete_gaussian", noted_draw)
+            yield
+
+
+@dataclass(frozen=True)
+class Run:
+    """What happened, and what all of it comes from."""
+
+    book: Book
+    draws: Draws
+    data: dict[str, SiteData]
+
+
+Runs = Callable[[Method, bool], Run]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Every run is made once."""
+
+    @cache
+    def made(method: Method, lossy: bool) -> Run:
+        agreement = private_agreement(
+            Protection.MASKED,
+            method,
+            classes=HOLDS.shape[1],
+            dim=DIM,
+            rounds=ROUNDS if lossy else 2,
+            privacy=SHARED,
+            masking=MaskingSection(),
+            **METHODS[method],
+        )
+        data, draws = data_for(agreement, HOLDS), Draws()
+        with draws.noted():
+            book = run_grouped(agreement, data, tmp_path_factory.mktemp("run"), LOST if lossy else [])
+        return Run(book, draws, dict(data))
+
+    return made
+
+
+# What should come out
+
+
+def features(agreement: Agreement, data: SiteData) -> tuple[NDArray[np.float64], list[int]]:
+    """Of the initial model, which is what frozen features are."""
+    dataset: Any = data.train
+    model = build_agreed_model(agreement, agreement.training.model)
+    model.eval()
+    with torch.no_grad():
+        given = model(torch.stack([dataset[i][0] for i in range(len(dataset))]))
+    found = given[0] if isinstance(given, tuple) else given.features
+    return found.double().numpy(), [int(dataset[i][1]) for i in range(len(dataset))]
+
+
+def added(run: Run, site: str, number: int) -> tuple[NDArray[np.int64], int]:
+    """What a site put into the last attempt's sum, (K, d + 1): a record at a time, then its noise; and who was listed."""
+    agreement = run.book.agreement
+    listed, noise = run.draws.drawn[site, number][-1]
+    grid = agreement.noisy_sum(listed).grid
+    total = noise.copy()
+    for row, label in zip(*features(agreement, run.data[site]), strict=True):
+        total[label, :DIM] += grid.records(row[None])[0]
+        total[label, DIM] += grid.weight
+    return total, listed
+
+
+def group_means(
+    run: Run, group: tuple[str, ...], number: int, without: tuple[str, ...] = ()
+) -> tuple[list[list[float]], list[bool]]:
+    """Σ features / Σ counts of those whose values came, cut off at zero (FedPC) and at the norm bound."""
+    agreement = run.book.agreement
+    sites = [site for site in contributors(run.book, number) if site in group and site not in without]
+    terms = [added(run, site, number) for site in sites]
+    (listed,) = {each for _, each in terms}
+    grid = agreement.noisy_sum(listed).grid
+    rows, has = [], []
+    for k in range(len(agreement.classes)):
+        sums = [sum(int(term[k, j]) for term, _ in terms) for j in range(DIM + 1)]
+        count = sums[DIM] / grid.weight
+        has.append(count >= LEAST)
+        row = [value * grid.step / count if has[-1] else 0.0 for value in sums[:DIM]]
+        if agreement.method is Method.FEDPC:
+            row = [max(0.0, value) for value in row]
+        length = sum(value * value for value in row) ** 0.5
+        rows.append([value * min(1.0, agreement.norm_bound / length) if length else value for value in row])
+    return rows, has
+
+
+def expected(
+    run: Run, number: int, without: tuple[str, ...] = ()
+) -> dict[tuple[str, ...], tuple[NDArray[np.float64], list[bool]]]:
+    """By group, what its members are given."""
+    groups = run.book.groups
+    found = [group_means(run, group, number, without) for group in groups]
+    if run.book.agreement.method is not Method.FEDPC:
+        return {groups[0]: (np.array(found[0][0]), found[0][1])}
+    means, has = [rows for rows, _ in found], [each for _, each in found]
+    weights = paper.rho([paper.concatenated(*each) for each in found])
+    mixed, known = paper.inter_prototypes(means, has, weights, literal=False)
+    return {group: (np.array(mixed[j]), known[j]) for j, group in enumerate(groups)}
+
+
+def off(run: Run, number: int, without: tuple[str, ...] = ()) -> float:
+    """The largest difference between a round's results and what they should be; infinite for another class."""
+    worst = 0.0
+    for group, (rows, has) in expected(run, number, without).items():
+        for site in group:
+            got = run.book.got.get((number, site))
+            if got is not None:
+                worst = max(worst, float(np.abs(got.rows - rows).max()))
+                worst = worst if got.has.tolist() == has else float("inf")
+    return worst
+
+
+# That it does
+
+
+@every_round
+@each_method
+def test_the_opened_sum_is_that_of_the_same_draws_in_the_open(
+    runs: Runs, method: Method, number: int
+) -> None:
+    run = runs(method, True)
+    assert off(run, number) < 1e-12
+
+
+@each_method
+def test_who_is_missed_and_who_is_not(runs: Runs, method: Method) -> None:
+    """Lost before it sent values, a site is in no sum; lost after, it is in it. Who is not listed draws nothing."""
+    run = runs(method, True)
+    for number, (loss, there) in enumerate(zip(LOST, (False, False, True, True), strict=True), start=1):
+        assert (loss.site in contributors(run.book, number)) == there
+        assert bool(run.draws.drawn[loss.site, number]) == there
+
+
+@each_method
+def test_a_shorter_list_has_more_noise_of_each(runs: Runs, method: Method) -> None:
+    """In the first round one is not there when the list is made."""
+    run = runs(method, True)
+    (group,) = [each for each in run.book.groups if "site-3" in each]
+    other = next(site for site in group if site != "site-3")
+    first, last = (run.draws.drawn[other, number][-1][0] for number in (1, ROUNDS))
+    assert (first, last) == (len(group) - 1, len(group))
+    steps = [run.book.agreement.noisy_sum(listed).grid.step for listed in (first, last)]
+    assert steps[0] / steps[1] == pytest.approx(((threshold(last) - 1) / (threshold(first) - 1)) ** 0.5)
+
+
+@each_method
+def test_classes_that_too_few_records_are_of_are_absent(runs: Runs, method: Method) -> None:
+    run = runs(method, True)
+    for number in range(1, ROUNDS + 1):
+        means = [group_means(run, group, number)[1] for group in run.book.groups]
+        if method is Method.FEDPC:
+            assert any(not each for has in means for each in has)
+        assert all(any(has) for has in means)
+
+
+@each_method
+def test_models_are_the_initial_ones(runs: Runs, method: Method) -> None:
+    """What is averaged beside prototypes is of features that no record shaped: it says nothing, to the rounding."""
+    book = runs(method, True).book
+    if not book.agreement.layout.model:
+        return
+    resolution = book.agreement.fixed_point().resolution.max(
+        where=book.agreement.fixed_point().resolution < 1, initial=0
+    )
+    initial = next(iter(book.put.values())).averaged
+    for got in book.got.values():
+        assert np.abs(got.averaged - initial).max() <= resolution
+
+
+# That it could be told otherwise
+
+
+@each_method
+def test_the_noise_of_one_site_more_or_less_shows(runs: Runs, method: Method) -> None:
+    run = runs(method, True)
+    left_out = contributors(run.book, 2)[:1]
+    assert off(run, 2, without=left_out) > 1e-3
+
+
+@each_method
+def test_every_round_has_noise_of_its_own(runs: Runs, method: Method) -> None:
+    digests = [
+        hashlib.sha256(noise.tobytes()).digest()
+        for drawn in runs(method, True).draws.drawn.values()
+        for _, noise in drawn
+    ]
+    assert len(set(digests)) == len(digests) > len(HOLDS)
+
+
+def test_the_features_that_are_summed_are_those_of_the_model(runs: Runs) -> None:
+    """Or the comparison would be with itself."""
+    run = runs(Method.FEDPROTO, True)
+    data: dict[str, Bool] = {}
+    assert not data
+    rows, labels = features(run.book.agreement, run.data["site-1"])
+    assert rows.shape == (len(labels), DIM)
+    assert np.linalg.norm(rows, axis=1).min() > 0.1
