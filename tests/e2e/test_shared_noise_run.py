@@ -1,0 +1,68 @@
+"""Processes that share the noise of masked sums: what each pays, and a budget that ends in the middle of the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from protoseal.config import Agreement, FeddbpSection, Noise, Norm, PrivacySection, Protection
+from protoseal.files import read_prototypes
+from secure_client.privacy.accounting import epsilon
+from secure_client.privacy.entries import GUARANTEE, RECORD, Limit, Release, Spending
+from secure_client.privacy.ledger import Ledger, read_account
+from secure_client.privacy.planned import event_of, planned_epsilon
+from secure_server.app import read_rounds
+from tests.e2e.federations import feddbp_agreement, small_sites
+from tests.support.processes import Federation
+
+ROUNDS, PAID, DELTA = 3, 2, 1e-5
+"""The run's rounds, and how many of them the first site has a budget for."""
+SHARED = PrivacySection(clip=0.5, noise_multiplier=0.4, noise=Noise.DISTRIBUTED, colluding=1)
+
+
+def agreement() -> Agreement:
+    agreed = feddbp_agreement(rounds=ROUNDS, protection=Protection.MASKED)
+    training = agreed.training.model_copy(update={"norm": Norm.GROUP})
+    changes = {"privacy": SHARED, "feddbp": FeddbpSection(personal=False), "training": training}
+    return Agreement.model_validate({**dict(agreed), **changes})
+
+
+def test_who_cannot_pay_for_its_share_leaves_and_the_others_share_it_among_them(tmp_path: Path) -> None:
+    agreed, sites = agreement(), small_sites(4)
+    limit = planned_epsilon(agreed, SHARED, DELTA)
+    with Federation(tmp_path / "run", agreed, sites, gated=False) as federation:
+        for name in federation.names:
+            with (federation.folder(name) / "site.toml").open("a", encoding="utf-8") as file:
+                file.write(
+                    '[privacy]\ndataset = "scans"\nledger = "ledger.jsonl"\n'
+                    f"epsilon = {limit!r}\ndelta = {DELTA}\nleast_colluding = 1\n"
+                )
+        earlier = Ledger(
+            federation.folder("site-1") / "ledger.jsonl", "scans", Limit(limit, DELTA), epsilon=epsilon
+        )
+        event = event_of(agreed, SHARED)
+        for number in range(ROUNDS - PAID):
+            release = Release("earlier", number + 1, "prototypes")
+            earlier.spend(Spending(release, bytes(32), event, {GUARANTEE: RECORD}))
+        coordinator, running = federation.start_coordinator(), federation.start_sites()
+        poor = running.pop("site-1")
+        assert poor.exit_code() == 1
+        assert f"prototypes of round {PAID + 1} in run 'e2e' would bring data set 'scans'" in poor.log()
+        assert [each.exit_code() for each in (*running.values(), coordinator)] == [0, 0, 0, 0]
+
+        rounds = read_rounds(tmp_path / "run" / "coordinator" / "state" / "rounds.jsonl")
+        assert [len(each.sites) for each in rounds] == [4] * PAID + [3] * (ROUNDS - PAID)
+        assert not any(each.abandoned for each in rounds)
+        for name in federation.names:
+            entries = read_account(federation.folder(name) / "ledger.jsonl").entries
+            assert len(entries) == ROUNDS
+            of_run = [each.spending.facts for each in entries if each.spending.release.run == "e2e"]
+            assert {(each["noise"], each["threshold"], each["colluding"]) for each in of_run} == {
+                ("distributed", 3, 1)
+            }
+        results = [read_prototypes(federation.folder(name)) for name in running]
+        assert not any(each.counts.any() for each in results)  # none has any of its own
+        for each in results[1:]:
+            np.testing.assert_array_equal(each.personal, results[0].personal)
+        assert results[0].has_personal.any()
