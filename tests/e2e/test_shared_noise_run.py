@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from protoseal.config import Agreement, FeddbpSection, Noise, Norm, PrivacySection, Protection
+from protoseal.config import Agreement, FeddbpSection, Noise, Norm, PrivacySection, Protection, Unit
 from protoseal.files import read_prototypes
 from secure_client.privacy.accounting import epsilon
-from secure_client.privacy.entries import GUARANTEE, RECORD, Limit, Release, Spending
+from secure_client.privacy.entries import GUARANTEE, Limit, Release, Spending
 from secure_client.privacy.ledger import Ledger, read_account
 from secure_client.privacy.planned import event_of, planned_epsilon
 from secure_server.app import read_rounds
@@ -44,7 +44,7 @@ def test_who_cannot_pay_for_its_share_leaves_and_the_others_share_it_among_them(
         event = event_of(agreed, SHARED)
         for number in range(ROUNDS - PAID):
             release = Release("earlier", number + 1, "prototypes")
-            earlier.spend(Spending(release, bytes(32), event, {GUARANTEE: RECORD}))
+            earlier.spend(Spending(release, bytes(32), event, {GUARANTEE: Unit.RECORD.value}))
         coordinator, running = federation.start_coordinator(), federation.start_sites()
         poor = running.pop("site-1")
         assert poor.exit_code() == 1
