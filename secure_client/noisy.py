@@ -95,10 +95,6 @@ class NoisyPrototypes:
             )
         return self._last
 
-    def check_room(self, number: int) -> None:
-        """Before the site says that it is there: see :meth:`secure_client.privacy.releases.Releases.check_room`."""
-        self._releases.check_room(number)
-
     def term(
         self, number: int, embedded: Iterable[tuple[Tensor, Tensor]], listed: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -165,11 +165,6 @@ class Trainee:
         """The part of the model that is averaged, after the last training, float64 (p + q,); a secret of this site."""
         return self._learner.averaged()
 
-    def check_room(self, round_number: int) -> None:
-        """:class:`BudgetError` where what a round's sum is to be given could not be paid for."""
-        if self._noisy is not None:
-            self._noisy.check_room(round_number)
-
     def noisy_term(self, round_number: int, listed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """What this site adds to a masked sum of ``listed`` sites, with its share of the noise: (K, d) and (K,).
 

@@ -70,6 +70,11 @@ class Agreed:
         parts = self.agreement.most_cells // len(self.agreement.classes)
         if parts > 1:
             found.append(f"a class is released in up to {parts} parts: give --records of a part")
+        if self.privacy.distributed:
+            found.append(
+                "noise is shared: errors are those of a sum, with as few sites as it opens over; give --records of"
+                " all of them together"
+            )
         return found
 
 

@@ -168,8 +168,8 @@ def _to_find(given: dict[str, Any], solve: str | None, agreed: Agreed | None) ->
 
 
 def _query(agreed: Agreed | None, given: dict[str, Any], unit: str, of_one: int | None) -> Query:
-    from protoseal.config import Unit
     from algorithms.grid import best_count_weight
+    from protoseal.config import Unit
     from secure_client.privacy.plan import Query
 
     usual: dict[str, Any] = {"clip": CLIP, "dim": DIM, "classes": CLASSES}

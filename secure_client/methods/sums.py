@@ -65,8 +65,9 @@ class Sums:
         if key.round == 0:
             return b"", None
         check_averaged_bounds(self._trainee.averaged(), self._agreement.averaging, trained=True)
-        if self._agreement.distributed_noise:
-            self._trainee.check_room(key.round)
+        releases = self._trainee.releases
+        if releases is not None and releases.distributed:
+            releases.check_room(key.round)
         return self._trainee.base, self._masks.fresh_keys(key) if self._masked else None
 
     def step(self, key: PhaseKey, request: bytes) -> bytes:

@@ -10,6 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from protoseal.cli import main
+from secure_client.privacy.accounting import epsilon
+from secure_client.privacy.events import GaussianRelease
 
 FILE = """
 method = "pfpl"
@@ -29,9 +31,18 @@ extractor = "{extractor}"
 """
 
 
-def simulated(folder: Path, extractor: str) -> tuple[dict[str, Any], str]:
+SHARED = (
+    FILE.replace("pfpl", "fedpc")
+    .replace("plain", "masked")
+    .replace("release_every = 2", 'noise = "distributed"')
+    .replace("sites = 3", "sites = 4")
+)
+"""Noise that four sites share."""
+
+
+def simulated(folder: Path, extractor: str, text: str = FILE) -> tuple[dict[str, Any], str]:
     file = folder / "private.toml"
-    file.write_text(FILE.format(extractor=extractor), encoding="utf-8")
+    file.write_text(text.format(extractor=extractor), encoding="utf-8")
     ran = CliRunner().invoke(
         main, ["simulate", "--config", str(file), "--out", str(folder / "out"), "--device", "cpu"]
     )
@@ -77,6 +88,16 @@ def test_subjects_that_nobody_tells_of_are_refused_by_name(tmp_path: Path) -> No
     ran = CliRunner().invoke(main, ["simulate", "--config", str(file), "--out", str(tmp_path / "out")])
     assert ran.exit_code == 1
     assert "nothing tells whose each training sample is" in ran.output
+
+
+def test_shared_noise_is_paid_for_in_each_sum_and_before_in_the_clustering(tmp_path: Path) -> None:
+    """And no site has a prototype of its own for the report to draw a line from."""
+    result, shown = simulated(tmp_path, "frozen", SHARED)
+    for site in result["sites"]:
+        assert site["epsilon"] == pytest.approx(epsilon([GaussianRelease(5.0, 10 * 9)] * 4, 1e-5))
+        assert site["guaranteed"]
+    assert result["config"]["privacy"]["noise"] == "distributed"
+    assert "first principal component" not in shown
 
 
 def test_without_noise_nothing_is_said_of_epsilon(tmp_path: Path) -> None:
