@@ -144,7 +144,11 @@ def test_what_leaves_no_room_is_refused() -> None:
         ({"protection": Protection.CKKS}, "needs sums that show nothing of their terms: .* not 'ckks'"),
         ({"method": Method.PFPL}, "does not serve method pfpl: it sends more than sums of prototypes"),
         (
-            {"method": Method.FEDDBP, "averaging": AveragingSection()},
+            {
+                "method": Method.FEDDBP,
+                "averaging": AveragingSection(),
+                "feddbp": FeddbpSection(decision=False),
+            },
             r"no site has .* set personal = false in \[feddbp\]",
         ),
     ],
@@ -157,7 +161,10 @@ def test_what_it_does_not_serve_is_refused_by_name(changes: dict[str, Any], reas
 def test_what_it_serves() -> None:
     for method in (Method.FEDDBP, Method.FEDPROTO):
         grouped_agreement(
-            privacy=SHARED, method=method, averaging=AveragingSection(), feddbp=FeddbpSection(personal=False)
+            privacy=SHARED,
+            method=method,
+            averaging=AveragingSection(),
+            feddbp=FeddbpSection(personal=False, decision=False),
         )
     grouped_agreement(privacy=with_(extractor=Extractor.TRAINED))
     grouped_agreement(privacy=SHARED, fedpc=FedpcSection(groups=1, alignment=0.0))

@@ -46,7 +46,7 @@ DIM, HOLDS = 12, two_kinds()
 SHARED = PrivacySection(clip=3.0, noise_multiplier=0.3, noise=Noise.DISTRIBUTED, colluding=1)
 METHODS: dict[Method, dict[str, Any]] = {
     Method.FEDPC: {"fedpc": {"groups": 2}},
-    Method.FEDDBP: {"feddbp": FeddbpSection(personal=False)},
+    Method.FEDDBP: {"feddbp": FeddbpSection(personal=False, decision=False)},
     Method.FEDPROTO: {},
 }
 LOST = [

@@ -24,7 +24,11 @@ SHARED = PrivacySection(clip=0.5, noise_multiplier=0.4, noise=Noise.DISTRIBUTED,
 def agreement() -> Agreement:
     agreed = feddbp_agreement(rounds=ROUNDS, protection=Protection.MASKED)
     training = agreed.training.model_copy(update={"norm": Norm.GROUP})
-    changes = {"privacy": SHARED, "feddbp": FeddbpSection(personal=False), "training": training}
+    changes = {
+        "privacy": SHARED,
+        "feddbp": FeddbpSection(personal=False, decision=False),
+        "training": training,
+    }
     return Agreement.model_validate({**dict(agreed), **changes})
 
 
