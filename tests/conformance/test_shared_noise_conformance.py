@@ -76,9 +76,9 @@ class Draws:
         term, draw = Releases.term, discrete_gaussian
         at: list[tuple[str, int, int]] = []
 
-        def noted_term(releases: Releases, number: int, batches: Any, listed: int) -> Any:
+        def noted_term(releases: Releases, number: int, batches: Any, listed: int, *more: Any) -> Any:
             at.append((releases._budget.dataset, number, listed))
-            found = term(releases, number, batches, listed)
+            found = term(releases, number, batches, listed, *more)
             at.clear()
             return found
 
