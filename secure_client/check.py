@@ -73,15 +73,19 @@ def _privacy(config: SiteConfig) -> str:
             f"exact values would leave in this run: from then on there is {NO_GUARANTEE} for {own.dataset!r}, of which"
             f" epsilon {exact.spent.epsilon:.4g} of {own.epsilon:g} is spent"
         )
+    if (
+        own is not None
+    ):  # before a ledger is begun, whose unit cannot be changed, and whose limit by a decision alone
+        check_delta(own, units_at(load_site_data(config.data, config.data_root, agreement), agreement))
+    begun = own is not None and not own.ledger.exists()
     releases = open_releases(agreement, own)
     if agreement.privacy is None or own is None or releases is None:
         raise BudgetError("nothing is released with noise")
-    data = load_site_data(config.data, config.data_root, agreement)
-    check_delta(own, units_at(data, agreement))
     planned, spent = planned_epsilon(agreement, agreement.privacy, own.delta), releases.spent
     label = "" if spent.guaranteed else f"; {NO_GUARANTEE}"
     training = training_of(agreement, agreement.privacy)
     trained = "" if training is None else f" and {training.steps * agreement.rounds} steps of DP-SGD"
+    label += f"; the ledger {own.ledger} is begun with that limit" if begun else ""
     return (
         f"{agreement.releases} releases{trained} take epsilon {planned:.4g} by themselves;"
         f" {spent.epsilon:.4g} of {own.epsilon:g} at delta {own.delta:g} for one {own.unit} is spent on"

@@ -28,6 +28,7 @@ from secure_client.data import SiteData
 from secure_client.errors import DataError, DeviceError, ModelError, TrainingError
 from secure_client.figures import Evaluation, shares
 from secure_client.models import Filled, PrototypeModel, check_model, outputs_of
+from secure_client.privacy.alone import check_alone
 from secure_client.recipe import Recipe, Stage
 from secure_client.training import Job, Losses, Schedule, has_batch_norm, run, training_seed
 
@@ -83,7 +84,8 @@ class Learner:
         Raises :class:`ModelError` when the model's outputs are not (B, d) and (B, K), :class:`DataError`
         for an empty data set or labels outside [0, K), :class:`TrainingError` when batch normalisation
         would have to train on single samples. With the recipe's ``dp_sgd`` :class:`ModelError` also for a model that
-        cannot train by it, and :class:`DeviceError` for mixed precision.
+        cannot train by it, and :class:`DeviceError` for mixed precision; with ``initial_features`` for one that does
+        not compute each record by itself.
         """
         self._model = model.to(device)
         self._personal = None if recipe.personal is None else copy.deepcopy(self._model)
@@ -98,6 +100,8 @@ class Learner:
         self._train_counts = self._check()
         if recipe.dp_sgd is not None:
             self._check_private()
+        if recipe.initial_features:
+            check_alone(self._model, next(self._train.batches([[0]]))[0])
 
     def train(self, round_number: int, guide: Guide | None) -> Losses:
         """The local epochs of a round; without a guide the objective has no alignment. Losses of the last stage.

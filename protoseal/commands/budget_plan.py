@@ -131,6 +131,8 @@ def plan_command(
     training = _training(sampling_rate, dp_sgd_noise, steps)
     if training is None and agreed is not None:
         training = agreed.training
+    if training is not None and unit == UNITS[-1]:
+        raise click.UsageError("DP-SGD samples records or subjects: it has no ε for one site")
     asked = _query(agreed, query, unit, classes_of_one or counted.classes_of_one)
     made = plan(asked, delta, training=training, **given)
     sizes = {name: size for name, size in named.items() if size} or {str(size): size for size in records}
@@ -248,9 +250,8 @@ def _as_json(made: Plan, sizes: Mapping[str, int], *, named: bool) -> dict[str, 
 
 
 def _print(found: dict[str, Any]) -> None:
-    click.echo(
-        f"ε = {found['epsilon']:.4g} at δ = {found['delta']:g}, of which {found['spent']:.4g} is spent"
-    )
+    allowed = f"ε = {found['epsilon']:.4g} at δ = {found['delta']:g} for one {found['unit']}"
+    click.echo(allowed if found["solved_for"] == "epsilon" else f"{found['spent']:.4g} of {allowed}")
     click.echo(f"{_releases(found['releases'])}, noise multiplier {found['noise_multiplier']:g}")
     if found["dp_sgd"]:
         trained = found["dp_sgd"]

@@ -138,5 +138,7 @@ def _fit_chunk(images: Inputs, agreed: PreprocessingSection) -> Inputs:
     planes = planes.expand(-1, agreed.channels, -1, -1).permute(0, 2, 3, 1)
     if images.dtype == np.uint8:
         return planes.round().clamp(0, 255).to(torch.uint8).contiguous().numpy()
-    # Interpolation stays in the range up to the last bit of its sums.
-    return planes.clamp(float(images.min()), float(images.max())).contiguous().numpy()
+    # Interpolation stays in the range up to the last bit of its sums. Each image in its own: it depends on no other.
+    given = torch.from_numpy(np.ascontiguousarray(images)).flatten(1)
+    low, high = (each.view(-1, 1, 1, 1) for each in (given.amin(dim=1), given.amax(dim=1)))
+    return planes.clamp(low, high).contiguous().numpy()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from secure_client.privacy.events import Event
 from secure_client.privacy.joint import joint_sums
 from secure_client.privacy.ledger import Ledger
 from secure_client.privacy.planned import cost, event_of, planned_epsilon, planned_in_words, training_of
-from secure_client.privacy.query import PrototypeQuery, Released, Sums
+from secure_client.privacy.query import Bool, PrototypeQuery, Released, Sums
 
 _log = logging.getLogger("protoseal.site")
 WHAT, TRAINING = "prototypes", "training"
@@ -149,8 +149,8 @@ class Releases:
             raise ValueError(f"a release for one {self._agreed.unit}, of records with other owners")
         sums = query.start(parts, self._agreement.dim)
         if owners is not None:
-            return joint_sums(sums, batches, owners)
-        for features, labels in batches:
+            return joint_sums(sums, _finite(batches), owners)
+        for features, labels in _finite(batches):
             sums.add(features, labels)
         return sums
 
@@ -280,3 +280,17 @@ def open_releases(agreement: Agreement, budget: BudgetSection | None) -> Release
     if budget is None:
         raise BudgetError("the agreement's releases need a budget: give the site's file a [privacy]")
     return Releases(agreement, agreement.privacy, budget)
+
+
+def _finite(batches: Iterable[tuple[Float, Ints]]) -> Iterator[tuple[Float, Ints]]:
+    """A feature that is not finite becomes zero: no record can end a release, and show by it that it is there."""
+    spoilt = 0
+    for features, labels in batches:
+        finite: Bool = np.asarray(np.isfinite(features).all(axis=1))
+        spoilt += len(finite) - int(finite.sum())
+        yield np.where(finite[:, None], features, 0.0), labels
+    if spoilt:
+        _log.warning(
+            "the features of %d records are not finite and count as zero: look for extreme values in the data",
+            spoilt,
+        )

@@ -6,18 +6,22 @@ batch and whatever was computed before; and Opacus finds the gradients that sing
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from opacus.validators import ModuleValidator
 from torch import Tensor, nn
 
 from secure_client.errors import ModelError
-from secure_client.models import PrototypeModel, outputs_of
+from secure_client.models import PrototypeModel
+from secure_client.privacy.alone import (
+    batch_like,
+    check_alone,
+    near,
+    outputs,
+    present_outputs,
+    trial_copy,
+)
 from secure_client.privacy.per_sample import hooked, take_gradients
 
-_TRIED = 3
-"""Records of a batch."""
 _RELATIVE, _OF_LARGEST = 1e-2, 1e-4
 """By how much float32 may be off: of a gradient itself, and of the largest parameter's. What is wrong is so by more."""
 
@@ -29,32 +33,22 @@ def check_suitable(model: PrototypeModel, inputs: Tensor) -> None:
     Tried on the CPU, without dropout, which draws for each record by itself.
     """
     _check_known(model)
-    batch = _batch_like(inputs)
-    before = _outputs(model, batch)
-    moved = _copy(model)
-    _outputs(moved, batch, training=True)
-    if not all(map(_near, before, _outputs(moved, batch))):
+    batch = batch_like(inputs)
+    moved, before = trial_copy(model), outputs(trial_copy(model).eval(), batch)
+    outputs(moved, batch)
+    if not all(map(near, before, outputs(moved.eval(), batch))):
         raise ModelError(
             "DP-SGD: what the model computes moves with what it has seen, beside its weights: leave out statistics and"
             " averages that it keeps"
         )
-    together = _hooked_gradients(_copy(model), batch)
-    _check_gradients(together, _single_gradients(_copy(model), batch))
-    for number in range(len(batch)):
-        alone = _outputs(model, batch[number : number + 1])
-        if not all(_near(each[number : number + 1], one) for each, one in zip(before, alone, strict=True)):
-            raise ModelError(_TOGETHER)
-
-
-_TOGETHER = (
-    "DP-SGD: what the model computes of a record depends on what stands beside it in a batch; each has to be computed"
-    " by itself, as nn.GroupNorm or nn.LayerNorm do"
-)
+    together = _hooked_gradients(trial_copy(model), batch)
+    _check_gradients(together, _single_gradients(trial_copy(model), batch))
+    check_alone(model, inputs)
 
 
 def _check_known(model: nn.Module) -> None:
     """What Opacus itself refuses, by its own words: batch normalisation, recurrent layers and attention of torch."""
-    found = ModuleValidator.validate(_copy(model).train(), strict=False)
+    found = ModuleValidator.validate(trial_copy(model).train(), strict=False)
     if found:
         raise ModelError(f"DP-SGD by Opacus does not take the model: {' '.join(str(found[0]).split())}")
 
@@ -77,7 +71,7 @@ def _hooked_gradients(model: PrototypeModel, batch: Tensor) -> list[Tensor]:
     parameters = [each for each in model.parameters() if each.requires_grad]
     try:
         with hooked(model):
-            torch.autograd.backward(_sum(_outputs_of(model, batch)))
+            torch.autograd.backward(_sum(present_outputs(model, batch)))
             given = take_gradients(model, parameters)
     except ModelError:
         raise
@@ -102,7 +96,7 @@ def _single_gradients(model: PrototypeModel, batch: Tensor) -> list[Tensor]:
     parameters = [each for each in model.parameters() if each.requires_grad]
     rows = [
         torch.autograd.grad(
-            _sum(_outputs_of(model, batch[number : number + 1])), parameters, allow_unused=True
+            _sum(present_outputs(model, batch[number : number + 1])), parameters, allow_unused=True
         )
         for number in range(len(batch))
     ]
@@ -118,35 +112,3 @@ def _sum(outputs: list[Tensor]) -> Tensor:
     for each in outputs:
         total = total + (each * torch.linspace(0.5, 1.5, each[0].numel()).view(each.shape[1:])).sum()
     return total
-
-
-def _outputs(model: PrototypeModel, batch: Tensor, *, training: bool = False) -> list[Tensor]:
-    tried = model if training else _copy(model).eval()
-    with torch.no_grad():
-        return [each.detach() for each in _outputs_of(tried, batch)]
-
-
-def _outputs_of(model: PrototypeModel, batch: Tensor) -> list[Tensor]:
-    return [each for each in outputs_of(model, batch) if each is not None]
-
-
-def _copy(model: PrototypeModel | nn.Module) -> PrototypeModel:
-    """On the CPU, in ``train()`` mode but for its dropout."""
-    copied = copy.deepcopy(model).cpu().train()
-    for each in copied.modules():
-        if isinstance(each, nn.modules.dropout._DropoutNd):
-            each.eval()
-    return copied  # type: ignore[return-value]  # a model of one's own keeps the contract
-
-
-def _batch_like(inputs: Tensor) -> Tensor:
-    """As many records as are tried: drawn, or those that are given, over and over."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        if inputs.is_floating_point():
-            return torch.randn(_TRIED, *inputs.shape[1:], dtype=inputs.dtype)
-    return inputs.cpu()[torch.arange(_TRIED) % len(inputs)]
-
-
-def _near(one: Tensor, other: Tensor) -> bool:
-    return torch.allclose(one, other, rtol=1e-3, atol=1e-4 * float(one.abs().max()) + 1e-12)

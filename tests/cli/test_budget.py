@@ -16,6 +16,8 @@ from protoseal.cli import main
 from secure_client.privacy.accounting import epsilon
 from secure_client.privacy.events import DpSgd, GaussianRelease
 
+DP_SGD = ("--sampling-rate", 0.05, "--dp-sgd-noise", 2, "--steps", 100)
+
 
 def plan(*arguments: object) -> Result:
     return CliRunner().invoke(main, ["budget", "plan", *map(str, arguments)])
@@ -62,13 +64,12 @@ def test_it_finds_the_releases_and_what_they_cost() -> None:
 
 
 def test_training_is_composed_beside_releases() -> None:
-    arguments = ("--sampling-rate", 0.05, "--dp-sgd-noise", 2, "--steps", 100)
-    found = planned("--releases", 10, "--noise-multiplier", 8, *arguments)
+    found = planned("--releases", 10, "--noise-multiplier", 8, *DP_SGD)
     training = DpSgd(2.0, 0.05, 100)
     assert found["dp_sgd"] == {"noise_multiplier": 2.0, "sampling_rate": 0.05, "steps": 100}
     assert found["epsilon"] == epsilon([training, *[GaussianRelease(8.0, 5130)] * 10], 1e-5)
-    assert "100 steps of DP-SGD" in plan("--releases", 10, "--noise-multiplier", 8, *arguments).stdout
-    assert "alone, of 0.5" in refusal("--epsilon", 0.5, "--releases", 10, *arguments)
+    assert "100 steps of DP-SGD" in plan("--releases", 10, "--noise-multiplier", 8, *DP_SGD).stdout
+    assert "alone, of 0.5" in refusal("--epsilon", 0.5, "--releases", 10, *DP_SGD)
 
 
 def test_the_query_decides_on_errors_and_coordinates() -> None:
@@ -103,6 +104,7 @@ def test_a_delta_that_is_no_guarantee_is_refused() -> None:
         (("--epsilon", 3), "all but one of"),
         (("--epsilon", 3, "--releases", 1, "--noise-multiplier", 2), "all but one of"),
         (("--epsilon", 3, "--releases", 1, "--steps", 5), "together"),
+        (("--epsilon", 3, "--releases", 1, "--unit", "site", *DP_SGD), "no ε for one site"),
         (("--epsilon", "nan", "--releases", 1), "number"),
         (("--epsilon", "inf", "--releases", 1), "number"),
         (("--epsilon", -1, "--releases", 1), "range"),

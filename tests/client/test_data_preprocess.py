@@ -90,6 +90,15 @@ def test_fitting_twice_is_fitting_once_and_stays_in_range(
         assert fit_images(once, section, where="x") is once
 
 
+def test_an_image_depends_on_no_other() -> None:
+    """To the last bit: what is private is counted for features that depend on their record alone."""
+    dim = 0.9 * np.random.default_rng(0).random((200, 24, 24, 1), dtype=np.float32)
+    dim[:, :12] = 0.9
+    bright = np.ones((1, 24, 24, 1), np.float32)
+    alone = fit_images(dim, agreed(20, 1), where="x")
+    assert np.array_equal(fit_images(np.concatenate([dim, bright]), agreed(20, 1), where="x")[:200], alone)
+
+
 def test_other_channels_are_refused() -> None:
     with pytest.raises(DataError, match=r"scan\.npz: images have 4 channels .* and 3 are agreed"):
         fit_images(random_images(1, 4, 4, 4), agreed(4, 3), where="scan.npz")

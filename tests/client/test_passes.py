@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
 
@@ -43,10 +43,12 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     seen: list[Source] = []
     outputs = Learner._outputs
 
-    def counted(self: Learner, model: PrototypeModel, source: Source) -> Iterator[tuple[Outputs, Tensor]]:
+    def counted(
+        self: Learner, model: PrototypeModel, source: Source, order: Sequence[int] | None = None
+    ) -> Iterator[tuple[Outputs, Tensor]]:
         if source is self._train:
             seen.append(source)
-        return outputs(self, model, source)
+        return outputs(self, model, source, order)
 
     def since() -> int:
         number = len(seen)

@@ -51,12 +51,23 @@ def spent_before(federation: Federation, site: str, limit: float, releases: int)
         )
 
 
+def check_that_begins_nothing(folder: Path) -> None:
+    """Where its data cannot be read, a site's check leaves no ledger, whose unit and limit would be settled by it."""
+    data, away = folder / "data.npz", folder / "away.npz"
+    data.rename(away)
+    checked = check_site(load_site(folder / "site.toml"), lambda: b"")
+    assert not next(each for each in checked if each.what == "privacy").ok
+    assert not (folder / "ledger.jsonl").exists()
+    away.rename(data)
+
+
 def test_a_site_whose_budget_ends_leaves_and_the_others_go_on(tmp_path: Path) -> None:
     agreed, sites = agreement(), small_sites(4)
     limit = planned_epsilon(agreed, PRIVACY, DELTA)
     with Federation(tmp_path / "run", agreed, sites, gated=False) as federation:
         for name in federation.names:
             allow(federation, name, limit)
+        check_that_begins_nothing(federation.folder("site-1"))
         spent_before(federation, "site-1", limit, ROUNDS - PAID)
         checked = check_site(load_site(federation.folder("site-1") / "site.toml"), lambda: b"")
         finding = next(each for each in checked if each.what == "privacy")

@@ -207,3 +207,28 @@ def test_a_class_is_absent_below_three_deviations_of_its_count_unless_agreed() -
 def test_counts_weigh_what_makes_the_error_least_unless_agreed() -> None:
     agreed = PrivacySection(clip=3.0, noise_multiplier=2.0)
     assert query_of(agreed, 81).count_weight == pytest.approx(1.0)
+
+
+def test_a_record_that_cannot_be_computed_ends_no_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It counts, with a feature of zeros: the same sums as of a record that has just that."""
+    drawn: list[NDArray[np.int64]] = []
+
+    def kept(count: int, _: int) -> NDArray[np.int64]:
+        drawn.append(np.arange(count, dtype=np.int64))
+        return drawn[-1]
+
+    monkeypatch.setattr("secure_client.privacy.query.discrete_gaussian", kept)
+    agreed = agreement()
+    released = []
+    for name, value in (("spoilt", np.inf), ("zero", 0.0)):
+        given = batches(agreed)
+        given[1][0][7] = value
+        (tmp_path / name).mkdir()
+        released.append(opened(agreed, budget(tmp_path / name)).release(1, given))
+    assert np.array_equal(released[0].rows, released[1].rows)
+    assert np.array_equal(released[0].counts, released[1].counts)
+    assert [each.getMessage().split(":")[0] for each in caplog.records if "finite" in each.message] == [
+        "the features of 1 records are not finite and count as zero"
+    ]

@@ -12,6 +12,7 @@ from protoseal.config import Agreement, DpSgdSection, Extractor, PrivacySection
 from secure_client.backbones import BACKBONES
 from secure_client.build import build_learner, build_recipe
 from secure_client.errors import DeviceError, ModelError
+from secure_client.privacy.alone import check_alone
 from secure_client.privacy.suitable import check_suitable
 from secure_client.recipe import Recipe, Stage, Trains
 from tests.privacy.private_training import OBJECTIVES, SETTINGS, images, model_of
@@ -141,3 +142,18 @@ def test_the_recipe_trains_all_by_it_and_has_features_of_what_was_trained() -> N
     assert recipe.dp_sgd == PRIVACY.dp_sgd
     assert recipe.stages == (Stage(Trains.ALL),)
     assert not recipe.initial_features
+
+
+@pytest.mark.parametrize("model", ["centred", "seen_before"])
+def test_frozen_features_are_of_a_record_alone(model: str) -> None:
+    agreed = agreement(f"tests.privacy.unsuitable_models:{model}")
+    frozen = agreed.model_copy(
+        update={"privacy": PRIVACY.model_copy(update={"extractor": Extractor.FROZEN, "dp_sgd": None})}
+    )
+    with pytest.raises(ModelError, match="stands beside it in a batch, or came before"):
+        build_learner(frozen, SITE, small_data(frozen)[SITE], model=agreed.training.model, device="cpu")
+
+
+@pytest.mark.parametrize("spec", sorted(BACKBONES))
+def test_all_built_in_networks_compute_each_record_alone(spec: str) -> None:
+    check_alone(model_of("pfpl", spec), images(2)[0])

@@ -16,6 +16,18 @@ class _Centred(nn.Module):
         return inputs - inputs.mean(dim=0, keepdim=True)
 
 
+class _SeenBefore(nn.Module):
+    """Adds what it was given last, in ``eval()`` mode too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = 0.0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        last, self.last = self.last, float(inputs.detach().abs().mean())
+        return inputs + last
+
+
 class _MovingAverage(nn.Module):
     mean: Tensor
 
@@ -133,3 +145,8 @@ def partly_frozen(num_classes: int, dim: int) -> Pair:
     for each in list(backbone.parameters())[:2]:
         each.requires_grad_(False)
     return backbone, classifier
+
+
+def seen_before(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
+    """A batch hears of the one before."""
+    return nn.Sequential(nn.Flatten(), _SeenBefore(), nn.Linear(PIXELS, dim)), nn.Linear(dim, num_classes)
