@@ -71,7 +71,7 @@ def verify_command(*, ledger: Path, anchor: Anchor | None, as_json: bool) -> Non
     if as_json:
         click.echo(json.dumps(_SCHEMA | facts, indent=2))
         return
-    click.echo(f"The chain holds: {len(account.lines)} entries, and the head is {account.anchor}.")
+    click.echo(f"The chain holds. Entries: {len(account.lines)}; the head is {account.anchor}.")
     if account.unfinished:
         click.echo(
             f"{account.unfinished} bytes of an entry that a crash cut off lie behind it: nothing was sent for it, and "

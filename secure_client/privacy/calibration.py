@@ -95,7 +95,8 @@ def _leaves_something(base: Composed, epsilon: float, delta: float) -> None:
     spent = base.epsilon(delta)
     if spent > epsilon:
         raise Unattainable(
-            f"what is beside the releases costs ε = {spent:.4g} alone, of {epsilon:g} at δ = {delta:g}"
+            f"DP-SGD costs ε = {spent:.4g} alone, of {epsilon:g} at δ = {delta:g}: more noise there, a lower sampling"
+            " rate or fewer steps leave some for releases"
         )
 
 

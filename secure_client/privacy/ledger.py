@@ -365,7 +365,7 @@ def _named(path: Path) -> Iterator[None]:
         yield
     except ChainError as error:
         raise LedgerError(
-            f"{path} is damaged: {error}; bring back the latest copy that `verify` accepts"
+            f"{path} is damaged, or no privacy ledger: {error}; bring back the latest copy that `verify` accepts"
         ) from error
     except FileNotFoundError as error:
         raise LedgerError(f"{path} or its folder is not there; give its place, or bring it back") from error

@@ -89,12 +89,12 @@ def test_a_ledger_of_which_nothing_is_spent(tmp_path: Path) -> None:
     shown = output_of("show", tmp_path / "new.ledger")
     assert "epsilon spent     0\n" in shown
     assert shown.endswith("remaining         all of it\n")
-    assert "0 entries" in output_of("verify", tmp_path / "new.ledger")
+    assert "Entries: 0;" in output_of("verify", tmp_path / "new.ledger")
 
 
 def test_verify_tells_a_whole_ledger_from_a_changed_and_from_an_older_one(path: Path) -> None:
     ledger, older = open_ledger(path), path.read_bytes()
-    assert "The chain holds: 3 entries" in output_of("verify", path)
+    assert "The chain holds. Entries: 3;" in output_of("verify", path)
     kept = ledger.spend(spending(4))
     assert "has the entry that others have kept: 4" in output_of("verify", path, "--anchor", kept)
     assert json.loads(output_of("verify", path, "--anchor", kept, "--json"))["anchored"] == str(kept)
@@ -146,7 +146,7 @@ def test_allow_changes_the_limit_by_a_line_with_its_reason(path: Path) -> None:
         (8.0, 1e-5, "ethics board, 3 March"),
         (4.0, 1e-6, "less again"),
     ]
-    assert "The chain holds: 5 entries" in output_of("verify", path)
+    assert "The chain holds. Entries: 5;" in output_of("verify", path)
 
 
 def test_allow_refuses_what_is_no_decision_and_leaves_the_ledger(path: Path, tmp_path: Path) -> None:

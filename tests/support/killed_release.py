@@ -51,8 +51,11 @@ def meet(text: str) -> None:
     steps = Steps(Path(LEDGER), Path(DEATH), fate.point, synced=fate.double != "not synced")
     steps.counting = False
     # The accountant takes most of a round's time, and is not what is tested.
-    for name in ("releases", "planned", "exact"):
-        importlib.import_module(f"secure_client.privacy.{name}").__dict__["epsilon"] = exact_epsilon
+    for name, accountant in (("planned", "cost"), ("releases", "cost"), ("exact", "epsilon")):
+        module = importlib.import_module(f"secure_client.privacy.{name}").__dict__
+        if accountant not in module:
+            raise LookupError(f"{name} has no {accountant}")
+        module[accountant] = exact_epsilon
     importlib.import_module("secure_client.privacy.durable").__dict__["os"] = steps.system()
     _step("secure_client.privacy.query", "Sums", "release", steps, "draw")
     for name in ("put", "record"):
