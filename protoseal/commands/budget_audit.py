@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -19,17 +20,29 @@ if TYPE_CHECKING:
 
 NOISE = 2.0
 
-_canaries = click.option(
-    "--canaries", type=click.IntRange(min=100, max=1_000_000), default=100_000, show_default=True
-)
-_guesses = click.option(
-    "--guesses", type=COUNT, help="Fixed beforehand.  [default: finds half the noise best]"
-)
-_delta = click.option("--delta", type=DELTA, default=1e-5, show_default=True)
-_confidence = click.option(
-    "--confidence", type=DELTA, default=0.95, show_default=True, help="That a bound is not above the truth."
-)
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def _of_audit(command: Command) -> Command:
+    """What every audit is asked."""
+    options = (
+        click.option(
+            "--canaries", type=click.IntRange(min=100, max=1_000_000), default=100_000, show_default=True
+        ),
+        click.option("--guesses", type=COUNT, help="Fixed beforehand.  [default: finds half the noise best]"),
+        click.option("--delta", type=DELTA, default=1e-5, show_default=True),
+        click.option(
+            "--confidence",
+            type=DELTA,
+            default=0.95,
+            show_default=True,
+            help="That a bound is not above the truth.",
+        ),
+        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
 @click.group("audit")
@@ -56,11 +69,7 @@ def audit_group() -> None:
 @click.option(
     "--dim", type=click.IntRange(1, 4096), default=1, show_default=True, help="Of a canary's features."
 )
-@_canaries
-@_guesses
-@_delta
-@_confidence
-@_json
+@_of_audit
 @one_line_errors
 def audit_prototypes(
     file: Path | None,
@@ -95,11 +104,7 @@ def audit_prototypes(
 @click.option("--sampling-rate", "rate", type=FRACTION, default=0.75, show_default=True)
 @click.option("--epochs", type=COUNT, default=6, show_default=True, help="Of 1/rate steps each.")
 @click.option("--clip", type=POSITIVE, default=1.0, show_default=True, help="Norm of a record's gradient.")
-@_canaries
-@_guesses
-@_delta
-@_confidence
-@_json
+@_of_audit
 @one_line_errors
 def audit_training(
     noise: float,

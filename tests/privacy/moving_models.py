@@ -16,7 +16,9 @@ def of_instances(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
     return backbone, nn.Linear(dim, num_classes)
 
 
-class _MovingAverage(nn.Module):
+class MovingAverage(nn.Module):
+    """Less the average of what it has seen in training: a buffer of its own."""
+
     mean: Tensor
 
     def __init__(self) -> None:
@@ -31,7 +33,7 @@ class _MovingAverage(nn.Module):
 
 def moving_average(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
     """A buffer of its own."""
-    return nn.Sequential(nn.Flatten(), _MovingAverage(), nn.Linear(PIXELS, dim)), nn.Linear(dim, num_classes)
+    return nn.Sequential(nn.Flatten(), MovingAverage(), nn.Linear(PIXELS, dim)), nn.Linear(dim, num_classes)
 
 
 class _ByWeight(nn.Module):

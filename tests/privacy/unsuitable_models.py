@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from tests.privacy.moving_models import MovingAverage
+
 PIXELS = 64
 
 
@@ -26,19 +28,6 @@ class _SeenBefore(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         last, self.last = self.last, float(inputs.detach().abs().mean())
         return inputs + last
-
-
-class _MovingAverage(nn.Module):
-    mean: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(()))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        if self.training:
-            self.mean = 0.9 * self.mean + 0.1 * inputs.mean().detach()
-        return inputs - self.mean
 
 
 class _CountsCalls(nn.Module):
@@ -103,7 +92,7 @@ def centred(num_classes: int, dim: int) -> Pair:
 
 
 def moving_average(num_classes: int, dim: int) -> Pair:
-    return _model(num_classes, dim, _MovingAverage())
+    return _model(num_classes, dim, MovingAverage())
 
 
 def counts_calls(num_classes: int, dim: int) -> Pair:
