@@ -46,11 +46,18 @@ class Agreed:
             return None
         return DpSgd(each.noise_multiplier, each.sampling_rate, each.steps * self.agreement.rounds)
 
-    def release_every(self, releases: int) -> int | None:
-        """The least with which a run has so many releases at most; None where it has more whatever that is."""
-        beside = self.agreement.releases - self.privacy.releases(self.agreement.rounds)
-        left = releases - beside
-        return None if left < 1 else -(-self.agreement.rounds // left)
+    @property
+    def fewest_releases(self) -> int:
+        """Of a run, whatever ``release_every`` is: one of its rounds, and what it releases before them."""
+        return 1 + self._beside
+
+    def release_every(self, releases: int) -> int:
+        """The least with which a run has so many releases at most, and no fewer than ``fewest_releases``."""
+        return -(-self.agreement.rounds // (releases - self._beside))
+
+    @property
+    def _beside(self) -> int:
+        return self.agreement.releases - self.privacy.releases(self.agreement.rounds)
 
     def facts(self) -> dict[str, object]:
         """What was taken from it, beside what a plan has anyway."""

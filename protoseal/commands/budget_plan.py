@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,6 +135,7 @@ def plan_command(
         raise click.UsageError("DP-SGD samples records or subjects: it has no ε for one site")
     asked = _query(agreed, query, unit, classes_of_one or counted.classes_of_one)
     made = plan(asked, delta, training=training, **given)
+    _check_some(made, agreed)
     sizes = {name: size for name, size in named.items() if size} or {str(size): size for size in records}
     found = {**_as_json(made, sizes, named=bool(named)), "solved_for": _key(SOLVED[found_one])}
     found["agreement"] = None if agreed is None else agreed.facts()
@@ -216,14 +217,26 @@ def _of_delta(delta: float, records: tuple[int, ...], unit: str) -> list[str]:
     return []
 
 
+def _check_some(made: Plan, agreed: Agreed | None) -> None:
+    """Refuse a plan without any release, or with none that a run of the agreement could be."""
+    least, run = 1, ""
+    if agreed is not None:
+        least, run = agreed.fewest_releases, f", the fewest of a run of {agreed.agreement.method.value},"
+    if made.releases >= least:
+        return
+    cost, training = replace(made, releases=least).spent, " and DP-SGD" if made.training else ""
+    raise click.ClickException(
+        f"{_releases(least)}{run} with noise multiplier {made.noise_multiplier:g}{training} would cost"
+        f" {f'ε = {cost:.4g}' if isfinite(cost) else 'more than any ε'} at δ = {made.delta:g}, and {made.epsilon:g} is"
+        f" allowed: none fits. --releases {least} in place of the noise finds how much it takes"
+    )
+
+
 def _of_plan(made: Plan, records: tuple[int, ...]) -> list[str]:
-    rough = [
-        str(error.records) for error in map(made.error, records) if made.releases and not error.first_order
-    ]
+    rough = [str(error.records) for error in map(made.error, records) if not error.first_order]
     unit = made.query.unit
     few = f"the count's noise is over a third of {', '.join(rough)} {unit}s: such classes are often treated as absent"
-    none = "not even one release is within the budget"
-    return [*([few] if rough else []), *([] if made.releases else [none])]
+    return [few] if rough else []
 
 
 def _as_json(made: Plan, sizes: Mapping[str, int], *, named: bool) -> dict[str, Any]:
@@ -261,9 +274,8 @@ def _print(found: dict[str, Any]) -> None:
         )
     if found["agreement"]:
         agreed = found["agreement"]
-        every = agreed["release_every"]
         run = f"{agreed['method']} under {agreed['protection']}, {agreed['rounds']} rounds"
-        click.echo(f"{run}: release_every = {every}" if every else f"{run}: not even its first release fits")
+        click.echo(f"{run}: release_every = {agreed['release_every']}")
     if found["errors"]:
         _print_errors(found["errors"], found["unit"])
     for warning in found["warnings"]:
@@ -288,8 +300,6 @@ def _draw(plot: Path, made: Plan, records: tuple[int, ...]) -> None:
     from protoseal.bench.curves import growth_curves
     from protoseal.files import write_text
 
-    if not made.releases:
-        raise click.ClickException("there is no release to draw the error of")
     over = sorted({*DRAWN_RECORDS, *records})
     plans = [made.with_releases(each) for each in sorted({*DRAWN_RELEASES, made.releases} - {made.releases})]
     lines = {

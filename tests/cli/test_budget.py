@@ -117,12 +117,26 @@ def test_what_cannot_be_planned_is_one_line(arguments: tuple[object, ...], told:
     assert told in refusal(*arguments)
 
 
-def test_no_release_is_within_the_budget(tmp_path: Path) -> None:
-    arguments = ("--epsilon", 0.1, "--noise-multiplier", 1)
-    found = planned(*arguments, "--records", 50)
-    assert (found["releases"], found["spent"]) == (0, 0)
-    assert "not even one release" in found["warnings"][-1]
-    assert "no release to draw" in refusal(*arguments, "--plot", tmp_path / "x.svg")
+@pytest.mark.parametrize("more", [(), ("--json",), ("--plot", "none.svg"), ("--records", 50)])
+@pytest.mark.parametrize("noise", [1, 0.001])
+def test_no_release_within_the_budget_is_one_message_and_no_plan(
+    more: tuple[object, ...], noise: float
+) -> None:
+    done = plan("--epsilon", 0.1, "--noise-multiplier", noise, *more)
+    assert (done.exit_code, done.stdout) == (1, "")
+    [told] = done.stderr.splitlines()
+    one = epsilon([GaussianRelease(1.0, 5130)], 1e-5)
+    cost = f"ε = {one:.4g}" if noise == 1 else "more than any ε"
+    assert f"1 release with noise multiplier {noise} would cost {cost} at δ = 1e-05, and 0.1 is" in told
+    assert planned("--epsilon", 0.1, "--releases", 1)["spent"] <= 0.1  # what it says to give
+
+
+def test_no_release_beside_training_is_told_with_what_both_cost() -> None:
+    alone, both = (
+        epsilon([DpSgd(2.0, 0.05, 100), *releases], 1e-5) for releases in ([], [GaussianRelease(1.0, 5130)])
+    )
+    told = refusal("--epsilon", alone + 0.01, "--noise-multiplier", 1, *DP_SGD)
+    assert f"multiplier 1 and DP-SGD would cost ε = {both:.4g}" in told
 
 
 def test_the_plot_has_a_line_for_each_number_of_releases(tmp_path: Path) -> None:

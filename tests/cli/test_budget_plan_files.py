@@ -84,12 +84,21 @@ def test_it_solves_for_noise_or_for_releases(tmp_path: Path) -> None:
     assert few["noise_multiplier"] == 4.0
     assert few["spent"] <= 2 < epsilon([GaussianRelease(4.0, 18)] * (few["releases"] + 1), 1e-5)
     assert few["agreement"]["release_every"] == -(-10 // few["releases"])
-    none = planned("--agreement", file, "--epsilon", 0.05, "--solve", "releases")
-    assert (none["releases"], none["agreement"]["release_every"]) == (0, None)
-    assert (
-        "not even its first release fits"
-        in plan("--agreement", file, "--epsilon", 0.05, "--solve", "releases").stdout
-    )
+
+
+def test_where_not_even_one_release_of_a_run_fits_it_says_so_once_and_plans_none(tmp_path: Path) -> None:
+    """FedPC has one before its rounds: that alone is no run."""
+    for least, changes in ((1, {}), (2, FEDPC)):
+        file = agreement(tmp_path, **changes)
+        cost = epsilon([GaussianRelease(4.0, 18)] * least, 1e-5)
+        little = plan("--agreement", file, "--epsilon", cost * 0.999, "--solve", "releases", "--records", 9)
+        assert (little.exit_code, little.stdout) == (1, "")
+        [told] = little.stderr.splitlines()
+        assert f"{least} release" in told
+        assert f"a run of {'fedpc' if changes else 'pfpl'}," in told
+        assert f"ε = {cost:.4g}" in told
+        enough = planned("--agreement", file, "--epsilon", cost * 1.001, "--solve", "releases")
+        assert (enough["releases"], enough["agreement"]["release_every"]) == (least, 10)
 
 
 def test_the_clustering_of_fedpc_is_a_release_too(tmp_path: Path) -> None:
