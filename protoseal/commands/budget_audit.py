@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
 from protoseal.commands.bench_options import COUNT
-from protoseal.commands.budget_plan import DELTA, FRACTION, POSITIVE
+from protoseal.commands.budget_options import DELTA, FRACTION, POSITIVE, Command, agreement_option
 from protoseal.commands.reporting import one_line_errors
 
 if TYPE_CHECKING:
@@ -19,8 +18,8 @@ if TYPE_CHECKING:
     from protoseal.evaluation.audited import UnderAudit
 
 NOISE = 2.0
-
-Command = TypeVar("Command", bound=Callable[..., Any])
+TRAINING = {"noise_multiplier": 5.0, "clip": 1.0, "sampling_rate": 0.75}
+EPOCHS, ROUNDS = 6, 1
 
 
 def _of_audit(command: Command) -> Command:
@@ -56,12 +55,7 @@ def audit_group() -> None:
 
 
 @audit_group.command("prototypes")
-@click.option(
-    "--agreement",
-    "file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="An agreement, or a file of simulate: its noise, releases and query, unless given here.",
-)
+@agreement_option("noise, releases and query")
 @click.option("--noise-multiplier", "noise", type=POSITIVE, help=f"[default: {NOISE:g}]")
 @click.option("--releases", type=COUNT, help="[default: 1]")
 @click.option("--clip", type=POSITIVE, help="Norm of a record's features.  [default: 1]")
@@ -100,17 +94,23 @@ def audit_prototypes(
 
 
 @audit_group.command("training")
-@click.option("--noise-multiplier", "noise", type=POSITIVE, default=5.0, show_default=True)
-@click.option("--sampling-rate", "rate", type=FRACTION, default=0.75, show_default=True)
-@click.option("--epochs", type=COUNT, default=6, show_default=True, help="Of 1/rate steps each.")
-@click.option("--clip", type=POSITIVE, default=1.0, show_default=True, help="Norm of a record's gradient.")
+@agreement_option("noise, rate, epochs, rounds and clip of DP-SGD")
+@click.option(
+    "--noise-multiplier", "noise", type=POSITIVE, help=f"[default: {TRAINING['noise_multiplier']:g}]"
+)
+@click.option("--sampling-rate", "rate", type=FRACTION, help=f"[default: {TRAINING['sampling_rate']:g}]")
+@click.option("--epochs", type=COUNT, help=f"Of a round, of 1/rate steps each.  [default: {EPOCHS}]")
+@click.option("--rounds", type=COUNT, help=f"[default: {ROUNDS}]")
+@click.option("--clip", type=POSITIVE, help=f"Norm of a record's gradient.  [default: {TRAINING['clip']:g}]")
 @_of_audit
 @one_line_errors
 def audit_training(
-    noise: float,
-    rate: float,
-    epochs: int,
-    clip: float,
+    file: Path | None,
+    noise: float | None,
+    rate: float | None,
+    epochs: int | None,
+    rounds: int | None,
+    clip: float | None,
     canaries: int,
     guesses: int | None,
     delta: float,
@@ -118,13 +118,17 @@ def audit_training(
     as_json: bool,
 ) -> None:
     """Of DP-SGD: canaries with gradients as long as the clip, orthogonal to each other, seen in the trained weights."""
+    from protoseal.commands.budget_inputs import trained_by
     from protoseal.config import DpSgdSection
     from protoseal.config.reading import validate
     from protoseal.evaluation.audited_training import TrainingUnderAudit
 
-    table = {"noise_multiplier": noise, "clip": clip, "sampling_rate": rate}
+    agreed = (TRAINING, EPOCHS, ROUNDS) if file is None else trained_by(file)
+    given = {"noise_multiplier": noise, "clip": clip, "sampling_rate": rate}
+    table = agreed[0] | {name: value for name, value in given.items() if value is not None}
     settings = validate(DpSgdSection, table, source="audit", directory=Path())
-    _run("training", TrainingUnderAudit(settings, epochs), canaries, guesses, delta, confidence, as_json)
+    audited = TrainingUnderAudit(settings, epochs or agreed[1], rounds or agreed[2])
+    _run("training", audited, canaries, guesses, delta, confidence, as_json)
 
 
 def _run(

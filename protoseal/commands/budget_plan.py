@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from protoseal.commands.bench_options import COUNT, FILE, counts
+from protoseal.commands.budget_options import DELTA, FRACTION, POSITIVE, agreement_option
 from protoseal.commands.reporting import one_line_errors
 
 if TYPE_CHECKING:
@@ -22,20 +23,6 @@ if TYPE_CHECKING:
     from secure_client.privacy.events import DpSgd
     from secure_client.privacy.plan import Plan, Query
 
-
-class Number(click.FloatRange):
-    """A finite one in a range: comparisons let "nan" and "inf" pass."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number = float(super().convert(value, param, ctx))
-        if not isfinite(number):
-            self.fail(f"{value} is not a finite number", param, ctx)
-        return number
-
-
-POSITIVE = Number(min=0, min_open=True)
-FRACTION = Number(min=0, min_open=True, max=1)
-DELTA = Number(min=0, min_open=True, max=1, max_open=True)
 SOLVED = {"epsilon": "--epsilon", "count": "--releases", "noise": "--noise-multiplier"}
 CLIP, DIM, CLASSES = 1.0, 512, 10
 UNITS = ("record", "subject", "site")
@@ -53,12 +40,7 @@ DRAWN_RECORDS = (20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
     type=click.Choice([option.strip("-") for option in SOLVED.values()]),
     help="What to find.  [default: the one that nothing gives]",
 )
-@click.option(
-    "--agreement",
-    "file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="An agreement, or a file of simulate: its releases, noise, DP-SGD and query, unless given here.",
-)
+@agreement_option("releases, noise, DP-SGD and query")
 @click.option("--clip", type=POSITIVE, help=f"Norm of a record's features.  [default: {CLIP:g}]")
 @click.option(
     "--count-weight", type=POSITIVE, help="Of counts beside sums.  [default: clip / dim^¼, the best]"

@@ -39,15 +39,16 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class TrainingUnderAudit:
-    """``epochs`` of DP-SGD with these ``settings``, seen by whoever gets the trained weights."""
+    """``rounds`` of ``epochs`` of DP-SGD with these ``settings``, seen by whoever gets the trained weights."""
 
     settings: DpSgdSection
     epochs: int = 1
+    rounds: int = 1
 
     @property
     def steps(self) -> int:
-        """Of each training."""
-        return self.settings.steps(self.epochs)
+        """Of each training, over all rounds."""
+        return self.rounds * self.settings.steps(self.epochs)
 
     def claimed(self, canaries: int, delta: float) -> float:  # noqa: ARG002 (the query's has use for it)
         """The ε that the accountant tells, however many canaries there are."""
@@ -82,7 +83,8 @@ class TrainingUnderAudit:
             anchor={},
             dp_sgd=self.settings,
         )
-        run(job)
+        for _ in range(self.rounds):
+            run(job)
         moved: Float = -classifier.weight.detach()[0].double().numpy() / self.settings.clip
         return moved
 

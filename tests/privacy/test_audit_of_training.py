@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from protoseal.cli import main
+from protoseal.commands import budget_audit
 from protoseal.config import DpSgdSection
 from protoseal.evaluation.audit import fair_coins
 from protoseal.evaluation.audited import audit, expected
@@ -18,6 +23,7 @@ from secure_client.privacy import dp_sgd
 from secure_client.privacy.accounting import epsilon
 from secure_client.privacy.events import DpSgd
 from tests.support.audits import FALSE_ALARM, margin
+from tests.support.config_files import AGREEMENT, write
 
 DELTA, LEVEL = 1e-5, 0.05
 SAMPLED = TrainingUnderAudit(DpSgdSection(noise_multiplier=5.0, clip=1.5, sampling_rate=0.75), epochs=6)
@@ -96,6 +102,39 @@ def test_the_claim_is_the_accountants() -> None:
     assert SAMPLED.claimed(7, DELTA) == epsilon([DpSgd(5.0, 0.75, 8)], DELTA)
 
 
+def test_every_round_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has whole steps of its own: three rounds of an epoch at 0.75 are six, three epochs at once are four."""
+    weaken(monkeypatch, 0.0)
+    rounds = replace(SAMPLED, epochs=1, rounds=3)
+    assert (rounds.steps, replace(SAMPLED, epochs=3).steps) == (6, 4)
+    steps = np.rint(rounds.scores(np.ones(1000, dtype=bool)))
+    assert steps.max() == 6  # one in six takes part in all
+    assert steps.mean() == pytest.approx(6 * 0.75, abs=6.5 * math.sqrt(6 * 0.75 * 0.25 / 1000))
+
+
+def found(*arguments: object) -> dict[str, Any]:
+    few = ("budget", "audit", "training", "--canaries", "400", "--json")
+    done = CliRunner().invoke(main, [*few, *map(str, arguments)])
+    assert done.exit_code == 0, done.output
+    told: dict[str, Any] = json.loads(done.output)
+    return told
+
+
+def agreed(folder: Path, **privacy: Any) -> Path:
+    training = {"norm": "group", "local_epochs": 2}
+    section = {"clip": 2.0, "noise_multiplier": 4.0} | privacy
+    table = AGREEMENT | {"protection": "plain", "rounds": 3, "training": training, "privacy": section}
+    return write(folder / "agreement.toml", table)
+
+
+def with_dp_sgd(folder: Path) -> Path:
+    """Three rounds of two epochs at 0.6: four steps each."""
+    file = agreed(folder, extractor="private")
+    dp_sgd = "\n[privacy.dp_sgd]\nnoise_multiplier = 3.5\nclip = 0.5\nsampling_rate = 0.6\n"
+    file.write_text(file.read_text("utf-8") + dp_sgd, "utf-8")
+    return file
+
+
 def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     few = ("budget", "audit", "training", "--canaries", "1000", "--epochs", "2", "--json")
     done = CliRunner().invoke(main, few)
@@ -107,3 +146,30 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = CliRunner().invoke(main, [*few, "--noise-multiplier", "1e9"])
     assert refused.exit_code == 1
     assert "noise_multiplier" in refused.output
+
+
+def test_the_command_takes_what_is_agreed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = with_dp_sgd(tmp_path)
+    assert found("--agreement", file)["epsilon_claimed"] == epsilon([DpSgd(3.5, 0.6, 12)], DELTA)
+    seen: list[TrainingUnderAudit] = []
+    monkeypatch.setattr(budget_audit, "_run", lambda _, audited, *__: seen.append(audited))
+    given = {"--noise-multiplier": 5, "--sampling-rate": 1, "--epochs": 1, "--rounds": 4, "--clip": 0.25}
+    for more in ((), itertools.chain(*given.items())):
+        few = ("budget", "audit", "training", "--agreement", file, *more)
+        assert CliRunner().invoke(main, [*map(str, few)]).exit_code == 0
+    agreed_on = DpSgdSection(noise_multiplier=3.5, clip=0.5, sampling_rate=0.6)
+    other = DpSgdSection(noise_multiplier=5.0, clip=0.25, sampling_rate=1.0)
+    assert seen == [TrainingUnderAudit(agreed_on, 2, 3), TrainingUnderAudit(other, 1, 4)]
+
+
+def test_a_simulations_file_has_what_it_trains_by(tmp_path: Path) -> None:
+    file = tmp_path / "sim.toml"
+    text = with_dp_sgd(tmp_path).read_text("utf-8").partition("[training]")
+    file.write_text('method = "pfpl"\ndataset = "digits"\nrounds = 2\ndim = 8\n' + "".join(text[1:]), "utf-8")
+    assert found("--agreement", file)["epsilon_claimed"] == epsilon([DpSgd(3.5, 0.6, 8)], DELTA)
+
+
+def test_an_agreement_that_trains_by_no_dp_sgd_is_none_to_audit_by(tmp_path: Path) -> None:
+    refused = CliRunner().invoke(main, ["budget", "audit", "training", "--agreement", str(agreed(tmp_path))])
+    assert refused.exit_code == 2
+    assert "extractor = 'frozen', which does not train by DP-SGD" in " ".join(refused.output.split())

@@ -1,0 +1,37 @@
+"""What options of the budget's commands have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import isfinite
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Number(click.FloatRange):
+    """A finite one in a range: comparisons let "nan" and "inf" pass."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not isfinite(number):
+            self.fail(f"{value} is not a finite number", param, ctx)
+        return number
+
+
+POSITIVE = Number(min=0, min_open=True)
+FRACTION = Number(min=0, min_open=True, max=1)
+DELTA = Number(min=0, min_open=True, max=1, max_open=True)
+
+
+def agreement_option(what: str) -> Callable[[Command], Command]:
+    """``--agreement``, as the argument ``file``: ``what`` is taken from it."""
+    return click.option(
+        "--agreement",
+        "file",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help=f"An agreement, or a file of simulate: its {what}, unless given here.",
+    )
