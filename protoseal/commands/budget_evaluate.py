@@ -63,8 +63,9 @@ def evaluate_command(
 
     The configuration is one of `protoseal simulate` with a [privacy]: its noise multipliers, of releases and of DP-SGD,
     are scaled by one factor until the ε that a run takes at δ = 1e-5 is within each of --epsilons; inf is the same
-    without [privacy]. Each run is a simulation in a folder of its own under --out, which then has evaluate.json and
-    evaluate.html; runs that are there are not run again.
+    without [privacy], where features train that it may keep frozen: 100 beside it keeps them so, with hardly any noise.
+    Each run is a simulation in a folder of its own under --out, which then has evaluate.json and evaluate.html; runs
+    that are there are not run again.
     """
     from protoseal.commands.watching import watched
     from protoseal.config.simulation import load_simulation
@@ -89,18 +90,25 @@ def evaluate_command(
 
 
 def _table(evaluation: Evaluation) -> Table:
-    from protoseal.evaluation.budget_page import epsilon_text, spread_of
+    from protoseal.evaluation.budget_page import FREEZING, epsilon_text, spread_of
     from protoseal.tables import paired_text
 
     title = f"{evaluation.method} under {evaluation.protection}, {evaluation.dataset}, δ = {evaluation.delta:g}, %"
     table = Table(title=title, title_justify="left", title_style="bold")
-    for name in ("ε", "noise", "accuracy", "by classifier", "by prototype", "loss, points"):
+    table.caption, table.caption_justify = FREEZING if evaluation.freezes else None, "left"
+    for name in ("ε", "noise", "features", "accuracy", "by classifier", "by prototype", "loss, points"):
         table.add_column(name)
     measures = ("accuracy", "accuracy_classifier", "accuracy_prototype")
     for level in evaluation.levels:
         loss = level.loss.get("accuracy")
         cells = [spread_of(level, measure) for measure in measures]
-        table.add_row(epsilon_text(level), level.noise, *cells, "-" if loss is None else paired_text(loss))
+        table.add_row(
+            epsilon_text(level),
+            level.noise,
+            level.features,
+            *cells,
+            "-" if loss is None else paired_text(loss),
+        )
     return table
 
 

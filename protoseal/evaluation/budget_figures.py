@@ -34,7 +34,10 @@ def accuracy_over_epsilon(evaluation: Evaluation) -> str:
                 if points:
                     label = words if noise == EXACT else f"{noise} noise, {words}"
                     _line(axes, measure, points, color=f"C{index}", linestyle=dashes, label=label)
-        axes.set_xticks(list(places.values()), ["∞" if math.isinf(each) else f"{each:g}" for each in places])
+        exact = "∞, features\ntrained" if evaluation.freezes else "∞"
+        axes.set_xticks(
+            list(places.values()), [exact if math.isinf(each) else f"{each:g}" for each in places]
+        )
         axes.minorticks_off()
         if axes.get_legend_handles_labels()[0]:
             figure.legend(loc="outside right upper")

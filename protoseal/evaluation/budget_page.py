@@ -15,6 +15,12 @@ from protoseal.files import write_text
 from protoseal.tables import METRICS, paired_text, percent
 
 PAGE = "evaluate.html"
+FREEZING = (
+    "∞ is without [privacy], so that features train there, which all others keep frozen: a loss is what noise, clipping"
+    " and freezing cost together. Beside it, ε = 100 has frozen features with hardly any noise: what is lost there is"
+    " of freezing and clipping, and what others lose more, of the noise."
+)
+"""To be said where :attr:`Evaluation.freezes`."""
 
 
 def write_page(folder: Path, evaluation: Evaluation) -> Path:
@@ -30,6 +36,7 @@ def write_page(folder: Path, evaluation: Evaluation) -> Path:
         figure=data_uri(accuracy_over_epsilon(evaluation)),
         measures={name: METRICS[name] for name in MEASURES},
         spread=spread_of,
+        freezing=FREEZING,
         config=json.dumps(evaluation.config, indent=2, ensure_ascii=False, default=str),
     )
     return write_text(folder / PAGE, page)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from protoseal.config.privacy import Extractor
 from protoseal.files import Accuracies, Paired, RunResult, Share, SiteFigures, write_text
 from protoseal.seeds import paired
 
@@ -38,11 +39,13 @@ class RunAt(_Record):
     """One simulated run. ``epsilon`` is what it was to keep to, ``planned`` what its agreement takes; None is ∞.
 
     ``spent`` is the most that any site's ledger has. Noise multipliers are those of the configuration times ``factor``.
-    ``guaranteed``: that ε is true of a record. ``folder`` is under the evaluation's own.
+    ``guaranteed``: that ε is true of a record. ``folder`` is under the evaluation's own. ``features``: how the model
+    has them, as the configuration's ``extractor`` says; at ∞ they are trained, whatever it says.
     """
 
     epsilon: float | None
     noise: str
+    features: str
     seed: int
     folder: str
     factor: float | None
@@ -57,10 +60,14 @@ class RunAt(_Record):
 
 
 class Level(_Record):
-    """All seeds at one ε with one kind of noise. ``loss`` is what ∞ has more, paired by seed, as a share."""
+    """All seeds at one ε with one kind of noise. ``loss`` is what ∞ has more, paired by seed, as a share.
+
+    Where ``features`` are other than those of ∞, it is of that too, and not of the noise alone.
+    """
 
     epsilon: float | None
     noise: str
+    features: str
     seeds: tuple[int, ...]
     mean: dict[str, Share]
     standard_deviation: dict[str, float]
@@ -80,6 +87,11 @@ class Evaluation(_Record):
     runs: tuple[RunAt, ...]
     levels: tuple[Level, ...]
     complete: bool
+
+    @property
+    def freezes(self) -> bool:
+        """Whether a loss is that of features that do not train, beside that of noise."""
+        return any(each.loss and each.features == Extractor.FROZEN for each in self.levels)
 
 
 def site_at(figures: SiteFigures) -> SiteAt:
@@ -115,6 +127,7 @@ def _level(method: str, runs: Sequence[RunAt], exact: Sequence[RunAt]) -> Level:
     return Level(
         epsilon=runs[0].epsilon,
         noise=runs[0].noise,
+        features=runs[0].features,
         seeds=tuple(sorted(each.seed for each in runs)),
         mean={measure: fmean(each) for measure, each in known.items()},
         standard_deviation={measure: stdev(each) for measure, each in known.items() if len(each) > 1},

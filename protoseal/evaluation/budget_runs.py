@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from protoseal.config import CONTROLS, ConfigError
-from protoseal.config.privacy import PrivacySection
+from protoseal.config.privacy import Extractor, PrivacySection
 from protoseal.config.reading import validate
 from protoseal.config.simulation import SimulationConfig
 from protoseal.evaluation.budget_records import (
@@ -126,6 +126,7 @@ class BudgetCurve:
         return RunAt(
             epsilon=None if noise is None else asked.epsilon,
             noise=asked.noise,
+            features=(Extractor.TRAINED if noise is None else noise.privacy.extractor).value,
             seed=asked.seed,
             folder=asked.folder,
             factor=None if noise is None else noise.factor,

@@ -14,6 +14,8 @@ from protoseal.cli import main
 from protoseal.commands.budget_evaluate import evaluate_command
 from protoseal.commands.simulate import simulate as simulate_command
 from protoseal.evaluation import budget_runs
+from protoseal.evaluation.budget_page import FREEZING
+from protoseal.evaluation.budget_records import Evaluation
 from protoseal.evaluation.budget_runs import asked_for
 from protoseal.files import read_result
 from secure_client.privacy.accounting import epsilon
@@ -51,7 +53,7 @@ def evaluate(folder: Path, *arguments: object, text: str = FILE) -> Result:
 @pytest.fixture(scope="module")
 def evaluated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("evaluate")
-    done = evaluate(folder, "--epsilons", "inf,2", "--seeds", "0,4", "--json")
+    done = evaluate(folder, "--epsilons", "inf,2,100", "--seeds", "0,4", "--json")
     assert done.exit_code == 0, done.output
     found: dict[str, Any] = json.loads((folder / "out" / "evaluate.json").read_text(encoding="utf-8"))
     assert json.loads(done.stdout) == found
@@ -66,8 +68,8 @@ def test_every_epsilon_gets_the_noise_that_it_asks_for(evaluated: Evaluated) -> 
     assert (found["complete"], found["delta"], found["unit"]) == (True, 1e-5, "record")
     noisy = [run for run in found["runs"] if run["epsilon"] is not None]
     assert [(run["epsilon"], run["noise"], run["seed"]) for run in noisy] == [
-        (2, "local", 0),
-        (2, "local", 4),
+        *((100, "local", seed) for seed in (0, 4)),
+        *((2, "local", seed) for seed in (0, 4)),
     ]
     for run in noisy:
         releases = [GaussianRelease(run["noise_multiplier"], COORDINATES)] * 2
@@ -94,6 +96,7 @@ def test_what_runs_come_to(evaluated: Evaluated) -> None:
     folder, found = evaluated
     assert [(level["epsilon"], level["noise"]) for level in found["levels"]] == [
         (2, "local"),
+        (100, "local"),
         (None, "exact"),
     ]
     for level in found["levels"]:
@@ -103,7 +106,7 @@ def test_what_runs_come_to(evaluated: Evaluated) -> None:
             assert level["mean"][measure] == pytest.approx(fmean(values))
             assert level["standard_deviation"][measure] == pytest.approx(stdev(values))
             assert values[0] == pytest.approx(fmean(site[measure] for site in runs[0]["sites"]))
-    low, exact = found["levels"]
+    low, _, exact = found["levels"]
     loss = low["loss"]["accuracy_prototype"]
     assert loss["mean"] == pytest.approx(
         exact["mean"]["accuracy_prototype"] - low["mean"]["accuracy_prototype"]
@@ -115,6 +118,35 @@ def test_what_runs_come_to(evaluated: Evaluated) -> None:
             run["metrics"]["pfpl"]["accuracy"]
         )
         assert "local" in run["metrics"]
+
+
+def test_that_features_train_at_infinity_alone_is_said_wherever_there_is_a_loss(
+    evaluated: Evaluated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, found = evaluated
+    features = ["frozen", "frozen", "trained"]
+    assert [level["features"] for level in found["levels"]] == features
+    assert sorted(run["features"] for run in found["runs"]) == sorted(features * 2)
+    page = (folder / "out" / "evaluate.html").read_text(encoding="utf-8")
+    assert f"<strong>More than noise:</strong> {FREEZING}" in page
+    assert page.count('<td class="text">frozen</td>') == 2 + 4
+    monkeypatch.setenv("COLUMNS", "200")
+    told = evaluate(folder, "--epsilons", "2,100,inf", "--seeds", "0,4").stdout
+    rows = [line.split() for line in told.splitlines() if " local " in line or " exact " in line]
+    assert [row[row.index("│", 3) + 1] for row in rows] == features
+    assert "features train there" in told
+
+
+@pytest.mark.parametrize(("features", "mixed"), [("frozen", True), ("private", False), ("trained", False)])
+def test_a_loss_is_of_freezing_where_features_were_frozen(
+    evaluated: Evaluated, features: str, mixed: bool
+) -> None:
+    _, found = evaluated
+    *noisy, exact = found["levels"]
+    changed = [each | {"features": features} for each in noisy]
+    assert Evaluation.model_validate(found | {"levels": [*changed, exact]}).freezes is mixed
+    without_loss = [each | {"loss": {}} for each in changed]
+    assert not Evaluation.model_validate(found | {"levels": without_loss}).freezes
 
 
 def test_the_page_stands_alone(evaluated: Evaluated) -> None:
@@ -133,7 +165,8 @@ def test_runs_that_are_there_are_not_run_again(evaluated: Evaluated, monkeypatch
     monkeypatch.setattr("protoseal.simulation.LocalFederation", None)
     again = evaluate(folder, "--epsilons", "2,inf", "--seeds", "0,4", "--json")
     assert again.exit_code == 0, again.output
-    assert json.loads(again.stdout)["runs"] == found["runs"]
+    kept = [run for run in found["runs"] if run["epsilon"] != 100]
+    assert json.loads(again.stdout)["runs"] == kept
     fewer = evaluate(folder, "--epsilons", "2", "--seeds", "4")
     assert fewer.exit_code == 0, fewer.output
     assert "pfpl under plain" in fewer.stdout
