@@ -38,8 +38,15 @@ def check_site(config: SiteConfig, passphrase: Callable[[], bytes]) -> Iterator[
     """Agreement, model, data, certificate, coordinator: each tried even if another failed.
 
     What needs neither key nor network comes first: who drafts an agreement may have none yet. ``passphrase`` is asked
-    twice, and may raise :class:`crypto.errors.CryptoError`.
+    twice, and may raise :class:`crypto.errors.CryptoError`. A cause that fails several is told with the first.
     """
+    told: dict[str, str] = {}
+    for each in _findings(config, passphrase):
+        first = each.what if each.ok else told.setdefault(each.detail, each.what)
+        yield each if first == each.what else Finding(each.what, False, f"for the same reason as {first}")
+
+
+def _findings(config: SiteConfig, passphrase: Callable[[], bytes]) -> Iterator[Finding]:
     yield _tried("agreement", lambda: _agreement(config.agreement))
     model = _tried("model", lambda: _model(config))
     yield model
