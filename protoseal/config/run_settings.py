@@ -43,6 +43,12 @@ PRIVATE = frozenset(
 """Methods of which nothing leaves a site but noisy prototypes and what trains with them, or nothing at all."""
 PROJECTED = frozenset({Method.PFPL, Method.FEDPLCC, Method.FEDPROTO, Method.LOCAL, Method.SELF})
 """Methods whose features may have any sign, and that make them in no layer of their own."""
+_BELOW_ZERO = "its features must not be negative, and projected ones have any sign"
+_UNPROJECTED: dict[AnyMethod, str] = {
+    Method.FEDPC: _BELOW_ZERO,
+    Method.AVERAGE: _BELOW_ZERO,
+    Method.FEDDBP: "its branches make their features by linear layers of their own, which no projection follows",
+}
 
 
 class RunSettings(Section):
@@ -96,10 +102,10 @@ class RunSettings(Section):
             return
         agreed.check_projected(self.dim)
         if method not in PROJECTED:
+            reason = _UNPROJECTED.get(method, "nothing says that it can do with projected features")
             raise ValueError(
-                f"project_from in [privacy] serves {', '.join(sorted(each.value for each in PROJECTED))}: of projected"
-                " features some are below 0, which fedpc does not allow, and feddbp's branches are linear layers of"
-                " their own; set dim to what the model is to have, and leave project_from out"
+                f"project_from in [privacy] does not serve {method.value!r}: {reason}; set dim to what the model is to"
+                " have, and leave project_from out"
             )
 
     def _refusals(self, method: AnyMethod, *, frozen: bool) -> Iterator[tuple[bool, str]]:

@@ -195,10 +195,20 @@ def test_a_projection_serves_methods_whose_features_may_have_any_sign(method: Me
     agreement(project_from=9).check_served(method)
 
 
-@pytest.mark.parametrize("method", [Method.FEDPC, Method.FEDDBP])
-def test_a_projection_is_refused_by_name_elsewhere(method: Method) -> None:
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [
+        (Method.FEDPC, "its features must not be negative"),
+        (Method.AVERAGE, "its features must not be negative"),
+        (Method.FEDDBP, "its branches make their features by linear layers"),
+    ],
+)
+def test_a_projection_is_refused_elsewhere_by_the_methods_name_and_reason(
+    method: Method, reason: str
+) -> None:
     trained = agreement(project_from=9, extractor=Extractor.TRAINED)
-    with pytest.raises(ValueError, match=r"project_from in \[privacy\] serves"):
+    told = rf"^project_from in \[privacy\] does not serve '{method.value}': {reason}"
+    with pytest.raises(ValueError, match=told):
         trained.check_served(method)
 
 
