@@ -171,7 +171,7 @@ def build_recipe(agreement: Agreement) -> Recipe:
     recipe = Recipe(
         build_objective(agreement),
         averages=method.traits.averaged,
-        predicts=method.traits.predicts,
+        predicts=agreement.fedpc.predicts if method is Method.FEDPC else method.traits.predicts,
         prototypes=method.traits.prototypes or agreement.clusters,
     )
     if agreement.privacy is not None and agreement.privacy.extractor is Extractor.FROZEN:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,6 +48,13 @@ def _noises(_: click.Context, __: click.Parameter, value: str | None) -> tuple[s
 @click.command("evaluate")
 @click.option("--epsilons", callback=_epsilons, default="1,3,8,inf", show_default=True)
 @click.option("--noise", "noises", callback=_noises, help="local,distributed  [default: the configuration's]")
+@click.option(
+    "--at-inf",
+    "at_inf",
+    multiple=True,
+    metavar="SECTION.KEY=VALUE",
+    help="Any setting of the runs at ∞ alone, such as a learning rate that suits them; repeatable.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print evaluate.json instead of a table.")
 @one_line_errors
 def evaluate_command(
@@ -56,24 +64,30 @@ def evaluate_command(
     settings: tuple[str, ...],
     epsilons: tuple[float, ...],
     noises: tuple[str, ...] | None,
+    at_inf: tuple[str, ...],
     as_json: bool,
     **flags: object,
 ) -> None:
     """Simulate a configuration at several ε, with the noise that each asks for.
 
     The configuration is one of `protoseal simulate` with a [privacy]: its noise multipliers, of releases and of DP-SGD,
-    are scaled by one factor until the ε that a run takes at δ = 1e-5 is within each of --epsilons; inf is the same
-    without [privacy], where features train that it may keep frozen: 100 beside it keeps them so, with hardly any noise.
-    Each run is a simulation in a folder of its own under --out, which then has evaluate.json and evaluate.html; runs
-    that are there are not run again.
+    are scaled by one factor until the ε that a run takes at δ = 1e-5 is within each of --epsilons. inf is the same
+    without [privacy], with what --at-inf sets; features train there that [privacy] may keep frozen: 100 beside it keeps
+    them so, with hardly any noise. Each run is a simulation in a folder of its own under --out, which then has
+    evaluate.json and evaluate.html; runs that are there are not run again.
     """
     from protoseal.commands.watching import watched
     from protoseal.config.simulation import load_simulation
     from protoseal.evaluation.budget_page import write_page
     from protoseal.evaluation.budget_runs import BudgetCurve, asked_for
 
+    if at_inf and math.inf not in epsilons:
+        raise click.BadParameter(
+            "there is no run at ∞ that it is for: add inf to --epsilons", param_hint="--at-inf"
+        )
     loaded = load_simulation(config, {**flags, "out": out}, settings)
-    curve = BudgetCurve(loaded, loaded.out)
+    exact = load_simulation(config, {**flags, "out": out}, (*settings, *at_inf)) if at_inf else None
+    curve = BudgetCurve(loaded, loaded.out, exact)
     asked = asked_for(epsilons, noises or (curve.noise,), loaded.all_seeds)
 
     def announced(run: SimulationConfig) -> AbstractContextManager[Watcher]:

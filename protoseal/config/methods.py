@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from algorithms.pfpl import Weighting
 from protoseal.config.numbers import Fraction, NotNegative, Positive
 from protoseal.config.reading import Section
+from protoseal.config.traits import Predicts
 
 Sparsity = Annotated[float, Field(gt=0, le=1)]
 Epochs = Annotated[int, Field(ge=1, le=10_000)]
@@ -42,12 +43,24 @@ class FedpcSection(Section):
     ``alignment`` is γ of L = (1 − γ)·CE + γ·Σ_k ‖P_i^k − P_j^k‖, and 0.5 as printed. That is too much where the first
     round leaves the model far from trained: a sum of distances over up to K classes outweighs the cross-entropy, and
     features collapse onto targets that tell classes apart badly. Try 0.01 to 0.05 there; docs/notation.md has figures.
+
+    ``predicts``: with the model as the site trained it last, or with the extractor that it got back last and the
+    classifier as it trained it, which has less of DP-SGD's noise. The paper does not say. The default is no part of
+    the agreement's text and hash.
     """
 
     groups: Annotated[int, Field(ge=1, le=256)] | None = None
     pca_dim: Annotated[int, Field(ge=1, le=256)] | None = None
     alignment: Annotated[float, Field(ge=0, lt=1)] = 0.5
     literal_absent: bool = False
+    predicts: Predicts = Predicts.TRAINED
+
+    @model_serializer(mode="wrap")
+    def _only_what_counts(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        table: dict[str, Any] = written(self)
+        if self.predicts is Predicts.TRAINED:
+            table.pop("predicts", None)
+        return table
 
 
 class FeddbpSection(Section):

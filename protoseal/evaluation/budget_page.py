@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
@@ -37,7 +38,8 @@ def write_page(folder: Path, evaluation: Evaluation) -> Path:
         measures={name: METRICS[name] for name in MEASURES},
         spread=spread_of,
         freezing=FREEZING,
-        config=json.dumps(evaluation.config, indent=2, ensure_ascii=False, default=str),
+        config=_json(evaluation.config),
+        at_inf=_json(otherwise) if (otherwise := _otherwise_at_inf(evaluation)) else None,
     )
     return write_text(folder / PAGE, page)
 
@@ -62,3 +64,15 @@ def number_text(number: float | None) -> str:
 
 def _seeds_text(level: Level) -> str:
     return ", ".join(map(str, level.seeds))
+
+
+def _otherwise_at_inf(evaluation: Evaluation) -> dict[str, Any]:
+    """What runs at ∞ have that is not as in the others, apart from ``[privacy]``."""
+    exact = evaluation.config_at_inf or {}
+    return {
+        key: value for key, value in exact.items() if key != "privacy" and value != evaluation.config.get(key)
+    }
+
+
+def _json(table: dict[str, Any]) -> str:
+    return json.dumps(table, indent=2, ensure_ascii=False, default=str)

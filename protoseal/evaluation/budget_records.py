@@ -75,7 +75,10 @@ class Level(_Record):
 
 
 class Evaluation(_Record):
-    """All of it; ``complete`` once every run that was asked for is there."""
+    """All of it; ``complete`` once every run that was asked for is there.
+
+    ``config_at_inf`` is what runs at ∞ were of, where that is more than ``config`` without ``[privacy]``.
+    """
 
     schema_version: Literal[1] = Field(default=1, alias="schema")
     method: str
@@ -84,6 +87,7 @@ class Evaluation(_Record):
     delta: Annotated[float, Field(gt=0, lt=1)]
     unit: str
     config: dict[str, Any]
+    config_at_inf: dict[str, Any] | None = None
     runs: tuple[RunAt, ...]
     levels: tuple[Level, ...]
     complete: bool

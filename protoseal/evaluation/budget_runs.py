@@ -61,13 +61,19 @@ def asked_for(epsilons: Sequence[float], noises: Sequence[str], seeds: Sequence[
 class BudgetCurve:
     """The runs of one configuration, each with the noise that its ε asks for."""
 
-    def __init__(self, config: SimulationConfig, out: Path) -> None:
-        """``config`` needs a ``[privacy]``, whose noise is scaled; results go to ``out``. Raises ``ConfigError``."""
+    def __init__(self, config: SimulationConfig, out: Path, exact: SimulationConfig | None = None) -> None:
+        """``config`` needs a ``[privacy]``, whose noise is scaled; results go to ``out``. Raises ``ConfigError``.
+
+        Runs at ∞ are of ``exact``, where it is given: what suits training with noise need not suit it without.
+        """
         if config.privacy is None:
             raise ConfigError("evaluate", ["the configuration has no [privacy], whose noise could be scaled"])
         if config.method in CONTROLS:
             raise ConfigError("evaluate", [f"{config.method.value} releases nothing: choose another method"])
+        if exact is not None:
+            _check_comparable(config, exact)
         self._config, self._agreed, self._out = config, config.privacy, out
+        self._exact = exact
         self._fitted: dict[tuple[float, str], Scaled] = {}
 
     @property
@@ -112,9 +118,10 @@ class BudgetCurve:
         return validate(PrivacySection, table, source="evaluate: [privacy]", directory=Path())
 
     def _config_of(self, asked: Asked) -> SimulationConfig:
-        table: dict[str, Any] = self._config.model_dump(mode="json", by_alias=True, exclude_unset=True)
-        del table["privacy"]
         noise = self._noise_of(asked)
+        config = self._exact if noise is None and self._exact is not None else self._config
+        table: dict[str, Any] = config.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        table.pop("privacy", None)
         if noise is not None:
             table["privacy"] = noise.privacy.model_dump(mode="json")
         table |= {"seed": asked.seed, "seeds": [], "out": str(self._out / asked.folder)}
@@ -147,11 +154,25 @@ class BudgetCurve:
             dataset=config.dataset,
             delta=SIMULATED_DELTA,
             unit=self._agreed.unit.value,
-            config=config.model_dump(mode="json", by_alias=True, exclude={"out"}),
+            config=_told(config),
+            config_at_inf=None if self._exact is None else _told(self._exact),
             runs=tuple(runs),
             levels=levels_of(config.method.value, runs),
             complete=complete,
         )
+
+
+def _check_comparable(config: SimulationConfig, exact: SimulationConfig) -> None:
+    """Raise ``ConfigError`` where ∞ would be of another method, of other records or of other sites."""
+    for name in ("method", "dataset", "split", "sites"):
+        if getattr(config, name) != getattr(exact, name):
+            raise ConfigError(
+                "evaluate", [f"a loss against another {name} is no loss: leave {name} as it is at ∞"]
+            )
+
+
+def _told(config: SimulationConfig) -> dict[str, Any]:
+    return config.model_dump(mode="json", by_alias=True, exclude={"out"})
 
 
 def _simulated(config: SimulationConfig, watched: Watched) -> RunResult:

@@ -215,3 +215,38 @@ def test_what_cannot_be_evaluated_is_refused(
     assert isinstance(done.exception, SystemExit)
     assert told in " ".join(done.output.split())
     assert not (tmp_path / "out" / budget_runs.RUNS).exists()
+
+
+def test_infinity_may_have_settings_of_its_own(tmp_path: Path) -> None:
+    """Which its runs have, no others, and which are told."""
+    done = evaluate(
+        tmp_path, "--epsilons", "inf,50", "--at-inf", "training.lr=0.05", "--seeds", "1", "--json"
+    )
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    rates = {
+        run["epsilon"]: json.loads((tmp_path / "out" / run["folder"] / "simulation.json").read_text())[
+            "config"
+        ]["training"]["lr"]
+        for run in found["runs"]
+    }
+    assert rates == {None: 0.05, 50: 0.02}
+    assert (found["config"]["training"]["lr"], found["config_at_inf"]["training"]["lr"]) == (0.02, 0.05)
+    page = (tmp_path / "out" / "evaluate.html").read_text(encoding="utf-8")
+    assert "Otherwise at ∞" in page
+    assert page.partition("Otherwise at ∞")[2].count("&#34;training&#34;") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--epsilons", "2", "--at-inf", "training.lr=0.05"], "add inf to --epsilons"),
+        (["--epsilons", "inf", "--at-inf", "method=fedproto"], "a loss against another method is no loss"),
+        (["--epsilons", "inf", "--at-inf", "split=iid"], "a loss against another split is no loss"),
+    ],
+)
+def test_infinity_is_to_be_of_the_same_records(tmp_path: Path, arguments: list[str], told: str) -> None:
+    done = evaluate(tmp_path, *arguments)
+    assert done.exit_code != 0
+    assert told in " ".join(done.output.split())
+    assert not (tmp_path / "out").exists()

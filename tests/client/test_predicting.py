@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protoseal.config import Agreement, Method, Part, TrainingSection
+from protoseal.config import Agreement, FedpcSection, Method, Part, Predicts, TrainingSection
 from protoseal.files import MODEL, read_prototypes
 from secure_client.averaged import Averaged
 from secure_client.build import build_agreed_model, build_learner, build_trainee
@@ -28,16 +28,16 @@ from tests.support.summed import PARTS, method_agreement
 CLASSES, DIM = 3, 8
 FIRST, SECOND = b"1" * 32, b"2" * 32
 AGGREGATED = [Method.FEDAVG, Method.FEDPROX, Method.FEDBN, Method.FEDPROTO_AVERAGED]
-TRAINED = [Method.FEDPER, Method.FEDREP, Method.FEDPROTO, Method.FEDDBP]
+TRAINED = [Method.FEDPC, Method.FEDPER, Method.FEDREP, Method.FEDPROTO, Method.FEDDBP]
 METHODS = [*AGGREGATED, *TRAINED, Method.DITTO]
 
 
 class Site:
     """A trainee of a method, restarted as a new process would be: all that it has is in its journal."""
 
-    def __init__(self, folder: Path, method: Method) -> None:
+    def __init__(self, folder: Path, method: Method, **changes: Any) -> None:
         training = TrainingSection(model="tests.support.summed:build", batch_size=4, lr=0.05, local_epochs=4)
-        self.agreement: Agreement = method_agreement(method, rounds=3, training=training)
+        self.agreement: Agreement = method_agreement(method, rounds=3, training=training, **changes)
         holds = np.ones((1, CLASSES), dtype=np.bool_)
         self.data: SiteData = data_for(self.agreement, holds)["site-1"]
         self._folder, self.method = folder, method
@@ -125,6 +125,29 @@ def test_what_was_averaged_last_is_predicted_with_and_saved(site: Site) -> None:
     # Nor does it stay in the model: what comes next starts where it would have.
     after = own_state(site)
     assert all(torch.equal(each, after[name]) for name, each in before.items())
+
+
+@pytest.mark.parametrize("predicts", Predicts)
+def test_fedpc_predicts_with_the_extractor_that_is_agreed_on(tmp_path: Path, predicts: Predicts) -> None:
+    """Its own as it was trained, or the one that came back; the classifier is its own in both."""
+    site = Site(tmp_path, Method.FEDPC, fedpc=FedpcSection(predicts=predicts))
+    site.trainee.trained(1)
+    own = own_state(site)
+    site.take(1, FIRST)
+    saved, base = site.saved(), site.trainee._base
+    assert base is not None
+    counted = "num_batches_tracked"  # stays at the site, and is read nowhere
+    kept = {name for name in saved if torch.equal(saved[name], own[name]) and not name.endswith(counted)}
+    trained = predicts is Predicts.TRAINED
+    assert kept == {name for name in own if trained or name.startswith("classifier.")} - {
+        f"backbone.2.{counted}"
+    }
+    extractor = of_part(site.model(saved), Method.FEDPC)
+    assert np.allclose(extractor, base.averaged, rtol=1e-6) is not trained
+    evaluated = site.evaluated()
+    assert evaluated.accuracy_classifier == pytest.approx(site.accuracy(site.model(saved)))
+    assert (evaluated.accuracy_trained is None) is trained
+    site.journal.close()
 
 
 @pytest.mark.parametrize("site", [Method.FEDBN], indirect=True)
