@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
-
-from jinja2 import Environment, StrictUndefined
 
 from protoseal.config.reading import nearest
 from protoseal.figures import accuracy_curves, data_uri, project, prototype_scatter, traffic_bars
@@ -23,6 +20,7 @@ from protoseal.files import (
     site_folder,
     write_text,
 )
+from protoseal.pages import Filters, template
 from protoseal.split_view import PLOT
 from protoseal.tables import (
     METRICS,
@@ -49,7 +47,7 @@ def write_report(run: Path, class_name: str | None = None) -> Path:
     Raises :class:`FileError` when a file is missing or malformed, or the class is unknown.
     """
     result = read_result(run)
-    page = _template().render(
+    page = template(REPORT, _FILTERS).render(
         result=result,
         curves=data_uri(accuracy_curves(result)),
         traffic=data_uri(traffic_bars(result)),
@@ -109,20 +107,19 @@ def _site_seconds(log: SiteLog) -> dict[str, float]:
     }
 
 
-def _template() -> Any:
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["percent"] = _percent
-    environment.filters |= {"points": points, "spread": spread_text, "paired": paired_text}
-    environment.filters["size"] = _size
-    environment.filters["epsilon"] = epsilon_text
-    return environment.from_string((files("protoseal") / "report.html").read_text(encoding="utf-8"))
-
-
 def _percent(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.1f}"
 
 
 def _size(count: int) -> str:
     return f"{count / 2**20:.2f} MiB" if count >= 2**20 else f"{count / 2**10:.1f} KiB"
+
+
+_FILTERS: Filters = {
+    "percent": _percent,
+    "points": points,
+    "spread": spread_text,
+    "paired": paired_text,
+    "size": _size,
+    "epsilon": epsilon_text,
+}

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
-
-from jinja2 import Environment, StrictUndefined
 
 from protoseal.evaluation.budget_figures import accuracy_over_epsilon
 from protoseal.evaluation.budget_records import MEASURES, Evaluation, Level, RunAt
 from protoseal.figures import data_uri
 from protoseal.files import write_text
+from protoseal.pages import Filters, template
 from protoseal.tables import METRICS, paired_text, percent
 
 PAGE = "evaluate.html"
@@ -26,13 +24,7 @@ FREEZING = (
 
 def write_page(folder: Path, evaluation: Evaluation) -> Path:
     """Write it and return its path. It loads nothing from anywhere else."""
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {"percent": percent, "paired": paired_text, "number": number_text}
-    environment.filters |= {"epsilon": epsilon_text, "seeds": _seeds_text}
-    template = environment.from_string((files("protoseal") / PAGE).read_text(encoding="utf-8"))
-    page: str = template.render(
+    page = template(PAGE, _FILTERS).render(
         evaluation=evaluation,
         figure=data_uri(accuracy_over_epsilon(evaluation)),
         measures={name: METRICS[name] for name in MEASURES},
@@ -76,3 +68,12 @@ def _otherwise_at_inf(evaluation: Evaluation) -> dict[str, Any]:
 
 def _json(table: dict[str, Any]) -> str:
     return json.dumps(table, indent=2, ensure_ascii=False, default=str)
+
+
+_FILTERS: Filters = {
+    "percent": percent,
+    "paired": paired_text,
+    "number": number_text,
+    "epsilon": epsilon_text,
+    "seeds": _seeds_text,
+}

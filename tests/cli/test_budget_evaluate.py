@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -18,6 +19,7 @@ from protoseal.evaluation.budget_page import FREEZING
 from protoseal.evaluation.budget_records import Evaluation
 from protoseal.evaluation.budget_runs import asked_for
 from protoseal.files import read_result
+from protoseal.report import write_report
 from secure_client.privacy.accounting import epsilon
 from secure_client.privacy.events import GaussianRelease
 
@@ -158,6 +160,20 @@ def test_the_page_stands_alone(evaluated: Evaluated) -> None:
     assert "No record-level guarantee" not in page
     for run in found["runs"]:
         assert run["folder"] in page
+
+
+def test_pages_have_one_frame(evaluated: Evaluated) -> None:
+    folder, found = evaluated
+    own = folder / "out" / "evaluate.html"
+    pages = [
+        each.read_text(encoding="utf-8")
+        for each in (own, write_report(folder / "out" / found["runs"][0]["folder"]))
+    ]
+    heads = [re.sub("<title>.*?</title>", "", page).partition("<body>")[0] for page in pages]
+    assert heads[0] == heads[1]
+    assert "Content-Security-Policy" in heads[0]
+    titles = [re.findall("<title>(.*)</title>", page) for page in pages]
+    assert titles == [["Accuracy against ε: pfpl on digits"], ["pfpl under plain on digits"]]
 
 
 def test_runs_that_are_there_are_not_run_again(evaluated: Evaluated, monkeypatch: pytest.MonkeyPatch) -> None:
