@@ -104,6 +104,7 @@ def test_where_not_even_one_release_of_a_run_fits_it_says_so_once_and_plans_none
 def test_the_clustering_of_fedpc_is_a_release_too(tmp_path: Path) -> None:
     file = agreement(tmp_path, **FEDPC)
     assert planned("--agreement", file)["releases"] == 5
+    assert planned("--agreement", file, "--epsilon", 3, "--releases", 1)["solved_for"] == "noise_multiplier"
     found = planned("--agreement", file, "--epsilon", 3, "--solve", "releases")
     releases, every = found["releases"], found["agreement"]["release_every"]
     assert 1 + -(-10 // every) <= releases < 1 + -(-10 // max(1, every - 1))
