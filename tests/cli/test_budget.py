@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
 import secure_client.privacy
-from protoseal.cli import main
 from secure_client.privacy.accounting import epsilon
 from secure_client.privacy.events import DpSgd, GaussianRelease
+from tests.cli.budget_plans import plan, planned, refusal
 
 DP_SGD = ("--sampling-rate", 0.05, "--dp-sgd-noise", 2, "--steps", 100)
-
-
-def plan(*arguments: object) -> Result:
-    return CliRunner().invoke(main, ["budget", "plan", *map(str, arguments)])
-
-
-def planned(*arguments: object) -> dict[str, Any]:
-    done = plan(*arguments, "--json")
-    assert done.exit_code == 0, done.output
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
-def refusal(*arguments: object) -> str:
-    done = plan(*arguments)
-    assert done.exit_code != 0
-    assert "Traceback" not in done.output
-    assert isinstance(done.exception, SystemExit)
-    return done.output
 
 
 @pytest.mark.parametrize(("count", "guide"), [(1, 1.39), (20, 6.2), (100, 13.9)])

@@ -33,11 +33,6 @@ from tests.privacy.private_training import (
 )
 
 
-@pytest.fixture
-def silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    silence(monkeypatch)
-
-
 def by_opacus(job: Job, settings: DpSgdSection) -> Tensor:
     """The parameters after the same epoch by Opacus's own optimiser, all records in each step."""
     model = GradSampleModule(job.model, loss_reduction="sum")

@@ -23,13 +23,7 @@ from tests.privacy.private_training import (
     SETTINGS,
     images,
     job_of,
-    silence,
 )
-
-
-@pytest.fixture
-def silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    silence(monkeypatch)
 
 
 class _Watched:

@@ -28,27 +28,7 @@ from tests.privacy.private_training import (
     images,
     job_of,
     model_of,
-    silence,
 )
-
-
-@pytest.fixture
-def silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    silence(monkeypatch)
-
-
-@pytest.fixture
-def sums(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """Each step's sum of clipped gradients in whole steps, (P,)."""
-    found: list[Tensor] = []
-    kept = dp_sgd._Training._set_gradients
-
-    def keep(training: Any, total: Tensor) -> None:
-        found.append(total.clone())
-        kept(training, total)
-
-    monkeypatch.setattr(dp_sgd._Training, "_set_gradients", keep)
-    return found
 
 
 def neighbours(

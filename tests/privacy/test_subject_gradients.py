@@ -25,10 +25,10 @@ from tests.privacy.private_training import (
     job_of,
     model_of,
     moved,
-    silence,
     tiny,
 )
 
+pytestmark = pytest.mark.usefixtures("silent")
 OWNERS = np.array([7, 0, 7, 3, 7, 7, 0], dtype=np.int64)
 """Subjects of four, two and one records, in no order."""
 
@@ -42,21 +42,6 @@ def at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     size: int = request.param
     monkeypatch.setattr(dp_sgd, "physical_size", lambda parameters, device: size)
     return size
-
-
-@pytest.fixture
-def sums(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """Each step's sum of clipped gradients in whole steps, (P,)."""
-    found: list[Tensor] = []
-    kept = dp_sgd._Training._set_gradients
-
-    def keep(training: Any, total: Tensor) -> None:
-        found.append(total.clone())
-        kept(training, total)
-
-    monkeypatch.setattr(dp_sgd._Training, "_set_gradients", keep)
-    silence(monkeypatch)
-    return found
 
 
 def owned(settings: DpSgdSection = ALL, **changes: Any) -> Job:
@@ -102,11 +87,8 @@ def test_it_does_so_whatever_number_of_records_it_has(sums: list[Tensor], record
 
 
 @pytest.mark.parametrize("name", ["pfpl", "fedpc", "feddbp", "fedplcc"])
-def test_a_subjects_gradient_is_the_mean_of_its_records_gradients(
-    name: str, at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_subjects_gradient_is_the_mean_of_its_records_gradients(name: str, at_once: int) -> None:
     """With a clip that clips nothing: a step takes the subjects' means off, but for truncation."""
-    silence(monkeypatch)
     inputs, labels = images(len(OWNERS))
     loose, own = (
         ALL.model_copy(update={"clip": 1e3}),
@@ -154,7 +136,6 @@ def test_a_sample_has_all_records_of_its_subjects_and_each_subject_with_the_rate
 def test_steps_sample_subjects_independently(monkeypatch: pytest.MonkeyPatch) -> None:
     """400 steps: how often each subject took part, and two of them together; a sample by records would have some of
     a subject's records without the others."""
-    silence(monkeypatch)
     found: list[list[int]] = []
     kept = dp_sgd._Training._batches
 
