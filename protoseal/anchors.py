@@ -13,9 +13,9 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
+from protoseal.databases import DatabaseOwner, closed_on_error, transaction
 from protoseal.errors import UserError
 from protoseal_wire.messages import LedgerAnchor
 
@@ -33,7 +33,7 @@ class AnchorRecordError(UserError):
     """The record of anchors cannot be read or written."""
 
 
-class AnchorRecord:
+class AnchorRecord(DatabaseOwner):
     """The newest anchors by site and key. Calls come from one thread at a time."""
 
     def __init__(self, database: sqlite3.Connection, path: Path) -> None:
@@ -49,24 +49,9 @@ class AnchorRecord:
         with _named(path):
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             database = sqlite3.connect(path, isolation_level=None, timeout=_PATIENCE, check_same_thread=False)
-            try:
+            with closed_on_error(database):
                 _prepare(database)
-            except BaseException:
-                database.close()
-                raise
         return cls(database, path)
-
-    def close(self) -> None:
-        """Release the file; once more is harmless."""
-        self._db.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
 
     def held(self, site: str, key: bytes) -> LedgerAnchor | None:
         """What is kept of a site's ledger; None where that is nothing."""
@@ -84,7 +69,7 @@ class AnchorRecord:
 
         Returns what is kept of those sites that showed another entry under the same number: no ledger has two.
         """
-        with _named(self._path), _transaction(self._db):
+        with _named(self._path), transaction(self._db):
             before = {site: self._held(site, anchor.key) for site, anchor in seen.items()}
             for site, anchor in seen.items():
                 kept = before[site]
@@ -107,25 +92,13 @@ def _prepare(database: sqlite3.Connection) -> None:
     # One file, and no log beside it that a copy could lack. EXTRA: the folder is synced too, so that what was
     # committed outlasts a power cut just after.
     database.execute("PRAGMA synchronous=EXTRA")
-    with _transaction(database):
+    with transaction(database):
         (version,) = database.execute("PRAGMA user_version").fetchone()
         if version == 0 and database.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
             database.execute(_SCHEMA)
             database.execute(f"PRAGMA user_version={_VERSION}")
         elif version != _VERSION:
             raise sqlite3.DatabaseError(f"it is of version {version}, this release knows {_VERSION}")
-
-
-@contextmanager
-def _transaction(database: sqlite3.Connection) -> Iterator[None]:
-    database.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        database.execute("COMMIT")
-    except BaseException:
-        if database.in_transaction:  # SQLite itself rolls back after some errors, such as a full disk
-            database.execute("ROLLBACK")
-        raise
 
 
 @contextmanager

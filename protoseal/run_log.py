@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
-from typing import Self
 
 from pydantic import TypeAdapter
 
+from protoseal.databases import DatabaseOwner
 from protoseal.files import SiteRound
 from protoseal_wire.messages import PhaseKey
 from secure_server.coordinator import CoordinatorRound
@@ -30,7 +30,7 @@ CREATE TABLE IF NOT EXISTS payloads (
 _COORDINATOR_ROUND = TypeAdapter(CoordinatorRound)
 
 
-class RunLog:
+class RunLog(DatabaseOwner):
     """One run's log. Durable against the end of the process, not against that of the machine."""
 
     def __init__(self, path: Path) -> None:
@@ -40,16 +40,6 @@ class RunLog:
         self._db.execute("PRAGMA synchronous=OFF")
         for statement in _SCHEMA.split(";\n"):
             self._db.execute(statement)
-
-    def close(self) -> None:
-        """Release the file."""
-        self._db.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def put_site_round(self, site: str, figures: SiteRound) -> None:
         """A round as a site saw it."""

@@ -16,14 +16,13 @@ open only with the certificate's key.
 from __future__ import annotations
 
 import hashlib
-import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
 from crypto.keys import StorageKey
+from protoseal.databases import DatabaseOwner, closed_on_error, make_private, transaction
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.errors import ConflictingRequest, StateError, Violation
 
@@ -42,7 +41,7 @@ CREATE TABLE documents (name TEXT PRIMARY KEY, round INTEGER NOT NULL, content B
 _RECORD_ONCE = "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?)"
 
 
-class Journal:
+class Journal(DatabaseOwner):
     """The journal of one site in one run; one process at a time."""
 
     def __init__(
@@ -61,9 +60,7 @@ class Journal:
         cut may lose the last answers or the whole file, and a site could then answer twice.
         """
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-        path.chmod(0o600)
-        _sync_directory(path.parent)
+        make_private(path)
         self._storage = storage
         self._run = run
         self._synchronous = "FULL" if durable else "OFF"
@@ -72,11 +69,8 @@ class Journal:
         self._db = sqlite3.connect(
             path, isolation_level=None, timeout=1.0, check_same_thread=False, cached_statements=0
         )
-        try:
+        with closed_on_error(self._db):
             self._prepare(path, (_SCHEMA_VERSION, run, agreement_hash, site))
-        except BaseException:
-            self._db.close()
-            raise
 
     def _prepare(self, path: Path, identity: tuple[int, str, bytes, str]) -> None:
         try:
@@ -116,30 +110,12 @@ class Journal:
             self._db.execute(f"DELETE FROM {table}")  # noqa: S608 (the three names above)
         self._db.execute("INSERT INTO identity VALUES (?, ?, ?, ?)", identity)
 
-    def __enter__(self) -> Journal:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Release the file."""
-        self._db.close()
-
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """All that is stored inside, or, if an exception ends it, nothing."""
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
+        with transaction(self._db):
             yield
-            self._db.execute("COMMIT")
-            self._empty_log()
-        except BaseException:
-            if self._db.in_transaction:  # SQLite itself rolls back after some errors, such as a full disk
-                self._db.execute("ROLLBACK")
-            raise
+        self._empty_log()
 
     def _empty_log(self) -> None:
         """After something was forgotten: the write-ahead log still has the page on which it stood."""
@@ -234,15 +210,6 @@ class Journal:
         """(round, content) of the document, or None."""
         row = self._db.execute("SELECT round, content FROM documents WHERE name=?", (name,)).fetchone()
         return None if row is None else (int(row[0]), bytes(row[1]))
-
-
-def _sync_directory(directory: Path) -> None:
-    """Without this a new file's name may be lost with the power, and every answer in it."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def check_same_request(key: PhaseKey, answered: bytes, asked: bytes) -> None:

@@ -4,30 +4,17 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from protoseal.databases import DatabaseOwner
 from protoseal_wire.messages import PhaseKey
 
 
-class Reader:
+class Reader(DatabaseOwner):
     """A second connection, which can only read; it sees what the store has committed. To be used by one thread."""
 
     def __init__(self, path: Path) -> None:
         """Use :meth:`secure_server.store.Store.reader`, and only while that store is open."""
         self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-
-    def close(self) -> None:
-        """Release the file."""
-        self._db.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
 
     def answer(self, key: PhaseKey, site: str) -> bytes:
         """The answer of ``site`` to ``key``; ``RuntimeError`` if there is none any more."""

@@ -15,13 +15,13 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, Self
 
+from protoseal.databases import DatabaseOwner, closed_on_error, make_private, transaction
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.errors import Conflict, StoreInUse, WrongPhase, WrongStore
 from secure_server.reader import Reader
@@ -78,7 +78,7 @@ class Given:
     sha256: bytes
 
 
-class Store:
+class Store(DatabaseOwner):
     """One run's store; one process at a time. Calls come from one thread at a time."""
 
     def __init__(
@@ -124,16 +124,8 @@ class Store:
 
     def close(self) -> None:
         """Release the file; once more is harmless."""
-        self._db.close()
+        super().close()
         self._lock.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
 
     # The state and what caused it
 
@@ -251,16 +243,8 @@ class Store:
 
     # Rows
 
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._db.execute("COMMIT")
-        except BaseException:
-            if self._db.in_transaction:  # SQLite itself rolls back after some errors, such as a full disk
-                self._db.execute("ROLLBACK")
-            raise
+    def _transaction(self) -> AbstractContextManager[None]:
+        return transaction(self._db)
 
     def _put_state(self, state: State) -> None:
         self._db.execute("INSERT OR REPLACE INTO state VALUES (1, ?)", (state.to_json(),))
@@ -341,54 +325,41 @@ def _lock(path: Path) -> BinaryIO:
 
 
 def _open_database(path: Path, identity: tuple[int, str, bytes], durable: bool) -> sqlite3.Connection:
-    # SQLite gives its own files beside this one (-wal, -shm) the same mode.
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    os.chmod(path, 0o600)
-    _sync_directory(path.parent)
+    make_private(path)
     # Statements are not kept: each would keep the last values bound to it.
     database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=0)
-    try:
-        database.execute("PRAGMA journal_mode=WAL")
-        database.execute(f"PRAGMA synchronous={'FULL' if durable else 'OFF'}")
-        if database.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
-            _create(database, identity)
-        if database.execute("SELECT 1 FROM statements").fetchone() is None:
-            _start_over(database, identity)
-        found = database.execute("SELECT schema, run, agreement_hash FROM identity").fetchone()
+    with closed_on_error(database):
+        try:
+            _prepare(database, identity, durable)
+            found = database.execute("SELECT schema, run, agreement_hash FROM identity").fetchone()
+        except sqlite3.DatabaseError as error:
+            raise WrongStore(f"{path} is not a coordinator's store: {error}") from error
         check_identity(path, found, identity)
-    except sqlite3.DatabaseError as error:
-        database.close()
-        raise WrongStore(f"{path} is not a coordinator's store: {error}") from error
-    except BaseException:
-        database.close()
-        raise
     return database
 
 
+def _prepare(database: sqlite3.Connection, identity: tuple[int, str, bytes], durable: bool) -> None:
+    database.execute("PRAGMA journal_mode=WAL")
+    database.execute(f"PRAGMA synchronous={'FULL' if durable else 'OFF'}")
+    if database.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
+        _create(database, identity)
+    if database.execute("SELECT 1 FROM statements").fetchone() is None:
+        _start_over(database, identity)
+
+
 def _create(database: sqlite3.Connection, identity: tuple[int, str, bytes]) -> None:
-    database.execute("BEGIN IMMEDIATE")
-    for table in _SCHEMA:
-        database.execute(table)
-    database.execute("INSERT INTO identity VALUES (?, ?, ?)", identity)
-    database.execute("COMMIT")
+    with transaction(database):
+        for table in _SCHEMA:
+            database.execute(table)
+        database.execute("INSERT INTO identity VALUES (?, ?, ?)", identity)
 
 
 def _start_over(database: sqlite3.Connection, identity: tuple[int, str, bytes]) -> None:
     """No site has joined yet: a corrected agreement may start in the same place. Of this schema only."""
-    database.execute("BEGIN IMMEDIATE")
-    changed = database.execute(
-        "UPDATE identity SET run = ?, agreement_hash = ? WHERE schema = ? AND (run, agreement_hash) != (?, ?)",
-        (*identity[1:], identity[0], *identity[1:]),
-    )
-    if changed.rowcount:
-        database.execute("DELETE FROM state")
-    database.execute("COMMIT")
-
-
-def _sync_directory(path: Path) -> None:
-    """Make the creation of a file in it durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with transaction(database):
+        changed = database.execute(
+            "UPDATE identity SET run = ?, agreement_hash = ? WHERE schema = ? AND (run, agreement_hash) != (?, ?)",
+            (*identity[1:], identity[0], *identity[1:]),
+        )
+        if changed.rowcount:
+            database.execute("DELETE FROM state")
