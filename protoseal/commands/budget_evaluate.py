@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from protoseal.commands.reporting import one_line_errors
 from protoseal.commands.simulate import simulate
@@ -109,7 +110,7 @@ def _table(evaluation: Evaluation) -> Table:
 
     title = f"{evaluation.method} under {evaluation.protection}, {evaluation.dataset}, δ = {evaluation.delta:g}, %"
     table = Table(title=title, title_justify="left", title_style="bold")
-    table.caption, table.caption_justify = FREEZING if evaluation.freezes else None, "left"
+    table.caption, table.caption_justify = Text(FREEZING) if evaluation.freezes else None, "left"
     for name in ("ε", "noise", "features", "accuracy", "by classifier", "by prototype", "loss, points"):
         table.add_column(name)
     measures = ("accuracy", "accuracy_classifier", "accuracy_prototype")

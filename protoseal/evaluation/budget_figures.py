@@ -34,7 +34,7 @@ def accuracy_over_epsilon(evaluation: Evaluation) -> str:
                 if points:
                     label = words if noise == EXACT else f"{noise} noise, {words}"
                     _line(axes, measure, points, color=f"C{index}", linestyle=dashes, label=label)
-        exact = "∞, features\ntrained" if evaluation.freezes else "∞"
+        exact = "∞\n(features\ntrain)" if evaluation.freezes else "∞"
         axes.set_xticks(
             list(places.values()), [exact if math.isinf(each) else f"{each:g}" for each in places]
         )
