@@ -16,6 +16,7 @@ from protoseal.figures import STYLE
 LINES = {"accuracy_classifier": ("by classifier", "-"), "accuracy_prototype": ("by prototype", "--")}
 _BEYOND = 2.0
 """∞ stands so many times to the right of the largest ε."""
+_MARGIN = 1.3
 
 
 def accuracy_over_epsilon(evaluation: Evaluation) -> str:
@@ -38,6 +39,9 @@ def accuracy_over_epsilon(evaluation: Evaluation) -> str:
         axes.set_xticks(
             list(places.values()), [exact if math.isinf(each) else f"{each:g}" for each in places]
         )
+        axes.set_xlim(
+            min(places.values()) / _MARGIN, max(places.values()) * _MARGIN
+        )  # one place has no width
         axes.minorticks_off()
         if axes.get_legend_handles_labels()[0]:
             figure.legend(loc="outside right upper")

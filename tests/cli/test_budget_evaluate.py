@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from matplotlib.figure import Figure
 
 from protoseal.cli import main
 from protoseal.commands.budget_evaluate import evaluate_command
 from protoseal.commands.simulate import simulate as simulate_command
 from protoseal.evaluation import budget_runs
+from protoseal.evaluation.budget_figures import accuracy_over_epsilon
 from protoseal.evaluation.budget_page import FREEZING
 from protoseal.evaluation.budget_records import Evaluation
 from protoseal.evaluation.budget_runs import asked_for
@@ -160,6 +162,21 @@ def test_the_page_stands_alone(evaluated: Evaluated) -> None:
     assert "No record-level guarantee" not in page
     for run in found["runs"]:
         assert run["folder"] in page
+
+
+@pytest.mark.parametrize("there", [slice(None), slice(2, 3), slice(0, 1)], ids=["all", "infinity", "one"])
+def test_the_plot_shows_every_place(
+    evaluated: Evaluated, monkeypatch: pytest.MonkeyPatch, there: slice
+) -> None:
+    """Of the first runs, those at ∞, there is nothing beside it."""
+    shown: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: shown.append(figure))
+    whole = Evaluation.model_validate(evaluated[1])
+    accuracy_over_epsilon(whole.model_copy(update={"levels": whole.levels[there]}))
+    axes = shown[0].axes[0]
+    low, high = axes.get_xlim()
+    assert all(1.2 * low < place < high / 1.2 for place in axes.get_xticks())
+    assert len(axes.get_xticks()) == len(whole.levels[there])
 
 
 def test_pages_have_one_frame(evaluated: Evaluated) -> None:
