@@ -11,8 +11,12 @@ size: the expected one would tell the number of records. A sample may be empty, 
 Where a job's records have owners, samples are of these, and a subject's gradient is clipped as a record's is
 (:mod:`secure_client.privacy.gradient_units`).
 
-The limits. Gradients are computed in float32, and a record's may differ in their last places with what stands beside
-it in a physical batch; from there on sums are exact. The Gaussian is float64's (:mod:`crypto.randomness`): its own grid
+Physical batches are of one size, which follows from what is agreed and the model; the last is filled up. A record's
+gradient in float32 is then the same to the last bit whatever other records there are, on the CPUs that were tried
+(``tests/privacy/test_gradients_alone.py``), and from there on sums are exact: one unit more or less changes them by C
+at most.
+
+The limits. What a GPU does was not looked at. The Gaussian is float64's (:mod:`crypto.randomness`): its own grid
 shows nothing of the sum, since each whole number stands for some 2^32 of its values (against Mironov 2012), but its
 probabilities are right to some 2^-32, and no draw is beyond 8.6 standard deviations. How long a step takes tells how
 many records it had.
@@ -45,7 +49,8 @@ _MARGIN = 1e-6
 """Of the radius, for float64 in a norm over up to 10^9 numbers."""
 _MOST_BYTES = {"cpu": 2**25, "cuda": 2**32}
 """Of gradients of single records that are there at a time."""
-_MOST_AT_ONCE = 512
+_MOST_AT_ONCE = {"cpu": 128, "cuda": 512}
+"""Records: on a CPU more are no faster, and more of the last batch is filled up in vain."""
 _CLIPPED_AT_ONCE = {"cpu": 2**17, "cuda": 2**26}
 """Numbers of gradients that are clipped together: on a CPU they are to stay in the cache."""
 
@@ -117,7 +122,7 @@ class _Training:
         self._parameters = [each for each in trained if each.requires_grad]
         self._optimiser = job.schedule.optimise(self._parameters)
         self._sizes = [each.numel() for each in self._parameters]
-        self._at_once = physical_size(self._parameters, job.device)
+        self._at_once = physical_size(self._parameters, job.device, job.schedule.batch_size)
         numbers = sum(self._sizes)
         rows = max(1, _CLIPPED_AT_ONCE.get(job.device.type, 2**17) // max(1, numbers))
         self._buffer = torch.empty(rows, numbers, dtype=torch.float64, device=job.device)
@@ -156,14 +161,15 @@ class _Training:
 
     def _add(self, total: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
         """Add the clipped gradients of a batch in whole steps, exactly: sums stay far below 2^53."""
-        job = self._job
+        job, count = self._job, len(labels)
+        inputs, labels = filled(inputs, self._at_once), filled(labels, self._at_once)
         terms = sample_terms(job.objective, outputs_of(job.model, inputs), labels, job.guide)
         torch.autograd.backward(terms.total.sum())
         given = take_gradients(job.model, self._parameters)
-        for first in range(0, len(labels), len(self._buffer)):
-            rows = self._flat(given, first, min(first + len(self._buffer), len(labels)))
+        for first in range(0, count, len(self._buffer)):
+            rows = self._flat(given, first, min(first + len(self._buffer), count))
             total += self._grid.clip_(self._units.joined(rows)).sum(dim=0)
-        return _summed(terms)
+        return _summed([each[:count] for each in terms])
 
     def _flat(self, given: list[Tensor | None], first: int, last: int) -> Tensor:
         """Some records' gradients, float64 (B, P), good until the next; a parameter that had no part has zeros."""
@@ -183,13 +189,24 @@ class _Training:
             parameter.grad = part.view_as(parameter).to(parameter.dtype)
 
 
-def physical_size(parameters: Sequence[nn.Parameter], device: torch.device) -> int:
-    """How many records' gradients are there at a time; more are taken one batch after the other, and added up."""
+def physical_size(parameters: Sequence[nn.Parameter], device: torch.device, expected: int) -> int:
+    """Of how many records gradients are there at a time, whatever number a sample has.
+
+    So that ``expected`` of them, the agreed batch size, and two standard deviations more, fill whole batches. Nothing
+    in it is a site's own.
+    """
     record = max(1, sum(each.numel() * each.element_size() for each in parameters))
-    return max(1, min(_MOST_AT_ONCE, _MOST_BYTES.get(device.type, 2**25) // record))
+    most = max(1, min(_MOST_AT_ONCE.get(device.type, 128), _MOST_BYTES.get(device.type, 2**25) // record))
+    usual = expected + math.isqrt(4 * expected)
+    return math.ceil(usual / math.ceil(usual / most))
 
 
-def _summed(terms: tuple[Tensor, ...]) -> Tensor:
+def filled(rows: Tensor, size: int) -> Tensor:
+    """``rows`` (B, …), 1 ≤ B ≤ size, and copies of the first (size, …), whose results are to be left out."""
+    return torch.cat([rows, rows[:1].expand(size - len(rows), *rows.shape[1:])])
+
+
+def _summed(terms: Sequence[Tensor]) -> Tensor:
     """Sums of the records' finite losses, and how many these are: (4,)."""
     rows = torch.stack([each.detach().double() for each in terms])
     finite = rows.isfinite().all(0)

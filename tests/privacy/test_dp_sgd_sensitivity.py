@@ -49,22 +49,12 @@ def neighbours(
 
 @pytest.mark.parametrize("clip", [0.001, 0.5], ids=["all clipped", "some"])
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_one_record_changes_the_sum_by_the_clip_at_most(
-    sums: list[Tensor], name: str, clip: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Exactly, where records are computed one by one: whole numbers, and the squares of norms within R²."""
-    monkeypatch.setattr(dp_sgd, "physical_size", lambda parameters, device: 1)
-    changes = neighbours(sums, name, ALL.model_copy(update={"clip": clip}), count=3)
+def test_one_record_changes_the_sum_by_the_clip_at_most(sums: list[Tensor], name: str, clip: float) -> None:
+    """Exactly: whole numbers, and the squares of norms within R²."""
+    changes = neighbours(sums, name, ALL.model_copy(update={"clip": clip}), count=4)
     assert max(changes) <= 1.0
     if clip == 0.001:
         assert min(changes) > 0.99
-
-
-@pytest.mark.parametrize("name", ["pfpl", "fedpc", "feddbp", "fedplcc"])
-def test_one_record_changes_a_batch_by_no_more_than_float32_adds(sums: list[Tensor], name: str) -> None:
-    """Whose part in a sum of these is far below what is allowed for here."""
-    settings = ALL.model_copy(update={"clip": 0.01})
-    assert max(neighbours(sums, name, settings, count=8)) <= 1.0 + 1e-4
 
 
 @pytest.mark.parametrize("batchwise", [True, False], ids=["of the batch", "of records"])
@@ -113,7 +103,7 @@ def test_a_record_that_is_not_finite_counts_as_none(sums: list[Tensor], silent: 
         losses = run(job)
         assert math.isfinite(losses.total)
         assert bool(flat(job.model).isfinite().all())
-    assert float((sums[0] - sums[1]).norm()) <= 1e-4 * GradientGrid.of(ALL).radius
+    assert torch.equal(sums[0], sums[1])
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.3, 1.0, 3.7, 1000.0])
@@ -128,14 +118,16 @@ def test_physical_batches_add_up_to_one(
 ) -> None:
     inputs, labels = images(7)
     for size in (7, 3, 1):
-        monkeypatch.setattr(dp_sgd, "physical_size", lambda parameters, device, size=size: size)
+        monkeypatch.setattr(dp_sgd, "physical_size", lambda *_, size=size: size)
         run(job_of(model_of("pfpl"), inputs, labels, dp_sgd=ALL, guide=guide_of("pfpl")))
     for other in sums[1:]:
         assert float((sums[0] - other).norm()) <= 1e-4 * float(sums[0].norm())
 
 
-def test_a_large_model_has_few_records_at_a_time() -> None:
-    def size(numbers: int) -> int:
-        return physical_size([nn.Parameter(torch.empty(numbers, device="meta"))], CPU)
-
-    assert [size(each) for each in (1, 10**5, 10**7, 10**9)] == [512, 83, 1, 1]
+@pytest.mark.parametrize(
+    ("numbers", "expected", "size"),
+    [(1, 1, 3), (1, 50, 64), (1, 500, 109), (10**5, 500, 78), (10**7, 500, 1), (10**9, 1, 1)],
+)
+def test_physical_batches_suit_the_agreed_one_and_the_memory(numbers: int, expected: int, size: int) -> None:
+    parameters = [nn.Parameter(torch.empty(numbers, device="meta"))]
+    assert physical_size(parameters, CPU, expected) == size

@@ -40,7 +40,7 @@ class TooSensitiveError(AssertionError):
 @pytest.fixture(params=[1, 2, 3, 512], ids=lambda size: f"{size} at once")
 def at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     size: int = request.param
-    monkeypatch.setattr(dp_sgd, "physical_size", lambda parameters, device: size)
+    monkeypatch.setattr(dp_sgd, "physical_size", lambda *_: size)
     return size
 
 
@@ -169,7 +169,7 @@ def test_clipping_of_records_is_caught(sums: list[Tensor], monkeypatch: pytest.M
 def test_a_subject_that_is_clipped_in_each_physical_batch_is_caught(
     sums: list[Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dp_sgd, "physical_size", lambda parameters, device: 2)
+    monkeypatch.setattr(dp_sgd, "physical_size", lambda *_: 2)
     job = owned(ALL.model_copy(update={"clip": 0.001}))
     check_step(sums, job)
     joined = Subjects.joined

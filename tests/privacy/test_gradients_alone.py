@@ -1,0 +1,64 @@
+"""A record's clipped gradient in DP-SGD is the same whatever other records there are, to the last bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from secure_client.privacy import dp_sgd
+from secure_client.training import run
+from tests.privacy.private_training import ALL, OBJECTIVES, guide_of, images, job_of, model_of
+
+COUNT, AT_ONCE = 4, 3
+"""The last physical batch is of one record, unless one is taken away."""
+FINE = ALL.model_copy(update={"noise_multiplier": 0.01})
+"""A grid on which float32's last places show."""
+BACKBONES = ("small-cnn", "fedpc-cnn", "tanh-cnn", "resnet10", "googlenet", "mobilenet-v2")
+"""A network of each kind of block, but for one whose gradients are taken one by one."""
+
+
+class HangsOnOthersError(AssertionError):
+    """A record's part in a sum is not what it is alone."""
+
+
+def sum_of(sums: list[Tensor], name: str, backbone: str, chosen: list[int]) -> Tensor:
+    """A step's sum over the chosen records, in whole steps (P,)."""
+    inputs, labels = images(COUNT)
+    model, loss = model_of(name, backbone), OBJECTIVES[name]
+    run(job_of(model, inputs[chosen], labels[chosen], dp_sgd=FINE, objective=loss, guide=guide_of(name)))
+    return sums.pop()
+
+
+def check(sums: list[Tensor], name: str, backbone: str) -> None:
+    """With a record in the middle; those after it move up."""
+    every, record = list(range(COUNT)), 1
+    whole, own = sum_of(sums, name, backbone, every), sum_of(sums, name, backbone, [record])
+    others = sum_of(sums, name, backbone, [each for each in every if each != record])
+    if not torch.equal(whole - others, own):
+        raise HangsOnOthersError(f"{name}, {backbone}")
+    assert bool(own.any())
+
+
+@pytest.fixture(autouse=True)
+def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dp_sgd, "physical_size", lambda *_: AT_ONCE)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_with_every_methods_loss(sums: list[Tensor], silent: None, name: str) -> None:
+    check(sums, name, "small-cnn")
+
+
+@pytest.mark.parametrize("backbone", BACKBONES[1:])
+def test_with_every_kind_of_network(sums: list[Tensor], silent: None, backbone: str) -> None:
+    check(sums, "pfpl", backbone)
+
+
+@pytest.mark.parametrize("backbone", ["small-cnn", "fedpc-cnn"])
+def test_without_filling_it_hangs_on_them(
+    sums: list[Tensor], silent: None, backbone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dp_sgd, "filled", lambda rows, size: rows)
+    with pytest.raises(HangsOnOthersError):
+        check(sums, "pfpl", backbone)
