@@ -126,7 +126,7 @@ def test_physical_batches_add_up_to_one(
 
 @pytest.mark.parametrize(
     ("numbers", "expected", "size"),
-    [(1, 1, 3), (1, 50, 64), (1, 500, 109), (10**5, 500, 78), (10**7, 500, 1), (10**9, 1, 1)],
+    [(1, 1, 8), (1, 50, 64), (1, 500, 112), (10**5, 500, 80), (10**6, 50, 8), (10**7, 500, 1), (10**9, 1, 1)],
 )
 def test_physical_batches_suit_the_agreed_one_and_the_memory(numbers: int, expected: int, size: int) -> None:
     parameters = [nn.Parameter(torch.empty(numbers, device="meta"))]
