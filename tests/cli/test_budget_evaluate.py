@@ -28,7 +28,7 @@ from secure_client.privacy.events import GaussianRelease
 FILE = """
 method = "pfpl"
 dataset = "digits"
-split = "iid:per=40"
+split = "iid:per=200"
 sites = 3
 rounds = 3
 dim = 8
