@@ -16,7 +16,7 @@ from secure_client.data import load_site_data
 from secure_client.errors import BudgetError, SiteError
 from secure_client.learner import choose_device
 from secure_client.privacy.exact import open_exact
-from secure_client.privacy.planned import planned_epsilon, training_of
+from secure_client.privacy.planned import planned_epsilon, planned_in_words
 from secure_client.privacy.releases import NO_GUARANTEE, check_delta, open_releases
 from secure_client.setup import Party
 from secure_client.transport import GrpcTransport
@@ -90,11 +90,9 @@ def _privacy(config: SiteConfig) -> str:
         raise BudgetError("nothing is released with noise")
     planned, spent = planned_epsilon(agreement, agreement.privacy, own.delta), releases.spent
     label = "" if spent.guaranteed else f"; {NO_GUARANTEE}"
-    training = training_of(agreement, agreement.privacy)
-    trained = "" if training is None else f" and {training.steps * agreement.rounds} steps of DP-SGD"
     label += f"; the ledger {own.ledger} is begun with that limit" if begun else ""
     return (
-        f"{agreement.releases} releases{trained} take epsilon {planned:.4g} by themselves;"
+        f"{planned_in_words(agreement, agreement.privacy)} take epsilon {planned:.4g} by themselves;"
         f" {spent.epsilon:.4g} of {own.epsilon:g} at delta {own.delta:g} for one {own.unit} is spent on"
         f" {own.dataset!r}{label}"
     )

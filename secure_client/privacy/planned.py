@@ -65,7 +65,7 @@ def planned_epsilon(agreement: Agreement, agreed: PrivacySection, delta: float) 
 def planned_in_words(agreement: Agreement, agreed: PrivacySection) -> str:
     """What :func:`planned_history` has, to be read."""
     count, training = agreement.releases, training_of(agreement, agreed)
-    releases = f"{count} releases with noise multiplier {agreed.noise_multiplier:g}"
+    releases = f"{count} release{'s' * (count != 1)} with noise multiplier {agreed.noise_multiplier:g}"
     if training is None:
         return releases
     return (

@@ -46,7 +46,10 @@ def test_it_tells_releases_steps_and_what_they_cost_together(site: _Site) -> Non
     assert planned == pytest.approx(2.98, abs=5e-3)
     finding = site.privacy(3.0)
     assert finding.ok
-    assert finding.detail.startswith("2 releases and 200 steps of DP-SGD take epsilon 2.98")
+    assert finding.detail.startswith(
+        "2 releases with noise multiplier 3.8 and 200 steps of DP-SGD with 2.5 at sampling rate 0.1 take"
+        " epsilon 2.98"
+    )
     assert "by themselves; 0 of 3 at delta 1e-05 for one record is spent on" in finding.detail
 
 

@@ -64,8 +64,8 @@ def check_says_what_the_run_takes(folder: Path, planned: float) -> None:
     )
     assert finding.ok
     assert finding.detail.startswith(
-        f"1 releases and {ROUNDS * STEPS} steps of DP-SGD take epsilon {planned:.4g} by themselves; 0 of {planned:g} at"
-        f" delta 1e-05 for one subject is spent on 'scans'"
+        f"1 release with noise multiplier 3 and {ROUNDS * STEPS} steps of DP-SGD with 2 at sampling rate 0.5 take"
+        f" epsilon {planned:.4g} by themselves; 0 of {planned:g} at delta 1e-05 for one subject is spent on 'scans'"
     )
     assert finding.detail.endswith("is begun with that limit")
     assert not read_account(folder / "ledger.jsonl").entries
