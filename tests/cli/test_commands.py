@@ -350,7 +350,8 @@ def test_a_wrong_passphrase_and_a_missing_certificate_are_one_line(
 
 
 def test_without_the_site_extra_the_command_names_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "protoseal.report", None)
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    monkeypatch.delitem(sys.modules, "protoseal.report")
+    for name in ("protoseal.report", "protoseal.pages", "jinja2"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for name in ("protoseal.report", "protoseal.pages"):  # as if neither had been imported
+        monkeypatch.delitem(sys.modules, name)
     assert "pip install 'protoseal[site]'" in failure("report", tmp_path)

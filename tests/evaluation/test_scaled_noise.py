@@ -78,6 +78,7 @@ def run(epsilon: float | None, noise: str, seed: int, accuracy: float | None, **
     return RunAt(
         epsilon=epsilon,
         noise=noise,
+        features="trained" if epsilon is None else "frozen",
         seed=seed,
         folder=f"runs/{epsilon}-{noise}-{seed}",
         factor=1.0,
