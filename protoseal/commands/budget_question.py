@@ -70,14 +70,16 @@ def question(
     unit = unit or (UNITS[0] if agreed is None else agreed.privacy.unit.value)
     counted = Counted({}) if source is None else counts_of(source, data_root, agreed, unit)
     named = counted.of_class
-    warnings = _of_delta(delta, (counted.units,) if named else records, unit)
+    asked = _query(agreed, query, unit, classes_of_one or counted.classes_of_one)
+    groups = 1 if named else asked.classes // asked.classes_of_one
+    warnings = _of_delta(delta, (counted.units,) if named else records, unit, groups)
     training = _training(sampling_rate, dp_sgd_noise, steps)
     if training is None and agreed is not None:
         training = agreed.training
     if training is not None and unit == UNITS[-1]:
         raise click.UsageError("DP-SGD samples records or subjects: it has no ε for one site")
     return Question(
-        _query(agreed, query, unit, classes_of_one or counted.classes_of_one),
+        asked,
         delta,
         training,
         given,
@@ -142,7 +144,8 @@ def _training(rate: float | None, noise: float | None, steps: int | None) -> DpS
     return DpSgd(noise, rate, steps)
 
 
-def _of_delta(delta: float, records: tuple[int, ...], unit: str) -> list[str]:
+def _of_delta(delta: float, records: tuple[int, ...], unit: str, groups: int) -> list[str]:
+    """Of data sets with ``groups`` times so many units; refused for what even one group makes void."""
     if not records:
         whose = "sites of a run" if unit == "site" else f"{unit}s of the smallest data set"
         return [f"δ = {delta:g} must be well below one over the {whose}: give --records"]
@@ -151,6 +154,10 @@ def _of_delta(delta: float, records: tuple[int, ...], unit: str) -> list[str]:
             f"--delta {delta:g} allows to publish one of {min(records)} {unit}s as it is: stay well below"
             f" {1 / min(records):.2g}"
         )
-    if delta >= 1 / max(records):
-        return [f"δ = {delta:g} is no guarantee for a data set with {max(records)} {unit}s or more"]
+    whole = groups * max(records)
+    if delta >= 1 / whole:
+        of = f", {groups} times {max(records)}," if groups > 1 else ""
+        return [
+            f"δ = {delta:g} is no guarantee for a data set with {whole} {unit}s{of} or more: a site refuses it"
+        ]
     return []

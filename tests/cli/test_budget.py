@@ -73,7 +73,19 @@ def test_a_delta_that_is_no_guarantee_is_refused() -> None:
     told = refusal("--epsilon", 3, "--releases", 1, "--delta", 0.02, "--records", "50,5000")
     assert "one of 50 records" in told
     found = planned("--epsilon", 3, "--releases", 1, "--delta", 0.001, "--records", "50,5000")
-    assert "5000 records or more" in found["warnings"][0]
+    assert "50000 records, 10 times 5000, or more" in found["warnings"][0]
+
+
+@pytest.mark.parametrize(
+    ("unit", "whole"),
+    [((), 1000), (("--unit", "subject", "--classes-of-one", 5), 200), (("--unit", "site"), None)],
+)
+def test_delta_is_held_against_all_classes_of_a_site(unit: tuple[object, ...], whole: int | None) -> None:
+    """Records and subjects are of one class; sites have all of them."""
+    found = planned("--epsilon", 3, "--releases", 1, "--delta", 0.006, "--records", 100, *unit)
+    assert any("is no guarantee for" in each for each in found["warnings"]) is (whole is not None)
+    if whole is not None:
+        assert f"for a data set with {whole} " in found["warnings"][0]
 
 
 @pytest.mark.parametrize(
