@@ -152,7 +152,7 @@ class Ledger:
         self._broken = False
         with self._opened(create=True):
             # Every time: a process that died may have begun the file and not come so far.
-            durable.sync_folder(path.parent)
+            durable.sync_folder(path.resolve().parent)  # the file's own, where the path is a link
 
     @property
     def path(self) -> Path:

@@ -168,3 +168,15 @@ def test_a_file_of_something_else_is_left_as_it_is(tmp_path: Path, content: byte
         open_ledger(path)
     assert path.read_bytes() == content
     assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_through_a_link_it_is_the_files_own_folder_that_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "here" / "heart.ledger").symlink_to(tmp_path / "there" / "heart.ledger")
+    synced: list[Path] = []
+    monkeypatch.setattr(durable, "sync_folder", synced.append)
+    open_ledger(tmp_path / "here" / "heart.ledger")
+    assert synced == [tmp_path.resolve() / "there"]
