@@ -20,8 +20,9 @@ from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
 from protoseal.config import Norm
 from secure_client.errors import ModelError
+from secure_client.scattering import FACTOR, PATHS, Scattering
 
-SMALL_CNN, FEDPC_CNN, TANH_CNN = "small-cnn", "fedpc-cnn", "tanh-cnn"
+SMALL_CNN, FEDPC_CNN, TANH_CNN, SCATTERNET = "small-cnn", "fedpc-cnn", "tanh-cnn", "scatternet"
 GOOGLENET, MOBILENET = "googlenet", "mobilenet-v2"
 FEDPC_HIDDEN = 384
 """Width of the layer before the embedding in :func:`fedpc_cnn`."""
@@ -115,6 +116,24 @@ def tanh_cnn(shape: Shape) -> nn.Module:
         nn.MaxPool2d(2, stride=1),
         nn.Flatten(),
         nn.Linear(32 * side**2, shape.dim),
+        nn.ReLU(),
+    )
+
+
+def scatternet(shape: Shape) -> nn.Module:
+    """For DP-SGD without public data: scattering coefficients, which nothing trains; linear to d; ReLU.
+
+    Tramèr and Boneh 2021: coefficients are normalised in groups of three of a channel's 81 paths, each image by itself,
+    whatever ``norm`` is agreed. Behind them they have the classifier alone; here it follows on d features. For images
+    of at least 8 pixels a side; :class:`ModelError` for smaller ones.
+    """
+    shape.check_side(SCATTERNET, 2 * FACTOR)
+    paths = PATHS * shape.channels
+    return nn.Sequential(
+        Scattering(shape.image_size),
+        nn.GroupNorm(paths // 3, paths, affine=False),
+        nn.Flatten(),
+        nn.Linear(paths * (shape.image_size // FACTOR) ** 2, shape.dim),
         nn.ReLU(),
     )
 
@@ -243,6 +262,7 @@ BACKBONES: Mapping[str, Callable[[Shape], nn.Module]] = MappingProxyType(
         SMALL_CNN: small_cnn,
         FEDPC_CNN: fedpc_cnn,
         TANH_CNN: tanh_cnn,
+        SCATTERNET: scatternet,
         "resnet10": partial(resnet, _Basic, (1, 1, 1, 1)),
         "resnet18": partial(resnet, _Basic, (2, 2, 2, 2)),
         "resnet34": partial(resnet, _Basic, (3, 4, 6, 3)),

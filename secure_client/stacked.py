@@ -23,6 +23,7 @@ from secure_client import backbones
 from secure_client.dual_branch import DualBranch
 from secure_client.models import PrototypeModel, SplitModel, outputs_of
 from secure_client.projection import Projected, PublicProjection
+from secure_client.scattering import Scattering
 from secure_client.stacked_layers import (
     CannotStack,
     StackedBatchNorm,
@@ -53,7 +54,7 @@ CONTAINERS = frozenset(
     | {Projected}
 )
 """Networks that hand tensors from layer to layer and do nothing themselves but what works sample by sample."""
-PUBLIC = frozenset({PublicProjection})
+PUBLIC = frozenset({PublicProjection, Scattering})
 """Layers that work sample by sample, by numbers that follow from their settings and are the same at all sites."""
 _PLAIN = (bool, int, float, str, type(None))
 

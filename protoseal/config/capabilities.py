@@ -129,7 +129,7 @@ CONTROLS = frozenset(method for method in Method if method.traits.family is Fami
 SIMULATED = frozenset(Method) - DEPLOYABLE
 """What only a simulation runs."""
 BUILT_IN_MODELS = (
-    *("small-cnn", "fedpc-cnn", "tanh-cnn"),
+    *("small-cnn", "fedpc-cnn", "tanh-cnn", "scatternet"),
     *("resnet10", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
     *("googlenet", "mobilenet-v2"),
 )

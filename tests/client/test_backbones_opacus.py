@@ -12,8 +12,9 @@ from protoseal.config import Norm
 from secure_client.backbones import BACKBONES
 from secure_client.models import build_model
 
-NORMALISED = sorted(set(BACKBONES) - {"small-cnn", "fedpc-cnn", "tanh-cnn"})
-BLOCKS = ("small-cnn", "fedpc-cnn", "tanh-cnn", "resnet10", "resnet50", "googlenet", "mobilenet-v2")
+PLAIN = ("small-cnn", "fedpc-cnn", "tanh-cnn", "scatternet")
+NORMALISED = sorted(set(BACKBONES) - set(PLAIN))
+BLOCKS = (*PLAIN, "resnet10", "resnet50", "googlenet", "mobilenet-v2")
 """A network of each kind of block."""
 
 

@@ -77,6 +77,8 @@ def build(spec: str, **changes: Any) -> PrototypeModel:
         ("tanh-cnn", 32, 1, 28),
         ("tanh-cnn", 24, 3, 16),
         ("tanh-cnn", 24, 2, 19),
+        ("scatternet", 32, 1, 28),
+        ("scatternet", 24, 3, 11),
     ],
 )
 def test_built_in_models_keep_the_contract(spec: str, dim: int, channels: int, size: int) -> None:
@@ -188,7 +190,9 @@ def test_a_file_in_the_working_directory_never_replaces_an_installed_module(
         build("colorsys:rgb_to_hsv")
 
 
-@pytest.mark.parametrize(("spec", "least"), [("small-cnn", 4), ("fedpc-cnn", 16), ("tanh-cnn", 16)])
+@pytest.mark.parametrize(
+    ("spec", "least"), [("small-cnn", 4), ("fedpc-cnn", 16), ("tanh-cnn", 16), ("scatternet", 8)]
+)
 def test_too_small_an_image_is_refused(spec: str, least: int) -> None:
     with pytest.raises(ModelError, match=f"at least {least}×{least} pixels, not {least - 1}×{least - 1}"):
         build(spec, image_size=least - 1)

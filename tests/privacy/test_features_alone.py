@@ -58,7 +58,7 @@ def features(privacy: PrivacySection, spec: str, inputs: torch.Tensor) -> NDArra
     return np.concatenate([each.numpy() for each, _ in learner.embedded()])
 
 
-@pytest.mark.parametrize("spec", ["small-cnn", "fedpc-cnn"])
+@pytest.mark.parametrize("spec", ["small-cnn", "fedpc-cnn", "scatternet"])
 @pytest.mark.parametrize("privacy", [FROZEN, PRIVATE], ids=["frozen", "private"])
 def test_features_do_not_hang_on_other_records(spec: str, privacy: PrivacySection) -> None:
     """The last is alone in its batch, or not; the others move up by one; or there are a few alone."""

@@ -14,7 +14,7 @@ COUNT, AT_ONCE = 5, 4
 """The last physical batch is of one record, unless one is taken away."""
 FINE = ALL.model_copy(update={"noise_multiplier": 0.01})
 """A grid on which float32's last places show."""
-BACKBONES = ("small-cnn", "fedpc-cnn", "tanh-cnn", "resnet10")
+BACKBONES = ("small-cnn", "fedpc-cnn", "tanh-cnn", "scatternet", "resnet10")
 """The smaller ones, and one of those with blocks and group normalisation."""
 
 

@@ -16,7 +16,16 @@ from secure_client.privacy.per_sample import hooked, sample_terms, take_gradient
 from secure_client.recipe import BatchLoss
 from tests.privacy.private_training import CLASSES, DIM, OBJECTIVES, guide_of, images, model_of
 
-BLOCKS = ("small-cnn", "fedpc-cnn", "tanh-cnn", "resnet10", "resnet50", "googlenet", "mobilenet-v2")
+BLOCKS = (
+    "small-cnn",
+    "fedpc-cnn",
+    "tanh-cnn",
+    "scatternet",
+    "resnet10",
+    "resnet50",
+    "googlenet",
+    "mobilenet-v2",
+)
 """A network of each kind of block."""
 LABELS = torch.tensor([0, 2, 1, 0])
 """Class 2 has no prototype, and class 0 has two records."""
