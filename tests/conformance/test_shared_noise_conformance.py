@@ -72,8 +72,13 @@ class Draws:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Inside, all noise that is added to a sum is written down."""
+        """Inside, all noise that is added to a sum is written down.
+
+        That of FedPC's clustering, which has all of it by itself, is the same in every run: otherwise the groups would
+        be others by chance, and of some the quorum would be lost with the site that is lost in this file.
+        """
         term, draw = Releases.term, discrete_gaussian
+        of_clustering = np.random.default_rng(0)
         at: list[tuple[str, int, int]] = []
 
         def noted_term(releases: Releases, number: int, batches: Any, listed: int, *more: Any) -> Any:
@@ -83,6 +88,8 @@ class Draws:
             return found
 
         def noted_draw(count: int, sigma_log2: int) -> NDArray[np.int64]:
+            if not at:
+                return np.rint(of_clustering.normal(0.0, 2.0**sigma_log2, count)).astype(np.int64)
             noise = draw(count, sigma_log2)
             for site, number, listed in at:
                 self.drawn[site, number].append((listed, noise.reshape(-1, DIM + 1)))
@@ -214,6 +221,12 @@ def test_the_opened_sum_is_that_of_the_same_draws_in_the_open(
 ) -> None:
     run = runs(method)
     assert off(run, number) < 1e-12
+
+
+def test_the_clustering_found_the_two_kinds(runs: Runs) -> None:
+    """By rows with noise, each site for itself: the groups that all of this is about."""
+    sites = [f"site-{i + 1}" for i in range(len(HOLDS))]
+    assert sorted(runs(Method.FEDPC).book.groups) == [tuple(sites[0::2]), tuple(sites[1::2])]
 
 
 @each_method

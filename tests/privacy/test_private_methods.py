@@ -37,6 +37,7 @@ from secure_client.privacy.releases import open_releases
 from secure_client.trainee import Trainee
 from tests.conformance.private_runs import private_agreement
 from tests.conformance.runs import data_for
+from tests.support.replayed_noise import replayed_noise
 
 CLASSES, DIM, SITE = 3, 8, "site-1"
 PRIVACY = PrivacySection(
@@ -136,9 +137,9 @@ def take_centres(trainee: Trainee, of_class: int, around: Sequence[torch.Tensor]
 
 
 def test_cells_are_around_the_centres_that_the_site_trained_towards(tmp_path: Path) -> None:
-    with trainee_of(
-        agreed(Method.FEDPLCC, PRIVACY.model_copy(update={"min_count": 0.5})), tmp_path
-    ) as trainee:
+    """With the same noise each time: how many of twelve cells it leaves is chance, where most are of one record."""
+    agreement = agreed(Method.FEDPLCC, PRIVACY.model_copy(update={"min_count": 0.5}))
+    with replayed_noise(), trainee_of(agreement, tmp_path) as trainee:
         trainee.trained(1)
         assert trainee.local().labels.tolist() == [0, 1, 2]
         take_centres(trainee, 4, around=[given for given, _ in trainee._learner.embedded()])
@@ -194,8 +195,11 @@ def test_no_warning_tells_an_exact_number_of_samples(
 
 
 def test_scores_are_of_the_released_prototypes_and_the_model(tmp_path: Path) -> None:
-    """(∂ log p(k|P^k)/∂z_j)², worked out by hand for a linear classifier: ((e_k − p)·W)_j²."""
-    with trainee_of(agreed(Method.FEDDBP), tmp_path) as trainee:
+    """(∂ log p(k|P^k)/∂z_j)², worked out by hand for a linear classifier: ((e_k − p)·W)_j².
+
+    With the same noise each time: how far scores at a noisy row are from those over records is chance.
+    """
+    with replayed_noise(), trainee_of(agreed(Method.FEDDBP), tmp_path) as trainee:
         rows, _ = trainee.trained(1)
         head = trainee._learner.predictor.classifier
         assert isinstance(head, torch.nn.Linear)
