@@ -7,6 +7,7 @@ its own: sample counts, accuracies and prototypes in it are not protected and go
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import tempfile
@@ -366,6 +367,8 @@ def _read_text(path: Path, remedy: str) -> str:
 
 
 def _replace(path: Path, content: bytes) -> None:
+    if path.exists() and not path.is_file():  # a device would be gone, for all who use it
+        raise OSError(errno.EINVAL, "is no regular file; give another place", str(path))
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:

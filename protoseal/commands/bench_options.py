@@ -14,7 +14,8 @@ from rich.table import Table
 if TYPE_CHECKING:
     from protoseal.bench.record import Case, Value
 
-COUNT = click.IntRange(min=1)
+MOST = 10**9
+COUNT = click.IntRange(1, MOST)
 FILE = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -24,8 +25,8 @@ def counts(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...]
         numbers = tuple(int(part) for part in value.split(",") if part.strip())
     except ValueError as error:
         raise click.BadParameter(f"{value!r} is not a list of numbers such as 5,10,20") from error
-    if any(number < 1 for number in numbers):
-        raise click.BadParameter("each number is 1 or more")
+    if not all(1 <= number <= MOST for number in numbers):
+        raise click.BadParameter(f"each number is from 1 to {MOST}")
     return numbers
 
 

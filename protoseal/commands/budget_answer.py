@@ -100,6 +100,12 @@ def _as_json(made: Plan, sizes: Mapping[str, int], *, named: bool) -> dict[str, 
         raise click.ClickException(
             f"this costs more than any ε at δ = {made.delta:g}: add noise, or release less"
         )
+    errors = {name: asdict(made.error(size)) for name, size in sizes.items()}
+    if not all(map(isfinite, (number for error in errors.values() for number in error.values()))):
+        raise click.ClickException(
+            f"errors are beyond any number with clip {made.query.clip:g} and count weight {made.query.count_weight:g}:"
+            " bring them nearer to 1, and to each other"
+        )
     return {
         "epsilon": made.epsilon,
         "delta": made.delta,
@@ -111,9 +117,7 @@ def _as_json(made: Plan, sizes: Mapping[str, int], *, named: bool) -> dict[str, 
         "coordinates": made.query.coordinates,
         "slack": asdict(made.slack),
         "dp_sgd": None if made.training is None else asdict(made.training),
-        "errors": [
-            ({"class": name} if named else {}) | asdict(made.error(size)) for name, size in sizes.items()
-        ],
+        "errors": [({"class": name} if named else {}) | error for name, error in errors.items()],
     }
 
 

@@ -44,8 +44,9 @@ def show_command(*, ledger: Path, as_json: bool) -> None:
     epsilon = accountant()
     spent = epsilon_of(account.history, account.limit, epsilon)
     left = _remaining(account, epsilon)
-    facts = _facts(account) | {"epsilon_spent": spent if math.isfinite(spent) else None}
+    facts = _facts(account) | {"epsilon_spent": spent}
     if as_json:
+        facts["epsilon_spent"] = spent if math.isfinite(spent) else None
         kinds = [event_to_json(event) | {"count": count} for event, count in left]
         entries = [_entry(each) for each in account.entries]
         lists = {"remaining": kinds, "entries": entries} | _decisions(account)

@@ -44,7 +44,7 @@ class DpSgdSection(Section):
 
     noise_multiplier: Annotated[float, Field(ge=0.01, le=1000)]
     clip: Positive
-    sampling_rate: Rate
+    sampling_rate: Annotated[float, Field(ge=1e-6, le=1)]
 
     def steps(self, epochs: int) -> int:
         """Of so many epochs, rounded up; what a float's last digit adds to a whole number of steps is none."""

@@ -80,7 +80,7 @@ class TrainingSection(Section):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     weight_decay: NotNegative = 1e-5
     batch_size: Count = 32
-    local_epochs: Count = 1
+    local_epochs: Annotated[int, Field(ge=1, le=1_000_000)] = 1
 
     @model_validator(mode="after")
     def _momentum_is_of_sgd(self) -> Self:

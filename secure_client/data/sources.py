@@ -22,6 +22,8 @@ from secure_client.errors import DataError
 DIGITS = "digits"
 NAMES = (DIGITS, *PUBLISHED)
 FILE_FORMS = frozenset({"npz", "folder", "sites"})
+MOST_UNNAMED = 1 << 20
+"""Classes that are known by their labels alone."""
 
 
 def load(
@@ -81,9 +83,16 @@ def is_own(spec: str) -> bool:
 
 
 def own_classes(sources: Sequence[Source]) -> tuple[str, ...]:
-    """The classes that the sources name, in order; where none does, the numbers up to the highest label."""
+    """The classes that the sources name, in order; where none does, the numbers up to the highest label.
+
+    :class:`DataError` for numbers beyond :data:`MOST_UNNAMED`: they are no classes.
+    """
     named = dict.fromkeys(name for source in sources for name in source.classes or ())
-    highest = max(int(part.labels.max()) for source in sources for part in source.parts)
+    highest, where = max(
+        (int(part.labels.max()), source.where) for source in sources for part in source.parts
+    )
+    if not named and highest >= MOST_UNNAMED:
+        raise DataError(f"{where}: has label {highest}; number the classes from 0, without gaps")
     return tuple(named) or tuple(str(label) for label in range(highest + 1))
 
 

@@ -32,6 +32,9 @@ _ROUNDING = 1e-12
 _ROUNDING_OF_A_STEP = 1e-15
 """… and for each step whose spectrum is raised to a power."""
 
+_MOST_STEPS = 10**15
+"""More steps count as so many, whose rounding is above every δ already."""
+
 _FINENESS = 1000
 """So many times is the grid of privacy losses, h, finer than the standard deviation of all of them; …"""
 _GRID_COST = 1e-4
@@ -41,6 +44,12 @@ _POINTS = 2**20
 
 MOST_EPSILON = 900.0
 """Beyond it a guarantee says nothing, and ε counts as infinite."""
+
+_LEAST_NOISE, _MOST_NOISE, _MOST_TRAINING_NOISE = 1e-6, 1e9, 1e6
+"""More noise than these counts as so much: that costs more, and nothing overflows. A release with less than the least
+costs infinitely much either way; …"""
+_LEAST_TRAINING_NOISE = 1e-3
+"""… so does, whatever its rate, training with less than this."""
 
 
 @dataclass(frozen=True)
@@ -76,20 +85,20 @@ class Composed:
             if isinstance(event, GaussianRelease):
                 releases.append(event)
             elif isinstance(event, DpSgd):
-                kind = event.noise_multiplier, event.sampling_rate
+                kind = min(event.noise_multiplier, _MOST_TRAINING_NOISE), event.sampling_rate
                 steps[kind] = steps.get(kind, 0) + event.steps
             else:  # not to be passed over as if it cost nothing
                 raise TypeError(f"there is no accounting for {event!r:.80}")
         return cls(
-            squares=math.fsum(1 / release.noise_multiplier**2 for release in releases),
+            squares=math.fsum(map(_square, releases)),
             coordinates=sum(release.coordinates for release in releases),
-            training=tuple(DpSgd(*kind, count) for kind, count in sorted(steps.items())),
+            training=tuple(DpSgd(*kind, min(count, _MOST_STEPS)) for kind, count in sorted(steps.items())),
         )
 
     def and_releases(self, count: int, release: GaussianRelease) -> Composed:
         """This with ``count`` times the same release, to the last bit as such a history alone."""
         return Composed(
-            squares=self.squares + count * (1 / release.noise_multiplier**2),
+            squares=self.squares + count * _square(release),
             coordinates=self.coordinates + count * release.coordinates,
             training=self.training,
         )
@@ -97,10 +106,9 @@ class Composed:
     def epsilon(self, delta: float) -> float:
         """See :func:`epsilon`."""
         _check_delta(delta)
-        slack = self.slack()
         if self == Composed():
             return 0.0
-        if delta <= slack.delta or self.is_beyond():
+        if self.is_beyond() or delta <= (slack := self.slack()).delta:
             return math.inf
         left = (delta - slack.delta) / slack.factor
         found = float(_accountant(self).get_epsilon(left)) + slack.epsilon
@@ -119,7 +127,7 @@ class Composed:
         return min(1.0, continuous * slack.factor + slack.delta)
 
     def slack(self) -> Slack:
-        """See :class:`Slack`."""
+        """See :class:`Slack`; of a history that is not :meth:`is_beyond`."""
         if self == Composed():
             return Slack(0.0, 0.0, 1.0)
         above, below = discreteness(self.coordinates)
@@ -127,8 +135,12 @@ class Composed:
         return Slack(above + below, rounding, math.exp(above))
 
     def is_beyond(self) -> bool:
-        """Whether the releases alone cost more ε than is told of, at every δ below a half."""
-        return self.squares / 2 > MOST_EPSILON
+        """Whether it costs more ε than is told of: the releases alone, at every δ below a half, or too little noise."""
+        return (
+            self.squares / 2 > MOST_EPSILON
+            or sum(discreteness(self.coordinates)) > MOST_EPSILON
+            or any(each.noise_multiplier < _LEAST_TRAINING_NOISE for each in self.training)
+        )
 
 
 def epsilon(history: Sequence[Event], delta: float) -> float:
@@ -148,9 +160,8 @@ def delta_of(history: Sequence[Event], epsilon: float) -> float:
     return Composed.of(history).delta(epsilon)
 
 
-def _check_noise(noise_multiplier: float) -> None:
-    if not 0 < noise_multiplier < math.inf:
-        raise ValueError(f"a noise multiplier is a number over 0, not {noise_multiplier}")
+def _square(release: GaussianRelease) -> float:
+    return 1 / min(max(release.noise_multiplier, _LEAST_NOISE), _MOST_NOISE) ** 2
 
 
 def _check_delta(delta: float) -> None:

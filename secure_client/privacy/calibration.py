@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from secure_client.errors import Unattainable
-from secure_client.privacy.accounting import Composed
+from secure_client.privacy.accounting import MOST_EPSILON, Composed
 from secure_client.privacy.events import Event, GaussianRelease
 from secure_client.privacy.gaussian import gaussian_mu
 
@@ -34,7 +34,7 @@ def noise_multiplier(
         release = GaussianRelease(units / NOISE_GRID, coordinates)
         return base.and_releases(releases, release).epsilon(delta) <= epsilon
 
-    least = max(1, math.floor(NOISE_GRID * math.sqrt(releases) / gaussian_mu(epsilon, delta)))
+    least = max(1, math.floor(NOISE_GRID * math.sqrt(releases) / _mu(epsilon, delta)))
     step, most = 1, least
     while not enough(most):
         if most > _MOST_NOISE:
@@ -60,12 +60,13 @@ def releases(
         return base.and_releases(count, release).epsilon(delta) > epsilon
 
     # With continuous noise and nothing beside them there would be so many: one more is certainly too many.
-    bound = 1 + math.floor((noise_multiplier * gaussian_mu(epsilon, delta)) ** 2 * (1 + 1e-12))
+    reach = noise_multiplier * _mu(epsilon, delta)
+    bound = 1 + reach * reach * (1 + 1e-12)
     if bound > _MOST_RELEASES:
         raise Unattainable(
             f"the budget allows over {_MOST_RELEASES} releases: this is no noise worth planning"
         )
-    return _first(too_many, 1, bound) - 1
+    return _first(too_many, 1, math.floor(bound)) - 1
 
 
 def mean_error(noise_multiplier: float, clip: float, count_weight: float, count: int, dim: int) -> float:
@@ -82,6 +83,11 @@ def mean_error(noise_multiplier: float, clip: float, count_weight: float, count:
 def count_error(noise_multiplier: float, clip: float, count_weight: float) -> float:
     """Standard deviation of a class's released count, in records."""
     return noise_multiplier * math.hypot(clip, count_weight) / count_weight
+
+
+def _mu(epsilon: float, delta: float) -> float:
+    """What continuous noise alone may have; what costs more than any ε that is told is too much for every budget."""
+    return gaussian_mu(min(epsilon, MOST_EPSILON), delta)
 
 
 def _check(epsilon: float, releases: int) -> None:

@@ -17,7 +17,7 @@ class GaussianRelease:
 
     ``noise_multiplier`` is the noise's standard deviation over the query's L2 sensitivity, ``coordinates`` the number
     of integers released, each with discrete Gaussian noise of its own: K·(d + 1), or 0 for continuous noise.
-    ``ValueError`` unless the one is positive and finite and the other is not negative.
+    ``ValueError`` unless the one is positive and finite and the other from 0 to 2^63.
     """
 
     noise_multiplier: float
@@ -33,7 +33,7 @@ class DpSgd:
     """``steps`` of DP-SGD, each on a Poisson sample of which every unit is part with probability ``sampling_rate``.
 
     ``noise_multiplier`` is the noise's standard deviation over the norm to which gradients are clipped. ``ValueError``
-    unless it is positive and finite, the rate is in (0, 1] and there is a step.
+    unless it is positive and finite, the rate is in (0, 1] and there are 1 to 2^63 steps.
     """
 
     noise_multiplier: float
@@ -47,6 +47,7 @@ class DpSgd:
 
 
 Event = GaussianRelease | DpSgd
+_MOST = 1 << 63
 
 _MECHANISMS: Mapping[str, type[GaussianRelease] | type[DpSgd]] = {
     "gaussian release": GaussianRelease,
@@ -100,6 +101,6 @@ def _real(name: str, value: object) -> float:
 
 
 def _count(name: str, value: object, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} is {value!r}, not a whole number of at least {least}")
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
+        raise ValueError(f"{name} is {value!r:.80}, not a whole number from {least} to 2^63")
     return value

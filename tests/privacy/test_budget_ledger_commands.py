@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -160,6 +161,15 @@ def test_allow_refuses_what_is_no_decision_and_leaves_the_ledger(path: Path, tmp
     assert "is not there" in failure("allow", tmp_path / "none", "--epsilon", 3, "--reason", "why")
     assert path.read_bytes() == before
     assert not (tmp_path / "none").exists()
+
+
+def test_what_costs_more_than_can_be_told_is_not_shown_as_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = cast("ModuleType", SimpleNamespace(epsilon=lambda history, delta: math.inf))
+    monkeypatch.setitem(sys.modules, "secure_client.privacy.accounting", module)
+    assert "epsilon spent     inf\n" in output_of("show", path)
+    assert json.loads(output_of("show", path, "--json"))["epsilon_spent"] is None
 
 
 def test_show_says_of_which_runs_exact_values_left(path: Path) -> None:
