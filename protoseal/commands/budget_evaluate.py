@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 NOISES = ("local", "distributed")
 _NOT_OF_EACH = {"seed", "early_stopping", "tensorboard", "fresh", "as_json"}
 """What of ``simulate`` says nothing here."""
+_NOT_AT_INFINITY = {"privacy", "seed", "seeds", "out"}
+"""Sections and settings that the runs at ∞ have not, or have from elsewhere."""
 
 
 def _epsilons(_: click.Context, __: click.Parameter, value: str) -> tuple[float, ...]:
@@ -46,6 +48,16 @@ def _noises(_: click.Context, __: click.Parameter, value: str | None) -> tuple[s
     return names
 
 
+def _at_infinity(_: click.Context, __: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+    for setting in value:
+        name, given, _rest = setting.partition("=")
+        if not given:
+            raise click.BadParameter(f"{setting!r} is no SECTION.KEY=VALUE")
+        if name.partition(".")[0].strip() in _NOT_AT_INFINITY:
+            raise click.BadParameter(f"{name} says nothing of the runs at ∞ alone: leave it out")
+    return value
+
+
 @click.command("evaluate")
 @click.option("--epsilons", callback=_epsilons, default="1,3,8,inf", show_default=True)
 @click.option("--noise", "noises", callback=_noises, help="local,distributed  [default: the configuration's]")
@@ -53,6 +65,7 @@ def _noises(_: click.Context, __: click.Parameter, value: str | None) -> tuple[s
     "--at-inf",
     "at_inf",
     multiple=True,
+    callback=_at_infinity,
     metavar="SECTION.KEY=VALUE",
     help="Any setting of the runs at ∞ alone, such as a learning rate that suits them; repeatable.",
 )

@@ -53,7 +53,8 @@ def show_command(*, ledger: Path, as_json: bool) -> None:
         click.echo(json.dumps(_SCHEMA | facts | lists, indent=2))
         return
     remain = " or ".join(in_words(event, count) for event, count in left)
-    shown = facts | {"remaining": remain or "all of it"}
+    # A name of one's own could otherwise look like more lines of this.
+    shown = facts | {"dataset": repr(account.budget.dataset), "remaining": remain or "all of it"}
     lines = [f"{name.replace('_', ' '):<17} {_text(value)}" for name, value in shown.items()]
     click.echo("\n".join([*lines, *_summary(account.entries), *_decisions_in_words(account)]))
 
@@ -75,8 +76,9 @@ def verify_command(*, ledger: Path, anchor: Anchor | None, as_json: bool) -> Non
     click.echo(f"The chain holds. Entries: {len(account.lines)}; the head is {account.anchor}.")
     if account.unfinished:
         click.echo(
-            f"{account.unfinished} bytes of an entry that a crash cut off lie behind it: nothing was sent for it, and "
-            "the site drops it when it next opens the ledger."
+            f"{account.unfinished} bytes of an unfinished entry lie behind it. If a crash cut it off, nothing was sent "
+            "for it, and the site drops it when it next opens the ledger. If anything else did, it may have been sent: "
+            "only an anchor would tell."
         )
     click.echo(
         "An older copy would look the same: give --anchor an entry that others have kept."

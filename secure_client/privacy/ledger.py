@@ -100,7 +100,7 @@ class Account:
 
     @property
     def unfinished(self) -> int:
-        """Bytes of a line that a crash cut off. It was never acknowledged, so nothing was sent for it."""
+        """Bytes of an unfinished line. If a crash cut it off it was never acknowledged, so nothing was sent for it."""
         return len(self._chain.torn)
 
     def check_anchor(self, anchor: Anchor) -> None:
