@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import stat
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+_log = logging.getLogger("protoseal.site")
 _CHUNK = 1 << 20
+PATIENCE = 5.0
+"""Seconds of waiting for a lock after which a warning says so."""
 
 
 @contextmanager
@@ -29,10 +34,30 @@ def locked(path: Path, *, create: bool = False, read_only: bool = False) -> Iter
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
-        fcntl.flock(file, fcntl.LOCK_SH if read_only else fcntl.LOCK_EX)
+        _lock(file, fcntl.LOCK_SH if read_only else fcntl.LOCK_EX, path)
         yield file
     finally:
         os.close(file)
+
+
+def _lock(file: int, kind: int, path: Path) -> None:
+    """Others hold it for the time of a write; one that was stopped in it holds it until it goes on: that is told."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        with _told_if_long("%s is held by another process, which may be stopped: waiting for it", path):
+            fcntl.flock(file, kind)
+
+
+@contextmanager
+def _told_if_long(warning: str, path: Path) -> Iterator[None]:
+    timer = threading.Timer(PATIENCE, _log.warning, (warning, path))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def read_all(file: int) -> bytes:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -180,3 +182,17 @@ def test_through_a_link_it_is_the_files_own_folder_that_is_waited_for(
     monkeypatch.setattr(durable, "sync_folder", synced.append)
     open_ledger(tmp_path / "here" / "heart.ledger")
     assert synced == [tmp_path.resolve() / "there"]
+
+
+def test_who_waits_for_the_lock_says_so(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a process that is stopped while it has the lock nothing else would be seen."""
+    monkeypatch.setattr(durable, "PATIENCE", 0.0)
+    ledger = open_ledger(path)
+    with ThreadPoolExecutor(1) as pool, durable.locked(path) as _:
+        spent = pool.submit(ledger.spend, spending(2))
+        while "held by another process" not in caplog.text:
+            assert not spent.done()
+            time.sleep(0.01)
+    assert len(open_ledger(path).history) == 2
