@@ -172,8 +172,12 @@ def test_group_normalisation_keeps_nothing_of_a_batch(name: str) -> None:
     """What Opacus's validator looks for: no batch normalisation, no statistics that samples share."""
     model = build(name, norm=Norm.GROUP)
     assert not any(isinstance(each, nn.modules.batchnorm._NormBase) for each in model.modules())
-    assert not list(model.buffers())
-    assert any(isinstance(each, nn.GroupNorm) for each in model.modules()) is (name in NORMALISED)
+    assert model.state_dict().keys() == dict(model.named_parameters()).keys()
+    constants = {known: each.clone() for known, each in model.named_buffers()}
+    model.train()(images(3))
+    assert all(torch.equal(each, constants[known]) for known, each in model.named_buffers())
+    normalised = any(isinstance(each, nn.GroupNorm) for each in model.modules())
+    assert normalised is (name in (*NORMALISED, "scatternet"))
 
 
 def alone_and_together(norm: Norm, name: str) -> tuple[Tensor, Tensor]:
