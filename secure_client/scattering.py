@@ -30,7 +30,8 @@ class Scattering(nn.Module):
 
     With wavelets ψ of 8 orientations at scales 1 and 2 and an average φ at scale 4, of x: x ∗ φ, |x ∗ ψ| ∗ φ and
     ||x ∗ ψ₁| ∗ ψ₂| ∗ φ with ψ₁ of scale 1 and ψ₂ of scale 2. Each is sampled as coarsely as its last filter allows.
-    The image is continued by reflection, 4 pixels and more, so s ≥ 8.
+    The image is continued by reflection, 4 pixels and more, so s ≥ 8. Where 4 divides s, it is Kymatio's
+    ``Scattering2D(J=2)``; filters are float32.
     """
 
     fine: Tensor

@@ -49,7 +49,9 @@ _LEAST_NOISE, _MOST_NOISE, _MOST_TRAINING_NOISE = 1e-6, 1e9, 1e6
 """More noise than these counts as so much: that costs more, and nothing overflows. A release with less than the least
 costs infinitely much either way; …"""
 _LEAST_TRAINING_NOISE = 1e-3
-"""… so does, whatever its rate, training with less than this."""
+"""… training with less than this counts as if it did, whatever its rate."""
+_LEAST_RATE = 1e-12
+"""A smaller one counts as this, which costs more."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,8 @@ class Composed:
             if isinstance(event, GaussianRelease):
                 releases.append(event)
             elif isinstance(event, DpSgd):
-                kind = min(event.noise_multiplier, _MOST_TRAINING_NOISE), event.sampling_rate
+                rate = max(event.sampling_rate, _LEAST_RATE)
+                kind = min(event.noise_multiplier, _MOST_TRAINING_NOISE), rate
                 steps[kind] = steps.get(kind, 0) + event.steps
             else:  # not to be passed over as if it cost nothing
                 raise TypeError(f"there is no accounting for {event!r:.80}")
@@ -120,9 +123,8 @@ class Composed:
             raise ValueError(f"an ε is from 0 to {MOST_EPSILON:g}, not {epsilon}")
         if self == Composed():
             return 0.0
-        if self.is_beyond():
+        if self.is_beyond() or (slack := self.slack()).delta >= 1.0:
             return 1.0
-        slack = self.slack()
         continuous = float(_accountant(self).get_delta(epsilon - slack.epsilon))
         return min(1.0, continuous * slack.factor + slack.delta)
 
@@ -135,7 +137,7 @@ class Composed:
         return Slack(above + below, rounding, math.exp(above))
 
     def is_beyond(self) -> bool:
-        """Whether it costs more ε than is told of: the releases alone, at every δ below a half, or too little noise."""
+        """Whether it counts as more ε than is told of: by its releases, at any δ below 0.49, or too little noise."""
         return (
             self.squares / 2 > MOST_EPSILON
             or sum(discreteness(self.coordinates)) > MOST_EPSILON
@@ -147,7 +149,8 @@ def epsilon(history: Sequence[Event], delta: float) -> float:
     """The ε such that ``history`` is (ε, ``delta``)-private under adding or removing one record.
 
     0 for an empty history; infinite where ``delta`` is not above the :class:`Slack`'s, and above :data:`MOST_EPSILON`.
-    Not less than the truth, and more by 0.001 or 1 % at most.
+    Not less than the truth, and more by 0.001 or 1 % at most, but where training counts as worse than it is: with
+    a noise multiplier below 1e-3 (infinitely), or a rate below 1e-12.
     """
     return Composed.of(history).epsilon(delta)
 
@@ -155,7 +158,7 @@ def epsilon(history: Sequence[Event], delta: float) -> float:
 def delta_of(history: Sequence[Event], epsilon: float) -> float:
     """The δ such that ``history`` is (``epsilon``, δ)-private under adding or removing one record.
 
-    ``epsilon`` is from 0 to :data:`MOST_EPSILON`.
+    ``epsilon`` is from 0 to :data:`MOST_EPSILON`. 1 for what :func:`epsilon` counts as infinite at every δ.
     """
     return Composed.of(history).delta(epsilon)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from protoseal.config.privacy import DpSgdSection
-from secure_client.privacy.accounting import epsilon
+from secure_client.privacy.accounting import delta_of, epsilon
 from secure_client.privacy.events import DpSgd, Event, GaussianRelease
 from tests.cli.budget_plans import plan, planned, refusal
 
@@ -52,10 +52,13 @@ def test_more_than_any_budget_is_planned_as_much_as_is_told() -> None:
         (DpSgd(1e-300, 0.1, 3), np.inf, np.inf),
         (DpSgd(1e300, 0.1, 3), 0.0, 1e-6),
         (DpSgd(1.0, 0.1, 1 << 62), np.inf, np.inf),
+        (DpSgd(1.0, 1e-200, 3), 0.0, 1e-3),
     ],
 )
 def test_the_accountant_answers_for_any_event(event: Event, least: float, most: float) -> None:
     assert least <= epsilon([event, event], 1e-5) <= most
+    assert delta_of([event, event], 1.0) <= (1.0 if least else 1e-5)
+    assert (delta_of([event, event], 1.0) == 1.0) is bool(least)
 
 
 def test_agreements_have_no_more_steps_than_an_event() -> None:
