@@ -6,15 +6,12 @@ What training makes of records is not looked at here: models are moved by the se
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.numpy
-import torch
 
 from protoseal.config import Agreement, Extractor, FeddbpSection, Method, PrivacySection, Protection
 from protoseal.federation import LocalFederation
@@ -23,11 +20,10 @@ from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 from secure_client.data import SiteData
 from secure_client.learner import Learner
-from secure_client.noisy import _HEAD
 from secure_client.trainee import Trainee
-from secure_client.training import Job, Losses, trained_parameters
 from tests.conformance.private_runs import private_agreement
 from tests.conformance.runs import data_for
+from tests.privacy.kept import Traces, kept_by, moved_by_the_seed
 from tests.support.replayed_noise import replayed_answers
 
 CLASSES, DIM, ROUNDS = 4, 8, 3
@@ -36,7 +32,6 @@ PRIVACY = PrivacySection(
 )
 METHODS = (Method.PFPL, Method.FEDPC, Method.FEDDBP, Method.FEDPROTO, Method.FEDPLCC)
 SITE = "site-1"
-Traces = dict[str, bytes]
 Double = Callable[[pytest.MonkeyPatch], None]
 
 each_method = pytest.mark.parametrize("method", METHODS)
@@ -69,7 +64,7 @@ def traces(method: Method, *, other: bool) -> Traces:
     agreement, found = agreement_of(method), Traces()
     with (
         replayed_answers(records=6),
-        _moved_by_the_seed(),
+        moved_by_the_seed(),
         LocalFederation(agreement, records(agreement, other=other), record=True) as federation,
     ):
         federation.run()
@@ -78,7 +73,10 @@ def traces(method: Method, *, other: bool) -> Traces:
                 name = f"{each.site} sent {each.key.phase.name} of round {each.key.round}"
                 found[name] = _without_signature(agreement, each.key.phase, each.content)
         for site in federation.sites:
-            found |= {f"{site.name} keeps {name}": kept for name, kept in _kept(site.trainee).items()}
+            found |= {
+                f"{site.name} keeps {name}": kept
+                for name, kept in kept_by(site.trainee, "model", "targets", "base").items()
+            }
     return found
 
 
@@ -87,31 +85,6 @@ def _without_signature(agreement: Agreement, phase: Phase, content: bytes) -> by
         return content
     statement = codec.decode_presence(content, limits_of(agreement))
     return statement.holds.tobytes() + statement.base
-
-
-def _kept(trainee: Trainee) -> Traces:
-    """But for the ledger's head, in which there is the time of day."""
-    found = Traces()
-    for document in ("model", "targets", "base"):
-        stored = trainee._journal.get(document)
-        arrays = {} if stored is None else safetensors.numpy.load(stored[1])
-        found |= {f"{document}: {name}": each.tobytes() for name, each in arrays.items() if name != _HEAD}
-    own = trainee._prototypes()
-    return found | {f"file: {name}": each.tobytes() for name, each in vars(own).items() if each is not None}
-
-
-@contextmanager
-def _moved_by_the_seed() -> Iterator[None]:
-    def run(job: Job) -> Losses:
-        moves = torch.Generator().manual_seed(job.seed)
-        with torch.no_grad():
-            for each in trained_parameters(job.model, job.trains).values():
-                each.add_(torch.randn(each.shape, generator=moves), alpha=0.05)
-        return Losses(1.0, 1.0, 0.0)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("secure_client.trainee.run", run)
-        yield
 
 
 def differing(one: Traces, other: Traces) -> list[str]:

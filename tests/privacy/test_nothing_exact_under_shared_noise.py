@@ -6,15 +6,14 @@ same draws, a record more or less is what the query says of it, in its class's n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.numpy
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import Subset
@@ -38,13 +37,12 @@ from secure_client.data import SiteData
 from secure_client.learner import Learner
 from secure_client.methods.sums import Sums as SumsOfSites
 from secure_client.models import outputs_of
-from secure_client.noisy import _HEAD
 from secure_client.trainee import Trainee
-from secure_client.training import Job, Losses, trained_parameters
 from secure_server.answers import AnswerCheck
 from tests.conformance.private_runs import private_agreement
 from tests.conformance.runs import data_for
-from tests.privacy.unmasked import Sent, Traces, differing
+from tests.privacy.kept import Traces, kept_by, moved_by_the_seed
+from tests.privacy.unmasked import Sent, differing
 from tests.support.replayed_noise import replayed_answers, replayed_noise
 
 CLASSES, DIM, ROUNDS, SITES, SITE = 4, 8, 2, 4, "site-1"
@@ -120,6 +118,7 @@ each_change = pytest.mark.parametrize("change", CHANGED)
 
 # What leaves, and what stays
 
+DOCUMENTS = ("model", "base")
 NOT_OF_RECORDS = {"round", "attempt", "sites", "withheld", "epsilon", "guaranteed"}
 """What a site writes down of a round, but for accuracies and losses, which are exact, and seconds."""
 
@@ -142,39 +141,15 @@ def run_of(agreement: Agreement, has: Has) -> Run:
     with LocalFederation(agreement, data, on_round=told) as federation, sent.noted(federation):
         federation.run()
         for site in federation.sites:
-            kept |= {f"{site.name} keeps {name}": each for name, each in _kept(site.trainee).items()}
+            assert all(site.trainee._journal.get(document) is not None for document in DOCUMENTS)
+            found = kept_by(site.trainee, *DOCUMENTS)
+            kept |= {f"{site.name} keeps {name}": each for name, each in found.items()}
     return Run(sent, kept)
-
-
-def _kept(trainee: Trainee) -> Traces:
-    """The journal's model and targets, but for the ledger's head, and what the file of prototypes says."""
-    found = Traces()
-    for document in ("model", "base"):
-        stored = trainee._journal.get(document)
-        assert stored is not None
-        arrays = safetensors.numpy.load(stored[1])
-        found |= {f"{document}: {name}": each.tobytes() for name, each in arrays.items() if name != _HEAD}
-    own = trainee._prototypes()
-    return found | {f"file: {name}": each.tobytes() for name, each in vars(own).items() if each is not None}
-
-
-@contextmanager
-def _moved_by_the_seed() -> Iterator[None]:
-    def run(job: Job) -> Losses:
-        moves = torch.Generator().manual_seed(job.seed)
-        with torch.no_grad():
-            for each in trained_parameters(job.model, job.trains).values():
-                each.add_(torch.randn(each.shape, generator=moves), alpha=0.05)
-        return Losses(1.0, 1.0, 0.0)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("secure_client.trainee.run", run)
-        yield
 
 
 def answered_alike(method: Method, extractor: Extractor, has: Has) -> Run:
     """Frozen features: classifiers train on the records as they do. Else the seed moves models, as if DP-SGD had."""
-    moved = nullcontext() if extractor is Extractor.FROZEN else _moved_by_the_seed()
+    moved = nullcontext() if extractor is Extractor.FROZEN else moved_by_the_seed()
     with replayed_answers(records=6), moved:
         return run_of(agreement_of(method, extractor), has)
 

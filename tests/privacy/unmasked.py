@@ -28,8 +28,8 @@ from protoseal_wire import codec
 from protoseal_wire.messages import JoinReply, JoinRequest, Phase, PhaseKey, Work
 from secure_client.exchanges.one_step import shown_half
 from secure_server.coordinator import Coordinator
+from tests.privacy.kept import Traces
 
-Traces = dict[str, bytes]
 At = tuple[str, int, int]
 """A site, a round and an attempt."""
 _SIGNED = ("signature", "certificate")
