@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
+from crypto.durable import sync_folder
+
 
 class DatabaseOwner:
     """Something with one connection, which :meth:`close` or the end of its ``with`` releases."""
@@ -56,9 +58,4 @@ def make_private(path: Path) -> None:
     """
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     path.chmod(0o600)
-    # Without this a new file's name may be lost with the power, and all that is in it.
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(path.parent)

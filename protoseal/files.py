@@ -7,10 +7,7 @@ its own: sample counts, accuracies and prototypes in it are not protected and go
 
 from __future__ import annotations
 
-import errno
 import json
-import os
-import tempfile
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -20,6 +17,7 @@ import safetensors
 import safetensors.numpy
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from crypto import durable
 from protoseal.config import Agreement, ConfigError
 from protoseal.errors import UserError
 from protoseal.site_prototypes import SitePrototypes as SitePrototypes  # noqa: PLC0414 (read from here)
@@ -310,13 +308,10 @@ def _not_installed(text: str) -> list[str]:
 
 def write_prototypes(folder: Path, prototypes: SitePrototypes) -> Path:
     """Write ``prototypes.safetensors`` into a site's folder and return its path."""
-    path = folder / PROTOTYPES
-    folder.mkdir(parents=True, exist_ok=True)
     arrays = {
         name: np.ascontiguousarray(array) for name, array in vars(prototypes).items() if array is not None
     }
-    _replace(path, safetensors.numpy.save(arrays))
-    return path
+    return write_bytes(folder / PROTOTYPES, safetensors.numpy.save(arrays))
 
 
 def read_prototypes(folder: Path) -> SitePrototypes:
@@ -336,9 +331,14 @@ def site_folder(run: Path, site: str) -> Path:
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Replace a file in one step, making its folder if need be; returns the path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _replace(path, text.encode())
+    """Replace a file in one durable step, making its folder if need be; returns the path."""
+    return write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> Path:
+    """Replace a file in one durable step, making its folder if need be; returns the path."""
+    durable.make_folder(path.parent)
+    durable.write(path, content)
     return path
 
 
@@ -364,19 +364,6 @@ def _read_text(path: Path, remedy: str) -> str:
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise FileError(f"{path} cannot be read ({error.strerror}); {remedy}") from error
-
-
-def _replace(path: Path, content: bytes) -> None:
-    if path.exists() and not path.is_file():  # a device would be gone, for all who use it
-        raise OSError(errno.EINVAL, "is no regular file; give another place", str(path))
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
 
 
 def _first_line(error: Exception) -> str:

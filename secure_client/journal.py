@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from crypto.durable import make_folder
 from crypto.keys import StorageKey
 from protoseal.databases import DatabaseOwner, closed_on_error, make_private, transaction
 from protoseal_wire.messages import Phase, PhaseKey
@@ -59,7 +60,7 @@ class Journal(DatabaseOwner):
         Only for a simulation, ``durable`` = false does not wait for the disk: a killed process loses nothing, a power
         cut may lose the last answers or the whole file, and a site could then answer twice.
         """
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(path.parent, 0o700)
         make_private(path)
         self._storage = storage
         self._run = run

@@ -19,7 +19,7 @@ from algorithms.fedplcc import GlobalClusters, LocalClusters
 from algorithms.linear import Bool, Float
 from algorithms.prototypes import Clusters, Guide, Targets
 from protoseal.config import Predicts
-from protoseal.files import MODEL, SitePrototypes, write_prototypes
+from protoseal.files import MODEL, SitePrototypes, write_bytes, write_prototypes
 from secure_client.base import Base
 from secure_client.bounds import PrototypeBounds
 from secure_client.errors import DataError
@@ -243,7 +243,7 @@ class Trainee:
         """Write ``model.safetensors`` and ``prototypes.safetensors``, which ``protoseal predict`` loads."""
         write_prototypes(out, self._prototypes())
         with self._predicting():
-            safetensors.torch.save_file(self._learner.predictor_state(), out / MODEL)
+            write_bytes(out / MODEL, safetensors.torch.save(self._learner.predictor_state()))
 
     def remember(self) -> None:
         """Keep the present state beside the one that goes on, in place of what was remembered before."""

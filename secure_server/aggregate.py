@@ -15,7 +15,7 @@ from typing import assert_never
 
 from algorithms.linear import convex
 from algorithms.pfpl.aggregation import peer_weights
-from crypto import plain, rotation
+from crypto import durable, plain, rotation
 from crypto.ckks import work
 from crypto.ckks.server import CkksServer
 from crypto.errors import MalformedError
@@ -130,9 +130,7 @@ class Aggregator:
             return
         if self._keys_path.exists() and self._keys_path.read_bytes() == evaluation_keys:
             return
-        scratch = self._keys_path.with_suffix(".new")
-        scratch.write_bytes(evaluation_keys)
-        scratch.replace(self._keys_path)
+        durable.write(self._keys_path, evaluation_keys)
 
     def _exchange_of_rounds(self) -> Exchange:
         agreement, protection = self._agreement, self._agreement.protection

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from crypto import durable
 from crypto.pki import Credentials, Role, TrustAnchor
 from protoseal.anchors import AnchorRecord
 from protoseal.config import CoordinatorConfig, DeadlinesSection
@@ -105,7 +106,7 @@ def run_coordinator(
         def ready(port: int) -> None:
             _log.info("run %s: serving on port %d", agreement.run, port)
             address = f"{config.listen.rpartition(':')[0]}:{port}"
-            address_file.write_text(address, encoding="utf-8")
+            durable.write(address_file, address.encode())
             on_ready(port)
 
         address_file.unlink(missing_ok=True)  # of a process that was killed
@@ -119,13 +120,15 @@ def run_coordinator(
 
 
 def append_round(path: Path, completed: CoordinatorRound) -> None:
-    """Add a line to the log of rounds."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(asdict(completed)) + "\n")
+    """Add a line to the log of rounds; it is on the disk when this returns."""
+    durable.append_line(path, json.dumps(asdict(completed)).encode())
 
 
 def read_rounds(path: Path) -> list[CoordinatorRound]:
-    """The completed rounds, oldest first; a round that a restarted coordinator logged again counts once."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    """Return the completed rounds, oldest first; a round that a restarted coordinator logged again counts once.
+
+    A last line without its end is left out: a power cut tore it, and the coordinator will log its round again.
+    """
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     rounds = [TypeAdapter(CoordinatorRound).validate_json(line) for line in lines]
     return list({each.round: each for each in rounds}.values())

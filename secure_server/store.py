@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO, Self
 
+from crypto.durable import make_folder
 from protoseal.databases import DatabaseOwner, closed_on_error, make_private, transaction
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.errors import Conflict, StoreInUse, WrongPhase, WrongStore
@@ -113,7 +114,7 @@ class Store(DatabaseOwner):
         :class:`StoreInUse` if a store has it open, :class:`WrongStore` if it is of another run, agreement or
         version, or no store at all.
         """
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(path.parent, 0o700)
         lock = _lock(path.with_name(path.name + ".lock"))
         try:
             database = _open_database(path, (_SCHEMA_VERSION, run, agreement_hash), durable)

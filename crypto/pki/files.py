@@ -7,8 +7,6 @@ use a generated one.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +15,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from crypto import durable
 from crypto.errors import KeyStoreError, MalformedError, VerificationError
 
 _PRIVATE = 0o600
@@ -33,7 +32,7 @@ def check_absent(*paths: Path) -> None:
 def make_directory(directory: Path) -> None:
     """Create a directory that only its owner can enter; one that exists is left as it is."""
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        durable.make_folder(directory, 0o700)
     except OSError as error:
         raise KeyStoreError(f"{directory} cannot be created ({error.strerror})") from error
 
@@ -100,30 +99,8 @@ def _already_there(path: Path) -> KeyStoreError:
 def _write(path: Path, content: bytes, mode: int, overwrite: bool) -> None:
     """A crash leaves the old file or the new one, never a part; two writers at once never both succeed."""
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                os.fchmod(file.fileno(), mode)
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            if overwrite:
-                Path(temporary).replace(path)
-            else:
-                # Unlike a rename, a link fails when the name is taken.
-                os.link(temporary, path)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
-        _sync_directory(path.parent)
+        durable.write(path, content, mode=mode, overwrite=overwrite)
     except FileExistsError as error:
         raise _already_there(path) from error
     except OSError as error:
         raise KeyStoreError(f"{path} cannot be written ({error.strerror})") from error
-
-
-def _sync_directory(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

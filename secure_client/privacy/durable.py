@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from crypto.durable import sync_folder as sync_folder  # noqa: PLC0414 (read from here)
+
 _log = logging.getLogger("protoseal.site")
 _CHUNK = 1 << 20
 PATIENCE = 5.0
@@ -97,12 +99,3 @@ def cut(file: int, length: int) -> None:
     """Drop what lies behind ``length``, and wait for the disk."""
     os.ftruncate(file, length)
     os.fsync(file)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in it durable: without that a new file may be lost with the power, whatever it holds."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

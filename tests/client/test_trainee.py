@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 from algorithms.fedpc.objective import Objective
 from algorithms.linear import Float
 from protoseal.config import Optimiser
-from protoseal.files import read_prototypes
+from protoseal.files import MODEL, PROTOTYPES, read_prototypes
 from secure_client.bounds import PrototypeBounds
 from secure_client.data import SiteData
 from secure_client.learner import Learner
@@ -26,6 +26,7 @@ from secure_client.recipe import Recipe
 from secure_client.trainee import Trainee
 from secure_client.training import Schedule
 from tests.client.journals import journal_at
+from tests.support.power_cut import PowerCut
 
 CLASSES, DIM, BOUND = 3, 6, 2.0
 FIRST, SECOND = b"1" * 32, b"2" * 32
@@ -199,6 +200,18 @@ def test_a_restart_anywhere_changes_no_bit(tmp_path: Path, restart_at: frozenset
         assert saved.has_personal.tolist() == [True, True, False]
         np.testing.assert_allclose(saved.personal[:2], a_base(2)[0][:2], rtol=1e-6)  # float32 between
         each.journal.close()
+
+
+def test_a_finished_model_outlasts_a_power_cut(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.trainee.trained(1)
+    disk = PowerCut(tmp_path, monkeypatch)
+    site.trainee.save(tmp_path / "out")
+    for name in (MODEL, PROTOTYPES):
+        path = tmp_path / "out" / name
+        assert disk.left(path) == path.read_bytes()
+    assert not disk.moved_early
 
 
 @pytest.mark.parametrize("restarted", [False, True])

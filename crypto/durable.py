@@ -1,0 +1,80 @@
+"""Files that outlast a power cut: replaced as a whole, or extended by whole lines.
+
+A file is written beside its target, synced, and renamed over it; then its folder is synced, so that the name is on the
+disk too. A crash leaves the old file or the new one; once a function here has returned, its file is on the disk.
+
+Limit: this holds as far as the file system and the disk keep what ``fsync`` promises. A disk with a volatile cache
+that it does not flush can still lose the file.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from pathlib import Path
+
+_OWN = 0o600
+
+
+def write(path: Path, content: bytes, *, mode: int = _OWN, overwrite: bool = True) -> None:
+    """Write a file in one durable step, with exactly the permissions ``mode``; its folder must be there.
+
+    ``FileExistsError`` if the name is taken and ``overwrite`` is false: of two writers at once one gets it. ``OSError``
+    if the disk refuses, or if the name is a device or a folder. Nothing is left behind then.
+    """
+    if path.exists() and not path.is_file():  # a device would be gone, for all who use it
+        raise OSError(errno.EINVAL, "is no regular file; give another place", str(path))
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if overwrite:
+            os.replace(temporary, path)
+        else:
+            os.link(temporary, path)  # unlike a rename, a link fails when the name is taken
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Add a line, given without its end, to a file that only this process writes; the file is made if need be.
+
+    A power cut during an earlier call may have left a part of its line: that part is cut off first.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _OWN)
+    with os.fdopen(handle, "r+b") as file:
+        whole = file.read()
+        end = whole.rfind(b"\n") + 1
+        if end < len(whole):
+            file.truncate(end)
+        file.seek(end)
+        file.write(line + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    if not whole:
+        sync_folder(path.parent)
+
+
+def make_folder(folder: Path, mode: int = 0o777) -> None:
+    """Make a folder and those above it; the name of each new one is on the disk when this returns.
+
+    ``mode``, less the umask, is for ``folder`` alone. A folder that is there is left as it is.
+    """
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(mode=mode, parents=True, exist_ok=True)
+    for made in reversed(missing):
+        sync_folder(made.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Put the names in a folder on the disk: without that a power cut may lose a new file, whatever it holds."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
