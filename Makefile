@@ -4,10 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help env demo test check stubs bench clean
+.PHONY: help env demo test test-kernels check stubs bench clean
 
 help:  ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
 env: $(READY)  ## the environment .venv with everything in it
 
@@ -22,6 +22,14 @@ demo: $(READY)  ## five sites and a coordinator on this machine, with real certi
 
 test: $(READY)  ## every test, a process for each core
 	$(BIN)/python -m pytest -n auto --dist loadfile
+
+# Kernels that every x86-64 processor has, and two threads: rounding differs from that of the machine's own kernels.
+NUMERICAL := tests/algorithms tests/client $(addprefix tests/privacy/test_,dp_sgd.py features_alone.py gradients_alone.py \
+	per_sample.py subject_gradients.py suitable.py)
+
+test-kernels: $(READY)  ## numerical tests again, with the kernels of the oldest processors and two threads
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 OMP_NUM_THREADS=2 \
+		$(BIN)/python -m pytest -n auto --dist loadfile $(NUMERICAL)
 
 check: $(READY)  ## lint, formatting, types, and that the generated stubs are current
 	$(BIN)/ruff check .

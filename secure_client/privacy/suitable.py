@@ -12,62 +12,74 @@ from torch import Tensor, nn
 
 from secure_client.errors import ModelError
 from secure_client.models import PrototypeModel
-from secure_client.privacy.alone import (
-    batch_like,
-    check_alone,
-    near,
-    outputs,
-    present_outputs,
-    trial_copy,
-)
+from secure_client.privacy.alone import Trial, check_alone, near, outputs, present_outputs, trial_of
 from secure_client.privacy.per_sample import hooked, take_gradients
 
 _RELATIVE, _OF_LARGEST = 1e-2, 1e-4
-"""By how much float32 may be off: of a gradient itself, and of the largest parameter's. What is wrong is so by more."""
+"""Differences allowed for rounding: relative to a gradient's own norm, and to the largest parameter's. They suit the
+models that compute in float32 alone. A coupled model is off by more."""
+_IN_FLOAT32 = (
+    " (The model computes in float32 only, where a ReLU or max-pooling at a tie can look the same: let it compute in"
+    " float64, by model.double(), and it is compared in that.)"
+)
 
 
 def check_suitable(model: PrototypeModel, inputs: Tensor) -> None:
     """Raise :class:`ModelError` with the reason unless ``model`` can train by DP-SGD; it is left as it is.
 
-    Of ``inputs`` (B, …), B ≥ 1, shape and type count where they are floats, and numbers are drawn; others are taken.
-    Tried on the CPU, without dropout, which draws for each record by itself.
+    ``inputs`` (B, …): see :func:`trial_of`. Dropout, which draws for each record by itself, is off.
     """
-    _check_known(model)
-    batch = batch_like(inputs)
-    moved, before = trial_copy(model), outputs(trial_copy(model).eval(), batch)
-    outputs(moved, batch)
-    if not all(map(near, before, outputs(moved.eval(), batch))):
+    trial = trial_of(model, inputs)
+    _check_known(trial.copy())
+    _check_unmoved(trial)
+    _check_gradients(trial)
+    check_alone(model, inputs)
+
+
+def _check_unmoved(trial: Trial) -> None:
+    moved, before = trial.copy(), outputs(trial.copy().eval(), trial.batch)
+    outputs(moved, trial.batch)
+    if not all(map(near, before, outputs(moved.eval(), trial.batch))):
         raise ModelError(
             "DP-SGD: what the model computes moves with what it has seen, beside its weights: leave out statistics and"
             " averages that it keeps"
         )
-    together = _hooked_gradients(trial_copy(model), batch)
-    _check_gradients(together, _single_gradients(trial_copy(model), batch))
-    check_alone(model, inputs)
 
 
 def _check_known(model: nn.Module) -> None:
-    """What Opacus itself refuses, by its own words: batch normalisation, recurrent layers and attention of torch."""
-    found = ModuleValidator.validate(trial_copy(model).train(), strict=False)
+    """Refuse what Opacus itself refuses, in its own words: batch normalisation, torch's recurrent layers, attention."""
+    found = ModuleValidator.validate(model.train(), strict=False)
     if found:
         raise ModelError(f"DP-SGD by Opacus does not take the model: {' '.join(str(found[0]).split())}")
 
 
-def _check_gradients(together: list[Tensor], single: list[Tensor]) -> None:
-    largest = max(float(each.norm()) for each in single) if single else 0.0
-    for ours, own in zip(together, single, strict=True):
-        allowed = _RELATIVE * float(own.norm()) + _OF_LARGEST * largest
-        # Not "<=" the other way round: what is not a number is refused.
-        if not float((ours - own).norm()) <= allowed:
-            raise ModelError(
-                "DP-SGD: Opacus does not find the gradients that single records have in the model: it uses a weight"
-                " past the layer that owns it, or computes records together. Call each layer as a module, and"
-                " nn.Dropout in place of its function"
-            )
+def _check_gradients(trial: Trial) -> None:
+    # Not ">" the other way round: what is not a number is refused.
+    if not gradient_gap(trial) <= 1.0:
+        raise ModelError(
+            "DP-SGD: Opacus does not find the gradients that single records have in the model: it uses a weight"
+            " past the layer that owns it, or computes records together. Call each layer as a module, and"
+            f" nn.Dropout in place of its function{'' if trial.exact else _IN_FLOAT32}"
+        )
+
+
+def gradient_gap(trial: Trial) -> float:
+    """Return the largest distance, over parameters, from Opacus' gradients to those of single records, in allowances.
+
+    Up to 1 they agree; NaN where a gradient is not finite. Raises :class:`ModelError` where Opacus finds none.
+    """
+    together = _hooked_gradients(trial.copy(), trial.batch)
+    single = _single_gradients(trial.copy(), trial.batch)
+    if not single:
+        return 0.0
+    norms = torch.stack([each.norm() for each in single])
+    apart = torch.stack([(ours - own).norm() for ours, own in zip(together, single, strict=True)])
+    allowed = _RELATIVE * norms + _OF_LARGEST * norms.max()
+    return float(torch.where(apart == 0, 0.0, apart / allowed).max())
 
 
 def _hooked_gradients(model: PrototypeModel, batch: Tensor) -> list[Tensor]:
-    """Of each parameter (B, …), as training takes them."""
+    """Return each parameter's gradients (B, …), as training takes them."""
     parameters = [each for each in model.parameters() if each.requires_grad]
     try:
         with hooked(model):
@@ -92,7 +104,7 @@ def _hooked_gradients(model: PrototypeModel, batch: Tensor) -> list[Tensor]:
 
 
 def _single_gradients(model: PrototypeModel, batch: Tensor) -> list[Tensor]:
-    """Of each parameter (B, …), one record after the other, by torch alone."""
+    """Return each parameter's gradients (B, …), one record after the other, by torch alone."""
     parameters = [each for each in model.parameters() if each.requires_grad]
     rows = [
         torch.autograd.grad(
@@ -107,7 +119,7 @@ def _single_gradients(model: PrototypeModel, batch: Tensor) -> list[Tensor]:
 
 
 def _sum(outputs: list[Tensor]) -> Tensor:
-    """A sum over records in which every output counts, each number by another weight."""
+    """Return a sum over records in which every output counts, each number by another weight."""
     total = torch.zeros(())
     for each in outputs:
         total = total + (each * torch.linspace(0.5, 1.5, each[0].numel()).view(each.shape[1:])).sum()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from algorithms import classification
@@ -24,12 +24,14 @@ from secure_client.backbones import BACKBONES
 from secure_client.batches import TensorSource
 from secure_client.dual_branch import add_branches
 from secure_client.errors import TrainingError
+from secure_client.models import SplitModel
 from secure_client.recipe import BatchLoss, Trains
 from secure_client.together import Batching, run_together
 from secure_client.training import Job, Schedule, run
 from tests.client.jobs import (
     ADAM,
     ALIGNED,
+    CLASSES,
     CPU,
     DIM,
     SCHEDULE,
@@ -159,7 +161,11 @@ def test_batch_normalisation_joins_a_single_last_sample(alone: list[Job]) -> Non
 
 
 def test_in_float32() -> None:
-    jobs = jobs_of(model_of())
+    """A smooth network: at a tie of a ReLU rounding would decide, and the two ways would part."""
+    smooth = SplitModel(
+        nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, DIM), nn.Tanh()), nn.Linear(DIM, CLASSES)
+    )
+    jobs = jobs_of(smooth)
     for job in jobs:
         job.model.float()
         inputs, labels = job.source.tensors  # type: ignore[attr-defined]

@@ -43,10 +43,10 @@ OBJECTIVES: dict[str, BatchLoss] = {
 }
 
 
-def model_of(name: str, backbone: str = "small-cnn") -> PrototypeModel:
-    """A method's model on images of 16×16, with group normalisation where the backbone normalises."""
+def model_of(name: str, backbone: str = "small-cnn", *, seed: int = 0) -> PrototypeModel:
+    """Build a method's model for images of 16×16, with group normalisation where the backbone normalises."""
     built = build_model(
-        backbone, classes=CLASSES, dim=DIM, channels=1, image_size=SIDE, seed=0, norm=Norm.GROUP
+        backbone, classes=CLASSES, dim=DIM, channels=1, image_size=SIDE, seed=seed, norm=Norm.GROUP
     )
     if not name.startswith("feddbp"):
         return built

@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from algorithms.terms import Outputs
+from secure_client.models import PrototypeModel, outputs_of
 from secure_client.privacy import dp_sgd
 from secure_client.training import run
 from tests.privacy.private_training import ALL, OBJECTIVES, guide_of, images, job_of, model_of
@@ -55,10 +57,18 @@ def test_with_every_kind_of_network(sums: list[Tensor], silent: None, backbone: 
     check(sums, "pfpl", backbone)
 
 
-@pytest.mark.parametrize("backbone", ["small-cnn", "fedpc-cnn"])
-def test_without_filling_it_hangs_on_them(
-    sums: list[Tensor], silent: None, backbone: str, monkeypatch: pytest.MonkeyPatch
+def test_filling_makes_up_for_kernels_that_round_by_a_batchs_size(
+    sums: list[Tensor], silent: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Few processors have such kernels for networks as small as these, so the kernel is a double."""
+    given = outputs_of
+
+    def rounded_by_size(model: PrototypeModel, inputs: Tensor) -> Outputs:
+        factor = 1 + 1e-3 / len(inputs)
+        return Outputs(*(None if each is None else each * factor for each in given(model, inputs)))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(dp_sgd, "outputs_of", rounded_by_size)
+    check(sums, "pfpl", "small-cnn")
     monkeypatch.setattr(dp_sgd, "filled", lambda rows, size: rows)
     with pytest.raises(HangsOnOthersError):
-        check(sums, "pfpl", backbone)
+        check(sums, "pfpl", "small-cnn")

@@ -12,8 +12,8 @@ from protoseal.config import Agreement, DpSgdSection, Extractor, PrivacySection
 from secure_client.backbones import BACKBONES
 from secure_client.build import build_learner, build_recipe
 from secure_client.errors import DeviceError, ModelError
-from secure_client.privacy.alone import check_alone
-from secure_client.privacy.suitable import check_suitable
+from secure_client.privacy.alone import check_alone, trial_of
+from secure_client.privacy.suitable import check_suitable, gradient_gap
 from secure_client.recipe import Recipe, Stage, Trains
 from tests.privacy.private_training import OBJECTIVES, SETTINGS, images, model_of
 from tests.support.small import small_agreement, small_data
@@ -76,9 +76,34 @@ class _AddsTheMean(torch.nn.Module):
         return inputs + inputs.mean(dim=0, keepdim=True)
 
 
-@pytest.mark.parametrize("backbone", [name for name in BACKBONES if name[-2:] not in ("34", "01", "52")])
+NETWORKS = [name for name in BACKBONES if name[-2:] not in ("34", "01", "52")]
+"""All built-in networks but ResNets that repeat the blocks of smaller ones."""
+
+
+@pytest.mark.parametrize("backbone", NETWORKS)
 def test_the_built_in_networks_are_taken(backbone: str) -> None:
     check_suitable(model_of("pfpl", backbone), images(1)[0])
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("backbone", NETWORKS)
+def test_rounding_never_comes_near_to_refusing_a_network(backbone: str, seed: int) -> None:
+    """In float32 rounding decides ties of ReLUs and max-poolings, and refused one GoogLeNet in four."""
+    trial = trial_of(model_of("pfpl", backbone, seed=seed), images(1)[0])
+    assert trial.exact
+    assert gradient_gap(trial) < 1e-8
+
+
+def test_a_model_that_insists_on_float32_is_tried_in_it() -> None:
+    model = model_of("pfpl")
+    model.backbone.append(_InFloat32())  # type: ignore[union-attr, operator]
+    assert not trial_of(model, images(1)[0]).exact
+    check_suitable(model, images(1)[0])
+
+
+class _InFloat32(torch.nn.Module):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs.float()
 
 
 def test_both_branches_are_taken() -> None:
