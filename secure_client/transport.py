@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import Self, TypeVar
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from crypto.pki import Credentials, TrustAnchor
 from protoseal_wire import codec
 from protoseal_wire.messages import (
     PROTOCOL_VERSION,
+    CheckReply,
+    CheckRequest,
     DownloadRequest,
     JoinReply,
     JoinRequest,
@@ -24,7 +25,6 @@ from protoseal_wire.messages import (
 )
 from protoseal_wire.v1 import protoseal_pb2 as pb
 from protoseal_wire.v1 import protoseal_pb2_grpc as pb_grpc
-from secure_client.errors import Unreachable
 from secure_client.retry import call_once, call_until
 
 _CALL_SECONDS = 30.0
@@ -83,12 +83,10 @@ class GrpcTransport:
         """Hang up."""
         self._channel.close()
 
-    def check(self) -> None:
-        """Find out, once, whether the coordinator can be reached and serves. Tells it nothing."""
-        stub = health_pb2_grpc.HealthStub(self._channel)
-        reply = call_once(lambda: stub.Check(health_pb2.HealthCheckRequest(), timeout=_CALL_SECONDS))
-        if reply.status != health_pb2.HealthCheckResponse.SERVING:
-            raise Unreachable("the coordinator answers, but does not serve at present; try again later")
+    def check(self) -> CheckReply:
+        """Ask, once, what the coordinator serves. Joins nothing and changes nothing there."""
+        message = codec.encode_check(CheckRequest(PROTOCOL_VERSION, self._site))
+        return call_once(lambda: codec.decode_check_reply(self._stub.Check(message, timeout=_CALL_SECONDS)))
 
     def join(self, request: JoinRequest) -> JoinReply:
         """Ask to take part."""

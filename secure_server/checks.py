@@ -1,13 +1,21 @@
-"""What the round machine refuses, one check each."""
+"""What the coordinator refuses, one check each."""
 
 from __future__ import annotations
 
 from collections.abc import Set
 
-from protoseal_wire.messages import PhaseKey
-from secure_server.errors import JoinClosed, NotJoined, NotOnRoster, WrongPhase
+from protoseal_wire.messages import PROTOCOL_VERSION, PhaseKey
+from secure_server.errors import JoinClosed, NotJoined, NotOnRoster, WrongPhase, WrongProtocol
 from secure_server.run_state import Groups, Rules, Stage, State
 from secure_server.tasks import task_for
+
+
+def check_protocol(site: str, protocol: int) -> None:
+    """:class:`WrongProtocol` for a site that speaks another version than this build."""
+    if protocol != PROTOCOL_VERSION:
+        raise WrongProtocol(
+            f"{site} speaks protocol {protocol}, this coordinator {PROTOCOL_VERSION}: install the same release"
+        )
 
 
 def check_on_roster(rules: Rules, site: str) -> None:
@@ -21,7 +29,8 @@ def check_on_roster(rules: Rules, site: str) -> None:
 def check_may_join(state: State, site: str) -> None:
     """:class:`JoinClosed` if the run has begun without the site."""
     if state.members and site not in state.members:
-        raise JoinClosed(f"run {state.run} goes on without {site}: it can join the next run")
+        how = "is over, and was" if state.over else "goes on"
+        raise JoinClosed(f"run {state.run} {how} without {site}: it can join the next run")
 
 
 def check_joined(rules: Rules, state: State, site: str) -> None:

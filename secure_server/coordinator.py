@@ -21,6 +21,8 @@ from protoseal.terms import limits_of
 from protoseal_wire import codec
 from protoseal_wire.messages import (
     PROTOCOL_VERSION,
+    CheckReply,
+    CheckRequest,
     DownloadRequest,
     Finished,
     JoinReply,
@@ -38,8 +40,10 @@ from secure_server import errors, rounds
 from secure_server.aggregate import Aggregator
 from secure_server.anchors import LedgerAnchors
 from secure_server.answers import AnswerCheck
+from secure_server.checks import check_protocol
 from secure_server.exchanges.attempt import Attempt, GroupFailure, Outcome
 from secure_server.members import Members
+from secure_server.preflight import check_reply
 from secure_server.progress import (
     CoordinatorRound,
     is_reported,
@@ -126,7 +130,12 @@ class Coordinator:
         """Have ``callback`` called whenever tasks may have changed."""
         self._callbacks.append(callback)
 
-    # The five calls of a site
+    # The calls of a site
+
+    def check(self, site: str, request: CheckRequest) -> CheckReply:
+        """Tell a site what it compares before it joins. Neither the run nor its store changes."""
+        check_protocol(site, request.protocol)
+        return check_reply(self._agreement, self._rules, self._state, site)
 
     def join(self, site: str, request: JoinRequest) -> JoinReply:
         """Admit a site of the roster that holds the same agreement; the same statement again is harmless."""
@@ -134,8 +143,8 @@ class Coordinator:
         if request.agreement_hash != self._agreement.hash():
             raise errors.WrongAgreement(
                 f"{site} holds agreement {request.agreement_hash.hex()[:16]}, this run's is "
-                f"{self._agreement.hash().hex()[:16]}: use the same agreement file (classes and their order, d, "
-                "preprocessing, method)"
+                f"{self._agreement.hash().hex()[:16]}: use the same agreement file; `protoseal client check` names "
+                "the fields that differ"
             )
         member = self._members.check_joining(site, request.statement, self._state)
         kept = self._anchors.kept(site, request.anchor)
@@ -366,10 +375,7 @@ class Coordinator:
         return self._limits.answer_bytes(phase)
 
     def _check_caller(self, site: str, protocol: int, run: str) -> None:
-        if protocol != PROTOCOL_VERSION:
-            raise errors.WrongProtocol(
-                f"{site} speaks protocol {protocol}, this coordinator {PROTOCOL_VERSION}: install the same release"
-            )
+        check_protocol(site, protocol)
         if run != self._agreement.run:
             raise errors.WrongAgreement(f"this coordinator serves run {self._agreement.run}, not {run}")
         rounds.check_on_roster(self._rules, site)

@@ -1,4 +1,4 @@
-"""The five calls over gRPC: say who calls, decode, hand on, encode. What a run is, is the handler's business."""
+"""The calls of a site over gRPC: say who calls, decode, hand on, encode. What a run is, is the handler's business."""
 # ruff: noqa: N802 (the calls have the schema's names)
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from crypto.errors import CryptoError
 from crypto.pki import Role, TrustAnchor
 from protoseal_wire import codec
 from protoseal_wire.messages import (
+    CheckReply,
+    CheckRequest,
     DownloadRequest,
     JoinReply,
     JoinRequest,
@@ -47,6 +49,10 @@ R = TypeVar("R")
 
 class Handler(Protocol):
     """One run's coordinator, free of transport. All calls come from one thread; each refuses by raising."""
+
+    def check(self, site: str, request: CheckRequest) -> CheckReply:
+        """Tell a site what it compares before it joins; changes nothing."""
+        ...
 
     def join(self, site: str, request: JoinRequest) -> JoinReply:
         """Admit a site."""
@@ -101,6 +107,13 @@ class Servicer(pb_grpc.CoordinatorServicer):
         self._changes, self._poll_seconds = changes, poll_seconds
         self._uploading: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._slots = asyncio.Semaphore(_UPLOADS_AT_ONCE)
+
+    async def Check(self, request: pb.CheckRequest, context: Context) -> pb.CheckReply:
+        """Tell a site what it compares before it joins."""
+        async with self._caller("Check", context) as site:
+            asked = codec.decode_check(request)
+            check_speaks_for_itself(site, asked.site)
+            return codec.encode_check_reply(await self._do(self._handler.check, site, asked))
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
         """Admit a site."""

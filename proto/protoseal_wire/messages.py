@@ -17,7 +17,7 @@ from crypto.protection import Payload
 from crypto.roster import Statement
 from crypto.sealed import SealedSecret
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 
 class Phase(IntEnum):
@@ -74,6 +74,54 @@ class LedgerAnchor:
     def is_behind(self, kept: LedgerAnchor) -> bool:
         """Whether a ledger of which ``kept`` was seen can no longer, or never could, end with this entry."""
         return self.seq < kept.seq or (self.seq == kept.seq and self.head != kept.head)
+
+
+class RunStage(IntEnum):
+    """Where a run is, as far as a site that may join has to know."""
+
+    JOINING = 1
+    UNDER_WAY = 2
+    FINISHED = 3
+    STOPPED = 4
+
+
+@dataclass(frozen=True)
+class CheckRequest:
+    """A site asks what the coordinator serves, before it joins. The coordinator's state stays as it is."""
+
+    protocol: int
+    site: str
+
+
+@dataclass(frozen=True)
+class AgreementField:
+    """One field of an agreement: keys from the top joined by dots, SHA-256 (32 bytes) of its canonical JSON, and the
+    beginning of that JSON, printable ASCII.
+    """
+
+    path: str
+    sha256: bytes
+    text: str
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What the coordinator tells a site on its list. ``round`` is 0 until the set-up is over."""
+
+    agreement_hash: bytes
+    fields: tuple[AgreementField, ...]
+    stage: RunStage
+    round: int
+    may_join: bool
+
+
+@dataclass(frozen=True)
+class CheckReply:
+    """What a coordinator serves. ``listing`` is None for a site that is not on the coordinator's list."""
+
+    protocol: int
+    run: str
+    listing: Listing | None
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ from crypto.pki import Credentials, TrustAnchor
 from crypto.roster import Statement
 from protoseal_wire.messages import (
     PROTOCOL_VERSION,
+    CheckReply,
+    CheckRequest,
     DownloadRequest,
     JoinReply,
     JoinRequest,
@@ -53,6 +55,10 @@ class FakeHandler:
         self.tasks[site] = task
         for callback in self._callbacks:
             callback()
+
+    def check(self, site: str, request: CheckRequest) -> CheckReply:
+        self._note(site, "check")
+        return CheckReply(request.protocol, RUN, None)
 
     def join(self, site: str, request: JoinRequest) -> JoinReply:
         self._note(site, "join")

@@ -1,4 +1,4 @@
-"""The messages of the five calls: round trips, bounds, and messages with anything in their fields."""
+"""The messages of the calls: round trips, bounds, and messages with anything in their fields."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ from protoseal_wire import codec
 from protoseal_wire.codec import CodecError, Malformed, OtherProtocol, TooLarge
 from protoseal_wire.messages import (
     PROTOCOL_VERSION,
+    AgreementField,
+    CheckReply,
     DownloadRequest,
     JoinReply,
     JoinRequest,
+    Listing,
     Phase,
     PhaseKey,
+    RunStage,
     Stopped,
     TaskRequest,
     UploadHeader,
@@ -35,6 +39,8 @@ HEADER = UploadHeader(KEY, "clinic-a", 10, bytes(32))
 WORK = Work(KEY, 10, bytes(32), 60.0)
 
 TYPES: dict[str, type[Message]] = {
+    "check": pb.CheckRequest,
+    "check_reply": pb.CheckReply,
     "join": pb.JoinRequest,
     "join_reply": pb.JoinReply,
     "task_request": pb.TaskRequest,
@@ -116,7 +122,7 @@ def test_an_unknown_field_deep_inside_is_refused() -> None:
         codec.decode_join(message)
 
 
-@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 6, 2**32 - 1])
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5, 7, 2**32 - 1])
 def test_another_protocol_is_named_even_when_the_rest_is_not_understood(protocol: int) -> None:
     with pytest.raises(OtherProtocol, match=f"speaks protocol {protocol}.*install matching releases"):
         codec.decode_join(
@@ -124,6 +130,10 @@ def test_another_protocol_is_named_even_when_the_rest_is_not_understood(protocol
         )
     with pytest.raises(OtherProtocol):
         codec.decode_task_request(pb.TaskRequest(protocol=protocol))
+    with pytest.raises(OtherProtocol):
+        codec.decode_check(pb.CheckRequest(protocol=protocol))
+    with pytest.raises(OtherProtocol):
+        codec.decode_check_reply(pb.CheckReply(protocol=protocol))
     with pytest.raises(OtherProtocol):
         codec.decode_join_reply(pb.JoinReply(protocol=protocol, poll_seconds=1))
 
@@ -213,6 +223,44 @@ def test_header_and_chunk_are_told_apart() -> None:
         codec.decode_upload_header(codec.encode_upload_chunk(b"x"))
     with pytest.raises(Malformed, match="lacks its chunk"):
         codec.decode_upload_chunk(codec.encode_upload_header(HEADER))
+
+
+FIELD = AgreementField("training.lr", bytes(32), "0.1")
+LISTING = Listing(bytes(32), (FIELD,), RunStage.JOINING, 0, may_join=True)
+BAD_LISTINGS = {
+    "a text that writes to a terminal": replace(LISTING, fields=(replace(FIELD, text="\x1b[2J"),)),
+    "a text of two lines": replace(LISTING, fields=(replace(FIELD, text="1\n2"),)),
+    "a text with letters that look like others": replace(LISTING, fields=(replace(FIELD, text="\u202e"),)),
+    "no text": replace(LISTING, fields=(replace(FIELD, text=""),)),
+    "a path that writes to a terminal": replace(LISTING, fields=(replace(FIELD, path="\x1b[2J"),)),
+    "a path of 201 letters": replace(LISTING, fields=(replace(FIELD, path=201 * "a"),)),
+    "a hash of 31 bytes": replace(LISTING, fields=(replace(FIELD, sha256=bytes(31)),)),
+    "a field twice": replace(LISTING, fields=(FIELD, FIELD)),
+    "no fields": replace(LISTING, fields=()),
+    "513 fields": replace(LISTING, fields=tuple(replace(FIELD, path=f"a.{n}") for n in range(513))),
+    "no hash": replace(LISTING, agreement_hash=b""),
+}
+
+
+@pytest.mark.parametrize("value", BAD_LISTINGS.values(), ids=BAD_LISTINGS)
+def test_bad_replies_to_check_are_malformed(value: Listing) -> None:
+    with pytest.raises(Malformed):
+        codec.decode_check_reply(codec.encode_check_reply(CheckReply(PROTOCOL_VERSION, "trial", value)))
+
+
+def test_a_reply_to_check_has_nothing_for_a_site_that_is_not_listed() -> None:
+    message = codec.encode_check_reply(CheckReply(PROTOCOL_VERSION, "trial", LISTING))
+    message.listed = False
+    with pytest.raises(Malformed):
+        codec.decode_check_reply(message)
+
+
+def test_the_text_of_a_field_is_cut_and_its_hash_is_not() -> None:
+    long = replace(FIELD, text=1000 * "x", sha256=bytes(range(32)))
+    message = codec.encode_check_reply(CheckReply(PROTOCOL_VERSION, "trial", replace(LISTING, fields=(long,))))
+    listing = codec.decode_check_reply(message).listing
+    assert listing is not None
+    assert listing.fields == (replace(long, text=160 * "x"),)
 
 
 def test_a_reason_cannot_write_to_a_terminal() -> None:

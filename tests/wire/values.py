@@ -17,14 +17,18 @@ from protoseal_wire.messages import (
     PROTOCOL_VERSION,
     Acknowledgement,
     ActiveList,
+    AgreementField,
     AssignedRows,
     Assignment,
+    CheckReply,
+    CheckRequest,
     DownloadRequest,
     Finished,
     GroupKeys,
     JoinReply,
     JoinRequest,
     LedgerAnchor,
+    Listing,
     MaskedValues,
     Phase,
     PhaseKey,
@@ -34,6 +38,7 @@ from protoseal_wire.messages import (
     Roster,
     RosterAnswer,
     RoundStart,
+    RunStage,
     SharesMade,
     SignedSurvivors,
     Stopped,
@@ -190,7 +195,24 @@ keys = st.builds(
 )
 reasons = st.text(st.characters(categories=["L", "N", "P", "S"]), max_size=500).filter(str.isprintable)
 
+agreement_fields = st.builds(
+    AgreementField,
+    st.from_regex(r"[A-Za-z0-9_.-]{1,200}", fullmatch=True),
+    hashes,
+    st.from_regex(r"[ -~]{1,160}", fullmatch=True),
+)
+listings = st.builds(
+    Listing,
+    hashes,
+    st.lists(agreement_fields, min_size=1, max_size=4, unique_by=lambda each: each.path).map(tuple),
+    st.sampled_from(RunStage),
+    st.integers(0, 2**32 - 1),
+    st.booleans(),
+)
+
 calls = {
+    "check": st.builds(CheckRequest, st.just(PROTOCOL_VERSION), names),
+    "check_reply": st.builds(CheckReply, st.just(PROTOCOL_VERSION), names, st.none() | listings),
     "join": st.builds(JoinRequest, st.just(PROTOCOL_VERSION), names, names, hashes, statements, anchors),
     "join_reply": st.builds(JoinReply, st.just(PROTOCOL_VERSION), st.floats(0, 600), anchors),
     "task_request": st.builds(TaskRequest, st.just(PROTOCOL_VERSION), names, names),

@@ -26,6 +26,12 @@ from protoseal_wire.codec.calls import (
     encode_upload_chunk,
     encode_upload_header,
 )
+from protoseal_wire.codec.check import (
+    decode_check,
+    decode_check_reply,
+    encode_check,
+    encode_check_reply,
+)
 from protoseal_wire.codec.errors import (
     CodecError,
     Corrupted,
@@ -92,6 +98,8 @@ __all__ = [
     "decode_acknowledgement",
     "decode_active_list",
     "decode_assignment",
+    "decode_check",
+    "decode_check_reply",
     "decode_download",
     "decode_download_chunk",
     "decode_join",
@@ -118,6 +126,8 @@ __all__ = [
     "encode_acknowledgement",
     "encode_active_list",
     "encode_assignment",
+    "encode_check",
+    "encode_check_reply",
     "encode_download",
     "encode_download_chunk",
     "encode_join",

@@ -1,4 +1,4 @@
-"""The messages of the five calls: one ``encode_`` and one ``decode_`` for each.
+"""The messages of the calls that a run is made of: one ``encode_`` and one ``decode_`` for each.
 
 Every ``decode_`` raises a :class:`CodecError` for a message with a field out of its bounds or unknown to this
 version. A peer of another protocol version is told apart first, whatever else its message looks like.
@@ -59,8 +59,8 @@ def encode_join(request: JoinRequest) -> pb.JoinRequest:
 
 def decode_join(message: pb.JoinRequest) -> JoinRequest:
     """The reverse of :func:`encode_join`."""
-    _check_protocol(message.protocol)
-    _check_whole(message, "statement")
+    check_protocol(message.protocol)
+    check_whole(message, "statement")
     return JoinRequest(
         message.protocol,
         check_name("run", message.run),
@@ -80,8 +80,8 @@ def encode_join_reply(reply: JoinReply) -> pb.JoinReply:
 
 def decode_join_reply(message: pb.JoinReply) -> JoinReply:
     """The reverse of :func:`encode_join_reply`."""
-    _check_protocol(message.protocol)
-    _check_whole(message)
+    check_protocol(message.protocol)
+    check_whole(message)
     return JoinReply(
         message.protocol,
         check_seconds("poll_seconds", message.poll_seconds, LONGEST_POLL_SECONDS),
@@ -96,8 +96,8 @@ def encode_task_request(request: TaskRequest) -> pb.TaskRequest:
 
 def decode_task_request(message: pb.TaskRequest) -> TaskRequest:
     """The reverse of :func:`encode_task_request`."""
-    _check_protocol(message.protocol)
-    _check_whole(message)
+    check_protocol(message.protocol)
+    check_whole(message)
     return TaskRequest(message.protocol, check_name("run", message.run), check_name("site", message.site))
 
 
@@ -116,7 +116,7 @@ def encode_task(task: Task) -> pb.Task:
 
 def decode_task(message: pb.Task) -> Task:
     """The reverse of :func:`encode_task`."""
-    _check_whole(message)
+    check_whole(message)
     match message.WhichOneof("task"):
         case "wait":
             return Wait()
@@ -141,7 +141,7 @@ def encode_upload_header(header: UploadHeader) -> pb.UploadFrame:
 
 def decode_upload_header(frame: pb.UploadFrame) -> UploadHeader:
     """The reverse of :func:`encode_upload_header`."""
-    _check_whole(frame, "header")
+    check_whole(frame, "header")
     check_there(frame.header, "key")
     return UploadHeader(
         _read_key(frame.header.key),
@@ -158,7 +158,7 @@ def encode_upload_chunk(chunk: bytes) -> pb.UploadFrame:
 
 def decode_upload_chunk(frame: pb.UploadFrame) -> bytes:
     """The reverse of :func:`encode_upload_chunk`."""
-    _check_whole(frame, "chunk")
+    check_whole(frame, "chunk")
     return frame.chunk
 
 
@@ -169,7 +169,7 @@ def encode_download(request: DownloadRequest) -> pb.DownloadRequest:
 
 def decode_download(message: pb.DownloadRequest) -> DownloadRequest:
     """The reverse of :func:`encode_download`."""
-    _check_whole(message, "key")
+    check_whole(message, "key")
     return DownloadRequest(_read_key(message.key), check_name("site", message.site))
 
 
@@ -180,7 +180,7 @@ def encode_download_chunk(chunk: bytes) -> pb.DownloadFrame:
 
 def decode_download_chunk(frame: pb.DownloadFrame) -> bytes:
     """The reverse of :func:`encode_download_chunk`."""
-    _check_whole(frame)
+    check_whole(frame)
     return frame.chunk
 
 
@@ -191,18 +191,20 @@ def encode_leave(site: str) -> pb.LeaveRequest:
 
 def decode_leave(message: pb.LeaveRequest) -> str:
     """The reverse of :func:`encode_leave`: the site's name."""
-    _check_whole(message)
+    check_whole(message)
     return check_name("site", message.site)
 
 
-def _check_protocol(protocol: int) -> None:
+def check_protocol(protocol: int) -> None:
+    """Raise :class:`OtherProtocol` for another version than this build's."""
     if protocol != PROTOCOL_VERSION:
         raise OtherProtocol(
             f"the peer speaks protocol {protocol}, this build {PROTOCOL_VERSION}: install matching releases"
         )
 
 
-def _check_whole(message: Message, *fields: str) -> None:
+def check_whole(message: Message, *fields: str) -> None:
+    """Raise :class:`Malformed` for unknown fields, and for a message that lacks one of ``fields``."""
     check_known_fields(message)
     check_there(message, *fields)
 

@@ -55,6 +55,27 @@ PHASE_DIRECTIONS: Phase.ValueType  # 9
 PHASE_MEANS: Phase.ValueType  # 10
 Global___Phase: typing_extensions.TypeAlias = Phase
 
+class _RunStage:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _RunStageEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_RunStage.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    RUN_STAGE_UNSPECIFIED: _RunStage.ValueType  # 0
+    RUN_STAGE_JOINING: _RunStage.ValueType  # 1
+    RUN_STAGE_UNDER_WAY: _RunStage.ValueType  # 2
+    RUN_STAGE_FINISHED: _RunStage.ValueType  # 3
+    RUN_STAGE_STOPPED: _RunStage.ValueType  # 4
+
+class RunStage(_RunStage, metaclass=_RunStageEnumTypeWrapper): ...
+
+RUN_STAGE_UNSPECIFIED: RunStage.ValueType  # 0
+RUN_STAGE_JOINING: RunStage.ValueType  # 1
+RUN_STAGE_UNDER_WAY: RunStage.ValueType  # 2
+RUN_STAGE_FINISHED: RunStage.ValueType  # 3
+RUN_STAGE_STOPPED: RunStage.ValueType  # 4
+Global___RunStage: typing_extensions.TypeAlias = RunStage
+
 class _ShareKind:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -124,6 +145,86 @@ class PhaseKey(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "phase", b"phase", "round", b"round", "run", b"run"]) -> None: ...
 
 Global___PhaseKey: typing_extensions.TypeAlias = PhaseKey
+
+@typing.final
+class CheckRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PROTOCOL_FIELD_NUMBER: builtins.int
+    SITE_FIELD_NUMBER: builtins.int
+    protocol: builtins.int
+    site: builtins.str
+    def __init__(
+        self,
+        *,
+        protocol: builtins.int = ...,
+        site: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["protocol", b"protocol", "site", b"site"]) -> None: ...
+
+Global___CheckRequest: typing_extensions.TypeAlias = CheckRequest
+
+@typing.final
+class CheckReply(google.protobuf.message.Message):
+    """agreement_hash, fields, run_stage and round: of a site on the coordinator's list; empty for another."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PROTOCOL_FIELD_NUMBER: builtins.int
+    RUN_FIELD_NUMBER: builtins.int
+    LISTED_FIELD_NUMBER: builtins.int
+    AGREEMENT_HASH_FIELD_NUMBER: builtins.int
+    FIELDS_FIELD_NUMBER: builtins.int
+    STAGE_FIELD_NUMBER: builtins.int
+    ROUND_FIELD_NUMBER: builtins.int
+    MAY_JOIN_FIELD_NUMBER: builtins.int
+    protocol: builtins.int
+    run: builtins.str
+    listed: builtins.bool
+    agreement_hash: builtins.bytes
+    stage: Global___RunStage.ValueType
+    round: builtins.int
+    may_join: builtins.bool
+    @property
+    def fields(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___AgreementField]: ...
+    def __init__(
+        self,
+        *,
+        protocol: builtins.int = ...,
+        run: builtins.str = ...,
+        listed: builtins.bool = ...,
+        agreement_hash: builtins.bytes = ...,
+        fields: collections.abc.Iterable[Global___AgreementField] | None = ...,
+        stage: Global___RunStage.ValueType = ...,
+        round: builtins.int = ...,
+        may_join: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agreement_hash", b"agreement_hash", "fields", b"fields", "listed", b"listed", "may_join", b"may_join", "protocol", b"protocol", "round", b"round", "run", b"run", "stage", b"stage"]) -> None: ...
+
+Global___CheckReply: typing_extensions.TypeAlias = CheckReply
+
+@typing.final
+class AgreementField(google.protobuf.message.Message):
+    """path: keys from the agreement's top, joined by dots. sha256: of the value as canonical JSON. text: its beginning."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: builtins.int
+    SHA256_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
+    path: builtins.str
+    sha256: builtins.bytes
+    text: builtins.str
+    def __init__(
+        self,
+        *,
+        path: builtins.str = ...,
+        sha256: builtins.bytes = ...,
+        text: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["path", b"path", "sha256", b"sha256", "text", b"text"]) -> None: ...
+
+Global___AgreementField: typing_extensions.TypeAlias = AgreementField
 
 @typing.final
 class JoinRequest(google.protobuf.message.Message):

@@ -35,6 +35,11 @@ class CoordinatorStub(object):
         Args:
             channel: A grpc.Channel.
         """
+        self.Check = channel.unary_unary(
+                '/protoseal.v1.Coordinator/Check',
+                request_serializer=protoseal__wire_dot_v1_dot_protoseal__pb2.CheckRequest.SerializeToString,
+                response_deserializer=protoseal__wire_dot_v1_dot_protoseal__pb2.CheckReply.FromString,
+                _registered_method=True)
         self.Join = channel.unary_unary(
                 '/protoseal.v1.Coordinator/Join',
                 request_serializer=protoseal__wire_dot_v1_dot_protoseal__pb2.JoinRequest.SerializeToString,
@@ -65,6 +70,13 @@ class CoordinatorStub(object):
 class CoordinatorServicer(object):
     """Sites dial out. Who calls is read from the TLS certificate; the names in messages must agree with it.
     """
+
+    def Check(self, request, context):
+        """Answers what a site compares before it joins. Changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def Join(self, request, context):
         """Missing associated documentation comment in .proto file."""
@@ -102,6 +114,11 @@ class CoordinatorServicer(object):
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Check': grpc.unary_unary_rpc_method_handler(
+                    servicer.Check,
+                    request_deserializer=protoseal__wire_dot_v1_dot_protoseal__pb2.CheckRequest.FromString,
+                    response_serializer=protoseal__wire_dot_v1_dot_protoseal__pb2.CheckReply.SerializeToString,
+            ),
             'Join': grpc.unary_unary_rpc_method_handler(
                     servicer.Join,
                     request_deserializer=protoseal__wire_dot_v1_dot_protoseal__pb2.JoinRequest.FromString,
@@ -138,6 +155,33 @@ def add_CoordinatorServicer_to_server(servicer, server):
 class Coordinator(object):
     """Sites dial out. Who calls is read from the TLS certificate; the names in messages must agree with it.
     """
+
+    @staticmethod
+    def Check(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/protoseal.v1.Coordinator/Check',
+            protoseal__wire_dot_v1_dot_protoseal__pb2.CheckRequest.SerializeToString,
+            protoseal__wire_dot_v1_dot_protoseal__pb2.CheckReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def Join(request,

@@ -27,6 +27,22 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
 
 GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
+_CoordinatorCheckType = typing_extensions.TypeVar(
+    '_CoordinatorCheckType',
+    grpc.UnaryUnaryMultiCallable[
+        protoseal_wire.v1.protoseal_pb2.CheckRequest,
+        protoseal_wire.v1.protoseal_pb2.CheckReply,
+    ],
+    grpc.aio.UnaryUnaryMultiCallable[
+        protoseal_wire.v1.protoseal_pb2.CheckRequest,
+        protoseal_wire.v1.protoseal_pb2.CheckReply,
+    ],
+    default=grpc.UnaryUnaryMultiCallable[
+        protoseal_wire.v1.protoseal_pb2.CheckRequest,
+        protoseal_wire.v1.protoseal_pb2.CheckReply,
+    ],
+)
+
 _CoordinatorJoinType = typing_extensions.TypeVar(
     '_CoordinatorJoinType',
     grpc.UnaryUnaryMultiCallable[
@@ -107,11 +123,15 @@ _CoordinatorLeaveType = typing_extensions.TypeVar(
     ],
 )
 
-class CoordinatorStub(typing.Generic[_CoordinatorJoinType, _CoordinatorNextTaskType, _CoordinatorUploadType, _CoordinatorDownloadType, _CoordinatorLeaveType]):
+class CoordinatorStub(typing.Generic[_CoordinatorCheckType, _CoordinatorJoinType, _CoordinatorNextTaskType, _CoordinatorUploadType, _CoordinatorDownloadType, _CoordinatorLeaveType]):
     """Sites dial out. Who calls is read from the TLS certificate; the names in messages must agree with it."""
 
     @typing.overload
     def __init__(self: CoordinatorStub[
+        grpc.UnaryUnaryMultiCallable[
+            protoseal_wire.v1.protoseal_pb2.CheckRequest,
+            protoseal_wire.v1.protoseal_pb2.CheckReply,
+        ],
         grpc.UnaryUnaryMultiCallable[
             protoseal_wire.v1.protoseal_pb2.JoinRequest,
             protoseal_wire.v1.protoseal_pb2.JoinReply,
@@ -137,6 +157,10 @@ class CoordinatorStub(typing.Generic[_CoordinatorJoinType, _CoordinatorNextTaskT
     @typing.overload
     def __init__(self: CoordinatorStub[
         grpc.aio.UnaryUnaryMultiCallable[
+            protoseal_wire.v1.protoseal_pb2.CheckRequest,
+            protoseal_wire.v1.protoseal_pb2.CheckReply,
+        ],
+        grpc.aio.UnaryUnaryMultiCallable[
             protoseal_wire.v1.protoseal_pb2.JoinRequest,
             protoseal_wire.v1.protoseal_pb2.JoinReply,
         ],
@@ -158,6 +182,9 @@ class CoordinatorStub(typing.Generic[_CoordinatorJoinType, _CoordinatorNextTaskT
         ],
     ], channel: grpc.aio.Channel) -> None: ...
 
+    Check: _CoordinatorCheckType
+    """Answers what a site compares before it joins. Changes nothing."""
+
     Join: _CoordinatorJoinType
 
     NextTask: _CoordinatorNextTaskType
@@ -172,6 +199,10 @@ class CoordinatorStub(typing.Generic[_CoordinatorJoinType, _CoordinatorNextTaskT
     Leave: _CoordinatorLeaveType
 
 CoordinatorAsyncStub: typing_extensions.TypeAlias = CoordinatorStub[
+    grpc.aio.UnaryUnaryMultiCallable[
+        protoseal_wire.v1.protoseal_pb2.CheckRequest,
+        protoseal_wire.v1.protoseal_pb2.CheckReply,
+    ],
     grpc.aio.UnaryUnaryMultiCallable[
         protoseal_wire.v1.protoseal_pb2.JoinRequest,
         protoseal_wire.v1.protoseal_pb2.JoinReply,
@@ -196,6 +227,14 @@ CoordinatorAsyncStub: typing_extensions.TypeAlias = CoordinatorStub[
 
 class CoordinatorServicer(metaclass=abc.ABCMeta):
     """Sites dial out. Who calls is read from the TLS certificate; the names in messages must agree with it."""
+
+    @abc.abstractmethod
+    def Check(
+        self,
+        request: protoseal_wire.v1.protoseal_pb2.CheckRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[protoseal_wire.v1.protoseal_pb2.CheckReply, collections.abc.Awaitable[protoseal_wire.v1.protoseal_pb2.CheckReply]]:
+        """Answers what a site compares before it joins. Changes nothing."""
 
     @abc.abstractmethod
     def Join(
