@@ -43,6 +43,13 @@ def open_party(config: SiteConfig, passphrase: bytes) -> Party:
     return Party(credentials, trust, config.required_sites, config.pins)
 
 
+def load_data(config: SiteConfig) -> SiteData:
+    """Return the site's data in the agreed form. Raises a :class:`SiteError`."""
+    return load_site_data(
+        config.data, config.data_root, config.agreement, convert_channels=config.convert_channels
+    )
+
+
 def open_learner(config: SiteConfig, data: SiteData) -> Learner:
     """The site's own model on its own device, over its data. Raises a :class:`SiteError`."""
     return build_learner(
@@ -65,7 +72,7 @@ def run_site(
     the end it needs no coordinator to say so.
     """
     agreement, party = config.agreement, open_party(config, passphrase)
-    data = load_site_data(config.data, config.data_root, agreement)
+    data = load_data(config)
     with open_journal(config.state_dir / "journal.sqlite", agreement, party) as journal:
         if config.privacy is not None:
             check_delta(config.privacy, units_at(data, agreement))

@@ -165,7 +165,8 @@ class CoordinatorConfig(_PartyFile):
 class SiteConfig(_PartyFile):
     """``site.toml``. ``out`` receives the trained model, the prototypes and the site's log.
 
-    ``pretrained`` is this site's copy of the weights whose SHA-256 the agreement holds.
+    ``pretrained`` is this site's copy of the weights whose SHA-256 the agreement holds. Images with other channels than
+    the agreement's are refused, unless ``convert_channels`` lets grey and RGB be converted into each other.
 
     ``min_holders`` and ``min_sites`` are what *this site* insists on. An agreement with fewer holders is refused
     when this file is loaded, and so bounds every sum and mean that the site is in; a roster or round with fewer
@@ -179,6 +180,7 @@ class SiteConfig(_PartyFile):
     coordinator: Address
     data: Annotated[str, Field(min_length=1)]
     data_root: LocalPath | None = None
+    convert_channels: bool = False
     device: Device = "auto"
     out: LocalPath
     model: ModelSpec | None = None

@@ -19,6 +19,7 @@ import csv
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
@@ -60,20 +61,28 @@ class _Listing:
         return tuple(sorted({of(file) for file in (*self.train, *(self.test or ()))}))
 
 
-def read_folder(path: Path, agreed: PreprocessingSection | None) -> Source:
+def read_folder(
+    path: Path, agreed: PreprocessingSection | None, *, convert_channels: bool = True
+) -> Source:
     """Every image under ``path``, each given the agreed size and channels as soon as it is read.
 
     The names of the class folders are the classes. All images are kept in memory at the agreed size: for more
     than fits, a data set of the site's own by ``module:function`` reads as needed. Raises :class:`DataError` for
-    a folder without images, a file that is no image, and, without an agreed preprocessing, images of different
-    shape.
+    a folder without images, a file that is no image, without an agreed preprocessing images of different shape, and
+    without ``convert_channels`` an image with other channels than the agreed.
     """
     listing = _list_files(path)
     classes = listing.names(lambda file: file.label)
     domains = listing.names(lambda file: file.domain)
 
     def read(files: Sequence[_File], kind: str) -> Samples:
-        return _read_files(files, classes, domains, agreed, where=f"{path}: {kind}")
+        images = (
+            fitted(
+                read_image(file.path), agreed, where=str(file.path), convert_channels=convert_channels
+            )
+            for file in files
+        )
+        return _samples_of(images, files, classes, domains, where=f"{path}: {kind}")
 
     subjects = _subjects(path, listing.train)  # first: pictures take long to read
     test = None if listing.test is None else read(listing.test, "test")
@@ -102,9 +111,14 @@ def pixels(image: Image.Image) -> Inputs:
     return np.array(image.convert("RGB"))
 
 
-def fitted(image: Inputs, agreed: PreprocessingSection | None, *, where: str) -> Inputs:
+def fitted(
+    image: Inputs, agreed: PreprocessingSection | None, *, where: str, convert_channels: bool = True
+) -> Inputs:
     """One image (H, W, C) with the agreed size and channels, or as it is where none are agreed."""
-    return image if agreed is None else fit_images(image[np.newaxis], agreed, where=where)[0]
+    if agreed is None:
+        return image
+    images = fit_images(image[np.newaxis], agreed, where=where, convert_channels=convert_channels)
+    return cast("Inputs", images[0])
 
 
 def stack(images: Iterable[Inputs], count: int, where: str) -> Inputs:
@@ -213,15 +227,14 @@ def _files(folder: Path, label: str, domain: str) -> list[_File]:
     return [_File(file, label, domain) for file in files]
 
 
-def _read_files(
+def _samples_of(
+    images: Iterable[Inputs],
     files: Sequence[_File],
     classes: tuple[str, ...],
     domains: tuple[str, ...],
-    agreed: PreprocessingSection | None,
     *,
     where: str,
 ) -> Samples:
-    images = (fitted(read_image(file.path), agreed, where=str(file.path)) for file in files)
     inputs = stack(images, len(files), where)
     labels = np.array([classes.index(file.label) for file in files])
     numbers = np.array([domains.index(file.domain) for file in files])

@@ -26,14 +26,17 @@ CHUNK = 1024
 """Images resized at once: bounds the memory for intermediate floats."""
 
 
-def fit_images(images: Inputs, agreed: PreprocessingSection, *, where: str) -> Inputs:
+def fit_images(
+    images: Inputs, agreed: PreprocessingSection, *, where: str, convert_channels: bool = True
+) -> Inputs:
     """(N, H, W, C) to (N, S, S, C′) with the agreed size S and channels C′; the dtype is kept.
 
     Resizing is bilinear with antialiasing, and makes images square whatever their aspect was. Grey becomes
     colour by repetition, colour grey by BT.601. Images that fit already are returned unchanged, so fitting
-    twice is fitting once. Raises :class:`DataError` for any other change of channels.
+    twice is fitting once. Raises :class:`DataError` for any other change of channels, and for every one without
+    ``convert_channels``.
     """
-    _check_channels(images.shape[3], agreed.channels, where)
+    _check_channels(images.shape[3], agreed.channels, where, convert=convert_channels)
     if images.shape[1:] == (agreed.image_size, agreed.image_size, agreed.channels):
         return images
     fitted = np.empty((len(images), agreed.image_size, agreed.image_size, agreed.channels), images.dtype)
@@ -42,11 +45,14 @@ def fit_images(images: Inputs, agreed: PreprocessingSection, *, where: str) -> I
     return fitted
 
 
-def to_tensor(inputs: Inputs, agreed: PreprocessingSection | None, *, where: str) -> Tensor:
+def to_tensor(
+    inputs: Inputs, agreed: PreprocessingSection | None, *, where: str, convert_channels: bool = True
+) -> Tensor:
     """What a model takes: float32 (N, C, S, S), normalised, for images; (N, F) for features.
 
     Without an agreed preprocessing floats stay as they are and uint8 is scaled to [0, 1]. Raises
-    :class:`DataError` for features where images are agreed, and for float images outside [0, 1].
+    :class:`DataError` for features where images are agreed, for float images outside [0, 1], and as
+    :func:`fit_images` does.
     """
     if inputs.ndim == 2 and agreed is None:
         return torch.from_numpy(as_floats(inputs))
@@ -57,14 +63,18 @@ def to_tensor(inputs: Inputs, agreed: PreprocessingSection | None, *, where: str
     if agreed is None:
         return torch.from_numpy(as_floats(inputs)).permute(0, 3, 1, 2).contiguous()
     _check_range(inputs, where)
-    fitted = torch.from_numpy(as_floats(fit_images(inputs, agreed, where=where))).permute(0, 3, 1, 2)
+    images = fit_images(inputs, agreed, where=where, convert_channels=convert_channels)
+    fitted = torch.from_numpy(as_floats(images)).permute(0, 3, 1, 2)
     mean, std = torch.tensor(agreed.mean), torch.tensor(agreed.std)
     return ((fitted - mean[:, None, None]) / std[:, None, None]).contiguous()
 
 
-def to_dataset(samples: Samples, agreed: PreprocessingSection | None, *, where: str) -> TensorDataset:
-    """A data set of (float32 tensor, int64 label), in memory."""
-    return TensorDataset(to_tensor(samples.inputs, agreed, where=where), torch.from_numpy(samples.labels))
+def to_dataset(
+    samples: Samples, agreed: PreprocessingSection | None, *, where: str, convert_channels: bool = True
+) -> TensorDataset:
+    """A data set of (float32 tensor, int64 label), in memory. Raises :class:`DataError` as :func:`to_tensor` does."""
+    inputs = to_tensor(samples.inputs, agreed, where=where, convert_channels=convert_channels)
+    return TensorDataset(inputs, torch.from_numpy(samples.labels))
 
 
 class PreprocessedDataset(Dataset[tuple[Tensor, int]]):
@@ -75,9 +85,16 @@ class PreprocessedDataset(Dataset[tuple[Tensor, int]]):
     """
 
     def __init__(
-        self, dataset: Dataset[Any], agreed: PreprocessingSection | None, classes: int, *, where: str
+        self,
+        dataset: Dataset[Any],
+        agreed: PreprocessingSection | None,
+        classes: int,
+        *,
+        where: str,
+        convert_channels: bool = True,
     ) -> None:
         self._dataset, self._agreed, self._classes, self._where = dataset, agreed, classes, where
+        self._convert_channels = convert_channels
 
     def __len__(self) -> int:
         return len(cast("Sized", self._dataset))
@@ -88,7 +105,10 @@ class PreprocessedDataset(Dataset[tuple[Tensor, int]]):
             raise DataError(
                 f"{self._where}: sample {index} has label {label}, outside the {self._classes} agreed classes"
             )
-        return to_tensor(inputs[np.newaxis], self._agreed, where=self._where)[0], label
+        tensor = to_tensor(
+            inputs[np.newaxis], self._agreed, where=self._where, convert_channels=self._convert_channels
+        )
+        return tensor[0], label
 
 
 def read_item(dataset: Dataset[Any], index: int, *, where: str) -> tuple[Inputs, int]:
@@ -107,8 +127,15 @@ def read_item(dataset: Dataset[Any], index: int, *, where: str) -> tuple[Inputs,
     return (array if array.dtype == np.uint8 and array.ndim == 3 else array.astype(np.float32)), label
 
 
-def _check_channels(given: int, agreed: int, where: str) -> None:
-    if given != agreed and {given, agreed} != {1, 3}:
+def _check_channels(given: int, agreed: int, where: str, *, convert: bool) -> None:
+    if given == agreed:
+        return
+    if {given, agreed} == {1, 3} and not convert:
+        raise DataError(
+            f"{where}: images have {given} channels and {agreed} are agreed: convert them yourself, agree on"
+            f" channels = {given} in [preprocessing], or set convert_channels = true in the site's file"
+        )
+    if {given, agreed} != {1, 3}:
         raise DataError(
             f"{where}: images have {given} channels (axes are N, H, W, C) and {agreed} are agreed;"
             " only grey and RGB are converted into each other"

@@ -145,13 +145,14 @@ class Flowers:
         return None if names is None else tuple(names)
 
     def read(self, root: Path, train: bool, agreed: PreprocessingSection | None) -> Part:
-        """Images (N, S, S, C) of the agreed size and channels, and labels."""
+        """Images (N, S, S, 3) of the agreed size, and labels. :func:`sources.join` sees to other channels."""
         where = f"flowers102 in {root / self.folder}"
+        sized = None if agreed is None else agreed.model_copy(update={"channels": 3})
         parts = [
             torchvision.datasets.Flowers102(
                 root,
                 split=split,
-                transform=lambda picture: fitted(pixels(picture), agreed, where=where),
+                transform=lambda picture: fitted(pixels(picture), sized, where=where),
                 download=False,
             )
             for split in (("train", "val") if train else ("test",))

@@ -38,21 +38,32 @@ class SiteData:
         return len(cast("Sized", self.train))
 
 
-def load_site_data(spec: str, data_root: Path | None, agreement: Agreement) -> SiteData:
-    """What ``spec`` names (see :func:`secure_client.data.sources.read`), as the agreement wants it.
+def load_site_data(
+    spec: str, data_root: Path | None, agreement: Agreement, *, convert_channels: bool = False
+) -> SiteData:
+    """Return what ``spec`` names (see :func:`secure_client.data.sources.read`), as the agreement wants it.
 
     Arrays are preprocessed now and kept in memory; a torch data set by ``module:function`` is read, checked
-    and preprocessed sample by sample as it is used. Raises :class:`DataError` or :class:`PluginError`.
+    and preprocessed sample by sample as it is used. Grey and RGB become each other with ``convert_channels`` alone.
+    Raises :class:`DataError` or :class:`PluginError`.
     """
     if is_own(spec):
         train, test = call_own(spec, data_root)
         return SiteData(
-            _own_dataset(train, agreement, spec),
-            None if test is None else _own_dataset(test, agreement, spec),
+            _own_dataset(train, agreement, spec, convert_channels=convert_channels),
+            None
+            if test is None
+            else _own_dataset(test, agreement, spec, convert_channels=convert_channels),
             subjects=numbered(_own_subjects(train, spec)),
         )
     agreed = agreement.preprocessing
-    data = load(spec, data_root=data_root, agreed=agreed, classes=agreement.classes)
+    data = load(
+        spec,
+        data_root=data_root,
+        agreed=agreed,
+        classes=agreement.classes,
+        convert_channels=convert_channels,
+    )
     return SiteData(
         to_dataset(data.train, agreed, where=spec),
         None if data.test is None else to_dataset(data.test, agreed, where=spec),
@@ -70,8 +81,11 @@ def _own_subjects(part: OwnPart, where: str) -> Subjects | None:
     return None if given is None else checked_subjects(given, len(cast("Sized", part)), where)
 
 
-def _own_dataset(part: OwnPart, agreement: Agreement, where: str) -> Dataset[Any]:
+def _own_dataset(part: OwnPart, agreement: Agreement, where: str, *, convert_channels: bool) -> Dataset[Any]:
+    agreed = agreement.preprocessing
     if isinstance(part, Samples):
         check_labels(part, agreement.classes, where)
-        return to_dataset(part, agreement.preprocessing, where=where)
-    return PreprocessedDataset(part, agreement.preprocessing, len(agreement.classes), where=where)
+        return to_dataset(part, agreed, where=where, convert_channels=convert_channels)
+    return PreprocessedDataset(
+        part, agreed, len(agreement.classes), where=where, convert_channels=convert_channels
+    )

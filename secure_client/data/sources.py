@@ -33,13 +33,22 @@ def load(
     agreed: PreprocessingSection | None,
     classes: tuple[str, ...] | None,
     seed: int = 0,
+    convert_channels: bool = True,
 ) -> TrainTest:
-    """:func:`read`, then :func:`join`."""
-    return join(read(spec, data_root=data_root, agreed=agreed, seed=seed), agreed, classes)
+    """:func:`read`, then :func:`join`. Without ``convert_channels`` images have the agreed channels from the start."""
+    sources = read(
+        spec, data_root=data_root, agreed=agreed, seed=seed, convert_channels=convert_channels
+    )
+    return join(sources, agreed, classes, convert_channels=convert_channels)
 
 
 def read(
-    spec: str, *, data_root: Path | None, agreed: PreprocessingSection | None, seed: int = 0
+    spec: str,
+    *,
+    data_root: Path | None,
+    agreed: PreprocessingSection | None,
+    seed: int = 0,
+    convert_channels: bool = True,
 ) -> list[Source]:
     """The data set that ``spec`` names, or the several that ``+`` joins.
 
@@ -50,11 +59,18 @@ def read(
     ``agreed`` serves only to keep pictures small while they are read; ``seed`` deals out the digits'
     appearances. Raises :class:`DataError`, or :class:`PluginError` for ``module:function``.
     """
-    return [_read_one(part.strip(), data_root, agreed, seed) for part in spec.split("+")]
+    return [
+        _read_one(part.strip(), data_root, agreed, seed, convert_channels=convert_channels)
+        for part in spec.split("+")
+    ]
 
 
 def join(
-    sources: Sequence[Source], agreed: PreprocessingSection | None, classes: tuple[str, ...] | None
+    sources: Sequence[Source],
+    agreed: PreprocessingSection | None,
+    classes: tuple[str, ...] | None,
+    *,
+    convert_channels: bool = True,
 ) -> TrainTest:
     """All sources over the same classes, their images of the agreed size, each source a domain or more.
 
@@ -63,7 +79,9 @@ def join(
     and for sources that cannot be put together.
     """
     classes = classes or own_classes(sources)
-    adapted = [_fitted(_matched(source, classes), agreed) for source in sources]
+    adapted = [
+        _fitted(_matched(source, classes), agreed, convert_channels=convert_channels) for source in sources
+    ]
     _check_alike(adapted)
     firsts = np.cumsum([0, *(len(source.domains) for source in adapted)]).tolist()
     train = [_numbered_from(source.train, first) for source, first in zip(adapted, firsts, strict=False)]
@@ -111,7 +129,14 @@ def suggest_preprocessing(sources: Sequence[Source]) -> PreprocessingSection | N
     )
 
 
-def _read_one(spec: str, data_root: Path | None, agreed: PreprocessingSection | None, seed: int) -> Source:
+def _read_one(
+    spec: str,
+    data_root: Path | None,
+    agreed: PreprocessingSection | None,
+    seed: int,
+    *,
+    convert_channels: bool,
+) -> Source:
     form, separator, rest = spec.partition(":")
     if spec == DIGITS:
         data = digits_in_five_appearances(seed)
@@ -127,7 +152,7 @@ def _read_one(spec: str, data_root: Path | None, agreed: PreprocessingSection | 
         case "npz":
             return read_npz(_path(rest, data_root))
         case "folder":
-            return read_folder(_path(rest, data_root), agreed)
+            return read_folder(_path(rest, data_root), agreed, convert_channels=convert_channels)
         case "sites":
             raise DataError(f"{spec}: holds several sites' data; one site's is npz:{Path(rest) / 'NAME.npz'}")
     return read_own(spec, data_root)
@@ -154,13 +179,16 @@ def _matched(source: Source, classes: tuple[str, ...]) -> Source:
     return _adapted(source, lambda part: replace(part, labels=numbers[part.labels]))
 
 
-def _fitted(source: Source, agreed: PreprocessingSection | None) -> Source:
+def _fitted(source: Source, agreed: PreprocessingSection | None, *, convert_channels: bool) -> Source:
     """The source with images of the agreed size and channels."""
     if agreed is None or not source.train.is_images:
         return source
-    return _adapted(
-        source, lambda part: replace(part, inputs=fit_images(part.inputs, agreed, where=source.where))
-    )
+
+    def fit(part: Samples) -> Samples:
+        images = fit_images(part.inputs, agreed, where=source.where, convert_channels=convert_channels)
+        return replace(part, inputs=images)
+
+    return _adapted(source, fit)
 
 
 def _adapted(source: Source, change: Callable[[Samples], Samples]) -> Source:

@@ -93,7 +93,7 @@ def test_arrays_are_preprocessed(own: str) -> None:
 
 
 def test_a_torch_data_set_is_read_and_preprocessed_as_it_is_used(own: str) -> None:
-    data = load_site_data(f"{own}:lazy", None, agreement())
+    data = load_site_data(f"{own}:lazy", None, agreement(), convert_channels=True)
     counting = importlib.import_module(own).Counting
     assert counting.reads == 0
     inputs, label = data.train[2]
