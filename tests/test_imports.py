@@ -29,7 +29,7 @@ MAY_IMPORT = {
 }
 SHARED = {
     *("protoseal.config", "protoseal.terms", "protoseal.files", "protoseal.anchors"),
-    *("protoseal.means", "protoseal.encrypted", "protoseal.databases"),
+    *("protoseal.means", "protoseal.encrypted", "protoseal.databases", "protoseal.agreed_fields"),
 }
 """All that the two sides may take from the package on top of them."""
 

@@ -61,9 +61,7 @@ class _Listing:
         return tuple(sorted({of(file) for file in (*self.train, *(self.test or ()))}))
 
 
-def read_folder(
-    path: Path, agreed: PreprocessingSection | None, *, convert_channels: bool = True
-) -> Source:
+def read_folder(path: Path, agreed: PreprocessingSection | None, *, convert_channels: bool = True) -> Source:
     """Every image under ``path``, each given the agreed size and channels as soon as it is read.
 
     The names of the class folders are the classes. All images are kept in memory at the agreed size: for more
@@ -77,9 +75,7 @@ def read_folder(
 
     def read(files: Sequence[_File], kind: str) -> Samples:
         images = (
-            fitted(
-                read_image(file.path), agreed, where=str(file.path), convert_channels=convert_channels
-            )
+            fitted(read_image(file.path), agreed, where=str(file.path), convert_channels=convert_channels)
             for file in files
         )
         return _samples_of(images, files, classes, domains, where=f"{path}: {kind}")

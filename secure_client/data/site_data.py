@@ -51,9 +51,7 @@ def load_site_data(
         train, test = call_own(spec, data_root)
         return SiteData(
             _own_dataset(train, agreement, spec, convert_channels=convert_channels),
-            None
-            if test is None
-            else _own_dataset(test, agreement, spec, convert_channels=convert_channels),
+            None if test is None else _own_dataset(test, agreement, spec, convert_channels=convert_channels),
             subjects=numbered(_own_subjects(train, spec)),
         )
     agreed = agreement.preprocessing

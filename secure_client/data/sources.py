@@ -36,9 +36,7 @@ def load(
     convert_channels: bool = True,
 ) -> TrainTest:
     """:func:`read`, then :func:`join`. Without ``convert_channels`` images have the agreed channels from the start."""
-    sources = read(
-        spec, data_root=data_root, agreed=agreed, seed=seed, convert_channels=convert_channels
-    )
+    sources = read(spec, data_root=data_root, agreed=agreed, seed=seed, convert_channels=convert_channels)
     return join(sources, agreed, classes, convert_channels=convert_channels)
 
 

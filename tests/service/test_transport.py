@@ -14,7 +14,16 @@ import pytest
 from cryptography import x509
 
 from crypto.pki import Credentials, Identity, TrustAnchor
-from protoseal_wire.messages import PROTOCOL_VERSION, Finished, JoinReply, Stopped, UploadHeader, Wait, Work
+from protoseal_wire.messages import (
+    PROTOCOL_VERSION,
+    CheckReply,
+    Finished,
+    JoinReply,
+    Stopped,
+    UploadHeader,
+    Wait,
+    Work,
+)
 from protoseal_wire.v1 import protoseal_pb2 as pb
 from secure_client.errors import PhaseOver, Refused, SiteError, Unreachable, Violation
 from secure_client.retry import FINAL, call_until
@@ -85,11 +94,9 @@ class TestConversation:
         threading.Timer(0.2, handler.change, ("clinic-a", Finished(5))).start()
         assert transport.next_task() == Finished(5)
 
-    def test_check_tells_the_coordinator_nothing(
-        self, transport: GrpcTransport, handler: FakeHandler
-    ) -> None:
-        transport.check()
-        assert handler.calls == []
+    def test_check_joins_nothing(self, transport: GrpcTransport, handler: FakeHandler) -> None:
+        assert transport.check() == CheckReply(PROTOCOL_VERSION, RUN, None)
+        assert handler.calls == [("clinic-a", "check")]
 
 
 class TestWhoIsTrusted:

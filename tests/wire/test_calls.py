@@ -257,7 +257,9 @@ def test_a_reply_to_check_has_nothing_for_a_site_that_is_not_listed() -> None:
 
 def test_the_text_of_a_field_is_cut_and_its_hash_is_not() -> None:
     long = replace(FIELD, text=1000 * "x", sha256=bytes(range(32)))
-    message = codec.encode_check_reply(CheckReply(PROTOCOL_VERSION, "trial", replace(LISTING, fields=(long,))))
+    message = codec.encode_check_reply(
+        CheckReply(PROTOCOL_VERSION, "trial", replace(LISTING, fields=(long,)))
+    )
     listing = codec.decode_check_reply(message).listing
     assert listing is not None
     assert listing.fields == (replace(long, text=160 * "x"),)

@@ -87,5 +87,7 @@ def _read_field(message: pb.AgreementField) -> AgreementField:
     if not _PATH.fullmatch(message.path):
         raise Malformed("the path of an agreement's field is not 1 to 200 of a-z, A-Z, 0-9, '_', '.' and '-'")
     if not _TEXT.fullmatch(message.text):
-        raise Malformed(f"the text of an agreement's field is not 1 to {LONGEST_TEXT} printable ASCII characters")
+        raise Malformed(
+            f"the text of an agreement's field is not 1 to {LONGEST_TEXT} printable ASCII characters"
+        )
     return AgreementField(message.path, check_exact("a field's sha256", message.sha256), message.text)
