@@ -15,7 +15,6 @@ from protoseal.commands.logs import start_log
 from protoseal.commands.passphrase import IN_CONFIG, read_passphrase
 from protoseal.commands.reporting import one_line_errors
 from protoseal.config import SiteConfig, load_site
-from protoseal.tables import epsilon_text
 
 if TYPE_CHECKING:
     from protoseal.files import SiteRound
@@ -87,6 +86,8 @@ def _passphrase_to_try(config: SiteConfig) -> bytes:
 
 
 def _show(figures: SiteRound) -> None:
+    from protoseal.tables import epsilon_text
+
     accuracy = figures.accuracy_classifier
     parts = [
         f"round {figures.round} with {figures.sites} sites",

@@ -18,8 +18,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 SITE_EXTRA = frozenset(
-    {"dp_accounting", "jinja2", "matplotlib", "PIL", "safetensors", "sklearn", "torch", "torchvision"}
+    {
+        *("dp_accounting", "jinja2", "matplotlib", "opacus", "PIL"),
+        *("safetensors", "sklearn", "torch", "torchvision"),
+    }
 )
+"""Modules of the distributions that pyproject.toml lists as the extra ``site``."""
 
 
 def one_line_errors(command: Callable[P, R]) -> Callable[P, R]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import json
 import re
 import tomllib
@@ -65,23 +64,47 @@ def context_sources(instructions: Sequence[Instruction]) -> list[str]:
 
 def is_ignored(path: str, ignore: str | None = None) -> bool:
     """Whether ``.dockerignore`` keeps a path out of the context: the last pattern that matches decides."""
-    text = (ROOT / ".dockerignore").read_text(encoding="utf-8") if ignore is None else ignore
     ignored = False
-    for line in text.splitlines():
-        pattern = line.removeprefix("!")
-        if line and not line.startswith("#") and _matches(path, pattern):
-            ignored = not line.startswith("!")
+    for excludes, pattern in _patterns(ignore):
+        if excludes != ignored and any(pattern.fullmatch(each) for each in _ancestry(path)):
+            ignored = excludes
     return ignored
 
 
-def _matches(path: str, pattern: str) -> bool:
-    """Of the path or of a folder above it, with ``**`` for any folders, as Docker has it."""
-    prefixes = ["/".join(path.split("/")[: count + 1]) for count in range(path.count("/") + 1)]
-    if pattern.startswith("**/"):
-        return any(fnmatch.fnmatchcase(part, pattern[3:]) for part in path.split("/"))
-    return any(
-        fnmatch.fnmatchcase(each, pattern) and each.count("/") == pattern.count("/") for each in prefixes
-    )
+def build_context() -> set[str]:
+    """Return every file that ``.dockerignore`` lets into a build, relative to the project's root.
+
+    A folder that is left out is not entered, as in Docker's older builder and in Buildah; a pattern that would take
+    a file out of it again does so in BuildKit alone.
+    """
+    waiting, found = sorted(ROOT.iterdir()), set[str]()
+    while waiting:
+        path = waiting.pop()
+        name = path.relative_to(ROOT).as_posix()
+        if not is_ignored(name):
+            waiting += path.iterdir() if path.is_dir() else ()
+            found |= {name} if path.is_file() else set()
+    return found
+
+
+def _patterns(ignore: str | None) -> list[tuple[bool, re.Pattern[str]]]:
+    """Each line in order: whether it excludes, and which paths it matches."""
+    text = (ROOT / ".dockerignore").read_text(encoding="utf-8") if ignore is None else ignore
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    return [(not line.startswith("!"), _expression(line.removeprefix("!").strip("/"))) for line in lines]
+
+
+def _expression(pattern: str) -> re.Pattern[str]:
+    """Translate a pattern as Docker does: ``**/`` is any folders or none, ``*`` and ``?`` stay within a name."""
+    wild = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern)
+    return re.compile("".join(wild.get(part, re.escape(part)) for part in parts))
+
+
+def _ancestry(path: str) -> list[str]:
+    """The path and every folder above it, which a pattern matches as well."""
+    parts = path.split("/")
+    return ["/".join(parts[: count + 1]) for count in range(len(parts))]
 
 
 def _needed() -> set[str]:
