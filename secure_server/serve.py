@@ -1,4 +1,7 @@
-"""The coordinator's server: mutual TLS, the service, the health service, and an orderly end."""
+"""The coordinator's server: mutual TLS, the service, the health service, and an orderly end.
+
+gRPC listens at a Unix socket that only this user can reach; sites come in by :mod:`secure_server.front`.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,13 @@ import asyncio
 import logging
 import os
 import signal
+import socket
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -17,7 +23,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from crypto.pki import Credentials, TrustAnchor
 from protoseal_wire.codec import CHUNK_BYTES
 from protoseal_wire.v1 import protoseal_pb2_grpc as pb_grpc
-from secure_server.errors import CannotListen
+from secure_server.front import Front, bound_sockets, limits_of_process
 from secure_server.polling import Changes
 from secure_server.servicer import Handler, Servicer
 
@@ -33,8 +39,6 @@ _OPTIONS = (
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-    # Else a second coordinator could share the port, and sites would be dealt out among the two.
-    ("grpc.so_reuseport", 0),
 )
 
 
@@ -51,40 +55,56 @@ async def serve(
 
     ``listen`` is host:port, port 0 for any; ``ready`` gets the port. Peers need a certificate of the same CA:
     TLS refuses others before a call exists, with a line of gRPC's own on standard error ("Handshake failed
-    with error ...": the reason, not the address) unless GRPC_VERBOSITY hides it. Raises
-    :class:`CannotListen`, and whatever ``handler.tick`` raises.
+    with error ...": the reason, not the address) unless GRPC_VERBOSITY hides it. The process's limit of open files is
+    raised as far as it goes, and connections are bounded by it. Raises :class:`CannotListen`, and whatever
+    ``handler.tick`` raises.
     """
     _warn_if_quiet()
     stop, changes = asyncio.Event(), Changes()
     handler.subscribe(changes.notify)
-    server = grpc.aio.server(options=_OPTIONS)
-    port = _bind(server, listen, credentials, trust)
-    checkup = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(checkup, server)
-    with ThreadPoolExecutor(1, thread_name_prefix="coordinator") as thread, _stopped_by_signals(stop):
-        servicer = Servicer(handler, trust, thread, changes, poll_seconds)
+    with (
+        ThreadPoolExecutor(1, thread_name_prefix="coordinator") as thread,
+        _stopped_by_signals(stop),
+        _listening(listen) as sockets,
+        tempfile.TemporaryDirectory(prefix="protoseal-") as folder,
+    ):
+        inside = Path(folder) / "server"
+        front = Front(inside, limits_of_process())
+        server, checkup = grpc.aio.server(options=_OPTIONS), health.aio.HealthServicer()
+        server.add_secure_port(f"unix:{inside}", _tls(credentials, trust))
+        health_pb2_grpc.add_HealthServicer_to_server(checkup, server)
+        servicer = Servicer(handler, trust, thread, changes, poll_seconds, front)
         pb_grpc.add_CoordinatorServicer_to_server(servicer, server)
         await server.start()
         try:
             await checkup.set(_service_name(), health_pb2.HealthCheckResponse.SERVING)
-            ready(port)
+            await front.listen(sockets)
+            ready(sockets[0].getsockname()[1])
             await _tick_until_over(handler, thread, stop)
         finally:
+            front.close()
             await checkup.enter_graceful_shutdown()
             changes.close()
             await server.stop(_GRACE_SECONDS)
+            front.drop_all()
 
 
-def _bind(server: grpc.aio.Server, listen: str, credentials: Credentials, trust: TrustAnchor) -> int:
-    tls = grpc.ssl_server_credentials(
+def _tls(credentials: Credentials, trust: TrustAnchor) -> grpc.ServerCredentials:
+    return grpc.ssl_server_credentials(
         [(credentials.private_key_pem(), credentials.certificate_pem)],
         root_certificates=trust.certificate_pem,
         require_client_auth=True,
     )
+
+
+@contextmanager
+def _listening(listen: str) -> Iterator[list[socket.socket]]:
+    sockets = bound_sockets(listen)
     try:
-        return server.add_secure_port(listen, tls)
-    except RuntimeError as error:
-        raise CannotListen(f"cannot listen on {listen}: it is in use or not this machine's") from error
+        yield sockets
+    finally:
+        for each in sockets:
+            each.close()
 
 
 def _service_name() -> str:

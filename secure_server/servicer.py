@@ -92,20 +92,40 @@ class Handler(Protocol):
         ...
 
 
+class Connections(Protocol):
+    """What lies between the network and the server. ``peer`` is how the server names the other end of a call."""
+
+    def vouch(self, peer: str, site: str) -> None:
+        """A site proved itself on the connection of a call."""
+        ...
+
+    def origin(self, peer: str) -> str:
+        """Where the call comes from."""
+        ...
+
+
 class Servicer(pb_grpc.CoordinatorServicer):
     """Answers calls by a :class:`Handler` whose one thread is ``thread``.
 
     The caller is who its certificate says, checked on every call: a certificate may end while its owner is
     connected. Uploads are bounded in size by the handler, in time by a least speed, one for each site and four
-    in all; so four sites together can hold up the others' uploads, but one alone cannot.
+    in all; so four sites together can hold up the others' uploads, but one alone cannot. Downloads are bounded in time
+    by the same speed, and one for each site.
     """
 
     def __init__(
-        self, handler: Handler, trust: TrustAnchor, thread: Executor, changes: Changes, poll_seconds: float
+        self,
+        handler: Handler,
+        trust: TrustAnchor,
+        thread: Executor,
+        changes: Changes,
+        poll_seconds: float,
+        connections: Connections,
     ) -> None:
         self._handler, self._trust, self._thread = handler, trust, thread
-        self._changes, self._poll_seconds = changes, poll_seconds
+        self._changes, self._poll_seconds, self._connections = changes, poll_seconds, connections
         self._uploading: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._downloading: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._slots = asyncio.Semaphore(_UPLOADS_AT_ONCE)
 
     async def Check(self, request: pb.CheckRequest, context: Context) -> pb.CheckReply:
@@ -149,9 +169,13 @@ class Servicer(pb_grpc.CoordinatorServicer):
         async with self._caller("Download", context) as site:
             asked = codec.decode_download(request)
             check_speaks_for_itself(site, asked.site)
-            content = await self._do(self._handler.download, site, asked)
-            for chunk in codec.chunks(content):
-                yield codec.encode_download_chunk(chunk)
+            async with self._downloading[
+                site
+            ]:  # a reader that stalls holds one content, however often it asks
+                content = await self._do(self._handler.download, site, asked)
+                async with _in_time("download", len(content)):
+                    for chunk in codec.chunks(content):
+                        yield codec.encode_download_chunk(chunk)
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
         """Let a site go."""
@@ -183,9 +207,10 @@ class Servicer(pb_grpc.CoordinatorServicer):
         site: str | None = None
         try:
             site = identify_site(self._trust, context)
+            self._connections.vouch(context.peer(), site)
             yield site
         except asyncio.CancelledError:
-            _log.info("%s of %s at %s was cut off", rpc, site, context.peer())
+            _log.info("%s of %s at %s was cut off", rpc, site, self._connections.origin(context.peer()))
             raise
         except Exception as error:
             status = status_of(error)
@@ -193,7 +218,7 @@ class Servicer(pb_grpc.CoordinatorServicer):
                 _log.exception("%s of %s failed", rpc, site)
                 await context.abort(grpc.StatusCode.INTERNAL, "the coordinator failed; its log says why")
             else:
-                log_refusal(error, rpc, site, context.peer())
+                log_refusal(error, rpc, site, self._connections.origin(context.peer()))
                 await context.abort(status, str(error))
 
 
@@ -221,7 +246,7 @@ def log_refusal(error: Exception, rpc: str, site: str | None, peer: str) -> None
 
 
 async def _receive_header(frames: AsyncIterator[pb.UploadFrame]) -> UploadHeader:
-    async with _within(_HEADER_SECONDS):
+    async with _in_time("upload", 0):
         async for frame in frames:
             return codec.decode_upload_header(frame)
     raise codec.Corrupted("the upload ended before its header")
@@ -229,16 +254,18 @@ async def _receive_header(frames: AsyncIterator[pb.UploadFrame]) -> UploadHeader
 
 async def _receive_content(frames: AsyncIterator[pb.UploadFrame], header: UploadHeader) -> bytes:
     assembly = codec.Assembly(header.size, header.sha256)
-    async with _within(_HEADER_SECONDS + header.size / _SLOWEST_BYTES_PER_SECOND):
+    async with _in_time("upload", header.size):
         async for frame in frames:
             assembly.add(codec.decode_upload_chunk(frame))
     return assembly.content()
 
 
 @asynccontextmanager
-async def _within(seconds: float) -> AsyncIterator[None]:
+async def _in_time(what: str, size: int) -> AsyncIterator[None]:
+    """As long as ``size`` bytes may take; :class:`codec.Corrupted` when that is over."""
+    seconds = _HEADER_SECONDS + size / _SLOWEST_BYTES_PER_SECOND
     try:
         async with asyncio.timeout(seconds):
             yield
     except TimeoutError as error:
-        raise codec.Corrupted(f"the upload stalled: it was not there after {seconds:.0f} s") from error
+        raise codec.Corrupted(f"the {what} stalled: it was not over after {seconds:.0f} s") from error

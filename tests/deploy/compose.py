@@ -18,6 +18,7 @@ from tests.deploy.walkthrough import ROOT
 
 Service = Mapping[str, Any]
 COORDINATOR = "coordinator"
+_FILES = 65_536
 _OPENINGS = {
     "expose",
     "privileged",
@@ -62,6 +63,8 @@ def compose_problems(file: Mapping[str, Any], coordinator: CoordinatorConfig, si
     port = coordinator.listen.rpartition(":")[2]
     if server.get("ports") != [f"{port}:{port}"]:
         found.append(f"{COORDINATOR}: publishes {server.get('ports')}, and listens on {port}")
+    if server.get("ulimits", {}).get("nofile", {}).get("hard", 0) < _FILES:
+        found.append(f"{COORDINATOR}: has few files for connections")
     return [*found, *_network_problems(file, coordinator.sites, site.coordinator.rpartition(":")[0])]
 
 

@@ -192,6 +192,10 @@ def _publish_another_port(services: Any) -> None:
     services["coordinator"]["ports"] = ["443:443"]
 
 
+def _leave_few_files(services: Any) -> None:
+    services["coordinator"]["ulimits"]["nofile"]["hard"] = 1024
+
+
 @pytest.mark.parametrize(
     ("weaken", "said"),
     [
@@ -216,6 +220,7 @@ def _publish_another_port(services: Any) -> None:
         (_keep_capabilities, "north: keeps privileges"),
         (_forget_a_site, "are not the coordinator and"),
         (_publish_another_port, "coordinator: publishes ['443:443']"),
+        (_leave_few_files, "coordinator: has few files"),
     ],
 )
 def test_a_compose_file_that_is_not_is_found_out(weaken: Callable[[Any], None], said: str) -> None:

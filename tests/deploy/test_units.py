@@ -33,6 +33,7 @@ HARDENED = {
     "UMask": "0077",
     "StateDirectoryMode": "0700",
 }
+FILES = 65_536
 Unit = Mapping[str, Mapping[str, str]]
 
 
@@ -53,8 +54,10 @@ def read_unit(text: str, instance: str) -> Unit:
 def unit_problems(unit: Unit, party: str) -> list[str]:
     """What is wrong with the unit of a party, whose files are the samples for services."""
     service = unit["Service"]
+    few_files = party == "coordinator" and int(service.get("LimitNOFILE", 0)) < FILES
     return [
         *(f"{key} is not {value!r}" for key, value in HARDENED.items() if service.get(key) != value),
+        *(["has few files for connections"] if few_files else []),
         *_start_problems(service, party),
         *_secret_problems(service, party),
         *_state_problems(service, party),
@@ -140,6 +143,11 @@ def test_a_unit_that_is_not_is_found_out(name: str, change: tuple[str, str], sai
     assert any(said in problem for problem in found), found
 
 
+def test_a_coordinator_of_few_files_is_found_out() -> None:
+    weak = read_unit(text_of("protoseal-coordinator.service").replace("LimitNOFILE=65536\n", ""), "")
+    assert unit_problems(weak, "coordinator") == ["has few files for connections"]
+
+
 def test_a_setting_given_twice_is_an_error() -> None:
     with pytest.raises(ValueError, match="User is given twice"):
         read_unit("[Service]\nUser=a\nUser=root\n", "north")
@@ -149,4 +157,4 @@ def test_the_coordinators_settings_and_a_sites_differ_where_they_must_and_nowher
     ours, theirs = (read_unit(text_of(name), party)["Service"] for name, party in UNITS.items())
     differing = {key for key in set(ours) | set(theirs) if ours.get(key) != theirs.get(key)}
     paths = {"WorkingDirectory", "ExecStart", "LoadCredential", "StateDirectory", "Environment"}
-    assert differing == paths | {"MemoryDenyWriteExecute"}
+    assert differing == paths | {"MemoryDenyWriteExecute", "LimitNOFILE"}

@@ -147,14 +147,16 @@ def _port_or_raise(event: int | BaseException) -> int:
 
 
 @contextmanager
-def dialling(port: int, trust: TrustAnchor, credentials: Credentials | None) -> Iterator[CoordinatorStub]:
+def dialling(
+    port: int, trust: TrustAnchor, credentials: Credentials | None, *options: tuple[str, int]
+) -> Iterator[CoordinatorStub]:
     """A bare stub, to send what no honest site sends."""
     tls = grpc.ssl_channel_credentials(
         trust.certificate_pem,
         credentials.private_key_pem() if credentials else None,
         credentials.certificate_pem if credentials else None,
     )
-    with grpc.secure_channel(f"127.0.0.1:{port}", tls) as channel:
+    with grpc.secure_channel(f"127.0.0.1:{port}", tls, options) as channel:
         yield CoordinatorStub(channel)
 
 

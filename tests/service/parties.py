@@ -17,7 +17,7 @@ from crypto.pki.identity import host_name
 
 NAME = "clinics.example"
 CLIENT, SERVER = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
-_PASSPHRASE = b"correct horse"
+PASSPHRASE = b"correct horse"
 
 
 class Federation:
@@ -25,7 +25,7 @@ class Federation:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self.trust = create_authority(directory / "ca", NAME, _PASSPHRASE)
+        self.trust = create_authority(directory / "ca", NAME, PASSPHRASE)
 
     def site(self, name: str = "clinic-a") -> Credentials:
         """A site, approved the honest way."""
@@ -58,13 +58,13 @@ class Federation:
             .add_extension(x509.KeyUsage(True, *[False] * 8), critical=True)
             .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
             .add_extension(x509.SubjectAlternativeName(names), critical=True)
-            .sign(read_key(self._directory / "ca" / "ca.key.pem", _PASSPHRASE), hashes.SHA256())
+            .sign(read_key(self._directory / "ca" / "ca.key.pem", PASSPHRASE), hashes.SHA256())
         )
         return Credentials(certificate, key)
 
     def _approved(self, identity: Identity, hosts: Sequence[str] = ()) -> Credentials:
         folder = self._directory / identity.name
-        create_request(folder, identity, _PASSPHRASE, hosts, overwrite=True)
+        create_request(folder, identity, PASSPHRASE, hosts, overwrite=True)
         request = (folder / "request.pem").read_bytes()
-        (folder / "certificate.pem").write_bytes(approve(self._directory / "ca", _PASSPHRASE, request))
-        return Credentials.load(folder / "certificate.pem", folder / "key.pem", _PASSPHRASE)
+        (folder / "certificate.pem").write_bytes(approve(self._directory / "ca", PASSPHRASE, request))
+        return Credentials.load(folder / "certificate.pem", folder / "key.pem", PASSPHRASE)

@@ -45,11 +45,11 @@ print("ended", flush=True)
 
 
 @contextmanager
-def process(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """A server in a process of its own, with a federation of its own below ``folder``."""
+def process(folder: Path, program: str = PROGRAM) -> Iterator[subprocess.Popen[str]]:
+    """A server in a process of its own; ``PROGRAM``'s has a federation of its own below ``folder``."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("GRPC_")}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "proto"), str(ROOT)])
-    command = [sys.executable, "-c", PROGRAM, str(folder)]
+    command = [sys.executable, "-c", program, str(folder)]
     with (
         (folder / "stderr").open("w") as stderr,
         subprocess.Popen(
