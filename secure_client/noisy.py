@@ -1,7 +1,7 @@
 """The noisy prototypes that a site goes by: those of its last release, kept with what it trained.
 
-Where sites share the noise of a sum, none of them has a release of its own after round 0: what it adds is drawn for the
-attempt's list, when its values are asked for, and kept nowhere but in its answer.
+Where sites share the noise of a sum, none of them has a release of its own after round 0: its share of the noise is
+paid for and drawn before it states its presence in an attempt, and kept with the attempt's secrets until it is added.
 """
 
 from __future__ import annotations
@@ -95,11 +95,15 @@ class NoisyPrototypes:
             )
         return self._last
 
+    def draw_share(self, number: int) -> NDArray[np.int64]:
+        """Pay for a round's sum and draw this site's share: see :meth:`Releases.draw_share`."""
+        return self._releases.draw_share(number)
+
     def term(
-        self, number: int, embedded: Iterable[tuple[Tensor, Tensor]], listed: int
+        self, embedded: Iterable[tuple[Tensor, Tensor]], listed: int, share: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """What this site adds to a sum, once: see :meth:`secure_client.privacy.releases.Releases.term`."""
-        return self._releases.term(number, _as_arrays(embedded), listed, self._owners)
+        """What this site adds to a sum: see :meth:`secure_client.privacy.releases.Releases.term`."""
+        return self._releases.term(_as_arrays(embedded), listed, share, self._owners)
 
     def _of_classes(self, number: int, batches: Batches) -> Release:
         drawn = self._releases.release(number, batches, self._owners)

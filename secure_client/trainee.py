@@ -165,17 +165,30 @@ class Trainee:
         """The part of the model that is averaged, after the last training, float64 (p + q,); a secret of this site."""
         return self._learner.averaged()
 
-    def noisy_term(self, round_number: int, listed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def draw_share(self, round_number: int) -> NDArray[np.int64]:
+        """Pay for one sum over the round's model and draw this site's share of the noise; a secret of this site.
+
+        Each call is another payment, and another share. Errors as of :meth:`Releases.draw_share`.
+        """
+        self.trained(round_number)
+        share = self._require_noisy().draw_share(round_number)
+        self._save_model()  # with the ledger's entry, which a restart has to find again
+        return share
+
+    def noisy_term(
+        self, round_number: int, listed: int, share: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """What this site adds to a masked sum of ``listed`` sites, with its share of the noise: (K, d) and (K,).
 
-        Of the round's model, paid for, and drawn anew at every call; to be sent once.
+        It is of the round's model; ``share`` was drawn by :meth:`draw_share`.
         """
+        self.trained(round_number)
+        return self._require_noisy().term(self._learner.embedded(), listed, share)
+
+    def _require_noisy(self) -> NoisyPrototypes:
         if self._noisy is None:
             raise RuntimeError("asked for noise where none is agreed")
-        self.trained(round_number)
-        term = self._noisy.term(round_number, self._learner.embedded(), listed)
-        self._save_model()  # with the ledger's entry, which a restart has to find again
-        return term
+        return self._noisy
 
     def scores(self) -> NDArray[np.float64]:
         """Fisher scores (K, d) of the last training's prototypes, which never leave this site (FedDBP)."""

@@ -96,12 +96,23 @@ class MaskedSum:
         """Erase the attempt's secrets: with them, its uploads could be opened later."""
         self._journal.forget_secret(_secrets_name(key))
         self._journal.forget_secret(_own_pair_name(key))
+        self._journal.forget_secret(_noise_name(key))
 
     def forget_last(self) -> None:
         """Erase the secrets of the last attempt, which are there if it had no result."""
         last = self._journal.latest(Phase.PRESENCE)
         if last is not None:
             self.forget(last)
+
+    def keep_noise(self, key: PhaseKey, noise: NDArray[np.int64]) -> None:
+        """Store the attempt's share of the noise, drawn with the keys: a site has one of it as it has one of these."""
+        self._journal.put_secret(_noise_name(key), noise.astype("<i8").tobytes())
+
+    def take_noise(self, key: PhaseKey) -> NDArray[np.int64]:
+        """Return the share that was stored, and erase it: it is for one vector, whose bytes the journal keeps."""
+        noise = np.frombuffer(self._secret(_noise_name(key)), dtype="<i8").astype(np.int64)
+        self._journal.forget_secret(_noise_name(key))
+        return noise
 
     # The steps
 
@@ -312,6 +323,10 @@ def _refusing(round_number: int, what: str) -> Iterator[None]:
 
 def _secrets_name(key: PhaseKey) -> str:
     return f"mask secrets of round {key.round}, attempt {key.attempt}"
+
+
+def _noise_name(key: PhaseKey) -> str:
+    return f"noise of round {key.round}, attempt {key.attempt}"
 
 
 def _own_pair_name(key: PhaseKey) -> str:

@@ -60,15 +60,17 @@ class Sums:
 
         A site whose model is beyond the agreed bounds stops here, with a :class:`crypto.errors.BoundError`,
         before it takes part in the attempt; one that cannot pay for its share of the noise with a
-        :class:`secure_client.errors.BudgetError`.
+        :class:`secure_client.errors.BudgetError`. The share is paid for and drawn here, not when values are asked for:
+        the statement's anchor then covers the payment, and a journal and a ledger that are put back together to any
+        moment after it have one share to add, the same.
         """
         if key.round == 0:
             return b"", None
         check_averaged_bounds(self._trainee.averaged(), self._agreement.averaging, trained=True)
-        releases = self._trainee.releases
-        if releases is not None and releases.distributed:
-            releases.check_room(key.round)
-        return self._trainee.base, self._masks.fresh_keys(key) if self._masked else None
+        keys = self._masks.fresh_keys(key) if self._masked else None
+        if self._agreement.layout.noisy:
+            self._masks.keep_noise(key, self._trainee.draw_share(key.round))
+        return self._trainee.base, keys
 
     def step(self, key: PhaseKey, request: bytes) -> bytes:
         """The clustering's one step, the plain sum's, or one of the masked sum's."""
@@ -123,7 +125,8 @@ class Sums:
 
     def _noisy_vector(self, key: PhaseKey, group: Group) -> NDArray[np.float64]:
         """With a share of the noise in every class, whatever this site has; a release for this one attempt."""
-        vectors, weights = self._trainee.noisy_term(key.round, len(group.cohort.sites))
+        share = self._masks.take_noise(key)
+        vectors, weights = self._trainee.noisy_term(key.round, len(group.cohort.sites), share)
         whole = vectors.astype(np.float64), weights.astype(np.float64)
         return self._agreement.layout.noisy_contribution(*whole, self._trainee.averaged())
 

@@ -186,13 +186,6 @@ class Ledger:
         # Not under the lock: it takes the accountant many times as long to say what would have fitted.
         raise refusal(history, spending, self._budget, self._epsilon)
 
-    def check(self, spending: Spending) -> None:
-        """:class:`BudgetError` for a release that would exceed the limit as things stand. Records nothing."""
-        with self._opened():
-            history = self.history
-        if not fits(history, spending.event, self._budget.limit, self._epsilon):
-            raise refusal(history, spending, self._budget, self._epsilon)
-
     def expose(self, run: str, agreement_hash: bytes) -> bool:
         """Record that exact values are about to leave in this run, unless it says so already; whether it did not.
 

@@ -75,6 +75,13 @@ class PrototypeQuery:
         """The standard deviation of a noisy count, in records."""
         return float(SIGMA / self.grid.weight)
 
+    def draw(self, classes: int, dim: int) -> Ints:
+        """Draw noise of 2^20 steps for each coordinate of K ``classes`` and d features: int64 (K·(d + 1),), secret.
+
+        Noise in whole steps is the same whatever a step is worth: the grid may be settled after the draw.
+        """
+        return discrete_gaussian(self.coordinates(classes, dim), SIGMA_LOG2)
+
     def start(self, classes: int, dim: int) -> Sums:
         """Sums over no records yet, for K ≥ 1 classes and d ≥ 1 features; else ``ValueError``."""
         if classes < 1 or dim < 1:
@@ -118,13 +125,14 @@ class Sums:
                 self.vectors[label] += rows[owners == label].sum(axis=0)
         self.weights[:] += self.query.grid.weight * np.bincount(labels, minlength=self.weights.size)
 
-    def noised(self) -> tuple[Ints, Ints]:
-        """Vectors and weights with fresh noise of 2^20 steps on each coordinate, int64 (K, d) and (K,).
+    def noised(self, drawn: Ints | None = None) -> tuple[Ints, Ints]:
+        """Return vectors and weights with noise of 2^20 steps on each coordinate, int64 (K, d) and (K,).
 
-        Every call is a release that has to be paid for beforehand.
+        The noise is fresh unless it was ``drawn`` before, by :meth:`PrototypeQuery.draw`, for these sums alone. Every
+        call with fresh noise is a release that has to be paid for beforehand.
         """
         classes, dim = self.vectors.shape
-        noise = discrete_gaussian(self.query.coordinates(classes, dim), SIGMA_LOG2).reshape(classes, dim + 1)
+        noise = (self.query.draw(classes, dim) if drawn is None else drawn).reshape(classes, dim + 1)
         return self.vectors + noise[:, :dim], self.weights + noise[:, dim]
 
     def release(self) -> Released:

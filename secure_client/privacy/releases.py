@@ -163,42 +163,41 @@ class Releases:
             "" if spent.guaranteed else f"; {NO_GUARANTEE}",
         )
 
+    def draw_share(self, round_number: int) -> Ints:
+        """Pay for one attempt's sum, then draw this site's share of its noise: int64 (K·(d + 1),), in whole steps.
+
+        The share is secret, and for one sum alone: another attempt is paid for and drawn anew. The payment comes before
+        the site states its presence, so that the anchor in its statement covers the payment. :class:`BudgetError` and
+        :class:`LedgerError` as for :meth:`release`: then nothing was drawn.
+        """
+        classes, agreed = len(self._agreement.classes), self._agreed
+        facts: dict[str, Fact] = {"noise": agreed.noise.value, "colluding": agreed.colluding}
+        self._ledger.spend(self._of_prototypes(round_number, classes, **facts))
+        share = self._query.draw(classes, self._agreement.dim)
+        self._tell(round_number, "to be summed under shared noise")
+        return share
+
     def term(
         self,
-        round_number: int,
         batches: Iterable[tuple[Float, Ints]],
         listed: int,
+        share: Ints,
         owners: Ints | None = None,
     ) -> tuple[Ints, Ints]:
-        """What this site adds to a sum of ``listed`` sites: int64 (K, d) and (K,), with its share of the noise.
+        """What this site adds to a sum of ``listed`` sites: int64 (K, d) and (K,), with its ``share`` of the noise.
 
-        **By itself it is not private**: it is for a masked sum that opens over a threshold of those listed or more, and
-        for one alone. In another attempt there is another share on another grid, drawn anew and paid for again.
-        Batches, ``owners`` and errors are those of :meth:`release`.
+        ``share`` is of :meth:`draw_share`, and the same records under the same list give the same numbers. **By itself
+        a term is not private**: it is for a masked sum that opens over a threshold of those listed or more. Batches
+        and ``owners`` are those of :meth:`release`; ``ValueError`` as there.
         """
-        noisy, classes = self._agreement.noisy_sum(listed), len(self._agreement.classes)
-        sums = self._sums(replace(self._query, noise_multiplier=noisy.share), classes, batches, owners)
-        self._ledger.spend(
-            self._of_prototypes(
-                round_number,
-                classes,
-                noise=self._agreed.noise.value,
-                threshold=noisy.threshold,
-                colluding=self._agreed.colluding,
-            )
-        )
-        drawn = sums.noised()
-        self._tell(round_number, "summed under shared noise")
-        return drawn
+        multiplier = self._agreement.noisy_sum(listed).share
+        query = replace(self._query, noise_multiplier=multiplier)
+        return self._sums(query, len(self._agreement.classes), batches, owners).noised(share)
 
     def nothing(self) -> tuple[Float, Ints]:
         """Rows (K, d) and counts (K,) of a site that released none by itself."""
         classes = len(self._agreement.classes)
         return np.zeros((classes, self._agreement.dim)), np.zeros(classes, dtype=np.int64)
-
-    def check_room(self, round_number: int) -> None:
-        """:class:`BudgetError` where a release would exceed the limit, before anyone counts on this site for it."""
-        self._ledger.check(self._of_prototypes(round_number, len(self._agreement.classes)))
 
     @property
     def spent(self) -> Spent:

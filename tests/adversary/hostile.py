@@ -129,7 +129,11 @@ class Hostile:
     def lose_state(self, name: str) -> None:
         """End the site's process and empty its state directory."""
         self.restart(name)
-        shutil.rmtree(self._directory / name)
+        shutil.rmtree(self.state(name))
+
+    def state(self, name: str) -> Path:
+        """The site's state directory, where its journal is."""
+        return self._directory / name
 
     def insist(self, name: str, min_sites: int) -> None:
         """The site's own file asks for more sites than the agreement."""

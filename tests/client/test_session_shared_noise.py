@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import defaultdict
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +15,12 @@ from numpy.typing import NDArray
 from crypto.discrete_gaussian import discrete_gaussian
 from crypto.errors import VerificationError
 from protoseal.config import BudgetSection, Noise, PrivacySection
+from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.errors import BudgetError, RolledBackError, Violation
 from secure_client.privacy.entries import Entry
 from secure_client.privacy.ledger import read_account
-from secure_client.privacy.query import Sums
+from secure_client.privacy.query import PrototypeQuery
 from secure_client.privacy.releases import Releases
 from tests.adversary.masked_play import MaskedPlay
 from tests.client.conftest import OpenSites
@@ -79,16 +82,22 @@ def test_the_sum_is_that_of_the_survivors_terms_to_the_last_digit(
     assert total.tolist() == np.sum([terms[name][0] for name in survivors], axis=0).tolist()
 
 
-def test_who_drops_out_before_it_added_anything_has_paid_nothing(play: MaskedPlay) -> None:
-    play.attempt(*EVERYONE).carried_out((A, B, D))
-    assert [len(entries(play, name)) for name in EVERYONE] == [1, 1, 0, 1]
+def test_the_anchor_in_a_presence_statement_covers_the_payment_for_the_attempt(play: MaskedPlay) -> None:
+    """All that a site pays is known to others before it adds anything: so also for who drops out before that."""
+    begun = play.attempt(*EVERYONE)
+    begun.carried_out((A, B, D))
+    for statement in begun.active.statements:
+        account = read_account(play.budget(statement.site).ledger)
+        assert statement.anchor is not None
+        assert (statement.anchor.seq, statement.anchor.head.hex()) == account.anchor
+        assert len(account.entries) == 1
 
 
 def test_the_ledger_says_whose_noise_it_was(play: MaskedPlay) -> None:
     play.attempt(*EVERYONE).carried_out(EVERYONE)
     (entry,) = entries(play, A)
     facts, event = entry.spending.facts, entry.spending.event
-    assert (facts["noise"], facts["threshold"], facts["colluding"]) == ("distributed", 3, 1)
+    assert (facts["noise"], facts["colluding"]) == ("distributed", 1)
     assert event.noise_multiplier == 4.0
     assert event.coordinates == 3 * (8 + 1)  # type: ignore[union-attr]
     assert facts["guarantee"] == "record"
@@ -144,6 +153,7 @@ def test_another_attempt_is_other_noise_and_paid_for(play: MaskedPlay, terms: Te
     left = (A, B, D)
     total = noisy_part(play, play.attempt(*left, attempt=2).carried_out(left))
     assert [len(entries(play, name)) for name in EVERYONE] == [2, 2, 1, 2]
+    assert not _noise_kept(play, A)
     assert total.tolist() == np.sum([terms[name][1] for name in left], axis=0).tolist()
     # Two draws are equal with 3e-7: twice among these with 3e-11.
     assert np.count_nonzero(terms[A][0] == terms[A][1]) <= 1
@@ -153,27 +163,61 @@ def test_each_list_has_the_share_of_its_own_threshold(play: MaskedPlay) -> None:
     """Ten listed go by seven, of whom one may collude; seven by five."""
     play.attempt(*EVERYONE)
     trainee = play.site(A).trainee
-    for listed in (10, 7):
-        trainee.noisy_term(1, listed)
-    assert [entry.spending.facts["threshold"] for entry in entries(play, A)] == [7, 5]
+    share = trainee.draw_share(1)
+    records = [trainee.noisy_term(1, listed, np.zeros_like(share))[1].sum() for listed in (10, 7)]
     steps = [play.agreement.noisy_sum(listed).grid.step for listed in (10, 7)]
     assert steps[1] / steps[0] == pytest.approx((6 / 4) ** 0.5)
+    assert records[0] / records[1] == pytest.approx((6 / 4) ** 0.5, rel=1e-4)
 
 
 def test_a_site_that_dies_between_paying_and_answering_pays_again_for_new_noise(
     play: MaskedPlay, terms: Terms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    play.attempt(B)
+    with monkeypatch.context() as patch:
+        patch.setattr(PrototypeQuery, "draw", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            play.attempt(A)
+    play.restart(A)
+    begun = play.attempt(*EVERYONE, attempt=2)
+    total = noisy_part(play, begun.carried_out((A, B, D)))
+    assert [len(entries(play, name)) for name in EVERYONE] == [2, 2, 1, 1]
+    assert total.tolist() == np.sum([terms[name][0] for name in (A, B, D)], axis=0).tolist()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_one_payment_is_one_share_however_often_journal_and_ledger_are_put_back(
+    play: MaskedPlay, tmp_path: Path, shared: bool
+) -> None:
+    """To any moment between PRESENCE and VALUES, while the first vector is on its way: it leaves again, the same."""
+    begun = play.attempt(*EVERYONE)
+    if shared:
+        begun.share(*EVERYONE)
+    kept = _copy_of_state(play, A, tmp_path / "kept")
+    begun.share(*EVERYONE)
+    begun.mask(A)
+    first = begun.masked.pop(A)
+    _put_back(play, A, kept)
+    if not shared:
+        begun.ask(A, Phase.SHARES, codec.encode_active_list(begun.active))
+    begun.mask(A)
+    assert begun.masked[A].tolist() == first.tolist()
+    assert len(entries(play, A)) == 1
+
+
+def test_journal_and_ledger_put_back_to_before_the_payment_are_refused_in_the_same_attempt(
+    play: MaskedPlay, tmp_path: Path
+) -> None:
+    """The statement that the attempt lists has the keys, and the anchor, of the payment that is gone."""
+    play.presence(A, round_number=0)
+    kept = _copy_of_state(play, A, tmp_path / "kept")
     begun = play.attempt(*EVERYONE)
     begun.share(*EVERYONE)
-    with monkeypatch.context() as patch:
-        patch.setattr(Sums, "noised", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            begun.mask(A)
-    play.restart(A)
-    begun.mask(A, B, D)
-    total = noisy_part(play, begun.opened((A, B, D)))
-    assert [len(entries(play, name)) for name in EVERYONE] == [2, 1, 0, 1]
-    assert total.tolist() == np.sum([terms[name][0] for name in (A, B, D)], axis=0).tolist()
+    begun.mask(A)
+    _put_back(play, A, kept)
+    play.attempt(A)
+    with pytest.raises(Violation, match="does not hold this site's own presence statement"):
+        begun.share(A)
 
 
 def test_a_ledger_without_the_entry_of_the_last_sum_is_refused_after_a_restart(play: MaskedPlay) -> None:
@@ -188,15 +232,18 @@ def test_a_ledger_without_the_entry_of_the_last_sum_is_refused_after_a_restart(p
 # Not at all
 
 
-def test_a_list_that_colluders_could_take_the_noise_from_is_refused_before_anything_is_paid(
+def test_a_list_that_colluders_could_take_the_noise_from_is_refused(
     open_sites: OpenSites,
 ) -> None:
-    """min_holders of two would allow it; one that colludes would leave the noise of one, and know the other's sum."""
+    """min_holders of two would allow it; one that colludes would leave the noise of one, and know the other's sum.
+
+    The share that was drawn for the attempt goes nowhere.
+    """
     play = open_play(open_sites, 2, min_holders=2, min_sites=2, allow_fewer_holders_reveals_peers=True)
     begun = play.attempt(A, B)
     with pytest.raises(Violation, match="2 sites of the group take part, at least 3 are needed"):
         begun.share(A)
-    assert entries(play, A) == ()
+    assert play.site(A).journal.stored_answer(PhaseKey("run-1", 1, 1, Phase.SHARES)) is None
 
 
 def test_a_group_that_is_too_small_for_the_colluders_is_refused(open_sites: OpenSites) -> None:
@@ -227,6 +274,27 @@ def test_a_site_that_cannot_pay_takes_part_in_no_further_attempt(
     for attempt in (paid + 1, paid + 2):
         stated = PhaseKey("run-1", 1, attempt, Phase.PRESENCE)
         assert play.site(A).journal.stored_answer(stated) is None
+
+
+def _noise_kept(play: MaskedPlay, name: str) -> bool:
+    return any(
+        play.site(name).journal.secret(f"noise of round 1, attempt {attempt}") is not None
+        for attempt in (1, 2)
+    )
+
+
+def _copy_of_state(play: MaskedPlay, name: str, kept: Path) -> Path:
+    """Journal and ledger of a site, as they lie on the disk now."""
+    play.restart(name)
+    shutil.copytree(play.state(name), kept / "state")
+    shutil.copytree(play.budget(name).ledger.parent, kept / "ledger")
+    return kept
+
+
+def _put_back(play: MaskedPlay, name: str, kept: Path) -> None:
+    play.lose_state(name)
+    shutil.copytree(kept / "state", play.state(name))
+    shutil.copytree(kept / "ledger", play.budget(name).ledger.parent, dirs_exist_ok=True)
 
 
 def _says_that_it_is_there(play: MaskedPlay, attempt: int) -> bool:

@@ -64,7 +64,7 @@ every_round = pytest.mark.parametrize("number", range(1, ROUNDS + 1))
 
 @dataclass
 class Draws:
-    """By (site, round): the noise of each time that it was drawn (K, d + 1), and for a list of how many."""
+    """By (site, round): the noise of each time that it was added (K, d + 1), and for a list of how many."""
 
     drawn: dict[tuple[str, int], list[tuple[int, NDArray[np.int64]]]] = field(
         default_factory=lambda: defaultdict(list)
@@ -77,25 +77,30 @@ class Draws:
         That of FedPC's clustering, which has all of it by itself, is the same in every run: otherwise the groups would
         be others by chance, and of some the quorum would be lost with the site that is lost in this file.
         """
-        term, draw = Releases.term, discrete_gaussian
+        pay, term, draw = Releases.draw_share, Releases.term, discrete_gaussian
         of_clustering = np.random.default_rng(0)
-        at: list[tuple[str, int, int]] = []
+        paying: list[bool] = []
+        rounds: dict[bytes, int] = {}
 
-        def noted_term(releases: Releases, number: int, batches: Any, listed: int, *more: Any) -> Any:
-            at.append((releases._budget.dataset, number, listed))
-            found = term(releases, number, batches, listed, *more)
-            at.clear()
-            return found
+        def noted_pay(releases: Releases, number: int) -> NDArray[np.int64]:
+            paying.append(True)
+            share = pay(releases, number)
+            paying.clear()
+            rounds[share.tobytes()] = number
+            return share
+
+        def noted_term(releases: Releases, batches: Any, listed: int, share: Any, *more: Any) -> Any:
+            number = rounds.pop(share.tobytes())  # each share is added once
+            self.drawn[releases._budget.dataset, number].append((listed, share.reshape(-1, DIM + 1)))
+            return term(releases, batches, listed, share, *more)
 
         def noted_draw(count: int, sigma_log2: int) -> NDArray[np.int64]:
-            if not at:
+            if not paying:
                 return np.rint(of_clustering.normal(0.0, 2.0**sigma_log2, count)).astype(np.int64)
-            noise = draw(count, sigma_log2)
-            for site, number, listed in at:
-                self.drawn[site, number].append((listed, noise.reshape(-1, DIM + 1)))
-            return noise
+            return draw(count, sigma_log2)
 
         with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Releases, "draw_share", noted_pay)
             patch.setattr(Releases, "term", noted_term)
             patch.setattr("secure_client.privacy.query.discrete_gaussian", noted_draw)
             yield

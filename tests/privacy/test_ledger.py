@@ -60,16 +60,6 @@ def test_a_release_is_known_by_its_run_round_and_name(path: Path) -> None:
         assert not ledger.spent(other.release)
 
 
-def test_looking_whether_a_release_fits_records_nothing(path: Path) -> None:
-    ledger = open_ledger(path)
-    ledger.check(spending(1))
-    assert read_account(path).entries == ()
-    ledger.spend(spending(1, noise=1.41))
-    with pytest.raises(BudgetError, match="would bring data set 'heart-2024' to epsilon"):
-        ledger.check(spending(2))
-    assert len(read_account(path).entries) == 1
-
-
 def test_new_noise_for_the_same_release_is_paid_again(path: Path) -> None:
     ledger = open_ledger(path)
     ledger.spend(spending(1))

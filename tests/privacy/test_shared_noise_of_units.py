@@ -53,7 +53,8 @@ def term(folder: Path, agreed: Agreement, given: Own) -> tuple[Ints, Ints]:
     folder.mkdir()
     releases = Releases(agreed, agreed.privacy, simulated_budget(agreed, "site", folder))
     features, labels, owners = given
-    return releases.term(1, [(features[:5], labels[:5]), (features[5:], labels[5:])], LISTED, owners)
+    batches = [(features[:5], labels[:5]), (features[5:], labels[5:])]
+    return releases.term(batches, LISTED, releases.draw_share(1), owners)
 
 
 @pytest.fixture
@@ -159,16 +160,14 @@ def test_the_ledger_says_whose_and_whose_noise(tmp_path: Path, unit: Unit) -> No
     account = read_account(ledger)
     (entry,) = account.entries
     facts = entry.spending.facts
-    assert (facts["guarantee"], facts["noise"], facts["threshold"]) == (unit.value, "distributed", 3)
+    assert (facts["guarantee"], facts["noise"], facts["colluding"]) == (unit.value, "distributed", 1)
     assert account.budget.limit.unit is unit
 
 
-def test_records_without_owners_are_refused_before_anything_is_paid(tmp_path: Path) -> None:
+def test_records_without_owners_are_refused(tmp_path: Path) -> None:
     agreed = agreement(Unit.SUBJECT)
     assert agreed.privacy is not None
     releases = Releases(agreed, agreed.privacy, simulated_budget(agreed, "site", tmp_path))
     features, labels, _ = own(0, Unit.SUBJECT)
     with pytest.raises(ValueError, match="other owners"):
-        releases.term(1, [(features, labels)], LISTED)
-    (ledger,) = tmp_path.rglob("*.jsonl")
-    assert not read_account(ledger).entries
+        releases.term([(features, labels)], LISTED, releases.draw_share(1))

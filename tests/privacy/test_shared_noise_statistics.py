@@ -52,7 +52,8 @@ def terms(folder: Path, agreed: Agreement, sites: int, listed: int) -> NDArray[n
         (folder / str(number)).mkdir()
         budget: BudgetSection = simulated_budget(agreed, f"site-{number}", folder / str(number))
         assert agreed.privacy is not None
-        vectors, weights = Releases(agreed, agreed.privacy, budget).term(1, none, listed)
+        releases = Releases(agreed, agreed.privacy, budget)
+        vectors, weights = releases.term(none, listed, releases.draw_share(1))
         found.append(np.concatenate([vectors.ravel(), weights]))
     return np.array(found) * agreed.noisy_sum(listed).grid.step
 

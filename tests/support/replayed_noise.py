@@ -32,12 +32,16 @@ def replayed_noise() -> Iterator[None]:
 
 @contextmanager
 def replayed_answers(records: int) -> Iterator[None]:
-    """Inside, the query's noisy answer follows from the same, and from no record: most parts have some ``records``."""
-    with _told_apart() as at:
+    """Inside, the query's noisy answer follows from the same, and from no record: most parts have some ``records``.
 
-        def noised(sums: Sums) -> tuple[Ints, Ints]:
+    Where noise was drawn before, the answer follows from that noise, which follows from the same.
+    """
+    with replayed_noise(), _told_apart() as at:
+
+        def noised(sums: Sums, drawn: Ints | None = None) -> tuple[Ints, Ints]:
             classes, dim = sums.vectors.shape
-            stream, grid = _stream(at, classes * (dim + 1)), sums.query.grid
+            told = at if drawn is None else [hashlib.sha256(drawn.tobytes()).hexdigest()]
+            stream, grid = _stream(told, classes * (dim + 1)), sums.query.grid
             empty = stream.uniform(0.0, 1.0, classes) < 0.1
             counts = np.where(empty, 0.0, records * stream.uniform(0.9, 1.1, classes))
             vectors = stream.uniform(0.0, 1.0, (classes, dim)) * (0.5 * grid.radius / np.sqrt(dim))
