@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 from protoseal.splits import SiteArrays
-from tests.support.processes import Federation, environment
+from tests.support.processes import Federation, Running, own_nursery
 
 
 def protoseal(folder: Path, *arguments: str) -> str:
-    """Standard output of the command, which succeeds."""
-    done = subprocess.run(
-        [sys.executable, "-m", "protoseal", *arguments],
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    """Return the output of the command, which succeeds."""
+    done = Running(folder, *arguments, nursery=own_nursery())
+    assert done.exit_code() == 0, done.log()
+    return done.log()
 
 
 def check_predictions(federation: Federation, site: SiteArrays, simulated: Path, *options: str) -> None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 from tests.support.nursery import Nursery
-from tests.support.processes import environment
+from tests.support.processes import own_nursery
 
 # Simulated runs here must equal those of the sites' processes, bit for bit: one thread in both.
 torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
-    """What processes are forked off where a test starts many."""
-    made = Nursery(environment())
-    yield made
-    made.close()
+@pytest.fixture
+def nursery() -> Nursery:
+    """Return what processes are forked off."""
+    return own_nursery()

@@ -46,7 +46,7 @@ class MainRun:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MainRun]:
     """Stopped in round 2, where the intruders try their luck and the coordinator is killed; then it goes on."""
     agreement = small_agreement(rounds=ROUNDS, protection=Protection.CKKS)
-    with Federation(tmp_path_factory.mktemp("main") / "run", agreement, SITES) as federation:
+    with Federation(tmp_path_factory.mktemp("main") / "run", agreement, SITES, by_command=True) as federation:
         federation.hold("site-1", 2)
         coordinator, sites = federation.start_coordinator(), federation.start_sites()
         federation.wait_for_held("site-1")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,6 @@ from secure_client.errors import LedgerError
 from secure_client.privacy.entries import Release
 from secure_client.privacy.ledger import read_account
 from tests.support.budgets import LIMIT, open_ledger, spending
-from tests.support.processes import environment
 from tests.support.spending_process import Settings, exposed_in, limit_after
 
 
@@ -35,10 +33,11 @@ def deaths(
             open_ledger(settings.ledger).spend(spending(1, "run-0"))
             whole = settings.ledger.read_bytes()
             settings.ledger.write_bytes(whole + whole.splitlines()[1][:100])
-        done = subprocess.run(settings.command(), env=environment(), capture_output=True, check=False)
-        if done.returncode == 0:
+        process = settings.start()
+        code = process.exit_code()
+        if code == 0:
             return
-        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert code == -signal.SIGKILL, process.log()
         yield settings, json.loads(settings.death.read_text(encoding="utf-8"))["where"]
     raise AssertionError("it never came to its end")
 
@@ -136,11 +135,10 @@ def test_a_site_that_sends_too_early_is_caught(tmp_path: Path, double: str, powe
 def run_two(folder: Path, **others: object) -> tuple[list[Settings], list[str]]:
     both = [replace(Settings(str(folder), run=run), **others) for run in ("run-1", "run-2")]  # type: ignore[arg-type]
     open_ledger(both[0].ledger)
-    processes = [
-        subprocess.Popen(each.command(), env=environment(), stderr=subprocess.PIPE, text=True)
-        for each in both
-    ]
-    return both, [process.communicate()[1] for process in processes]
+    processes = [each.start() for each in both]
+    for process in processes:
+        process.exit_code()
+    return both, [process.log() for process in processes]
 
 
 def sent_by(both: list[Settings]) -> list[Release]:

@@ -56,7 +56,7 @@ def meet(text: str) -> None:
         if accountant not in module:
             raise LookupError(f"{name} has no {accountant}")
         module[accountant] = exact_epsilon
-    importlib.import_module("secure_client.privacy.durable").__dict__["os"] = steps.system()
+    steps.watch()
     _step("secure_client.privacy.query", "Sums", "release", steps, "draw")
     for name in ("put", "record"):
         _step("secure_client.journal", "Journal", name, steps, name)

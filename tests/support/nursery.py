@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -30,6 +31,8 @@ _IMPORTED = (
     "torch._dynamo",  # an optimiser's first step imports it
 )
 _MODULE = "tests.support.nursery"
+PROTOSEAL = "tests.support.killed_party"
+"""The command, and where a test says so, with a point at which it dies."""
 
 
 class Nursery:
@@ -46,9 +49,26 @@ class Nursery:
         )
         self._left: set[int] = set()
 
-    def start(self, folder: Path, arguments: Sequence[str], log: Path, own: Mapping[str, str]) -> Child:
-        """``protoseal ARGUMENTS`` in that folder, its output added to ``log``, with ``own`` in its environment."""
-        pid = self._ask({"folder": str(folder), "arguments": [*arguments], "log": str(log), "own": {**own}})
+    def start(
+        self,
+        folder: Path,
+        arguments: Sequence[str],
+        log: Path,
+        own: Mapping[str, str],
+        module: str = PROTOSEAL,
+    ) -> Child:
+        """Start ``python -m MODULE ARGUMENTS`` in that folder.
+
+        Its output is added to ``log``, and ``own`` to its environment.
+        """
+        asked = {
+            "folder": str(folder),
+            "arguments": [*arguments],
+            "log": str(log),
+            "own": {**own},
+            "module": module,
+        }
+        pid = self._ask(asked)
         self._left.add(pid)
         return Child(self, pid)
 
@@ -124,14 +144,14 @@ def _answer(request: dict[str, Any]) -> int | None:
     return pid
 
 
-def _become_party(folder: str, arguments: list[str], log: str, own: dict[str, str]) -> NoReturn:
+def _become_party(folder: str, arguments: list[str], log: str, own: dict[str, str], module: str) -> NoReturn:
     """Ends the process by leaving through the nursery's loop, as a command does that is at its end."""
     _give_away_files(log)
     os.chdir(folder)
     os.environ.update(own)
     sys.path[0] = folder  # where a site's own model is looked for, as with python -m
     sys.argv = ["protoseal", *arguments]
-    importlib.import_module("tests.support.killed_party").main()
+    runpy.run_module(module, run_name="__main__")
     raise SystemExit
 
 

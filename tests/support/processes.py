@@ -5,6 +5,7 @@ Nothing waits for a fixed time: everything is polled for, with a deadline that o
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import secrets
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -30,7 +32,7 @@ from secure_client.data.npz import write_npz
 from secure_server.app import ADDRESS
 from tests.support import gated_model, killed_party
 from tests.support.killed_party import Point
-from tests.support.nursery import Child, Nursery
+from tests.support.nursery import PROTOSEAL, Child, Nursery
 
 PATIENCE = 120.0
 """Seconds until a wait counts as failed, far above what it takes on a busy machine."""
@@ -55,26 +57,33 @@ class Running:
     """One process, and what it wrote since it started."""
 
     def __init__(
-        self, folder: Path, *arguments: str, own: Mapping[str, str] = {}, nursery: Nursery | None = None
+        self,
+        folder: Path,
+        *arguments: str,
+        own: Mapping[str, str] = {},
+        nursery: Nursery | None = None,
+        module: str = PROTOSEAL,
+        log: str = "log.txt",
     ) -> None:
-        """``protoseal`` with these arguments, by the command, or forked off the nursery.
+        """Start ``protoseal`` with these arguments, by the command, or ``module`` forked off the nursery.
 
-        With anything in ``own``, added to its environment, it is ``tests.support.killed_party`` that runs.
+        With anything in ``own``, added to its environment, it is ``tests.support.killed_party`` that runs. Output
+        goes to the file ``log`` of the folder.
         """
-        self.log_path = folder / "log.txt"
+        self.log_path = folder / log
         self.log_path.touch()
         self._log_start = self.log_path.stat().st_size
         self._process: subprocess.Popen[bytes] | Child
         if nursery:
-            self._process = nursery.start(folder, arguments, self.log_path, own)
+            self._process = nursery.start(folder, arguments, self.log_path, own, module)
             return
-        with self.log_path.open("ab") as log:
+        with self.log_path.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", killed_party.__name__ if own else "protoseal", *arguments],
+                [sys.executable, "-m", PROTOSEAL if own else "protoseal", *arguments],
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=output,
+                stderr=output,
                 env={**environment(), **own},
             )
 
@@ -142,6 +151,14 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", "PYTHONPATH": path}
 
 
+@cache
+def own_nursery() -> Nursery:
+    """Return this process's nursery, started when first asked for and closed at exit."""
+    made = Nursery(environment())
+    atexit.register(made.close)
+    return made
+
+
 class Federation:
     """A CA, a coordinator and sites, each in a folder of its own under ``root``, and their processes."""
 
@@ -157,17 +174,18 @@ class Federation:
         gated: bool = True,
         stopped_clock: bool = False,
         nursery: Nursery | None = None,
+        by_command: bool = False,
     ) -> None:
         """``gated`` gives every site the plug-in of ``tests/support/gated_model.py`` in place of small-cnn.
 
-        With ``stopped_clock`` the coordinator's time passes in :meth:`let_pass` alone. Parties are started by the
-        command, or forked off the ``nursery``.
+        With ``stopped_clock`` the coordinator's time passes in :meth:`let_pass` alone. Parties are forked off
+        ``nursery``, or this process's own, or started ``by_command``.
         """
         self.root, self.agreement, self.names = root, agreement, [site.name for site in sites]
         self.port = free_port()
         self._running: dict[str, Running] = {}
         self._clock = root / "clock" if stopped_clock else None
-        self._nursery = nursery
+        self._nursery = None if by_command else nursery or own_nursery()
         create_authority(root / "ca", agreement.federation, _PASSPHRASE, now=_days_ago(3))
         self.trust = TrustAnchor.load(root / "ca" / "ca.pem")
         (root / "agreement.toml").write_text(_agreement_toml(agreement), encoding="utf-8")

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 from secure_client.errors import BudgetError
@@ -25,7 +25,9 @@ from secure_client.privacy.entries import Limit
 from secure_client.privacy.events import Event
 from secure_client.privacy.ledger import Ledger
 from tests.support.budgets import DATASET, LIMIT, exact_epsilon, spending
+from tests.support.processes import Running, own_nursery
 
+_MODULE = "tests.support.spending_process"
 STEPS = ("open", "write", "ftruncate", "fsync")
 """What changes the file, or what of it outlasts a power cut."""
 
@@ -61,8 +63,13 @@ class Settings:
         """What :class:`Steps` noted as it died."""
         return Path(self.folder) / "death.json"
 
-    def command(self) -> list[str]:
-        return [sys.executable, "-m", "tests.support.spending_process", json.dumps(asdict(self))]
+    def start(self) -> Running:
+        """Start the process, off this process's nursery."""
+        Path(self.folder).mkdir(exist_ok=True)
+        text = json.dumps(asdict(self))
+        return Running(
+            Path(self.folder), text, module=_MODULE, log=f"log-{self.run}.txt", nursery=own_nursery()
+        )
 
 
 class Steps:
@@ -78,9 +85,14 @@ class Steps:
         self._named = ledger.exists()
         self._size = ledger.stat().st_size if self._named else 0
 
-    def system(self) -> SimpleNamespace:
-        """In place of ``os``, for :mod:`secure_client.privacy.durable`."""
-        return SimpleNamespace(**{**vars(os), **{name: self._counted(getattr(os, name)) for name in STEPS}})
+    def watch(self) -> None:
+        """Have the ledger's calls of the system counted, in :mod:`secure_client.privacy.durable` and below it."""
+        system = SimpleNamespace(**{**vars(os), **{name: self._counted(getattr(os, name)) for name in STEPS}})
+        sync = durable.sync_folder
+        counted = FunctionType(
+            sync.__code__, {**sync.__globals__, "os": system}
+        )  # the journal's stay uncounted
+        durable.__dict__.update(os=system, sync_folder=counted)
 
     def before(self, name: str) -> None:
         self.at(f"before {name}", lambda: None)
@@ -165,7 +177,7 @@ def limit_after(number: int) -> Limit:
 def main(settings: Settings) -> None:
     """Spend and send, until all is sent or nothing remains."""
     steps = Steps(settings.ledger, settings.death, settings.point, synced=settings.double != "not synced")
-    durable.__dict__["os"] = steps.system()
+    steps.watch()
     if settings.double == "not locked":
         durable.__dict__["fcntl"] = SimpleNamespace(**{**vars(fcntl), "flock": lambda *_: None})
     ledger = Ledger(settings.ledger, DATASET, LIMIT, epsilon=exact_epsilon)
