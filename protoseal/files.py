@@ -80,13 +80,14 @@ class SiteFigures(Accuracies):
 
     Accuracies are shares of its own test set, None without one. ``accuracy`` is by the method's own inference;
     ``accuracy_local`` and ``accuracy_self`` are the controls', where they ran, and ``compared`` has those of everything
-    that ran beside it. ``epsilon`` is what the site spent, ``guaranteed`` whether that holds for the agreed unit; None
-    where prototypes are exact and no ledger is kept. Bytes are payload bytes.
+    that ran beside it. ``epsilon`` is what the site spent at ``delta``, ``guaranteed`` whether that holds for the
+    agreed unit; None where prototypes are exact and no ledger is kept. Bytes are payload bytes.
     """
 
     name: str
     train_samples: Samples
     epsilon: float | None = None
+    delta: float | None = None
     guaranteed: bool = False
     bytes_up: Bytes
     bytes_down: Bytes
@@ -212,6 +213,8 @@ class SiteRound(Personalised):
     epsilon: float | None = None
     """Spent of the data set's privacy budget by then, over all runs; None where prototypes are exact and no ledger
     is kept."""
+    delta: float | None = None
+    """The δ at which ``epsilon`` was spent."""
     guaranteed: bool = False
     """Whether that is true of the agreed unit: not where features were trained on the records without noise, or
     anything exact has left in any run."""

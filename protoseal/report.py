@@ -21,6 +21,7 @@ from protoseal.files import (
     write_text,
 )
 from protoseal.pages import Filters, template
+from protoseal.privacy_statement import privacy_statement
 from protoseal.split_view import PLOT
 from protoseal.tables import (
     METRICS,
@@ -58,6 +59,7 @@ def write_report(run: Path, class_name: str | None = None) -> Path:
         of_seed=of_seed(result),
         personalised=has_personalised(result),
         private=is_private(result),
+        privacy=privacy_statement(result),
         unit=of_unit(result),
         no_global_model=NO_GLOBAL_MODEL,
         config=json.dumps(result.config, indent=2, ensure_ascii=False, default=str),

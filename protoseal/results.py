@@ -153,6 +153,7 @@ def _site_figures(log: SiteLog, method: str, last: Compared) -> SiteFigures:
         compared=known,
         withheld=own.withheld if own else (),
         epsilon=max((each.epsilon for each in log.rounds if each.epsilon is not None), default=None),
+        delta=max((each.delta for each in log.rounds if each.delta is not None), default=None),
         guaranteed=bool(log.rounds) and all(each.guaranteed for each in log.rounds),
         per_class=(own.per_class if own else None) or {},
         **accuracies.model_dump(),

@@ -189,7 +189,8 @@ class Session:
         figures = site_round(key.round, key.attempt, self._given.sites, names, accuracy, self._seconds)
         spent = self._trainee.spent if self._exact is None else self._exact.spent
         if spent is not None:
-            figures = figures.model_copy(update={"epsilon": spent.epsilon, "guaranteed": spent.guaranteed})
+            of_budget = {"epsilon": spent.epsilon, "delta": spent.delta, "guaranteed": spent.guaranteed}
+            figures = figures.model_copy(update=of_budget)
         self._on_round(figures)
 
     def _build_method(self, participants: Participants) -> Method:

@@ -21,6 +21,7 @@ from protoseal.evaluation.budget_page import FREEZING
 from protoseal.evaluation.budget_records import Evaluation
 from protoseal.evaluation.budget_runs import asked_for
 from protoseal.files import read_result
+from protoseal.privacy_statement import NO_GUARANTEE
 from protoseal.report import write_report
 from secure_client.privacy.accounting import epsilon
 from secure_client.privacy.events import GaussianRelease
@@ -191,6 +192,20 @@ def test_pages_have_one_frame(evaluated: Evaluated) -> None:
     assert "Content-Security-Policy" in heads[0]
     titles = [re.findall("<title>(.*)</title>", page) for page in pages]
     assert titles == [["Accuracy against ε: pfpl on digits"], ["pfpl under plain on digits"]]
+
+
+def test_a_runs_report_says_what_the_run_spent(evaluated: Evaluated) -> None:
+    """Runs at ∞ have no guarantee; the others have ε and δ as the sites' ledgers have them."""
+    folder, found = evaluated
+    for run in found["runs"]:
+        page = write_report(folder / "out" / run["folder"]).read_text(encoding="utf-8")
+        privacy = page.partition("<h2>Privacy</h2>")[2].partition("<h2>")[0]
+        if run["epsilon"] is None:
+            assert NO_GUARANTEE in privacy
+        else:
+            assert f"ε = {run['spent']:.3g} at δ = 1e-05" in privacy
+            assert "one record" in privacy
+            assert NO_GUARANTEE not in privacy
 
 
 def test_runs_that_are_there_are_not_run_again(evaluated: Evaluated, monkeypatch: pytest.MonkeyPatch) -> None:
