@@ -126,7 +126,7 @@ class StorageKey:
     """
 
     def __init__(self, key: bytes) -> None:
-        """``key``: 32 secret bytes, such as :meth:`crypto.pki.Credentials.storage_key` derives."""
+        """``key``: 32 secret random bytes, such as :func:`crypto.pki.files.create_storage_key` draws."""
         self._cipher = ChaCha20Poly1305(key)
 
     def encrypt(self, plaintext: bytes, associated: bytes) -> bytes:
@@ -147,7 +147,7 @@ class StorageKey:
             return self._cipher.decrypt(body[:_NONCE_BYTES], body[_NONCE_BYTES:], _stored_context(associated))
         except (InvalidTag, ValueError) as error:
             raise DecryptionError(
-                "a stored secret does not open: it was altered, or made with another certificate's key"
+                "a stored secret does not open: it was altered, or stored under another storage key"
             ) from error
 
     def __repr__(self) -> str:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from algorithms.pfpl import Weighting
-from crypto.pki import Identity, approve, create_authority, create_request
+from crypto.pki import Identity, Stretching, approve, create_authority, create_request
 from protoseal.config import (
     CONTROLS,
     Agreement,
@@ -121,7 +121,7 @@ def _prepare(out: Path, agreement: Agreement, sites: Sequence[SiteArrays]) -> No
     (out / "agreement.toml").write_text(_agreement_toml(agreement), encoding="utf-8")
     ca = out / "ca"
     ca_passphrase = secrets.token_hex(16).encode()
-    create_authority(ca, FEDERATION, ca_passphrase)
+    create_authority(ca, FEDERATION, ca_passphrase, stretching=Stretching.NONE_FOR_RANDOM_SECRET)
     coordinator = out / "coordinator"
     _enrol(ca, ca_passphrase, coordinator, Identity.coordinator(FEDERATION), ["127.0.0.1", "localhost"])
     _write_toml(
@@ -143,7 +143,7 @@ def _enrol(ca: Path, ca_passphrase: bytes, folder: Path, identity: Identity, hos
     """What `pki request` at the party and `pki approve` at the CA do."""
     folder.mkdir(parents=True)
     passphrase = secrets.token_hex(16).encode()
-    create_request(folder, identity, passphrase, hosts)
+    create_request(folder, identity, passphrase, hosts, stretching=Stretching.NONE_FOR_RANDOM_SECRET)
     (folder / "certificate.pem").write_bytes(
         approve(ca, ca_passphrase, (folder / "request.pem").read_bytes())
     )

@@ -9,12 +9,14 @@ from crypto.pki.credentials import Credentials, verify
 from crypto.pki.identity import Identity, Role
 from crypto.pki.requests import Request, create_request, read_request
 from crypto.pki.trust import TrustAnchor
+from crypto.pki.wrapping import Stretching
 
 __all__ = [
     "Credentials",
     "Identity",
     "Request",
     "Role",
+    "Stretching",
     "TrustAnchor",
     "approve",
     "create_authority",

@@ -20,6 +20,7 @@ from crypto.pki.fields import extension, load_certificate
 from crypto.pki.identity import Role, check_name, federation_uri, host_name
 from crypto.pki.requests import Request, read_request, subject
 from crypto.pki.trust import EXTENDED_USAGE, TrustAnchor, check_validity
+from crypto.pki.wrapping import Stretching
 
 CA_KEY_FILE = "ca.key.pem"
 CA_FILE = "ca.pem"
@@ -40,6 +41,7 @@ def create_authority(
     *,
     overwrite: bool = False,
     now: datetime | None = None,
+    stretching: Stretching = Stretching.FOR_PASSPHRASE,
 ) -> TrustAnchor:
     """Make a CA: ``ca.key.pem`` (P-256, encrypted, mode 0600) and ``ca.pem``, to be handed to every party.
 
@@ -53,7 +55,7 @@ def create_authority(
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = _authority_certificate(key, federation, days, now or datetime.now(UTC))
     files.make_directory(directory)
-    files.write_key(key_path, key, passphrase, overwrite=overwrite)
+    files.write_key(key_path, key, passphrase, overwrite=overwrite, stretching=stretching)
     content = certificate.public_bytes(serialization.Encoding.PEM)
     files.write_public(certificate_path, content, overwrite=overwrite)
     return TrustAnchor(content)

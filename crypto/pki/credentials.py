@@ -11,7 +11,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from crypto.encoding import encode
 from crypto.errors import KeyStoreError, VerificationError
-from crypto.keys import StorageKey, derive
 from crypto.pki.fields import load_certificate
 from crypto.pki.files import naming, read, read_key
 from crypto.pki.trust import fingerprint, identity_of
@@ -44,6 +43,17 @@ class Credentials:
         with naming(certificate_path):
             return cls(load_certificate(read(certificate_path)), key)
 
+    @classmethod
+    def from_stored(cls, certificate_der: bytes, private_key: bytes) -> Credentials:
+        """Build the credentials of which :meth:`private_bytes` was stored. Raises as :meth:`load`."""
+        try:
+            key = serialization.load_der_private_key(private_key, None)
+        except ValueError as error:
+            raise KeyStoreError("a stored private key is not one") from error
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise KeyStoreError("a stored private key is not an ECDSA key")
+        return cls(load_certificate(certificate_der), key)
+
     @property
     def certificate_der(self) -> bytes:
         """The certificate as DER, as it goes into statements."""
@@ -68,6 +78,12 @@ class Credentials:
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
 
+    def private_bytes(self) -> bytes:
+        """Return the *secret* key as DER. To be stored encrypted only (:class:`crypto.keys.StorageKey`)."""
+        return self._key.private_bytes(
+            serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+
     def sign(self, label: str, *fields: bytes) -> bytes:
         """ECDSA-SHA256 over :func:`crypto.encoding.encode` of the label and fields, DER.
 
@@ -75,15 +91,6 @@ class Credentials:
         same fields: a signature is no identifier.
         """
         return self._key.sign(encode(label, *fields), _ALGORITHM)
-
-    def storage_key(self, salt: bytes) -> StorageKey:
-        """The key for this party's secrets at rest in one run, which ``salt`` (public) tells apart.
-
-        It follows from the private key, so what was stored is lost with that key: it does not open after a
-        certificate was renewed with a new one.
-        """
-        scalar = self._key.private_numbers().private_value.to_bytes(32, "big")
-        return StorageKey(derive(scalar, "storage-key", salt))
 
     def __repr__(self) -> str:
         return f"Credentials({self.identity.uri}, private=<redacted>)"

@@ -1,12 +1,12 @@
 """Key and certificate files: written once, whole, and never over what is there unless told to.
 
-Private keys are PKCS #8, encrypted under a passphrase (PBES2: AES-256-CBC, PBKDF2 with 2048 rounds). The
-limit: so few rounds hardly slow a guesser, so a stolen file is as safe as the passphrase is hard to guess;
-use a generated one.
+Secret keys are wrapped under a passphrase (:mod:`crypto.pki.wrapping`): a party's or the CA's private key (PKCS #8),
+and the key under which a site encrypts what it stores.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +16,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from crypto import durable
-from crypto.errors import KeyStoreError, MalformedError, VerificationError
+from crypto.errors import DecryptionError, KeyStoreError, MalformedError, VerificationError
+from crypto.keys import KEY_BYTES, StorageKey
+from crypto.pki.wrapping import Kind, Stretching, stretching_of, unwrap, wrap
 
 _PRIVATE = 0o600
 _PUBLIC = 0o644
@@ -42,12 +44,37 @@ def write_public(path: Path, content: bytes, *, overwrite: bool) -> None:
     _write(path, content, _PUBLIC, overwrite)
 
 
-def write_key(path: Path, key: ec.EllipticCurvePrivateKey, passphrase: bytes, *, overwrite: bool) -> None:
+def write_key(
+    path: Path,
+    key: ec.EllipticCurvePrivateKey,
+    passphrase: bytes,
+    *,
+    overwrite: bool,
+    stretching: Stretching = Stretching.FOR_PASSPHRASE,
+) -> None:
     """Write a private key encrypted, readable by its owner only. Raises like :func:`write_public`."""
-    content = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, _encryption(passphrase)
-    )
-    _write(path, content, _PRIVATE, overwrite)
+    encoding, form = serialization.Encoding.DER, serialization.PrivateFormat.PKCS8
+    secret = key.private_bytes(encoding, form, serialization.NoEncryption())
+    _write(path, wrap(Kind.PRIVATE_KEY, secret, passphrase, stretching), _PRIVATE, overwrite)
+
+
+def create_storage_key(path: Path, passphrase: bytes, like: Path) -> StorageKey:
+    """Write a random storage key, as hard to guess as the key file ``like``; readable by its owner only.
+
+    Raises :class:`KeyStoreError` if the file is there or cannot be written, or ``like`` is not a key file.
+    """
+    secret = secrets.token_bytes(KEY_BYTES)
+    with _key_file(like):
+        stretching = stretching_of(read(like))
+    _write(path, wrap(Kind.STORAGE_KEY, secret, passphrase, stretching), _PRIVATE, overwrite=False)
+    return StorageKey(secret)
+
+
+def rewrap(path: Path, old: bytes, new: bytes) -> None:
+    """Encrypt a key file under another passphrase, in its place. :class:`KeyStoreError` if it does not open."""
+    kind, secret = _opened(path, old)
+    stretching = max(stretching_of(read(path)), Stretching.FOR_PASSPHRASE)
+    _write(path, wrap(kind, secret, new, stretching), _PRIVATE, overwrite=True)
 
 
 def read(path: Path) -> bytes:
@@ -68,25 +95,48 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def read_key(path: Path, passphrase: bytes) -> ec.EllipticCurvePrivateKey:
-    """An encrypted P-256 key. :class:`KeyStoreError` if it is missing, not encrypted, or does not open."""
-    content = read(path)
+    """Read an encrypted P-256 key. :class:`KeyStoreError` if it is missing, not such a file, or does not open."""
+    secret = _secret(path, passphrase, Kind.PRIVATE_KEY)
     try:
-        key = serialization.load_pem_private_key(content, passphrase)
-    except TypeError as error:
-        raise KeyStoreError(
-            f"{path} is not encrypted; make a new key with 'protoseal pki request'"
-        ) from error
+        key = serialization.load_der_private_key(secret, None)
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise KeyStoreError(f"{path} does not open: wrong passphrase, or not an encrypted PEM key") from error
+        raise KeyStoreError(f"{path} holds no private key; make one with 'protoseal pki request'") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
         raise KeyStoreError(f"{path} is not an ECDSA P-256 key; make one with 'protoseal pki request'")
     return key
 
 
-def _encryption(passphrase: bytes) -> serialization.KeySerializationEncryption:
-    if not passphrase:
-        raise KeyStoreError("the passphrase is empty; a private key is stored under a passphrase only")
-    return serialization.BestAvailableEncryption(passphrase)
+def read_storage_key(path: Path, passphrase: bytes) -> StorageKey:
+    """Read a storage key. :class:`KeyStoreError` if it is missing, not such a file, or does not open."""
+    return StorageKey(_secret(path, passphrase, Kind.STORAGE_KEY))
+
+
+def _secret(path: Path, passphrase: bytes, kind: Kind) -> bytes:
+    found, secret = _opened(path, passphrase)
+    if found is not kind:
+        raise KeyStoreError(f"{path} is a {found.value.lower()}, not a {kind.value.lower()}")
+    return secret
+
+
+def _opened(path: Path, passphrase: bytes) -> tuple[Kind, bytes]:
+    with _key_file(path):
+        return unwrap(read(path), passphrase)
+
+
+@contextmanager
+def _key_file(path: Path) -> Iterator[None]:
+    """Turn whatever is wrong with a key file into :class:`KeyStoreError`, with its name and the remedy."""
+    try:
+        yield
+    except DecryptionError as error:
+        raise KeyStoreError(
+            f"{path} does not open: wrong passphrase, or the file was altered. Each key file keeps the passphrase "
+            "under which it was written until 'protoseal pki passphrase' changes it"
+        ) from error
+    except MalformedError as error:
+        raise KeyStoreError(
+            f"{path} is not a key file of this build ({error}); make a key with 'protoseal pki request'"
+        ) from error
 
 
 def _already_there(path: Path) -> KeyStoreError:

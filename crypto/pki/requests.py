@@ -16,6 +16,7 @@ from crypto.errors import MalformedError, VerificationError
 from crypto.pki import files
 from crypto.pki.fields import extension, only_uri, p256_key
 from crypto.pki.identity import Identity, Role, host_name
+from crypto.pki.wrapping import Stretching
 
 KEY_FILE = "key.pem"
 REQUEST_FILE = "request.pem"
@@ -46,6 +47,7 @@ def create_request(
     hosts: Sequence[str] = (),
     *,
     overwrite: bool = False,
+    stretching: Stretching = Stretching.FOR_PASSPHRASE,
 ) -> Request:
     """Make a P-256 key (``key.pem``, encrypted, mode 0600) and a certificate request (``request.pem``).
 
@@ -67,7 +69,7 @@ def create_request(
         .sign(key, hashes.SHA256())
     )
     files.make_directory(directory)
-    files.write_key(key_path, key, passphrase, overwrite=overwrite)
+    files.write_key(key_path, key, passphrase, overwrite=overwrite, stretching=stretching)
     content = csr.public_bytes(serialization.Encoding.PEM)
     files.write_public(request_path, content, overwrite=overwrite)
     return read_request(content)

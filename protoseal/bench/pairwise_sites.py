@@ -9,7 +9,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from crypto.keys import ChannelKey
-from crypto.pki import Credentials, Identity, TrustAnchor, approve, create_authority, create_request
+from crypto.pki import (
+    Credentials,
+    Identity,
+    Stretching,
+    TrustAnchor,
+    approve,
+    create_authority,
+    create_request,
+)
 from crypto.roster import Roster, assemble_roster, sign_statement
 
 FEDERATION = "bench.example"
@@ -22,7 +30,9 @@ class Federation:
 
     def __init__(self, folder: Path, count: int) -> None:
         passphrase = secrets.token_hex(16).encode()
-        self._trust = create_authority(folder / "ca", FEDERATION, passphrase)
+        self._trust = create_authority(
+            folder / "ca", FEDERATION, passphrase, stretching=Stretching.NONE_FOR_RANDOM_SECRET
+        )
         self._sites = tuple(
             _approved(folder / "ca", folder / name, name, passphrase)
             for name in (f"site-{number:03d}" for number in range(1, count + 1))
@@ -35,7 +45,9 @@ class Federation:
 
 
 def _approved(authority: Path, folder: Path, name: str, passphrase: bytes) -> Credentials:
-    create_request(folder, Identity.site(FEDERATION, name), passphrase)
+    create_request(
+        folder, Identity.site(FEDERATION, name), passphrase, stretching=Stretching.NONE_FOR_RANDOM_SECRET
+    )
     certificate = folder / "certificate.pem"
     certificate.write_bytes(approve(authority, passphrase, (folder / "request.pem").read_bytes()))
     return Credentials.load(certificate, folder / "key.pem", passphrase)

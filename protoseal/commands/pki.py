@@ -16,7 +16,7 @@ import click
 from crypto.errors import CryptoError, VerificationError
 from crypto.pki import Identity, Request, Role, approve, create_authority, create_request, read_request
 from crypto.pki.authority import CA_FILE, CA_KEY_FILE, DEFAULT_CA_DAYS, DEFAULT_DAYS, LONGEST_DAYS
-from crypto.pki.files import check_absent, naming, read, write_public
+from crypto.pki.files import check_absent, naming, read, rewrap, write_public
 from crypto.pki.requests import KEY_FILE, REQUEST_FILE
 from protoseal.commands.facts import Facts, certificate_facts, fact_lines, print_facts, request_facts
 from protoseal.commands.passphrase import on_terminal, passphrase_option, read_passphrase
@@ -141,6 +141,40 @@ def approve_command(
         write_public(out, certificate, overwrite=overwrite)
         facts = certificate_facts(certificate)
     print_facts(facts | {"certificate": str(out)}, as_json=as_json)
+
+
+@pki.command("passphrase")
+@click.argument("files", type=_FILE, nargs=-1, required=True)
+@click.option(
+    "--new-passphrase-file",
+    type=_FILE,
+    help="File with the new passphrase, open to you alone.  [default: a prompt]",
+)
+@passphrase_option
+def passphrase_command(
+    *, files: tuple[Path, ...], new_passphrase_file: Path | None, passphrase_file: Path | None
+) -> None:
+    """Change the passphrase of key files.
+
+    A site has two in use during a run: its key.pem, and storage.key in its state_dir. Each file is replaced as a
+    whole; files before one that does not open have the new passphrase.
+    """
+    with _one_line_errors():
+        old = read_passphrase(passphrase_file, what="these keys")
+        new = _new_passphrase(new_passphrase_file)
+        for path in files:
+            rewrap(path, old, new)
+            click.echo(f"{path}: passphrase changed")
+
+
+def _new_passphrase(file: Path | None) -> bytes:
+    """Read it from a file or a prompt. The environment's is the old one."""
+    if file is not None:
+        return read_passphrase(file, what="these keys")
+    if not on_terminal():
+        raise click.ClickException("nobody can be asked for the new passphrase: give --new-passphrase-file")
+    text = click.prompt("New passphrase", hide_input=True, confirmation_prompt=True, err=True)
+    return str(text).encode()
 
 
 @pki.command("show")

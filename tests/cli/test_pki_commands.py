@@ -235,3 +235,14 @@ def test_a_new_passphrase_is_typed_twice(run: Run, monkeypatch: pytest.MonkeyPat
     assert "secret" not in result.output
     _made(run, SITE)
     _ok(run(*APPROVE, typed="y\nsecret\n", passphrase=None))
+
+
+def test_the_passphrase_of_a_key_changes(run: Run, tmp_path: Path) -> None:
+    _ok(run("request", "--dir", ".", *FEDERATION, "--site", "a"))
+    (tmp_path / "new").write_text("another\n", encoding="utf-8")
+    (tmp_path / "new").chmod(0o600)
+    change = ("passphrase", "key.pem", "--new-passphrase-file", "new")
+    _refused(run(*change, passphrase=PASSPHRASE + "s"), "key.pem")
+    _refused(run("passphrase", "key.pem"), "--new-passphrase-file")
+    _ok(run(*change))
+    _refused(run(*change), "key.pem")

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from crypto.pki import Credentials, Identity, approve, create_authority, create_request
+from crypto.pki import Credentials, Identity, Stretching, approve, create_authority, create_request
 from crypto.pki.files import read_key
 from tests.crypto.masked_group import BINDING, Group
 
@@ -26,7 +26,9 @@ class Federation:
     def __init__(self, directory: Path, name: str = "clinics.example") -> None:
         self.name = name
         self.authority = directory / "ca"
-        self.trust = create_authority(self.authority, name, PASSPHRASE, now=NOW)
+        self.trust = create_authority(
+            self.authority, name, PASSPHRASE, now=NOW, stretching=Stretching.NONE_FOR_RANDOM_SECRET
+        )
         self._parties = directory / "parties"
 
     def site(self, name: str) -> Credentials:
@@ -39,7 +41,14 @@ class Federation:
         return self._credentials(self._parties / "coordinator", identity, hosts or ("localhost",))
 
     def _credentials(self, directory: Path, identity: Identity, hosts: Sequence[str] = ()) -> Credentials:
-        create_request(directory, identity, PASSPHRASE, hosts, overwrite=True)
+        create_request(
+            directory,
+            identity,
+            PASSPHRASE,
+            hosts,
+            overwrite=True,
+            stretching=Stretching.NONE_FOR_RANDOM_SECRET,
+        )
         request = (directory / "request.pem").read_bytes()
         (directory / "certificate.pem").write_bytes(approve(self.authority, PASSPHRASE, request, now=NOW))
         return Credentials.load(directory / "certificate.pem", directory / "key.pem", PASSPHRASE)

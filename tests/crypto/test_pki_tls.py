@@ -16,6 +16,7 @@ from crypto.pki import (
     Credentials,
     Identity,
     Role,
+    Stretching,
     TrustAnchor,
     approve,
     create_authority,
@@ -23,6 +24,7 @@ from crypto.pki import (
 )
 
 PASSPHRASE = b"correct horse"
+CHEAP = Stretching.NONE_FOR_RANDOM_SECRET
 
 
 class _Echo(grpc.GenericRpcHandler):
@@ -35,7 +37,7 @@ class _Echo(grpc.GenericRpcHandler):
 
 
 def _party(directory: Path, identity: Identity, *hosts: str) -> Credentials:
-    create_request(directory, identity, PASSPHRASE, hosts)
+    create_request(directory, identity, PASSPHRASE, hosts, stretching=CHEAP)
     certificate = approve(directory.parent / "ca", PASSPHRASE, (directory / "request.pem").read_bytes())
     (directory / "certificate.pem").write_bytes(certificate)
     return Credentials.load(directory / "certificate.pem", directory / "key.pem", PASSPHRASE)
@@ -43,7 +45,7 @@ def _party(directory: Path, identity: Identity, *hosts: str) -> Credentials:
 
 @pytest.fixture
 def parties(tmp_path: Path) -> dict[str, Credentials]:
-    create_authority(tmp_path / "ca", "f", PASSPHRASE)
+    create_authority(tmp_path / "ca", "f", PASSPHRASE, stretching=CHEAP)
     return {
         "site": _party(tmp_path / "site", Identity.site("f", "a")),
         "coordinator": _party(tmp_path / "coordinator", Identity.coordinator("f"), "localhost", "127.0.0.1"),

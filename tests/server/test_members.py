@@ -11,7 +11,15 @@ import pytest
 
 from crypto.errors import VerificationError
 from crypto.keys import ChannelKey
-from crypto.pki import Credentials, Identity, TrustAnchor, approve, create_authority, create_request
+from crypto.pki import (
+    Credentials,
+    Identity,
+    Stretching,
+    TrustAnchor,
+    approve,
+    create_authority,
+    create_request,
+)
 from crypto.roster import Statement, sign_statement, verify_roster
 from protoseal_wire.messages import PROTOCOL_VERSION, JoinRequest, Phase, TaskRequest
 from secure_server import members
@@ -73,10 +81,21 @@ class Scene:
 def certificates(folder: Path) -> tuple[TrustAnchor, dict[str, Credentials]]:
     """Of all sites, that of :data:`SHORT` issued for a day that is nearly over."""
     now, passphrase = datetime.now(UTC), b"of this test"
-    create_authority(folder / "ca", FEDERATION, passphrase, now=now - timedelta(days=2))
+    create_authority(
+        folder / "ca",
+        FEDERATION,
+        passphrase,
+        now=now - timedelta(days=2),
+        stretching=Stretching.NONE_FOR_RANDOM_SECRET,
+    )
     credentials = {}
     for site in HOLDINGS:
-        create_request(folder / site, Identity.site(FEDERATION, site), passphrase)
+        create_request(
+            folder / site,
+            Identity.site(FEDERATION, site),
+            passphrase,
+            stretching=Stretching.NONE_FOR_RANDOM_SECRET,
+        )
         request = (folder / site / "request.pem").read_bytes()
         short = site == SHORT
         issued = now - timedelta(days=1) + LEFT if short else now

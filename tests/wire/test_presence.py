@@ -13,7 +13,7 @@ import pytest
 from crypto.errors import VerificationError
 from crypto.keys import ChannelKey
 from crypto.pairwise.parts import MaskKeys
-from crypto.pki import Credentials, Identity, approve, create_authority, create_request
+from crypto.pki import Credentials, Identity, Stretching, approve, create_authority, create_request
 from crypto.roster import Roster, assemble_roster, sign_statement
 from protoseal_wire import codec
 from protoseal_wire.codec import Limits
@@ -70,7 +70,14 @@ class Group:
 
 
 def credentials_of(name: str, authority: Path, directory: Path) -> Credentials:
-    create_request(directory, Identity.site("clinics.example", name), PASSPHRASE, (), overwrite=True)
+    create_request(
+        directory,
+        Identity.site("clinics.example", name),
+        PASSPHRASE,
+        (),
+        overwrite=True,
+        stretching=Stretching.NONE_FOR_RANDOM_SECRET,
+    )
     certificate = approve(authority, PASSPHRASE, (directory / "request.pem").read_bytes(), now=NOW)
     (directory / "certificate.pem").write_bytes(certificate)
     return Credentials.load(directory / "certificate.pem", directory / "key.pem", PASSPHRASE)
@@ -79,7 +86,9 @@ def credentials_of(name: str, authority: Path, directory: Path) -> Credentials:
 @pytest.fixture(scope="module")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Group:
     directory = tmp_path_factory.mktemp("presence")
-    trust = create_authority(directory / "ca", "clinics.example", PASSPHRASE, now=NOW)
+    trust = create_authority(
+        directory / "ca", "clinics.example", PASSPHRASE, now=NOW, stretching=Stretching.NONE_FOR_RANDOM_SECRET
+    )
     credentials = {name: credentials_of(name, directory / "ca", directory / name) for name in NAMES}
     statements = [
         sign_statement(each, KEY.run, bytes(32), ChannelKey.generate().public_bytes)
