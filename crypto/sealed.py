@@ -1,7 +1,8 @@
 """A secret of the whole group, made by one site and sealed to each other one through the coordinator.
 
-The maker signs the ciphertext together with whom it is for, the run, the roster and the hash of the public
-keys that belong to the secret. So the coordinator can neither read a secret nor seal one of its own making.
+The maker signs the ciphertext together with whom it is for, the run, the attempt of the set-up, the roster and the hash
+of the public keys that belong to the secret. So the coordinator can neither read a secret, nor seal one of its own
+making, nor deliver one of an earlier attempt.
 The limit: every member knows the secret, and one of them that works with the coordinator gives it everything
 the secret protects.
 """
@@ -32,9 +33,16 @@ class SealedSecret:
 
 
 def seal_group_secret(
-    credentials: Credentials, roster: Roster, run: str, *, recipient: str, secret: bytes, public_hash: bytes
+    credentials: Credentials,
+    roster: Roster,
+    run: str,
+    attempt: int,
+    *,
+    recipient: str,
+    secret: bytes,
+    public_hash: bytes,
 ) -> SealedSecret:
-    """Seal ``secret`` to a member, as the roster's maker.
+    """Seal ``secret`` to a member, as the roster's maker in this attempt (1, 2, …) of the set-up.
 
     Raises :class:`VerificationError` when these credentials are not the maker's or the recipient is no
     member.
@@ -42,27 +50,27 @@ def seal_group_secret(
     maker = credentials.identity.name
     _check_maker(maker, roster)
     _check_member(recipient, roster)
-    context = _context(maker, recipient, run, roster.hash, public_hash)
+    context = _context(maker, recipient, run, attempt, roster.hash, public_hash)
     sealed = seal(roster.members[recipient].channel_key, secret, _info(context))
     signature = credentials.sign(_LABEL, *context, sealed)
     return SealedSecret(maker, recipient, roster.hash, public_hash, sealed, signature)
 
 
 def open_group_secret(
-    sealed: SealedSecret, *, roster: Roster, run: str, recipient: str, channel_key: ChannelKey
+    sealed: SealedSecret, *, roster: Roster, run: str, attempt: int, recipient: str, channel_key: ChannelKey
 ) -> tuple[bytes, bytes]:
     """(secret, public hash), from what the coordinator relayed to the member ``recipient``.
 
     Raises as :func:`verify_sealed` does, and :class:`crypto.errors.DecryptionError` if it does not open with
     this channel key.
     """
-    verify_sealed(sealed, roster=roster, run=run, recipient=recipient)
-    context = _context(roster.maker, recipient, run, roster.hash, sealed.public_hash)
+    verify_sealed(sealed, roster=roster, run=run, attempt=attempt, recipient=recipient)
+    context = _context(roster.maker, recipient, run, attempt, roster.hash, sealed.public_hash)
     return channel_key.open(sealed.sealed, _info(context)), sealed.public_hash
 
 
-def verify_sealed(sealed: SealedSecret, *, roster: Roster, run: str, recipient: str) -> None:
-    """Raise :class:`VerificationError` unless the roster's maker signed it for this recipient, run and roster.
+def verify_sealed(sealed: SealedSecret, *, roster: Roster, run: str, attempt: int, recipient: str) -> None:
+    """Raise :class:`VerificationError` unless the roster's maker signed it for this recipient, run, attempt and roster.
 
     That it opens, and what is in it, only the recipient can tell.
     """
@@ -70,13 +78,15 @@ def verify_sealed(sealed: SealedSecret, *, roster: Roster, run: str, recipient: 
     _check_recipient(sealed, recipient)
     _check_roster(sealed, roster)
     # What must hold is taken from the verifier's own knowledge, never from what the secret says of itself.
-    _check_signature(sealed, roster, _context(roster.maker, recipient, run, roster.hash, sealed.public_hash))
+    context = _context(roster.maker, recipient, run, attempt, roster.hash, sealed.public_hash)
+    _check_signature(sealed, roster, context)
 
 
 def _context(
-    maker: str, recipient: str, run: str, roster_hash: bytes, public_hash: bytes
+    maker: str, recipient: str, run: str, attempt: int, roster_hash: bytes, public_hash: bytes
 ) -> tuple[bytes, ...]:
-    return (maker.encode(), recipient.encode(), run.encode(), roster_hash, public_hash)
+    number = attempt.to_bytes(8, "big")
+    return (maker.encode(), recipient.encode(), run.encode(), number, roster_hash, public_hash)
 
 
 def _info(context: tuple[bytes, ...]) -> bytes:

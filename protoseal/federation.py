@@ -20,7 +20,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from crypto.pki import Credentials, Identity, TrustAnchor, approve, create_authority, create_request
+from crypto.keys import StorageKey, derive
+from crypto.pki import (
+    Credentials,
+    Identity,
+    Stretching,
+    TrustAnchor,
+    approve,
+    create_authority,
+    create_request,
+)
 from crypto.pool import Pool
 from protoseal.config import Agreement, AnyMethod
 from protoseal.files import SiteLog, SiteRound, site_folder, write_agreement, write_site_log
@@ -309,13 +318,15 @@ class LocalFederation:
 def make_parties(
     directory: Path, agreement: Agreement, names: Sequence[str], passphrase: bytes | None = None
 ) -> tuple[list[Party], TrustAnchor]:
-    """A federation's CA and sites, with keys that live in ``directory`` under a passphrase, else one nobody learns."""
+    """Make a federation's CA and sites, with keys in ``directory`` under a random secret, else one nobody learns."""
     passphrase = passphrase or secrets.token_bytes(32)
     authority = directory / "ca"
-    create_authority(authority, agreement.federation, passphrase)
+    stretching = Stretching.NONE_FOR_RANDOM_SECRET
+    create_authority(authority, agreement.federation, passphrase, stretching=stretching)
     for name in names:
         folder = directory / "sites" / name
-        create_request(folder, Identity.site(agreement.federation, name), passphrase)
+        identity = Identity.site(agreement.federation, name)
+        create_request(folder, identity, passphrase, stretching=stretching)
         certificate = approve(authority, passphrase, (folder / "request.pem").read_bytes())
         (folder / "certificate.pem").write_bytes(certificate)
     return _load_parties(directory, agreement, names, passphrase)
@@ -345,7 +356,15 @@ def _load_parties(
     credentials = [
         Credentials.load(each / "certificate.pem", each / "key.pem", passphrase) for each in folders
     ]
-    return [Party(each, trust, agreement.min_sites) for each in credentials], trust
+    storage = [derive(passphrase, "simulated-storage-key", name.encode()) for name in names]
+    return [
+        Party(each, trust, agreement.min_sites, _stored_under(key))
+        for each, key in zip(credentials, storage, strict=True)
+    ], trust
+
+
+def _stored_under(key: bytes) -> Callable[[], StorageKey]:
+    return lambda: StorageKey(key)
 
 
 def _last_result(journal: Journal) -> int:

@@ -7,7 +7,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import UTC, datetime
 
+from crypto.errors import KeyStoreError
+from crypto.keys import StorageKey
 from crypto.pki import Credentials, Role, TrustAnchor
+from crypto.pki.files import create_storage_key, make_directory, read_storage_key
 from protoseal.anchors import AnchorRecord
 from protoseal.config import SiteConfig
 from protoseal.files import SiteLog, SiteRound, write_agreement, write_site_log
@@ -28,6 +31,8 @@ from secure_client.units import units_at
 
 _log = logging.getLogger("protoseal.site")
 _COMPLETE = "complete"
+JOURNAL, STORAGE_KEY = "journal.sqlite", "storage.key"
+"""The files of a site's ``state_dir``: its journal, and the key that encrypts the secrets in it."""
 
 
 def open_party(config: SiteConfig, passphrase: bytes) -> Party:
@@ -40,7 +45,28 @@ def open_party(config: SiteConfig, passphrase: bytes) -> Party:
             f"{config.certificate} is {identity.name} of {identity.federation}, but the configuration says "
             f"{config.name} of {config.agreement.federation}: use the matching certificate"
         )
-    return Party(credentials, trust, config.required_sites, config.pins)
+    # A closure, whose representation shows nothing; a partial's would show the passphrase.
+    return Party(
+        credentials, trust, config.required_sites, lambda: _storage_key(config, passphrase), config.pins
+    )
+
+
+def _storage_key(config: SiteConfig, passphrase: bytes) -> StorageKey:
+    """The key of what the site stores in this run, made with the journal; it does not depend on the certificate.
+
+    Raises :class:`crypto.errors.KeyStoreError` for a key that is missing although a journal is there, or that does not
+    open.
+    """
+    path, journal = config.state_dir / STORAGE_KEY, config.state_dir / JOURNAL
+    if path.exists():
+        return read_storage_key(path, passphrase)
+    if journal.exists():
+        raise KeyStoreError(
+            f"{path} is missing, and {journal} does not open without it: put the file back. If it is lost, so is this"
+            " site's part in the run: move the state_dir away, and have the others run without this site"
+        )
+    make_directory(config.state_dir)
+    return create_storage_key(path, passphrase, like=config.key)
 
 
 def load_data(config: SiteConfig) -> SiteData:
@@ -73,7 +99,7 @@ def run_site(
     """
     agreement, party = config.agreement, open_party(config, passphrase)
     data = load_data(config)
-    with open_journal(config.state_dir / "journal.sqlite", agreement, party) as journal:
+    with open_journal(config.state_dir / JOURNAL, agreement, party) as journal:
         if config.privacy is not None:
             check_delta(config.privacy, units_at(data, agreement))
         releases = open_releases(agreement, config.privacy)

@@ -5,12 +5,15 @@ same bytes after a crash, and another request under the same name is refused for
 inputs could be subtracted.
 
 Secrets are stored encrypted (:class:`crypto.keys.StorageKey`). Those of one attempt are erased with it, or when the
-site leaves or the run stops: their bytes are overwritten in the file and its log. The limits: a process that is killed
-or loses its way to the coordinator leaves the secrets of its last attempt, so that it can go on with it (and one killed
-while it erases leaves them in the log), until the journal is next opened and the attempt is over; of a site that never
-comes back they stay. A copy of this file put back after newer answers were sent is not noticed here, and what a file
-system, a disk that writes elsewhere (SSD), a snapshot or a backup kept of the older bytes is out of reach. All of these
-open only with the certificate's key.
+site leaves or the run stops, and all of them when the run is over: their bytes are overwritten in the file and its
+log. The limits:
+
+- A process that is killed or loses its way to the coordinator leaves the secrets of its last attempt, so that it can
+  resume, until the journal is next opened and the attempt is over. One killed while it erases leaves them in the log
+  until then. Those of a site that never comes back stay.
+- A copy of this file put back after newer answers were sent is not noticed here.
+- What a file system, a disk that writes elsewhere (SSD), a snapshot or a backup kept of the older bytes is out of
+  reach. These bytes open only with the site's storage key, a file beside the journal that the passphrase opens.
 """
 
 from __future__ import annotations
@@ -202,6 +205,10 @@ class Journal(DatabaseOwner):
     def forget_secret(self, name: str) -> None:
         """Erase a secret, if there is one of that name, when the transaction it is in ends; see the module's limits."""
         self._forgot |= self._db.execute("DELETE FROM secrets WHERE name=?", (name,)).rowcount > 0
+
+    def forget_secrets(self, *, but: str) -> None:
+        """Erase all secrets except one, as :meth:`forget_secret` does."""
+        self._forgot |= self._db.execute("DELETE FROM secrets WHERE name!=?", (but,)).rowcount > 0
 
     def put(self, name: str, round_number: int, content: bytes) -> None:
         """Store a document with the round it is of, replacing the one of that name."""

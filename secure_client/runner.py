@@ -43,8 +43,9 @@ def take_part(session: Session, transport: Transport) -> Finished | Stopped:
 
     A site that cannot go on says so to the coordinator, which then does not wait for it, and raises: after a
     :class:`Violation`, a refusal, or whatever the site's own model or data raise in training. An unreachable
-    coordinator is told nothing. Whoever leaves, or sees the run end or stop, erases the secrets of its last attempt:
-    a run that goes on does so with another one. One that lost its way to the coordinator keeps them, to go on.
+    coordinator is told nothing. A site that sees the run end erases all secrets of the run. One that leaves, or sees
+    the run stop, erases those of its last attempt, since a run that is resumed begins another attempt. One that lost
+    its way to the coordinator keeps them, to resume.
     """
     reply = transport.join(session.join_request())
     try:
@@ -73,7 +74,9 @@ def _work(session: Session, transport: Transport) -> Finished | Stopped:
 def step(session: Session, transport: Transport) -> Task:
     """One task: fetched, and if it is work, done and handed in."""
     task = transport.next_task()
-    if isinstance(task, Finished | Stopped):
+    if isinstance(task, Finished):
+        session.finish()
+    if isinstance(task, Stopped):
         session.end()
     if isinstance(task, Work):
         session.check_size(task)

@@ -70,13 +70,14 @@ class Session:
 
         ``on_round`` is told before the outcome is durable, and so once more by a site that was killed just after it.
         """
-        self._agreement, self._party, self._trainee, self._journal = agreement, party, trainee, journal
+        self._agreement, self._trainee, self._journal = agreement, trainee, journal
         self._exact = exact
         self._anchor = OwnAnchor(agreement, party.name, trainee.releases)
         anchors = PeerAnchors(agreement, party.name, journal, peers)  # before the set-up makes a key
         self._setup = Setup(agreement, party, journal, now)
+        self._party = self._setup.party
         self._order = Order(agreement, journal)
-        self._method = self._build_method(Participants(agreement, party, self._setup, journal, anchors))
+        self._method = self._build_method(Participants(agreement, self._party, self._setup, journal, anchors))
         self._given = Given(0, np.zeros(len(agreement.classes), dtype=np.bool_))
         self._limits = limits_of(agreement)
         self._on_round, self._tests_in = on_round, tests_in
@@ -115,6 +116,7 @@ class Session:
         stored = self._journal.answer(key, request)
         if stored is not None:
             return stored
+        self._setup.check_not_over()
         self._order.check(key)
         # With what follows from the request: a crash leaves either all of it or a phase not yet answered.
         with self._journal.transaction():
@@ -131,6 +133,11 @@ class Session:
         """
         with self._journal.transaction():
             self._method.end()
+
+    def finish(self) -> None:
+        """The run is over: erase every secret that this site kept for it."""
+        with self._journal.transaction():
+            self._setup.finish()
 
     def check_size(self, work: Work) -> None:
         """Raise :class:`Violation` for a request larger than its phase can need, before it is downloaded."""
@@ -149,9 +156,9 @@ class Session:
     def _work(self, key: PhaseKey, request: bytes) -> bytes:
         match key.phase:
             case Phase.ROSTER:
-                return self._setup.answer_roster(request)
+                return self._setup.answer_roster(key.attempt, request)
             case Phase.SECRET:
-                return self._setup.answer_secret(request)
+                return self._setup.answer_secret(key.attempt, request)
             case Phase.PRESENCE:
                 return self._presence(key, request)
             case Phase.RESULT:

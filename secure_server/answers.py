@@ -42,7 +42,7 @@ class AnswerCheck:
         match key.phase:
             case Phase.ROSTER:
                 answer = codec.decode_roster_answer(content, self._limits)
-                self._check_roster_answer(answer, roster, key.run, site)
+                self._check_roster_answer(answer, roster, key, site)
             case Phase.PRESENCE:
                 statement = codec.decode_presence(content, self._limits)
                 self._check_presence(roster.members[site], key, roster.hash, statement)
@@ -55,21 +55,21 @@ class AnswerCheck:
                 exchange = self._aggregator.exchange(key.round)
                 exchange.check(self._requests.attempt(state), key.phase, site, content)
 
-    def _check_roster_answer(self, answer: RosterAnswer, roster: Roster, run: str, site: str) -> None:
+    def _check_roster_answer(self, answer: RosterAnswer, roster: Roster, key: PhaseKey, site: str) -> None:
         if answer.roster_hash != roster.hash:
             raise BadPayload(f"{site} verified another roster")
         makes_keys = self._needs_secret and site == roster.maker
         if (answer.keys is not None) != makes_keys:
             raise BadPayload(f"{site} {'must' if makes_keys else 'must not'} send group keys")
         if answer.keys is not None:
-            self._check_group_keys(answer.keys, roster, run, site)
+            self._check_group_keys(answer.keys, roster, key, site)
 
-    def _check_group_keys(self, keys: GroupKeys, roster: Roster, run: str, site: str) -> None:
+    def _check_group_keys(self, keys: GroupKeys, roster: Roster, key: PhaseKey, site: str) -> None:
         """What is wrong here is found here, where the maker answers for it, and not by the sites it is sent to."""
         if sorted(sealed.recipient for sealed in keys.sealed) != sorted(set(roster.members) - {site}):
             raise BadPayload(f"{site} must seal the group secret to each other member, once")
         for sealed in keys.sealed:
-            verify_sealed(sealed, roster=roster, run=run, recipient=sealed.recipient)
+            verify_sealed(sealed, roster=roster, run=key.run, attempt=key.attempt, recipient=sealed.recipient)
         public_hash = self._aggregator.check_keys(keys.evaluation_keys)
         if any(sealed.public_hash != public_hash for sealed in keys.sealed):
             raise BadPayload(f"{site} sealed a secret that goes with other evaluation keys")

@@ -31,17 +31,18 @@ class Members:
         self._roster: Roster | None = None
 
     def check_joining(self, site: str, statement: Statement, state: State) -> Member:
-        """The member that ``site`` would be.
+        """Return the member that ``site`` would be.
 
-        :class:`WrongIdentity` for another site's statement. :class:`BadPayload` unless it verifies now and, while
-        the run is open for joining, will still do so when the set-up is over.
+        :class:`WrongIdentity` for another site's statement. :class:`BadPayload` unless it verifies: while the run is
+        open for joining now and when the set-up will be over, after that at the time when the roster was made. So a
+        site whose certificate was renewed in the middle of a run comes back with the statement that it joined with.
         """
         _check_own(site, statement)
+        if state.members:
+            return self._verified(statement, self._store.last_join())
         now = datetime.now(UTC)
-        member = self._verified(statement, now)
-        if not state.members:
-            self._verified(statement, now + self._foresight)
-        return member
+        self._verified(statement, now)
+        return self._verified(statement, now + self._foresight)
 
     def lapsed(self, joined: Iterable[str]) -> frozenset[str]:
         """Those whose statement will no longer verify when the set-up is over, if joining closes now."""

@@ -16,7 +16,7 @@ from protoseal_wire.messages import PROTOCOL_VERSION, Phase
 
 ROOT = Path(__file__).parent.parent
 DOCUMENT = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
-AT_HOME = {"storage-key", "stored-secret"}
+AT_HOME = {"simulated-storage-key", "stored-secret", "wrapped-key"}
 """Labels of what never travels."""
 _CALLS = (r'_LABEL = "([a-z-]+)"', r'(?<![.\w])encode\(\s*"([a-z-]+)"', r'\bderive\(\w+, "([a-z-]+)"')
 

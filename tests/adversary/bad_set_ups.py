@@ -81,13 +81,14 @@ def _first_sealed(change: Callable[[Scene, SealedSecret], SealedSecret]) -> Call
     return upload
 
 
-def _sealed_for_run(scene: Scene, sealed: SealedSecret, run: str) -> SealedSecret:
-    """The maker's own, but for another run."""
+def _sealed_for(scene: Scene, sealed: SealedSecret, run: str, attempt: int) -> SealedSecret:
+    """The maker's own, but for this run and attempt."""
     party = next(each for each in scene.federation.parties if each.name == A)
     return seal_group_secret(
         party.credentials,
         scene.coordinator.roster(),
         run,
+        attempt,
         recipient=sealed.recipient,
         secret=b"secret",
         public_hash=sealed.public_hash,
@@ -120,7 +121,12 @@ SEALED: dict[str, Case] = {
     "a secret of another run": (
         VerificationError,
         INVALID,
-        _first_sealed(lambda scene, sealed: _sealed_for_run(scene, sealed, "run-2")),
+        _first_sealed(lambda scene, sealed: _sealed_for(scene, sealed, "run-2", scene.key.attempt)),
+    ),
+    "a secret of another attempt": (
+        VerificationError,
+        INVALID,
+        _first_sealed(lambda scene, sealed: _sealed_for(scene, sealed, scene.key.run, scene.key.attempt + 1)),
     ),
 }
 OTHER_HASH: Case = (errors.BadPayload, INVALID, lambda s: _roster_answer(s, roster_hash=b"h" * 32))

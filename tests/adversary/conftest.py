@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from algorithms.pfpl import Weighting
-from crypto.pki import Credentials, Identity, approve, create_authority, create_request
+from crypto.keys import StorageKey
+from crypto.pki import Credentials, Identity, Stretching, approve, create_authority, create_request
 from protoseal.config import Agreement, Protection
 from secure_client.setup import Party
 from tests.adversary.hostile import Cast, Hostile
@@ -24,6 +26,7 @@ torch.set_num_threads(1)
 Open = Callable[[Protection, Weighting], Hostile]
 OpenMasked = Callable[[Agreement, Mapping[str, str]], MaskedPlay]
 _PASSPHRASE = b"the tests'"
+STORAGE = partial(StorageKey, bytes(32))
 
 
 class _Authority:
@@ -31,11 +34,13 @@ class _Authority:
 
     def __init__(self, home: Path) -> None:
         self._home = home
-        self.trust = create_authority(home / "ca", FEDERATION, _PASSPHRASE)
+        self.trust = create_authority(
+            home / "ca", FEDERATION, _PASSPHRASE, stretching=Stretching.NONE_FOR_RANDOM_SECRET
+        )
 
     def enrol(self, identity: Identity, *hosts: str) -> Credentials:
         folder = self._home / identity.name
-        create_request(folder, identity, _PASSPHRASE, hosts)
+        create_request(folder, identity, _PASSPHRASE, hosts, stretching=Stretching.NONE_FOR_RANDOM_SECRET)
         certificate = approve(self._home / "ca", _PASSPHRASE, (folder / "request.pem").read_bytes())
         (folder / "certificate.pem").write_bytes(certificate)
         return Credentials.load(folder / "certificate.pem", folder / "key.pem", _PASSPHRASE)
@@ -49,7 +54,7 @@ def cast(tmp_path_factory: pytest.TempPathFactory) -> Cast:
     agreement = small_agreement()
     sites = {name: home.enrol(Identity.site(FEDERATION, name)) for name in TEN}
     return Cast(
-        {name: Party(site, home.trust, agreement.min_sites) for name, site in sites.items()},
+        {name: Party(site, home.trust, agreement.min_sites, STORAGE) for name, site in sites.items()},
         home.enrol(Identity.coordinator(FEDERATION), "localhost"),
         elsewhere.enrol(Identity.site(FEDERATION, "clinic-z")),
         small_data(agreement),

@@ -32,7 +32,7 @@ def coordinators_own_key(play: Hostile) -> None:
     for name in (A, B, C):
         roster_hash = play.give_roster(name, statements).roster_hash
     secret, public = CkksSecret.generate()
-    context = crypto.sealed._context(A, B, play.agreement.run, roster_hash, public.hash)
+    context = crypto.sealed._context(A, B, play.agreement.run, 1, roster_hash, public.hash)
     sealed = seal(play.statement(B).channel_key, _SEED + secret.to_bytes(), crypto.sealed._info(context))
     signature = play.cast.coordinator.sign("group-secret", *context, sealed)
     own = SealedSecret(A, B, roster_hash, public.hash, sealed, signature)
@@ -77,8 +77,8 @@ def repeated_channel_key(play: Hostile) -> None:
     statements[2] = sign_statement(play.parties[C].credentials, agreement.run, agreement.hash(), stated)
     answer = play.give_roster(A, statements)
     (sealed,) = (each for each in _made(answer.keys).sealed if each.recipient == C)
-    context = crypto.sealed._context(A, C, agreement.run, answer.roster_hash, sealed.public_hash)
-    opened = play.site(B).session._setup._channel.open(sealed.sealed, crypto.sealed._info(context))
+    context = crypto.sealed._context(A, C, agreement.run, 1, answer.roster_hash, sealed.public_hash)
+    opened = play.site(B).session._setup._channel_key().open(sealed.sealed, crypto.sealed._info(context))
     assert ckks_key(opened).to_bytes() == _group_secret(play, A).to_bytes()
 
 
@@ -104,7 +104,7 @@ def _read_with_secret_sealed_to(
     """Set up A, C and D with a roster on which ``name`` has the coordinator's key, and read what A sends."""
     answer = play.give_roster(A, statements)
     (sealed,) = (each for each in _made(answer.keys).sealed if each.recipient == name)
-    context = crypto.sealed._context(A, name, play.agreement.run, answer.roster_hash, sealed.public_hash)
+    context = crypto.sealed._context(A, name, play.agreement.run, 1, answer.roster_hash, sealed.public_hash)
     secret = ckks_key(key.open(sealed.sealed, crypto.sealed._info(context)))
     for peer in (C, D):
         play.give_roster(peer, statements)
@@ -175,24 +175,22 @@ def roster_after_rounds_began(play: Hostile) -> None:
 def secret_after_rounds_began(play: Hostile) -> None:
     """Another group secret in the middle of the run: the same prototypes under two keys."""
     play.set_up(A, B, C)
-    second = _made(play.give_roster(A, play.statements([A, B, C]), attempt=2).keys)
-    play.give_roster(B, play.statements([A, B, C]), attempt=2)
-    play.give_roster(C, play.statements([A, B, C]), attempt=2)
     first = _group_secret(play, B)
     active = play.begin(A, B, C)
     _assert_reads(play, first, B, active)
-    play.give_secret(B, second, attempt=2)
+    play.set_up(A, B, C, attempt=2)
     again = play.begin(A, B, C, attempt=2)
     _assert_reads(play, _group_secret(play, B), B, again, attempt=2)
     assert _group_secret(play, B).to_bytes() != first.to_bytes()
 
 
 def earlier_secret(play: Hostile) -> None:
-    """The secret of an earlier set-up once a later one is in force."""
-    first = _made(play.give_roster(A, play.statements([A, B, C])).keys)
-    play.give_roster(B, play.statements([A, B, C]))
-    play.set_up(A, B, C, attempt=2)
-    play.give_secret(B, first, attempt=1)
+    """The secret of an earlier set-up, in a later one of the same roster."""
+    statements = play.statements([A, B, C])
+    first = _made(play.give_roster(A, statements).keys)
+    for name in (A, B, C):
+        play.give_roster(name, statements, attempt=2)
+    play.give_secret(B, first, attempt=2)
     made = _group_secret(play, A).to_bytes()
     assert _group_secret(play, B).to_bytes() != made  # the group is split
 
@@ -287,10 +285,15 @@ SET_UP_ATTACKS: dict[str, Attack] = {
         (_BEGUN,), A, Phase.ROSTER, "came after rounds had begun", roster_after_rounds_began
     ),
     "sends a new secret after rounds began": Attack(
-        (_BEGUN,), B, Phase.SECRET, "came after rounds had begun", secret_after_rounds_began, *_CKKS
+        (_BEGUN,), A, Phase.ROSTER, "came after rounds had begun", secret_after_rounds_began, *_CKKS
     ),
     "goes back to an earlier secret": Attack(
-        (_ORDER,), B, Phase.SECRET, "of set-up attempt 1 came in attempt 2", earlier_secret, *_CKKS
+        ("crypto.sealed._check_signature", SEALED_INFO),
+        B,
+        Phase.SECRET,
+        _UNSEALED + ".*does not hold",
+        earlier_secret,
+        *_CKKS,
     ),
 }
 """By what the coordinator does."""

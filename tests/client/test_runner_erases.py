@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from pathlib import Path
 
 import pytest
 
@@ -55,10 +56,44 @@ def play(open_sites: OpenSites) -> MaskedPlay:
     return opened
 
 
-@pytest.mark.parametrize("task", [Finished(2), Stopped("too few sites")])
-def test_the_last_attempts_secrets_go_with_the_run(play: MaskedPlay, task: Task) -> None:
-    step(play.site(A).session, OneTask(task))
+def sealed_of(play: MaskedPlay) -> list[bytes]:
+    """Every secret in the site's journal, as it stands there, but the statement, which is public."""
+    rows = play.site(A).journal._db.execute("SELECT sealed FROM secrets WHERE name != 'statement'").fetchall()
+    return [bytes(row[0]) for row in rows]
+
+
+def found_in_files(play: MaskedPlay, contents: list[bytes]) -> int:
+    """How many are in the journal's file or its log."""
+    path = play.site(A).journal._db.execute("PRAGMA database_list").fetchone()[2]
+    files = [each.read_bytes() for each in Path(path).parent.iterdir()]
+    return sum(any(content in file for file in files) for content in contents)
+
+
+def test_all_secrets_go_with_the_run_from_the_disk_too(play: MaskedPlay) -> None:
+    kept = sealed_of(play)
+    assert found_in_files(play, kept) == len(kept) >= 5  # channel, signing, group, two of the attempt
+    step(play.site(A).session, OneTask(Finished(2)))
+    assert sealed_of(play) == []
+    assert found_in_files(play, kept) == 0
+
+
+def test_after_the_end_a_site_joins_as_before_and_answers_nothing_new(play: MaskedPlay) -> None:
+    """A process that is started again hears once more that the run is over; one that is asked for more refuses."""
+    stated = play.statement(A)
+    step(play.site(A).session, OneTask(Finished(2)))
+    for _ in range(2):
+        assert play.statement(A) == stated
+        assert isinstance(take_part(play.site(A).session, OneTask(Finished(2))), Finished)
+        with pytest.raises(Violation):
+            play.presence(A, attempt=2)
+        play.restart(A)
+
+
+def test_a_stop_erases_the_last_attempts_secrets_alone(play: MaskedPlay) -> None:
+    before = len(sealed_of(play))
+    step(play.site(A).session, OneTask(Stopped("too few sites")))
     assert secrets_kept(play, A) == set()
+    assert len(sealed_of(play)) == before - 2
 
 
 def test_a_run_that_was_stopped_goes_on_with_another_attempt(play: MaskedPlay) -> None:

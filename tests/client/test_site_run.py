@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -135,7 +136,7 @@ def test_a_pin_that_nobody_matches_is_pointed_out(caplog: pytest.LogCaptureFixtu
     agreement = small_agreement(Protection.PLAIN, rounds=1)
     with LocalFederation(agreement, small_data(agreement)) as federation:
         first = federation.parties[0]
-        object.__setattr__(first, "pins", {"nroth": "0" * 64})
+        cast(dict[str, str], first.pins)["nroth"] = "0" * 64
         with caplog.at_level(logging.WARNING, logger="protoseal.site"):
             federation.run()
     assert "there is a pin for nroth" in caplog.text

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 RUN, AGREEMENT = "run-1", b"a" * 32
+ATTEMPT = 2
 SECRET, PUBLIC_HASH, OTHER_HASH = b"the group's secret", b"p" * 32, b"q" * 32
 NAMES = ("clinic-a", "clinic-b", "clinic-c")
 
@@ -57,13 +58,18 @@ class Scene:
         )
 
     def honest(
-        self, recipient: str = "clinic-b", run: str = RUN, roster: Roster | None = None
+        self,
+        recipient: str = "clinic-b",
+        run: str = RUN,
+        roster: Roster | None = None,
+        attempt: int = ATTEMPT,
     ) -> SealedSecret:
         """What clinic-a makes."""
         return seal_group_secret(
             self.parties["clinic-a"],
             roster or self.roster(),
             run,
+            attempt,
             recipient=recipient,
             secret=SECRET,
             public_hash=PUBLIC_HASH,
@@ -72,7 +78,12 @@ class Scene:
     def open(self, sealed: SealedSecret) -> tuple[bytes, bytes]:
         """As clinic-b does."""
         return open_group_secret(
-            sealed, roster=self.roster(), run=RUN, recipient="clinic-b", channel_key=self.keys["clinic-b"]
+            sealed,
+            roster=self.roster(),
+            run=RUN,
+            attempt=ATTEMPT,
+            recipient="clinic-b",
+            channel_key=self.keys["clinic-b"],
         )
 
 
@@ -87,7 +98,12 @@ def scene(federation: Federation) -> Scene:
 def test_the_makers_secret_reaches_each_member(scene: Scene) -> None:
     for name in ("clinic-b", "clinic-c"):
         opened = open_group_secret(
-            scene.honest(name), roster=scene.roster(), run=RUN, recipient=name, channel_key=scene.keys[name]
+            scene.honest(name),
+            roster=scene.roster(),
+            run=RUN,
+            attempt=ATTEMPT,
+            recipient=name,
+            channel_key=scene.keys[name],
         )
         assert opened == (SECRET, PUBLIC_HASH)
     assert SECRET not in scene.honest().sealed
@@ -100,6 +116,7 @@ def test_only_the_maker_seals_and_only_to_members(scene: Scene) -> None:
             scene.parties["clinic-b"],
             scene.roster(),
             RUN,
+            ATTEMPT,
             recipient="clinic-c",
             secret=SECRET,
             public_hash=b"",
@@ -113,7 +130,8 @@ def _sealed_by(
 ) -> SealedSecret:
     """A secret of an attacker's own, well-formed in every respect but the signer."""
     roster = scene.roster()
-    context = (maker.encode(), b"clinic-b", RUN.encode(), roster.hash, public_hash)
+    attempt = ATTEMPT.to_bytes(8, "big")
+    context = (maker.encode(), b"clinic-b", RUN.encode(), attempt, roster.hash, public_hash)
     sealed = seal(scene.keys["clinic-b"].public_bytes, b"attacker's", crypto.sealed._info(context))
     signature = signer.sign("group-secret", *context, sealed) if signer else b""
     return SealedSecret(maker, "clinic-b", roster.hash, public_hash, sealed, signature)
@@ -143,6 +161,7 @@ ATTACKS: dict[str, tuple[set[str], Attack]] = {
         {SIGNATURE, INFO},
         lambda scene: replace(scene.honest(), public_hash=OTHER_HASH),
     ),
+    "of the attempt before": ({SIGNATURE, INFO}, lambda scene: scene.honest(attempt=ATTEMPT - 1)),
     "of another run": ({SIGNATURE, INFO}, lambda scene: scene.honest(run="run-0")),
     "of another roster": (
         {SIGNATURE, INFO, ROSTER},
@@ -201,6 +220,7 @@ def test_another_channel_key_does_not_open_it(scene: Scene) -> None:
             scene.honest(),
             roster=scene.roster(),
             run=RUN,
+            attempt=ATTEMPT,
             recipient="clinic-b",
             channel_key=scene.keys["clinic-c"],
         )

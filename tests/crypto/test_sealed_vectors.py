@@ -31,14 +31,19 @@ SECRET, SHARE, BINDING = VECTORS["group_secret"], VECTORS["share"], VECTORS["bin
 ROSTER_HASH, PUBLIC_HASH = bytes.fromhex(VECTORS["roster_hash"]), bytes.fromhex(SECRET["public_hash"])
 
 
-def _member(name: str) -> Member:
-    keys = VECTORS["members"][name]
-    point = bytes.fromhex(keys["public_key"])
+def _member(name: str, signers: str) -> Member:
+    point = bytes.fromhex(VECTORS[signers][name]["public_key"])
     public = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), point)
-    return Member(name, bytes.fromhex(keys["channel_key"]), public, "")
+    return Member(name, bytes.fromhex(VECTORS["members"][name]["channel_key"]), public, "")
 
 
-ROSTER = Roster(MappingProxyType({name: _member(name) for name in VECTORS["members"]}), ROSTER_HASH)
+def _roster(signers: str) -> Roster:
+    return Roster(
+        MappingProxyType({name: _member(name, signers) for name in VECTORS["members"]}), ROSTER_HASH
+    )
+
+
+ROSTER, MAKERS = _roster("members"), _roster("makers")
 
 
 def _open_secret(case: dict[str, str]) -> tuple[bytes, bytes]:
@@ -46,8 +51,9 @@ def _open_secret(case: dict[str, str]) -> tuple[bytes, bytes]:
     hexed = {n: bytes.fromhex(case[n]) for n in ("roster_hash", "public_hash", "sealed", "signature")}
     return open_group_secret(
         SealedSecret(maker=case["maker"], recipient=case["recipient"], **hexed),
-        roster=ROSTER,
+        roster=MAKERS,
         run=VECTORS["run"],
+        attempt=VECTORS["attempt"],
         recipient=RECIPIENT,
         channel_key=ChannelKey.from_private_bytes(OWN["channel_private_key"]),
     )
@@ -118,6 +124,7 @@ def _secret_context(case: dict[str, str]) -> tuple[bytes, ...]:
         b"clinic-a",
         b"clinic-b",
         VECTORS["run"].encode(),
+        VECTORS["attempt"].to_bytes(8, "big"),
         ROSTER_HASH,
         bytes.fromhex(case["public_hash"]),
     )
@@ -138,7 +145,7 @@ def test_the_same_bytes_by_hand(what: str) -> None:
     ephemeral = bytes.fromhex(VECTORS["ephemeral"])
     assert by_hand.hpke_seal(by_hand.public_of(private), ephemeral, plaintext, info) == sealed
     assert by_hand.hpke_open(private, sealed, info) == plaintext
-    maker = bytes.fromhex(VECTORS["members"][SENDER]["public_key"])
+    maker = bytes.fromhex(VECTORS["makers" if secret else "members"][SENDER]["public_key"])
     by_hand.check_signature(maker, bytes.fromhex(case["signature"]), label, *context, sealed)
 
 

@@ -14,9 +14,10 @@ from protoseal.federation import LocalFederation
 from protoseal.files import MODEL, PROTOTYPES, SiteRound, read_site_log, site_folder
 from protoseal.splits import SiteArrays
 from protoseal_wire.messages import Phase
+from secure_client.app import JOURNAL
 from secure_client.base import Base
 from secure_client.journal import Journal
-from secure_client.setup import Party, open_journal
+from secure_client.setup import open_journal
 from secure_server.app import ROUNDS_LOG, read_rounds
 from secure_server.coordinator import CoordinatorRound
 from tests.conformance.turns import Clock, Loss, play, set_deadlines
@@ -103,8 +104,8 @@ def rounds_of(federation: Federation) -> list[CoordinatorRound]:
 
 def open_site(federation: Federation, site: str) -> Journal:
     """The journal of a site whose process has ended. Close it."""
-    party = Party(federation.credentials(site), federation.trust, federation.agreement.min_sites)
-    return open_journal(federation.folder(site) / "state" / "journal.sqlite", federation.agreement, party)
+    path = federation.folder(site) / "state" / JOURNAL
+    return open_journal(path, federation.agreement, federation.party(site))
 
 
 def base_of(federation: Federation, site: str) -> Base:

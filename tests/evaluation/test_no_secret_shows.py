@@ -8,6 +8,7 @@ masked sum releases are the coordinator's by design, and so in its files; they a
 from __future__ import annotations
 
 import base64
+import inspect
 import itertools
 import logging
 import time
@@ -20,15 +21,14 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from crypto.keys import KEY_BYTES, derive
+from crypto.keys import KEY_BYTES
 from crypto.pairwise.secrets import SharePair
-from crypto.pki import Credentials
-from protoseal.config import Agreement, Method, Protection
+from protoseal.config import Method, Protection
 from protoseal.federation import LocalFederation, LocalSite
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.journal import Journal
 from secure_client.session import Session
-from secure_client.setup import Setup
+from secure_client.setup import Party, Setup
 from tests.evaluation.secret_places import Logs, Provoking, coordinator_files, said_by
 from tests.evaluation.secret_search import Needles
 from tests.support.small import small_data
@@ -80,7 +80,7 @@ def play(
     ):
         texts: set[str] = set()  # most objects say the same each time
         for site in federation.sites:
-            add_identity(scene.needles, site, agreement)
+            add_identity(scene.needles, site)
             site.transport = Watching(scene, texts, federation, site, tracebacks)  # type: ignore[assignment]
         federation.run()
         scene.files = coordinator_files(federation)
@@ -148,12 +148,13 @@ def add_attempt(needles: Needles, name: str, secret: bytes) -> None:
     needles.add_secret(f"{OPENED} of {name}", seed)
 
 
-def add_identity(needles: Needles, site: LocalSite, agreement: Agreement) -> None:
-    """The certificate's private key, and the one of the journal that follows from it."""
-    credentials: Credentials = site.session._party.credentials
+def add_identity(needles: Needles, site: LocalSite) -> None:
+    """The certificate's private key, and the one of the journal."""
+    party: Party = site.session._party
+    credentials, storage = party.credentials, inspect.getclosurevars(party.storage).nonlocals["key"]
     scalar = credentials._key.private_numbers().private_value.to_bytes(KEY_BYTES, "big")
     needles.add_secret(f"certificate key of {site.name}", scalar)
-    needles.add_secret(f"storage key of {site.name}", derive(scalar, "storage-key", agreement.hash()))
+    needles.add_secret(f"storage key of {site.name}", storage)
     der = credentials._key.private_bytes(
         serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
@@ -239,7 +240,7 @@ def test_a_channel_key_that_shows_is_found(
         try:
             return real(session, key, request)
         except Exception:
-            leak(session, session._setup._channel.private_bytes())
+            leak(session, session._setup._channel_key().private_bytes())
             raise
 
     monkeypatch.setattr(Session, "_decoded", leaking)
@@ -249,7 +250,9 @@ def test_a_channel_key_that_shows_is_found(
 
 def test_a_representation_that_shows_it_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an object that is reached through private attributes."""
-    monkeypatch.setattr(Setup, "__repr__", lambda setup: f"Setup({setup._channel.private_bytes().hex()})")
+    monkeypatch.setattr(
+        Setup, "__repr__", lambda setup: f"Setup({setup._channel_key().private_bytes().hex()})"
+    )
     scene = play(Method.FEDDBP, Protection.MASKED, tmp_path, monkeypatch, rounds=1)
     # Half of a key may have no letters, and is then the same in capitals.
     assert {(where, name.lower()) for where, name in scene.found()} == {("objects", "channel key, hex")}

@@ -173,7 +173,7 @@ class ScriptedSite:
     def answer(self, key: PhaseKey, request: bytes) -> bytes:
         """The honest answer, twisted if the test says so."""
         answers: Mapping[Phase, Callable[[PhaseKey, bytes], bytes]] = {
-            Phase.ROSTER: lambda *_: self._roster(),
+            Phase.ROSTER: lambda key, _: self._roster(key),
             Phase.SECRET: lambda *_: codec.encode_acknowledgement(Acknowledgement()),
             Phase.PRESENCE: self._presence,
             Phase.SHARES: self._shares,
@@ -186,19 +186,20 @@ class ScriptedSite:
         twist = self.twist.get(key.phase)
         return content if twist is None else twist(content)
 
-    def _roster(self) -> bytes:
+    def _roster(self, key: PhaseKey) -> bytes:
         roster = self.coordinator.roster()
         makes = self.agreement.needs_group_secret and roster.maker == self.name
-        keys = self.group_keys(roster) if makes else None
+        keys = self.group_keys(roster, key.attempt) if makes else None
         return codec.encode_roster_answer(RosterAnswer(roster.hash, keys))
 
-    def group_keys(self, roster: Roster, public: bytes = b"") -> GroupKeys:
+    def group_keys(self, roster: Roster, attempt: int, public: bytes = b"") -> GroupKeys:
         """The rotation's seed, which is the same for everyone here, to each other member."""
         sealed = tuple(
             seal_group_secret(
                 self.party.credentials,
                 roster,
                 self.agreement.run,
+                attempt,
                 recipient=name,
                 secret=b"s" * 32,
                 public_hash=hashlib.sha256(public).digest(),

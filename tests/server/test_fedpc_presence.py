@@ -105,7 +105,7 @@ def test_presence_would_pass_without_its_check(
 def _group_keys(public: bytes, sealed_for: bytes) -> Change:
     def changed(site: ScriptedSite, key: PhaseKey, _: bytes) -> bytes:
         roster = site.coordinator.roster()
-        keys = replace(site.group_keys(roster, sealed_for), evaluation_keys=public)
+        keys = replace(site.group_keys(roster, key.attempt, sealed_for), evaluation_keys=public)
         return codec.encode_roster_answer(RosterAnswer(roster.hash, keys))
 
     return changed

@@ -25,13 +25,9 @@ class Federation:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-<<<<<<< HEAD
-        self.trust = create_authority(directory / "ca", NAME, PASSPHRASE)
-=======
         self.trust = create_authority(
-            directory / "ca", NAME, _PASSPHRASE, stretching=Stretching.NONE_FOR_RANDOM_SECRET
+            directory / "ca", NAME, PASSPHRASE, stretching=Stretching.NONE_FOR_RANDOM_SECRET
         )
->>>>>>> c544347 (crypto/pki: wrap key files by scrypt and ChaCha20-Poly1305)
 
     def site(self, name: str = "clinic-a") -> Credentials:
         """A site, approved the honest way."""
@@ -70,13 +66,9 @@ class Federation:
 
     def _approved(self, identity: Identity, hosts: Sequence[str] = ()) -> Credentials:
         folder = self._directory / identity.name
-<<<<<<< HEAD
-        create_request(folder, identity, PASSPHRASE, hosts, overwrite=True)
-=======
         create_request(
-            folder, identity, _PASSPHRASE, hosts, overwrite=True, stretching=Stretching.NONE_FOR_RANDOM_SECRET
+            folder, identity, PASSPHRASE, hosts, overwrite=True, stretching=Stretching.NONE_FOR_RANDOM_SECRET
         )
->>>>>>> c544347 (crypto/pki: wrap key files by scrypt and ChaCha20-Poly1305)
         request = (folder / "request.pem").read_bytes()
         (folder / "certificate.pem").write_bytes(approve(self._directory / "ca", PASSPHRASE, request))
         return Credentials.load(folder / "certificate.pem", folder / "key.pem", PASSPHRASE)

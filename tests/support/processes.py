@@ -23,12 +23,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from crypto.pki import Credentials, Identity, TrustAnchor, approve, create_authority, create_request
+from crypto.pki import (
+    Credentials,
+    Identity,
+    Stretching,
+    TrustAnchor,
+    approve,
+    create_authority,
+    create_request,
+)
+from crypto.pki.files import read_storage_key
 from protoseal.config import Agreement
 from protoseal.files import SitePrototypes, read_prototypes
 from protoseal.splits import SiteArrays
+from secure_client.app import STORAGE_KEY
 from secure_client.data.arrays import TrainTest
 from secure_client.data.npz import write_npz
+from secure_client.setup import Party
 from secure_server.app import ADDRESS
 from tests.support import gated_model, killed_party
 from tests.support.killed_party import Point
@@ -186,7 +197,13 @@ class Federation:
         self._running: dict[str, Running] = {}
         self._clock = root / "clock" if stopped_clock else None
         self._nursery = None if by_command else nursery or own_nursery()
-        create_authority(root / "ca", agreement.federation, _PASSPHRASE, now=_days_ago(3))
+        create_authority(
+            root / "ca",
+            agreement.federation,
+            _PASSPHRASE,
+            now=_days_ago(3),
+            stretching=Stretching.NONE_FOR_RANDOM_SECRET,
+        )
         self.trust = TrustAnchor.load(root / "ca" / "ca.pem")
         (root / "agreement.toml").write_text(_agreement_toml(agreement), encoding="utf-8")
         self._write_coordinator(deadlines or {}, max_attempts)
@@ -203,6 +220,11 @@ class Federation:
     ) -> None:
         for running in self._running.values():
             running.kill()
+
+    @property
+    def passphrase(self) -> bytes:
+        """The passphrase of every key here."""
+        return _PASSPHRASE
 
     @property
     def address(self) -> str:
@@ -226,6 +248,16 @@ class Federation:
         """A site's certificate and key, for a test that plays a dishonest site."""
         folder = self.folder(site)
         return Credentials.load(folder / "certificate.pem", folder / "key.pem", _PASSPHRASE)
+
+    def party(self, site: str) -> Party:
+        """A site whose process has ended, with the key of what it stored."""
+        path = self.folder(site) / "state" / STORAGE_KEY
+        return Party(
+            self.credentials(site),
+            self.trust,
+            self.agreement.min_sites,
+            lambda: read_storage_key(path, _PASSPHRASE),
+        )
 
     # Processes
 
@@ -290,11 +322,29 @@ class Federation:
         self._enrol(self.folder(name), Identity.site(self.agreement.federation, name), now=now)
         return self.credentials(name)
 
+    def renew(self, site: str) -> None:
+        """Give the site a new key and certificate in place of those that it has."""
+        identity = Identity.site(self.agreement.federation, site)
+        self._enrol(self.folder(site), identity, overwrite=True)
+
     def _enrol(
-        self, folder: Path, identity: Identity, hosts: Sequence[str] = (), now: datetime | None = None
+        self,
+        folder: Path,
+        identity: Identity,
+        hosts: Sequence[str] = (),
+        now: datetime | None = None,
+        *,
+        overwrite: bool = False,
     ) -> None:
         """Key, certificate and the CA's certificate, as `pki request` and `pki approve` leave them."""
-        create_request(folder, identity, _PASSPHRASE, hosts)
+        create_request(
+            folder,
+            identity,
+            _PASSPHRASE,
+            hosts,
+            overwrite=overwrite,
+            stretching=Stretching.NONE_FOR_RANDOM_SECRET,
+        )
         request = (folder / "request.pem").read_bytes()
         certificate = approve(self.root / "ca", _PASSPHRASE, request, days=1, now=now)
         (folder / "certificate.pem").write_bytes(certificate)
