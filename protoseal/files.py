@@ -198,6 +198,8 @@ class SiteRound(Personalised):
     attempt: Annotated[int, Field(ge=1)]
     sites: Annotated[int, Field(ge=1)]
     withheld: tuple[str, ...]
+    trained: bool = True
+    """False where the round's training failed: the model is as the round began, and the site took part with it."""
     accuracy: Share | None = None
     """By the method's own inference; only a simulation has it here, where ``self`` has that of the method beside it."""
     accuracy_classifier: Share | None

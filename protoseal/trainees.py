@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from protoseal.files import SiteLog, SiteRound
 from protoseal.results import mean, own_accuracy
 from protoseal.run_log import RunLog
 from secure_client.build import build_learner, warn_of_fedavg
+from secure_client.containment import contained
 from secure_client.data import SiteData
 from secure_client.errors import DataError
 from secure_client.figures import Evaluation
@@ -22,6 +23,7 @@ from secure_client.learner import Learner
 from secure_client.session import site_round
 from secure_client.together import Batching, run_together
 from secure_client.trainee import Trainee
+from secure_client.training import Losses
 
 
 @dataclass(frozen=True)
@@ -136,10 +138,15 @@ class Trainees:
         if self._training.batching is Batching.NEVER or round_number == 0 or not waiting:
             return
         start = time.perf_counter()
-        for stage in zip(*(each.prepare(round_number) for each in waiting), strict=True):
-            losses = run_together(stage, self._training.batching)
-        for each, last in zip(waiting, losses, strict=True):
-            each.finish(round_number, last)
+        for each in waiting:
+            each.begin(round_number)
+        found = contained(
+            lambda: self._together(waiting, round_number),
+            lambda: _one_by_one(waiting, round_number),
+            f"training of {len(waiting)} sites as one program",
+        )
+        for each, losses in zip(waiting, found, strict=True):
+            each.finish(round_number, losses)
         self._shares[round_number] = (time.perf_counter() - start) / len(waiting)
 
     def tell(self, name: str, figures: SiteRound) -> SiteRound:
@@ -218,6 +225,11 @@ class Trainees:
 
     # Parts of these
 
+    def _together(self, waiting: Sequence[Trainee], round_number: int) -> Sequence[Losses | None]:
+        for stage in zip(*(each.jobs(round_number) for each in waiting), strict=True):
+            losses = run_together(stage, self._training.batching)
+        return losses
+
     def _keep(self, name: str, figures: SiteRound) -> SiteRound:
         self._log.put_site_round(name, figures)
         self._told[name][figures.round] = figures
@@ -251,3 +263,10 @@ class Trainees:
             named = zip(self._agreement.classes, shares, strict=True)
             update["per_class"] = {name: share for name, share in named if share is not None}
         return update
+
+
+def _one_by_one(waiting: Sequence[Trainee], round_number: int) -> list[Losses | None]:
+    """Train each site by itself, from where the round began: one that diverges spoils no other."""
+    for each in waiting:
+        each.undo()
+    return [each.run(round_number) for each in waiting]

@@ -17,6 +17,7 @@ from protoseal.files import SiteLog, SiteRound, write_agreement, write_site_log
 from protoseal_wire.messages import Finished, Stopped
 from secure_client.anchors import PEERS
 from secure_client.build import build_learner, build_trainee
+from secure_client.containment import contained
 from secure_client.data import SiteData, load_site_data
 from secure_client.errors import RunStopped, SiteError
 from secure_client.journal import Journal
@@ -116,6 +117,7 @@ def run_site(
         book = _LogBook(config, data, transport, journal, on_round)
         if journal.get(_COMPLETE):
             transport.close()
+            trainee.save(config.out)
             return book.write()
         try:
             with ExitStack() as stack:
@@ -126,11 +128,14 @@ def run_site(
                 outcome = take_part(session, transport)
         finally:
             transport.close()
+        # Before anything is written that may fail: a site that is started again joins no more, which would be seen.
+        if is_complete(outcome, agreement.rounds, trained=trainee.has_trained):
+            journal.put(_COMPLETE, agreement.rounds, b"")
         if trainee.has_trained:
             trainee.save(config.out)
+        log = book.write()
         check_complete(outcome, agreement.rounds, trained=trainee.has_trained)
-        journal.put(_COMPLETE, agreement.rounds, b"")
-        return book.write()
+        return log
 
 
 def open_peers(releases: Releases) -> AnchorRecord:
@@ -138,11 +143,16 @@ def open_peers(releases: Releases) -> AnchorRecord:
     return AnchorRecord.open(releases.ledger.with_name(releases.ledger.name + PEERS))
 
 
+def is_complete(outcome: Finished | Stopped, rounds: int, *, trained: bool) -> bool:
+    """Whether the run had its agreed rounds and this site trained in it."""
+    return isinstance(outcome, Finished) and outcome.rounds == rounds and trained
+
+
 def check_complete(outcome: Finished | Stopped, rounds: int, *, trained: bool) -> None:
     """Raise :class:`RunStopped` unless the run had its agreed rounds and this site trained in it."""
     if isinstance(outcome, Stopped):
         raise RunStopped(f"the coordinator stopped the run: {outcome.reason}; start again once it runs again")
-    if outcome.rounds != rounds or not trained:
+    if not is_complete(outcome, rounds, trained=trained):
         part = "" if trained else ", and this site took part in none"
         raise RunStopped(f"the coordinator ended the run after {outcome.rounds} of {rounds} rounds{part}")
 
@@ -176,19 +186,26 @@ class _LogBook:
         write_agreement(config.out, config.agreement)
 
     def add(self, figures: SiteRound) -> None:
-        """One more round; the same round again (after a crash) replaces it."""
+        """Add a round; the same round again (after a crash) replaces it.
+
+        A report that cannot be written ends no run: the journal has the round, and writes it with the next one.
+        """
         self._rounds = (*(each for each in self._rounds if each.round != figures.round), figures)
-        self._journal.put("log", figures.round, self.write().model_dump_json(by_alias=True).encode())
-        self._on_round(figures)
+        self._journal.put("log", figures.round, self._log().model_dump_json(by_alias=True).encode())
+        contained(self.write, self._log, "writing site.json")
+        contained(lambda: self._on_round(figures), lambda: None, "showing the round")
 
     def write(self) -> SiteLog:
         """Write and return what is known so far."""
-        log = self._before.model_copy(
+        log = self._log()
+        write_site_log(self._config.out, log)
+        return log
+
+    def _log(self) -> SiteLog:
+        return self._before.model_copy(
             update={
                 "bytes_up": self._before.bytes_up + self._transport.bytes_up,
                 "bytes_down": self._before.bytes_down + self._transport.bytes_down,
                 "rounds": self._rounds,
             }
         )
-        write_site_log(self._config.out, log)
-        return log

@@ -62,31 +62,30 @@ class Averaged:
         return torch.cat(parts).numpy() if parts else np.empty(0)
 
     def load(self, vector: Float) -> None:
-        """Set the part to a vector (p + q,), rounded to the model's own precision, running variances below 0 to 0.
+        """Set the part to a finite vector (p + q,), rounded to the model's own precision.
 
-        Means of variances are below 0 by what a protection errs at most. What a coordinator takes away from them under
-        encryption would otherwise stop the training, and that would be seen.
+        A number beyond the range of the model's precision becomes the largest one within, and a running variance below
+        0 becomes 0: means of variances are below 0 by what a protection errs at most, but a coordinator can take more
+        away from them under encryption, and no error may tell it so.
 
-        :class:`ModelError`, and no change, for another length or a number that the model cannot hold.
+        :class:`ModelError`, and no change, for another length or a number that is not finite.
         """
         tensors = self._tensors()
         if vector.shape != (_count(tensors),):
             raise ModelError(
                 f"an averaged part of shape {vector.shape}, the model's has ({_count(tensors)},)"
             )
+        if not np.isfinite(vector).all():
+            raise ModelError("an averaged part with numbers that are not finite")
         if not tensors:
             return
         ends = np.cumsum([each.numel() for each in tensors], dtype=np.int64)
         parts = [torch.tensor(part) for part in np.split(np.asarray(vector, dtype=np.float64), ends[:-1])]
-        rounded = [part.to(each.dtype).reshape(each.shape) for part, each in zip(parts, tensors, strict=True)]
+        rounded = [_rounded(part, each) for part, each in zip(parts, tensors, strict=True)]
         names = [*self._parameters, *self._buffers]
         for name, part in zip(names, rounded, strict=True):
             if name.endswith("running_var"):
                 part.clamp_(min=0.0)
-        if not all(bool(part.isfinite().all()) for part in rounded):
-            raise ModelError(
-                "an averaged part with numbers that the model cannot hold: infinite, or too large"
-            )
         with torch.no_grad():
             for each, part in zip(tensors, rounded, strict=True):
                 each.copy_(part)
@@ -119,6 +118,12 @@ def _classifier(model: PrototypeModel) -> nn.Module:
             " make model.classifier an nn.Module"
         )
     return model.classifier
+
+
+def _rounded(part: Tensor, like: Tensor) -> Tensor:
+    """Round numbers to another tensor's precision and shape, those beyond its range to its largest."""
+    largest = torch.finfo(like.dtype).max
+    return part.clamp(-largest, largest).to(like.dtype).reshape(like.shape)
 
 
 def _count(tensors: Iterable[Tensor]) -> int:

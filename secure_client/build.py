@@ -17,7 +17,7 @@ from algorithms.fpl import objective as fpl
 from algorithms.pfpl import objective as pfpl
 from protoseal.config import CONTROLS, AddedMethod, Agreement, Extractor, Method, Part, Protection
 from secure_client.averaged import Averaged
-from secure_client.bounds import PrototypeBounds, check_averaged_bounds
+from secure_client.bounds import PrototypeBounds, check_initial_bounds
 from secure_client.data import SiteData
 from secure_client.dual_branch import add_branches
 from secure_client.errors import BudgetError, ModelError
@@ -148,7 +148,8 @@ def build_trainee(
         releases.begin_with(weights_hash(learner.state()))
         owners, clustered = learner.owners, agreement.clusters
         noisy = NoisyPrototypes(releases, bounds, len(agreement.classes), clustered=clustered, owners=owners)
-    return Trainee(learner, journal, bounds, keeps_zeros=keeps_zeros, noisy=noisy)
+    averaging = agreement.averaging
+    return Trainee(learner, journal, bounds, averaging=averaging, keeps_zeros=keeps_zeros, noisy=noisy)
 
 
 def check_private(agreement: Agreement, model: PrototypeModel) -> None:
@@ -162,7 +163,8 @@ def check_private(agreement: Agreement, model: PrototypeModel) -> None:
 
 def prototype_bounds(agreement: Agreement) -> PrototypeBounds:
     """What prototypes are held to. FedPC's have no negative component, so that no cosine is negative."""
-    return PrototypeBounds(agreement.norm_bound, clip_at_zero=agreement.method.is_grouped)
+    most = agreement.clustering.most_local if agreement.clusters else None
+    return PrototypeBounds(agreement.norm_bound, clip_at_zero=agreement.method.is_grouped, most_of_class=most)
 
 
 def build_recipe(agreement: Agreement) -> Recipe:
@@ -292,7 +294,7 @@ def check_averaged(agreement: Agreement, model: PrototypeModel) -> None:
         return
     averaged = Averaged(model, agreement.method.traits.averaged)
     _check_sizes(agreement, *averaged.sizes)
-    check_averaged_bounds(averaged.vector(), agreement.averaging, trained=False)
+    check_initial_bounds(averaged.vector(), agreement.averaging)
 
 
 def warn_of_fedavg(agreement: Agreement, learner: Learner) -> None:

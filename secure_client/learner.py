@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from importlib import import_module
@@ -23,21 +23,18 @@ from algorithms.prototypes import Guide, class_means
 from algorithms.terms import Outputs
 from protoseal.config import Predicts
 from secure_client.averaged import Averaged
-from secure_client.batches import Source, in_order, open_source, split
+from secure_client.batches import Source, in_order, open_source
 from secure_client.data import SiteData
 from secure_client.errors import DataError, DeviceError, ModelError, TrainingError
+from secure_client.feature_pass import EVALUATION_BATCH, Embedded, FeaturePass
 from secure_client.figures import Evaluation, shares
 from secure_client.models import Filled, PrototypeModel, check_model, outputs_of
 from secure_client.privacy.alone import check_alone
 from secure_client.recipe import Recipe, Stage
 from secure_client.training import Job, Losses, Schedule, has_batch_norm, run, training_seed
 
-EVALUATION_BATCH = 256
 _SUITABLE = "secure_client.privacy.suitable"
 """Imported by those who need it: Opacus takes a second."""
-
-Embedded = tuple[Tensor, Tensor]
-"""Features (B, d) and labels int64 (B,) of a batch, on the learner's device."""
 
 
 def choose_device(name: str) -> torch.device:
@@ -97,7 +94,9 @@ class Learner:
         self._train = open_source(data.train, device)
         self._test = None if data.test is None else open_source(data.test, device)
         self._owners = data.subjects
-        self._train_counts = self._check()
+        self._check()
+        self._labels = _known_labels(self._train, self._classes)
+        self._train_counts = torch.bincount(self._labels, minlength=classes).numpy()
         if recipe.dp_sgd is not None:
             self._check_private()
         if recipe.initial_features:
@@ -149,15 +148,24 @@ class Learner:
         ``initial_features`` by a copy of the model as it was given: whatever moves in training, or while it computes,
         is in none of them. Private features are computed in batches of one size.
 
+        Neither a model that fails on a record nor features that are not finite end the pass: such a record counts as
+        zeros, with its label, whatever the others are.
+
         To be read once, or as often as :meth:`prototypes`, :meth:`scores` and :meth:`local_clusters` need for this
         recipe: where they are more than one, what they are all taken of is kept.
         """
         model = self.predictor if self._initial is None else copy.deepcopy(self._initial)
         if self._initial is not None or self._recipe.dp_sgd is not None:
             model = Filled(model, EVALUATION_BATCH)
-        batches = (
-            (given.features, labels) for given, labels in self._outputs(model, self._train, self._order)
+        order = (
+            range(len(self._train))
+            if self._owners is None
+            else np.argsort(self._owners, kind="stable").tolist()
         )
+        features = FeaturePass(
+            model, self._train, self._labels, dim=self._dim, device=self._device, where=self._site
+        )
+        batches = features.over(order)
         return list(batches) if self._recipe.scores or self._recipe.clustered else batches
 
     def prototypes(
@@ -174,13 +182,14 @@ class Learner:
     def scores(self, embedded: Iterable[Embedded] | None = None) -> NDArray[np.float64] | None:
         """Each class's Fisher scores of the features' channels, float64 (K, d), as FedDBP uses them; None for others.
 
-        Of the training set, as :meth:`prototypes` are; zeros for classes without samples. They say how this site tells
-        its classes apart, and are its secret.
+        Of the training set, as :meth:`prototypes` are; zeros for classes without samples, and for what is not a
+        number. They say how this site tells its classes apart, and are its secret.
         """
         if not self._recipe.scores:
             return None
         classifier = self.predictor.classifier
-        return fisher_scores(self._given(embedded), classifier, self._classes, self._dim).numpy()
+        found = fisher_scores(self._given(embedded), classifier, self._classes, self._dim)
+        return found.nan_to_num().numpy()
 
     def scores_at(self, rows: Float, present: Bool) -> NDArray[np.float64] | None:
         """As :meth:`scores`, at prototypes (K, d) in place of records, for the classes that are ``present`` (K,).
@@ -222,7 +231,7 @@ class Learner:
     def evaluate_on(self, dataset: Dataset[Any], prototypes: Guide | None) -> Evaluation:
         """The same on another test set. Raises :class:`DataError` for one without samples or with other classes."""
         source = open_source(dataset, self._device)
-        _count_labels(source, self._classes)
+        _known_labels(source, self._classes)
         return self._evaluated(source, prototypes)
 
     def state(self) -> dict[str, Tensor]:
@@ -236,6 +245,12 @@ class Learner:
         except RuntimeError as error:
             reason = " ".join(str(error).split())
             raise ModelError(f"the stored model does not fit the configured one: {reason}") from error
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether every parameter and buffer of this site's models is a finite number."""
+        values = self._models().state_dict().values()
+        return all(bool(each.isfinite().all()) for each in values if each.is_floating_point())
 
     def predictor_state(self) -> dict[str, Tensor]:
         """A copy of the parameters and buffers of the model that this site predicts with, on the CPU."""
@@ -342,17 +357,10 @@ class Learner:
             return self._model
         return nn.ModuleDict({"averaged": self._model, "personal": self._personal})
 
-    @property
-    def _order(self) -> Sequence[int] | None:
-        return None if self._owners is None else np.argsort(self._owners, kind="stable").tolist()
-
-    def _outputs(
-        self, model: PrototypeModel, source: Source, order: Sequence[int] | None = None
-    ) -> Iterator[tuple[Outputs, Tensor]]:
+    def _outputs(self, model: PrototypeModel, source: Source) -> Iterator[tuple[Outputs, Tensor]]:
         """(outputs, labels) over a whole source, in ``eval()`` mode and without gradients."""
         model.eval()
-        groups = in_order(len(source), EVALUATION_BATCH) if order is None else split(order, EVALUATION_BATCH)
-        for inputs, labels in source.batches(groups):
+        for inputs, labels in source.batches(in_order(len(source), EVALUATION_BATCH)):
             with torch.no_grad():
                 given = outputs_of(model, inputs)
             yield given, labels
@@ -365,28 +373,27 @@ class Learner:
         check_suitable: Callable[[nn.Module, Tensor], None] = import_module(_SUITABLE).check_suitable
         check_suitable(self._model, next(self._train.batches([[0]]))[0])
 
-    def _check(self) -> NDArray[np.int64]:
-        """What the constructor promises; the training samples of each class, (K,)."""
+    def _check(self) -> None:
+        """Raise as the constructor promises."""
         inputs, _ = next(self._train.batches([[0]]))
         check_model(self._model, inputs, classes=self._classes, dim=self._dim)
         if self._test is not None:
-            _count_labels(self._test, self._classes)
+            _known_labels(self._test, self._classes)
         if has_batch_norm(self._model) and 1 in (self._schedule.batch_size, len(self._train)):
             raise TrainingError(
                 "batch normalisation cannot train on single samples; use a batch size of 2 or more"
                 " and as many samples, or a model with nn.GroupNorm"
             )
-        return _count_labels(self._train, self._classes)
 
 
-def _count_labels(source: Source, classes: int) -> NDArray[np.int64]:
-    """Samples of each class, (K,). Raises :class:`DataError` for a label outside [0, K)."""
-    counts = torch.zeros(classes, dtype=torch.int64)
+def _known_labels(source: Source, classes: int) -> Tensor:
+    """Return the labels of all samples, int64 (N,), on the CPU. :class:`DataError` for a label outside [0, K)."""
+    found = []
     for _, labels in source.batches(in_order(len(source), EVALUATION_BATCH)):
         outside = labels[(labels < 0) | (labels >= classes)]
         if len(outside):
             raise DataError(
                 f"label {int(outside[0])} is outside the {classes} agreed classes, 0 to {classes - 1}"
             )
-        counts += torch.bincount(labels.cpu(), minlength=classes)
-    return counts.numpy()
+        found.append(labels.cpu())
+    return torch.cat(found)

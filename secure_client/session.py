@@ -194,6 +194,7 @@ class Session:
         names = tuple(self._agreement.classes[k] for k in np.flatnonzero(withheld))
         accuracy = self._trainee.evaluate() if self._tests_in(key.round) else None
         figures = site_round(key.round, key.attempt, self._given.sites, names, accuracy, self._seconds)
+        figures = figures.model_copy(update={"trained": self._trainee.losses is not None})
         spent = self._trainee.spent if self._exact is None else self._exact.spent
         if spent is not None:
             of_budget = {"epsilon": spent.epsilon, "delta": spent.delta, "guaranteed": spent.guaranteed}

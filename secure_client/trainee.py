@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import astuple, replace
@@ -13,15 +14,17 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from algorithms.fedplcc import GlobalClusters, LocalClusters
 from algorithms.linear import Bool, Float
 from algorithms.prototypes import Clusters, Guide, Targets
-from protoseal.config import Predicts
+from protoseal.config import AveragingSection, Predicts
 from protoseal.files import MODEL, SitePrototypes, write_bytes, write_prototypes
 from secure_client.base import Base
-from secure_client.bounds import PrototypeBounds
+from secure_client.bounds import PrototypeBounds, saturated
+from secure_client.containment import contained
 from secure_client.errors import DataError
 from secure_client.figures import Evaluation
 from secure_client.guides import deciding_guide
@@ -31,6 +34,7 @@ from secure_client.noisy import NoisyPrototypes
 from secure_client.privacy.releases import Spent
 from secure_client.training import Job, Losses, run
 
+_log = logging.getLogger("protoseal.site")
 _STATE, _TARGETS, _BASE = "model", "targets", "base"
 _OWN, _COUNTS, _FROM = "protoseal.prototypes", "protoseal.counts", "protoseal.trained-from"
 _SCORES, _LOSSES, _LOCAL = "protoseal.scores", "protoseal.losses", "protoseal.local-"
@@ -44,6 +48,12 @@ class Trainee:
     them. After a restart everything is as it was, bit for bit: what was trained is read, and what was not is trained as
     :class:`Learner` promises.
 
+    Nothing that data, the model or training do ends the session (:mod:`secure_client.containment`). A round whose
+    training fails, or ends with numbers that are not finite, is undone: the model is as the round began, which is the
+    result of the round before together with this site's own part. So a site that never trained successfully sends what
+    its initial model gives. What it averaged in an earlier round it does not send again: a coordinator that made
+    training fail everywhere could subtract the sums of two rounds.
+
     Where a part of the model is averaged, a round's training starts from the base in force: what was averaged, with
     the rest of the model as this site trained it last. What is evaluated and saved is the model that the method
     predicts with.
@@ -55,17 +65,20 @@ class Trainee:
         journal: Journal,
         bounds: PrototypeBounds,
         *,
+        averaging: AveragingSection | None = None,
         keeps_zeros: bool = False,
         noisy: NoisyPrototypes | None = None,
     ) -> None:
         """Take up where the journal left off.
 
+        ``averaging`` has the bounds of the averaged part, where there is one.
         ``keeps_zeros``: of several prototypes of a class those that are zero stay, since that they are may follow from
         what was decrypted, and must not show in what a site states. With ``noisy`` the prototypes, which classes there
         are and how many samples of each are that one's, and scores are taken at these prototypes: nothing that the site
         keeps, sends or trains towards comes of its records in another way.
         """
         self._learner, self._journal, self._bounds = learner, journal, bounds
+        self._averaging = averaging
         self._keeps_zeros, self._noisy = keeps_zeros, noisy
         self.releases = None if noisy is None else noisy.releases
         self._round = 0
@@ -76,6 +89,7 @@ class Trainee:
         self._base: Base | None = None
         self._guide: Guide | None = None
         self._losses: Losses | None = None
+        self._began_with: dict[str, Tensor] = {}
         self._trained_from = b""
         self._load()
 
@@ -87,10 +101,8 @@ class Trainee:
         the initial model. Where the method exchanges no prototypes there are none, (0, d).
         """
         if not self.is_trained_for(round_number):
-            losses = None
-            for job in self.prepare(round_number):
-                losses = run(job)
-            self.finish(round_number, losses)
+            self.begin(round_number)
+            self.finish(round_number, self.run(round_number))
         if not self._learner.exchanges_prototypes:
             return np.empty((0, self._learner.dim)), self._require_counts()
         return self._require_rows(), self._require_counts()
@@ -99,23 +111,47 @@ class Trainee:
         """Whether :meth:`trained` has nothing left to do."""
         return self._counts is not None and self._is_trained_for(round_number)
 
-    def prepare(self, round_number: int) -> list[Job]:
-        """The first half of a round's training: what is then to be run, in this order, before :meth:`finish`.
+    def begin(self, round_number: int) -> None:
+        """Begin a round's training: the model is the one that it starts from. :meth:`finish` ends it.
 
-        In between the model is in no round, and nothing else may be asked for; a site that is killed there prepares
+        In between the model is in no round, and nothing else may be asked for; a site that is killed there begins
         anew, from what its journal has. Training by DP-SGD is paid for here, each time, so that none is done unpaid:
         :class:`BudgetError` where there is not enough left, :class:`LedgerError` where the ledger cannot say so.
         """
         if round_number == 0:
-            return []
+            return
         if self._base is not None:
             self._learner.load_averaged(self._base.averaged)
+        self._began_with = self._learner.state()
         if self._noisy is not None:
             self._noisy.pay_for_training(round_number)
-        return self._learner.jobs(round_number, self._guide)
+
+    def jobs(self, round_number: int) -> list[Job]:
+        """Return what is to be run, in this order, between :meth:`begin` and :meth:`finish`."""
+        return self._learner.jobs(round_number, self._guide) if round_number else []
+
+    def run(self, round_number: int) -> Losses | None:
+        """Run the round's jobs, and return the losses of the last one; None where there is none, or after any error."""
+
+        def all_jobs() -> Losses | None:
+            losses = None
+            for job in self.jobs(round_number):
+                losses = run(job)
+            return losses
+
+        return contained(all_jobs, lambda: None, f"{self._learner.site}: training in round {round_number}")
+
+    def undo(self) -> None:
+        """Make the model the one that the round began with."""
+        self._learner.load(self._began_with)
 
     def finish(self, round_number: int, losses: Losses | None) -> None:
-        """The second half: keep what was trained. ``losses`` are those of the last job, None if there was none."""
+        """End a round's training, and keep what was trained. ``losses`` are those of the last job.
+
+        Without losses, or with a model that is not finite, the training is undone first.
+        """
+        if round_number:
+            losses = self._kept(round_number, losses)
         noisy = self._noisy
         # First of all: where nothing may be released, nothing was trained for this round, and no exact row is there.
         drawn = None if noisy is None else noisy.of_round(round_number, self._learner.embedded(), self._guide)
@@ -123,15 +159,30 @@ class Trainee:
         self._rows, self._local, self._counts = None, None, self._learner.counts
         if drawn is not None:
             self._rows, self._local, self._counts = drawn.rows, drawn.local, drawn.counts
-            self._scores = self._learner.scores_at(drawn.rows, drawn.present)
+            self._scores = contained(
+                lambda: self._learner.scores_at(drawn.rows, drawn.present),
+                lambda: np.zeros_like(drawn.rows),
+                f"{self._learner.site}: Fisher scores",
+            )
         elif self._learner.exchanges_prototypes:
             self._describe()
         self._trained_from = self.base
         self._save_model()
 
+    def _kept(self, round_number: int, losses: Losses | None) -> Losses | None:
+        """Undo training that failed; its losses are None."""
+        if losses is not None and self._learner.is_finite:
+            return losses
+        self.undo()
+        _log.error(
+            "%s: training in round %d failed; the model stays as the round began, and the site takes part with it",
+            *(self._learner.site, round_number),
+        )
+        return None
+
     @property
     def losses(self) -> Losses | None:
-        """Those of the last training; None before it."""
+        """Those of the last training; None before it, and where it failed."""
         return self._losses
 
     @property
@@ -162,8 +213,14 @@ class Trainee:
         return counts > 0 if self._local is None else np.isin(np.arange(len(counts)), self._local.labels)
 
     def averaged(self) -> NDArray[np.float64]:
-        """The part of the model that is averaged, after the last training, float64 (p + q,); a secret of this site."""
-        return self._learner.averaged()
+        """The part of the model that is averaged, after the last training, float64 (p + q,); a secret of this site.
+
+        Within the agreed bounds, with a warning where that changes it.
+        """
+        vector = self._learner.averaged()
+        if self._averaging is None:
+            return vector
+        return saturated(vector, self._averaging, f"{self._learner.site}, round {self._round}")
 
     def draw_share(self, round_number: int) -> NDArray[np.int64]:
         """Pay for one sum over the round's model and draw this site's share of the noise; a secret of this site.
@@ -232,7 +289,7 @@ class Trainee:
 
         Before the first result that is the site's own model, and nothing to be drawn to.
         """
-        kept = self._base or Base(b"", {}, self._learner.averaged())
+        kept = self._base or Base(b"", {}, self.averaged())
         self._take(round_number, replace(kept, hash=base))
 
     def _take(self, round_number: int, taken: Base) -> None:
@@ -242,8 +299,13 @@ class Trainee:
         self._journal.put(_BASE, round_number, taken.to_bytes())
 
     def evaluate(self) -> Evaluation | None:
-        """Accuracy on the site's own test set; it stays at the site. By prototype once there are personalised ones."""
-        return self._evaluated(self._learner.evaluate)
+        """Accuracy on the site's own test set; it stays at the site. By prototype once there are personalised ones.
+
+        None without a test set, and where the test fails.
+        """
+        return contained(
+            lambda: self._evaluated(self._learner.evaluate), lambda: None, f"{self._learner.site}: the test"
+        )
 
     def evaluate_on(self, dataset: Dataset[Any]) -> Evaluation:
         """On another test set than the site's own, which only a simulation has."""
@@ -323,13 +385,22 @@ class Trainee:
     def _describe(self) -> None:
         """What the method exchanges of the trained model, from one pass over the training set."""
         embedded = self._learner.embedded()
-        rows, _ = self._learner.prototypes(embedded)
-        self._scores = self._learner.scores(embedded)
-        local = self._learner.local_clusters(embedded)
+        rows, counts = self._learner.prototypes(embedded)
+        self._scores = contained(
+            lambda: self._learner.scores(embedded),
+            lambda: np.zeros_like(rows),
+            f"{self._learner.site}: Fisher scores",
+        )
+        local = contained(
+            lambda: self._learner.local_clusters(embedded),
+            lambda: _class_means(self._bounds.bounded(rows).rows, counts),
+            f"{self._learner.site}: clustering",
+        )
         if local is None:
             self._rows = self._bounded(rows)
         else:  # these are sent, and so warned of, and class means stay here
             self._rows = self._bounds.bounded(rows).rows
+            local = self._bounds.few(local)
             within = replace(local, rows=self._bounded(local.rows))
             self._local = within if self._keeps_zeros else within.without_zeros()
 
@@ -411,3 +482,9 @@ class Trainee:
             return None
         arrays = safetensors.numpy.load(stored[1])
         return Targets.of(arrays["rows"], arrays["present"])
+
+
+def _class_means(rows: Float, counts: NDArray[np.int64]) -> LocalClusters:
+    """Return each class's mean (K, d) as its one local prototype."""
+    held = np.flatnonzero(counts)
+    return LocalClusters(rows[held], held, counts[held])

@@ -91,6 +91,7 @@ def _show(figures: SiteRound) -> None:
     accuracy = figures.accuracy_classifier
     parts = [
         f"round {figures.round} with {figures.sites} sites",
+        *([] if figures.trained else ["training failed: see the log"]),
         *([] if accuracy is None else [f"accuracy {100 * accuracy:.1f} %"]),
         *(f"{phase} {seconds:.1f} s" for phase, seconds in figures.seconds.items()),
         *([f"withheld: {', '.join(figures.withheld)}"] if figures.withheld else []),

@@ -19,7 +19,7 @@ from protoseal.config.clustering import counted_samples
 from protoseal.terms import limits_of, longest_mean, result_form
 from protoseal_wire import codec
 from protoseal_wire.messages import PhaseKey, RoundStart
-from secure_client.bounds import check_averaged_bounds, check_local_number, model_weight
+from secure_client.bounds import model_weight
 from secure_client.errors import Violation
 from secure_client.exchanges.pairwise import Group
 from secure_client.methods.members import Members
@@ -58,14 +58,7 @@ class Clustered:
             self._take(key.round - 1, start.base, caught_up)
 
     def stated(self, key: PhaseKey) -> tuple[bytes, MaskKeys | None]:  # noqa: ARG002 (what every method is asked)
-        """What the model was trained from.
-
-        A site whose model or prototypes are beyond the agreed bounds stops here, with a
-        :class:`crypto.errors.BoundError`, before it takes part in the attempt.
-        """
-        agreement = self._agreement
-        check_averaged_bounds(self._trainee.averaged(), agreement.averaging, trained=True)
-        check_local_number(self._trainee.local(), agreement.clustering.most_local, agreement.classes)
+        """What the model was trained from, and no keys."""
         return self._trainee.base, None
 
     def step(self, key: PhaseKey, request: bytes) -> bytes:

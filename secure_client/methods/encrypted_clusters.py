@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from algorithms.fedplcc import GlobalClusters
 from crypto.ckks.sums import SummingSite
-from crypto.errors import CryptoError, ImplausibleError, MalformedError
+from crypto.errors import ImplausibleError, MalformedError
 from crypto.protection import Payload
 from crypto.rows import whole_numbers
 from protoseal.encrypted import EncryptedClusterSum
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey
-from secure_client.errors import Violation
+from secure_client.containment import opening
 from secure_client.methods.clusters import Received
 from secure_client.methods.directed_clusters import DirectedClustered
 
@@ -61,7 +61,7 @@ class EncryptedClustered(DirectedClustered):
             )
 
     def _read(self, payload: Payload) -> Received:
-        try:
+        with opening("a result"):
             labels = self._labels(payload.arrays[0])
             sums = EncryptedClusterSum(self._agreement, len(labels))
             encrypted = replace(payload, arrays=())
@@ -69,10 +69,6 @@ class EncryptedClustered(DirectedClustered):
                 encrypted, self._agreement.max_sites
             )
             return Received(*sums.means(values, labels))
-        except ImplausibleError:
-            raise
-        except CryptoError as error:
-            raise Violation(f"a result is refused: {error}") from error
 
     def _labels(self, classes: NDArray[np.float64]) -> NDArray[np.int64]:
         """Public, so that what is wrong with them may be told."""

@@ -14,13 +14,14 @@ import numpy as np
 from algorithms.linear import Bool, Float
 from crypto.ckks.mixing import MixingSite
 from crypto.ckks.sums import SummingSite
-from crypto.errors import CryptoError, ImplausibleError
+from crypto.errors import ImplausibleError
 from crypto.protection import Payload
 from protoseal.encrypted import EncryptedGroups, EncryptedSum
 from protoseal.means import Means
 from protoseal.terms import sums_form
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey
+from secure_client.containment import opening
 from secure_client.errors import Violation
 from secure_client.methods.sums import Sums
 
@@ -50,12 +51,8 @@ class EncryptedSums(Sums):
 
     def _read(self, payload: Payload) -> tuple[Float, Bool, Float]:
         """A result's parts; :class:`ImplausibleError` for what shows in its decryption alone."""
-        try:
+        with opening("a result"):
             means = self._means(payload)
-        except ImplausibleError:
-            raise
-        except CryptoError as error:
-            raise Violation(f"a result is refused: {error}") from error
         rows = means.rows if len(means.rows) else np.zeros((len(means.has), self._agreement.dim))
         return rows, means.has, means.model
 
@@ -88,12 +85,11 @@ class EncryptedGroupSums(EncryptedSums):
 
     def _parts(self, key: PhaseKey, groups: EncryptedGroups, payload: Payload) -> tuple[Float, Float]:
         try:
-            return groups.parts(self._opened(payload))
+            with opening(f"the sum of round {key.round}"):
+                return groups.parts(self._opened(payload))
         except ImplausibleError as error:
             _log.error("the sum of this site's group in round %d is not used: %s", key.round, error)
             return groups.nothing()
-        except CryptoError as error:
-            raise Violation(f"the sum of round {key.round} is refused: {error}") from error
 
     def _check_leads(self, key: PhaseKey) -> None:
         """Only the prescribed leader reads the sum."""

@@ -8,11 +8,12 @@ import numpy as np
 
 from algorithms.linear import Bool
 from algorithms.pfpl.aggregation import personalise
-from crypto.errors import CryptoError, ImplausibleError
+from crypto.errors import ImplausibleError
 from crypto.protection import Cohort, Payload, Rows, SiteHalf
 from protoseal.terms import cohort_of, limits_of, result_form
 from protoseal_wire import codec
 from protoseal_wire.messages import ActiveList, Phase, PhaseKey, RoundStart
+from secure_client.containment import opening
 from secure_client.errors import Violation
 from secure_client.exchanges.one_step import site_half
 from secure_client.methods.method import Given, Parts
@@ -76,14 +77,13 @@ class Pfpl:
     def _peers(self, key: PhaseKey, payload: Payload, rows: Rows, cohort: Cohort) -> tuple[Rows | None, Bool]:
         """As :meth:`_read`; None, which only this site's log shows, for a decryption that cannot be right."""
         try:
-            return self._read(key, payload, rows, cohort)
+            with opening(f"the result of round {key.round}"):
+                return self._read(key, payload, rows, cohort)
         except ImplausibleError as error:
             _log.error(
                 "the result of round %d is not used, the targets stay as they are: %s", key.round, error
             )
             return None, self._given(cohort)
-        except CryptoError as error:
-            raise Violation(f"the result of round {key.round} is refused: {error}") from error
 
     def _rows(self, key: PhaseKey) -> Rows:
         """This round's prototypes in units of the norm bound: (K, d), norms at most 1."""

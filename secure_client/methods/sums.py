@@ -24,7 +24,8 @@ from protoseal.config import Protection
 from protoseal.terms import clustering_cohort, limits_of, longest_mean, result_form
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey, RoundStart
-from secure_client.bounds import check_averaged_bounds, model_weight
+from secure_client.bounds import model_weight
+from secure_client.containment import contained
 from secure_client.errors import Violation
 from secure_client.exchanges.one_step import shown_half
 from secure_client.exchanges.pairwise import Group
@@ -58,15 +59,13 @@ class Sums:
     def stated(self, key: PhaseKey) -> tuple[bytes, MaskKeys | None]:
         """What the model was trained from, and fresh keys where the sum is masked.
 
-        A site whose model is beyond the agreed bounds stops here, with a :class:`crypto.errors.BoundError`,
-        before it takes part in the attempt; one that cannot pay for its share of the noise with a
-        :class:`secure_client.errors.BudgetError`. The share is paid for and drawn here, not when values are asked for:
-        the statement's anchor then covers the payment, and a journal and a ledger that are put back together to any
-        moment after it have one share to add, the same.
+        A site that cannot pay for its share of the noise stops here with a
+        :class:`secure_client.errors.BudgetError`, before it takes part in the attempt. The share is paid for and
+        drawn here, not when values are asked for: the statement's anchor then covers the payment, and a journal and a
+        ledger that are put back together to any moment after it have one share to add, the same.
         """
         if key.round == 0:
             return b"", None
-        check_averaged_bounds(self._trainee.averaged(), self._agreement.averaging, trained=True)
         keys = self._masks.fresh_keys(key) if self._masked else None
         if self._agreement.layout.noisy:
             self._masks.keep_noise(key, self._trainee.draw_share(key.round))
@@ -150,16 +149,18 @@ class Sums:
             return rows, has
         if self._agreement.method is not MethodName.FEDDBP or not self._trainee.has_trained:
             return rows, has
-        own, held = self._trainee.latest()
-        return fuse(
-            own,
-            held,
-            self._trainee.scores(),
-            rows,
-            has,
-            eta=feddbp.own,
-            top=feddbp.top_channels,
-            personal=feddbp.personal,
+        return contained(
+            lambda: fuse(
+                *self._trainee.latest(),
+                self._trainee.scores(),
+                rows,
+                has,
+                eta=feddbp.own,
+                top=feddbp.top_channels,
+                personal=feddbp.personal,
+            ),
+            lambda: (rows, has),
+            "the fusion of targets",
         )
 
     def _read(self, payload: Payload) -> tuple[Float, Bool, Float]:

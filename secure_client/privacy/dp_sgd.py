@@ -11,6 +11,8 @@ size: the expected one would tell the number of records. A sample may be empty, 
 Where a job's records have owners, samples are of these, and a subject's gradient is clipped as a record's is
 (:mod:`secure_client.privacy.gradient_units`).
 
+A record on which the model fails has a gradient of zeros.
+
 Physical batches are of one size, which follows from what is agreed and the model; the last is filled up. A record's
 gradient in float32 is then the same to the last bit whatever other records there are, on the CPU that was tried
 (``tests/privacy/test_gradients_alone.py``), and from there on sums are exact: one unit more or less changes them by C
@@ -24,9 +26,10 @@ many records it had.
 
 from __future__ import annotations
 
+import logging
 import math
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -39,12 +42,16 @@ from algorithms.grid import SIGMA
 from crypto.randomness import gaussian
 from protoseal.config import DpSgdSection
 from secure_client.batches import split
+from secure_client.containment import ANY_ERROR
 from secure_client.errors import ModelError, TrainingError
 from secure_client.models import outputs_of
 from secure_client.privacy.gradient_units import Records, Subjects
-from secure_client.privacy.per_sample import hooked, sample_terms, take_gradients
+from secure_client.privacy.per_sample import clear_gradients, hooked, sample_terms, take_gradients
 from secure_client.training import Job, Losses, seeded, trained_parameters
 
+_log = logging.getLogger("protoseal.site")
+_Gradients = list[Tensor | None]
+"""Of each parameter those of records, (B, …); None for one that had no part."""
 _MARGIN = 1e-6
 """Of the radius, for float64 in a norm over up to 10^9 numbers."""
 _MOST_BYTES = {"cpu": 2**25, "cuda": 2**32}
@@ -150,30 +157,45 @@ class _Training:
         chosen = self._units.records(poisson_sample(self._units.number, self._settings.sampling_rate))
         total = torch.zeros(sum(self._sizes), dtype=torch.float64, device=self._job.device)
         told = torch.zeros(4, dtype=torch.float64, device=self._job.device)
-        for inputs, labels in self._batches(chosen):
-            told += self._add(total, inputs, labels)
+        for group in split(chosen, self._at_once):
+            told += self._add(total, group)
         self._set_gradients(total)
         self._optimiser.step()
         self._optimiser.zero_grad(set_to_none=True)
         return told
 
-    def _batches(self, chosen: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
-        """A sample in physical batches; none for an empty one."""
-        return iter(self._job.source.batches(split(chosen, self._at_once)) if chosen else ())
-
-    def _add(self, total: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+    def _add(self, total: Tensor, group: list[int]) -> Tensor:
         """Add the clipped gradients of a batch in whole steps, exactly: sums stay far below 2^53."""
-        job, count = self._job, len(labels)
+        given, terms = self._gradients(group)
+        for first in range(0, len(group), len(self._buffer)):
+            rows = self._flat(given, first, min(first + len(self._buffer), len(group)))
+            total += self._grid.clip_(self._units.joined(rows)).sum(dim=0)
+        return _summed(terms)
+
+    def _gradients(self, group: list[int]) -> tuple[_Gradients, Sequence[Tensor]]:
+        """Return each record's gradients and terms, (B, …) and (B,); zeros and NaN for a record that they fail for.
+
+        A batch that fails is computed again record by record, so that a record changes nobody's gradient but its own.
+        """
+        try:
+            return self._computed(group)
+        except ANY_ERROR as error:
+            clear_gradients(self._job.model, self._parameters)
+            failed = error
+        if len(group) > 1:
+            return _joined([self._gradients([each]) for each in group], self._parameters)
+        _log.warning("training by DP-SGD failed on a record, which counts as zeros: %s", failed)
+        return [None] * len(self._parameters), (torch.full((1,), math.nan, device=self._job.device),) * 3
+
+    def _computed(self, group: list[int]) -> tuple[_Gradients, Sequence[Tensor]]:
+        job, count = self._job, len(group)
+        ((inputs, labels),) = job.source.batches([group])
         inputs, labels = filled(inputs, self._at_once), filled(labels, self._at_once)
         terms = sample_terms(job.objective, outputs_of(job.model, inputs), labels, job.guide)
         torch.autograd.backward(terms.total.sum())
-        given = take_gradients(job.model, self._parameters)
-        for first in range(0, count, len(self._buffer)):
-            rows = self._flat(given, first, min(first + len(self._buffer), count))
-            total += self._grid.clip_(self._units.joined(rows)).sum(dim=0)
-        return _summed([each[:count] for each in terms])
+        return take_gradients(job.model, self._parameters), [each[:count] for each in terms]
 
-    def _flat(self, given: list[Tensor | None], first: int, last: int) -> Tensor:
+    def _flat(self, given: _Gradients, first: int, last: int) -> Tensor:
         """Some records' gradients, float64 (B, P), good until the next; a parameter that had no part has zeros."""
         rows = self._buffer[: last - first]
         for part, each in zip(torch.split(rows, self._sizes, dim=1), given, strict=True):
@@ -208,6 +230,18 @@ def physical_size(parameters: Sequence[nn.Parameter], device: torch.device, expe
 def filled(rows: Tensor, size: int) -> Tensor:
     """``rows`` (B, …), 1 ≤ B ≤ size, and copies of the first (size, …), whose results are to be left out."""
     return torch.cat([rows, rows[:1].expand(size - len(rows), *rows.shape[1:])])
+
+
+def _joined(
+    singles: Sequence[tuple[_Gradients, Sequence[Tensor]]], parameters: Sequence[nn.Parameter]
+) -> tuple[_Gradients, Sequence[Tensor]]:
+    """Put records' gradients and terms together, (B, …) and (B,)."""
+    of_each = zip(parameters, zip(*(given for given, _ in singles), strict=True), strict=True)
+    gradients = [
+        torch.cat([torch.zeros_like(of).unsqueeze(0) if each is None else each[:1] for each in rows])
+        for of, rows in of_each
+    ]
+    return [*gradients], [torch.cat(rows) for rows in zip(*(terms for _, terms in singles), strict=True)]
 
 
 def _summed(terms: Sequence[Tensor]) -> Tensor:

@@ -61,6 +61,19 @@ def take_gradients(model: nn.Module, parameters: Sequence[nn.Parameter]) -> list
     return taken
 
 
+def clear_gradients(model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
+    """Remove what a pass that failed on its way has left of its records."""
+    for module in model.modules():
+        for name in (_ACTIVATIONS, _LENGTH):
+            if hasattr(module, name):
+                delattr(module, name)
+    for each in parameters:
+        marked = cast("Any", each)
+        marked.grad_sample, marked._forward_counter, each.grad = None, 0, None
+        if hasattr(each, _UNFINISHED):
+            delattr(each, _UNFINISHED)
+
+
 def sample_terms(objective: BatchLoss, outputs: Outputs, labels: Tensor, guide: Guide | None) -> Terms:
     """Each record's own terms, (B,) each: the objective's for a batch of that record alone.
 

@@ -16,7 +16,8 @@ from protoseal.config import Protection
 from protoseal.terms import directions_form, limits_of, values_form
 from protoseal_wire import codec
 from protoseal_wire.messages import AssignedRows, Assignment, Phase
-from secure_client.learner import Embedded, Learner
+from secure_client.feature_pass import Embedded
+from secure_client.learner import Learner
 from tests.adversary.cluster_attacks import assert_is, begun
 from tests.adversary.cluster_play import ClusterPlay, clustered_agreement
 from tests.adversary.hostile import Cast

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, replace
 from pathlib import Path
 
@@ -10,16 +10,12 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from algorithms.terms import Outputs
 from protoseal.config import Method
 from protoseal.controls import run_control
 from protoseal.files import read_prototypes
-from secure_client.batches import Source
 from secure_client.build import prototype_bounds
-from secure_client.learner import Learner
-from secure_client.models import PrototypeModel
+from secure_client.feature_pass import Embedded, FeaturePass
 from tests.client.test_predicting import FIRST, Site
 from tests.support.small import small_agreement, small_data
 from tests.support.summed import method_agreement
@@ -40,22 +36,19 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """How many passes over training data there were since it was called last."""
-    seen: list[Source] = []
-    outputs = Learner._outputs
+    seen: list[FeaturePass] = []
+    over = FeaturePass.over
 
-    def counted(
-        self: Learner, model: PrototypeModel, source: Source, order: Sequence[int] | None = None
-    ) -> Iterator[tuple[Outputs, Tensor]]:
-        if source is self._train:
-            seen.append(source)
-        return outputs(self, model, source, order)
+    def counted(self: FeaturePass, order: Iterable[int]) -> Iterator[Embedded]:
+        seen.append(self)
+        return over(self, order)
 
     def since() -> int:
         number = len(seen)
         seen.clear()
         return number
 
-    monkeypatch.setattr(Learner, "_outputs", counted)
+    monkeypatch.setattr(FeaturePass, "over", counted)
     return since
 
 

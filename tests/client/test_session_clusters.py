@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from algorithms.fedplcc import LocalClusters
-from crypto.errors import BoundError
 from crypto.pairwise.scheme import SCHEME
 from crypto.protection import Payload
 from protoseal.config import Agreement, Protection
@@ -21,7 +20,7 @@ from protoseal.config.clustering import counted_samples
 from protoseal.terms import values_form
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey, RoundStart
-from secure_client.bounds import check_local_number
+from secure_client.bounds import PrototypeBounds
 from secure_client.errors import Violation
 from tests.adversary.cluster_play import ClusterAttempt, ClusterPlay, clustered_agreement
 from tests.adversary.hostile import Cast
@@ -236,11 +235,15 @@ def test_a_site_with_too_many_prototypes_of_a_class_has_their_mean(opened: Open)
     np.testing.assert_allclose(local.rows, means[local.labels], atol=1e-5)
 
 
-def test_the_number_of_local_prototypes_is_checked_class_by_class() -> None:
-    local = LocalClusters(np.ones((3, 2)), np.array([0, 1, 1]), np.ones(3, dtype=np.int64))
-    check_local_number(local, 2, ("a", "b", "c"))
-    with pytest.raises(BoundError, match="class 'b' has 2 local prototypes"):
-        check_local_number(local, 1, ("a", "b", "c"))
+def test_a_class_with_too_many_prototypes_is_sent_as_its_mean() -> None:
+    """FINCH keeps to the number, but zeros, where they are kept, come on top."""
+    rows = np.array([[1.0, 0.0], [2.0, 0.0], [0.0, 0.0], [0.0, 6.0]])
+    local = LocalClusters(rows, np.array([0, 1, 1, 2]), np.array([5, 1, 3, 2]))
+    few = PrototypeBounds(10.0, most_of_class=1).few(local)
+    assert few.labels.tolist() == [0, 1, 2]
+    assert few.counts.tolist() == [5, 4, 2]
+    np.testing.assert_allclose(few.rows, [[1.0, 0.0], [0.5, 0.0], [0.0, 6.0]])
+    assert PrototypeBounds(10.0, most_of_class=2).few(local) is local
 
 
 @pytest.mark.parametrize(

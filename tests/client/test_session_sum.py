@@ -12,7 +12,7 @@ import pytest
 
 from crypto.errors import BoundError
 from crypto.pairwise.parts import SealedShare
-from protoseal_wire.messages import Phase, PhaseKey
+from protoseal_wire.messages import Phase
 from secure_client.errors import Violation
 from tests.adversary.masked_play import Attempt, MaskedPlay
 from tests.client.conftest import OpenSites
@@ -135,16 +135,6 @@ def _spoilt(begun: Attempt, share: SealedShare) -> SealedShare:
 
 
 # Values
-
-
-def test_a_site_beyond_its_bounds_stops_before_it_says_anything(
-    play: MaskedPlay, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(play.site(A).trainee, "averaged", lambda: np.full(PARAMETERS, 65.0))
-    with pytest.raises(BoundError, match="magnitude 65, beyond the agreed parameter_bound = 60"):
-        play.attempt(A)
-    assert play.site(A).journal.stored_answer(PhaseKey("run-1", 1, 1, Phase.PRESENCE)) is None
-    assert secrets_kept(play, A) == set()
 
 
 def test_what_has_no_room_in_the_sum_is_never_masked(

@@ -12,7 +12,8 @@ from protoseal.config import DpSgdSection, Extractor, Method, Norm, PrivacySecti
 from secure_client import learner
 from secure_client.build import build_recipe
 from secure_client.data import SiteData
-from secure_client.learner import EVALUATION_BATCH, Learner
+from secure_client.feature_pass import EVALUATION_BATCH
+from secure_client.learner import Learner
 from secure_client.models import PrototypeModel, SplitModel, build_model
 from secure_client.recipe import Recipe
 from secure_client.training import Schedule

@@ -187,7 +187,8 @@ def test_all_of_the_model_trains_and_the_classifier_too(site: Site) -> None:
 
 
 def test_round_0_is_of_the_initial_model_and_costs_no_training(site: Site, steps: list[int]) -> None:
-    assert site.trainee.prepare(0) == []
+    site.trainee.begin(0)
+    assert site.trainee.jobs(0) == []
     assert site.spent == []
     assert not steps
 

@@ -442,7 +442,10 @@ def _party_toml(**values: object) -> str:
 
 def _agreement_toml(agreement: Agreement) -> str:
     content = agreement.model_dump(mode="json", by_alias=True)
-    lines = [f"{key} = {json.dumps(value)}" for key, value in content.items() if not isinstance(value, dict)]
+    plain = {
+        key: value for key, value in content.items() if value is not None and not isinstance(value, dict)
+    }
+    lines = [f"{key} = {json.dumps(value)}" for key, value in plain.items()]
     for key, table in content.items():
         if isinstance(table, dict):
             given = {name: value for name, value in table.items() if value is not None}

@@ -1,0 +1,56 @@
+"""Errors of data, models and training stay at the site: they are logged there, and the site answers as usual.
+
+The coordinator chooses what a site trains from. An error that ended the session would tell it whether a value that it
+may not see, sealed under ``ckks`` or a record's, is beyond a bound of its choice. So every computation on data, on a
+model or on a decryption that can fail has a result for that case, and the session goes on with it.
+
+Limits: how long a site takes still shows. A process that the operating system kills, for memory say, is seen to be
+gone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from crypto.errors import CryptoError, ImplausibleError
+from secure_client.errors import SiteError, Violation
+
+_log = logging.getLogger("protoseal.site")
+T = TypeVar("T")
+ANY_ERROR = (Exception, SystemExit)
+"""Errors of a plug-in; its ``sys.exit`` counts as one. A signal to the process is none."""
+
+
+def contained(work: Callable[[], T], otherwise: Callable[[], T], what: str) -> T:
+    """Return the result of ``work``, or that of ``otherwise`` after any error of ``work``, which is logged.
+
+    ``what`` names the computation in the log. ``work`` must not touch the journal or the privacy ledger: their errors
+    are of the site's own disk, and end the session.
+    """
+    try:
+        return work()
+    except ANY_ERROR as error:
+        _log.error("%s failed, and the site goes on without: %s: %s", what, type(error).__name__, error)
+        _log.debug("the error's origin", exc_info=True)
+    return otherwise()
+
+
+@contextmanager
+def opening(what: str) -> Iterator[None]:
+    """Sort the errors inside, where a message is read, by what they may tell the coordinator.
+
+    A :class:`crypto.errors.CryptoError` about the message's form, which the coordinator knows, becomes a
+    :class:`Violation`. Every other error may follow from the content, and becomes an
+    :class:`crypto.errors.ImplausibleError`, which the caller answers as if nothing had been wrong.
+    """
+    try:
+        yield
+    except (ImplausibleError, SiteError):
+        raise
+    except CryptoError as error:
+        raise Violation(f"{what} is refused: {error}") from error
+    except Exception as error:
+        raise ImplausibleError(f"{what}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,173 @@
+"""Whatever a site's records are and whatever it is given to train from, its session looks the same to the coordinator.
+
+The coordinator plays whole runs towards a site's own loop, in every method and protection, with models that diverge,
+come back with negative variances, or raise. Two sites that differ in one record, an extreme one, say the same: the same
+phases in the same order, the same public fields, sizes alike. Doubles without one line of what sees to it are noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from crypto.errors import CryptoError
+from protoseal.config import Agreement, DpSgdSection, Extractor, Method, PrivacySection, Protection
+from protoseal_wire.messages import Finished
+from secure_client.errors import Violation
+from secure_client.feature_pass import FeaturePass
+from secure_client.trainee import Trainee
+from secure_client.training import Losses, run
+from tests.adversary.leaving_play import HUGE, ROUNDS, Watch, leaving_agreement, watched
+from tests.conformance.runs import HIDDEN
+
+PLAIN, MASKED, CKKS = Protection.PLAIN, Protection.MASKED, Protection.CKKS
+_NOISE = PrivacySection(clip=1.0, noise_multiplier=0.2, min_count=0.5)
+"""So little that every class is there in every release, but for a chance below 1e-9."""
+FROZEN = _NOISE.model_copy(update={"extractor": Extractor.FROZEN})
+PRIVATE = _NOISE.model_copy(
+    update={
+        "extractor": Extractor.PRIVATE,
+        "dp_sgd": DpSgdSection(noise_multiplier=0.5, clip=1.0, sampling_rate=0.5),
+    }
+)
+_SLACK_BYTES, _SLACK = 16, 0.01
+"""Signatures and ciphertexts vary a little in length, by their own chance."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One agreement."""
+
+    method: Method
+    protection: Protection
+    model: str
+    changes: dict[str, Any] = field(default_factory=dict)
+    named: str = ""
+
+    @property
+    def agreement(self) -> Agreement:
+        """As all parties hold it."""
+        return leaving_agreement(self.method, self.protection, self.model, **self.changes)
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.method.value, self.protection.value, self.named, self.model)))
+
+
+_PAIRS = [
+    (method, protection)
+    for method in (Method.PFPL, Method.FEDPC, Method.FEDDBP, Method.FEDPLCC)
+    for protection in (PLAIN, MASKED, CKKS)
+]
+CASES = [
+    *(Case(method, protection, model) for method, protection in _PAIRS for model in ("deep", "brittle")),
+    *(Case(method, MASKED, "normed") for method in (Method.FEDPC, Method.FEDDBP, Method.FEDPLCC)),
+    *(Case(method, CKKS, "deep", dict(HIDDEN), "hidden") for method in (Method.PFPL, Method.FEDDBP)),
+    *(Case(Method.PFPL, PLAIN, model, {"privacy": FROZEN}, "frozen") for model in ("deep", "brittle")),
+    *(Case(Method.PFPL, PLAIN, model, {"privacy": PRIVATE}, "private") for model in ("deep", "brittle")),
+    Case(Method.FEDDBP, MASKED, "deep", {"privacy": PRIVATE}, "private"),
+]
+
+
+@pytest.fixture(scope="module")
+def play(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Watch]:
+    """Runs that share their identities."""
+    root = tmp_path_factory.mktemp("runs")
+
+    def played(case: Case, patch: pytest.MonkeyPatch, pixel: float | None, *, hostile: bool = True) -> Watch:
+        folder = root / f"run-{len(list(root.iterdir()))}"
+        folder.mkdir()
+        return watched(case.agreement, folder, patch, pixel=pixel, hostile=hostile)
+
+    return played
+
+
+def check_alike(case: Case, one: Watch, other: Watch) -> None:
+    """``AssertionError`` if anything but ciphertexts, masked words and time tells the two apart."""
+    assert one.error is other.error is None
+    assert one.outcome == other.outcome == Finished(ROUNDS)
+    assert one.gone == other.gone == set()
+    if case.method is Method.FEDPLCC and case.protection is not CKKS:
+        # The stated limit: how many prototypes of a class there are, with ``plain`` and ``masked`` also none, shows.
+        assert [each[:3] for each in one.seen] == [each[:3] for each in other.seen]
+        return
+    assert one.seen == other.seen
+    sizes = np.array([one.sizes, other.sizes])
+    assert (np.ptp(sizes, axis=0) <= np.maximum(_SLACK_BYTES, _SLACK * sizes.max(axis=0))).all()
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_record_shows_in_nothing(
+    case: Case, play: Callable[..., Watch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_alike(case, play(case, monkeypatch, None), play(case, monkeypatch, HUGE))
+
+
+# Doubles: the code without one line of what sees to it
+
+
+def _raising_training(patch: pytest.MonkeyPatch) -> None:
+    def run_all(trainee: Trainee, number: int) -> Losses | None:
+        return [run(job) for job in trainee.jobs(number)][-1]
+
+    patch.setattr(Trainee, "run", run_all)
+
+
+def _unbounded(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("secure_client.trainee.saturated", lambda averaged, *_: averaged)
+
+
+def _kept_as_trained(patch: pytest.MonkeyPatch) -> None:
+    """What diverged is kept, and sent as it is."""
+    _unbounded(patch)
+    patch.setattr(Trainee, "undo", lambda _: None)
+
+
+def _untested(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Trainee, "evaluate", lambda trainee: trainee._evaluated(trainee._learner.evaluate))
+
+
+def _by_batches(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(FeaturePass, "_of", FeaturePass._computed)
+
+
+def _refusing(patch: pytest.MonkeyPatch) -> None:
+    """What a decryption shows to be wrong is refused, as a message of a wrong form is."""
+
+    @contextmanager
+    def opening(_: str) -> Iterator[None]:
+        try:
+            yield
+        except CryptoError as error:
+            raise Violation("refused") from error
+
+    for module in ("encrypted_sums", "encrypted_clusters", "pfpl"):
+        patch.setattr(f"secure_client.methods.{module}.opening", opening)
+
+
+DOUBLES: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Case]] = {
+    "training that fails ends the session": (_raising_training, Case(Method.FEDPC, MASKED, "brittle")),
+    "frozen features' classifier ends the session": (
+        _raising_training,
+        Case(Method.PFPL, PLAIN, "deep", {"privacy": FROZEN}, "frozen"),
+    ),
+    "a model is not brought within its bounds": (_unbounded, Case(Method.FEDPC, MASKED, "normed")),
+    "a model that diverged is kept": (_kept_as_trained, Case(Method.FEDPLCC, MASKED, "deep")),
+    "a test that fails ends the session": (_untested, Case(Method.PFPL, PLAIN, "brittle")),
+    "a record ends the pass over all": (_by_batches, Case(Method.PFPL, MASKED, "brittle")),
+    "a decryption is refused": (_refusing, Case(Method.PFPL, CKKS, "deep")),
+}
+
+
+@pytest.mark.parametrize("double", DOUBLES)
+def test_a_site_that_lets_it_show_is_noticed(
+    double: str, play: Callable[..., Watch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weaken, case = DOUBLES[double]
+    weaken(monkeypatch)
+    with pytest.raises(AssertionError):
+        check_alike(case, play(case, monkeypatch, None), play(case, monkeypatch, HUGE))
