@@ -22,8 +22,9 @@ class AveragingSection(Section):
     ``parameters`` and ``buffers`` count its numbers: parameters (FedPC: outside the classifier), and floating-point
     buffers such as batch normalisation's. Write 1 for the parameters, and `protoseal client check` tells both. Values
     beyond ``parameter_bound`` or ``buffer_bound`` are set to it before a site sends any, with a warning; an initial
-    model beyond them is refused. The bounds make room for sums in fixed point. So does ``most_samples``, where models are weighed by sample counts: a site with
-    more training samples counts as one with that many, and logs a warning as it starts.
+    model beyond them is refused. The bounds make room for sums in fixed point. So does ``most_samples``, where models
+    are weighed by sample counts: a site with more training samples counts as one with that many, and logs a warning as
+    it starts.
     """
 
     parameters: Elements = 0

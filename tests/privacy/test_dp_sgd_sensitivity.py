@@ -28,6 +28,7 @@ from tests.privacy.private_training import (
     images,
     job_of,
     model_of,
+    tiny,
 )
 
 
@@ -103,6 +104,28 @@ def test_a_record_that_is_not_finite_counts_as_none(sums: list[Tensor], silent: 
         losses = run(job)
         assert math.isfinite(losses.total)
         assert bool(flat(job.model).isfinite().all())
+    assert torch.equal(sums[0], sums[1])
+
+
+class Raising(nn.Module):
+    """Raises for a batch that has a record beyond the ordinary."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The inputs as they are."""
+        if bool((inputs > 100.0).any()):
+            raise RuntimeError("no room for that")
+        return inputs
+
+
+def test_a_record_on_which_the_model_raises_counts_as_none(sums: list[Tensor], silent: None) -> None:
+    """The batch is computed again by records, and each of the others has the gradient that it had."""
+    inputs, labels = images(4)
+    inputs[2] = 1e3
+    for kept in ([0, 1, 2, 3], [0, 1, 3]):
+        model = tiny()
+        model.backbone = nn.Sequential(Raising(), model.backbone)
+        run(job_of(model, inputs[kept], labels[kept], dp_sgd=ALL))
+    assert bool(sums[0].any())
     assert torch.equal(sums[0], sums[1])
 
 

@@ -138,13 +138,13 @@ def test_steps_sample_subjects_independently(monkeypatch: pytest.MonkeyPatch) ->
     """600 steps: how often each subject took part, and two of them together; a sample by records would have some of
     a subject's records without the others. By exact tails: a false alarm of 4e-10 at most."""
     found: list[list[int]] = []
-    kept = dp_sgd._Training._batches
+    records = Subjects.records
 
-    def keep(training: Any, chosen: list[int]) -> Any:
-        found.append(chosen)
-        return kept(training, chosen)
+    def keep(subjects: Subjects, chosen: list[int]) -> list[int]:
+        found.append(records(subjects, chosen))
+        return found[-1]
 
-    monkeypatch.setattr(dp_sgd._Training, "_batches", keep)
+    monkeypatch.setattr(Subjects, "records", keep)
     run(owned(SETTINGS, epochs=150, schedule=replace(owned().schedule, lr=1e-6)))
     took = np.array([[(OWNERS[step] == owner).sum() for owner in (0, 3, 7)] for step in found])
     assert set(took[:, 2].tolist()) == {0, 4}
