@@ -42,7 +42,7 @@ def transaction(database: sqlite3.Connection) -> Iterator[None]:
 
 
 @contextmanager
-def closed_on_error(database: sqlite3.Connection) -> Iterator[None]:
+def closed_on_error(database: sqlite3.Connection | DatabaseOwner) -> Iterator[None]:
     """For what a connection still needs before somebody owns it."""
     try:
         yield

@@ -18,11 +18,12 @@ import safetensors.numpy
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from crypto import durable
+from protoseal.begun_run import AGREEMENT
 from protoseal.config import Agreement, ConfigError
 from protoseal.errors import UserError
 from protoseal.site_prototypes import SitePrototypes as SitePrototypes  # noqa: PLC0414 (read from here)
 
-RESULT, SITE_LOG, AGREEMENT = "result.json", "site.json", "agreement.json"
+RESULT, SITE_LOG = "result.json", "site.json"
 MODEL, PROTOTYPES = "model.safetensors", "prototypes.safetensors"
 
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -16,10 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from protoseal.begun_run import AGREEMENT
 from protoseal.config import Agreement, AnyMethod, Method
 from protoseal.config.simulation import SimulationConfig
 from protoseal.errors import UserError
-from protoseal.files import AGREEMENT, RESULT, SITE_LOG, read_agreement, write_agreement, write_text
+from protoseal.files import RESULT, SITE_LOG, read_agreement, write_agreement, write_text
 from secure_client.errors import SiteError
 
 CLAIM, STATE, RUNS, COMPARED = "simulation.json", ".state", "runs", "compared"

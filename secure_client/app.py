@@ -6,20 +6,23 @@ import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from pathlib import Path
 
 from crypto.errors import KeyStoreError
 from crypto.keys import StorageKey
 from crypto.pki import Credentials, Role, TrustAnchor
 from crypto.pki.files import create_storage_key, make_directory, read_storage_key
 from protoseal.anchors import AnchorRecord
+from protoseal.begun_run import differs_in, holds, keep_agreement
 from protoseal.config import SiteConfig
-from protoseal.files import SiteLog, SiteRound, write_agreement, write_site_log
-from protoseal_wire.messages import Finished, Stopped
+from protoseal.databases import closed_on_error
+from protoseal.files import MODEL, PROTOTYPES, SiteLog, SiteRound, write_agreement, write_site_log
+from protoseal_wire.messages import Finished, Phase, Stopped
 from secure_client.anchors import PEERS
 from secure_client.build import build_learner, build_trainee
 from secure_client.containment import contained
 from secure_client.data import SiteData, load_site_data
-from secure_client.errors import RunStopped, SiteError
+from secure_client.errors import OtherRun, RunStopped, SiteError, StateError, Unreachable
 from secure_client.journal import Journal
 from secure_client.learner import Learner
 from secure_client.privacy.exact import open_exact
@@ -31,9 +34,11 @@ from secure_client.transport import GrpcTransport
 from secure_client.units import units_at
 
 _log = logging.getLogger("protoseal.site")
-_COMPLETE = "complete"
+_COMPLETE, _SAVED, _LOG = "complete", "saved", "log"
 JOURNAL, STORAGE_KEY = "journal.sqlite", "storage.key"
 """The files of a site's ``state_dir``: its journal, and the key that encrypts the secrets in it."""
+_RESULTS = (MODEL, PROTOTYPES)
+"""The site's results in ``out``."""
 
 
 def open_party(config: SiteConfig, passphrase: bytes) -> Party:
@@ -89,53 +94,113 @@ def open_learner(config: SiteConfig, data: SiteData) -> Learner:
     )
 
 
+def open_state(config: SiteConfig, party: Party) -> Journal:
+    """Open the run's journal in ``state_dir``. :class:`OtherRun` naming the run, or the fields, that differ."""
+    journal = open_journal_of(config, config.state_dir / JOURNAL, party)
+    with closed_on_error(journal):
+        check_out(config, begun=not journal.unused)
+        keep_agreement(config.state_dir, config.agreement)
+    return journal
+
+
+def open_journal_of(config: SiteConfig, path: Path, party: Party) -> Journal:
+    """Open the journal of the site's run, or a copy of it. Errors as for :func:`open_state`."""
+    try:
+        return open_journal(path, config.agreement, party)
+    except OtherRun as error:
+        raise OtherRun(
+            f"{config.state_dir} belongs to {differs_in(config.state_dir, config.agreement)}: give this run a state_dir"
+            " and an out of its own, or go back to the agreement that the run was started with"
+        ) from error
+
+
+def check_out(config: SiteConfig, *, begun: bool) -> None:
+    """Raise :class:`OtherRun` where ``out`` has a model that is not of this run, which this site has ``begun``."""
+    if not (config.out / MODEL).exists() or (begun and holds(config.out, config.agreement)):
+        return
+    told = "an earlier start of this run, whose state is not in state_dir"
+    if not holds(config.out, config.agreement):
+        told = differs_in(config.out, config.agreement)
+    raise OtherRun(
+        f"{config.out} holds the model of {told}: give this run an out of its own, or move that model away"
+    )
+
+
 def run_site(
     config: SiteConfig, passphrase: bytes, on_round: Callable[[SiteRound], None] = lambda figures: None
 ) -> SiteLog:
     """Take part in the run until it ends, writing ``site.json`` after every round and the model at the end.
 
     Raises :class:`RunStopped` when the coordinator ends the run early, and whatever else went wrong as a
-    :class:`SiteError` or :class:`crypto.errors.CryptoError`. Started again, it continues where it was, and after
-    the end it needs no coordinator to say so.
+    :class:`SiteError` or :class:`crypto.errors.CryptoError`. Started again, the site resumes. A site that has the last
+    round's result needs no coordinator, and one whose model is saved needs no data either.
     """
-    agreement, party = config.agreement, open_party(config, passphrase)
-    data = load_data(config)
-    with open_journal(config.state_dir / JOURNAL, agreement, party) as journal:
-        if config.privacy is not None:
-            check_delta(config.privacy, units_at(data, agreement))
-        releases = open_releases(agreement, config.privacy)
-        exact = open_exact(agreement, config.privacy)
-        trainee = build_trainee(agreement, open_learner(config, data), journal, releases)
-        transport = GrpcTransport(
-            config.coordinator,
-            party.credentials,
-            party.trust,
-            agreement.run,
-            party.name,
-            retry_seconds=config.retry_seconds,
-        )
+    party = open_party(config, passphrase)
+    with open_state(config, party) as journal:
+        if journal.get(_SAVED) and all((config.out / name).exists() for name in _RESULTS):
+            return _stored_log(config, journal)
+        return _run(config, party, journal, on_round)
+
+
+def _run(
+    config: SiteConfig, party: Party, journal: Journal, on_round: Callable[[SiteRound], None]
+) -> SiteLog:
+    agreement, data = config.agreement, load_data(config)
+    if config.privacy is not None:
+        check_delta(config.privacy, units_at(data, agreement))
+    releases = open_releases(agreement, config.privacy)
+    exact = open_exact(agreement, config.privacy)
+    trainee = build_trainee(agreement, open_learner(config, data), journal, releases)
+    with ExitStack() as stack:
+        transport = stack.enter_context(open_transport(config, party))
+        peers = stack.enter_context(open_peers(releases)) if releases else None
         book = _LogBook(config, data, transport, journal, on_round)
-        if journal.get(_COMPLETE):
-            transport.close()
-            trainee.save(config.out)
-            return book.write()
-        try:
-            with ExitStack() as stack:
-                peers = stack.enter_context(open_peers(releases)) if releases else None
-                session = Session(
-                    agreement, party, trainee, journal, on_round=book.add, peers=peers, exact=exact
-                )
-                outcome = take_part(session, transport)
-        finally:
-            transport.close()
-        # Before anything is written that may fail: a site that is started again joins no more, which would be seen.
-        if is_complete(outcome, agreement.rounds, trained=trainee.has_trained):
-            journal.put(_COMPLETE, agreement.rounds, b"")
-        if trainee.has_trained:
-            trainee.save(config.out)
-        log = book.write()
-        check_complete(outcome, agreement.rounds, trained=trainee.has_trained)
-        return log
+        session = Session(agreement, party, trainee, journal, on_round=book.add, peers=peers, exact=exact)
+        outcome = _outcome(config, session, transport, journal)
+    # Before anything is written that may fail: a site that is started again joins no more, which would be seen.
+    if is_complete(outcome, agreement.rounds, trained=trainee.has_trained):
+        journal.put(_COMPLETE, agreement.rounds, b"")
+    if trainee.has_trained:
+        trainee.save(config.out)
+    log = book.write()
+    check_complete(outcome, agreement.rounds, trained=trainee.has_trained)
+    journal.put(_SAVED, agreement.rounds, b"")
+    return log
+
+
+def _outcome(
+    config: SiteConfig, session: Session, transport: GrpcTransport, journal: Journal
+) -> Finished | Stopped:
+    """Take part until the run ends. With the last round's result the site has all that there is for it."""
+    rounds, last = config.agreement.rounds, rounds_received(journal)
+    if last == rounds or journal.get(_COMPLETE):
+        session.finish()
+        return Finished(rounds)
+    try:
+        return take_part(session, transport)
+    except Unreachable as error:
+        raise Unreachable(
+            f"{error}; this site has the results of {last} of {rounds} rounds. Start it again once the coordinator"
+            " serves: after the run's end a coordinator that is started again gives late sites the last result"
+        ) from error
+
+
+def rounds_received(journal: Journal) -> int:
+    """Return the last round whose result the site has; 0 before the first."""
+    last = journal.latest(Phase.RESULT)
+    return 0 if last is None else last.round
+
+
+def open_transport(config: SiteConfig, party: Party) -> GrpcTransport:
+    """Return the site's way to its coordinator, which dials when something is called."""
+    return GrpcTransport(
+        config.coordinator,
+        party.credentials,
+        party.trust,
+        config.agreement.run,
+        party.name,
+        retry_seconds=config.retry_seconds,
+    )
 
 
 def open_peers(releases: Releases) -> AnchorRecord:
@@ -157,6 +222,16 @@ def check_complete(outcome: Finished | Stopped, rounds: int, *, trained: bool) -
         raise RunStopped(f"the coordinator ended the run after {outcome.rounds} of {rounds} rounds{part}")
 
 
+def _stored_log(config: SiteConfig, journal: Journal) -> SiteLog:
+    """Return the log of a run that is complete here, and write it once more."""
+    stored = journal.get(_LOG)
+    if stored is None:
+        raise StateError(f"{config.state_dir} has lost the log of run {config.agreement.run!r}")
+    log = SiteLog.model_validate_json(stored[1])
+    write_site_log(config.out, log)
+    return log
+
+
 class _LogBook:
     """Keeps ``site.json`` current. The journal holds a copy, from which a restarted site goes on."""
 
@@ -169,7 +244,7 @@ class _LogBook:
         on_round: Callable[[SiteRound], None],
     ) -> None:
         self._config, self._transport, self._journal, self._on_round = config, transport, journal, on_round
-        stored = journal.get("log")
+        stored = journal.get(_LOG)
         self._before = (
             SiteLog.model_validate_json(stored[1])
             if stored
@@ -191,7 +266,7 @@ class _LogBook:
         A report that cannot be written ends no run: the journal has the round, and writes it with the next one.
         """
         self._rounds = (*(each for each in self._rounds if each.round != figures.round), figures)
-        self._journal.put("log", figures.round, self._log().model_dump_json(by_alias=True).encode())
+        self._journal.put(_LOG, figures.round, self._log().model_dump_json(by_alias=True).encode())
         contained(self.write, self._log, "writing site.json")
         contained(lambda: self._on_round(figures), lambda: None, "showing the round")
 

@@ -9,7 +9,8 @@
     ├── LedgerError     a privacy ledger that cannot be written, is damaged, or is of another data set or limit
     │   └── RolledBackError   it lacks what it once held: an older copy was put in its place
     ├── BudgetError     a release that would spend more privacy than the site allows
-    ├── StateError      a state directory of another run, damaged, or in use
+    ├── StateError      a state directory that is damaged or in use
+    │   └── OtherRun    a state directory, or an out folder, of another run or agreement
     ├── Unattainable    a privacy plan that no noise, or no number of releases, fulfils
     ├── RunStopped      the coordinator ended the run early
     ├── PhaseOver       the coordinator went on: the phase is no longer asked of this site
@@ -61,7 +62,11 @@ class BudgetError(SiteError):
 
 
 class StateError(SiteError):
-    """The site's state belongs to another run, is damaged, or is held by another process."""
+    """The site's state is damaged, is held by another process, or cannot be written."""
+
+
+class OtherRun(StateError):
+    """The site's state, or what lies in its out folder, belongs to another run, agreement or site."""
 
 
 class Unattainable(SiteError):

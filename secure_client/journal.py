@@ -28,7 +28,7 @@ from crypto.durable import make_folder
 from crypto.keys import StorageKey
 from protoseal.databases import DatabaseOwner, closed_on_error, make_private, transaction
 from protoseal_wire.messages import Phase, PhaseKey
-from secure_client.errors import ConflictingRequest, StateError, Violation
+from secure_client.errors import ConflictingRequest, OtherRun, StateError, Violation
 
 _SCHEMA_VERSION = 1
 _SCHEMA = """
@@ -58,7 +58,8 @@ class Journal(DatabaseOwner):
         storage: StorageKey,
         durable: bool = True,
     ) -> None:
-        """Open or create the file. :class:`StateError` if it is of another run, agreement or site, or in use.
+        """Open or create the file. :class:`OtherRun` if it is of another run, agreement or site, :class:`StateError` if
+        it is in use or damaged.
 
         Only for a simulation, ``durable`` = false does not wait for the disk: a killed process loses nothing, a power
         cut may lose the last answers or the whole file, and a site could then answer twice.
@@ -89,7 +90,7 @@ class Journal(DatabaseOwner):
                     self._db.execute(statement)
                 self._db.execute("INSERT INTO identity VALUES (?, ?, ?, ?)", identity)
             found = self._db.execute("SELECT schema, run, agreement_hash, site FROM identity").fetchone()
-            if found != identity and found[0] == _SCHEMA_VERSION and self._unused():
+            if found != identity and found[0] == _SCHEMA_VERSION and self.unused:
                 self._start_over(identity)
                 found = identity
             self._db.execute("COMMIT")
@@ -100,12 +101,14 @@ class Journal(DatabaseOwner):
         except sqlite3.DatabaseError as error:
             raise StateError(f"{path} is not a journal: {error}") from error
         if found != identity:
-            raise StateError(
+            raise OtherRun(
                 f"{path} is of another run, agreement or site; give this run a state_dir of its own, "
                 "or go back to the agreement it was started with"
             )
 
-    def _unused(self) -> bool:
+    @property
+    def unused(self) -> bool:
+        """Whether nothing was answered yet."""
         return self._db.execute("SELECT 1 FROM answers").fetchone() is None
 
     def _start_over(self, identity: tuple[int, str, bytes, str]) -> None:
@@ -201,6 +204,13 @@ class Journal(DatabaseOwner):
         """The secret of that name, or None. :class:`crypto.errors.DecryptionError` if it was tampered with."""
         row = self._db.execute("SELECT sealed FROM secrets WHERE name=?", (name,)).fetchone()
         return None if row is None else self._storage.decrypt(bytes(row[0]), name.encode())
+
+    def check_secrets(self) -> int:
+        """Return how many secrets there are. :class:`crypto.errors.DecryptionError` unless each of them opens."""
+        names = [name for (name,) in self._db.execute("SELECT name FROM secrets")]
+        for name in names:
+            self.secret(name)
+        return len(names)
 
     def forget_secret(self, name: str) -> None:
         """Erase a secret, if there is one of that name, when the transaction it is in ends; see the module's limits."""

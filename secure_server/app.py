@@ -18,12 +18,13 @@ from pydantic import TypeAdapter
 from crypto import durable
 from crypto.pki import Credentials, Role, TrustAnchor
 from protoseal.anchors import AnchorRecord
+from protoseal.begun_run import differs_in, keep_agreement
 from protoseal.config import CoordinatorConfig, DeadlinesSection
 from protoseal_wire.messages import Phase
 from secure_server.aggregate import Aggregator
 from secure_server.agreed_rules import agreed_rules
 from secure_server.coordinator import Coordinator, CoordinatorRound
-from secure_server.errors import WrongIdentity
+from secure_server.errors import OtherRun, WrongIdentity
 from secure_server.rounds import Rules, State
 from secure_server.run_state import STEPS
 from secure_server.serve import serve
@@ -70,6 +71,22 @@ def open_identity(config: CoordinatorConfig, passphrase: bytes) -> tuple[Credent
     return credentials, trust
 
 
+def open_store(config: CoordinatorConfig) -> Store:
+    """Open the run's store in ``state_dir``. :class:`OtherRun` naming the run, or the fields, that differ."""
+    agreement, folder = config.agreement, config.state_dir
+    try:
+        store = Store.open(
+            folder / "coordinator.sqlite", agreement.run, agreement.hash(), record=config.record_view
+        )
+    except OtherRun as error:
+        raise OtherRun(
+            f"{folder} belongs to {differs_in(folder, agreement)}: give this run a state_dir of its own, or go back to"
+            " the agreement that the run was started with"
+        ) from error
+    keep_agreement(folder, agreement)
+    return store
+
+
 def run_coordinator(
     config: CoordinatorConfig, passphrase: bytes, on_ready: Callable[[int], None] = lambda port: None
 ) -> State:
@@ -80,12 +97,7 @@ def run_coordinator(
     credentials, trust = open_identity(config, passphrase)
     agreement, workers = config.agreement, config.workers or os.cpu_count() or 1
     with (
-        Store.open(
-            config.state_dir / "coordinator.sqlite",
-            agreement.run,
-            agreement.hash(),
-            record=config.record_view,
-        ) as store,
+        open_store(config) as store,
         Workers(workers) as processes,
         ThreadPoolExecutor(1, thread_name_prefix="aggregation") as background,
         ExitStack() as stack,

@@ -41,6 +41,7 @@ from secure_server.aggregate import Aggregator
 from secure_server.anchors import LedgerAnchors
 from secure_server.answers import AnswerCheck
 from secure_server.checks import check_protocol
+from secure_server.ending import Ending
 from secure_server.exchanges.attempt import Attempt, GroupFailure, Outcome
 from secure_server.members import Members
 from secure_server.preflight import check_reply
@@ -58,7 +59,6 @@ from secure_server.store import Store
 __all__ = ["Coordinator", "CoordinatorRound"]
 
 _log = logging.getLogger("protoseal.coordinator")
-_GRACE_SECONDS = 30.0
 _HASH_ANSWER_BYTES = 512
 """The answer to ROSTER from all but the maker of group keys: a hash, and what is around it."""
 
@@ -96,8 +96,7 @@ class Coordinator:
         self._check = AnswerCheck(agreement, self._requests, aggregator, self._anchors, self._limits)
         self._callbacks: list[Callable[[], None]] = []
         self._job: Future[Done] | None = None
-        self._told: set[str] = set()
-        self._ended_at: float | None = None
+        self._ending = Ending(clock, rules.seconds(Stage.RESULT))
         self._round_began = self._compute_began = time.perf_counter()
         self._compute_seconds = 0.0
         stored = store.load()
@@ -108,7 +107,7 @@ class Coordinator:
             self._keep_keys()
             self._work_out_again()
             if self._state.over:  # perhaps not every site has been told
-                self._note_end(self._state)
+                self._ending.resume(self._state)
             self._do_own_part()
 
     @property
@@ -119,12 +118,7 @@ class Coordinator:
     @property
     def finished(self) -> bool:
         """The run has ended, and every member was told or the time for that has passed."""
-        if self._ended_at is None:
-            return False
-        return (
-            self._told >= self._state.joined - self._state.absent
-            or self._clock() - self._ended_at > _GRACE_SECONDS
-        )
+        return self._ending.is_over(self._state)
 
     def subscribe(self, callback: Callable[[], None]) -> None:
         """Have ``callback`` called whenever tasks may have changed."""
@@ -157,18 +151,19 @@ class Coordinator:
         self._check_caller(site, request.protocol, request.run)
         rounds.check_joined(self._rules, self._state, site)
         self._step(rounds.Polled(site))
-        if self._state.stage is Stage.FINISHED:
-            self._told.add(site)
-            return Finished(self._state.round)
-        if self._state.stage is Stage.STOPPED:
-            self._told.add(site)
-            return Stopped(self._state.reason)
         key = rounds.task_for(self._rules, self._state, site)
         if key is None:
-            return Wait()
+            return self._end_or_wait(site)
         content = self._requests.content(self._state, key, site)
         left = max(0.0, self._state.deadline - self._clock())
         return Work(key, len(content), hashlib.sha256(content).digest(), left)
+
+    def _end_or_wait(self, site: str) -> Finished | Stopped | Wait:
+        if not self._state.over:
+            return Wait()
+        self._ending.tell(site)
+        finished = self._state.stage is Stage.FINISHED
+        return Finished(self._state.round) if finished else Stopped(self._state.reason)
 
     def download(self, site: str, request: DownloadRequest) -> bytes:
         """The request that the site's current task announced."""
@@ -256,8 +251,8 @@ class Coordinator:
     def _after(self, before: State, after: State) -> None:
         """What the run depends on comes first."""
         log_progress(self._agreement, self._rules, before, after)
-        if after.over and self._ended_at is None:
-            self._note_end(after)
+        if after.over:
+            self._ending.begin(after)
         if after.verified != before.verified:
             self._keep_keys()
         if after.stage not in (Stage.PLANNING, Stage.COMPUTING):
@@ -283,11 +278,6 @@ class Coordinator:
         step_under_way = self._state.asked_key is not None and self._state.stage is not Stage.RESULT
         if self._state.survivors and step_under_way:
             self._aggregator.plan(self._requests.attempt(self._state))
-
-    def _note_end(self, ended: State) -> None:
-        self._ended_at = self._clock()
-        level = logging.INFO if ended.stage is Stage.FINISHED else logging.ERROR
-        _log.log(level, "the run is over: %s", ended.reason or "finished")
 
     def _report(self, completed: State, *, abandoned: bool) -> None:
         try:

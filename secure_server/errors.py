@@ -13,7 +13,8 @@ CoordinatorError
 ├── TooLarge         the content is larger than its phase allows
 ├── CannotListen     the address cannot be bound; never sent to a peer
 └── StoreError       the coordinator's own state cannot be used; never sent to a peer
-    ├── WrongStore   the file is of another run, agreement or version, or is damaged
+    ├── WrongStore   the file is of another version, or is damaged
+    │   └── OtherRun the file is of another run or agreement
     └── StoreInUse   another process has it open
 """
 
@@ -73,7 +74,11 @@ class StoreError(CoordinatorError):
 
 
 class WrongStore(StoreError):
-    """The file is of another run, agreement or version, or is damaged."""
+    """The file is of another version, or is damaged."""
+
+
+class OtherRun(WrongStore):
+    """The file is of another run or agreement."""
 
 
 class StoreInUse(StoreError):

@@ -24,7 +24,7 @@ from typing import BinaryIO, Self
 from crypto.durable import make_folder
 from protoseal.databases import DatabaseOwner, closed_on_error, make_private, transaction
 from protoseal_wire.messages import Phase, PhaseKey
-from secure_server.errors import Conflict, StoreInUse, WrongPhase, WrongStore
+from secure_server.errors import Conflict, OtherRun, StoreInUse, WrongPhase, WrongStore
 from secure_server.reader import Reader
 from secure_server.run_state import State
 
@@ -300,9 +300,9 @@ def check_run(key: PhaseKey, run: str) -> None:
 
 
 def check_identity(path: Path, found: object, expected: tuple[int, str, bytes]) -> None:
-    """:class:`WrongStore` unless the file is of this version of the schema, run and agreement."""
+    """:class:`OtherRun` unless the file is of this version of the schema, run and agreement."""
     if found != expected:
-        raise WrongStore(
+        raise OtherRun(
             f"{path} is of another run, agreement or version of protoseal; give this run a state_dir of its "
             "own, or go back to the agreement it was started with"
         )

@@ -11,8 +11,11 @@ from secure_server.run_state import Rules, Stage, State
 def task_for(rules: Rules, state: State, site: str) -> PhaseKey | None:
     """The step that ``site`` is to answer now; None: it has to wait, or the run is ``over``.
 
-    A member that was late in the set-up is still given its ROSTER and SECRET in any later stage.
+    A member that was late in the set-up is still given its ROSTER and SECRET in any later stage. After the run has
+    finished the last round's RESULT can still be fetched.
     """
+    if state.stage is Stage.FINISHED:
+        return state.result_key if site in late_sites(state) & state.joined else None
     if state.over or site not in state.joined or site not in state.members:
         return None
     if site not in state.verified:
@@ -21,6 +24,13 @@ def task_for(rules: Rules, state: State, site: str) -> PhaseKey | None:
         return state.secret_key if state.maker in state.verified else None
     asked = asked_sites(rules, state) if state.stage is Stage.PRESENCE else set(state.asked)
     return state.asked_key if site in asked - state.answered else None
+
+
+def late_sites(state: State) -> frozenset[str]:
+    """Return the sites that there is a last result for and that have not acknowledged it, in a finished run."""
+    if state.stage is not Stage.FINISHED or state.last_result != state.round:
+        return frozenset()
+    return frozenset(state.participants) - set(state.without) - state.answered
 
 
 def asked_sites(rules: Rules, state: State) -> frozenset[str]:

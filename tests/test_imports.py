@@ -30,6 +30,7 @@ MAY_IMPORT = {
 SHARED = {
     *("protoseal.config", "protoseal.terms", "protoseal.files", "protoseal.anchors"),
     *("protoseal.means", "protoseal.encrypted", "protoseal.databases", "protoseal.agreed_fields"),
+    "protoseal.begun_run",
 }
 """All that the two sides may take from the package on top of them."""
 

@@ -17,7 +17,7 @@ from protoseal.commands.reporting import one_line_errors
 from protoseal.config import SiteConfig, load_site
 
 if TYPE_CHECKING:
-    from protoseal.files import SiteRound
+    from protoseal.files import SiteLog, SiteRound
 
 config_option = click.option(
     "--config",
@@ -37,7 +37,11 @@ def client() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the site's log (site.json) at the end.")
 @one_line_errors
 def run(config: Path, as_json: bool) -> None:
-    """Take part in the run until it ends. Started again, it goes on where it was."""
+    """Take part in the run until it ends. Started again, it resumes.
+
+    After the end it says where the results are. Each run needs a state_dir and an out of its own: a folder that holds
+    another run is refused and stays as it is.
+    """
     from secure_client.app import run_site
 
     loaded = load_site(config)
@@ -49,7 +53,7 @@ def run(config: Path, as_json: bool) -> None:
     if as_json:
         click.echo(log.model_dump_json(by_alias=True, indent=2))
     else:
-        click.echo(f"The run is complete; the model and prototypes are in {loaded.out}")
+        click.echo(f"The run is complete; {_results(log, loaded)}")
 
 
 @client.command()
@@ -57,7 +61,11 @@ def run(config: Path, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True)
 @one_line_errors
 def check(config: Path, as_json: bool) -> None:
-    """Try everything that a run needs: agreement, model, data, certificate, coordinator. Sends no data."""
+    """Try everything that a run needs, and ask the coordinator whether its agreement is the same. Sends no data.
+
+    A line says ok or FAILED for each: agreement, model, data, privacy budget, folders, certificate and stored state;
+    and at the coordinator: reachable, site listed, same agreement, run open. The exit code is 0 if all are ok, else 1.
+    """
     from secure_client.check import check_site
 
     loaded = load_site(config)
@@ -71,6 +79,13 @@ def check(config: Path, as_json: bool) -> None:
     failed = [finding.what for finding in findings if not finding.ok]
     if failed:
         raise click.ClickException(f"not ready: {', '.join(failed)}")
+
+
+def _results(log: SiteLog, config: SiteConfig) -> str:
+    """Where the results are, and of which round where the site missed the last."""
+    last, rounds = max((each.round for each in log.rounds), default=0), config.agreement.rounds
+    missed = f" (this site's last result is of round {last} of {rounds})" if last < rounds else ""
+    return f"the model and prototypes are in {config.out}{missed}"
 
 
 def _passphrase(config: SiteConfig) -> bytes:

@@ -55,7 +55,11 @@ def check(config: Path, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print how the run ended as JSON.")
 @one_line_errors
 def run(config: Path, as_json: bool) -> None:
-    """Serve one run until it ends. Started again on the same state_dir, it goes on where it was."""
+    """Serve one run until it ends. Started again on the same state_dir, it resumes.
+
+    Started again after the end, it answers late sites for a while (for deadlines.result if they lack the last result)
+    and ends. Each run needs a state_dir of its own: one that holds another run is refused and stays as it is.
+    """
     from secure_server.app import run_coordinator
     from secure_server.rounds import Stage
 

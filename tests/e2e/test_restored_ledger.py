@@ -45,12 +45,13 @@ def allow(federation: Federation) -> None:
 
 
 def name_run(federation: Federation, run: str) -> None:
-    """Everybody is about to take part in another one, in a state_dir of its own."""
+    """Everybody is about to take part in another one, in a state_dir and an out of its own."""
     files = [federation.root / "agreement.toml", federation.root / "coordinator" / "coordinator.toml"]
     for path in (*files, *(federation.folder(name) / "site.toml" for name in federation.names)):
         text = path.read_text(encoding="utf-8")
         text = re.sub('^run = ".*"$', f'run = "{run}"', text, flags=re.MULTILINE)
         text = re.sub('^state_dir = ".*"$', f'state_dir = "state-of-{run}"', text, flags=re.MULTILINE)
+        text = re.sub('^out = ".*"$', f'out = "out-of-{run}"', text, flags=re.MULTILINE)
         path.write_text(text, encoding="utf-8")
 
 
@@ -85,7 +86,8 @@ def kept(path: Path, federation: Federation) -> tuple[int, str]:
 
 def told(federation: Federation, name: str) -> list[tuple[float | None, bool]]:
     """What ``site.json`` says of each round: epsilon, and whether it is guaranteed."""
-    return [(each.epsilon, each.guaranteed) for each in read_site_log(federation.folder(name)).rounds]
+    out = load_site(federation.folder(name) / "site.toml").out
+    return [(each.epsilon, each.guaranteed) for each in read_site_log(out).rounds]
 
 
 def test_an_older_ledger_is_refused_by_the_coordinators_record_and_without_it_by_the_peers(
