@@ -5,24 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from algorithms.linear import Bool
 from crypto.errors import CryptoError
 from crypto.pki.fields import load_certificate
 from protoseal.config import Agreement, SiteConfig
-from secure_client.app import open_learner, open_party
+from protoseal_wire.messages import CheckReply
+from secure_client.app import load_data, open_learner, open_party
 from secure_client.build import build_initial_model, check_averaged
-from secure_client.data import load_site_data
+from secure_client.check_run import ask, check_agreement, check_listed, check_open
+from secure_client.check_state import check_folders, check_state
 from secure_client.errors import BudgetError, SiteError
 from secure_client.learner import choose_device
 from secure_client.privacy.exact import open_exact
+from secure_client.privacy.ledger import read_account
 from secure_client.privacy.planned import planned_epsilon, planned_in_words
 from secure_client.privacy.releases import NO_GUARANTEE, check_delta, open_releases
+from secure_client.privacy.room import check_room
 from secure_client.setup import Party
-from secure_client.transport import GrpcTransport
 from secure_client.units import units_at
 
-_RETRY_SECONDS = 5.0
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -35,10 +39,11 @@ class Finding:
 
 
 def check_site(config: SiteConfig, passphrase: Callable[[], bytes]) -> Iterator[Finding]:
-    """Agreement, model, data, certificate, coordinator: each tried even if another failed.
+    """Try everything that a run needs, each also where another failed; nothing at the coordinator changes.
 
-    What needs neither key nor network comes first: who drafts an agreement may have none yet. ``passphrase`` is asked
-    twice, and may raise :class:`crypto.errors.CryptoError`. A cause that fails several is told with the first.
+    What needs neither key nor network comes first, for whoever drafts an agreement may have none yet. ``passphrase`` is
+    asked several times, and may raise :class:`crypto.errors.CryptoError`. A cause that fails several is told with the
+    first.
     """
     told: dict[str, str] = {}
     for each in _findings(config, passphrase):
@@ -56,8 +61,32 @@ def _findings(config: SiteConfig, passphrase: Callable[[], bytes]) -> Iterator[F
         yield _tried("data", lambda: _data(config))
     if config.agreement.privacy is not None or config.privacy is not None:
         yield _tried("privacy", lambda: _privacy(config))
-    yield _tried("certificate", lambda: _certificate(open_party(config, passphrase())))
-    yield _tried("coordinator", lambda: _reach(config, open_party(config, passphrase())))
+    yield _tried("folders", lambda: check_folders(config))
+    party = _once(lambda: open_party(config, passphrase()))
+    yield _tried("certificate", lambda: _certificate(party()))
+    yield _tried("state", lambda: check_state(config, party()))
+    reply = _once(lambda: ask(config, party()))
+    yield _tried("coordinator", lambda: _reached(config, reply()))
+    yield _tried("listed", lambda: check_listed(config, reply()))
+    yield _tried("same agreement", lambda: check_agreement(config, reply()))
+    yield _tried("run", lambda: check_open(config, reply()))
+
+
+def _once(attempt: Callable[[], R]) -> Callable[[], R]:
+    """The outcome of the first call, an exception or not, at each."""
+    outcomes: list[R | Exception] = []
+
+    def outcome() -> R:
+        if not outcomes:
+            try:
+                outcomes.append(attempt())
+            except (CryptoError, SiteError) as error:
+                outcomes.append(error)
+        if isinstance(outcomes[0], Exception):
+            raise outcomes[0]
+        return outcomes[0]
+
+    return outcome
 
 
 def _tried(what: str, attempt: Callable[[], str]) -> Finding:
@@ -83,11 +112,12 @@ def _privacy(config: SiteConfig) -> str:
     if (
         own is not None
     ):  # before a ledger is begun, whose unit cannot be changed, and whose limit by a decision alone
-        check_delta(own, units_at(load_site_data(config.data, config.data_root, agreement), agreement))
+        check_delta(own, units_at(load_data(config), agreement))
     begun = own is not None and not own.ledger.exists()
     releases = open_releases(agreement, own)
     if agreement.privacy is None or own is None or releases is None:
         raise BudgetError("nothing is released with noise")
+    check_room(agreement, agreement.privacy, read_account(own.ledger))
     planned, spent = planned_epsilon(agreement, agreement.privacy, own.delta), releases.spent
     label = "" if spent.guaranteed else f"; {NO_GUARANTEE}"
     label += f"; the ledger {own.ledger} is begun with that limit" if begun else ""
@@ -110,7 +140,7 @@ def _model(config: SiteConfig) -> str:
 
 
 def _data(config: SiteConfig) -> str:
-    data = load_site_data(config.data, config.data_root, config.agreement)
+    data = load_data(config)
     return f"{data.train_samples} training samples, not tried on the model"
 
 
@@ -122,7 +152,7 @@ def _certificate(party: Party) -> str:
 
 def _learner(config: SiteConfig) -> str:
     agreement = config.agreement
-    data = load_site_data(config.data, config.data_root, agreement)
+    data = load_data(config)
     _, counts = open_learner(config, data).prototypes()
     missing: Bool = counts == 0
     absent = [name for name, out in zip(agreement.classes, missing, strict=True) if out]
@@ -132,17 +162,5 @@ def _learner(config: SiteConfig) -> str:
     return f"{samples}; {config.model_spec} on {choose_device(config.device)}"
 
 
-def _reach(config: SiteConfig, party: Party) -> str:
-    transport = GrpcTransport(
-        config.coordinator,
-        party.credentials,
-        party.trust,
-        config.agreement.run,
-        party.name,
-        retry_seconds=_RETRY_SECONDS,
-    )
-    try:
-        transport.check()
-    finally:
-        transport.close()
-    return f"{config.coordinator} answers over mutual TLS"
+def _reached(config: SiteConfig, reply: CheckReply) -> str:
+    return f"{config.coordinator} answers over mutual TLS by protocol {reply.protocol}, and serves run {reply.run!r}"

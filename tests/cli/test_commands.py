@@ -260,13 +260,17 @@ def test_client_check_looks_at_everything_and_says_what_is_not_ready(federation:
         "agreement",
         "model",
         "data and model",
+        "folders",
         "certificate",
+        "state",
     }
     assert "ckks, 1 rounds, min_holders 3, min_sites 3; hash" in findings["agreement"]["detail"]
     assert "more days" in findings["certificate"]["detail"]
     assert "no samples of" in findings["data and model"]["detail"]
     assert "cannot be reached" in findings["coordinator"]["detail"]
-    assert "not ready: coordinator" in failure("client", "check", "--config", site_file)
+    assert "not ready: coordinator, listed, same agreement, run" in failure(
+        "client", "check", "--config", site_file
+    )
 
 
 def broken_site(federation: Federation, tmp_path: Path, old: str, new: str) -> Path:
@@ -323,7 +327,9 @@ def test_client_check_says_what_to_write_for_the_size_of_what_is_averaged(
     setting = told.partition("set ")[2].partition(" in ")[0]
     agreement.write_text(f"{text}\n[averaging]\n{setting}\n", encoding="utf-8")
     findings = check(site_file)
-    assert {what for what, each in findings.items() if each["ok"]} == {"agreement", "model", "data and model"}
+    assert {what for what, each in findings.items() if each["ok"]} == {
+        *("agreement", "model", "data and model", "folders")
+    }
     assert "35,264 parameters and 0 buffers of it are averaged" in findings["model"]["detail"]
     assert "passphrase" in findings["certificate"]["detail"]
 

@@ -1,0 +1,232 @@
+"""``client check`` beside a coordinator that serves: each wrong configuration fails in the check that is about it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from crypto.keys import StorageKey
+from protoseal.cli import main
+from protoseal.config import Agreement, Method, PrivacySection, load_site
+from protoseal.config.privacy import Unit
+from protoseal.files import MODEL, write_agreement
+from protoseal_wire.messages import Phase, PhaseKey
+from secure_client.app import JOURNAL, STORAGE_KEY, open_party
+from secure_client.check import Finding, check_site
+from secure_client.privacy.entries import GUARANTEE, Limit, Release, Spending
+from secure_client.privacy.ledger import Ledger
+from secure_client.privacy.planned import cost, event_of, planned_epsilon
+from secure_client.setup import open_journal
+from tests.e2e.federations import small_agreement, small_sites
+from tests.support.processes import Federation
+
+ROUNDS, DELTA = 2, 1e-5
+PRIVACY = PrivacySection(clip=0.5, noise_multiplier=0.4, min_count=1.0)
+AT_THE_COORDINATOR = {"coordinator", "listed", "same agreement", "run"}
+
+
+def agreement() -> Agreement:
+    agreed = small_agreement(rounds=ROUNDS)
+    return Agreement.model_validate({**dict(agreed), "method": Method.PFPL, "privacy": PRIVACY})
+
+
+LIMIT = planned_epsilon(agreement(), PRIVACY, DELTA)
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """A coordinator that waits for sites, of which none ever joins."""
+    root = tmp_path_factory.mktemp("check") / "net"
+    with Federation(root, agreement(), small_sites(3), gated=False) as begun:
+        begun.start_coordinator()
+        yield begun
+
+
+@dataclass
+class Site:
+    """A copy of a site's folder, for one test to spoil."""
+
+    federation: Federation
+    folder: Path
+
+    @property
+    def file(self) -> Path:
+        return self.folder / "site.toml"
+
+    def change(self, path: Path, old: str, new: str) -> None:
+        """Replace what the regular expression matches."""
+        text, count = re.subn(old, new, path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        assert count
+        path.write_text(text, encoding="utf-8")
+
+    def own_agreement(self, old: str, new: str) -> None:
+        """Hold another agreement than the coordinator."""
+        shutil.copy(self.federation.root / "agreement.toml", self.folder)
+        self.change(self.file, r'^agreement = ".*"$', 'agreement = "agreement.toml"')
+        self.change(self.folder / "agreement.toml", old, new)
+
+    def spend(self, releases: int) -> None:
+        """As many releases of an earlier run as this run has."""
+        ledger = Ledger(self.folder / "ledger.jsonl", "scans", Limit(LIMIT, DELTA), epsilon=cost)
+        for number in range(1, releases + 1):
+            release, guarantee = Release("earlier", number, "prototypes"), {GUARANTEE: Unit.RECORD.value}
+            ledger.spend(Spending(release, bytes(32), event_of(agreement(), PRIVACY), guarantee))
+
+    def begin(self, run: str = "e2e") -> None:
+        """Leave the state of a run in which this site has a secret and has answered once."""
+        config = load_site(self.file)
+        agreed = config.agreement.model_copy(update={"run": run})
+        party = open_party(config, (self.folder / "passphrase").read_bytes())
+        with open_journal(config.state_dir / JOURNAL, agreed, party) as journal:
+            journal.put_secret("channel key", b"a secret")
+            journal.record(PhaseKey(run, 0, 1, Phase.ROSTER), b"request", b"answer")
+        write_agreement(config.state_dir, agreed)
+
+    def findings(self) -> dict[str, Finding]:
+        config = load_site(self.file)
+        return {each.what: each for each in check_site(config, (self.folder / "passphrase").read_bytes)}
+
+
+@pytest.fixture
+def site(federation: Federation) -> Iterator[Site]:
+    folder = federation.root / "sites" / "copy"
+    shutil.copytree(federation.folder("site-1"), folder)
+    with (folder / "site.toml").open("a", encoding="utf-8") as file:
+        file.write(
+            f'[privacy]\ndataset = "scans"\nledger = "ledger.jsonl"\nepsilon = {LIMIT!r}\ndelta = {DELTA}\n'
+        )
+    yield Site(federation, folder)
+    shutil.rmtree(folder)
+
+
+def exhaust_the_budget(site: Site) -> None:
+    site.spend(ROUNDS)
+
+
+def leave_budget_for_one_round(site: Site) -> None:
+    site.spend(ROUNDS - 1)
+
+
+def agree_on_another_rate(site: Site) -> None:
+    site.own_agreement(r"^lr = .*$", "lr = 0.125")
+
+
+def agree_on_another_run(site: Site) -> None:
+    site.own_agreement(r'^run = ".*"$', 'run = "another"')
+
+
+def be_no_site_of_the_list(site: Site) -> None:
+    site.federation.enrol("stranger")
+    for name in ("certificate.pem", "key.pem"):
+        shutil.copy(site.federation.folder("stranger") / name, site.folder)
+    site.change(site.file, r'^name = ".*"$', 'name = "stranger"')
+
+
+def have_colour_images(site: Site) -> None:
+    path = site.folder / "data.npz"
+    colours = dict(np.load(path).items())
+    for name in ("x_train", "x_test"):
+        colours[name] = np.repeat(colours[name], 3, axis=-1)
+    np.savez(path, allow_pickle=False, **colours)
+
+
+def have_begun(site: Site) -> None:
+    site.begin()
+
+
+def lose_the_key_of_the_state(site: Site) -> None:
+    site.begin()
+    with sqlite3.connect(site.folder / "state" / JOURNAL) as database:
+        other = StorageKey(bytes(32)).encrypt(b"a secret", b"channel key")
+        database.execute("UPDATE secrets SET sealed = ?", (other,))
+    database.close()
+
+
+def lose_the_storage_key(site: Site) -> None:
+    site.begin()
+    (site.folder / "state" / STORAGE_KEY).unlink()
+
+
+def have_the_state_of_another_run(site: Site) -> None:
+    site.begin("earlier")
+
+
+def have_the_model_of_another_run(site: Site) -> None:
+    (site.folder / "out").mkdir()
+    site.change(site.file, r'^out = ".*"$', 'out = "out"')
+    (site.folder / "out" / MODEL).write_bytes(b"a model")
+    write_agreement(site.folder / "out", agreement().model_copy(update={"run": "earlier"}))
+
+
+def have_no_folder_to_write_to(site: Site) -> None:
+    site.change(site.file, r'^out = ".*"$', 'out = "data.npz/out"')
+
+
+def dial_a_wrong_address(site: Site) -> None:
+    site.change(site.file, r'^coordinator = ".*"$', 'coordinator = "127.0.0.1:9"')
+
+
+def do_nothing(_: Site) -> None:
+    """All is well."""
+
+
+CASES: dict[str, tuple[Callable[[Site], None], set[str], str]] = {
+    "nothing": (do_nothing, set(), ""),
+    "a run that has begun": (have_begun, set(), ""),
+    "an exhausted budget": (exhaust_the_budget, {"privacy"}, "round 1 of 2"),
+    "a budget for one round": (leave_budget_for_one_round, {"privacy"}, "round 2 of 2"),
+    "another agreement": (
+        agree_on_another_rate,
+        {"same agreement"},
+        "training.lr: here 0.125, at the coordinator",
+    ),
+    "another run": (agree_on_another_run, {"same agreement", "run"}, 'run: here "another"'),
+    "not listed": (be_no_site_of_the_list, AT_THE_COORDINATOR - {"coordinator"}, "coordinator.toml"),
+    "other channels": (have_colour_images, {"data and model", "privacy"}, "convert_channels"),
+    "secrets under another key": (lose_the_key_of_the_state, {"state"}, ""),
+    "no storage key": (lose_the_storage_key, {"state"}, "storage.key"),
+    "the state of another run": (have_the_state_of_another_run, {"state"}, "run 'earlier'"),
+    "the model of another run": (have_the_model_of_another_run, {"state"}, "run 'earlier'"),
+    "no folder to write to": (have_no_folder_to_write_to, {"folders"}, "data.npz/out"),
+    "a wrong address": (dial_a_wrong_address, AT_THE_COORDINATOR, ""),
+}
+"""How a site is spoilt, the checks that fail, and what the first of them names."""
+
+
+def files_of(folder: Path) -> dict[Path, bytes]:
+    return {
+        path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "log.txt"
+    }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_wrong_configuration_fails_where_it_is_wrong(name: str, site: Site) -> None:
+    spoil, failing, named = CASES[name]
+    spoil(site)
+    coordinator, state = site.federation.root / "coordinator" / "state", site.folder / "state"
+    before = files_of(coordinator), files_of(state)
+    findings = site.findings()
+    assert {each.what for each in findings.values() if not each.ok} == failing
+    assert before == (files_of(coordinator), files_of(state))
+    details = " ".join(each.detail for each in findings.values() if not each.ok)
+    assert named in details
+
+
+def test_the_exit_code_is_zero_only_if_all_are_ok(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(site.folder)
+    done = CliRunner().invoke(main, ["client", "check", "--config", "site.toml", "--json"])
+    assert done.exit_code == 0, done.output
+    assert all(each["ok"] for each in json.loads(done.stdout))
+    agree_on_another_rate(site)
+    done = CliRunner().invoke(main, ["client", "check", "--config", "site.toml", "--json"])
+    assert done.exit_code == 1
+    assert [each["what"] for each in json.loads(done.stdout) if not each["ok"]] == ["same agreement"]
