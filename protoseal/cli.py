@@ -8,13 +8,13 @@ import click
 
 COMMANDS = {
     "bench": "Measure speed on this machine.",
-    "budget": "A data set's privacy budget: plan it, show it, verify it.",
+    "budget": "A data set's privacy budget: plan it, evaluate it, audit it, show it, verify it, change it.",
     "client": "A site: take part in a run, or check that it could.",
     "demo": "Run a whole federation on this machine, as processes with real certificates.",
     "pki": "Keys and certificates of a federation.",
     "predict": "Predict classes with a site's trained model.",
     "report": "Write the HTML page of a run.",
-    "server": "The coordinator: serve a run.",
+    "server": "The coordinator: serve a run, or check that it could.",
     "simulate": "Run a federation in one process, for research.",
 }
 

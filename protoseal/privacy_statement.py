@@ -36,8 +36,8 @@ def privacy_statement(result: RunResult) -> tuple[str, ...]:
 
 def _exact() -> str:
     return (
-        f"{NO_GUARANTEE}: this run is not differentially private. Its agreement has no [privacy], so that sites"
-        " released exact values, and no ε bounds what others learn from these over all rounds."
+        f"{NO_GUARANTEE}: this run is not differentially private. Its agreement has no [privacy], so that no noise is"
+        " in what sites contributed and received, and no ε bounds what others learn from it over all rounds."
     )
 
 

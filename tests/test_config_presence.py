@@ -62,7 +62,7 @@ def test_prototypes_need_the_permission(method: Method) -> None:
 
 def test_so_does_pfpl(tmp_path: Path) -> None:
     line = problem(tmp_path, presence="hidden")
-    assert "differential privacy, which is not in this version" in line
+    assert "exact without [privacy] and noisy with it" in line
     assert f"{ALLOWED_BY} = true" in line
     assert pfpl(**HIDDEN).hidden
     assert pfpl(**HIDDEN).summary.endswith("min_sites 3, presence hidden")

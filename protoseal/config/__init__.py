@@ -1,7 +1,7 @@
 """The configuration files: the agreement of a run, the coordinator's file, a site's file, a simulation's.
 
-Each is TOML, validated when it is loaded: a model here that exists is one that can be used. Unknown keys, and
-what belongs to a later version, are refused by name.
+Each is TOML, validated when it is loaded: a model here that exists is one that can be used. Unknown keys are refused
+by name.
 """
 
 from protoseal.config.added import AddedMethod, AddedProtection, NoSettings, PeersHalves, SumHalves

@@ -1,4 +1,4 @@
-"""What is in this version, what is refused by name, and which protection can serve which method."""
+"""Supported methods and protections, names that are refused with a reason, and which pairs are compatible."""
 
 from __future__ import annotations
 
@@ -156,8 +156,7 @@ LATER_PROTECTIONS = {"pairwise": _PART_OF_MASKED, "rotation": _PART_OF_MASKED}
 def known_name(value: object, kind: str, known: Collection[str], later: Mapping[str, str]) -> object:
     """The value unchanged if it is one of ``known`` (or no text at all: its type is checked elsewhere).
 
-    Raises ``ValueError`` with the reason for a name of a later version, and the nearest known name for any
-    other.
+    Raises ``ValueError`` with the reason for a name in ``later``, and the nearest known name for any other.
     """
     names = [str(each) for each in known]
     if not isinstance(value, str) or value in names:

@@ -47,7 +47,7 @@ def check_presence_served(
         )
     if method.traits.prototypes and not allowed:
         raise ValueError(
-            "presence 'hidden' cannot withhold classes with too few holders: until there is differential privacy, which"
-            " is not in this version, a curious site reads there what only one or two others have. Choose presence ="
-            f" 'public', or say {ALLOWED_BY} = true"
+            "presence 'hidden' cannot withhold classes with too few holders: a curious site reads there what only one"
+            " or two others released, which is exact without [privacy] and noisy with it. Choose presence = 'public',"
+            f" or say {ALLOWED_BY} = true"
         )

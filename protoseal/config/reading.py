@@ -17,7 +17,7 @@ NOT_IN_THIS_VERSION = {
     "dp": "differential privacy is asked for in [privacy]; see docs/privacy.md",
     "share_metrics": "metrics are never sent in this version; remove it",
 }
-"""Keys of a later version: refused by name wherever they stand, so that nobody takes them to be in force."""
+"""Keys that are refused with a reason wherever they stand, so that nobody takes them to be in force."""
 
 
 class ConfigError(UserError):

@@ -77,6 +77,16 @@ def test_prototypes_fit_the_bounds_of_the_sample(walked: Walked) -> None:
         assert "negative components" not in log
 
 
+def test_a_sites_results_are_the_files_that_are_named(walked: Walked) -> None:
+    (sentence,) = re.findall(
+        r"`out/` is the site's own and goes nowhere:(.*?)\.\n", WALKTHROUGH.read_text("utf-8"), re.S
+    )
+    for site in SITES:
+        assert {path.name for path in (walked.folder / site / "out").iterdir()} == set(
+            re.findall(r"`([\w.]+)`", sentence)
+        )
+
+
 def test_sites_learned_from_their_peers(walked: Walked) -> None:
     for site in SITES:
         log, prototypes = (

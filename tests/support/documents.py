@@ -1,0 +1,103 @@
+"""The project's documents: their code, links and names, and the commands in them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from protoseal.cli import main
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for pattern in ("*.md", "deploy/*.md", "docs/*.md", "docs/adr/*.md", "tests/**/*.md")
+    for path in ROOT.glob(pattern)
+)
+PACKAGES = ("algorithms", "crypto", "proto", "protoseal", "secure_client", "secure_server")
+_FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+_INDENTED = re.compile(r"(?:^ {4}\S.*\n(?:^ {4}.*\n|^\n(?= {4}))*)", re.M)
+_SPAN = re.compile(r"(?<!`)`([^`]+)`(?!`)")
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def blocks(text: str) -> list[str]:
+    """Fenced and indented blocks of code."""
+    rest = _FENCED.sub("", text)
+    return [body for _, body in _FENCED.findall(text)] + [
+        re.sub(r"^ {4}", "", body, flags=re.M) for body in _INDENTED.findall(rest)
+    ]
+
+
+def spans(text: str) -> list[str]:
+    """Code within sentences, in one line each."""
+    return [re.sub(r"\s+", " ", each) for each in _SPAN.findall(_FENCED.sub("", text))]
+
+
+def commands(text: str) -> list[str]:
+    """Every command line that begins with ``protoseal``, of blocks and of spans."""
+    lines = [
+        line.strip()
+        for block in blocks(text)
+        for line in re.sub(r"\\\n\s*", " ", block).splitlines()
+        if re.match(r"\s*(nohup )?protoseal ", line)
+    ]
+    return [line.removeprefix("nohup ") for line in lines] + [
+        span for span in spans(text) if span.startswith("protoseal ")
+    ]
+
+
+def problem_of(line: str) -> str | None:
+    """Say what is wrong with a command line's commands and options, or None; values are not looked at."""
+    words = shlex.split(re.sub(r"[\[\]…]|\.\.\.|[|>&].*", " ", line), comments=True)[1:]
+    command: click.Command = main
+    context = click.Context(main)
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        found = command.get_command(context, words[0])
+        if found is None:
+            return f"{line}: no command {words[0]!r}"
+        command, words = found, words[1:]
+        context = click.Context(command, parent=context)
+    known = {
+        name
+        for parameter in command.get_params(context)
+        for name in (*parameter.opts, *parameter.secondary_opts)
+    }
+    unknown = [word for word in words if word.startswith("--") and word.partition("=")[0] not in known]
+    return f"{line}: no option {unknown}" if unknown else None
+
+
+def options(command: click.Command = main, context: click.Context | None = None) -> set[str]:
+    """Every option of the command and of all below it."""
+    context = context or click.Context(command)
+    found = {name for each in command.get_params(context) for name in (*each.opts, *each.secondary_opts)}
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            found |= options(below, click.Context(below, parent=context))
+    return found
+
+
+def source_files() -> Iterator[Path]:
+    """Every file of code and configuration that a document could name something of."""
+    for pattern in (
+        "*.py",
+        "*.toml",
+        "*.html",
+        "*.proto",
+        "*.service",
+        "*.yaml",
+        "*.sh",
+        "Makefile",
+        "*.Dockerfile",
+    ):
+        for path in ROOT.rglob(pattern):
+            if not any(part.startswith(".") for part in path.relative_to(ROOT).parts):
+                yield path
