@@ -12,10 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 from crypto.ckks import parameters
+from crypto.pairwise.binding import fewest_against
 from crypto.pki.authority import DEFAULT_DAYS
 from crypto.pki.identity import Role
 from protoseal.cli import COMMANDS, main
-from protoseal.config import Method, load_agreement, load_coordinator, load_site
+from protoseal.config import Agreement, MaskingSection, Method, load_agreement, load_coordinator, load_site
 from protoseal.config.capabilities import BUILT_IN_MODELS, DEPLOYABLE, SIMULATED
 from protoseal.splits import parse_split
 from protoseal_wire.messages import PROTOCOL_VERSION
@@ -191,6 +192,15 @@ def test_its_numbers_are_the_codes() -> None:
     python = tomllib.loads(text_of("pyproject.toml"))["project"]["requires-python"]
     assert python == ">=3.11,<3.14"
     assert "Python 3.11 to 3.13" in README
+
+
+def test_the_defaults_that_it_and_the_threat_model_name_are_the_codes() -> None:
+    model = re.sub(r"\s+", " ", text_of("docs/threat-model.md"))
+    assert f"(default {Agreement.model_fields['norm_bound'].default:g})" in README
+    assert f"`complete_up_to` ({MaskingSection.model_fields['complete_up_to'].default})" in model
+    assert "`max_colluding` (a tenth)" in model
+    assert MaskingSection.model_fields["max_colluding"].default == 0.1
+    assert f"({fewest_against(MaskingSection().colluding(500))} of 500)" in model
 
 
 def test_the_threat_models_modulus_is_the_codes() -> None:
