@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from secure_client.session import site_round
 from secure_client.together import Batching, run_together
 from secure_client.trainee import Trainee
 from secure_client.training import Losses
+
+_log = logging.getLogger("protoseal.simulation")
 
 
 @dataclass(frozen=True)
@@ -199,8 +202,10 @@ class Trainees:
     def close(self, save: Callable[[str, Trainee], None] = lambda name, trainee: None) -> None:
         """Test what is reported as it is to be tested at the end, and ``save`` it.
 
-        Where training was to stop early this is the best round's model, to which the sites go back.
+        Where training was to stop early this is the best round's model, to which the sites go back. A warning tells of
+        rounds in which a site's training failed.
         """
+        self._warn_of_failures()
         for name, trainee in self._trainees.items():
             if self._testing.patience is not None:
                 trainee.go_back()
@@ -224,6 +229,16 @@ class Trainees:
         }
 
     # Parts of these
+
+    def _warn_of_failures(self) -> None:
+        rounds = [each for told in self._told.values() for each in told.values()]
+        failed = sum(not each.trained for each in rounds)
+        if failed:
+            _log.warning(
+                "%s: training failed in %d of %d rounds of all sites, whose models stayed as they were: see the log of"
+                " each, and do not take the figures for the method's",
+                *(self._method.value, failed, len(rounds)),
+            )
 
     def _together(self, waiting: Sequence[Trainee], round_number: int) -> Sequence[Losses | None]:
         for stage in zip(*(each.jobs(round_number) for each in waiting), strict=True):

@@ -152,6 +152,7 @@ class Trainee:
         """
         if round_number:
             losses = self._kept(round_number, losses)
+        self._began_with = {}
         noisy = self._noisy
         # First of all: where nothing may be released, nothing was trained for this round, and no exact row is there.
         drawn = None if noisy is None else noisy.of_round(round_number, self._learner.embedded(), self._guide)

@@ -5,18 +5,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
+import torch
+from torch.utils.data import TensorDataset
 
 from algorithms.linear import Bool, Float
 from crypto.errors import MalformedError
 from protoseal.config import Method, TrainingSection
 from protoseal.controls import run_control
 from protoseal.federation import LocalFederation
-from protoseal.files import SiteRound, read_agreement, read_prototypes, read_site_log, site_folder
+from protoseal.files import MODEL, SiteRound, read_agreement, read_prototypes, read_site_log, site_folder
+from protoseal.trainees import SiteTraining
 from protoseal_wire.messages import PhaseKey
+from secure_client.build import build_agreed_model
+from secure_client.data import SiteData
 from secure_client.errors import RunStopped
+from secure_client.together import Batching
 from secure_client.trainee import Trainee
 from secure_server.aggregate import Aggregator
 from tests.support.grouped import grouped_agreement
@@ -144,3 +152,27 @@ def test_a_control_is_the_same_training_without_peers() -> None:
     assert list(logs) == sorted(data)
     assert all([each.round for each in rounds] == [1, 2] for rounds in logs.values())
     assert all(each.sites == 1 and not each.withheld for rounds in logs.values() for each in rounds)
+
+
+@pytest.mark.parametrize("batching", [Batching.ALWAYS, Batching.NEVER])
+def test_training_that_diverges_is_told_and_ends_no_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, batching: Batching
+) -> None:
+    """At one site, where all train as one program too; what the others train is as if each were by itself."""
+    agreement = small_agreement()
+    data = small_data(agreement)
+    train: Any = data["clinic-b"].train
+    inputs, labels = train.tensors
+    spoilt = SiteData(TensorDataset(torch.full_like(inputs, torch.nan), labels), None)
+    outcome = run_federation(
+        agreement, {**data, "clinic-b": spoilt}, tmp_path, training=SiteTraining(batching=batching)
+    )
+    trained = {name: [each.trained for each in log.rounds] for name, log in outcome.sites.items()}
+    assert trained == {name: [name != "clinic-b"] * 2 for name in HOLDINGS}
+    assert [each.loss is None for each in outcome.sites["clinic-b"].rounds] == [True, True]
+    assert "training failed in 2 of 8 rounds" in caplog.text
+    initial = build_agreed_model(agreement, agreement.training.model).state_dict()
+    kept = safetensors.torch.load_file(site_folder(tmp_path, "clinic-b") / MODEL)
+    assert all(torch.equal(initial[name], value) for name, value in kept.items())
+    moved = safetensors.torch.load_file(site_folder(tmp_path, "clinic-a") / MODEL)
+    assert not any(torch.equal(initial[name], value) for name, value in moved.items())

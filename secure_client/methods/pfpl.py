@@ -78,7 +78,10 @@ class Pfpl:
         """As :meth:`_read`; None, which only this site's log shows, for a decryption that cannot be right."""
         try:
             with opening(f"the result of round {key.round}"):
-                return self._read(key, payload, rows, cohort)
+                peers, given = self._read(key, payload, rows, cohort)
+                if not np.isfinite(peers).all():  # of a third party's protection: the others look themselves
+                    raise ImplausibleError("a combination of peers is not finite")
+                return peers, given
         except ImplausibleError as error:
             _log.error(
                 "the result of round %d is not used, the targets stay as they are: %s", key.round, error

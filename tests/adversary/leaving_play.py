@@ -28,11 +28,12 @@ from protoseal.terms import limits_of
 from protoseal_wire import codec
 from protoseal_wire.messages import JoinReply, JoinRequest, Phase, PhaseKey, Task, Wait
 from secure_client.averaged import Averaged
-from secure_client.build import build_agreed_model
+from secure_client.build import build_agreed_model, build_learner, build_trainee
 from secure_client.data import SiteData
 from secure_client.runner import take_part
+from secure_client.session import Session
 from secure_server.aggregate import Aggregator
-from secure_server.exchanges.attempt import Attempt, Outcome
+from secure_server.exchanges.attempt import Outcome
 from tests.adversary.encrypted_play import MAKES_SECRETS, one_secret
 from tests.support.small import small_agreement, small_data
 
@@ -104,17 +105,25 @@ class Watch:
     error: str | None = None
 
 
+class _ProcessEndedError(BaseException):
+    """As by a signal: nothing catches it."""
+
+
 class Watched(DirectTransport):
     """The victim's way to the coordinator. While the victim waits, the other sites take their turns."""
 
-    def __init__(self, federation: LocalFederation, others: Sequence[LocalSite], watch: Watch) -> None:
+    def __init__(
+        self, federation: LocalFederation, others: Sequence[LocalSite], watch: Watch, *, restarts: bool
+    ) -> None:
         super().__init__(federation.coordinator, federation.agreement.run, VICTIM)
+        self._restarts, self._begun = restarts, False
         self._agreement, self._others, self._watch = federation.agreement, others, watch
 
     def join(self, request: JoinRequest) -> JoinReply:
         """See :class:`secure_client.runner.Transport`, here and below."""
-        for other in self._others:
+        for other in () if self._begun else self._others:
             other.join()
+        self._begun = True
         self._watch.seen.append(("JOIN", 0, 0, None))
         return super().join(request)
 
@@ -131,6 +140,8 @@ class Watched(DirectTransport):
         self._watch.seen.append((key.phase.name, key.round, key.attempt, form))
         self._watch.sizes.append(len(content))
         super().upload(key, content)
+        if self._restarts and key.phase is Phase.RESULT:
+            raise _ProcessEndedError
 
     def leave(self) -> None:
         self._watch.seen.append(("LEAVE", 0, 0, None))
@@ -158,9 +169,17 @@ def public_form(agreement: Agreement, key: PhaseKey, content: bytes) -> object:
 
 
 def watched(
-    agreement: Agreement, folder: Path, patch: pytest.MonkeyPatch, *, pixel: float | None, hostile: bool
+    agreement: Agreement,
+    folder: Path,
+    patch: pytest.MonkeyPatch,
+    *,
+    pixel: float | None,
+    restarts: bool = False,
 ) -> Watch:
-    """Play a run to its end, or until the victim leaves. ``folder`` may hold identities of an earlier run."""
+    """Play a run to its end, or until the victim leaves. Beside ``folder`` lie identities that runs share.
+
+    With ``restarts`` the victim's process ends after each result, and is started again on its journal.
+    """
     watch = Watch()
     state = folder / "state"
     state.mkdir()
@@ -170,18 +189,35 @@ def watched(
         if agreement.protection is Protection.CKKS:
             playing.setattr(MAKES_SECRETS, one_secret)
         playing.setattr("secure_client.runner._SHORTEST_TURN_SECONDS", 0.0)
-        if hostile:
-            return_crafted_results(playing, agreement)
+        return_crafted_results(playing, agreement)
         with LocalFederation(agreement, data_of(agreement, pixel), state=state) as federation:
             if not (folder.parent / "identities").exists():
                 shutil.copytree(state / "identities", folder.parent / "identities")
             (site,) = (each for each in federation.sites if each.name == VICTIM)
             others = [each for each in federation.sites if each.name != VICTIM]
+            transport = Watched(federation, others, watch, restarts=restarts)
             try:
-                watch.outcome = take_part(site.session, Watched(federation, others, watch))
+                watch.outcome = _to_the_end(federation, site, transport)
             except Exception as error:  # for who reads a failure: the coordinator sees what was noted before
                 watch.error = f"{type(error).__name__}: {error}"
     return watch
+
+
+def _to_the_end(federation: LocalFederation, site: LocalSite, transport: Watched) -> Task:
+    session = site.session
+    while True:
+        try:
+            return take_part(session, transport)
+        except _ProcessEndedError:
+            session = _again(federation, session)
+
+
+def _again(federation: LocalFederation, session: Session) -> Session:
+    """The session of a new process on the same journal."""
+    agreement, journal = federation.agreement, session._journal
+    data, model = federation._data[VICTIM], agreement.training.model
+    learner = build_learner(agreement, VICTIM, data, model=model, device="cpu")
+    return Session(agreement, session._party, build_trainee(agreement, learner, journal), journal)
 
 
 # Crafted results
@@ -196,12 +232,10 @@ def return_crafted_results(patch: pytest.MonkeyPatch, agreement: Agreement) -> N
         )
         return
     combine = Aggregator.combine
-    patch.setattr(
-        Aggregator, "combine", lambda self, attempt: _crafted(agreement, attempt, combine(self, attempt))
-    )
+    patch.setattr(Aggregator, "combine", lambda self, attempt: _crafted(agreement, combine(self, attempt)))
 
 
-def _crafted(agreement: Agreement, _: Attempt, outcome: Outcome) -> Outcome:
+def _crafted(agreement: Agreement, outcome: Outcome) -> Outcome:
     results = {name: _replaced(agreement, each) for name, each in outcome.results.items()}
     if agreement.protection is Protection.CKKS:  # PFPL: each site is given its neighbour's
         names = sorted(results)

@@ -78,10 +78,12 @@ def play(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Watch]:
     """Runs that share their identities."""
     root = tmp_path_factory.mktemp("runs")
 
-    def played(case: Case, patch: pytest.MonkeyPatch, pixel: float | None, *, hostile: bool = True) -> Watch:
+    def played(
+        case: Case, patch: pytest.MonkeyPatch, pixel: float | None, *, restarts: bool = False
+    ) -> Watch:
         folder = root / f"run-{len(list(root.iterdir()))}"
         folder.mkdir()
-        return watched(case.agreement, folder, patch, pixel=pixel, hostile=hostile)
+        return watched(case.agreement, folder, patch, pixel=pixel, restarts=restarts)
 
     return played
 
@@ -105,6 +107,17 @@ def test_a_record_shows_in_nothing(
     case: Case, play: Callable[..., Watch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_alike(case, play(case, monkeypatch, None), play(case, monkeypatch, HUGE))
+
+
+@pytest.mark.parametrize(
+    "case", [Case(Method.FEDPC, MASKED, "brittle"), Case(Method.FEDDBP, CKKS, "deep")], ids=str
+)
+def test_nor_does_it_over_restarts(
+    case: Case, play: Callable[..., Watch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = (play(case, monkeypatch, pixel, restarts=True) for pixel in (None, HUGE))
+    assert [each[0] for each in one.seen].count("JOIN") == ROUNDS + 1
+    check_alike(case, one, other)
 
 
 # Doubles: the code without one line of what sees to it
