@@ -51,9 +51,11 @@ class Combining:
     ) -> Iterator[list[Ciphertext]]:
         """Each site's answer, from what all of them sent."""
         sums: dict[int, list[Ciphertext]] = {}
+        norms: dict[int, Ciphertext] = {}
         if weighs(self._combination):
             sites = {i: self.prepare(parts) for i, parts in enumerate(prototypes)}
             sums = self.weighted_sums(list(combinations(sites, 2)), sites)
+            norms = self.norms({i: sites[i] for i, receiver in enumerate(receivers) if receiver.lacks})
             low = [site.low for site in sites.values()]
             del sites
         else:
@@ -61,7 +63,7 @@ class Combining:
         total = self.sum(low) if adds_up(self._combination) else []
         for i, own in enumerate(low):
             peers = self.less(total, own) if total else []
-            yield self.answer(sums.pop(i, []), peers, receivers[i])
+            yield self.answer(sums.pop(i, []), peers, receivers[i], norms.pop(i, None))
 
     def sum(self, vectors: Iterable[Parts]) -> list[Ciphertext]:
         """Part by part; of no vectors, no parts."""
@@ -98,11 +100,22 @@ class Combining:
                     sums[receiver] = [*terms, self._circuit.lower(distance, Level.PRODUCT)]
         return sums
 
-    def answer(self, sums: Sequence[Ciphertext], peers: Parts, receiver: Receiver) -> list[Ciphertext]:
-        """One site's answer, from its weighted sums and Σ_{m≠i} C_m; none that it does not need.
+    def norms(self, sites: Mapping[int, Site]) -> dict[int, Ciphertext]:
+        """Return ‖C_i‖² of each class in all of the class's slots, at the level and scale of distances."""
+        products = [partial(self._square, site) for site in sites.values()]
+        return dict(zip(sites, PackedSums(self._circuit, self._packing).sums(products), strict=True))
 
-        Classes that the receiver is not to have hold noise, the others what :mod:`crypto.ckks.site` reads, and nothing
-        else.
+    def answer(
+        self,
+        sums: Sequence[Ciphertext],
+        peers: Parts,
+        receiver: Receiver,
+        norm: Ciphertext | None,
+    ) -> list[Ciphertext]:
+        """Return one site's answer, from its weighted sums and Σ_{m≠i} C_m; none that it does not need.
+
+        ``norm`` is the receiver's of :meth:`norms`, if it lacks a class. Classes that the receiver is not to have hold
+        noise, the others what :mod:`crypto.ckks.site` reads, and nothing else.
         """
         circuit = self._circuit
         if self._combination is Combination.UNIFORM:
@@ -111,8 +124,8 @@ class Combining:
         correction = receiver.correction
         if correction is not None:
             products = self._complement(products, total, peers, correction)
-        numerators = receiver.numerators([circuit.relinearise(part) for part in products])
-        denominator = receiver.denominator(circuit.scale_up(total, UNIT_SCALE))
+        numerators = receiver.numerators([circuit.relinearise(part) for part in products], norm)
+        denominator = receiver.denominator(circuit.scale_up(total, UNIT_SCALE), norm)
         return [*numerators, denominator, *receiver.counts()]
 
     def _squares(self, left: Site, right: Site) -> Ciphertext:
@@ -126,6 +139,11 @@ class Combining:
             parts = zip(getattr(left, side), getattr(right, side), strict=True)
             differences.append([circuit.subtract(x, y) for x, y in parts])
         return circuit.add_all([circuit.multiply(z, c) for z, c in zip(*differences, strict=True)])
+
+    def _square(self, site: Site) -> Ciphertext:
+        """x·conj(x) in each slot, which is real; three polynomials."""
+        pairs = zip(site.high, site.conjugates, strict=True)
+        return self._circuit.add_all([self._circuit.multiply(x, c) for x, c in pairs])
 
     def _add_to(self, sums: Parts, terms: Parts) -> None:
         for total, term in zip(sums, terms, strict=True):

@@ -1,8 +1,13 @@
-"""Noise that drowns the slots whose answer a site may not have: classes that it does not hold.
+"""Noise flooding of the slots whose answer a site may not have: classes that it does not hold.
 
 Gaussian, sigma = 2^17, drawn again beyond 2^19. In the numerators both parts of each slot get a draw of their
 own. In the denominator all slots of a class hold the same value, so they get the same draw: independent ones could be
 averaged.
+
+A site that lacks a class sends zeros of it. One that sends something else, which nobody can see, would multiply what
+its peers sent, and rise above noise of a fixed size. So an answer gets further draws, each multiplied by
+:data:`AMPLIFIED` and by what the site itself sent: the squared norm of its row, and its correction. Whatever a site
+amplifies, it amplifies noise with it; a site that sends zeros multiplies these draws by zero.
 
 What remains: let Δ be how two possible inputs of the peers differ in the drowned slots, a denominator counted
 once. The decrypted slots are then at most
@@ -10,8 +15,9 @@ once. The decrypted slots are then at most
     TV ≤ ‖Δ‖₂ / (√(2π)·sigma·Z) + 1.4e-4·‖Δ‖₁/sigma,      Z = (1 − 6.4e-5)^(number of draws)
 
 apart in total variation (the second term and Z are the price of truncation); ``docs/ckks-error.md`` has it for
-common sizes. Over several rounds the Δ join to one longer vector. The bound is about values. It does not cover the
-randomness of the ciphertext itself, which is not drawn anew: CKKS has no circuit privacy towards who has the key.
+common sizes, and for rows of any length. Over several rounds the Δ join to one longer vector. The bound is about
+values. It does not cover the randomness of the ciphertext itself, which is not drawn anew: CKKS has no circuit privacy
+towards who has the key.
 """
 
 from __future__ import annotations
@@ -24,6 +30,8 @@ from crypto.randomness import truncated_gaussian
 
 SIGMA = 2.0**17
 BOUND = 2.0**19
+AMPLIFIED = 16.0
+"""How many times larger than the noise of a row of zeros the noise of a row of norm 1 is."""
 
 
 def drown_rows(packing: Packing, drowned: NDArray[np.bool_]) -> list[Complex]:

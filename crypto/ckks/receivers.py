@@ -24,6 +24,11 @@ class Receiver(Protocol):
     """One site's side of an answer."""
 
     @property
+    def lacks(self) -> bool:
+        """Whether it is known to lack a class, so that its norms are needed."""
+        ...
+
+    @property
     def correction(self) -> Ciphertext | None:
         """What absent sites added to Σ_m d_im, for ``complement``."""
         ...
@@ -32,12 +37,12 @@ class Receiver(Protocol):
         """Bare sums, from the level of products to that of answers."""
         ...
 
-    def numerators(self, products: Parts) -> list[Ciphertext]:
-        """Products of two polynomials, rescaled."""
+    def numerators(self, products: Parts, norm: Ciphertext | None, /) -> list[Ciphertext]:
+        """Return products of two polynomials, rescaled. ``norm`` is the receiver's ‖C_i‖², if it was asked for."""
         ...
 
-    def denominator(self, product: Ciphertext) -> Ciphertext:
-        """The same of what stands in all slots of a class."""
+    def denominator(self, product: Ciphertext, norm: Ciphertext | None, /) -> Ciphertext:
+        """Return the same of what stands in all slots of a class."""
         ...
 
     def counts(self) -> list[Ciphertext]:
@@ -47,29 +52,54 @@ class Receiver(Protocol):
 
 @dataclass(frozen=True)
 class KnownClasses:
-    """A site that told which classes it holds: those that are ``drowned`` (K,) are noise."""
+    """A site that told which classes it holds: those that are ``drowned`` (K,) are noise.
+
+    It may have sent anything of these: noise is multiplied by what it sent, and added to noise of a fixed size.
+    """
 
     circuit: Circuit
     packing: Packing
     drowned: NDArray[np.bool_]
     correction: Ciphertext | None
 
-    def sums(self, parts: Parts) -> list[Ciphertext]:
+    @property
+    def lacks(self) -> bool:
         """See :class:`Receiver`, here and below."""
+        return bool(self.drowned.any())
+
+    def sums(self, parts: Parts) -> list[Ciphertext]:
+        """Nothing that the receiver sent is in them: its own row is subtracted as it came."""
         return self._noisy([self.circuit.lower(part, Level.ANSWER) for part in parts])
 
-    def numerators(self, products: Parts) -> list[Ciphertext]:
-        """Noise comes last, at the scale of answers."""
-        return self._noisy([self.circuit.rescale(part) for part in products])
+    def numerators(self, products: Parts, norm: Ciphertext | None) -> list[Ciphertext]:
+        """Noise of a fixed size comes last, at the scale of answers; the other before rescaling."""
+        amplified = list(products)
+        for factor in (norm, self.correction):
+            if factor is not None and self.drowned.any():
+                noise = drowning.drown_rows(self.packing, self.drowned)
+                amplified = [
+                    self._amplified(part, factor, slots) for part, slots in zip(amplified, noise, strict=True)
+                ]
+        return self._noisy([self.circuit.rescale(part) for part in amplified])
 
-    def denominator(self, product: Ciphertext) -> Ciphertext:
+    def denominator(self, product: Ciphertext, norm: Ciphertext | None) -> Ciphertext:
         """All slots of a class get the same noise."""
+        if norm is not None:
+            noise = drowning.drown_replicated(self.packing, self.drowned)
+            product = self._amplified(product, norm, noise)
         noise = drowning.drown_replicated(self.packing, self.drowned)
         return self.circuit.add_values(self.circuit.rescale(product), noise)
 
     def counts(self) -> list[Ciphertext]:
         """None: everyone can count."""
         return []
+
+    def _amplified(self, product: Ciphertext, factor: Ciphertext, noise: Float | Complex) -> Ciphertext:
+        """product + AMPLIFIED·noise·factor, where what the receiver sent stands in the factor."""
+        scale = product.scale / factor.scale
+        return self.circuit.add(
+            product, self.circuit.multiply_values(factor, drowning.AMPLIFIED * noise, scale)
+        )
 
     def _noisy(self, parts: Parts) -> list[Ciphertext]:
         noise = drowning.drown_rows(self.packing, self.drowned)
@@ -104,6 +134,11 @@ class UnknownClasses:
     everyone: Absences
 
     @property
+    def lacks(self) -> bool:
+        """See :class:`Receiver`, here and below. Nobody knows."""
+        return False
+
+    @property
     def correction(self) -> Ciphertext | None:
         """A·‖C_i‖² where the site holds the class; what is there elsewhere is drowned in what comes of it."""
         if self.norms is None or self.everyone.norms is None:
@@ -117,18 +152,21 @@ class UnknownClasses:
         return imaginary
 
     def sums(self, parts: Parts) -> list[Ciphertext]:
-        """See :class:`Receiver`, here and below."""
+        """Bare sums and noise at their scale."""
         scale = SCALE * dropped_prime(Level.PRODUCT)
         noise = [self.circuit.rescale(self._noise(slots, scale)) for slots in self._rows()]
         low = [self.circuit.lower(part, Level.ANSWER) for part in parts]
         return [self.circuit.add(part, each) for part, each in zip(low, noise, strict=True)]
 
-    def numerators(self, products: Parts) -> list[Ciphertext]:
-        """Noise comes before rescaling, which has to be done once."""
+    def numerators(self, products: Parts, _norm: Ciphertext | None = None, /) -> list[Ciphertext]:
+        """Noise comes before rescaling, which has to be done once.
+
+        No noise is multiplied by the receiver's norm: a site that lies about a class says that it has it.
+        """
         pairs = zip(products, self._rows(), strict=True)
         return [self._noisy(part, slots) for part, slots in pairs]
 
-    def denominator(self, product: Ciphertext) -> Ciphertext:
+    def denominator(self, product: Ciphertext, _norm: Ciphertext | None = None, /) -> Ciphertext:
         """All slots of a class get the same noise."""
         return self._noisy(product, drowning.drown_replicated(self.packing, self.drowned))
 

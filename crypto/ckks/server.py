@@ -96,7 +96,9 @@ def _combined(
     with tempfile.TemporaryDirectory(prefix="ckks-") as folder:
         scratch = work.Scratch(Path(folder))
         scratch.put_uploads(uploads)
-        list(executor.map(partial(work.accumulate, setting, scratch), range(len(blocks)), blocks))
+        lacking = frozenset(i for i, lacks in enumerate(drowned) if lacks.any() and not setting.hidden)
+        accumulate = partial(work.accumulate, setting, lacking, scratch)
+        list(executor.map(accumulate, range(len(blocks)), blocks))
         finish = partial(work.finish, setting, scratch, len(blocks), len(uploads))
         answers = {
             site: answer

@@ -142,9 +142,10 @@ def _correction(own: Rows, holders: Holders) -> Float:
     """What the coordinator subtracts from den, shape (K,): what absent sites added to it.
 
     With two holders D − d_im is 0 for the one peer, whose weight is 1. One more is subtracted there, so that
-    (D − 1)·C_m − D·C_m leaves −C_m, and no division by D is needed.
+    (D − 1)·C_m − D·C_m leaves −C_m, and no division by D is needed. Of classes that the site lacks it is 0, as its row.
     """
-    return np.asarray(_absent_norms(own, holders) + (holders.counts == 2), dtype=np.float64)
+    single = holders.holds & (holders.counts == 2)
+    return np.asarray(_absent_norms(own, holders) + single, dtype=np.float64)
 
 
 def _divide(numerators: Complex, divisor: Complex) -> Complex:

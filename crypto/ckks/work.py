@@ -106,15 +106,23 @@ def combine(
         return [[dump(part) for part in each] for each in combining.answers(prototypes, receivers)]
 
 
-def accumulate(setting: Setting, scratch: Scratch, number: int, block: Block) -> None:
-    """Leave :meth:`Combining.weighted_sums` of a block's pairs, and the sum of the prototypes that it adds up."""
+def accumulate(
+    setting: Setting, lacking: frozenset[int], scratch: Scratch, number: int, block: Block
+) -> None:
+    """Leave :meth:`Combining.weighted_sums` of a block's pairs, and the sum of the prototypes that it adds up.
+
+    Of these, the norms of sites that are ``lacking`` a class are left as well.
+    """
     combining = _combining(setting)
     uploads = {i: scratch.upload(i, setting.packing.parts) for i in block.sites}
     with failures():
         sites = {i: combining.prepare(_prototypes(setting, upload)) for i, upload in uploads.items()}
         sums = combining.weighted_sums(block.pairs, sites)
+        norms = combining.norms({i: sites[i] for i in block.adds_up if i in lacking})
         total = combining.sum([sites[i].low for i in block.adds_up])
     scratch.put(f"total-{number}", total)
+    for site, norm in norms.items():
+        scratch.put(f"norm-{site}", [norm])
     for site, terms in sums.items():
         scratch.put(f"sums-{number}-{site}", terms)
 
@@ -136,7 +144,10 @@ def finish(
             receiver, peers = receiving.receiver(upload, classes), []
             if adds_up(setting.combination):
                 peers = combining.less(total, combining.lower(_prototypes(setting, upload)))
-            answer = combining.answer(combining.sum(filter(None, partials)), peers, receiver)
+            norm = scratch.take(f"norm-{site}", 1)
+            answer = combining.answer(
+                combining.sum(filter(None, partials)), peers, receiver, norm[0] if norm else None
+            )
             answers[site] = [dump(part) for part in answer]
     return answers
 
