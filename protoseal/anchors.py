@@ -64,6 +64,11 @@ class AnchorRecord(DatabaseOwner):
             rows = self._db.execute("SELECT site, key, seq, head FROM anchors").fetchall()
         return {(site, key): LedgerAnchor(key, seq, head) for site, key, seq, head in rows}
 
+    def forget(self, site: str, key: bytes) -> None:
+        """Drop what is kept of one ledger; durable when this returns."""
+        with _named(self._path), transaction(self._db):
+            self._db.execute("DELETE FROM anchors WHERE (site, key) = (?, ?)", (site, key))
+
     def note(self, seen: Mapping[str, LedgerAnchor]) -> dict[str, LedgerAnchor]:
         """Keep each site's anchor where it is newer than what is kept; durable when this returns.
 

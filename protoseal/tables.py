@@ -89,7 +89,7 @@ def epsilon_text(figures: SiteFigures | SiteRound) -> str:
     """What was spent, and that it is no guarantee where it is none."""
     if figures.epsilon is None:
         return "-"
-    return f"{figures.epsilon:.3g}" + ("" if figures.guaranteed else ", no record-level guarantee")
+    return ("" if figures.guaranteed else "NO GUARANTEE, ") + f"{figures.epsilon:.3g}"
 
 
 def has_personalised(result: RunResult) -> bool:

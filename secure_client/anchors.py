@@ -3,49 +3,111 @@
 By its own journal a site notices within a run that its ledger was removed, or an older copy put back. Across runs
 others have to: the coordinator, who tells it what it has seen, and the peers, who refuse to go along.
 
-The limits. A coordinator can name an entry that never was, and so stop a site; it can make none spend. It can keep
-silent, and then the peers notice. They compare numbers, and hashes of the same number: a ledger that went on from an
-older copy until it was longer than what they saw is noticed by the coordinator's word alone, which is checked against
-every line. A site that lies is believed, since it could as well give its data set another name.
+A site keeps its own newest anchor too: in its journal for the run, and for all runs beside the ledger, in the record of
+its peers. So a ledger that is gone, older, or torn at its end is noticed before another begins in its place. A run
+without noise shows anchors as others do, where a site keeps a ledger: that exact values left is a line of it.
+
+The limits. What the site keeps of itself lies on one disk with the ledger. A coordinator can name an entry that never
+was, and so stop a site; it can make none spend. It can keep silent, and then the peers notice. They compare numbers,
+and hashes of the same number: a ledger that went on from an older copy until it was longer than what they saw is
+noticed by the coordinator's word alone, which is checked against every line. A site that lies is believed, since it
+could as well give its data set another name.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
 
 from protoseal.anchors import AnchorRecord, Owner
 from protoseal.config import Agreement
+from protoseal.config.privacy import BudgetSection
 from protoseal_wire.anchors import anchor_key
 from protoseal_wire.messages import ActiveList, LedgerAnchor, PhaseKey
 from secure_client.errors import RolledBackError, Violation
 from secure_client.journal import Journal
 from secure_client.privacy.chain import Anchor
-from secure_client.privacy.releases import Releases
+from secure_client.privacy.entries import Limit
+from secure_client.privacy.ledger import Ledger, read_account
+from secure_client.privacy.planned import cost
+from secure_client.privacy.releases import NO_GUARANTEE
 
 PEERS = ".peers"
-"""After the name of the ledger: the file beside it with its peers' anchors, over all runs."""
-_SEEN = "anchors of peers"
+"""After the name of the ledger: the file beside it with its peers' anchors, and its own, over all runs."""
+_SEEN, _SHOWN = "anchors of peers", "anchor of the own ledger"
+_OWN = ""
+"""In place of a site's name in the record: the ledger beside it, whatever the federation."""
 Seen = dict[Owner, LedgerAnchor]
+_log = logging.getLogger("protoseal.site")
+
+
+class Book(Protocol):
+    """A data set's ledger, as a run uses it: of noisy releases, or of the runs in which exact values leave."""
+
+    @property
+    def dataset(self) -> str:
+        """The data set's name."""
+        ...
+
+    @property
+    def ledger(self) -> Path:
+        """The ledger's file."""
+        ...
+
+    @property
+    def anchor(self) -> Anchor:
+        """The last entry's number and hash."""
+        ...
+
+    def check_anchor(self, anchor: Anchor) -> None:
+        """Raise :class:`RolledBackError` where the ledger lacks the entry."""
+        ...
 
 
 class OwnAnchor:
-    """What a site shows of its ledger."""
+    """The anchor that a site shows of its ledger, and keeps for itself."""
 
-    def __init__(self, agreement: Agreement, site: str, releases: Releases | None) -> None:
-        self._releases = releases
-        self._key = b"" if releases is None else anchor_key(agreement.federation, site, releases.dataset)
+    def __init__(
+        self,
+        agreement: Agreement,
+        site: str,
+        book: Book | None,
+        journal: Journal,
+        record: AnchorRecord | None,
+    ) -> None:
+        """Raise :class:`RolledBackError` where the ledger lacks what it had earlier in this run.
+
+        ``book`` is None where the site keeps no ledger. ``record`` is kept beside the ledger, over all runs.
+        """
+        self._releases, self._journal, self._record = book, journal, record
+        self._key = b"" if book is None else anchor_key(agreement.federation, site, book.dataset)
+        stored = journal.get(_SHOWN)
+        if book is not None and stored is not None:
+            book.check_anchor(Anchor(*json.loads(stored[1])))
 
     @property
     def now(self) -> LedgerAnchor | None:
-        """That of the last entry; None where the agreement has no noise."""
+        """That of the last entry; None where the site keeps no ledger."""
         if self._releases is None:
             return None
         anchor = self._releases.anchor
         return LedgerAnchor(self._key, anchor.seq, bytes.fromhex(anchor.head))
 
+    def show(self, round_number: int) -> LedgerAnchor | None:
+        """Return :attr:`now` for a statement, once the site has kept it for itself."""
+        anchor = self.now
+        if self._releases is None or anchor is None:
+            return None
+        self._journal.put(_SHOWN, round_number, json.dumps([anchor.seq, anchor.head.hex()]).encode())
+        if self._record is not None:
+            self._record.note({_OWN: _beside(self._releases.dataset, self._releases.anchor)})
+        return anchor
+
     def check_kept(self, kept: LedgerAnchor | None) -> None:
-        """Compare with what the coordinator has kept, if it has anything.
+        """Compare with the coordinator's record of this ledger, if it has any.
 
         :class:`RolledBackError` where the ledger has not that entry, :class:`Violation` where it is of another ledger.
         """
@@ -73,10 +135,10 @@ class PeerAnchors:
     def __init__(
         self, agreement: Agreement, site: str, journal: Journal, record: AnchorRecord | None
     ) -> None:
-        """Before this site makes its key for the run."""
-        self._wanted, self._site = agreement.privacy is not None, site
+        """Before this site makes its key for the run. ``record``: None at a site that keeps no ledger."""
+        self._required, self._site = agreement.privacy is not None, site
         self._journal, self._record = journal, record
-        if self._wanted and journal.get(_SEEN) is None:
+        if journal.get(_SEEN) is None:
             self._keep(0, 0, {} if record is None else record.all())
 
     def check(self, key: PhaseKey, active: ActiveList) -> None:
@@ -84,9 +146,9 @@ class PeerAnchors:
 
         :class:`Violation` that names a peer whose ledger is not what it was, or that has no anchor where it must.
         """
-        if not self._wanted:
-            return
         listed = self._anchors(active)
+        if not listed:
+            return
         attempt, seen = self._load()
         if (key.round, key.attempt) < attempt:  # one that was taken before, read again
             return
@@ -103,11 +165,12 @@ class PeerAnchors:
     def _anchors(self, active: ActiveList) -> dict[str, LedgerAnchor]:
         found = {}
         for each in active.statements:
-            if each.anchor is None:
+            if each.anchor is None and self._required:
                 raise Violation(
                     f"{each.site} states no entry of its privacy ledger, and the agreement has noise"
                 )
-            if each.site != self._site:  # its own it checks against every line
+            # Its own it checks against every line. Without noise, a site may keep no ledger.
+            if each.anchor is not None and each.site != self._site:
                 found[each.site] = each.anchor
         return found
 
@@ -126,6 +189,47 @@ class PeerAnchors:
         rows = [[site, each.key.hex(), each.seq, each.head.hex()] for (site, _), each in sorted(seen.items())]
         content = json.dumps({"attempt": attempt, "anchors": rows}).encode()
         self._journal.put(_SEEN, round_number, content)
+
+
+def check_kept_beside(budget: BudgetSection) -> None:
+    """Raise :class:`RolledBackError` where the ledger is gone, or lacks the last entry that this site has shown of it.
+
+    Call it before the ledger is opened, which would begin another in its place, or drop a torn end. With
+    ``ledger_lost`` in the site's file the ledger goes on, or begins, with a line that says what is lost: then nothing
+    of the data set has a guarantee any more.
+    """
+    path = budget.ledger.with_name(budget.ledger.name + PEERS)
+    if not path.exists():
+        return
+    with AnchorRecord.open(path) as record:
+        kept = record.held(_OWN, _beside(budget.dataset, Anchor(0, "")).key)
+        if kept is None or _has(budget.ledger, kept):
+            return
+        if not budget.ledger_lost:
+            raise RolledBackError(
+                f"{budget.ledger} lacks entry {kept.seq}, which data set {budget.dataset!r} has had: it was removed, an"
+                " older copy was put in its place, or its end was cut off; bring the latest back, or, if that is lost,"
+                " say ledger_lost = true in [privacy] of the site's file: nothing of it has a guarantee then"
+            )
+        limit = Limit(budget.epsilon, budget.delta, budget.unit)
+        Ledger(budget.ledger, budget.dataset, limit, epsilon=cost).lose(kept.seq)
+        record.forget(_OWN, kept.key)
+        _log.warning("%s: entries up to %d of %s are lost", NO_GUARANTEE, kept.seq, budget.ledger)
+
+
+def _has(ledger: Path, kept: LedgerAnchor) -> bool:
+    if not ledger.exists() or not ledger.stat().st_size:
+        return False
+    try:
+        read_account(ledger).check_anchor(Anchor(kept.seq, kept.head.hex()))
+    except RolledBackError:
+        return False
+    return True
+
+
+def _beside(dataset: str, anchor: Anchor) -> LedgerAnchor:
+    """The data set's own row of the record: the same in every federation."""
+    return LedgerAnchor(anchor_key(_OWN, _OWN, dataset), anchor.seq, bytes.fromhex(anchor.head))
 
 
 def _other_ledger(site: str, anchor: LedgerAnchor, kept: LedgerAnchor) -> str:

@@ -14,11 +14,11 @@ from crypto.pki import Credentials, Role, TrustAnchor
 from crypto.pki.files import create_storage_key, make_directory, read_storage_key
 from protoseal.anchors import AnchorRecord
 from protoseal.begun_run import differs_in, holds, keep_agreement
-from protoseal.config import SiteConfig
+from protoseal.config import BudgetSection, SiteConfig
 from protoseal.databases import closed_on_error
 from protoseal.files import MODEL, PROTOTYPES, SiteLog, SiteRound, write_agreement, write_site_log
 from protoseal_wire.messages import Finished, Phase, Stopped
-from secure_client.anchors import PEERS
+from secure_client.anchors import PEERS, check_kept_beside
 from secure_client.build import build_learner, build_trainee
 from secure_client.containment import contained
 from secure_client.data import SiteData, load_site_data
@@ -26,7 +26,7 @@ from secure_client.errors import OtherRun, RunStopped, SiteError, StateError, Un
 from secure_client.journal import Journal
 from secure_client.learner import Learner
 from secure_client.privacy.exact import open_exact
-from secure_client.privacy.releases import Releases, check_delta, open_releases
+from secure_client.privacy.releases import NO_GUARANTEE, check_delta, open_releases
 from secure_client.runner import take_part
 from secure_client.session import Session
 from secure_client.setup import Party, open_journal
@@ -39,6 +39,10 @@ JOURNAL, STORAGE_KEY = "journal.sqlite", "storage.key"
 """The files of a site's ``state_dir``: its journal, and the key that encrypts the secrets in it."""
 _RESULTS = (MODEL, PROTOTYPES)
 """The site's results in ``out``."""
+NO_LEDGER = (
+    "%s: exact values leave in run %r, and no ledger records it, since this site's file has no [privacy]; a ledger that"
+    " is begun later cannot know of it"
+)
 
 
 def open_party(config: SiteConfig, passphrase: bytes) -> Party:
@@ -146,14 +150,17 @@ def _run(
     config: SiteConfig, party: Party, journal: Journal, on_round: Callable[[SiteRound], None]
 ) -> SiteLog:
     agreement, data = config.agreement, load_data(config)
-    if config.privacy is not None:
+    if config.privacy is None:
+        _log.warning(NO_LEDGER, NO_GUARANTEE, agreement.run)
+    else:
         check_delta(config.privacy, units_at(data, agreement))
+        check_kept_beside(config.privacy)
     releases = open_releases(agreement, config.privacy)
     exact = open_exact(agreement, config.privacy)
     trainee = build_trainee(agreement, open_learner(config, data), journal, releases)
     with ExitStack() as stack:
         transport = stack.enter_context(open_transport(config, party))
-        peers = stack.enter_context(open_peers(releases)) if releases else None
+        peers = stack.enter_context(open_peers(config.privacy)) if config.privacy else None
         book = _LogBook(config, data, transport, journal, on_round)
         session = Session(agreement, party, trainee, journal, on_round=book.add, peers=peers, exact=exact)
         outcome = _outcome(config, session, transport, journal)
@@ -203,9 +210,9 @@ def open_transport(config: SiteConfig, party: Party) -> GrpcTransport:
     )
 
 
-def open_peers(releases: Releases) -> AnchorRecord:
-    """What was seen of the peers' ledgers, beside the site's own. :class:`protoseal.anchors.AnchorRecordError`."""
-    return AnchorRecord.open(releases.ledger.with_name(releases.ledger.name + PEERS))
+def open_peers(budget: BudgetSection) -> AnchorRecord:
+    """Open the record of the peers' ledgers and the own one; :class:`protoseal.anchors.AnchorRecordError`."""
+    return AnchorRecord.open(budget.ledger.with_name(budget.ledger.name + PEERS))
 
 
 def is_complete(outcome: Finished | Stopped, rounds: int, *, trained: bool) -> bool:

@@ -12,7 +12,8 @@ from crypto.errors import CryptoError
 from crypto.pki.fields import load_certificate
 from protoseal.config import Agreement, SiteConfig
 from protoseal_wire.messages import CheckReply
-from secure_client.app import load_data, open_learner, open_party
+from secure_client.anchors import check_kept_beside
+from secure_client.app import NO_LEDGER, load_data, open_learner, open_party
 from secure_client.build import build_initial_model, check_averaged
 from secure_client.check_run import ask, check_agreement, check_listed, check_open
 from secure_client.check_state import check_folders, check_state
@@ -59,8 +60,7 @@ def _findings(config: SiteConfig, passphrase: Callable[[], bytes]) -> Iterator[F
         yield _tried("data and model", lambda: _learner(config))
     else:
         yield _tried("data", lambda: _data(config))
-    if config.agreement.privacy is not None or config.privacy is not None:
-        yield _tried("privacy", lambda: _privacy(config))
+    yield _tried("privacy", lambda: _privacy(config))
     yield _tried("folders", lambda: check_folders(config))
     party = _once(lambda: open_party(config, passphrase()))
     yield _tried("certificate", lambda: _certificate(party()))
@@ -103,11 +103,15 @@ def _agreement(agreement: Agreement) -> str:
 def _privacy(config: SiteConfig) -> str:
     """What the run takes of the budget, and what remains; the ledger is begun if there is none."""
     agreement, own = config.agreement, config.privacy
+    if agreement.privacy is None and own is None:
+        return NO_LEDGER % (NO_GUARANTEE, agreement.run)
+    if own is not None:
+        check_kept_beside(own)
     exact = open_exact(agreement, own)
     if exact is not None and own is not None:
         return (
-            f"exact values would leave in this run: from then on there is {NO_GUARANTEE} for {own.dataset!r}, of which"
-            f" epsilon {exact.spent.epsilon:.4g} of {own.epsilon:g} is spent"
+            f"{NO_GUARANTEE} for {own.dataset!r} from this run on: exact values would leave; epsilon"
+            f" {exact.spent.epsilon:.4g} of {own.epsilon:g} is spent"
         )
     if (
         own is not None
@@ -119,12 +123,12 @@ def _privacy(config: SiteConfig) -> str:
         raise BudgetError("nothing is released with noise")
     check_room(agreement, agreement.privacy, read_account(own.ledger))
     planned, spent = planned_epsilon(agreement, agreement.privacy, own.delta), releases.spent
-    label = "" if spent.guaranteed else f"; {NO_GUARANTEE}"
-    label += f"; the ledger {own.ledger} is begun with that limit" if begun else ""
+    label = "" if spent.guaranteed else f"{NO_GUARANTEE}: "
+    begins = f"; the ledger {own.ledger} is begun with that limit" if begun else ""
     return (
-        f"{planned_in_words(agreement, agreement.privacy)} take epsilon {planned:.4g} by themselves;"
+        f"{label}{planned_in_words(agreement, agreement.privacy)} take epsilon {planned:.4g} by themselves;"
         f" {spent.epsilon:.4g} of {own.epsilon:g} at delta {own.delta:g} for one {own.unit} is spent on"
-        f" {own.dataset!r}{label}"
+        f" {own.dataset!r}{begins}"
     )
 
 

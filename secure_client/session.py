@@ -72,7 +72,7 @@ class Session:
         """
         self._agreement, self._trainee, self._journal = agreement, trainee, journal
         self._exact = exact
-        self._anchor = OwnAnchor(agreement, party.name, trainee.releases)
+        self._anchor = OwnAnchor(agreement, party.name, trainee.releases or exact, journal, peers)
         anchors = PeerAnchors(agreement, party.name, journal, peers)  # before the set-up makes a key
         self._setup = Setup(agreement, party, journal, now)
         self._party = self._setup.party
@@ -178,8 +178,9 @@ class Session:
         base, keys = self._method.stated(key)
         roster = self._setup.roster()
         holds = stated_classes(self._agreement, self._trainee.held_classes())
+        anchor = self._anchor.show(key.round)
         statement = sign_presence(
-            self._party.credentials, key, roster.hash, holds, base=base, keys=keys, anchor=self._anchor.now
+            self._party.credentials, key, roster.hash, holds, base=base, keys=keys, anchor=anchor
         )
         return codec.encode_presence(statement)
 

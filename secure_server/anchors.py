@@ -21,10 +21,10 @@ class LedgerAnchors:
     """What is kept of the sites' ledgers; nothing without a record, as in a simulation."""
 
     def __init__(self, agreement: Agreement, record: AnchorRecord | None) -> None:
-        self._wanted, self._record = agreement.privacy is not None, record
+        self._required, self._record = agreement.privacy is not None, record
 
     def kept(self, site: str, joining: LedgerAnchor | None) -> LedgerAnchor | None:
-        """For the reply to a site that joins. :class:`BadPayload` unless it has an anchor just where there is noise."""
+        """For the reply to a site that joins. :class:`BadPayload` as of :meth:`check`."""
         self.check(site, joining)
         kept = None if joining is None or self._record is None else self._record.held(site, joining.key)
         if joining is not None and kept is not None and joining.is_behind(kept):
@@ -35,9 +35,12 @@ class LedgerAnchors:
         return kept
 
     def check(self, site: str, anchor: LedgerAnchor | None) -> None:
-        """:class:`BadPayload` unless there is an anchor just where the agreement has noise."""
-        if (anchor is not None) != self._wanted:
-            raise BadPayload(f"{site} {'must' if self._wanted else 'must not'} state its ledger's last entry")
+        """Raise :class:`BadPayload` for no anchor where the agreement has noise.
+
+        Without noise a site may keep no ledger; one that does states where it ends, for exact values are a line of it.
+        """
+        if anchor is None and self._required:
+            raise BadPayload(f"{site} must state its ledger's last entry")
 
     def note(self, statement: PresenceStatement) -> None:
         """Keep what a site has signed; durable when this returns."""

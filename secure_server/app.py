@@ -102,7 +102,7 @@ def run_coordinator(
         ThreadPoolExecutor(1, thread_name_prefix="aggregation") as background,
         ExitStack() as stack,
     ):
-        anchors = stack.enter_context(AnchorRecord.open(config.anchors_file)) if agreement.privacy else None
+        anchors = stack.enter_context(AnchorRecord.open(config.anchors_file))
         rounds_log, address_file = config.state_dir / ROUNDS_LOG, config.state_dir / ADDRESS
         coordinator = Coordinator(
             agreement=agreement,

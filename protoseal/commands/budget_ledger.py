@@ -13,14 +13,20 @@ import click
 
 from protoseal.commands.reporting import one_line_errors
 from secure_client.privacy.chain import Anchor
-from secure_client.privacy.decisions import allowance_to_json, exposure_to_json
+from secure_client.privacy.decisions import allowance_to_json, exposure_to_json, loss_to_json
 from secure_client.privacy.entries import NEIGHBOURS, Entry, is_guaranteed, spending_to_json
 from secure_client.privacy.events import DpSgd, Event, event_to_json
 from secure_client.privacy.ledger import Account, read_account
 from secure_client.privacy.limits import Accountant, epsilon_of, in_words, remaining
 
 _LEDGER = click.argument("ledger", type=click.Path(dir_okay=False, path_type=Path))
-_SCHEMA: dict[str, object] = {"schema": 1}
+_SCHEMA: dict[str, object] = {"schema": 2}
+TORN = 3
+"""Exit code of ``verify`` for a ledger whose lines hold, and whose end is torn."""
+_RECORDED_ALONE = (
+    "This is what the ledger records. What left of the same records without it (in a run of a site whose file has no"
+    " [privacy], under another ledger, or under another name of the data set) cannot be known from it."
+)
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
@@ -39,7 +45,10 @@ class _AnchorType(click.ParamType[Anchor]):
 @_json_option
 @one_line_errors
 def show_command(*, ledger: Path, as_json: bool) -> None:
-    """Say what was spent of a data set's privacy, on what, and what remains. Nothing is changed."""
+    """Say what was spent of a data set's privacy, on what, and what remains. Nothing is changed.
+
+    The first words are NO GUARANTEE where exact values left, or an earlier ledger was lost.
+    """
     account = read_account(ledger)
     epsilon = accountant()
     spent = epsilon_of(account.history, account.limit, epsilon)
@@ -56,7 +65,9 @@ def show_command(*, ledger: Path, as_json: bool) -> None:
     # A name of one's own could otherwise look like more lines of this.
     shown = facts | {"dataset": repr(account.budget.dataset), "remaining": remain or "all of it"}
     lines = [f"{name.replace('_', ' '):<17} {_text(value)}" for name, value in shown.items()]
-    click.echo("\n".join([*lines, *_summary(account.entries), *_decisions_in_words(account)]))
+    first = [] if account.guaranteed else [f"NO GUARANTEE for any {account.limit.unit}: {_why_none(account)}"]
+    listed = [*_summary(account.entries), *_decisions_in_words(account)]
+    click.echo("\n".join([*first, *lines, *listed, _RECORDED_ALONE]))
 
 
 @click.command("verify")
@@ -65,8 +76,17 @@ def show_command(*, ledger: Path, as_json: bool) -> None:
 @_json_option
 @one_line_errors
 def verify_command(*, ledger: Path, anchor: Anchor | None, as_json: bool) -> None:
-    """Check every line of a ledger, and that it has the entry that others have kept. Nothing is changed."""
+    """Check every line of a ledger, and that it has the entry that others have kept. Nothing is changed.
+
+    Ends with 0 if all of it holds, with 3 if every line holds and the end is torn, with 1 for anything else.
+    """
     account = read_account(ledger)
+    _verified(account, anchor, as_json=as_json)
+    if account.unfinished:
+        raise SystemExit(TORN)
+
+
+def _verified(account: Account, anchor: Anchor | None, *, as_json: bool) -> None:
     if anchor is not None:
         account.check_anchor(anchor)
     facts = _facts(account) | {"anchored": None if anchor is None else str(anchor)}
@@ -76,9 +96,9 @@ def verify_command(*, ledger: Path, anchor: Anchor | None, as_json: bool) -> Non
     click.echo(f"The chain holds. Entries: {len(account.lines)}; the head is {account.anchor}.")
     if account.unfinished:
         click.echo(
-            f"{account.unfinished} bytes of an unfinished entry lie behind it. If a crash cut it off, nothing was sent "
-            "for it, and the site drops it when it next opens the ledger. If anything else did, it may have been sent: "
-            "only an anchor would tell."
+            f"TORN END: {account.unfinished} bytes of an unfinished entry lie behind it. If a crash cut it off, nothing"
+            " was sent for it, and the site drops it when it next opens the ledger. If anything else did, something may"
+            " have been sent: only an anchor would tell."
         )
     click.echo(
         "An older copy would look the same: give --anchor an entry that others have kept."
@@ -105,11 +125,27 @@ def _facts(account: Account) -> dict[str, object]:
         "neighbours": NEIGHBOURS,
         "spendings": len(account.entries),
         "without_guarantee": sum(not is_guaranteed(each) for each in account.entries)
-        + len(account.exposures),
-        "guaranteed": account.guaranteed,
+        + len(account.exposures)
+        + len(account.losses),
+        "guarantee": _guarantee(account),
         "unfinished_bytes": account.unfinished,
         "anchor": str(account.anchor),
     }
+
+
+def _guarantee(account: Account) -> str:
+    if not account.guaranteed:
+        return "none"
+    return "unknown, the end is torn" if account.unfinished else "for what is recorded here"
+
+
+def _why_none(account: Account) -> str:
+    """The first reason, in the order of what it ends."""
+    if account.exposures:
+        return f"exact values left in run {account.exposures[0].run!r}"
+    if account.losses:
+        return f"an earlier ledger, which had come to entry {account.losses[0].seq}, is lost"
+    return "something was released of features that no guarantee covers"
 
 
 def _text(value: object) -> str:
@@ -127,11 +163,13 @@ def _decisions(account: Account) -> dict[str, object]:
     """What the ledger's other lines say, as JSON has it."""
     began = account.budget.limit
     exposed = [exposure_to_json(each) for each in account.exposures]
+    lost = [loss_to_json(each) for each in account.losses]
     changed = [allowance_to_json(each) for each in account.allowances]
     return {
         "limit_at_first": {"epsilon": began.epsilon, "delta": began.delta},
         "limits": [{name: each[name] for name in ("time", "epsilon", "delta", "reason")} for each in changed],
         "exact": [{name: each[name] for name in ("time", "run", "agreement")} for each in exposed],
+        "lost": [{name: each[name] for name in ("time", "entry")} for each in lost],
     }
 
 
@@ -141,12 +179,16 @@ def _decisions_in_words(account: Account) -> list[str]:
         f"run {each.run!r}, from {each.time}: exact values, without a guarantee for any record"
         for each in account.exposures
     ]
+    lost = [
+        f"ledger lost, found at {each.time}: entries up to {each.seq}, without which nothing is guaranteed"
+        for each in account.losses
+    ]
     before = [account.budget.limit, *(each.limit for each in account.allowances)]
     changed = [
         f"limit, from {each.time}: {each.limit}, was {was}: {each.reason}"
         for was, each in zip(before, account.allowances, strict=False)
     ]
-    return [*exposed, *changed]
+    return [*exposed, *lost, *changed]
 
 
 def _entry(entry: Entry) -> dict[str, object]:

@@ -171,8 +171,9 @@ class BudgetSection(Section):
     are for one ``unit`` added or removed, which has to be what the agreement's releases are for. Less
     noise than ``least_noise_multiplier``, a larger clip than ``largest_clip`` or more rounds than ``most_rounds`` are
     refused; and of DP-SGD less noise than ``least_training_noise``, or a larger rate than ``largest_sampling_rate``.
-    ``allow_no_guarantee``: what is agreed may lack a record-level guarantee, or all privacy. Noise that is distributed
-    is refused without ``least_colluding``, the fewest colluding sites that it has to hold off.
+    ``allow_no_guarantee``: what is agreed may lack a record-level guarantee, or all privacy. ``ledger_lost``: where the
+    ledger lacks what the site has shown of it, it goes on all the same, without a guarantee from then on. Noise that is
+    distributed is refused without ``least_colluding``, the fewest colluding sites that it has to hold off.
     """
 
     dataset: Annotated[str, Field(min_length=1, max_length=200)]
@@ -186,6 +187,7 @@ class BudgetSection(Section):
     least_training_noise: Positive | None = None
     largest_sampling_rate: Rate | None = None
     allow_no_guarantee: bool = False
+    ledger_lost: bool = False
     least_colluding: Colluding | None = None
 
     def check(self, agreed: PrivacySection | None, rounds: int) -> None:

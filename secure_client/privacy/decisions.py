@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from protoseal.config import Unit
 from secure_client.privacy.entries import Entry, Limit, entry_from_json
 
 LONGEST_REASON = 500
+_EXPOSED, _LOST, _LIMIT = "no guarantee", "ledger lost", "limit"
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,14 @@ class Exposure:
 
     run: str
     agreement_hash: bytes
+    time: str
+
+
+@dataclass(frozen=True)
+class Loss:
+    """An earlier ledger, which had come to entry ``seq``, is lost: nobody knows what was spent of the data set."""
+
+    seq: int
     time: str
 
 
@@ -36,25 +45,30 @@ class Allowance:
             raise ValueError(f"a reason is 1 to {LONGEST_REASON} printable characters")
 
 
-Line = Entry | Exposure | Allowance
+Line = Entry | Exposure | Loss | Allowance
 """What a line after the first says."""
 
 
 def exposure_to_json(exposure: Exposure) -> dict[str, object]:
     """A line's content."""
     return {
-        "kind": "no guarantee",
+        "kind": _EXPOSED,
         "time": exposure.time,
         "run": exposure.run,
         "agreement": exposure.agreement_hash.hex(),
     }
 
 
+def loss_to_json(loss: Loss) -> dict[str, object]:
+    """A line's content."""
+    return {"kind": _LOST, "time": loss.time, "entry": loss.seq}
+
+
 def allowance_to_json(allowance: Allowance) -> dict[str, object]:
     """A line's content."""
     limit = allowance.limit
     return {
-        "kind": "limit",
+        "kind": _LIMIT,
         "time": allowance.time,
         "epsilon": limit.epsilon,
         "delta": limit.delta,
@@ -65,13 +79,13 @@ def allowance_to_json(allowance: Allowance) -> dict[str, object]:
 
 def line_from_json(content: Mapping[str, object]) -> Line:
     """What a line after the first says; ``ValueError`` for what no ledger of this version has."""
-    match content.get("kind"):
-        case "no guarantee":
-            return _exposure(content)
-        case "limit":
-            return _allowance(content)
-        case _:
-            return entry_from_json(content)
+    readers: Mapping[object, Callable[[Mapping[str, object]], Line]] = {
+        _EXPOSED: _exposure,
+        _LOST: _loss,
+        _LIMIT: _allowance,
+    }
+    kind = content.get("kind")
+    return (readers.get(kind, entry_from_json) if isinstance(kind, str) else entry_from_json)(content)
 
 
 def _exposure(content: Mapping[str, object]) -> Exposure:
@@ -81,6 +95,14 @@ def _exposure(content: Mapping[str, object]) -> Exposure:
     exposure = Exposure(run, bytes.fromhex(agreement), time)
     _check_all_said(exposure_to_json(exposure), content)
     return exposure
+
+
+def _loss(content: Mapping[str, object]) -> Loss:
+    seq, time = content.get("entry"), content.get("time")
+    if type(seq) is not int or not isinstance(time, str):
+        raise ValueError("it does not say which entry was lost")
+    _check_all_said(loss_to_json(Loss(seq, time)), content)
+    return Loss(seq, time)
 
 
 def _allowance(content: Mapping[str, object]) -> Allowance:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 from protoseal.config import Agreement
 from protoseal.config.privacy import BudgetSection
 from secure_client.privacy.accounting import epsilon
+from secure_client.privacy.chain import Anchor
 from secure_client.privacy.entries import Limit
 from secure_client.privacy.ledger import Ledger
 from secure_client.privacy.releases import NO_GUARANTEE, Spent
@@ -31,9 +33,28 @@ class ExactReleases:
         """
         if self._ledger.expose(self._agreement.run, self._agreement.hash()):
             _log.warning(
-                "%s: exact values leave in run %r: %s for data set %r any more",
-                *(self._budget.ledger, self._agreement.run, NO_GUARANTEE, self._budget.dataset),
+                "%s for data set %r from now on: exact values leave in run %r (%s)",
+                *(NO_GUARANTEE, self._budget.dataset, self._agreement.run, self._budget.ledger),
             )
+
+    @property
+    def dataset(self) -> str:
+        """The data set's name, as the site gave it."""
+        return self._budget.dataset
+
+    @property
+    def ledger(self) -> Path:
+        """The ledger's file."""
+        return self._budget.ledger
+
+    @property
+    def anchor(self) -> Anchor:
+        """The ledger's last entry."""
+        return self._ledger.anchor
+
+    def check_anchor(self, anchor: Anchor) -> None:
+        """Raise :class:`RolledBackError` where the ledger lacks the entry that was kept."""
+        self._ledger.check_anchor(anchor.seq, anchor.head)
 
     @property
     def spent(self) -> Spent:

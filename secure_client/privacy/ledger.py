@@ -26,9 +26,11 @@ from secure_client.privacy.decisions import (
     Allowance,
     Exposure,
     Line,
+    Loss,
     allowance_to_json,
     exposure_to_json,
     line_from_json,
+    loss_to_json,
 )
 from secure_client.privacy.entries import (
     Budget,
@@ -73,6 +75,11 @@ class Account:
         return tuple(each for each in self.lines if isinstance(each, Exposure))
 
     @property
+    def losses(self) -> tuple[Loss, ...]:
+        """The ledgers of this data set that were lost before, oldest first."""
+        return tuple(each for each in self.lines if isinstance(each, Loss))
+
+    @property
     def allowances(self) -> tuple[Allowance, ...]:
         """How the limit changed, oldest first."""
         return tuple(each for each in self.lines if isinstance(each, Allowance))
@@ -85,8 +92,11 @@ class Account:
 
     @property
     def guaranteed(self) -> bool:
-        """Whether what was spent is true of a record: nothing of any run left without a guarantee."""
-        return not self.exposures and all(map(is_guaranteed, self.entries))
+        """Whether all that this ledger records has a guarantee, and no earlier ledger is lost.
+
+        The limit: what left of the same records without this ledger is not known here.
+        """
+        return not (self.exposures or self.losses) and all(map(is_guaranteed, self.entries))
 
     @property
     def history(self) -> tuple[Event, ...]:
@@ -196,6 +206,14 @@ class Ledger:
                 return False
             self._append(file, self.anchor, exposure_to_json(Exposure(run, agreement_hash, now())))
         return True
+
+    def lose(self, seq: int) -> None:
+        """Record that an earlier ledger of the data set, which had come to entry ``seq``, is lost.
+
+        :class:`LedgerError` if that could not be made durable.
+        """
+        with self._opened() as file:
+            self._append(file, self.anchor, loss_to_json(Loss(seq, now())))
 
     def allow(self, limit: Limit, reason: str) -> Anchor:
         """Set the limit, which may be less than what is spent: then nothing more fits. Durable when this returns.

@@ -25,7 +25,8 @@ from secure_client.privacy.query import Bool, PrototypeQuery, Released, Sums
 
 _log = logging.getLogger("protoseal.site")
 WHAT, TRAINING = "prototypes", "training"
-NO_GUARANTEE = "no record-level guarantee"
+NO_GUARANTEE = "NO GUARANTEE"
+"""The first words of all that is told of a data set where a release, or a run without noise, left none."""
 WEIGHTS = "weights"
 """The fact that says what training began with: the SHA-256 of the initial model."""
 
@@ -157,10 +158,10 @@ class Releases:
     def _tell(self, round_number: int, how: str = "released with noise") -> None:
         spent = self.spent
         _log.info(
-            "round %d: prototypes %s; epsilon %.4g of %g at delta %g for one %s spent on %r%s",
+            "%sround %d: prototypes %s; epsilon %.4g of %g at delta %g for one %s spent on %r",
+            "" if spent.guaranteed else f"{NO_GUARANTEE}: ",
             *(round_number, how, spent.epsilon, self._budget.epsilon, spent.delta),
             *(self._budget.unit.value, self._budget.dataset),
-            "" if spent.guaranteed else f"; {NO_GUARANTEE}",
         )
 
     def draw_share(self, round_number: int) -> Ints:

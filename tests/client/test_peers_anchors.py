@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
 
 from crypto.keys import StorageKey
 from protoseal.anchors import AnchorRecord
+from protoseal.config import Agreement, BudgetSection
 from protoseal_wire.anchors import anchor_key
 from protoseal_wire.messages import ActiveList, LedgerAnchor, Phase, PhaseKey, PresenceStatement
-from secure_client.anchors import OwnAnchor, PeerAnchors
+from secure_client.anchors import OwnAnchor, PeerAnchors, check_kept_beside
 from secure_client.errors import RolledBackError, Violation
 from secure_client.journal import Journal
 from secure_client.privacy.chain import Anchor
-from secure_client.privacy.ledger import Ledger
-from secure_client.privacy.releases import Releases
+from secure_client.privacy.exact import ExactReleases
+from secure_client.privacy.ledger import read_account
 from tests.support.anchors import anchor, with_noise
-from tests.support.budgets import DATASET, open_ledger, spending
+from tests.support.budgets import DATASET, LIMIT, open_ledger, spending
 from tests.support.small import FEDERATION, RUN, small_agreement
 
 A, B, C = "clinic-a", "clinic-b", "clinic-c"
@@ -28,12 +28,12 @@ KEY = anchor_key(FEDERATION, A, DATASET)
 
 
 class Books:
-    """What of :class:`Releases` its anchor is taken of."""
+    """A ledger as :class:`OwnAnchor` uses it."""
 
     dataset = DATASET
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def __init__(self, path: Path) -> None:
+        self.ledger, self._ledger = path, open_ledger(path)
 
     @property
     def anchor(self) -> Anchor:
@@ -44,7 +44,15 @@ class Books:
 
 
 def own(path: Path) -> OwnAnchor:
-    return OwnAnchor(with_noise(), A, cast("Releases", Books(open_ledger(path))))
+    return OwnAnchor(with_noise(), A, Books(path), Nothing(), None)
+
+
+class Nothing(Journal):
+    """A journal of a run that begins."""
+
+    def __init__(self) -> None: ...
+
+    def get(self, name: str) -> None: ...
 
 
 @pytest.fixture
@@ -62,7 +70,7 @@ def last(path: Path) -> LedgerAnchor:
 
 def test_a_site_shows_the_last_entry_of_its_ledger(path: Path) -> None:
     assert own(path).now == last(path)
-    assert OwnAnchor(small_agreement(), A, None).now is None
+    assert OwnAnchor(small_agreement(), A, None, Nothing(), None).now is None
 
 
 def test_a_ledger_that_went_on_from_what_was_kept_is_as_it_should_be(path: Path) -> None:
@@ -92,7 +100,77 @@ def test_what_is_kept_of_another_ledger_is_no_ground_to_believe_anything(path: P
     with pytest.raises(Violation, match="not of this site's ledger"):
         own(path).check_kept(LedgerAnchor(bytes(32), 0, bytes(32)))
     with pytest.raises(Violation, match="not of this site's ledger"):
-        OwnAnchor(small_agreement(), A, None).check_kept(last(path))
+        OwnAnchor(small_agreement(), A, None, Nothing(), None).check_kept(last(path))
+
+
+TORN: dict[str, Callable[[Path], object]] = {
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-9]),
+    "shorter": lambda path: path.write_bytes(path.read_bytes()[: path.read_bytes()[:-1].rindex(b"\n") + 1]),
+    "empty": lambda path: path.write_bytes(b""),
+    "gone": Path.unlink,
+}
+
+
+@pytest.mark.parametrize("harm", TORN)
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_ledger_that_lost_what_the_site_has_shown_is_refused_before_another_begins(
+    tmp_path: Path, record: AnchorRecord, harm: str, exact: bool
+) -> None:
+    """In another run, by the record beside it, and in the same one by the journal; also where its run had no noise."""
+    path, budget = tmp_path / "heart.ledger", budget_of(tmp_path / "heart.ledger")
+    agreed = small_agreement() if exact else with_noise()
+    with journal_of(tmp_path, agreed) as journal:
+        check_kept_beside(budget)
+        if exact:
+            releases = ExactReleases(agreed, budget)
+            releases.declare()
+            OwnAnchor(agreed, A, releases, journal, record).show(1)
+        else:
+            open_ledger(path).spend(spending(1))
+            OwnAnchor(agreed, A, Books(path), journal, record).show(1)
+        check_kept_beside(budget)
+        TORN[harm](path)
+        left = path.read_bytes() if path.exists() else None
+        with pytest.raises(RolledBackError):
+            check_kept_beside(budget)
+        assert (path.read_bytes() if path.exists() else None) == left
+        with pytest.raises(RolledBackError):
+            OwnAnchor(agreed, A, Books(path), journal, record)
+
+
+def test_by_a_word_in_the_sites_file_a_lost_ledger_goes_on_without_a_guarantee(
+    path: Path, record: AnchorRecord, tmp_path: Path
+) -> None:
+    with journal_of(tmp_path, with_noise()) as journal:
+        OwnAnchor(with_noise(), A, Books(path), journal, record).show(1)
+    path.unlink()
+    check_kept_beside(budget_of(path, ledger_lost=True))
+    account = read_account(path)
+    assert ([each.seq for each in account.losses], account.guaranteed) == ([3], False)
+    check_kept_beside(budget_of(path))  # what is there now is what is held to from here on
+    check_kept_beside(budget_of(path, ledger_lost=True))
+    assert len(read_account(path).lines) == 1
+
+
+def budget_of(path: Path, *, ledger_lost: bool = False) -> BudgetSection:
+    return BudgetSection(
+        dataset=DATASET,
+        ledger=path,
+        epsilon=LIMIT.epsilon,
+        delta=LIMIT.delta,
+        allow_no_guarantee=True,
+        ledger_lost=ledger_lost,
+    )
+
+
+def journal_of(folder: Path, agreed: Agreement) -> Journal:
+    return Journal(
+        folder / "journal.sqlite",
+        run=RUN,
+        agreement_hash=agreed.hash(),
+        site=A,
+        storage=StorageKey(bytes(32)),
+    )
 
 
 class Peer:
@@ -246,16 +324,16 @@ def test_a_peer_that_states_none_is_refused(peer: Peer) -> None:
         peer.sees(1, b=None)
 
 
-def test_without_noise_nothing_is_kept(tmp_path: Path) -> None:
-    agreed = small_agreement()
-    with Journal(
-        tmp_path / "plain.sqlite",
-        run=RUN,
-        agreement_hash=agreed.hash(),
-        site=A,
-        storage=StorageKey(bytes(32)),
-    ) as journal:
-        anchors = PeerAnchors(agreed, A, journal, None)
-        statement = PresenceStatement(B, np.zeros(3, dtype=np.bool_), b"")
-        anchors.check(PhaseKey(RUN, 1, 1, Phase.PRESENCE), ActiveList((statement,)))
-        assert journal.get("anchors of peers") is None
+def test_without_noise_a_peer_may_state_none_and_what_it_states_is_held_to(
+    tmp_path: Path, record: AnchorRecord
+) -> None:
+    agreed, holds = small_agreement(), np.zeros(3, dtype=np.bool_)
+    with journal_of(tmp_path, agreed) as journal:
+        anchors = PeerAnchors(agreed, A, journal, record)
+        for attempt, stated in enumerate((None, anchor(4), None, anchor(4)), 1):
+            statement = PresenceStatement(B, holds, b"", anchor=stated)
+            anchors.check(PhaseKey(RUN, 1, attempt, Phase.PRESENCE), ActiveList((statement,)))
+        behind = ActiveList((PresenceStatement(B, holds, b"", anchor=anchor(3)),))
+        with pytest.raises(Violation, match="clinic-b's privacy ledger ends with entry 3"):
+            anchors.check(PhaseKey(RUN, 1, 9, Phase.PRESENCE), behind)
+    assert record.held(B, anchor(4).key) == anchor(4)

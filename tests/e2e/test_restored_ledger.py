@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from protoseal.anchors import AnchorRecord
 from protoseal.config import Agreement, Method, PrivacySection, load_site
 from protoseal.files import read_site_log
 from protoseal_wire.anchors import anchor_key
-from secure_client.anchors import PEERS
+from secure_client.anchors import PEERS, check_kept_beside
 from secure_client.check import check_site
+from secure_client.errors import RolledBackError
 from secure_client.privacy.entries import is_guaranteed
 from secure_client.privacy.ledger import read_account
 from secure_client.privacy.planned import event_of
@@ -105,10 +108,14 @@ def test_an_older_ledger_is_refused_by_the_coordinators_record_and_without_it_by
 
         with without_noise(federation):
             name_run(federation, "exact")
-            assert "exact values would leave in this run" in privacy_checked(federation)
+            assert privacy_checked(federation).startswith("NO GUARANTEE")
             assert not read_account(path).exposures  # nothing has left yet
             run_to_end(federation)
-        assert [each.run for each in read_account(path).exposures] == ["exact"]
+        account = read_account(path)
+        assert [each.run for each in account.exposures] == ["exact"]
+        record = federation.root / "coordinator" / "anchors.sqlite"
+        theirs = [ledger(federation, name).with_name("ledger.jsonl" + PEERS) for name in ("site-2", "site-3")]
+        assert [kept(each, federation) for each in (record, *theirs)] == [account.anchor] * 3
         assert told(federation, VICTIM) == [(spent, False)]
 
         name_run(federation, "second")
@@ -116,11 +123,13 @@ def test_an_older_ledger_is_refused_by_the_coordinators_record_and_without_it_by
         account = read_account(path)
         assert [is_guaranteed(each) for each in account.entries] == [True, True]
         assert [guaranteed for _, guaranteed in told(federation, VICTIM)] == [account.guaranteed] == [False]
-        newest, record = account.anchor, federation.root / "coordinator" / "anchors.sqlite"
+        newest = account.anchor
         assert newest.seq == 3
-        theirs = [ledger(federation, name).with_name("ledger.jsonl" + PEERS) for name in ("site-2", "site-3")]
         assert [kept(each, federation) for each in (record, *theirs)] == [newest] * 3
         path.write_bytes(older)
+        with pytest.raises(RolledBackError):  # by what it keeps beside its ledger
+            check_kept_beside(load_site(federation.folder(VICTIM) / "site.toml").privacy)  # type: ignore[arg-type]
+        path.with_name("ledger.jsonl" + PEERS).unlink()
 
         name_run(federation, "third")
         coordinator, sites = start(federation)

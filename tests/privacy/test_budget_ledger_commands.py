@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from protoseal.cli import main
+from protoseal.commands.budget_ledger import TORN
 from secure_client.privacy.entries import Release, Spending
 from secure_client.privacy.events import DpSgd
 from tests.support.budgets import exact_epsilon, open_ledger, spending
@@ -35,9 +36,9 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def output_of(*arguments: object) -> str:
+def output_of(*arguments: object, code: int = 0) -> str:
     result = CliRunner().invoke(main, ["budget", *(str(each) for each in arguments)])
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == code, result.output
     return result.stdout
 
 
@@ -89,7 +90,7 @@ def test_a_ledger_of_which_nothing_is_spent(tmp_path: Path) -> None:
     open_ledger(tmp_path / "new.ledger")
     shown = output_of("show", tmp_path / "new.ledger")
     assert "epsilon spent     0\n" in shown
-    assert shown.endswith("remaining         all of it\n")
+    assert shown.splitlines()[-2] == "remaining         all of it"
     assert "Entries: 0;" in output_of("verify", tmp_path / "new.ledger")
 
 
@@ -110,11 +111,19 @@ def test_verify_tells_a_whole_ledger_from_a_changed_and_from_an_older_one(path: 
 def test_verify_tells_of_an_unfinished_entry_and_leaves_it(path: Path) -> None:
     torn = path.read_bytes()[:-7]
     path.write_bytes(torn)
-    said = output_of("verify", path)
-    assert "bytes of an unfinished entry" in said
-    assert "only an anchor would tell" in said  # a line that was shortened later looks the same
-    assert json.loads(output_of("verify", path, "--json"))["unfinished_bytes"] > 0
+    said = output_of("verify", path, code=TORN)
+    assert said.splitlines()[1].startswith("TORN END: ")
+    as_json = json.loads(output_of("verify", path, "--json", code=TORN))
+    assert as_json["unfinished_bytes"] > 0
     assert path.read_bytes() == torn
+
+
+def test_what_a_torn_end_said_is_unknown(tmp_path: Path) -> None:
+    """A line that was shortened later looks the same: that exact values left may have stood there."""
+    torn = tmp_path / "torn.ledger"
+    open_ledger(torn).expose("run-7", bytes(32))
+    torn.write_bytes(torn.read_bytes()[:-7])
+    assert json.loads(output_of("show", torn, "--json"))["guarantee"].startswith("unknown")
 
 
 def test_what_is_no_ledger_or_no_anchor_is_told_in_one_line(path: Path, tmp_path: Path) -> None:
@@ -140,7 +149,7 @@ def test_allow_changes_the_limit_by_a_line_with_its_reason(path: Path) -> None:
     shown = output_of("show", path)
     assert "epsilon limit     8\n" in shown
     assert "epsilon 8 at delta 1e-05 for one record, was epsilon 3 at delta 1e-05 for one record" in shown
-    assert shown.endswith(": ethics board, 3 March\n")
+    assert shown.splitlines()[-2].endswith(": ethics board, 3 March")
     output_of("allow", path, "--epsilon", 4, "--delta", 1e-6, "--reason", "less again")
     as_json = json.loads(output_of("show", path, "--json"))
     assert (as_json["epsilon_limit"], as_json["delta"]) == (4.0, 1e-6)
@@ -167,12 +176,12 @@ def test_allow_refuses_what_is_no_decision_and_leaves_the_ledger(path: Path, tmp
 
 def test_a_data_sets_name_does_not_look_like_lines_of_show(tmp_path: Path) -> None:
     forged = tmp_path / "forged.jsonl"
-    open_ledger(forged, dataset="scans\nguaranteed        True")
+    open_ledger(forged, dataset="scans\nguarantee         for all")
     shown = output_of("show", forged).splitlines()
     assert [line for line in shown if line.startswith("dataset")] == [
-        r"dataset           'scans\nguaranteed        True'"
+        r"dataset           'scans\nguarantee         for all'"
     ]
-    assert sum(line.startswith("guaranteed") for line in shown) == 1
+    assert sum(line.startswith("guarantee ") for line in shown) == 1
 
 
 def test_what_costs_more_than_can_be_told_is_not_shown_as_nothing(
@@ -184,11 +193,24 @@ def test_what_costs_more_than_can_be_told_is_not_shown_as_nothing(
     assert json.loads(output_of("show", path, "--json"))["epsilon_spent"] is None
 
 
-def test_show_says_of_which_runs_exact_values_left(path: Path) -> None:
-    assert json.loads(output_of("show", path, "--json"))["exact"] == []
+def test_show_says_of_which_runs_exact_values_left(tmp_path: Path) -> None:
+    path = tmp_path / "new.ledger"
+    open_ledger(path)
+    as_json = json.loads(output_of("show", path, "--json"))
+    assert (as_json["exact"], as_json["guarantee"]) == ([], "for what is recorded here")
+    assert "cannot be known from it" in output_of("show", path).splitlines()[-1]
     open_ledger(path).expose("run-7", bytes(32))
     shown, as_json = output_of("show", path), json.loads(output_of("show", path, "--json"))
     assert "run 'run-7', from 2" in shown
     assert "exact values, without a guarantee for any record" in shown
     assert [each["run"] for each in as_json["exact"]] == ["run-7"]
-    assert as_json["guaranteed"] is False
+    assert as_json["guarantee"] == "none"
+    assert shown.startswith("NO GUARANTEE")
+
+
+def test_show_says_that_an_earlier_ledger_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "new.ledger"
+    open_ledger(path).lose(17)
+    shown, as_json = output_of("show", path), json.loads(output_of("show", path, "--json"))
+    assert shown.startswith("NO GUARANTEE")
+    assert ([each["entry"] for each in as_json["lost"]], as_json["guarantee"]) == ([17], "none")

@@ -61,7 +61,7 @@ def test_what_was_spent_and_whether_it_is_a_guarantee(
         assert 0.5 < site["epsilon"] < 2.0  # two releases
         assert site["guaranteed"] == guaranteed
     assert result["config"]["privacy"]["extractor"] == extractor
-    assert ("no record-level guarantee" in " ".join(shown.split())) == (not guaranteed)
+    assert ("NO GUARANTEE" in " ".join(shown.split())) == (not guaranteed)
     assert "<th>ε</th>" in shown
 
 
