@@ -80,7 +80,7 @@ def _once(attempt: Callable[[], R]) -> Callable[[], R]:
         if not outcomes:
             try:
                 outcomes.append(attempt())
-            except (CryptoError, SiteError) as error:
+            except (CryptoError, SiteError, OSError) as error:
                 outcomes.append(error)
         if isinstance(outcomes[0], Exception):
             raise outcomes[0]
@@ -94,6 +94,8 @@ def _tried(what: str, attempt: Callable[[], str]) -> Finding:
         return Finding(what, True, attempt())
     except (CryptoError, SiteError) as error:
         return Finding(what, False, str(error))
+    except OSError as error:
+        return Finding(what, False, f"{error.filename or what}: {error.strerror or error}")
 
 
 def _agreement(agreement: Agreement) -> str:

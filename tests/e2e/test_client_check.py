@@ -6,6 +6,8 @@ import json
 import re
 import shutil
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +29,7 @@ from secure_client.privacy.ledger import Ledger
 from secure_client.privacy.planned import cost, event_of, planned_epsilon
 from secure_client.setup import open_journal
 from tests.e2e.federations import small_agreement, small_sites
-from tests.support.processes import Federation
+from tests.support.processes import Federation, environment
 
 ROUNDS, DELTA = 2, 1e-5
 PRIVACY = PrivacySection(clip=0.5, noise_multiplier=0.4, min_count=1.0)
@@ -160,6 +162,10 @@ def have_the_state_of_another_run(site: Site) -> None:
     site.begin("earlier")
 
 
+def have_a_folder_for_a_journal(site: Site) -> None:
+    (site.folder / "state" / JOURNAL).mkdir(parents=True)
+
+
 def have_the_model_of_another_run(site: Site) -> None:
     (site.folder / "out").mkdir()
     site.change(site.file, r'^out = ".*"$', 'out = "out"')
@@ -195,6 +201,7 @@ CASES: dict[str, tuple[Callable[[Site], None], set[str], str]] = {
     "secrets under another key": (lose_the_key_of_the_state, {"state"}, ""),
     "no storage key": (lose_the_storage_key, {"state"}, "storage.key"),
     "the state of another run": (have_the_state_of_another_run, {"state"}, "run 'earlier'"),
+    "state that cannot be read": (have_a_folder_for_a_journal, {"state"}, JOURNAL),
     "the model of another run": (have_the_model_of_another_run, {"state"}, "run 'earlier'"),
     "no folder to write to": (have_no_folder_to_write_to, {"folders"}, "data.npz/out"),
     "a wrong address": (dial_a_wrong_address, AT_THE_COORDINATOR, ""),
@@ -219,6 +226,35 @@ def test_each_wrong_configuration_fails_where_it_is_wrong(name: str, site: Site)
     assert before == (files_of(coordinator), files_of(state))
     details = " ".join(each.detail for each in findings.values() if not each.ok)
     assert named in details
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from crypto.keys import StorageKey
+from secure_client.journal import Journal
+path, run, agreement_hash, name = sys.argv[1:]
+key = StorageKey(bytes(32))
+with Journal(Path(path), run=run, agreement_hash=bytes.fromhex(agreement_hash), site=name, storage=key):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_state_that_another_process_uses_is_left_alone(site: Site) -> None:
+    site.begin()
+    config = load_site(site.file)
+    agreed, path = config.agreement, config.state_dir / JOURNAL
+    arguments = [sys.executable, "-c", HOLDER, str(path), agreed.run, agreed.hash().hex(), config.name]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(arguments, env=environment(), stdin=pipe, stdout=pipe) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        finding = site.findings()["state"]
+        holder.communicate()
+    assert not finding.ok
+    assert "client run" in finding.detail
+    assert site.findings()["state"].ok
 
 
 def test_the_exit_code_is_zero_only_if_all_are_ok(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
