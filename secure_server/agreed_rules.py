@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 from protoseal.config import Agreement
@@ -17,6 +18,7 @@ def agreed_rules(
     max_attempts: int,
     join_seconds: float,
     phase_seconds: Mapping[Phase, float],
+    empty_seconds: float = math.inf,
 ) -> Rules:
     """What a run under this agreement keeps to; attempts and times are the coordinator's own.
 
@@ -37,4 +39,5 @@ def agreed_rules(
         common_group=has_common_group(agreement),
         smallest_group=fewest_listed(agreement, 0),
         masking=agreement.masking if Phase.SHARES in steps_of(agreement, 1) else None,
+        empty_seconds=empty_seconds,
     )

@@ -44,6 +44,7 @@ def rules_of(config: CoordinatorConfig) -> Rules:
         max_attempts=config.max_attempts,
         join_seconds=config.deadlines.join,
         phase_seconds=_phase_seconds(config.deadlines, config.agreement.needs_group_secret),
+        empty_seconds=config.deadlines.empty,
     )
 
 

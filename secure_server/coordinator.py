@@ -47,6 +47,7 @@ from secure_server.members import Members
 from secure_server.preflight import check_reply
 from secure_server.progress import (
     CoordinatorRound,
+    WaitLog,
     is_reported,
     log_failures,
     log_progress,
@@ -97,6 +98,7 @@ class Coordinator:
         self._callbacks: list[Callable[[], None]] = []
         self._job: Future[Done] | None = None
         self._ending = Ending(clock, rules.seconds(Stage.RESULT))
+        self._waits = WaitLog(rules)
         self._round_began = self._compute_began = time.perf_counter()
         self._compute_seconds = 0.0
         stored = store.load()
@@ -206,6 +208,7 @@ class Coordinator:
             job, self._job = self._job, None
             self._take_done(job)
         self._step(rounds.Tick())
+        self._waits.note(self._state, self._clock())
 
     # Inside
 
@@ -250,7 +253,8 @@ class Coordinator:
 
     def _after(self, before: State, after: State) -> None:
         """What the run depends on comes first."""
-        log_progress(self._agreement, self._rules, before, after)
+        log_progress(self._agreement, before, after)
+        self._waits.note(after, self._clock())
         if after.over:
             self._ending.begin(after)
         if after.verified != before.verified:

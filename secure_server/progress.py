@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -14,8 +15,10 @@ from secure_server import rounds
 from secure_server.exchanges.attempt import Attempt, GroupFailure
 from secure_server.rounds import Rules, Stage, State
 from secure_server.run_state import Groups
+from secure_server.tasks import missing_sites
 
 _log = logging.getLogger("protoseal.coordinator")
+_REMINDER_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,49 @@ def withheld_classes(attempt: Attempt, agreement: Agreement) -> tuple[str, ...]:
     return tuple(name for name, holders in zip(agreement.classes, counts, strict=True) if not holders)
 
 
-def log_progress(agreement: Agreement, rules: Rules, before: State, after: State) -> None:
+class WaitLog:
+    """A line that says whom the run waits for, and until when: as soon as that changes, then once a minute."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._said: object = None
+        self._said_at = -math.inf
+
+    def note(self, state: State, now: float) -> None:
+        """To be called after each step, and a few times a second."""
+        waits_for = state.joined if state.stage is Stage.JOINING else state.empty_until
+        here = (state.stage, state.round, state.attempt, state.setup_attempt, waits_for)
+        if state.over or (here == self._said and now - self._said_at < _REMINDER_SECONDS):
+            return
+        self._said, self._said_at = here, now
+        _log.info("%s", _waiting(self._rules, state, now))
+
+
+def _waiting(rules: Rules, state: State, now: float) -> str:
+    if state.empty_until is not None:
+        gone = _list(state.members)
+        return (
+            f"every site has left or fallen silent: waiting for one of {gone} "
+            f"(the run stops in {_left(state.empty_until, now)})"
+        )
+    missing = _list(missing_sites(rules, state)) or "nobody"
+    deadline = f"(deadline in {_left(state.deadline, now)})"
+    match state.stage:
+        case Stage.JOINING:
+            return f"waiting for sites to join: missing {missing} {deadline}"
+        case Stage.SETUP:
+            return f"waiting for the set-up: missing {missing} {deadline}"
+        case Stage.PLANNING | Stage.COMPUTING:
+            return f"{state.stage.name} of round {state.round} is this coordinator's own work {deadline}"
+        case _:
+            return f"waiting for {state.stage.name} of round {state.round}: missing {missing} {deadline}"
+
+
+def _left(until: float, now: float) -> str:
+    return f"{max(0.0, until - now):.0f} s"
+
+
+def log_progress(agreement: Agreement, before: State, after: State) -> None:
     """Where the run is, and whom it waits for or goes on without."""
     if after.reason and after.reason != before.reason:
         _log.warning("%s", after.reason)
@@ -70,8 +115,6 @@ def log_progress(agreement: Agreement, rules: Rules, before: State, after: State
     if after.groups != before.groups:
         _log_groups(before, after)
         _log_fewer_groups(after, agreement)
-    if after.stage is Stage.JOINING and after.joined != before.joined:
-        _log.info("waiting for %s", _list(set(rules.roster) - after.joined))
 
 
 def log_failures(state: State, failures: Iterable[GroupFailure]) -> None:

@@ -7,7 +7,8 @@
 The steps of a round are VALUES alone, or SHARES, VALUES, SURVIVORS and UNMASK, which DIRECTIONS may come before; round
 0, where there is one, ends with groups instead of a RESULT. Where there are groups, PLANNING settles the quorum of each
 step, and after DIRECTIONS once more.
-Too few sites, or ``max_attempts`` failures in a row, end in STOPPED, from which :class:`Resumed` goes on.
+Too few sites, ``max_attempts`` failures in a row, or nobody left to wait for, end in STOPPED, from which
+:class:`Resumed` goes on.
 
 Guaranteed, whatever the order of events and however the clock jumps: an attempt is computed only over sites
 that answered PRESENCE and each step of that very attempt, at least ``min_sites`` of them at PRESENCE, and in each
@@ -55,6 +56,7 @@ from secure_server.run_events import (
 )
 from secure_server.run_state import Groups, Quorum, Rules, Stage, State, Survivors
 from secure_server.settling import (
+    emptied,
     enter,
     failed,
     next_attempt,
@@ -104,7 +106,10 @@ def step(rules: Rules, state: State, event: Event, now: float) -> State:
     :class:`NotOnRoster`, :class:`JoinClosed`, :class:`NotJoined` or :class:`WrongPhase` for an event that has
     no place here. An answer counts as long as no event has ended its phase, even just after the deadline.
     """
-    state = within_full_time(rules, state, now)
+    return emptied(rules, _followed(rules, within_full_time(rules, state, now), event, now), now)
+
+
+def _followed(rules: Rules, state: State, event: Event, now: float) -> State:
     match event:
         case Joined(site):
             state = _joined(rules, state, site)
@@ -200,7 +205,8 @@ def _resumed(rules: Rules, state: State, now: float) -> State:
     if state.stage is Stage.FINISHED or state.round > rules.rounds:
         return state
     if state.stage is not Stage.STOPPED:
-        return replace(state, deadline=now + rules.seconds(state.stage), benched=frozenset())
+        deadline = now + rules.seconds(state.stage)
+        return replace(state, deadline=deadline, benched=frozenset(), empty_until=None)
     # A stopped run is started again by an operator, who wants everyone back: nobody counts as absent.
     state = replace(state, failures=0, absent=frozenset(), benched=frozenset(), reason="")
     if not state.members:

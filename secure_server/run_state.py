@@ -81,6 +81,9 @@ class Rules:
     Of a group, ``smallest_group`` members or none take part, and under masks no fewer than ``masking`` says of a run of
     so many members. A round whose survivors were signed is over for groups of more than its ``complete_up_to``; for
     none where that is None, without masks.
+
+    A run of which every member has left, or missed a deadline and not been heard of since, stops after
+    ``empty_seconds``; never where that is infinite.
     """
 
     run: str
@@ -97,6 +100,7 @@ class Rules:
     common_group: bool = False
     smallest_group: int = 1
     masking: MaskingSection | None = None
+    empty_seconds: float = math.inf
 
     def __post_init__(self) -> None:
         if len(set(self.roster)) != len(self.roster):
@@ -115,6 +119,8 @@ class Rules:
             math.isfinite(time) and time > 0 for time in (self.join_seconds, *self.phase_seconds.values())
         ):
             raise ValueError("times must be finite and above 0 seconds")
+        if not self.empty_seconds > 0:
+            raise ValueError("empty_seconds must be above 0")
 
     def _check_steps(self) -> None:
         if self.first_round not in (0, 1):
@@ -203,7 +209,8 @@ class State:
     ``absent`` missed a deadline or left, and are not waited for. ``benched`` cost the current round an attempt, or
     the one before it its result, and are not asked again in it. ``failures`` counts failed attempts since the last
     success. ``deadline`` is in the unit and epoch of the ``now`` given to the machine. ``reason`` tells why the last
-    attempt failed or the run stopped, and is empty after a success.
+    attempt failed or the run stopped, and is empty after a success. ``empty_until`` is set while nobody is there to
+    wait for: the run stops then, unless a member is heard of before.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
@@ -231,6 +238,7 @@ class State:
     without: tuple[str, ...] = ()
     committed: tuple[Quorum, ...] = ()
     last_result: int = 0
+    empty_until: float | None = None
 
     def __post_init__(self) -> None:
         members = set(self.members)
@@ -304,6 +312,11 @@ class State:
     def maker(self) -> str:
         """The member who makes the group's keys: the first by name. Only once joining is closed."""
         return self.members[0]
+
+    @property
+    def is_empty(self) -> bool:
+        """Every member has left, or missed a deadline and not been heard of since."""
+        return bool(self.members) and self.absent.issuperset(self.members)
 
     @property
     def over(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from itertools import dropwhile
@@ -36,6 +37,21 @@ def settled(rules: Rules, state: State, now: float) -> State:
     """The state once all that is due has followed; the same state when nothing is."""
     settle = _SETTLED.get(state.stage)
     return state if settle is None else settle(rules, state, now, late=now >= state.deadline)
+
+
+def emptied(rules: Rules, state: State, now: float) -> State:
+    """Stop a run that waits for members who are all gone, once none came back in time."""
+    waits = state.stage in (Stage.SETUP, Stage.PRESENCE) and state.is_empty
+    if not waits or math.isinf(rules.empty_seconds):
+        return replace(state, empty_until=None)
+    until = now + rules.empty_seconds
+    if state.empty_until is not None:
+        until = min(until, state.empty_until)
+    if now < until:
+        return replace(state, empty_until=until)
+    where = f"round {state.round}" if state.begun else "the set-up"
+    why = f"{where}: every site left or fell silent, and none came back in {rules.empty_seconds:.0f} s"
+    return _stopped(replace(state, empty_until=None), why)
 
 
 # Before the rounds

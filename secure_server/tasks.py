@@ -38,6 +38,21 @@ def asked_sites(rules: Rules, state: State) -> frozenset[str]:
     return ready_sites(rules, state) - state.benched
 
 
+def missing_sites(rules: Rules, state: State) -> frozenset[str]:
+    """Return the sites that the current stage waits for; none where it waits for the coordinator itself."""
+    match state.stage:
+        case Stage.JOINING:
+            return frozenset(rules.roster) - state.joined
+        case Stage.SETUP:
+            return frozenset(state.members) - ready_sites(rules, state)
+        case Stage.PRESENCE:
+            return asked_sites(rules, state) - (state.answered - state.absent)
+        case Stage.PLANNING | Stage.COMPUTING | Stage.FINISHED | Stage.STOPPED:
+            return frozenset()
+        case _:
+            return frozenset(state.asked) - state.answered
+
+
 def able_sites(rules: Rules, state: State, sites: Set[str]) -> frozenset[str]:
     """Those of ``sites`` that could go through a round: all, or where there are groups, those of groups that can."""
     if not state.groups:

@@ -13,6 +13,13 @@ from protoseal.commands.passphrase import IN_CONFIG, read_passphrase
 from protoseal.commands.reporting import one_line_errors
 from protoseal.config import CoordinatorConfig, load_coordinator
 
+
+class LeftAlone(click.ClickException):
+    """A run that every site has left: started again at once, it would find nobody either."""
+
+    exit_code = 3
+
+
 config_option = click.option(
     "--config",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -59,6 +66,9 @@ def run(config: Path, as_json: bool) -> None:
 
     Started again after the end, it answers late sites for a while (for deadlines.result if they lack the last result)
     and ends. Each run needs a state_dir of its own: one that holds another run is refused and stays as it is.
+
+    Exits with 0 when the run is complete, 3 when it stopped because every site left or fell silent, else with 1 and a
+    reason. 2 is a wrong command line.
     """
     from secure_server.app import run_coordinator
     from secure_server.rounds import Stage
@@ -76,7 +86,8 @@ def run(config: Path, as_json: bool) -> None:
         over = state.round > loaded.agreement.rounds
         where = "over" if over else f"at {state.stage.value} of round {state.round}"
         go_on = "begin another run" if over else "start again to go on"
-        raise click.ClickException(f"the run is {where}: {state.reason or 'stopped by a signal'}; {go_on}")
+        why = f"the run is {where}: {state.reason or 'stopped by a signal'}; {go_on}"
+        raise LeftAlone(why) if state.over and state.is_empty else click.ClickException(why)
     click.echo(f"The run is complete after {state.round} rounds.", err=as_json)
 
 

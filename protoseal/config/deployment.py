@@ -87,13 +87,18 @@ class LogLevel(StrEnum):
 
 
 class DeadlinesSection(Section):
-    """How long the coordinator waits for sites, in seconds, before it goes on without them."""
+    """How long the coordinator waits for sites, in seconds, before it goes on without them.
+
+    ``empty`` is for a run that every site has left, or in which each has missed a deadline: it stops unless one comes
+    back in that time.
+    """
 
     join: Seconds = 3600.0
     setup: Seconds = 300.0
     train: Seconds = 7200.0
     values: Seconds = 900.0
     result: Seconds = 900.0
+    empty: Seconds = 900.0
 
 
 class _PartyFile(Section):

@@ -157,4 +157,4 @@ def test_the_coordinators_settings_and_a_sites_differ_where_they_must_and_nowher
     ours, theirs = (read_unit(text_of(name), party)["Service"] for name, party in UNITS.items())
     differing = {key for key in set(ours) | set(theirs) if ours.get(key) != theirs.get(key)}
     paths = {"WorkingDirectory", "ExecStart", "LoadCredential", "StateDirectory", "Environment"}
-    assert differing == paths | {"MemoryDenyWriteExecute", "LimitNOFILE"}
+    assert differing == paths | {"MemoryDenyWriteExecute", "LimitNOFILE", "RestartPreventExitStatus"}

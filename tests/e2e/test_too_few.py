@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from protoseal.commands.server import LeftAlone
+from secure_client.transport import GrpcTransport
 from tests.e2e.federations import check_saved, simulated, small_agreement, small_sites
 from tests.e2e.killings import A_DAY
-from tests.support.processes import Federation, Running
+from tests.support.processes import PATIENCE, Federation, Running
 
 
 def test_a_run_short_of_sites_or_without_a_coordinator_stops_and_can_be_continued(tmp_path: Path) -> None:
@@ -21,6 +23,7 @@ def test_a_run_short_of_sites_or_without_a_coordinator_stops_and_can_be_continue
     ) as federation:
         _lose_a_site_in_round_2(federation)
         _lose_the_coordinator_in_round_3(federation)
+        _have_everybody_leave(federation)
         coordinator, running = federation.start_coordinator(), federation.start_sites()
         assert [each.exit_code() for each in (*running.values(), coordinator)] == [0, 0, 0, 0]
         check_saved(federation, simulated(agreement, sites, tmp_path / "undisturbed"))
@@ -51,6 +54,19 @@ def _lose_the_coordinator_in_round_3(federation: Federation) -> None:
     for each in running.values():
         assert each.exit_code() != 0
         assert "the coordinator cannot be reached" in _last_line(each)
+
+
+def _have_everybody_leave(federation: Federation) -> None:
+    coordinator, run = federation.start_coordinator(), federation.agreement.run
+    for name in federation.names:
+        party = (federation.credentials(name), federation.trust, run, name)
+        transport = GrpcTransport(federation.address, *party, retry_seconds=PATIENCE)
+        transport.leave()
+        transport.close()
+    coordinator.wait_for_log("the run stops in 900 s")
+    federation.let_pass(901.0)
+    assert coordinator.exit_code() == LeftAlone.exit_code
+    assert "round 3: every site left or fell silent" in _last_line(coordinator)
 
 
 def _last_line(running: Running) -> str:

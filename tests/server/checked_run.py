@@ -76,6 +76,7 @@ class CheckedRun:
         # A failure that benched a site counts for nothing, but is one.
         self.seen["failed attempt"] += after.failures > before.failures or after.benched > before.benched
         self.seen["new maker"] += after.setup_attempt > before.setup_attempt
+        self.seen["left by all"] += before.empty_until is not None and after.stage is Stage.STOPPED
         went_on = len(after.survivors) > len(before.survivors)
         self.seen["drop-out"] += went_on and len(after.survivors[-1].sites) < len(before.asked)
         if rounds.abandons(before, after):

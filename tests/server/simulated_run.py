@@ -62,9 +62,16 @@ class SimulatedRun(CheckedRun):
             lambda: self.do(rounds.Answered(site, self.made_up_key())),
             self.own_part_out_of_turn,
             self.restart,
+            self.all_leave,
             lambda: self.pass_time(self.rng.choice((30.0, 1e3, 1e6, -1e3, -1e6))),
         )
-        self.rng.choices(faults, weights=(3, 2, 2, 2, 4, 4, 2, 5, 2))[0]()
+        self.rng.choices(faults, weights=(3, 2, 2, 2, 4, 4, 2, 8, 1, 2))[0]()
+
+    def all_leave(self) -> None:
+        """Everybody leaves, and nobody comes back for a while."""
+        for site in self.rules.roster:
+            self.do(rounds.Left(site))
+        self.pass_time(15.0)
 
     def own_part_out_of_turn(self) -> None:
         """The coordinator's own events, where the machine waits for others."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping
 
@@ -45,6 +46,7 @@ def random_rules(rng: random.Random) -> Rules:
         needs_secret=rng.random() < 0.7,
         join_seconds=100.0,
         phase_seconds=SECONDS,
+        empty_seconds=rng.choice((math.inf, 10.0)),
     )
 
 

@@ -32,7 +32,7 @@ from secure_server.coordinator import Coordinator
 from secure_server.errors import TooLarge
 from secure_server.members import Members
 from secure_server.requests import Requests
-from secure_server.rounds import Stage
+from secure_server.rounds import Rules, Stage
 from secure_server.store import Store
 from tests.server.clock import Clock
 from tests.server.round_player import in_round
@@ -69,7 +69,7 @@ class Scene:
         agreement = self.federation.agreement
         coordinator = Coordinator(
             agreement=agreement,
-            rules=rules_of(agreement, max_attempts=2),
+            rules=self.rules_of(),
             trust=self.federation.parties[0].trust,
             store=self.federation.store,
             aggregator=Aggregator(agreement, self.keys),
@@ -80,6 +80,9 @@ class Scene:
         for site in self.federation.sites:
             site.transport = DirectTransport(coordinator, agreement.run, site.name)
         return coordinator
+
+    def rules_of(self) -> Rules:
+        return rules_of(self.federation.agreement, max_attempts=2)
 
     def join(self) -> None:
         for site in self.federation.sites:
