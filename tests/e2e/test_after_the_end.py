@@ -14,7 +14,8 @@ from tests.support.nursery import Nursery
 from tests.support.processes import Federation, Running
 
 ROUNDS = 2
-LATE = "site-3"
+LATE, UNTOLD = "site-3", "site-2"
+"""A site that dies before it has the last result, and one that dies before it is told that the run is over."""
 GRACE = 31.0
 """Seconds, of the coordinator's stopped clock: more than it stays up for sites that lack nothing."""
 
@@ -48,13 +49,16 @@ def test_after_the_end_each_party_does_what_its_user_expects(tmp_path: Path, nur
 
 def run_without_the_last_result_of_one(federation: Federation) -> None:
     coordinator = federation.start_coordinator()
-    running = {name: federation.start_site(name) for name in federation.names if name != LATE}
+    other = federation.start_site("site-1")
+    untold = federation.start_site(UNTOLD, Point(When.SENT, Phase.RESULT, ROUNDS))
     late = federation.start_site(LATE, Point(When.ASKED, Phase.RESULT, ROUNDS))
-    late.exit_code()
-    for each in running.values():
-        each.wait_for_log(f"handed in RESULT of round {ROUNDS}")
+    for each in (untold, late):
+        each.exit_code()
+    other.wait_for_log(f"handed in RESULT of round {ROUNDS}")
     federation.let_pass(A_DAY)
-    assert [each.exit_code() for each in (*running.values(), coordinator)] == [0, 0, 0]
+    assert other.exit_code() == 0
+    federation.let_pass(GRACE)
+    assert coordinator.exit_code() == 0
 
 
 def without_a_coordinator_it_says_what_it_lacks(federation: Federation) -> None:
@@ -62,6 +66,7 @@ def without_a_coordinator_it_says_what_it_lacks(federation: Federation) -> None:
     patient = site_file.read_text(encoding="utf-8")
     change(site_file, "^retry_seconds = .*$", "retry_seconds = 0.1")
     assert f"the results of {ROUNDS - 1} of {ROUNDS} rounds" in refusal(federation.start_site(LATE))
+    assert federation.start_site(UNTOLD).exit_code() == 0  # it has the last result, and lacks nothing
     site_file.write_text(patient, encoding="utf-8")
 
 
