@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from crypto.encoding import encode
 from crypto.errors import KeyStoreError, VerificationError
+from crypto.keys import KEY_BYTES
 from crypto.pki.fields import load_certificate
 from crypto.pki.files import naming, read, read_key
 from crypto.pki.trust import fingerprint, identity_of
@@ -47,11 +48,9 @@ class Credentials:
     def from_stored(cls, certificate_der: bytes, private_key: bytes) -> Credentials:
         """Build the credentials of which :meth:`private_bytes` was stored. Raises as :meth:`load`."""
         try:
-            key = serialization.load_der_private_key(private_key, None)
+            key = ec.derive_private_key(int.from_bytes(private_key, "big"), ec.SECP256R1())
         except ValueError as error:
             raise KeyStoreError("a stored private key is not one") from error
-        if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise KeyStoreError("a stored private key is not an ECDSA key")
         return cls(load_certificate(certificate_der), key)
 
     @property
@@ -79,10 +78,8 @@ class Credentials:
         )
 
     def private_bytes(self) -> bytes:
-        """Return the *secret* key as DER. To be stored encrypted only (:class:`crypto.keys.StorageKey`)."""
-        return self._key.private_bytes(
-            serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
+        """Return the *secret* scalar, 32 bytes. To be stored encrypted only (:class:`crypto.keys.StorageKey`)."""
+        return self._key.private_numbers().private_value.to_bytes(KEY_BYTES, "big")
 
     def sign(self, label: str, *fields: bytes) -> bytes:
         """ECDSA-SHA256 over :func:`crypto.encoding.encode` of the label and fields, DER.
