@@ -7,6 +7,8 @@ the process can read every key here.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
+from functools import lru_cache
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
@@ -31,6 +33,8 @@ _LOW_ORDER = frozenset(
 )
 """The canonical ones among the points of order 1, 2, 4 and 8 on the curve and its twist, by their u-coordinates."""
 _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
+_COMPARER = X25519PrivateKey.from_private_bytes(bytes(range(1, KEY_BYTES + 1)))
+"""A key that is no secret: what it agrees to is the same for keys that are the same."""
 _STORED_MARKER = b"protoseal-stored-1:"
 _NONCE_BYTES = 12
 
@@ -116,6 +120,28 @@ def _check_order(public: bytes) -> None:
     """With a point of low order the shared secret is known to everyone (RFC 7748, section 6.1)."""
     if int.from_bytes(public, "little") in _LOW_ORDER:
         raise VerificationError("a channel key is a point of low order")
+
+
+def check_distinct(publics: Sequence[bytes], refusal: str) -> None:
+    """Raise :class:`VerificationError` with the text ``refusal`` if two of these X25519 keys are the same key.
+
+    Keys that differ by a point of small order agree to the same secrets with everyone, so whoever has one has both.
+    """
+    if len({comparable(public) for public in publics}) != len(publics):
+        raise VerificationError(refusal)
+
+
+@lru_cache(maxsize=4096)
+def comparable(public: bytes) -> bytes:
+    """Return 32 bytes that are equal for two X25519 keys if and only if these agree to the same secrets.
+
+    That is what a fixed key agrees to with them: its scalar is a multiple of 8, which takes every point of small order
+    away. Such a point itself, which :func:`check_channel_public` refuses, is returned as it is.
+    """
+    try:
+        return _COMPARER.exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:
+        return public
 
 
 class StorageKey:

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from crypto.encoding import encode
 from crypto.errors import VerificationError
-from crypto.keys import check_channel_public
+from crypto.keys import check_channel_public, check_distinct
 from crypto.pki import Credentials, Identity, Role, TrustAnchor, verify
 from crypto.pki.fields import load_certificate, p256_key
 from crypto.pki.trust import fingerprint
@@ -172,8 +172,8 @@ def _check_minimum(count: int, minimum: int) -> None:
 
 def _check_keys_distinct(members: Sequence[Member]) -> None:
     """Two sites with one channel key would be one party counted twice."""
-    if len({member.channel_key for member in members}) != len(members):
-        raise VerificationError("two sites of the roster have the same channel key")
+    keys = [member.channel_key for member in members]
+    check_distinct(keys, "two sites of the roster have the same channel key")
 
 
 def _check_pins(members: Sequence[Member], pins: Mapping[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from crypto.keys import comparable
 from crypto.roster import Member, Roster
 from crypto.sealed import verify_sealed
 from protoseal.config import Agreement
@@ -104,5 +105,5 @@ class AnswerCheck:
         """The others would refuse a list on which a key stands twice, and with it the attempt."""
         keys = statement.keys
         others = self._requests.presence_keys(state, state.answered)
-        if keys is not None and not others.isdisjoint((keys.mask, keys.share)):
+        if keys is not None and not others.isdisjoint(map(comparable, (keys.mask, keys.share))):
             raise BadPayload(f"{statement.site} states a key that is another site's")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from crypto.keys import comparable
 from protoseal.config import Agreement
 from protoseal.terms import limits_of, result_form
 from protoseal_wire import codec
@@ -120,10 +121,10 @@ class Requests:
         )
 
     def presence_keys(self, state: State, sites: frozenset[str]) -> set[bytes]:
-        """The mask keys that these sites have stated in the current attempt."""
+        """Return the mask keys that these sites have stated in the current attempt, in comparable form."""
         active = self._active_list(state, sorted(sites))
         stated = [statement.keys for statement in active.statements if statement.keys is not None]
-        return {key for keys in stated for key in (keys.mask, keys.share)}
+        return {comparable(key) for keys in stated for key in (keys.mask, keys.share)}
 
     def _active_list(self, state: State, sites: Sequence[str]) -> ActiveList:
         key = state.presence_key

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from crypto.errors import MalformedError, VerificationError
-from crypto.keys import KEY_BYTES, ChannelKey, check_channel_public
+from crypto.keys import KEY_BYTES, ChannelKey, check_channel_public, check_distinct
 from crypto.pairwise.binding import Binding, check_member
 from crypto.pairwise.parts import MaskKeys
 from crypto.shamir import SHARE_BYTES, check_share
@@ -139,5 +139,4 @@ def _check_complete(binding: Binding, public: Mapping[str, MaskKeys]) -> None:
 
 
 def _check_distinct(keys: list[bytes]) -> None:
-    if len(set(keys)) != len(keys):
-        raise VerificationError("a mask key stands twice in one attempt")
+    check_distinct(keys, "a mask key stands twice in one attempt")

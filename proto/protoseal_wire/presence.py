@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crypto.errors import VerificationError
-from crypto.keys import check_channel_public
+from crypto.keys import check_channel_public, check_distinct
 from crypto.pairwise.parts import MaskKeys
 from crypto.pki import Credentials, verify
 from crypto.roster import Member, Roster
@@ -104,14 +104,13 @@ def _fields(
 def _check_usable(keys: MaskKeys, site: str) -> None:
     check_channel_public(keys.mask)
     check_channel_public(keys.share)
-    if keys.mask == keys.share:  # the private half of one may be put together again, and must open nothing
-        raise VerificationError(f"{site} states one key for its masks and for its shares")
+    # The private half of one may be put together again, and must open nothing.
+    check_distinct([keys.mask, keys.share], f"{site} states one key for its masks and for its shares")
 
 
 def _check_keys_distinct(keys: Sequence[MaskKeys]) -> None:
     stated = list(chain.from_iterable((each.mask, each.share) for each in keys))
-    if len(set(stated)) != len(stated):
-        raise VerificationError("the active list names a key twice")
+    check_distinct(stated, "the active list names a key twice")
 
 
 def _check_names_distinct(names: list[str]) -> None:

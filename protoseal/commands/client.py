@@ -13,6 +13,7 @@ import click
 from crypto.errors import KeyStoreError
 from protoseal.commands.logs import start_log
 from protoseal.commands.passphrase import IN_CONFIG, read_passphrase
+from protoseal.commands.printable import printable
 from protoseal.commands.reporting import one_line_errors
 from protoseal.config import SiteConfig, load_site
 
@@ -73,7 +74,7 @@ def check(config: Path, as_json: bool) -> None:
     for finding in check_site(loaded, cache(partial(_passphrase_to_try, loaded))):
         findings.append(finding)
         if not as_json:
-            click.echo(f"{'ok    ' if finding.ok else 'FAILED'}  {finding.what}: {finding.detail}")
+            click.echo(f"{'ok    ' if finding.ok else 'FAILED'}  {finding.what}: {printable(finding.detail)}")
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
     failed = [finding.what for finding in findings if not finding.ok]

@@ -7,6 +7,7 @@ import logging
 from rich.console import Console
 from rich.logging import RichHandler
 
+from protoseal.commands.printable import PrintableRecords
 from protoseal.config import LogLevel
 
 
@@ -18,4 +19,5 @@ def start_log(level: LogLevel) -> None:
     )
     if not console.is_terminal:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.addFilter(PrintableRecords())
     logging.basicConfig(level=level.value.upper(), handlers=[handler])

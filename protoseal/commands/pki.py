@@ -20,6 +20,7 @@ from crypto.pki.files import check_absent, naming, read, rewrap, write_public
 from crypto.pki.requests import KEY_FILE, REQUEST_FILE
 from protoseal.commands.facts import Facts, certificate_facts, fact_lines, print_facts, request_facts
 from protoseal.commands.passphrase import on_terminal, passphrase_option, read_passphrase
+from protoseal.commands.printable import printable
 
 Command = TypeVar("Command", bound=Callable[..., None])
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
@@ -225,4 +226,4 @@ def _one_line_errors() -> Iterator[None]:
     try:
         yield
     except (CryptoError, ValueError) as error:
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(printable(str(error))) from error

@@ -10,6 +10,7 @@ from typing import ParamSpec, TypeVar
 import click
 
 from crypto.errors import CryptoError
+from protoseal.commands.printable import printable, printable_lines
 from protoseal.errors import UserError
 from secure_client.errors import SiteError
 from secure_server.errors import CoordinatorError
@@ -33,8 +34,10 @@ def one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return command(*args, **kwargs)
-        except (UserError, CryptoError, SiteError, CoordinatorError) as error:
-            raise click.ClickException(str(error)) from error
+        except UserError as error:  # of this side's own files, which may be told in several lines
+            raise click.ClickException(printable_lines(str(error))) from error
+        except (CryptoError, SiteError, CoordinatorError) as error:
+            raise click.ClickException(printable(str(error))) from error
         except sqlite3.Error as error:
             raise click.ClickException(f"the state cannot be stored: {error}") from error
         except OSError as error:

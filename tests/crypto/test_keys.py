@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import crypto.keys
 from crypto.errors import DecryptionError, MalformedError, UnknownSchemeError, VerificationError
-from crypto.keys import ChannelKey, StorageKey, check_channel_public, derive, seal
+from crypto.keys import ChannelKey, StorageKey, check_channel_public, check_distinct, derive, seal
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "channel_keys.json").read_text())
 
@@ -163,3 +163,42 @@ def test_a_stored_secret_is_frozen() -> None:
     key = StorageKey(bytes.fromhex(case["key"]))
     opened = key.decrypt(bytes.fromhex(case["content"]), bytes.fromhex(case["associated"]))
     assert opened.hex() == case["plaintext"]
+
+
+FIELD, CURVE = 2**255 - 19, 486662
+
+
+def plus_small_order(public: bytes) -> list[bytes]:
+    """The key plus the point (0, 0) of order two, and plus both points of order four with u = 1, on curve or twist.
+
+    Affine addition in Montgomery form: u(P + Q) = (v_Q·u_P − v_P·u_Q)²/(u_P·u_Q·(u_P − u_Q)²), with v² = u³ + Au² + u.
+    """
+    u = int.from_bytes(public, "little")
+    root = pow(CURVE + 2, (FIELD + 3) // 8, FIELD)
+    if root * root % FIELD != CURVE + 2:
+        root = root * pow(2, (FIELD - 1) // 4, FIELD) % FIELD
+    assert root * root % FIELD == CURVE + 2  # so (1, √(A + 2)) is on the curve
+    square = (u * u * u + CURVE * u * u + u) % FIELD
+    v = pow(square, (FIELD + 3) // 8, FIELD)
+    if v * v % FIELD != square:
+        v = v * pow(2, (FIELD - 1) // 4, FIELD) % FIELD
+    assert v * v % FIELD == square
+    found = [pow(u, -1, FIELD)]
+    for sign in (1, -1):
+        slope = (v - sign * root) * pow(u - 1, -1, FIELD) % FIELD
+        found.append((slope * slope - CURVE - u - 1) % FIELD)
+    return [each.to_bytes(32, "little") for each in found]
+
+
+def test_keys_that_differ_by_a_point_of_small_order_are_one_key() -> None:
+    own, other = ChannelKey.generate(), ChannelKey.generate()
+    check_distinct([own.public_bytes, other.public_bytes], "twice")
+    twins = plus_small_order(own.public_bytes)
+    assert len({own.public_bytes, *twins}) == 4
+    for twin in twins:
+        check_channel_public(twin)  # each is canonical and of full order
+        peer = X25519PrivateKey.generate()
+        secrets = {peer.exchange(X25519PublicKey.from_public_bytes(key)) for key in (twin, own.public_bytes)}
+        assert len(secrets) == 1
+        with pytest.raises(VerificationError):
+            check_distinct([own.public_bytes, other.public_bytes, twin], "twice")

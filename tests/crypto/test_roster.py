@@ -16,6 +16,7 @@ from crypto.errors import CryptoError, MalformedError, VerificationError
 from crypto.keys import ChannelKey
 from crypto.pki import Credentials, Identity, TrustAnchor
 from crypto.roster import Roster, Statement, assemble_roster, sign_statement, verify_roster, verify_statement
+from tests.crypto.test_keys import plus_small_order
 
 if TYPE_CHECKING:
     from tests.crypto.conftest import Federation
@@ -150,9 +151,15 @@ def _low_order(scene: Scene) -> list[Statement]:
     return [*scene.statements[:2], state(scene.parties["clinic-c"], bytes(32))]
 
 
+def _key_twin(scene: Scene) -> list[Statement]:
+    """Another's key plus the point of order two: whoever has the one has the other."""
+    twin = plus_small_order(scene.statements[1].channel_key)[0]
+    return [*scene.statements[:2], state(scene.parties["clinic-c"], twin)]
+
+
 def _other_form(scene: Scene) -> list[Statement]:
-    """A repeated key in another form."""
-    key = scene.statements[1].channel_key
+    """A key in another form. A repeated one would meet the check of repeated keys as well."""
+    key = ChannelKey.generate().public_bytes
     return [*scene.statements[:2], state(scene.parties["clinic-c"], key[:-1] + bytes([key[-1] | 0x80]))]
 
 
@@ -185,6 +192,11 @@ ATTACKS: dict[str, tuple[str, str, Callable[[Scene], list[Statement]]]] = {
     "too few": ("crypto.roster._check_minimum", "2 sites; this site takes part with 3", _too_few),
     "a name twice": ("crypto.roster._check_names_distinct", "names a site twice", _name_twice),
     "a key twice": ("crypto.roster._check_keys_distinct", "same channel key", _key_twice),
+    "a key twice, plus a point of order two": (
+        "crypto.roster._check_keys_distinct",
+        "same channel key",
+        _key_twin,
+    ),
     "key of low order": ("crypto.keys._check_order", "low order", _low_order),
     "key in another form": ("crypto.keys._check_canonical", "canonical", _other_form),
     "another site's name": ("crypto.roster._check_name", "comes with the certificate of", _other_name),

@@ -19,6 +19,7 @@ from protoseal_wire.messages import (
 from secure_server.answers import AnswerCheck
 from secure_server.errors import BadPayload
 from secure_server.run_state import Stage
+from tests.crypto.test_keys import plus_small_order
 from tests.server.fedpc_play import Change, Play, check_passes, check_refused
 from tests.server.scripted_sites import (
     ScriptedSite,
@@ -75,10 +76,13 @@ def test_presence_without_the_base_of_the_round_before(masked: Play) -> None:
     check_refused(masked, Stage.PRESENCE, 2, _stated(base=b""), BadPayload, "another result")
 
 
-def test_presence_with_another_sites_key(masked: Play) -> None:
+@pytest.mark.parametrize("twin", [False, True])
+def test_presence_with_another_sites_key(masked: Play, twin: bool) -> None:
+    """As it is, or plus the point of order two."""
     masked.go_to(Stage.PRESENCE, 1)
     masked.step("a")
-    taken = masked.sites["a"].secrets.public.mask
+    public = masked.sites["a"].secrets.public.mask
+    taken = plus_small_order(public)[0] if twin else public
     change = _keys(lambda keys: MaskKeys(keys.mask, taken))
     check_refused(masked, Stage.PRESENCE, 1, change, BadPayload, "another site's")
 

@@ -19,6 +19,7 @@ from protoseal_wire import codec
 from protoseal_wire.codec import Limits
 from protoseal_wire.messages import ActiveList, LedgerAnchor, Phase, PhaseKey, PresenceStatement
 from protoseal_wire.presence import check_keys_given, sign_presence, verify_active_list, verify_presence
+from tests.crypto.test_keys import plus_small_order
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 PASSPHRASE = b"correct horse"
@@ -239,6 +240,10 @@ UNUSABLE: Mapping[str, tuple[Callable[[MaskKeys], MaskKeys], str]] = {
     "a share key in another form": (lambda keys: replace(keys, share=NOT_CANONICAL), "canonical"),
     "a share key that is short": (lambda keys: replace(keys, share=keys.share[:31]), "32 bytes"),
     "one key for both": (lambda keys: replace(keys, share=keys.mask), "one key for its masks"),
+    "one key for both, plus a point of order two": (
+        lambda keys: replace(keys, share=plus_small_order(keys.mask)[0]),
+        "one key for its masks",
+    ),
 }
 
 

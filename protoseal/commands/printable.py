@@ -1,0 +1,38 @@
+"""Text as it may be shown: whatever could act on a terminal, or begin a line of its own in a log, is escaped.
+
+Reasons, details and names come from the other side of a connection. Shown as they are, a line break forges an entry of
+the log, and an escape sequence or a change of writing direction hides one. Limit: letters that look alike are shown.
+"""
+
+from __future__ import annotations
+
+import logging
+
+
+def printable(text: str) -> str:
+    """Return the text with each character that is not printable as its escape: ``\\n``, ``\\x1b``, ``\\u202e``."""
+    return "".join(each if each.isprintable() else _escaped(each) for each in text)
+
+
+def printable_lines(text: str) -> str:
+    """Return the same of each line; for text that is this program's own, such as a traceback."""
+    return "\n".join(printable(line) for line in text.split("\n"))
+
+
+class PrintableRecords(logging.Filter):
+    """Escapes what a handler is about to write. A traceback stays in lines, each of them indented."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = printable(record.getMessage()), None
+        if record.exc_info and not record.exc_text:
+            record.exc_text = logging.Formatter().formatException(record.exc_info)
+            record.exc_info = None  # its text is all that is shown
+        if record.exc_text:
+            lines = printable_lines(record.exc_text).split("\n")
+            record.exc_text = "\n".join(f"    {line}" for line in lines)
+        return True
+
+
+def _escaped(character: str) -> str:
+    # A lone surrogate stands for a byte that is not UTF-8.
+    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
