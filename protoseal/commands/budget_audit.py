@@ -1,8 +1,9 @@
-"""``protoseal budget audit``: attack a mechanism once, and hold what was found against what is claimed."""
+"""``protoseal budget audit``: attack a mechanism once, and hold the result against the claim."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,28 +15,31 @@ from protoseal.commands.budget_options import DELTA, FRACTION, POSITIVE, Command
 from protoseal.commands.reporting import one_line_errors
 
 if TYPE_CHECKING:
-    from protoseal.evaluation.audit import Audit
-    from protoseal.evaluation.audited import UnderAudit
+    from protoseal.evaluation.audited import Audit, UnderAudit
 
 NOISE = 2.0
 TRAINING = {"noise_multiplier": 5.0, "clip": 1.0, "sampling_rate": 0.75}
 EPOCHS, ROUNDS = 6, 1
+EXIT_CODES = {"stands": 0, "refuted": 3, "too weak to tell": 4}
+"""By verdict. 1 and 2 are failures: nothing was audited."""
 
 
 def _of_audit(command: Command) -> Command:
-    """What every audit is asked."""
+    """Add the options of every audit."""
     options = (
         click.option(
             "--canaries", type=click.IntRange(min=100, max=1_000_000), default=100_000, show_default=True
         ),
         click.option("--guesses", type=COUNT, help="Fixed beforehand.  [default: finds half the noise best]"),
-        click.option("--delta", type=DELTA, default=1e-5, show_default=True),
+        click.option(
+            "--delta", type=DELTA, default=1e-5, show_default=True, help="Of the ε that are printed."
+        ),
         click.option(
             "--confidence",
             type=DELTA,
             default=0.95,
             show_default=True,
-            help="That a bound is not above the truth.",
+            help="Least probability that a true claim is not refuted.",
         ),
         click.option("--json", "as_json", is_flag=True, help="Print JSON."),
     )
@@ -49,19 +53,25 @@ def audit_group() -> None:
     """Look for more privacy loss than is claimed, by canaries in one run.
 
     The code that releases runs on canaries, each in by a fair coin; from what it gives out, coins are guessed. So many
-    right guesses as the claim makes improbable refute it. A bound below the claim is no proof of it. The command ends
-    with 1 where the claim is refuted.
+    right guesses as the claim makes improbable refute it.
+
+    \b
+    Exit code and verdict:
+      0  stands: not refuted, and half the noise would have been
+      3  refuted: the mechanism loses more privacy than is claimed
+      4  too weak to tell: half the noise might have passed, or there is a doubt
+      1, 2  an error: nothing was audited
     """
 
 
 @audit_group.command("prototypes")
-@agreement_option("noise, releases and query")
+@agreement_option("noise, releases, query and unit")
 @click.option("--noise-multiplier", "noise", type=POSITIVE, help=f"[default: {NOISE:g}]")
 @click.option("--releases", type=COUNT, help="[default: 1]")
 @click.option("--clip", type=POSITIVE, help="Norm of a record's features.  [default: 1]")
-@click.option("--count-weight", type=POSITIVE, help="Of counts beside sums.  [default: the clip]")
+@click.option("--count-weight", type=POSITIVE, help="Weight of counts beside sums.  [default: the clip]")
 @click.option(
-    "--dim", type=click.IntRange(1, 4096), default=1, show_default=True, help="Of a canary's features."
+    "--dim", type=click.IntRange(1, 4096), default=4, show_default=True, help="Length of a canary's features."
 )
 @_of_audit
 @one_line_errors
@@ -78,28 +88,30 @@ def audit_prototypes(
     confidence: float,
     as_json: bool,
 ) -> None:
-    """Of the noisy sums and counts of classes: one canary in each of many classes."""
-    from protoseal.commands.budget_inputs import released_by
+    """Audit noisy sums and counts of classes, with canaries a hundred times as long as the clip."""
+    from algorithms.grid import share_of
+    from protoseal.commands.audit_inputs import Releasing, releasing_of
     from protoseal.evaluation.audited_query import QueryUnderAudit
     from secure_client.privacy.query import PrototypeQuery
 
-    agreed = (NOISE, 1, 1.0, None) if file is None else released_by(file)
-    noise, releases, clip = noise or agreed[0], releases or agreed[1], clip or agreed[2]
+    agreed = Releasing(NOISE, 1, 1.0) if file is None else releasing_of(file, dim)
+    asked = agreed.but(noise_multiplier=noise, releases=releases, clip=clip, count_weight=count_weight)
     try:
-        query = PrototypeQuery(clip, count_weight or agreed[3] or clip, noise, min_count=1.0)
+        share = share_of(asked.noise_multiplier, asked.shares)
+        query = PrototypeQuery(asked.clip, asked.count_weight or asked.clip, share, min_count=1.0)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    audited = QueryUnderAudit(query, releases, dim)
-    _run("prototypes", audited, canaries, guesses, delta, confidence, as_json)
+    audited = QueryUnderAudit(query, asked.releases, dim, asked.unit, asked.shares)
+    _run(_Asked("prototypes", canaries, guesses, delta, 1 - confidence, asked.not_played), audited, as_json)
 
 
 @audit_group.command("training")
-@agreement_option("noise, rate, epochs, rounds and clip of DP-SGD")
+@agreement_option("noise, rate, epochs, rounds, clip and unit of DP-SGD")
 @click.option(
     "--noise-multiplier", "noise", type=POSITIVE, help=f"[default: {TRAINING['noise_multiplier']:g}]"
 )
 @click.option("--sampling-rate", "rate", type=FRACTION, help=f"[default: {TRAINING['sampling_rate']:g}]")
-@click.option("--epochs", type=COUNT, help=f"Of a round, of 1/rate steps each.  [default: {EPOCHS}]")
+@click.option("--epochs", type=COUNT, help=f"Epochs of a round, of 1/rate steps each.  [default: {EPOCHS}]")
 @click.option("--rounds", type=COUNT, help=f"[default: {ROUNDS}]")
 @click.option("--clip", type=POSITIVE, help=f"Norm of a record's gradient.  [default: {TRAINING['clip']:g}]")
 @_of_audit
@@ -117,71 +129,124 @@ def audit_training(
     confidence: float,
     as_json: bool,
 ) -> None:
-    """Of DP-SGD: canaries with gradients as long as the clip, orthogonal to each other, seen in the trained weights."""
-    from protoseal.commands.budget_inputs import trained_by
+    """Audit DP-SGD, with canaries whose gradients are a hundred times as long as the clip, seen after every step."""
+    from protoseal.commands.audit_inputs import Training, training_of
     from protoseal.config import DpSgdSection
     from protoseal.config.reading import validate
     from protoseal.evaluation.audited_training import TrainingUnderAudit
 
-    agreed = (TRAINING, EPOCHS, ROUNDS) if file is None else trained_by(file)
+    usual = Training(DpSgdSection(**TRAINING), EPOCHS, ROUNDS)
+    agreed = usual if file is None else training_of(file)
     given = {"noise_multiplier": noise, "clip": clip, "sampling_rate": rate}
-    table = agreed[0] | {name: value for name, value in given.items() if value is not None}
+    table = agreed.settings.model_dump() | {name: value for name, value in given.items() if value is not None}
     settings = validate(DpSgdSection, table, source="audit", directory=Path())
-    audited = TrainingUnderAudit(settings, epochs or agreed[1], rounds or agreed[2])
-    _run("training", audited, canaries, guesses, delta, confidence, as_json)
+    audited = TrainingUnderAudit(settings, epochs or agreed.epochs, rounds or agreed.rounds, agreed.unit)
+    _run(_Asked("training", canaries, guesses, delta, 1 - confidence, agreed.not_played), audited, as_json)
 
 
-def _run(
-    what: str,
-    audited: UnderAudit,
-    canaries: int,
-    guesses: int | None,
-    delta: float,
-    confidence: float,
-    as_json: bool,
-) -> None:
-    from protoseal.evaluation.audited import audit, expected
+@dataclass(frozen=True)
+class _Asked:
+    mechanism: str
+    canaries: int
+    guesses: int | None
+    delta: float
+    level: float
+    not_played: tuple[str, ...]
 
-    if guesses is not None and guesses > canaries:
-        raise click.UsageError(f"--guesses {guesses} are more than --canaries {canaries}")
-    if not isfinite(audited.claimed(canaries, delta)):
+
+@dataclass(frozen=True)
+class _Found:
+    done: Audit
+    claimed: float
+    bound: float
+    p_value: float
+    expected: dict[str, float]
+    """The bounds that are to be expected, by the noise that there is."""
+
+
+def _run(asked: _Asked, audited: UnderAudit, as_json: bool) -> None:
+    from protoseal.evaluation.audited import HALF, audit, expected_bound, lower_bound, p_value_of, plan_of
+
+    if asked.guesses is not None and asked.guesses > asked.canaries:
+        raise click.UsageError(f"--guesses {asked.guesses} are more than --canaries {asked.canaries}")
+    claimed = audited.epsilon(asked.canaries, asked.delta)
+    if not isfinite(claimed):
         raise click.UsageError(
-            f"no ε is claimed for so little noise at δ = {delta:g}: there is nothing to refute"
+            f"no ε is claimed for so little noise at δ = {asked.delta:g}: there is nothing to refute"
         )
-    done = audit(audited, canaries, delta, 1 - confidence, guesses)
-    usual = {"all": expected(audited, done, 1.0), "half": expected(audited, done, 0.5)}
-    found = _as_json(what, done, usual)
-    click.echo(json.dumps(found, indent=2, allow_nan=False) if as_json else _in_words(done, usual))
-    if done.refuted:
-        raise SystemExit(1)
+    done = audit(audited, plan_of(audited, asked.canaries, asked.level, asked.guesses))
+    found = _Found(
+        done,
+        claimed,
+        lower_bound(audited, done.guesses, asked.delta, asked.level),
+        p_value_of(audited, done),
+        {
+            "noise as claimed": expected_bound(audited, done, asked.delta, 1.0),
+            "half the noise": expected_bound(audited, done, asked.delta, HALF),
+        },
+    )
+    click.echo(
+        json.dumps(_as_json(asked, found), indent=2, allow_nan=False) if as_json else _in_words(asked, found)
+    )
+    raise SystemExit(EXIT_CODES[done.verdict])
 
 
-def _as_json(what: str, done: Audit, usual: dict[str, float]) -> dict[str, object]:
-    guesses = done.guesses
+def _as_json(asked: _Asked, found: _Found) -> dict[str, object]:
+    plan, guesses = found.done.plan, found.done.guesses
     return {
-        "schema": 1,
-        "mechanism": what,
+        "schema": 2,
+        "mechanism": asked.mechanism,
+        "verdict": found.done.verdict.value,
         "canaries": guesses.canaries,
         "guesses": guesses.made,
         "right": guesses.right,
-        "epsilon_bound": done.bound,
-        "confidence": 1 - done.level,
-        "epsilon_claimed": done.claimed,
-        "delta": done.delta,
-        "p_value": done.p_value,
-        "refuted": done.refuted,
-        "expected_bound": {"noise as claimed": usual["all"], "half the noise": usual["half"]},
+        "right_that_refute": plan.refuting,
+        "right_that_leave_a_doubt": plan.doubtful,
+        "epsilon_claimed": found.claimed,
+        "epsilon_bound": found.bound,
+        "expected_bound": found.expected,
+        "half_the_noise_passes": plan.missed,
+        "p_value": found.p_value,
+        "level": asked.level,
+        "delta": asked.delta,
+        "not_played": list(asked.not_played),
     }
 
 
-def _in_words(done: Audit, usual: dict[str, float]) -> str:
-    guesses = done.guesses
-    verdict = "the claim is refuted" if done.refuted else "the claim stands"
-    return "\n".join(
-        [
-            f"{guesses.canaries} canaries, each in by a fair coin; {guesses.made} guesses, {guesses.right} right",
-            f"ε is {done.bound:g} or more, with a confidence of {100 * (1 - done.level):g} %; claimed is"
-            f" {done.claimed:.4g} at δ = {done.delta:g}: {verdict} (p = {done.p_value:.2g})",
-            f"expected: {usual['all']:g} where the noise is as claimed, {usual['half']:g} where it is half of that",
-        ]
-    )
+def _in_words(asked: _Asked, found: _Found) -> str:
+    plan, guesses = found.done.plan, found.done.guesses
+    expected = found.expected
+    lines = [
+        f"{found.done.verdict.value.upper()}: {_reason(found.done)}",
+        f"ε claimed {found.claimed:.4g} at δ = {asked.delta:g}; ε is above {found.bound:.4g} with a confidence of"
+        f" {100 * (1 - asked.level):g} % (p = {found.p_value:.2g})",
+        f"expected: above {expected['noise as claimed']:.4g} with the claimed noise,"
+        f" above {expected['half the noise']:.4g} with half of it",
+        f"{guesses.canaries} canaries, each in by a fair coin; {guesses.made} guesses, {guesses.right} right;"
+        f" {_or_more(plan.refuting, guesses.made)} refute",
+        "not audited:",
+        *(f"- {part}" for part in asked.not_played),
+    ]
+    return "\n".join(lines)
+
+
+def _or_more(count: int, made: int) -> str:
+    return f"{count} or more" if count <= made else "no number of right guesses would"
+
+
+def _reason(done: Audit) -> str:
+    from protoseal.evaluation.audited import Verdict
+
+    if done.verdict is Verdict.REFUTED:
+        return "the mechanism loses more privacy than is claimed"
+    if done.doubtful:
+        return (
+            f"the claimed noise gives fewer than {done.plan.doubtful} right guesses, and {done.plan.refuting} would"
+            " refute: look for missing noise, and audit again with more --canaries"
+        )
+    if done.verdict is Verdict.TOO_WEAK:
+        return (
+            f"half the noise would pass with a probability of up to {done.plan.missed:.2g}: audit with more --canaries,"
+            " fewer releases or rounds, or let --guesses find their number"
+        )
+    return f"half the noise would have passed with a probability of {done.plan.missed:.2g} at most"

@@ -102,30 +102,6 @@ def read_agreed(path: Path, classes: int) -> Agreed:
     return Agreed(agreement, agreement.privacy, names, said.preprocessing)
 
 
-def released_by(path: Path) -> tuple[float, int, float, float]:
-    """Noise multiplier, releases, clip and weight of counts of a file's agreement; errors as of :func:`read_agreed`."""
-    from secure_client.privacy.releases import query_of
-
-    agreed = read_agreed(path, 2)
-    query = query_of(agreed.privacy, agreed.agreement.dim)
-    return query.noise_multiplier, agreed.agreement.releases, query.clip, query.count_weight
-
-
-def trained_by(path: Path) -> tuple[dict[str, float], int, int]:
-    """Settings of DP-SGD of a file's agreement, epochs of a round, and rounds.
-
-    Errors as of :func:`read_agreed`; ``click.UsageError`` where nothing trains by DP-SGD.
-    """
-    agreed = read_agreed(path, 2)
-    settings = agreed.privacy.dp_sgd
-    if settings is None:
-        raise click.UsageError(
-            f"[privacy] of {path} has extractor = {agreed.privacy.extractor.value!r}, which does not train by DP-SGD:"
-            " `protoseal budget audit prototypes` audits its releases"
-        )
-    return settings.model_dump(), agreed.agreement.training.local_epochs, agreed.agreement.rounds
-
-
 def _of_simulation(config: SimulationConfig, classes: int) -> Agreement:
     return config.agreement(
         method=config.method,

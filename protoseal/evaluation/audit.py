@@ -1,17 +1,21 @@
-"""A lower bound on ε from one run: which canaries were in it, guessed from what it released.
+"""A test of a trade-off curve by one run: which canaries were in it, guessed from its output.
 
-Steinke, Nasr and Jagielski 2023, "Privacy auditing with one (1) training run". Each of m canaries is in the data by a
-fair coin. Whoever sees the output guesses some of the coins and abstains from the others; how many guesses are made is
-fixed before the run. If the mechanism is (ε, δ)-private under adding or removing one record, v right guesses out of r,
-or more, have a probability of at most (their theorem 5.2 and appendix D)
+Mahloujifar, Melis and Chaudhuri 2025, "Auditing f-differential privacy in one run". Each of m canaries is in the data
+by a fair coin. Whoever sees the output guesses r of the coins and abstains from the others; r is fixed before the run.
 
-    P[W ≥ v] + 2·m·δ · max over i of P[v > W ≥ v − i]/i,      W ~ Binomial(r, 1/(1 + e^−ε)).
+**The bound.** Let p_i be the probability of i right guesses, t_k = Σ_{i>=k} i·p_i/m and s_k = Σ_{i>=k} (r - i)·p_i/m.
+Flip one coin: outputs with that guess right, and k or more right in all, then have it wrong, and k - 1 or more right.
+So the trade-off bounds the one probability by the other; averaged over coins and outcomes (g is convex)
 
-So many that this is tiny refute (ε, δ). A bound that lies below a claim confirms nothing: it is what this attack found.
+    s_{k-1} >= g(t_k)    for every k.
 
-**Where v is below the mean of W, a mechanism may exceed this**: one that is (2, 0.01)-private gets one or both of two
-coins right with 0.98712, and the sum is 0.98636 (``tests/evaluation/test_audit_bound.py``, over all mechanisms). So few
-right guesses refute nothing, and here they have a probability of 1.
+Suppose that v or more guesses are right with probability τ. Under these constraints the other guesses take the least
+probability if all of τ is at v exactly, and every p_{k-1} below is no more than its constraint asks for: moving
+probability to a smaller i lowers t and raises s, and eases every other constraint. If even that least adds up to more
+than 1, then τ is impossible. The p-value of v right guesses is the largest τ that is possible.
+
+**Limits.** The p-value is valid whatever the mechanism does with several canaries at once. It is not tight: the best
+mechanism may reach less. A curve that is not refuted is not confirmed.
 """
 
 from __future__ import annotations
@@ -23,13 +27,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from protoseal.evaluation.trade_off import TradeOff
+
 Float = NDArray[np.float64]
 Bool = NDArray[np.bool_]
 
-GRID = 1000
-"""Bounds are multiples of one over this."""
-_FAR = 700 * GRID
-"""No bound lies beyond it: e^ε has to fit a float."""
+LEAST_P = 1e-30
+"""Smaller p-values are given as this."""
+_ROUNDING = 1e-9
+_HALVINGS = 40
+"""Of the logarithm of a p-value's range."""
 
 
 @dataclass(frozen=True)
@@ -45,68 +52,58 @@ class Guesses:
             raise ValueError(f"{self.right} right of {self.made} guesses of {self.canaries} coins cannot be")
 
 
-@dataclass(frozen=True)
-class Audit:
-    """What one run showed of a claim of (``claimed``, ``delta``).
+def is_possible(guesses: Guesses, curve: TradeOff, probability: float) -> bool:
+    """Return whether so many right guesses, or more, may have this ``probability`` where ``curve`` holds."""
+    made, limit = guesses.made, guesses.made / guesses.canaries if guesses.canaries else 0.0
+    right = probability * guesses.right / max(1, guesses.canaries)
+    wrong = probability * (made - guesses.right) / max(1, guesses.canaries)
+    for count in range(guesses.right - 1, -1, -1):
+        needed = curve.least(right)
+        if needed <= wrong:  # nothing changes from here on
+            return True
+        right += count / (made - count) * (needed - wrong)
+        wrong = needed
+        if right + wrong > limit * (1 + _ROUNDING):
+            return False
+    return True
 
-    ``bound``: with a probability of at most ``level`` a mechanism whose ε at ``delta`` is not above it gets so many
-    guesses right. ``p_value`` is that of the claim.
+
+def p_value(guesses: Guesses, curve: TradeOff) -> float:
+    """Return the largest probability of so many right guesses, or more, where ``curve`` holds.
+
+    Never below :data:`LEAST_P`, and rounded up by a part in 10^9 at most.
     """
-
-    guesses: Guesses
-    claimed: float
-    delta: float
-    level: float
-    bound: float
-    p_value: float
-
-    @classmethod
-    def of(cls, guesses: Guesses, claimed: float, delta: float, level: float) -> Audit:
-        """See :func:`lower_bound` and :func:`p_value`."""
-        bound = lower_bound(guesses, delta, level)
-        return cls(guesses, claimed, delta, level, bound, p_value(guesses, claimed, delta))
-
-    @property
-    def refuted(self) -> bool:
-        """Whether the bound is above the claim."""
-        return self.bound > self.claimed
+    if is_possible(guesses, curve, 1.0):
+        return 1.0
+    low, high = math.log(LEAST_P), 0.0
+    if not is_possible(guesses, curve, LEAST_P):
+        return LEAST_P
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_possible(guesses, curve, math.exp(middle)) else (low, middle)
+    return math.exp(high)
 
 
-def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
-    """The probability of so many right guesses or more, at most, if the mechanism is (``epsilon``, ``delta``)-private.
-
-    1 where no more are right than randomised response has on the average. ``ValueError`` unless ε is 0 or more and
-    finite, and δ from 0 to 1.
-    """
-    if not (0 <= epsilon < math.inf and 0 <= delta <= 1):
-        raise ValueError(f"ε is 0 or more and finite, and δ from 0 to 1, not {epsilon} and {delta}")
-    return _p_value(guesses, _log_binomials(guesses.made), epsilon, delta)
-
-
-def lower_bound(guesses: Guesses, delta: float, level: float) -> float:
-    """The largest ε, on a grid of 1/:data:`GRID`, such that it and all below it there have p-values under ``level``.
-
-    A mechanism that is (ε, δ)-private is so for the next ε of the grid too; for the bound to exceed ε, that one's
-    p-value has to be below ``level``, which happens with a probability of at most ``level``. So it does not matter
-    that nobody has shown the p-value to grow with ε. 0 where nothing is refuted.
-    """
-    logs = _log_binomials(guesses.made)
-    for step in range(_FAR):
-        if _p_value(guesses, logs, step / GRID, delta) >= level:
-            return max(0, step - 1) / GRID
-    return _FAR / GRID
+def fewest_refuting(canaries: int, made: int, curve: TradeOff, level: float) -> int:
+    """Return the fewest right guesses of ``made`` whose p-value is below ``level``; ``made`` + 1 if there are none."""
+    low, high = -1, made + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        possible = is_possible(Guesses(canaries, made, middle), curve, level)
+        low, high = (middle, high) if possible else (low, middle)
+    return high
 
 
 def fair_coins(count: int) -> Bool:
-    """``count`` coins from the operating system's entropy."""
+    """Return ``count`` coins from the operating system's entropy."""
     return (np.frombuffer(os.urandom(count), np.uint8) & 1).astype(np.bool_)
 
 
 def guesses_of(scores: Float, coins: Bool, made: int) -> Guesses:
-    """Guess the half of ``made`` with the highest ``scores`` (m,) to be in, that with the lowest to be out.
+    """Guess the half of ``made`` with the highest ``scores`` (m,) to be in, those with the lowest to be out.
 
-    ``coins`` (m,) tell who was. An odd number gives the one guess more to those in. ``ValueError`` for more guesses
-    than canaries.
+    ``coins`` (m,) are the truth. If ``made`` is odd, one more is guessed to be in. ``ValueError`` for more guesses than
+    canaries.
     """
     if not 0 <= made <= scores.size:
         raise ValueError(f"{made} guesses of {scores.size} coins")
@@ -114,21 +111,3 @@ def guesses_of(scores: Float, coins: Bool, made: int) -> Guesses:
     lowest, highest = order[: made // 2], order[order.size - (made - made // 2) :]
     right = int(coins[highest].sum()) + int((~coins[lowest]).sum())
     return Guesses(scores.size, made, right)
-
-
-def _p_value(guesses: Guesses, logs: Float, epsilon: float, delta: float) -> float:
-    right, made = guesses.right, guesses.made
-    wins = np.arange(made + 1)
-    log_right = -math.log1p(math.exp(-epsilon))
-    if right <= made * math.exp(log_right):
-        return 1.0
-    chances = np.exp(logs + made * log_right - (made - wins) * epsilon)
-    windows = np.cumsum(chances[:right][::-1]) / np.arange(1, right + 1)
-    return min(1.0, math.fsum(chances[right:]) + 2 * guesses.canaries * delta * float(windows.max()))
-
-
-def _log_binomials(made: int) -> Float:
-    """log C(r, k) for k from 0 to r."""
-    factorials: Float = np.array([math.lgamma(k + 1) for k in range(made + 1)])
-    binomials: Float = factorials[-1] - factorials - factorials[::-1]
-    return binomials

@@ -13,6 +13,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
 from dp_accounting import (
     DpEvent,
     GaussianDpEvent,
@@ -21,6 +22,7 @@ from dp_accounting import (
     SelfComposedDpEvent,
 )
 from dp_accounting.pld import PLDAccountant
+from numpy.typing import NDArray
 
 from secure_client.privacy.events import DpSgd, Event, GaussianRelease
 from secure_client.privacy.gaussian import discreteness
@@ -127,6 +129,13 @@ class Composed:
             return 1.0
         continuous = float(_accountant(self).get_delta(epsilon - slack.epsilon))
         return min(1.0, continuous * slack.factor + slack.delta)
+
+    def deltas(self, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return a δ for each ε (n,), as :meth:`delta` does, of one composition; for a history with events."""
+        if self.is_beyond() or (slack := self.slack()).delta >= 1.0:
+            return np.ones(len(epsilons))
+        continuous = np.asarray(_accountant(self).get_delta((epsilons - slack.epsilon).tolist()))
+        return np.minimum(1.0, continuous * slack.factor + slack.delta)
 
     def slack(self) -> Slack:
         """See :class:`Slack`; of a history that is not :meth:`is_beyond`."""

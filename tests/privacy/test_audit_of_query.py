@@ -1,110 +1,93 @@
-"""An audit of the prototype query: it stays below the claim, and refutes it where noise is halved or left out."""
+"""An audit of the prototype query: its scores are those of the query, and the command says what it found."""
 
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from numpy.typing import NDArray
 
-from crypto.discrete_gaussian import discrete_gaussian
 from protoseal.cli import main
+from protoseal.commands import budget_audit
+from protoseal.config.privacy import Unit
 from protoseal.evaluation.audit import fair_coins
-from protoseal.evaluation.audit_power import Separation, best_guesses
-from protoseal.evaluation.audited import audit, expected
-from protoseal.evaluation.audited_query import QueryUnderAudit
-from secure_client.privacy import query as query_module
+from protoseal.evaluation.audited import Verdict, audit, plan_of
+from protoseal.evaluation.audited_query import LENGTH, QueryUnderAudit
+from secure_client.privacy import joint
 from secure_client.privacy.accounting import epsilon
 from secure_client.privacy.events import GaussianRelease
 from secure_client.privacy.query import PrototypeQuery
-from tests.support.audits import FALSE_ALARM, margin
+from tests.support.audits import Double, weaken_query
+from tests.support.config_files import AGREEMENT, write
 
 DELTA, LEVEL = 1e-5, 0.05
-CANARIES = 100_000
+CANARIES = 20_000
 ONE = QueryUnderAudit(PrototypeQuery(clip=3.0, count_weight=2.0, noise_multiplier=2.0, min_count=1.0))
 FOUR = QueryUnderAudit(PrototypeQuery(3.0, 2.0, 4.0, 1.0), releases=4, dim=5)
-
-
-def weaken(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    """Noise of half the standard deviation, or none, where the software draws it."""
-
-    def halved(count: int, log2: int) -> NDArray[np.int64]:
-        return discrete_gaussian(count, log2 - 1)
-
-    def off(count: int, log2: int) -> NDArray[np.int64]:
-        return np.zeros(count, np.int64)
-
-    monkeypatch.setattr(query_module, "discrete_gaussian", {"halved": halved, "off": off}[how])
-
-
-@pytest.mark.parametrize("audited", [ONE, FOUR], ids=["one release", "four releases"])
-def test_the_query_keeps_its_claim(audited: QueryUnderAudit) -> None:
-    done = audit(audited, CANARIES, DELTA, LEVEL)
-    assert margin(done, audited.separation()) > FALSE_ALARM
-    assert not done.refuted
-    assert 0.8 < done.bound < done.claimed  # it finds half of what there is
-    assert done.bound == pytest.approx(expected(audited, done, 1.0), abs=0.2)
-
-
-@pytest.mark.parametrize("how", ["halved", "off"])
-@pytest.mark.parametrize("audited", [ONE, FOUR], ids=["one release", "four releases"])
-def test_weaker_noise_refutes_the_claim(
-    audited: QueryUnderAudit, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    weaken(monkeypatch, how)
-    done = audit(audited, CANARIES, DELTA, LEVEL)
-    assert done.refuted
-    assert done.bound > done.claimed > audited.claimed(CANARIES, 1e-3)
-    assert done.p_value < LEVEL
-    if how == "halved":
-        assert margin(done, audited.separation(0.5)) > FALSE_ALARM
-    else:
-        assert done.guesses.right == done.guesses.made
+SUBJECTS = replace(ONE, dim=2, unit=Unit.SUBJECT)
+SHARED = QueryUnderAudit(PrototypeQuery(3.0, 2.0, 2.0 / math.sqrt(3), 1.0), dim=2, shares=3)
+ALL = pytest.mark.parametrize(
+    "audited", [ONE, FOUR, SUBJECTS, SHARED], ids=["one", "four", "subjects", "shared"]
+)
 
 
 def test_the_claim_is_the_accountants() -> None:
     releases = [GaussianRelease(4.0, CANARIES * 6)] * 4
-    assert FOUR.claimed(CANARIES, DELTA) == epsilon(releases, DELTA)
-    assert FOUR.claimed(CANARIES, DELTA) == pytest.approx(ONE.claimed(CANARIES, DELTA), abs=1e-3)
+    assert FOUR.epsilon(CANARIES, DELTA) == epsilon(releases, DELTA)
+    for audited in (FOUR, SUBJECTS, SHARED):
+        assert audited.epsilon(CANARIES, DELTA) == pytest.approx(ONE.epsilon(CANARIES, DELTA), abs=1e-3)
+        assert audited.epsilon(CANARIES, DELTA, 0.5) == pytest.approx(
+            ONE.epsilon(CANARIES, DELTA, 0.5), abs=1e-3
+        )
 
 
-def test_scores_are_a_canarys_inner_product_with_the_noisy_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without noise one for each release if it is in, but for rounding to whole steps; else nothing."""
-    weaken(monkeypatch, "off")
+@ALL
+def test_scores_are_a_canarys_inner_product_with_the_noisy_sums(
+    audited: QueryUnderAudit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without noise it is one for each release, but for rounding to whole steps; nothing of canaries that are out."""
+    weaken_query(monkeypatch, "none")
     coins = fair_coins(3000)
-    for audited in (ONE, FOUR):
-        np.testing.assert_allclose(audited.scores(coins), coins * float(audited.releases), atol=1e-4)
+    np.testing.assert_allclose(audited.scores(coins), coins * float(audited.releases), atol=1e-4)
 
 
-def test_scores_are_as_far_apart_as_is_said() -> None:
-    """Both deviations and the shift, within 6.5 of their errors."""
-    coins = fair_coins(40_000)
-    for audited in (ONE, FOUR):
-        said, sigma = audited.separation(), audited.query.noise_multiplier * audited.releases**0.5
-        scores = audited.scores(coins) / sigma
-        inside, outside = scores[coins], scores[~coins]
-        assert inside.mean() - outside.mean() == pytest.approx(said.shift, abs=6.5 * 2 / 200)
-        assert outside.std() == pytest.approx(1.0, abs=6.5 / 200)
-        assert inside.std() == pytest.approx(said.spread, abs=6.5 / 200)
+@ALL
+def test_scores_are_distributed_as_they_are_simulated(audited: QueryUnderAudit) -> None:
+    """Means and deviations, within 6.5 of their errors."""
+    coins, sigma = fair_coins(20_000), audited.noise_multiplier * audited.releases**0.5
+    for scores in (audited.scores(coins), audited.simulated(coins), 2 * audited.simulated(coins, 0.5)):
+        outside = scores[~coins] / sigma
+        assert outside.mean() == pytest.approx(0.0, abs=6.5 / 99)
+        assert outside.std() == pytest.approx(1.0, abs=6.5 / 140)
+    shift = audited.scores(coins)[coins] - audited.simulated(coins)[coins]
+    assert shift.mean() / sigma == pytest.approx(0.0, abs=6.5 * 1.5 / 99)
+    assert shift.std() / sigma == pytest.approx(math.sqrt(2), abs=6.5 * 1.5 / 140)
 
 
-def test_right_guesses_are_as_many_as_expected() -> None:
-    """Of scores drawn by a seed: the planned number of guesses is that of the mixture, to a few deviations."""
-    rng = np.random.default_rng(2)
-    coins = rng.integers(0, 2, CANARIES).astype(np.bool_)
-    separation = Separation(1.3, 1.2)
-    scores = np.where(coins, rng.normal(1.3, 1.2, CANARIES), rng.normal(size=CANARIES))
-    order = np.argsort(scores)
-    for made in (200, 8000, CANARIES):
-        half = made // 2
-        right = coins[order[-half:]].sum() + (~coins[order[:half]]).sum()
-        assert separation.right(CANARIES, made) == pytest.approx(right, abs=5 * made**0.5)
-    assert separation.right(CANARIES, 0) == 0
-    assert 10 <= best_guesses(20, separation, 1.0, DELTA) <= 20
+def test_a_subject_that_is_not_bounded_as_a_whole_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A double that adds up a subject's records, where it should take means and share them among its classes."""
+    plan = plan_of(SUBJECTS, CANARIES, LEVEL, 2400)
+    assert audit(SUBJECTS, plan).verdict is Verdict.STANDS
+    bounded = joint.factor
+    monkeypatch.setattr(joint, "factor", lambda classes, records: bounded(1, 1))
+    assert audit(SUBJECTS, plan).verdict is Verdict.REFUTED
+
+
+def test_clipping_single_coordinates_is_no_clipping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Canaries are as long in each coordinate: a double that clips these one by one is found."""
+    wide = replace(ONE, dim=9)
+
+    def of_coordinates(grid: Any, features: Any) -> Any:
+        return np.trunc(np.clip(features / grid.step, -grid.radius, grid.radius)).astype(np.int64)
+
+    assert math.sqrt(wide.dim) < LENGTH
+    monkeypatch.setattr("algorithms.grid.Grid.records", of_coordinates)
+    assert audit(wide, plan_of(wide, CANARIES, LEVEL)).verdict is Verdict.REFUTED
 
 
 # The command
@@ -116,37 +99,92 @@ def audited(*arguments: object) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-def test_what_the_command_finds() -> None:
-    code, text = audited("--json")
+@pytest.mark.parametrize(
+    ("double", "code", "verdict"),
+    [("as claimed", 0, "stands"), ("none", 3, "refuted"), ("half", 3, "refuted")],
+)
+def test_what_the_command_finds(
+    double: Double, code: int, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At ε = 8, where no noise at all once stood."""
+    weaken_query(monkeypatch, double)
+    ended, text = audited("--noise-multiplier", 0.6, "--canaries", 50_000, "--guesses", 24_000, "--json")
     found: dict[str, Any] = json.loads(text)
-    assert (code, found["refuted"], found["mechanism"]) == (0, False, "prototypes")
-    assert found["canaries"] == CANARIES
-    assert 0.8 < found["epsilon_bound"] < found["epsilon_claimed"] == pytest.approx(1.993, abs=1e-3)
-    assert found["expected_bound"]["half the noise"] > found["epsilon_claimed"]
-    # More right guesses than refute: a probability below 1e-15.
-    code, text = audited("--canaries", 5000, "--guesses", 400, "--confidence", 0.9, "--dim", 3)
-    assert code == 0
-    assert "400 guesses" in text
-    assert "confidence of 90 %" in text
-    assert "the claim stands" in text
+    assert (ended, found["verdict"], found["mechanism"]) == (code, verdict, "prototypes")
+    assert (found["canaries"], found["guesses"], found["level"]) == (50_000, 24_000, pytest.approx(0.05))
+    assert found["epsilon_claimed"] == pytest.approx(8.004, abs=1e-3)
+    assert (found["epsilon_bound"] >= found["epsilon_claimed"]) is (code == 3)
+    assert (
+        found["expected_bound"]["half the noise"]
+        > found["epsilon_claimed"]
+        > found["expected_bound"]["noise as claimed"]
+    )
+    assert found["half_the_noise_passes"] < 1e-9
+    assert (found["right"] >= found["right_that_refute"]) is (code == 3)
+    assert (found["p_value"] < 0.05) is (code == 3)
+    assert found["not_played"]
+
+
+def test_few_canaries_are_too_weak() -> None:
+    code, text = audited("--canaries", 100, "--guesses", 10, "--noise-multiplier", 0.6)
+    assert code == 4
+    assert text.startswith("TOO WEAK TO TELL")
+    assert "--canaries" in text
 
 
 def test_the_command_takes_what_is_agreed() -> None:
-    """4 releases with a noise multiplier of 6.3, as the sample has them; a right claim is refuted with 1e-9 at most."""
+    """4 releases with a noise multiplier of 6.3, as the sample has them."""
     sample = Path(__file__).parents[2] / "deploy" / "samples" / "agreement-private.toml"
-    sure = ("--canaries", 2000, "--confidence", 0.999999999, "--json")
-    code, text = audited("--agreement", sample, *sure)
-    assert code == 0
-    assert json.loads(text)["epsilon_claimed"] == pytest.approx(epsilon([GaussianRelease(6.3)] * 4, DELTA))
-    _, text = audited("--agreement", sample, "--releases", 1, *sure)
-    assert json.loads(text)["epsilon_claimed"] == pytest.approx(epsilon([GaussianRelease(6.3)], DELTA))
+    few = ("--agreement", sample, "--canaries", 1000, "--guesses", 100, "--json")
+    found = json.loads(audited(*few)[1])
+    assert found["epsilon_claimed"] == pytest.approx(epsilon([GaussianRelease(6.3)] * 4, DELTA))
+    assert any("canaries have 4" in part for part in found["not_played"])
+    found = json.loads(audited(*few, "--releases", 1)[1])
+    assert found["epsilon_claimed"] == pytest.approx(epsilon([GaussianRelease(6.3)], DELTA))
 
 
-def test_the_command_fails_where_the_claim_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
-    weaken(monkeypatch, "off")
-    code, text = audited("--canaries", 2000)
-    assert code == 1
-    assert "the claim is refuted" in text
+FEDPC: dict[str, Any] = {"method": "fedpc", "averaging": {"parameters": 1000}}
+FEDPLCC: dict[str, Any] = {"method": "fedplcc", "averaging": {"parameters": 1000}, "protection": "plain"}
+PRIVATE = {"extractor": "private", "dp_sgd": {"noise_multiplier": 2.0, "clip": 1.0, "sampling_rate": 0.1}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "privacy", "told", "played"),
+    [
+        ({}, {"unit": "subject"}, "", {"unit": Unit.SUBJECT}),
+        ({}, {"unit": "site"}, "a whole site", {"unit": Unit.SITE}),
+        ({}, {"project_from": 16}, "projection", {}),
+        ({}, {"extractor": "trained"}, "no guarantee", {}),
+        ({}, PRIVATE, "releases and DP-SGD together", {}),
+        (FEDPLCC, PRIVATE, "cells", {}),
+        (FEDPC | {"protection": "masked"}, {"noise": "distributed", "colluding": 1}, "masks", {"shares": 2}),
+    ],
+)
+def test_what_is_agreed_is_played_or_named(
+    changes: dict[str, Any],
+    privacy: dict[str, Any],
+    told: str,
+    played: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    section = {"clip": 2.0, "noise_multiplier": 4.0} | privacy
+    inner = section.pop("dp_sgd", None)
+    table = (
+        AGREEMENT | {"protection": "plain", "training": {"norm": "group"}} | changes | {"privacy": section}
+    )
+    file = write(tmp_path / "agreement.toml", table)
+    if inner is not None:
+        lines = "".join(f"{name} = {value}\n" for name, value in inner.items())
+        file.write_text(file.read_text("utf-8") + f"\n[privacy.dp_sgd]\n{lines}", "utf-8")
+    seen: list[tuple[Any, QueryUnderAudit]] = []
+    monkeypatch.setattr(budget_audit, "_run", lambda asked, audited, _: seen.append((asked, audited)))
+    code, text = audited("--agreement", file)
+    assert code == 0, text
+    ((asked, mechanism),) = seen
+    assert told in " ".join(asked.not_played)
+    assert mechanism.noise_multiplier == pytest.approx(4.0)
+    assert {name: getattr(mechanism, name) for name in played} == played
 
 
 @pytest.mark.parametrize(

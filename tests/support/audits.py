@@ -1,27 +1,48 @@
-"""How far an audit is from going the other way by chance."""
+"""Doubles of the two mechanisms under audit: less noise than they claim, or no clipping."""
 
 from __future__ import annotations
 
-import math
+from typing import Literal
 
-from protoseal.evaluation.audit import Audit, Guesses, p_value
-from protoseal.evaluation.audit_power import Separation
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from torch import Tensor
 
-FALSE_ALARM = math.log(1e9)
+from algorithms.grid import Float, Grid, Ints
+from crypto.discrete_gaussian import discrete_gaussian
+from secure_client.privacy import dp_sgd
+from secure_client.privacy import query as query_module
+from secure_client.privacy.dp_sgd import GradientGrid
+
+Double = Literal["as claimed", "three quarters", "half", "none", "no clipping"]
+DOUBLES: tuple[Double, ...] = ("as claimed", "three quarters", "half", "none", "no clipping")
+NOISE: dict[Double, float] = {"three quarters": 0.75, "half": 0.5, "none": 0.0}
+draw_noise = dp_sgd.draw_noise
 
 
-def margin(done: Audit, separation: Separation) -> float:
-    """−log of the probability that an audit with such scores is on the other side of the claim.
+def weaken_query(monkeypatch: pytest.MonkeyPatch, how: Double) -> None:
+    """Change the noise where the query draws it, or the clipping where records become whole steps."""
 
-    Given the scores coins are independent, so that right guesses stray from their mean as Hoeffding 1963, theorem 1,
-    says. That mean itself moves with the scores' order statistics; a tenth of the distance is left for it, many of
-    its deviations.
-    """
-    canaries, made = done.guesses.canaries, done.guesses.made
-    mean, low, high = separation.right(canaries, made), made // 2, made
-    while low < high:
-        middle = (low + high) // 2
-        above = p_value(Guesses(canaries, made, middle), done.claimed + 1e-3, done.delta) < done.level
-        low, high = (low, middle) if above else (middle + 1, high)
-    usual, far = mean / made, (mean + 0.9 * (low - mean)) / made
-    return made * (far * math.log(far / usual) + (1 - far) * math.log((1 - far) / (1 - usual)))
+    def drawn(count: int, log2: int) -> NDArray[np.int64]:
+        return np.asarray(np.rint(NOISE[how] * discrete_gaussian(count, log2)), dtype=np.int64)
+
+    def unclipped(grid: Grid, features: Float) -> Ints:
+        return np.asarray(np.trunc(features / grid.step), dtype=np.int64)
+
+    if how in NOISE:
+        monkeypatch.setattr(query_module, "discrete_gaussian", drawn)
+    elif how == "no clipping":
+        monkeypatch.setattr(Grid, "records", unclipped)
+
+
+def weaken_training(monkeypatch: pytest.MonkeyPatch, how: Double) -> None:
+    """Change the noise of steps of DP-SGD where it is drawn, or the clipping of gradients."""
+
+    def unclipped(grid: GradientGrid, rows: Tensor) -> Tensor:
+        return rows.div_(grid.step).trunc_()
+
+    if how in NOISE:
+        monkeypatch.setattr(dp_sgd, "draw_noise", lambda count: np.rint(NOISE[how] * draw_noise(count)))
+    elif how == "no clipping":
+        monkeypatch.setattr(GradientGrid, "clip_", unclipped)
