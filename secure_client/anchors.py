@@ -29,10 +29,10 @@ from protoseal_wire.anchors import anchor_key
 from protoseal_wire.messages import ActiveList, LedgerAnchor, PhaseKey
 from secure_client.errors import RolledBackError, Violation
 from secure_client.journal import Journal
+from secure_client.privacy.accountants import accountant_of
 from secure_client.privacy.chain import Anchor
 from secure_client.privacy.entries import Limit
 from secure_client.privacy.ledger import Ledger, read_account
-from secure_client.privacy.planned import cost
 from secure_client.privacy.releases import NO_GUARANTEE
 
 PEERS = ".peers"
@@ -211,8 +211,8 @@ def check_kept_beside(budget: BudgetSection) -> None:
                 " older copy was put in its place, or its end was cut off; bring the latest back, or, if that is lost,"
                 " say ledger_lost = true in [privacy] of the site's file: nothing of it has a guarantee then"
             )
-        limit = Limit(budget.epsilon, budget.delta, budget.unit)
-        Ledger(budget.ledger, budget.dataset, limit, epsilon=cost).lose(kept.seq)
+        by = accountant_of(budget.accountant)
+        Ledger(budget.ledger, budget.dataset, Limit.of(budget), epsilon=by).lose(kept.seq)
         record.forget(_OWN, kept.key)
         _log.warning("%s: entries up to %d of %s are lost", NO_GUARANTEE, kept.seq, budget.ledger)
 

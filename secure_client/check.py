@@ -124,7 +124,7 @@ def _privacy(config: SiteConfig) -> str:
     if agreement.privacy is None or own is None or releases is None:
         raise BudgetError("nothing is released with noise")
     check_room(agreement, agreement.privacy, read_account(own.ledger))
-    planned, spent = planned_epsilon(agreement, agreement.privacy, own.delta), releases.spent
+    planned, spent = planned_epsilon(agreement, agreement.privacy, own.delta, own.accountant), releases.spent
     label = "" if spent.guaranteed else f"{NO_GUARANTEE}: "
     begins = f"; the ledger {own.ledger} is begun with that limit" if begun else ""
     return (

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from protoseal.commands.budget_ledger import accountant
+from protoseal.commands.budget_ledger import accountant as accountant_by
 from protoseal.commands.reporting import one_line_errors
+from protoseal.config import Accounting
 from protoseal.errors import UserError
 from secure_client.privacy.decisions import LONGEST_REASON
 from secure_client.privacy.entries import Limit
@@ -17,26 +18,44 @@ from secure_client.privacy.limits import epsilon_of
 
 @click.command("allow")
 @click.argument("ledger", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--epsilon", type=float, required=True, help="All that may ever be spent, over all runs.")
+@click.option(
+    "--epsilon", type=float, help="All that may ever be spent, over all runs; the same unless given."
+)
 @click.option("--delta", type=float, help="The same as before unless given.")
+@click.option(
+    "--accountant",
+    type=click.Choice([each.value for each in Accounting]),
+    help="How it is counted, from the first entry on; the same as before unless given.",
+)
 @click.option(
     "--reason", required=True, help=f"Who decided it and why, in at most {LONGEST_REASON} characters."
 )
 @one_line_errors
-def allow_command(*, ledger: Path, epsilon: float, delta: float | None, reason: str) -> None:
-    """Raise or lower a data set's limit, by an entry of its ledger that stays there.
+def allow_command(
+    *, ledger: Path, epsilon: float | None, delta: float | None, accountant: str | None, reason: str
+) -> None:
+    """Raise or lower a data set's limit, or count it otherwise, by an entry of its ledger that stays there.
 
-    The site's file has to say the same limit from then on. What is spent already stays spent.
+    The site's file has to say the same from then on. What is spent already stays spent. --accountant renyi-filter
+    covers agreements that are chosen after looking at earlier results, and cannot be taken back.
     """
     before = read_account(ledger)
     was = before.limit
-    account = Ledger(ledger, before.budget.dataset, was, epsilon=accountant())
+    account = Ledger(ledger, before.budget.dataset, was, epsilon=accountant_by(was))
     try:
-        account.allow(Limit(epsilon, was.delta if delta is None else delta, was.unit), reason)
+        account.allow(
+            Limit(
+                was.epsilon if epsilon is None else epsilon,
+                was.delta if delta is None else delta,
+                was.unit,
+                was.accountant if accountant is None else Accounting(accountant),
+            ),
+            reason,
+        )
     except ValueError as error:
         raise UserError(str(error)) from error
     after = read_account(ledger)
-    spent = epsilon_of(after.history, after.limit, accountant())
+    spent = epsilon_of(after.history, after.limit, accountant_by(after.limit))
     click.echo(
         f"The limit of data set {after.budget.dataset!r} was {was}, and is {after.limit}; epsilon {spent:.6g} of it is"
         f" spent. Let [privacy] of the site's file say the same."

@@ -6,7 +6,6 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 
 import click
@@ -14,7 +13,7 @@ import click
 from protoseal.commands.reporting import one_line_errors
 from secure_client.privacy.chain import Anchor
 from secure_client.privacy.decisions import allowance_to_json, exposure_to_json, loss_to_json
-from secure_client.privacy.entries import NEIGHBOURS, Entry, is_guaranteed, spending_to_json
+from secure_client.privacy.entries import NEIGHBOURS, Entry, Limit, is_guaranteed, spending_to_json
 from secure_client.privacy.events import DpSgd, Event, event_to_json
 from secure_client.privacy.ledger import Account, read_account
 from secure_client.privacy.limits import Accountant, epsilon_of, in_words, remaining
@@ -50,7 +49,7 @@ def show_command(*, ledger: Path, as_json: bool) -> None:
     The first words are NO GUARANTEE where exact values left, or an earlier ledger was lost.
     """
     account = read_account(ledger)
-    epsilon = accountant()
+    epsilon = accountant(account.limit)
     spent = epsilon_of(account.history, account.limit, epsilon)
     left = _remaining(account, epsilon)
     facts = _facts(account) | {"epsilon_spent": spent}
@@ -107,11 +106,12 @@ def _verified(account: Account, anchor: Anchor | None, *, as_json: bool) -> None
     )
 
 
-def accountant() -> Accountant:
-    """The site's."""
+def accountant(limit: Limit) -> Accountant:
+    """Return the ledger's."""
     # Only where it is needed: it takes a second to import, and `verify` does without.
-    epsilon: Accountant = import_module("secure_client.privacy.accounting").epsilon
-    return epsilon
+    from secure_client.privacy.accountants import accountant_of
+
+    return accountant_of(limit.accountant)
 
 
 def _facts(account: Account) -> dict[str, object]:
@@ -123,6 +123,7 @@ def _facts(account: Account) -> dict[str, object]:
         "delta": limit.delta,
         "unit": str(limit.unit),
         "neighbours": NEIGHBOURS,
+        "accountant": str(limit.accountant),
         "spendings": len(account.entries),
         "without_guarantee": sum(not is_guaranteed(each) for each in account.entries)
         + len(account.exposures)

@@ -35,7 +35,15 @@ from protoseal.config.methods import (
     FedplccSection,
     PfplSection,
 )
-from protoseal.config.privacy import BudgetSection, DpSgdSection, Extractor, Noise, PrivacySection, Unit
+from protoseal.config.privacy import (
+    Accounting,
+    BudgetSection,
+    DpSgdSection,
+    Extractor,
+    Noise,
+    PrivacySection,
+    Unit,
+)
 from protoseal.config.reading import ConfigError, Section
 from protoseal.config.simulation import SimulationConfig, load_simulation
 from protoseal.config.training import Norm, Optimiser, PreprocessingSection, TrainingSection
@@ -45,6 +53,7 @@ __all__ = [
     "CONTROLS",
     "DEPLOYABLE",
     "SIMULATED",
+    "Accounting",
     "AddedMethod",
     "AddedProtection",
     "Agreement",

@@ -74,6 +74,19 @@ class Noise(StrEnum):
     DISTRIBUTED = "distributed"
 
 
+class Accounting(StrEnum):
+    """How a ledger counts what was spent, and so what may be chosen after earlier outputs were seen.
+
+    ``PLD``: by privacy loss distributions; DP-SGD is refused beside entries of another agreement. ``PLANNED``: the same
+    without that refusal, on the site's word that all agreements were fixed before the first of them released anything.
+    ``RENYI``: by a Rényi filter, under which every agreement may follow from all earlier outputs.
+    """
+
+    PLD = "pld"
+    PLANNED = "pld-planned"
+    RENYI = "renyi-filter"
+
+
 class PrivacySection(Section):
     """What sites release: noisy class means of clipped features, the same in every round until the next release.
 
@@ -174,6 +187,7 @@ class BudgetSection(Section):
     ``allow_no_guarantee``: what is agreed may lack a record-level guarantee, or all privacy. ``ledger_lost``: where the
     ledger lacks what the site has shown of it, it goes on all the same, without a guarantee from then on. Noise that is
     distributed is refused without ``least_colluding``, the fewest colluding sites that it has to hold off.
+    ``accountant`` is the ledger's (:class:`Accounting`).
     """
 
     dataset: Annotated[str, Field(min_length=1, max_length=200)]
@@ -188,6 +202,7 @@ class BudgetSection(Section):
     largest_sampling_rate: Rate | None = None
     allow_no_guarantee: bool = False
     ledger_lost: bool = False
+    accountant: Accounting = Accounting.PLD
     least_colluding: Colluding | None = None
 
     def check(self, agreed: PrivacySection | None, rounds: int) -> None:

@@ -194,11 +194,12 @@ def _trained(training: tuple[DpSgd, ...], width: float) -> PLDAccountant:
     """Not to be changed by a caller: composed once for every number of releases that is tried beside it."""
     accountant = PLDAccountant(NEIGHBOURS, value_discretization_interval=width)
     for each in training:
-        accountant.compose(_as_event(each))
+        accountant.compose(as_event(each))
     return accountant
 
 
-def _as_event(training: DpSgd) -> DpEvent:
+def as_event(training: DpSgd) -> DpEvent:
+    """Return steps of DP-SGD as ``dp_accounting`` has them."""
     step = PoissonSampledDpEvent(training.sampling_rate, GaussianDpEvent(training.noise_multiplier))
     return SelfComposedDpEvent(step, training.steps)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from protoseal.config import Unit
 from secure_client.privacy.entries import Entry, Limit, entry_from_json
 
 LONGEST_REASON = 500
@@ -66,13 +65,10 @@ def loss_to_json(loss: Loss) -> dict[str, object]:
 
 def allowance_to_json(allowance: Allowance) -> dict[str, object]:
     """A line's content."""
-    limit = allowance.limit
     return {
         "kind": _LIMIT,
         "time": allowance.time,
-        "epsilon": limit.epsilon,
-        "delta": limit.delta,
-        "unit": str(limit.unit),
+        **allowance.limit.to_json(),
         "reason": allowance.reason,
     }
 
@@ -106,12 +102,10 @@ def _loss(content: Mapping[str, object]) -> Loss:
 
 
 def _allowance(content: Mapping[str, object]) -> Allowance:
-    epsilon, delta, reason, time = (content.get(name) for name in ("epsilon", "delta", "reason", "time"))
-    if not (isinstance(epsilon, float) and isinstance(delta, float)):
-        raise ValueError("it does not say what the limit is")
+    reason, time = content.get("reason"), content.get("time")
     if not (isinstance(reason, str) and isinstance(time, str)):
         raise ValueError("it does not say why the limit changed")
-    allowance = Allowance(Limit(epsilon, delta, Unit(str(content.get("unit")))), reason, time)
+    allowance = Allowance(Limit.from_json(content), reason, time)
     _check_all_said(allowance_to_json(allowance), content)
     return allowance
 

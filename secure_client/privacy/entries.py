@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from protoseal.config import Unit
+from protoseal.config import Accounting, BudgetSection, Unit
 from secure_client.privacy.events import Event, event_from_json, event_to_json
 
 FORMAT = 1
@@ -21,7 +21,7 @@ Fact = str | int | float
 
 @dataclass(frozen=True)
 class Limit:
-    """All that may ever be spent of one data set: (epsilon, delta) for one unit added or removed.
+    """All that may ever be spent of one data set: (epsilon, delta) for one unit added or removed, by an accountant.
 
     ``ValueError`` unless epsilon is positive and finite and delta is between 0 and 1.
     """
@@ -29,6 +29,12 @@ class Limit:
     epsilon: float
     delta: float
     unit: Unit = Unit.RECORD
+    accountant: Accounting = Accounting.PLD
+
+    @classmethod
+    def of(cls, budget: BudgetSection) -> Limit:
+        """Return what a site's file says."""
+        return cls(budget.epsilon, budget.delta, budget.unit, budget.accountant)
 
     def __post_init__(self) -> None:
         if not (0 < self.epsilon < math.inf):
@@ -38,9 +44,25 @@ class Limit:
         object.__setattr__(self, "epsilon", float(self.epsilon))
         object.__setattr__(self, "delta", float(self.delta))
         object.__setattr__(self, "unit", Unit(self.unit))
+        object.__setattr__(self, "accountant", Accounting(self.accountant))
 
     def __str__(self) -> str:
-        return f"epsilon {self.epsilon:g} at delta {self.delta:g} for one {self.unit}"
+        by = "" if self.accountant is Accounting.PLD else f", counted by {self.accountant}"
+        return f"epsilon {self.epsilon:g} at delta {self.delta:g} for one {self.unit}{by}"
+
+    def to_json(self) -> dict[str, object]:
+        """Return the fields of a line; the default accountant has none."""
+        by = {} if self.accountant is Accounting.PLD else {"accountant": str(self.accountant)}
+        return {"epsilon": self.epsilon, "delta": self.delta, "unit": str(self.unit), **by}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, object]) -> Limit:
+        """Return what :meth:`to_json` made; ``ValueError`` for anything else."""
+        epsilon, delta = content.get("epsilon"), content.get("delta")
+        if not (isinstance(epsilon, float) and isinstance(delta, float)):
+            raise ValueError("it does not say what the limit is")
+        by = Accounting(str(content.get("accountant", Accounting.PLD)))
+        return cls(epsilon, delta, Unit(str(content.get("unit"))), by)
 
 
 @dataclass(frozen=True)
@@ -97,14 +119,11 @@ def is_guaranteed(entry: Entry) -> bool:
 
 def budget_to_json(budget: Budget) -> dict[str, object]:
     """The first line's content."""
-    limit = budget.limit
     return {
         "kind": "budget",
         "format": FORMAT,
         "dataset": budget.dataset,
-        "epsilon": limit.epsilon,
-        "delta": limit.delta,
-        "unit": str(limit.unit),
+        **budget.limit.to_json(),
         "neighbours": NEIGHBOURS,
         **({"salt": budget.salt} if budget.salt else {}),
     }
@@ -112,13 +131,13 @@ def budget_to_json(budget: Budget) -> dict[str, object]:
 
 def budget_from_json(content: Mapping[str, object]) -> Budget:
     """What :func:`budget_to_json` made; ``ValueError`` for anything else."""
-    dataset, epsilon, delta = (content.get(name) for name in ("dataset", "epsilon", "delta"))
-    if not (isinstance(dataset, str) and isinstance(epsilon, float) and isinstance(delta, float)):
+    dataset = content.get("dataset")
+    if not isinstance(dataset, str):
         raise ValueError("it does not begin with a data set and its limit")
     salt = content.get("salt", "")
     if not (isinstance(salt, str) and re.fullmatch("|[0-9a-f]{32}", salt)):
         raise ValueError("it begins with a salt that is none")
-    budget = Budget(dataset, Limit(epsilon, delta, Unit(str(content.get("unit")))), salt)
+    budget = Budget(dataset, Limit.from_json(content), salt)
     if budget_to_json(budget) != content:
         raise ValueError("it begins with a budget of another version, or with none")
     return budget

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from protoseal.config import Agreement
 from protoseal.config.privacy import BudgetSection
-from secure_client.privacy.accounting import epsilon
+from secure_client.privacy.accountants import accountant_of
 from secure_client.privacy.chain import Anchor
 from secure_client.privacy.entries import Limit
 from secure_client.privacy.ledger import Ledger
@@ -22,9 +22,8 @@ class ExactReleases:
     def __init__(self, agreement: Agreement, budget: BudgetSection) -> None:
         """Open the ledger, or begin it; :class:`LedgerError` where it cannot be written, or is of another limit."""
         self._agreement, self._budget = agreement, budget
-        self._ledger = Ledger(
-            budget.ledger, budget.dataset, Limit(budget.epsilon, budget.delta, budget.unit), epsilon=epsilon
-        )
+        by = accountant_of(budget.accountant)
+        self._ledger = Ledger(budget.ledger, budget.dataset, Limit.of(budget), epsilon=by)
 
     def declare(self) -> None:
         """Have it in the ledger that this run has no guarantee, once; durable when this returns.

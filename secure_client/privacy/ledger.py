@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from protoseal.config import Accounting
 from secure_client.errors import LedgerError, RolledBackError
 from secure_client.privacy import durable
 from secure_client.privacy.chain import NO_LINE, Anchor, Chain, ChainError, make_line, read_chain
@@ -45,7 +46,7 @@ from secure_client.privacy.entries import (
     spending_to_json,
 )
 from secure_client.privacy.events import Event
-from secure_client.privacy.limits import Accountant, epsilon_of, fits, refusal, remaining
+from secure_client.privacy.limits import Accountant, check_covered, epsilon_of, fits, refusal, remaining
 
 _log = logging.getLogger("protoseal.site")
 _NOTHING = Anchor(-1, NO_LINE)
@@ -190,11 +191,17 @@ class Ledger:
         """
         with self._opened() as file:
             history = self.history
+            check_covered(self._seen.entries, spending, self._budget.limit)
             if fits(history, spending.event, self._budget.limit, self._epsilon):
                 self._append(file, self.anchor, spending_to_json(spending, now()))
                 return self.anchor
         # Not under the lock: it takes the accountant many times as long to say what would have fitted.
         raise refusal(history, spending, self._budget, self._epsilon)
+
+    def check_covered(self, spending: Spending) -> None:
+        """Raise :class:`BudgetError` for what the ledger's accountant does not cover. Records nothing."""
+        with self._opened():
+            check_covered(self._seen.entries, spending, self._budget.limit)
 
     def expose(self, run: str, agreement_hash: bytes) -> bool:
         """Record that exact values are about to leave in this run, unless it says so already; whether it did not.
@@ -218,7 +225,9 @@ class Ledger:
     def allow(self, limit: Limit, reason: str) -> Anchor:
         """Set the limit, which may be less than what is spent: then nothing more fits. Durable when this returns.
 
-        ``ValueError`` for a reason that is none, for another unit, and where that is the limit already;
+        Another accountant counts all entries from the first on, in a :class:`Ledger` that is opened with it.
+        ``ValueError`` for a reason that is none, for another unit, for an accountant in place of the Rényi filter, and
+        where that is the limit already;
         :class:`LedgerError` if it could not be made durable, and may hold all the same.
         """
         allowance = Allowance(limit, reason, now())
@@ -227,6 +236,11 @@ class Ledger:
         if limit.unit != self._budget.limit.unit:
             raise ValueError(
                 f"what is counted for one {self._budget.limit.unit} says nothing of one {limit.unit}"
+            )
+        if self._budget.limit.accountant is Accounting.RENYI and limit.accountant is not Accounting.RENYI:
+            raise ValueError(
+                f"{Accounting.RENYI.value} may have let agreements follow from earlier outputs, which no other"
+                " accountant covers: it stays"
             )
         with self._opened() as file:
             self._append(file, self.anchor, allowance_to_json(allowance))

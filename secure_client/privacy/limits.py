@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from protoseal.config import Accounting
 from secure_client.errors import BudgetError
-from secure_client.privacy.entries import Budget, Limit, Spending
+from secure_client.privacy.entries import Budget, Entry, Limit, Spending
 from secure_client.privacy.events import DpSgd, Event, GaussianRelease
 
 Accountant = Callable[[Sequence[Event], float], float]
@@ -25,6 +26,27 @@ def epsilon_of(history: Sequence[Event], limit: Limit, epsilon: Accountant) -> f
 def fits(history: Sequence[Event], event: Event, limit: Limit, epsilon: Accountant) -> bool:
     """Whether epsilon stays within the limit; false for what is not a number."""
     return epsilon((*history, event), limit.delta) <= limit.epsilon
+
+
+def check_covered(entries: Sequence[Entry], spending: Spending, limit: Limit) -> None:
+    """Raise :class:`BudgetError` for DP-SGD beside entries of another agreement, where the accountant needs a plan.
+
+    Parameters that were chosen after looking at earlier outputs are covered for Gaussian releases alone
+    (docs/adr/0021-accounting-across-runs.md).
+    """
+    if limit.accountant is not Accounting.PLD:
+        return
+    spent = [*(each.spending for each in entries), spending]
+    if len({each.agreement_hash for each in spent}) > 1 and any(
+        isinstance(each.event, DpSgd) for each in spent
+    ):
+        raise BudgetError(
+            f"{spending.release} is under another agreement than the ledger's entries, and there is DP-SGD among them:"
+            f" accountant = {Accounting.PLD.value!r} does not cover an agreement that was chosen after looking at what"
+            " earlier ones gave. `protoseal budget allow --accountant renyi-filter` does, for more epsilon; or, where"
+            " all agreements were fixed before the first of them released anything, --accountant pld-planned; then let"
+            " [privacy] of the site's file say the same"
+        )
 
 
 def refusal(history: Sequence[Event], spending: Spending, budget: Budget, epsilon: Accountant) -> BudgetError:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 
-from protoseal.config import Agreement
+from protoseal.config import Accounting, Agreement
 from protoseal.config.privacy import BudgetSection, PrivacySection
 from secure_client.errors import BudgetError
-from secure_client.privacy.accounting import Composed
+from secure_client.privacy.accountants import accountant_of, cost
 from secure_client.privacy.events import DpSgd, Event, GaussianRelease
 from secure_client.privacy.query import PrototypeQuery
 
@@ -40,16 +38,6 @@ def training_of(agreement: Agreement, agreed: PrivacySection) -> DpSgd | None:
     return DpSgd(settings.noise_multiplier, settings.sampling_rate, steps)
 
 
-def cost(history: Sequence[Event], delta: float) -> float:
-    """:func:`accounting.epsilon`, remembered: the sites that one process simulates have the same histories."""
-    return _cost(Composed.of(history), delta)
-
-
-@lru_cache(maxsize=1024)
-def _cost(composed: Composed, delta: float) -> float:
-    return composed.epsilon(delta)
-
-
 def planned_history(agreement: Agreement, agreed: PrivacySection) -> list[Event]:
     """All of a run: the training of every round, and every release."""
     training = training_of(agreement, agreed)
@@ -57,9 +45,11 @@ def planned_history(agreement: Agreement, agreed: PrivacySection) -> list[Event]
     return [*trained, *[event_of(agreement, agreed)] * agreement.releases]
 
 
-def planned_epsilon(agreement: Agreement, agreed: PrivacySection, delta: float) -> float:
-    """Of :func:`planned_history`; infinite where the noise is too little to say."""
-    return cost(planned_history(agreement, agreed), delta)
+def planned_epsilon(
+    agreement: Agreement, agreed: PrivacySection, delta: float, accountant: Accounting = Accounting.PLD
+) -> float:
+    """Return what :func:`planned_history` costs; infinite where the noise is too little to say."""
+    return accountant_of(accountant)(planned_history(agreement, agreed), delta)
 
 
 def planned_in_words(agreement: Agreement, agreed: PrivacySection) -> str:

@@ -14,13 +14,20 @@ from algorithms.grid import Float, Ints
 from protoseal.config import Agreement
 from protoseal.config.privacy import USUAL_DEVIATIONS, BudgetSection, Extractor, PrivacySection, Unit
 from secure_client.errors import BudgetError
+from secure_client.privacy.accountants import accountant_of
 from secure_client.privacy.cells import Cells, ReleasedCells, release_cells
 from secure_client.privacy.chain import Anchor
 from secure_client.privacy.entries import GUARANTEE, Fact, Limit, Release, Spending
 from secure_client.privacy.events import Event
 from secure_client.privacy.joint import joint_sums
 from secure_client.privacy.ledger import Ledger
-from secure_client.privacy.planned import cost, event_of, planned_epsilon, planned_in_words, training_of
+from secure_client.privacy.planned import (
+    event_of,
+    planned_epsilon,
+    planned_history,
+    planned_in_words,
+    training_of,
+)
 from secure_client.privacy.query import Bool, PrototypeQuery, Released, Sums
 
 _log = logging.getLogger("protoseal.site")
@@ -67,13 +74,15 @@ class Releases:
         except ValueError as error:
             raise BudgetError(f"[privacy] of the agreement: {error}") from error
         self._weights: str | None = None
-        self._check_planned(planned_epsilon(agreement, agreed, budget.delta))
+        self._check_planned(planned_epsilon(agreement, agreed, budget.delta, budget.accountant))
         if budget.unit is not agreed.unit:
             raise BudgetError(
                 f"releases for one {agreed.unit} cannot be paid out of a budget for one {budget.unit}"
             )
-        limit = Limit(budget.epsilon, budget.delta, budget.unit)
-        self._ledger = Ledger(budget.ledger, budget.dataset, limit, epsilon=cost)
+        by = accountant_of(budget.accountant)
+        self._ledger = Ledger(budget.ledger, budget.dataset, Limit.of(budget), epsilon=by)
+        for event in planned_history(agreement, agreed)[:1]:  # training, if any round is to train by DP-SGD
+            self._ledger.check_covered(Spending(Release(agreement.run, 1, TRAINING), agreement.hash(), event))
 
     def begin_with(self, weights: str) -> None:
         """The SHA-256 of the initial model in hex, for the ledger to have with whatever is spent."""

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from protoseal.config import Agreement
 from protoseal.config.privacy import PrivacySection
 from secure_client.errors import BudgetError
+from secure_client.privacy.accountants import accountant_of
 from secure_client.privacy.entries import Release
 from secure_client.privacy.events import Event
 from secure_client.privacy.ledger import Account
-from secure_client.privacy.planned import cost, event_of, training_of
+from secure_client.privacy.planned import event_of, training_of
 from secure_client.privacy.releases import TRAINING, WHAT
 
 
@@ -41,6 +42,7 @@ def first_without_room(agreement: Agreement, agreed: PrivacySection, account: Ac
     }
     left = [each for each in planned_by_round(agreement, agreed) if each[0] not in paid]
     events, limit = [event for _, event in left], account.limit
+    cost = accountant_of(limit.accountant)
 
     def exceeds(count: int) -> bool:
         return not cost([*account.history, *events[:count]], limit.delta) <= limit.epsilon
@@ -57,7 +59,7 @@ def check_room(agreement: Agreement, agreed: PrivacySection, account: Account) -
     if number is None:
         return
     limit = account.limit
-    spent = cost(account.history, limit.delta) if account.history else 0.0
+    spent = accountant_of(limit.accountant)(account.history, limit.delta) if account.history else 0.0
     raise BudgetError(
         f"the budget of {account.budget.dataset!r} does not pay for round {number} of {agreement.rounds}: epsilon"
         f" {spent:.4g} of {limit} is spent; agree on more noise or fewer releases (`protoseal budget plan`), or raise"

@@ -24,9 +24,10 @@ from protoseal.files import MODEL, write_agreement
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.app import JOURNAL, STORAGE_KEY, open_party
 from secure_client.check import Finding, check_site
+from secure_client.privacy.accountants import cost
 from secure_client.privacy.entries import GUARANTEE, Limit, Release, Spending
 from secure_client.privacy.ledger import Ledger
-from secure_client.privacy.planned import cost, event_of, planned_epsilon
+from secure_client.privacy.planned import event_of, planned_epsilon
 from secure_client.setup import open_journal
 from tests.e2e.federations import small_agreement, small_sites
 from tests.support.processes import Federation, environment

@@ -22,8 +22,8 @@ from tests.support.budgets import exact_epsilon, open_ledger, spending
 @pytest.fixture(autouse=True)
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """The accountant of these tests in the place of the site's."""
-    module = cast("ModuleType", SimpleNamespace(epsilon=exact_epsilon))
-    monkeypatch.setitem(sys.modules, "secure_client.privacy.accounting", module)
+    module = cast("ModuleType", SimpleNamespace(accountant_of=lambda _: exact_epsilon))
+    monkeypatch.setitem(sys.modules, "secure_client.privacy.accountants", module)
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_what_is_no_ledger_or_no_anchor_is_told_in_one_line(path: Path, tmp_path
 
 
 def test_verify_needs_no_accountant(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "secure_client.privacy.accounting", None)
+    monkeypatch.setitem(sys.modules, "secure_client.privacy.accountants", None)
     assert "The chain holds" in output_of("verify", path)
 
 
@@ -159,6 +159,15 @@ def test_allow_changes_the_limit_by_a_line_with_its_reason(path: Path) -> None:
         (4.0, 1e-6, "less again"),
     ]
     assert "The chain holds. Entries: 5;" in output_of("verify", path)
+
+
+def test_allow_changes_the_accountant_and_keeps_the_rest(path: Path) -> None:
+    said = output_of(
+        "allow", path, "--accountant", "renyi-filter", "--reason", "the next run follows from this one"
+    )
+    assert "is epsilon 3 at delta 1e-05 for one record, counted by renyi-filter" in said
+    assert json.loads(output_of("show", path, "--json"))["accountant"] == "renyi-filter"
+    assert "it stays" in failure("allow", path, "--accountant", "pld", "--reason", "back")
 
 
 def test_allow_refuses_what_is_no_decision_and_leaves_the_ledger(path: Path, tmp_path: Path) -> None:
@@ -187,8 +196,8 @@ def test_a_data_sets_name_does_not_look_like_lines_of_show(tmp_path: Path) -> No
 def test_what_costs_more_than_can_be_told_is_not_shown_as_nothing(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = cast("ModuleType", SimpleNamespace(epsilon=lambda history, delta: math.inf))
-    monkeypatch.setitem(sys.modules, "secure_client.privacy.accounting", module)
+    module = cast("ModuleType", SimpleNamespace(accountant_of=lambda _: lambda *_: math.inf))
+    monkeypatch.setitem(sys.modules, "secure_client.privacy.accountants", module)
     assert "epsilon spent     inf\n" in output_of("show", path)
     assert json.loads(output_of("show", path, "--json"))["epsilon_spent"] is None
 

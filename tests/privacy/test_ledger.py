@@ -33,7 +33,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def training(steps: int, noise: float = 100.0) -> Spending:
-    return Spending(Release("run-1", 1, "extractor"), bytes(range(32)), DpSgd(noise, 0.01, steps))
+    return Spending(Release("run-1", 1, "extractor"), bytes(32), DpSgd(noise, 0.01, steps))
 
 
 @pytest.mark.parametrize(("noise", "releases"), [(1.39, 1), (6.2, 20), (13.9, 100)])

@@ -263,11 +263,11 @@ def _run_and_die(job: Any) -> None:
 
 
 def test_nothing_is_trained_once_the_budget_is_spent(tmp_path: Path, steps: list[int]) -> None:
-    """The run fits, and another run on the same data has taken of it: it ends where there is no room for training."""
+    """The run fits, and a round of it was paid for before: it ends where there is no room for training."""
     agreed = agreement()
     site = Site(tmp_path, agreed, planned_epsilon(agreed, PRIVACY, 1e-5))
     earlier = open_releases(
-        agreed.model_copy(update={"run": "earlier"}),
+        agreed,
         BudgetSection(
             dataset="scans",
             ledger=tmp_path / "ledger.jsonl",
