@@ -42,8 +42,9 @@ def take_part(session: Session, transport: Transport) -> Finished | Stopped:
     """Join, then work until the run ends.
 
     A site that cannot go on says so to the coordinator, which then does not wait for it, and raises: after a
-    :class:`Violation`, a refusal, or whatever the site's own model or data raise in training. An unreachable
-    coordinator is told nothing. A site that sees the run end erases all secrets of the run. One that leaves, or sees
+    :class:`Violation`, a refusal, a budget that is spent, or an error of its own disk. What data, the model, training
+    or a decryption come to is never a reason (:mod:`secure_client.containment`). An unreachable coordinator is told
+    nothing. A site that sees the run end erases all secrets of the run. One that leaves, or sees
     the run stop, erases those of its last attempt, since a run that is resumed begins another attempt. One that lost
     its way to the coordinator keeps them, to resume.
     """
