@@ -101,22 +101,22 @@ def test_a_request_too_large_for_its_phase_is_not_downloaded() -> None:
             session.check_size(Work(KEY, 1_000_000_000, bytes(32), 1.0))
 
 
-def test_a_site_whose_own_model_fails_says_that_it_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_site_whose_disk_fails_says_that_it_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the others would wait for it until training's deadline, which may be hours away."""
     agreement = small_agreement(Protection.PLAIN)
     with LocalFederation(agreement, small_data(agreement)) as federation:
         failing, *others = federation.sites
         for site in others:
             site.join()
-        monkeypatch.setattr(failing.trainee, "trained", _fail)
-        with pytest.raises(FileNotFoundError, match="scan-7"):
+        monkeypatch.setattr(failing.trainee, "_save_model", _fail)
+        with pytest.raises(OSError, match="no space left"):
             take_part(failing.session, _FromOthers(failing.transport, others))
         state = federation.coordinator.state
     assert failing.name in state.absent
 
 
-def _fail(round_number: int) -> None:
-    raise FileNotFoundError(f"scan-7.png of round {round_number}")
+def _fail() -> None:
+    raise OSError("no space left on device")
 
 
 class _FromOthers(DirectTransport):
