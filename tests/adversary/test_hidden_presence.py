@@ -6,7 +6,7 @@ Each attack succeeds against a double weakened by one line, or on public presenc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from crypto.ckks.parameters import context, level_id
 from crypto.ckks.serialization import dump, read_payload
 from crypto.ckks.server import CkksServer
 from crypto.ckks.sums import SummingServer, SummingSite
+from crypto.errors import ImplausibleError
 from crypto.protection import Combination, Payload
 from protoseal.config import Agreement, Method, Protection
 from protoseal.encrypted import EncryptedSum
@@ -129,10 +130,14 @@ def test_a_site_that_refused_implausible_counts_would_tell_what_it_holds(
 ) -> None:
     """A site does not look at the count of a class that it has not."""
 
-    class NeverRaisedError(Exception):
-        pass
+    @contextmanager
+    def refusing(what: str) -> Iterator[None]:
+        try:
+            yield
+        except ImplausibleError as error:
+            raise Violation(what) from error
 
-    monkeypatch.setattr("secure_client.methods.pfpl.ImplausibleError", NeverRaisedError)
+    monkeypatch.setattr("secure_client.methods.pfpl.opening", refusing)
     assert who_minds(play) == {site for site in SITES if TRUTH[site][RARE]}
 
 
