@@ -11,14 +11,19 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 
+import numpy as np
+from numpy.typing import NDArray
+
+from crypto.ckks import drowning
 from crypto.ckks.circuit import Circuit, Parts
-from crypto.ckks.packed_sums import PackedSums
-from crypto.ckks.packing import Packing
-from crypto.ckks.parameters import UNIT_SCALE, Ciphertext, Level
+from crypto.ckks.packed_sums import PackedSums, Product
+from crypto.ckks.packing import Complex, Packing
+from crypto.ckks.parameters import SCALE, UNIT_SCALE, Ciphertext, Level
 from crypto.ckks.receivers import Receiver
 from crypto.protection import Combination
 
 Pair = tuple[int, int]
+Bool = NDArray[np.bool_]
 
 
 def weighs(combination: Combination) -> bool:
@@ -51,11 +56,11 @@ class Combining:
     ) -> Iterator[list[Ciphertext]]:
         """Each site's answer, from what all of them sent."""
         sums: dict[int, list[Ciphertext]] = {}
-        norms: dict[int, Ciphertext] = {}
+        lengths: dict[int, list[Ciphertext]] = {}
         if weighs(self._combination):
             sites = {i: self.prepare(parts) for i, parts in enumerate(prototypes)}
             sums = self.weighted_sums(list(combinations(sites, 2)), sites)
-            norms = self.norms({i: sites[i] for i, receiver in enumerate(receivers) if receiver.lacks})
+            lengths = self.lengths(sites, {i: receiver.lacks for i, receiver in enumerate(receivers)})
             low = [site.low for site in sites.values()]
             del sites
         else:
@@ -63,7 +68,7 @@ class Combining:
         total = self.sum(low) if adds_up(self._combination) else []
         for i, own in enumerate(low):
             peers = self.less(total, own) if total else []
-            yield self.answer(sums.pop(i, []), peers, receivers[i], norms.pop(i, None))
+            yield self.answer(sums.pop(i, []), peers, receivers[i], lengths.pop(i, []))
 
     def sum(self, vectors: Iterable[Parts]) -> list[Ciphertext]:
         """Part by part; of no vectors, no parts."""
@@ -100,22 +105,31 @@ class Combining:
                     sums[receiver] = [*terms, self._circuit.lower(distance, Level.PRODUCT)]
         return sums
 
-    def norms(self, sites: Mapping[int, Site]) -> dict[int, Ciphertext]:
-        """Return ‖C_i‖² of each class in all of the class's slots, at the level and scale of distances."""
-        products = [partial(self._square, site) for site in sites.values()]
-        return dict(zip(sites, PackedSums(self._circuit, self._packing).sums(products), strict=True))
+    def lengths(self, sites: Mapping[int, Site], lacks: Mapping[int, Bool]) -> dict[int, list[Ciphertext]]:
+        """Return for each site that ``lacks`` classes (K,) what grows with its rows of them.
+
+        First ‖C_i‖², then 2⟨C_i, W⟩ with a fresh random W, which is 0 only where C_i is; both of each class in all of
+        the class's slots, at the level and scale of distances.
+        """
+        lacking = {i: classes for i, classes in lacks.items() if classes.any()}
+        products: list[Product] = []
+        for i, classes in lacking.items():
+            drawn = drowning.random_rows(self._packing, classes)
+            products += [partial(self._square, sites[i]), partial(self._projected, sites[i], drawn)]
+        sums = PackedSums(self._circuit, self._packing).sums(products)
+        return {i: [next(sums), next(sums)] for i in lacking}
 
     def answer(
         self,
         sums: Sequence[Ciphertext],
         peers: Parts,
         receiver: Receiver,
-        norm: Ciphertext | None,
+        lengths: Parts,
     ) -> list[Ciphertext]:
         """Return one site's answer, from its weighted sums and Σ_{m≠i} C_m; none that it does not need.
 
-        ``norm`` is the receiver's of :meth:`norms`, if it lacks a class. Classes that the receiver is not to have hold
-        noise, the others what :mod:`crypto.ckks.site` reads, and nothing else.
+        ``lengths`` are the receiver's of :meth:`lengths`, if it lacks a class. Classes that the receiver is not to
+        have hold noise, the others what :mod:`crypto.ckks.site` reads, and nothing else.
         """
         circuit = self._circuit
         if self._combination is Combination.UNIFORM:
@@ -124,8 +138,8 @@ class Combining:
         correction = receiver.correction
         if correction is not None:
             products = self._complement(products, total, peers, correction)
-        numerators = receiver.numerators([circuit.relinearise(part) for part in products], norm)
-        denominator = receiver.denominator(circuit.scale_up(total, UNIT_SCALE), norm)
+        numerators = receiver.numerators([circuit.relinearise(part) for part in products], lengths)
+        denominator = receiver.denominator(circuit.scale_up(total, UNIT_SCALE), lengths)
         return [*numerators, denominator, *receiver.counts()]
 
     def _squares(self, left: Site, right: Site) -> Ciphertext:
@@ -144,6 +158,14 @@ class Combining:
         """x·conj(x) in each slot, which is real; three polynomials."""
         pairs = zip(site.high, site.conjugates, strict=True)
         return self._circuit.add_all([self._circuit.multiply(x, c) for x, c in pairs])
+
+    def _projected(self, site: Site, drawn: Sequence[Complex]) -> Ciphertext:
+        """x·conj(w) + conj(x)·w in each slot, which is real; two polynomials."""
+        circuit, terms = self._circuit, []
+        for x, conjugate, w in zip(site.high, site.conjugates, drawn, strict=True):
+            terms.append(circuit.multiply_values(x, w.conj(), SCALE))
+            terms.append(circuit.multiply_values(conjugate, w, SCALE))
+        return circuit.add_all(terms)
 
     def _add_to(self, sums: Parts, terms: Parts) -> None:
         for total, term in zip(sums, terms, strict=True):

@@ -6,8 +6,10 @@ averaged.
 
 A site that lacks a class sends zeros of it. One that sends something else, which nobody can see, would multiply what
 its peers sent, and rise above noise of a fixed size. So an answer gets further draws, each multiplied by
-:data:`AMPLIFIED` and by what the site itself sent: the squared norm of its row, and its correction. Whatever a site
-amplifies, it amplifies noise with it; a site that sends zeros multiplies these draws by zero.
+:data:`AMPLIFIED` and by what the site itself sent: the squared norm of its row, its correction, and its row's inner
+product with a random one, which it cannot know. Whatever a site amplifies, it amplifies noise with it; a site that
+sends zeros multiplies these draws by zero. The squared norm alone would not do: it is one modulo q, and a row of norm
+2^30 can be chosen for which it is 0 while inner products with the peers' rows are not.
 
 What remains: let Δ be how two possible inputs of the peers differ in the drowned slots, a denominator counted
 once. The decrypted slots are then at most
@@ -26,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crypto.ckks.packing import Complex, Float, Packing
-from crypto.randomness import truncated_gaussian
+from crypto.randomness import gaussian, truncated_gaussian
 
 SIGMA = 2.0**17
 BOUND = 2.0**19
@@ -44,6 +46,18 @@ def drown_replicated(packing: Packing, drowned: NDArray[np.bool_]) -> Float:
     values = np.zeros(packing.classes)
     values[drowned] = truncated_gaussian(int(drowned.sum()), SIGMA, BOUND)
     return packing.replicate(values)
+
+
+def random_rows(packing: Packing, drowned: NDArray[np.bool_]) -> list[Complex]:
+    """A standard Gaussian row of each drowned class (bool, (K,)), zeros of the others; a vector (4096,) for each part.
+
+    All of a class's slots have a draw in both parts, also those of features that there are not: a site may use them.
+    """
+    slots = np.zeros((packing.parts, packing.copies, packing.stride), dtype=np.complex128)
+    classes = np.flatnonzero(drowned)
+    draws = gaussian(2 * packing.parts * packing.copies * classes.size, 1.0).view(np.complex128)
+    slots[:, :, classes] = draws.reshape(packing.parts, packing.copies, classes.size)
+    return list(slots.reshape(packing.parts, -1))
 
 
 def _independent(packing: Packing, drowned: NDArray[np.bool_]) -> Complex:

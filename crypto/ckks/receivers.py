@@ -24,8 +24,8 @@ class Receiver(Protocol):
     """One site's side of an answer."""
 
     @property
-    def lacks(self) -> bool:
-        """Whether it is known to lack a class, so that its norms are needed."""
+    def lacks(self) -> NDArray[np.bool_]:
+        """The classes (K,) that it is known to lack, of which its row's lengths are needed."""
         ...
 
     @property
@@ -37,11 +37,11 @@ class Receiver(Protocol):
         """Bare sums, from the level of products to that of answers."""
         ...
 
-    def numerators(self, products: Parts, norm: Ciphertext | None, /) -> list[Ciphertext]:
-        """Return products of two polynomials, rescaled. ``norm`` is the receiver's ‖C_i‖², if it was asked for."""
+    def numerators(self, products: Parts, lengths: Parts, /) -> list[Ciphertext]:
+        """Return products of two polynomials, rescaled. ``lengths`` grow with the receiver's rows of what it lacks."""
         ...
 
-    def denominator(self, product: Ciphertext, norm: Ciphertext | None, /) -> Ciphertext:
+    def denominator(self, product: Ciphertext, lengths: Parts, /) -> Ciphertext:
         """Return the same of what stands in all slots of a class."""
         ...
 
@@ -63,30 +63,30 @@ class KnownClasses:
     correction: Ciphertext | None
 
     @property
-    def lacks(self) -> bool:
+    def lacks(self) -> NDArray[np.bool_]:
         """See :class:`Receiver`, here and below."""
-        return bool(self.drowned.any())
+        return self.drowned
 
     def sums(self, parts: Parts) -> list[Ciphertext]:
         """Nothing that the receiver sent is in them: its own row is subtracted as it came."""
         return self._noisy([self.circuit.lower(part, Level.ANSWER) for part in parts])
 
-    def numerators(self, products: Parts, norm: Ciphertext | None) -> list[Ciphertext]:
+    def numerators(self, products: Parts, lengths: Parts) -> list[Ciphertext]:
         """Noise of a fixed size comes last, at the scale of answers; the other before rescaling."""
         amplified = list(products)
-        for factor in (norm, self.correction):
-            if factor is not None and self.drowned.any():
+        for factor in (*lengths, *([] if self.correction is None else [self.correction])):
+            if self.drowned.any():
                 noise = drowning.drown_rows(self.packing, self.drowned)
                 amplified = [
                     self._amplified(part, factor, slots) for part, slots in zip(amplified, noise, strict=True)
                 ]
         return self._noisy([self.circuit.rescale(part) for part in amplified])
 
-    def denominator(self, product: Ciphertext, norm: Ciphertext | None) -> Ciphertext:
+    def denominator(self, product: Ciphertext, lengths: Parts) -> Ciphertext:
         """All slots of a class get the same noise."""
-        if norm is not None:
+        for factor in lengths:
             noise = drowning.drown_replicated(self.packing, self.drowned)
-            product = self._amplified(product, norm, noise)
+            product = self._amplified(product, factor, noise)
         noise = drowning.drown_replicated(self.packing, self.drowned)
         return self.circuit.add_values(self.circuit.rescale(product), noise)
 
@@ -134,9 +134,9 @@ class UnknownClasses:
     everyone: Absences
 
     @property
-    def lacks(self) -> bool:
+    def lacks(self) -> NDArray[np.bool_]:
         """See :class:`Receiver`, here and below. Nobody knows."""
-        return False
+        return np.zeros_like(self.drowned)
 
     @property
     def correction(self) -> Ciphertext | None:
@@ -158,15 +158,15 @@ class UnknownClasses:
         low = [self.circuit.lower(part, Level.ANSWER) for part in parts]
         return [self.circuit.add(part, each) for part, each in zip(low, noise, strict=True)]
 
-    def numerators(self, products: Parts, _norm: Ciphertext | None = None, /) -> list[Ciphertext]:
+    def numerators(self, products: Parts, _lengths: Parts = (), /) -> list[Ciphertext]:
         """Noise comes before rescaling, which has to be done once.
 
-        No noise is multiplied by the receiver's norm: a site that lies about a class says that it has it.
+        No noise is multiplied by the receiver's row: a site that lies about a class says that it has it.
         """
         pairs = zip(products, self._rows(), strict=True)
         return [self._noisy(part, slots) for part, slots in pairs]
 
-    def denominator(self, product: Ciphertext, _norm: Ciphertext | None = None, /) -> Ciphertext:
+    def denominator(self, product: Ciphertext, _lengths: Parts = (), /) -> Ciphertext:
         """All slots of a class get the same noise."""
         return self._noisy(product, drowning.drown_replicated(self.packing, self.drowned))
 

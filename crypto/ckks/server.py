@@ -96,8 +96,8 @@ def _combined(
     with tempfile.TemporaryDirectory(prefix="ckks-") as folder:
         scratch = work.Scratch(Path(folder))
         scratch.put_uploads(uploads)
-        lacking = frozenset(i for i, lacks in enumerate(drowned) if lacks.any() and not setting.hidden)
-        accumulate = partial(work.accumulate, setting, lacking, scratch)
+        lacks = {} if setting.hidden else {i: each for i, each in enumerate(drowned) if each.any()}
+        accumulate = partial(work.accumulate, setting, lacks, scratch)
         list(executor.map(accumulate, range(len(blocks)), blocks))
         finish = partial(work.finish, setting, scratch, len(blocks), len(uploads))
         answers = {

@@ -107,22 +107,22 @@ def combine(
 
 
 def accumulate(
-    setting: Setting, lacking: frozenset[int], scratch: Scratch, number: int, block: Block
+    setting: Setting, lacks: Mapping[int, NDArray[np.bool_]], scratch: Scratch, number: int, block: Block
 ) -> None:
     """Leave :meth:`Combining.weighted_sums` of a block's pairs, and the sum of the prototypes that it adds up.
 
-    Of these, the norms of sites that are ``lacking`` a class are left as well.
+    Of these, :meth:`Combining.lengths` of sites that ``lacks`` says to lack classes are left as well.
     """
     combining = _combining(setting)
     uploads = {i: scratch.upload(i, setting.packing.parts) for i in block.sites}
     with failures():
         sites = {i: combining.prepare(_prototypes(setting, upload)) for i, upload in uploads.items()}
         sums = combining.weighted_sums(block.pairs, sites)
-        norms = combining.norms({i: sites[i] for i in block.adds_up if i in lacking})
+        lengths = combining.lengths(sites, {i: lacks[i] for i in block.adds_up if i in lacks})
         total = combining.sum([sites[i].low for i in block.adds_up])
     scratch.put(f"total-{number}", total)
-    for site, norm in norms.items():
-        scratch.put(f"norm-{site}", [norm])
+    for site, parts in lengths.items():
+        scratch.put(f"lengths-{site}", parts)
     for site, terms in sums.items():
         scratch.put(f"sums-{number}-{site}", terms)
 
@@ -144,10 +144,8 @@ def finish(
             receiver, peers = receiving.receiver(upload, classes), []
             if adds_up(setting.combination):
                 peers = combining.less(total, combining.lower(_prototypes(setting, upload)))
-            norm = scratch.take(f"norm-{site}", 1)
-            answer = combining.answer(
-                combining.sum(filter(None, partials)), peers, receiver, norm[0] if norm else None
-            )
+            lengths = scratch.take(f"lengths-{site}", 2)
+            answer = combining.answer(combining.sum(filter(None, partials)), peers, receiver, lengths)
             answers[site] = [dump(part) for part in answer]
     return answers
 

@@ -1,20 +1,37 @@
 """A site that says it lacks a class, and encrypts what no honest site sends of it, reads no more than noise.
 
-What it sends multiplies what its peers sent, so that noise of a fixed size would not hide it: the double shows that.
+What it sends multiplies what its peers sent, so that noise of a fixed size would not hide it, nor would noise times the
+squared norm of its row, which is one modulo q: doubles show both.
 """
 
 from __future__ import annotations
 
+import cmath
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tenseal import sealapi
 
 from crypto.ckks import drowning
+from crypto.ckks.circuit import IMAGINARY_UNIT, Circuit
+from crypto.ckks.combining import Combining
+from crypto.ckks.keys_file import KeysFile, circuit_of
 from crypto.ckks.packing import Complex, Packing
-from crypto.ckks.parameters import SCHEME, answer_forms, upload_forms
-from crypto.ckks.serialization import read_payload
+from crypto.ckks.parameters import (
+    DOUBLINGS,
+    PROTOTYPE,
+    SCALE,
+    SCHEME,
+    Ciphertext,
+    answer_forms,
+    context,
+    upload_forms,
+)
+from crypto.ckks.receivers import KnownClasses
+from crypto.ckks.serialization import read_ciphertext, read_payload
 from crypto.ckks.server import CkksServer
 from crypto.protection import Combination, Payload
 from tests.crypto.ckks_reference import cohort_of, group, random_stack, uploads
@@ -40,11 +57,16 @@ class Lie:
     correction: float = 0.0
 
 
+def own_direction() -> Float:
+    """A row (d,) of norm 1."""
+    direction = np.random.default_rng(3).normal(size=DIM)
+    return np.asarray(direction / np.linalg.norm(direction))
+
+
 def payload(lie: Lie, combination: Combination) -> Payload:
     """The first site's upload: honest in every other class."""
     rows = np.where(HOLDS[0][:, None], STACK[0], 0.0)
-    direction = np.random.default_rng(3).normal(size=DIM)
-    rows[LACKED] = lie.norm * direction / np.linalg.norm(direction)
+    rows[LACKED] = lie.norm * own_direction()
     correction = np.zeros(CLASSES)
     correction[LACKED] = lie.correction
     vectors: list[Complex | Float] = [*PACKING.pack(rows)]
@@ -105,22 +127,100 @@ def test_noise_of_a_fixed_size_alone_is_read_through(
     assert likeness(lie, combination, pool) > 0.9
 
 
+@dataclass(frozen=True)
+class Wrapping:
+    """A row of one number x in all slots, whose squared norm is q: to the coordinator, who computes modulo q, it is 0.
+
+    ``plain`` and ``turned`` are encryptions of zeros: key switching errs by their random part, and so always alike.
+    """
+
+    circuit: Circuit
+    plain: Ciphertext
+    turned: Ciphertext
+
+    def row(self, real: int, imaginary: int) -> Ciphertext:
+        """x = (real + i·imaginary)/SCALE, exactly: float64 has too few digits for it."""
+        turned = self.circuit.multiply_by_monomial(plus(self.turned, imaginary), IMAGINARY_UNIT)
+        return self.circuit.add(plus(self.plain, real), turned)
+
+    def found(self) -> tuple[Ciphertext, complex]:
+        """Find x for which the computed square is next to 0, whatever key switching adds to it: (the row, x)."""
+        primes = context().first_context_data().parms().coeff_modulus()
+        copies, modulus = PACKING.copies, math.prod(each.value() for each in primes)
+        wanted = modulus // (copies << DOUBLINGS)  # x², which relinearising and taking apart multiply
+        real, imaginary = math.isqrt(wanted), 0
+        for _ in range(4):
+            x = complex(real, imaginary) / SCALE
+            off = complex(self.computed_square(self.row(real, imaginary)))
+            exact = float((real**2 + imaginary**2 - wanted) * copies) / SCALE**2
+            angle = -cmath.phase((off - exact) / x)
+            length = math.isqrt(wanted - int(abs(off - exact) / copies * SCALE**2))
+            imaginary = int(length * math.sin(angle))
+            real = math.isqrt(length**2 - imaginary**2) * (1 if math.cos(angle) > 0.0 else -1)
+        assert abs(self.computed_square(self.row(real, imaginary))) < 0.5
+        return self.row(real, imaginary), complex(real, imaginary) / SCALE
+
+    def computed_square(self, row: Ciphertext) -> complex:
+        combining = Combining(self.circuit, Combination.DISTANCE, PACKING)
+        square, _ = combining.lengths({0: combining.prepare([row])}, {0: ~HOLDS[0]})[0]
+        return complex(PACKING.replicas(group().secret.decrypt(square))[LACKED].mean())
+
+
+def plus(ciphertext: Ciphertext, constant: int) -> Ciphertext:
+    """Add a whole number to the first coefficient, in pieces that float64 holds."""
+    evaluator, encoder = sealapi.Evaluator(context()), sealapi.CKKSEncoder(context())
+    low = constant % 2**40
+    for piece in (float(constant - low), float(low)):
+        plaintext, result = sealapi.Plaintext(), sealapi.Ciphertext()
+        encoder.encode(piece / SCALE, ciphertext.parms_id(), SCALE, plaintext)
+        evaluator.add_plain(ciphertext, plaintext, result)
+        ciphertext = result
+    return ciphertext
+
+
+@pytest.mark.parametrize("projected", [True, False])
+def test_a_row_whose_square_is_the_modulus_gains_nothing(
+    projected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its inner products with the peers' rows are as large as ever: noise times its squared norm alone is no noise."""
+    secret, circuit = group().secret, circuit_of(KeysFile.at(group().keys_path))
+    zeros = [read_ciphertext(secret.encrypt(np.zeros(4096), PROTOTYPE), PROTOTYPE) for _ in range(2)]
+    row, x = Wrapping(circuit, *zeros).found()
+    if not projected:
+        lengths = Combining.lengths
+        monkeypatch.setattr(
+            Combining, "lengths", lambda *each: {i: parts[:1] for i, parts in lengths(*each).items()}
+        )
+    peers = uploads(STACK, COHORT, Combination.DISTANCE)
+    prototypes = [[row], *(read_payload(peers[site], [PROTOTYPE]) for site in COHORT.sites[1:])]
+    receivers = [KnownClasses(circuit, PACKING, lacks, None) for lacks in ~COHORT.holds]
+    answer = next(Combining(circuit, Combination.DISTANCE, PACKING).answers(prototypes, receivers))
+    slots = PACKING.replicas(secret.decrypt(answer[0]))[LACKED]
+    found = np.concatenate([slots.real, slots.imag])[:DIM]
+    packed = [PACKING.replicas(PACKING.pack(STACK[m])[0])[LACKED].sum() for m in range(1, SITES)]
+    read = np.array([(np.conj(x) * each).real for each in packed]) @ STACK[1:, LACKED]
+    likeness = abs(found @ read) / np.linalg.norm(found) / np.linalg.norm(read)
+    assert likeness < CHANCE if projected else likeness > 0.9
+
+
 @pytest.mark.parametrize("combination", [Combination.DISTANCE, Combination.COMPLEMENT])
 def test_noise_grows_with_all_that_the_site_sent(
     combination: Combination, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each draw replaced by 1, and by 2: what it is multiplied by shows, in numerators and denominator."""
+    direction = np.where(HOLDS[0][:, None], 0.0, own_direction())
     lie = Lie(norm=3.0, correction=2.0 if combination is Combination.COMPLEMENT else 0.0)
 
     def drawn(value: float) -> list[Float]:
         slots = PACKING.replicate(np.where(HOLDS[0], 0.0, value))
         monkeypatch.setattr(drowning, "drown_rows", lambda packing, drowned: [slots * drowned.any()])
         monkeypatch.setattr(drowning, "drown_replicated", lambda packing, drowned: slots * drowned.any())
+        monkeypatch.setattr(drowning, "random_rows", lambda packing, drowned: packing.pack(direction))
         return answered(lie, combination)
 
     numerators, denominator = (with_ - without for with_, without in zip(drawn(2.0), drawn(1.0), strict=True))
-    np.testing.assert_allclose(numerators, 1.0 + 16.0 * (9.0 + lie.correction), rtol=1e-5)
-    np.testing.assert_allclose(denominator, 1.0 + 16.0 * 9.0, rtol=1e-5)
+    np.testing.assert_allclose(numerators, 1.0 + 16.0 * (9.0 + 6.0 + lie.correction), rtol=1e-5)
+    np.testing.assert_allclose(denominator, 1.0 + 16.0 * (9.0 + 6.0), rtol=1e-5)
 
 
 def test_the_limit_a_holder_that_helps_lifts_what_another_reads_with_complement() -> None:
