@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import astuple, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import safetensors.numpy
 import safetensors.torch
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -32,12 +31,11 @@ from secure_client.journal import Journal
 from secure_client.learner import Learner
 from secure_client.noisy import NoisyPrototypes
 from secure_client.privacy.releases import Spent
+from secure_client.trained import Trained
 from secure_client.training import Job, Losses, run
 
 _log = logging.getLogger("protoseal.site")
 _STATE, _TARGETS, _BASE = "model", "targets", "base"
-_OWN, _COUNTS, _FROM = "protoseal.prototypes", "protoseal.counts", "protoseal.trained-from"
-_SCORES, _LOSSES, _LOCAL = "protoseal.scores", "protoseal.losses", "protoseal.local-"
 _REMEMBERED = "remembered "
 
 
@@ -81,16 +79,10 @@ class Trainee:
         self._averaging = averaging
         self._keeps_zeros, self._noisy = keeps_zeros, noisy
         self.releases = None if noisy is None else noisy.releases
-        self._round = 0
-        self._rows: NDArray[np.float64] | None = None
-        self._counts: NDArray[np.int64] | None = None
-        self._scores: NDArray[np.float64] | None = None
-        self._local: LocalClusters | None = None
+        self._trained: Trained | None = None
         self._base: Base | None = None
         self._guide: Guide | None = None
-        self._losses: Losses | None = None
         self._began_with: dict[str, Tensor] = {}
-        self._trained_from = b""
         self._load()
 
     def trained(self, round_number: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -104,12 +96,15 @@ class Trainee:
             self.begin(round_number)
             self.finish(round_number, self.run(round_number))
         if not self._learner.exchanges_prototypes:
-            return np.empty((0, self._learner.dim)), self._require_counts()
-        return self._require_rows(), self._require_counts()
+            return np.empty((0, self._learner.dim)), self._require_trained().counts
+        return self._require_rows(), self._require_trained().counts
 
     def is_trained_for(self, round_number: int) -> bool:
         """Whether :meth:`trained` has nothing left to do."""
-        return self._counts is not None and self._is_trained_for(round_number)
+        if self._trained is None or self._trained.round < round_number:
+            return False
+        # From the base in force: a base of the trained round or later is its outcome.
+        return self._trained.base == self.base or self._base_round >= self._trained.round
 
     def begin(self, round_number: int) -> None:
         """Begin a round's training: the model is the one that it starts from. :meth:`finish` ends it.
@@ -153,21 +148,8 @@ class Trainee:
         if round_number:
             losses = self._kept(round_number, losses)
         self._began_with = {}
-        noisy = self._noisy
         # First of all: where nothing may be released, nothing was trained for this round, and no exact row is there.
-        drawn = None if noisy is None else noisy.of_round(round_number, self._learner.embedded(), self._guide)
-        self._round, self._losses, self._scores = round_number, losses, None
-        self._rows, self._local, self._counts = None, None, self._learner.counts
-        if drawn is not None:
-            self._rows, self._local, self._counts = drawn.rows, drawn.local, drawn.counts
-            self._scores = contained(
-                lambda: self._learner.scores_at(drawn.rows, drawn.present),
-                lambda: np.zeros_like(drawn.rows),
-                f"{self._learner.site}: Fisher scores",
-            )
-        elif self._learner.exchanges_prototypes:
-            self._describe()
-        self._trained_from = self.base
+        self._trained = replace(self._described(round_number), losses=losses)
         self._save_model()
 
     def _kept(self, round_number: int, losses: Losses | None) -> Losses | None:
@@ -184,7 +166,7 @@ class Trainee:
     @property
     def losses(self) -> Losses | None:
         """Those of the last training; None before it, and where it failed."""
-        return self._losses
+        return None if self._trained is None else self._trained.losses
 
     @property
     def spent(self) -> Spent | None:
@@ -195,6 +177,10 @@ class Trainee:
     def has_trained(self) -> bool:
         """Whether there is anything to save."""
         return self._round > 0
+
+    @property
+    def _round(self) -> int:
+        return 0 if self._trained is None else self._trained.round
 
     @property
     def base(self) -> bytes:
@@ -210,8 +196,7 @@ class Trainee:
 
         Where it has several prototypes of a class, those of which it has one to send: of zeros only if it keeps them.
         """
-        counts = self._require_counts()
-        return counts > 0 if self._local is None else np.isin(np.arange(len(counts)), self._local.labels)
+        return self._require_trained().held()
 
     def averaged(self) -> NDArray[np.float64]:
         """The part of the model that is averaged, after the last training, float64 (p + q,); a secret of this site.
@@ -250,18 +235,20 @@ class Trainee:
 
     def scores(self) -> NDArray[np.float64]:
         """Fisher scores (K, d) of the last training's prototypes, which never leave this site (FedDBP)."""
-        if self._scores is None:
+        scores = None if self._trained is None else self._trained.scores
+        if scores is None:
             raise RuntimeError("asked for scores before training, or of a method without them")
-        return self._scores
+        return scores
 
     def local(self) -> LocalClusters:
         """Local prototypes of the last training, within the bounds (FedPLCC, FPL, FedPLVM); secrets.
 
         None is zero, unless zeros are kept.
         """
-        if self._local is None:
+        local = None if self._trained is None else self._trained.local
+        if local is None:
             raise RuntimeError("asked for local prototypes before training, or of a method without them")
-        return self._local
+        return local
 
     def take_targets(self, round_number: int, rows: Float, present: Bool) -> None:
         """The targets of the rounds to come: (K, d), read where ``present`` (K,)."""
@@ -373,7 +360,7 @@ class Trainee:
         return self._base is not None and self._learner.predicts is Predicts.AGGREGATED
 
     def _prototypes(self) -> SitePrototypes:
-        rows, counts = self._require_rows(), self._require_counts()
+        rows, counts = self._require_rows(), self._require_trained().counts
         found = SitePrototypes(rows, np.zeros_like(rows), np.zeros(len(rows), dtype=np.bool_), counts)
         match self._guide:
             case Targets(personal, present):
@@ -383,69 +370,61 @@ class Trainee:
             case None:
                 return found
 
-    def _describe(self) -> None:
-        """What the method exchanges of the trained model, from one pass over the training set."""
+    def _described(self, number: int) -> Trained:
+        """Return what the method exchanges of the model: a release where there is noise, else of one exact pass."""
+        bare = Trained(number, self._learner.counts, self.base)
+        if self._noisy is None:
+            return self._exact(bare) if self._learner.exchanges_prototypes else bare
+        drawn = self._noisy.of_round(number, self._learner.embedded(), self._guide)
+        scores = self._scored(lambda: self._learner.scores_at(drawn.rows, drawn.present), drawn.rows)
+        return replace(bare, counts=drawn.counts, rows=drawn.rows, local=drawn.local, scores=scores)
+
+    def _exact(self, bare: Trained) -> Trained:
         embedded = self._learner.embedded()
         rows, counts = self._learner.prototypes(embedded)
-        self._scores = contained(
-            lambda: self._learner.scores(embedded),
-            lambda: np.zeros_like(rows),
-            f"{self._learner.site}: Fisher scores",
-        )
+        scores = self._scored(lambda: self._learner.scores(embedded), rows)
         local = contained(
             lambda: self._learner.local_clusters(embedded),
             lambda: _class_means(self._bounds.bounded(rows).rows, counts),
             f"{self._learner.site}: clustering",
         )
         if local is None:
-            self._rows = self._bounded(rows)
-        else:  # these are sent, and so warned of, and class means stay here
-            self._rows = self._bounds.bounded(rows).rows
-            local = self._bounds.few(local)
-            within = replace(local, rows=self._bounded(local.rows))
-            self._local = within if self._keeps_zeros else within.without_zeros()
+            return replace(bare, rows=self._bounded(rows, bare.round), scores=scores)
+        # These are sent, and so warned of, and class means stay here.
+        few = self._bounds.few(local)
+        within = replace(few, rows=self._bounded(few.rows, bare.round))
+        sent = within if self._keeps_zeros else within.without_zeros()
+        return replace(bare, rows=self._bounds.bounded(rows).rows, scores=scores, local=sent)
+
+    def _scored(self, scores: Callable[[], Float | None], rows: Float) -> Float | None:
+        return contained(scores, lambda: np.zeros_like(rows), f"{self._learner.site}: Fisher scores")
 
     def _require_rows(self) -> NDArray[np.float64]:
         """Where the method exchanges none they are taken now, of the trained model: it stays until the next round."""
-        if self._counts is None:
-            raise RuntimeError("asked for prototypes before training")
-        if self._rows is None and self._noisy is not None:
+        trained = self._require_trained()
+        if trained.rows is not None:
+            return trained.rows
+        if self._noisy is not None:
             raise RuntimeError("asked for prototypes of which no release was made")
-        if self._rows is None:
-            rows, _ = self._learner.prototypes()
-            self._rows = self._bounded(rows)
-        return self._rows
+        rows = self._bounded(self._learner.prototypes()[0], trained.round)
+        self._trained = replace(trained, rows=rows)
+        return rows
 
-    def _require_counts(self) -> NDArray[np.int64]:
-        if self._counts is None:
-            raise RuntimeError("asked for a site's classes before it trained")
-        return self._counts
+    def _require_trained(self) -> Trained:
+        if self._trained is None:
+            raise RuntimeError("asked for prototypes, or for a site's classes, before it trained")
+        return self._trained
 
-    def _is_trained_for(self, round_number: int) -> bool:
-        """Trained in that round, from the base in force then: a base of that round or later is its outcome."""
-        from_this_base = self._trained_from == self.base or self._base_round >= self._round
-        return self._round >= round_number and from_this_base
-
-    def _bounded(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _bounded(self, rows: NDArray[np.float64], number: int) -> NDArray[np.float64]:
         bounded = self._bounds.bounded(rows)
-        self._bounds.warn_of(bounded, f"{self._learner.site}, round {self._round}")
+        self._bounds.warn_of(bounded, f"{self._learner.site}, round {number}")
         return bounded.rows
 
     def _save_model(self) -> None:
         state = self._learner.state()
-        if self._rows is not None:
-            state[_OWN] = torch.from_numpy(self._rows)
         if self._noisy is not None:
             state |= self._noisy.state()
-        state[_COUNTS] = torch.from_numpy(self._counts)
-        if self._scores is not None:
-            state[_SCORES] = torch.from_numpy(self._scores)
-        if self._local is not None:
-            state |= {_LOCAL + name: torch.from_numpy(each) for name, each in vars(self._local).items()}
-        if self._losses is not None:
-            state[_LOSSES] = torch.tensor(astuple(self._losses), dtype=torch.float64)
-        state[_FROM] = torch.tensor(list(self._trained_from), dtype=torch.uint8)
-        self._journal.put(_STATE, self._round, safetensors.torch.save(state))
+        self._journal.put(_STATE, self._round, self._require_trained().to_bytes(state))
 
     def _load(self) -> None:
         self._load_model()
@@ -456,21 +435,9 @@ class Trainee:
         stored = self._journal.get(_STATE)
         if stored is None:
             return
-        self._round, content = stored
-        state = safetensors.torch.load(content)
-        self._rows = state.pop(_OWN).numpy() if _OWN in state else None
-        self._counts = state.pop(_COUNTS).numpy()
+        self._trained, state = Trained.from_bytes(*stored)
         if self._noisy is not None:
             self._noisy.load(state)
-        self._scores = state.pop(_SCORES).numpy() if _SCORES in state else None
-        self._losses = Losses(*state.pop(_LOSSES).tolist()) if _LOSSES in state else None
-        local = {name: state.pop(name).numpy() for name in list(state) if name.startswith(_LOCAL)}
-        self._local = (
-            LocalClusters(**{name.removeprefix(_LOCAL): each for name, each in local.items()})
-            if local
-            else None
-        )
-        self._trained_from = state.pop(_FROM).numpy().tobytes()
         self._learner.load(state)
 
     def _load_base(self) -> tuple[int, Base | None]:

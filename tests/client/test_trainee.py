@@ -238,7 +238,7 @@ def test_what_was_trained_from_another_base_is_void(site: Site, restarted: bool)
 
 def test_without_that_rule_the_first_base_would_show(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """The course of the test above, at a site that only asks whether it has trained in the round."""
-    monkeypatch.setattr(Trainee, "_is_trained_for", lambda self, number: self._round >= number)
+    monkeypatch.setattr(Trainee, "is_trained_for", lambda self, number: self._round >= number)
     site.trainee.trained(1)
     site.trainee.take_base(1, FIRST, *a_base(1))
     from_first = contribution(site.trainee, 2)

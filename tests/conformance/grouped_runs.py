@@ -184,7 +184,8 @@ class Tap(DirectTransport):
                 self._book.guides[at] = trainee._base.rows
         if key.phase is Phase.VALUES:
             rows, counts = trainee.trained(key.round)
-            self._book.put[at] = Put(rows, counts > 0, trainee.averaged(), int(counts.sum()), trainee._scores)
+            scores = trainee._require_trained().scores
+            self._book.put[at] = Put(rows, counts > 0, trainee.averaged(), int(counts.sum()), scores)
 
     def _result(self, key: PhaseKey, content: bytes) -> Got:
         agreement = self._book.agreement

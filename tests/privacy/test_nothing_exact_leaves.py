@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -114,13 +115,13 @@ def test_there_is_something_to_be_told_apart(method: Method) -> None:
 # Doubles from which something exact does leave
 
 
-def _after_each_round(change: Callable[[Trainee], None]) -> Double:
+def _after_each_round(change: Callable[[Learner], dict[str, Any]]) -> Double:
     def double(patch: pytest.MonkeyPatch) -> None:
         finish = Trainee.finish
 
         def changed(self: Trainee, *given: Any) -> None:
             finish(self, *given)
-            change(self)
+            self._trained = replace(self._require_trained(), **change(self._learner))
             self._save_model()
 
         patch.setattr(Trainee, "finish", changed)
@@ -128,16 +129,16 @@ def _after_each_round(change: Callable[[Trainee], None]) -> Double:
     return double
 
 
-def _exact_counts(trainee: Trainee) -> None:
-    trainee._counts = trainee._learner.counts
+def _exact_counts(learner: Learner) -> dict[str, Any]:
+    return {"counts": learner.counts}
 
 
-def _exact_rows(trainee: Trainee) -> None:
-    trainee._rows, _ = trainee._learner.prototypes()
+def _exact_rows(learner: Learner) -> dict[str, Any]:
+    return {"rows": learner.prototypes()[0]}
 
 
-def _exact_clusters(trainee: Trainee) -> None:
-    trainee._local = trainee._learner.local_clusters()
+def _exact_clusters(learner: Learner) -> dict[str, Any]:
+    return {"local": learner.local_clusters()}
 
 
 def _exact_scores(patch: pytest.MonkeyPatch) -> None:
