@@ -6,6 +6,7 @@ gRPC listens at a Unix socket that only this user can reach; sites come in by :m
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import signal
@@ -66,9 +67,8 @@ async def serve(
         ThreadPoolExecutor(1, thread_name_prefix="coordinator") as thread,
         _stopped_by_signals(stop),
         _listening(listen) as sockets,
-        tempfile.TemporaryDirectory(prefix="protoseal-") as folder,
+        _socket_path() as inside,
     ):
-        inside = Path(folder) / "server"
         front = Front(inside, limits_of_process())
         server, checkup = grpc.aio.server(options=_OPTIONS), health.aio.HealthServicer()
         server.add_secure_port(f"unix:{inside}", _tls(credentials, trust))
@@ -105,6 +105,22 @@ def _listening(listen: str) -> Iterator[list[socket.socket]]:
     finally:
         for each in sockets:
             each.close()
+
+
+@contextmanager
+def _socket_path() -> Iterator[Path]:
+    """Where gRPC listens: in a temporary folder that only this user can enter.
+
+    It is named by the folder's descriptor, since a Unix socket's path has 107 bytes at most. The lock keeps
+    systemd-tmpfiles from removing the socket of a run that lasts for weeks (https://systemd.io/TEMPORARY_DIRECTORIES).
+    """
+    with tempfile.TemporaryDirectory(prefix="protoseal-") as folder:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield Path(f"/proc/self/fd/{descriptor}/server")
+        finally:
+            os.close(descriptor)
 
 
 def _service_name() -> str:

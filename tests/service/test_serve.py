@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -95,6 +97,40 @@ def test_an_operator_who_hides_refused_handshakes_is_told(
     with caplog.at_level(logging.WARNING), serving(FakeHandler(), coordinator, federation.trust):
         pass
     assert ("GRPC_VERBOSITY hides" in caplog.text) == quiet
+
+
+def test_the_temporary_folder_may_have_a_long_name_and_is_kept_from_being_cleaned_up(
+    tmp_path: Path,
+    coordinator: Credentials,
+    federation: Federation,
+    site: Credentials,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = tmp_path / ("long-" * 22)  # a Unix socket's path has 107 bytes at most
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    with (
+        serving(FakeHandler(), coordinator, federation.trust) as port,
+        dialling(port, federation.trust, site) as stub,
+    ):
+        codec.decode_join_reply(stub.Join(codec.encode_join(join_request()), timeout=20))
+        (folder,) = place.iterdir()
+        with (
+            pytest.raises(BlockingIOError),
+            opened(folder) as descriptor,
+        ):  # systemd-tmpfiles leaves it alone then
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    assert not list(place.iterdir())
+
+
+@contextmanager
+def opened(folder: Path) -> Iterator[int]:
+    """A folder's descriptor."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def test_two_servers_cannot_share_a_port(port: int, coordinator: Credentials, federation: Federation) -> None:
