@@ -20,8 +20,6 @@ from secure_client.errors import SiteError, Violation
 
 _log = logging.getLogger("protoseal.site")
 T = TypeVar("T")
-ANY_ERROR = (Exception, SystemExit)
-"""Errors of a plug-in; its ``sys.exit`` counts as one. A signal to the process is none."""
 
 
 def contained(work: Callable[[], T], otherwise: Callable[[], T], what: str) -> T:
@@ -32,10 +30,21 @@ def contained(work: Callable[[], T], otherwise: Callable[[], T], what: str) -> T
     """
     try:
         return work()
-    except ANY_ERROR as error:
+    except BaseException as error:
+        check_no_signal(error)
         _log.error("%s failed, and the site goes on without: %s: %s", what, type(error).__name__, error)
         _log.debug("the error's origin", exc_info=True)
     return otherwise()
+
+
+def check_no_signal(error: BaseException) -> None:
+    """Raise ``error`` again if it is the operator's Ctrl-C, and no error of a plug-in.
+
+    A plug-in's errors need not be of :class:`Exception`: ``sys.exit``, and the panics of libraries written in Rust, are
+    not.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        raise error
 
 
 @contextmanager

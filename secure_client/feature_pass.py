@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from secure_client.batches import Source, split
-from secure_client.containment import ANY_ERROR
+from secure_client.containment import check_no_signal
 from secure_client.models import PrototypeModel, outputs_of
 
 EVALUATION_BATCH = 256
@@ -55,7 +55,8 @@ class FeaturePass:
     def _of(self, group: Sequence[int]) -> Embedded:
         try:
             return self._computed(group)
-        except ANY_ERROR as error:
+        except BaseException as error:
+            check_no_signal(error)
             _log.debug("%s: the model failed on a batch: %s", self._where, error, exc_info=True)
         singles = [self._of_one(each) for each in group]
         features, labels = zip(*singles, strict=True)
@@ -64,7 +65,8 @@ class FeaturePass:
     def _of_one(self, record: int) -> Embedded:
         try:
             return self._computed([record])
-        except ANY_ERROR as error:
+        except BaseException as error:
+            check_no_signal(error)
             _log.debug("%s: the model failed on a record: %s", self._where, error)
         self._failed += 1
         label = self._labels[record : record + 1].to(self._device)

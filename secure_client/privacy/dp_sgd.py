@@ -42,7 +42,7 @@ from algorithms.grid import SIGMA
 from crypto.randomness import gaussian
 from protoseal.config import DpSgdSection
 from secure_client.batches import split
-from secure_client.containment import ANY_ERROR
+from secure_client.containment import check_no_signal
 from secure_client.errors import ModelError, TrainingError
 from secure_client.models import outputs_of
 from secure_client.privacy.gradient_units import Records, Subjects
@@ -179,7 +179,8 @@ class _Training:
         """
         try:
             return self._computed(group)
-        except ANY_ERROR as error:
+        except BaseException as error:
+            check_no_signal(error)
             clear_gradients(self._job.model, self._parameters)
             failed = error
         if len(group) > 1:

@@ -21,22 +21,32 @@ def normed(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
     return nn.Sequential(*layers, nn.ReLU()), nn.Linear(dim, num_classes)
 
 
+class PanicError(BaseException):
+    """As a library written in Rust raises it."""
+
+
 class Brittle(nn.Module):
     """A layer that raises for an input, or with weights, beyond a range: in training, in tests and in between."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, error: type[BaseException] = RuntimeError) -> None:
         super().__init__()
+        self._error = error
         self.layer = nn.Linear(64, dim)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Features (B, d), or ``RuntimeError``."""
+        """Features (B, d), or an error."""
         flat = inputs.flatten(1)
         beyond = (flat.abs() > _LARGEST_INPUT).any() | (self.layer.weight.abs() > _LARGEST_WEIGHT).any()
         if not torch._C._functorch.is_batchedtensor(flat) and bool(beyond):
-            raise RuntimeError("out of memory, or so it says")
+            raise self._error("out of memory, or so it says")
         return torch.relu(self.layer(flat))
 
 
 def brittle(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
     """With :class:`Brittle` for its backbone."""
     return Brittle(dim), nn.Linear(dim, num_classes)
+
+
+def panicking(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
+    """With one that raises what is no :class:`Exception`."""
+    return Brittle(dim, PanicError), nn.Linear(dim, num_classes)

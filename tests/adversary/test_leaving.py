@@ -68,7 +68,8 @@ CASES = [
     *(Case(method, MASKED, "normed") for method in (Method.FEDPC, Method.FEDDBP, Method.FEDPLCC)),
     *(Case(method, CKKS, "deep", dict(HIDDEN), "hidden") for method in (Method.PFPL, Method.FEDDBP)),
     *(Case(Method.PFPL, PLAIN, model, {"privacy": FROZEN}, "frozen") for model in ("deep", "brittle")),
-    *(Case(Method.PFPL, PLAIN, model, {"privacy": PRIVATE}, "private") for model in ("deep", "brittle")),
+    *(Case(Method.PFPL, PLAIN, model, {"privacy": PRIVATE}, "private") for model in ("deep", "panicking")),
+    Case(Method.FEDPC, MASKED, "panicking"),
     Case(Method.FEDDBP, MASKED, "deep", {"privacy": PRIVATE}, "private"),
 ]
 
