@@ -14,6 +14,8 @@ from protoseal.evaluation.audit_power import Plan, Scored, best_guesses, planned
 from protoseal.evaluation.trade_off import TradeOff
 
 HALF = 0.5
+MOST_MISSED = 0.05
+"""A claim stands only where half the noise passes with at most this probability, whatever the level of the test."""
 STEPS = 64
 """Bounds are those of noise multiplied by a power of 2^(1/64)."""
 _SIMULATIONS = 3
@@ -73,7 +75,7 @@ class Audit:
         """The verdict, which the plan's power decides where the claim is not refuted."""
         if self.guesses.right >= self.plan.refuting:
             return Verdict.REFUTED
-        weak = self.doubtful or self.plan.missed > self.plan.level
+        weak = self.doubtful or self.plan.missed > min(self.plan.level, MOST_MISSED)
         return Verdict.TOO_WEAK if weak else Verdict.STANDS
 
 

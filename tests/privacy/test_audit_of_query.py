@@ -15,14 +15,15 @@ from click.testing import CliRunner
 from protoseal.cli import main
 from protoseal.commands import budget_audit
 from protoseal.config.privacy import Unit
-from protoseal.evaluation.audit import fair_coins
-from protoseal.evaluation.audited import Verdict, audit, plan_of
+from protoseal.evaluation.audit import Guesses, fair_coins
+from protoseal.evaluation.audit_power import Plan
+from protoseal.evaluation.audited import Audit, Verdict, audit, plan_of
 from protoseal.evaluation.audited_query import LENGTH, QueryUnderAudit
 from secure_client.privacy import joint
 from secure_client.privacy.accounting import epsilon
 from secure_client.privacy.events import GaussianRelease
 from secure_client.privacy.query import PrototypeQuery
-from tests.support.audits import Double, weaken_query
+from tests.support.audits import NOISE, SHAPES, Double, Shape, misshape_query, weaken_query
 from tests.support.config_files import AGREEMENT, write
 
 DELTA, LEVEL = 1e-5, 0.05
@@ -50,10 +51,16 @@ def test_the_claim_is_the_accountants() -> None:
 def test_scores_are_a_canarys_inner_product_with_the_noisy_sums(
     audited: QueryUnderAudit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without noise it is one for each release, but for rounding to whole steps; nothing of canaries that are out."""
+    """With a millionth of the noise it is one for each release; nothing of canaries that are out."""
+    monkeypatch.setitem(NOISE, "none", 1e-6)
     weaken_query(monkeypatch, "none")
     coins = fair_coins(3000)
-    np.testing.assert_allclose(audited.scores(coins), coins * float(audited.releases), atol=1e-4)
+    scores = audited.scores(coins)
+    told = np.isfinite(scores)  # the others are repeated
+    np.testing.assert_allclose(
+        scores[told] - scores[told & ~coins].mean(), coins[told] * audited.releases, atol=1e-3
+    )
+    assert (scores[~told] > 0).tolist() == coins[~told].tolist()
 
 
 @ALL
@@ -88,6 +95,15 @@ def test_clipping_single_coordinates_is_no_clipping(monkeypatch: pytest.MonkeyPa
     assert math.sqrt(wide.dim) < LENGTH
     monkeypatch.setattr("algorithms.grid.Grid.records", of_coordinates)
     assert audit(wide, plan_of(wide, CANARIES, LEVEL)).verdict is Verdict.REFUTED
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_noise_of_another_shape_is_found(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where each number has the claimed deviation, or none: a canary's inner product alone would let most stand."""
+    plan = plan_of(FOUR, CANARIES, LEVEL, 2400)
+    assert audit(FOUR, plan).verdict is Verdict.STANDS
+    misshape_query(monkeypatch, shape, FOUR.dim)
+    assert audit(FOUR, plan).verdict is Verdict.REFUTED
 
 
 # The command
@@ -130,6 +146,13 @@ def test_few_canaries_are_too_weak() -> None:
     assert code == 4
     assert text.startswith("TOO WEAK TO TELL")
     assert "--canaries" in text
+
+
+def test_little_confidence_in_a_refutation_is_no_power() -> None:
+    """Where the level is 0.7, half the noise passes more often than is taken for power."""
+    plan = Plan(canaries=400, made=96, level=0.7, refuting=61, missed=0.48, doubtful=90)
+    assert Audit(plan, Guesses(400, 96, 60)).verdict is Verdict.TOO_WEAK
+    assert Audit(replace(plan, missed=0.05), Guesses(400, 96, 60)).verdict is Verdict.STANDS
 
 
 def test_the_command_takes_what_is_agreed() -> None:

@@ -1,8 +1,8 @@
-"""Doubles of the two mechanisms under audit: less noise than they claim, or no clipping."""
+"""Doubles of the two mechanisms under audit: less noise than they claim, noise of another shape, or no clipping."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import pytest
@@ -19,6 +19,17 @@ Double = Literal["as claimed", "three quarters", "half", "none", "no clipping"]
 DOUBLES: tuple[Double, ...] = ("as claimed", "three quarters", "half", "none", "no clipping")
 NOISE: dict[Double, float] = {"three quarters": 0.75, "half": 0.5, "none": 0.0}
 draw_noise = dp_sgd.draw_noise
+Shape = Literal[
+    "none on counts",
+    "none on half of the coordinates",
+    "none on half of the classes",
+    "the same in all coordinates",
+    "opposite in neighbouring coordinates",
+    "the same in all classes",
+    "the same in all releases",
+]
+"""Noise whose deviation on each coordinate is as claimed, or zero."""
+SHAPES: tuple[Shape, ...] = get_args(Shape)
 
 
 def weaken_query(monkeypatch: pytest.MonkeyPatch, how: Double) -> None:
@@ -34,6 +45,31 @@ def weaken_query(monkeypatch: pytest.MonkeyPatch, how: Double) -> None:
         monkeypatch.setattr(query_module, "discrete_gaussian", drawn)
     elif how == "no clipping":
         monkeypatch.setattr(Grid, "records", unclipped)
+
+
+def misshape_query(monkeypatch: pytest.MonkeyPatch, shape: Shape, dim: int) -> None:
+    """Change the noise of queries over ``dim`` features where it is drawn, as (K, dim + 1)."""
+    kept: dict[int, Ints] = {}
+
+    def drawn(count: int, log2: int) -> Ints:
+        noise = discrete_gaussian(count, log2).reshape(-1, dim + 1)
+        if shape == "none on counts":
+            noise[:, dim] = 0
+        elif shape == "none on half of the coordinates":
+            noise[:, : dim // 2] = 0
+        elif shape == "none on half of the classes":
+            noise[::2] = 0
+        elif shape == "the same in all coordinates":
+            noise[:] = noise[:, :1]
+        elif shape == "opposite in neighbouring coordinates":
+            noise[:, 1::2] = -noise[:, : 2 * ((dim + 1) // 2) : 2]
+        elif shape == "the same in all classes":
+            noise[:] = noise[:1]
+        else:
+            noise = kept.setdefault(count, noise)
+        return noise.reshape(-1).copy()
+
+    monkeypatch.setattr(query_module, "discrete_gaussian", drawn)
 
 
 def weaken_training(monkeypatch: pytest.MonkeyPatch, how: Double) -> None:
