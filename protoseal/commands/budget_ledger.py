@@ -12,7 +12,7 @@ import click
 
 from protoseal.commands.reporting import one_line_errors
 from secure_client.privacy.chain import Anchor
-from secure_client.privacy.decisions import allowance_to_json, exposure_to_json, loss_to_json
+from secure_client.privacy.decisions import exposure_to_json, loss_to_json
 from secure_client.privacy.entries import NEIGHBOURS, Entry, Limit, is_guaranteed, spending_to_json
 from secure_client.privacy.events import DpSgd, Event, event_to_json
 from secure_client.privacy.ledger import Account, read_account
@@ -64,9 +64,8 @@ def show_command(*, ledger: Path, as_json: bool) -> None:
     # A name of one's own could otherwise look like more lines of this.
     shown = facts | {"dataset": repr(account.budget.dataset), "remaining": remain or "all of it"}
     lines = [f"{name.replace('_', ' '):<17} {_text(value)}" for name, value in shown.items()]
-    first = [] if account.guaranteed else [f"NO GUARANTEE for any {account.limit.unit}: {_why_none(account)}"]
     listed = [*_summary(account.entries), *_decisions_in_words(account)]
-    click.echo("\n".join([*first, *lines, *listed, _RECORDED_ALONE]))
+    click.echo("\n".join([*_first_words(account), *lines, *listed, _RECORDED_ALONE]))
 
 
 @click.command("verify")
@@ -92,6 +91,8 @@ def _verified(account: Account, anchor: Anchor | None, *, as_json: bool) -> None
     if as_json:
         click.echo(json.dumps(_SCHEMA | facts, indent=2))
         return
+    for words in _first_words(account):
+        click.echo(words)
     click.echo(f"The chain holds. Entries: {len(account.lines)}; the head is {account.anchor}.")
     if account.unfinished:
         click.echo(
@@ -140,6 +141,11 @@ def _guarantee(account: Account) -> str:
     return "unknown, the end is torn" if account.unfinished else "for what is recorded here"
 
 
+def _first_words(account: Account) -> list[str]:
+    """Return the line that comes before all others where nothing is guaranteed; none elsewhere."""
+    return [] if account.guaranteed else [f"NO GUARANTEE for any {account.limit.unit}: {_why_none(account)}"]
+
+
 def _why_none(account: Account) -> str:
     """The first reason, in the order of what it ends."""
     if account.exposures:
@@ -165,13 +171,19 @@ def _decisions(account: Account) -> dict[str, object]:
     began = account.budget.limit
     exposed = [exposure_to_json(each) for each in account.exposures]
     lost = [loss_to_json(each) for each in account.losses]
-    changed = [allowance_to_json(each) for each in account.allowances]
     return {
-        "limit_at_first": {"epsilon": began.epsilon, "delta": began.delta},
-        "limits": [{name: each[name] for name in ("time", "epsilon", "delta", "reason")} for each in changed],
+        "limit_at_first": _limit(began),
+        "limits": [
+            {"time": each.time, **_limit(each.limit), "reason": each.reason} for each in account.allowances
+        ],
         "exact": [{name: each[name] for name in ("time", "run", "agreement")} for each in exposed],
         "lost": [{name: each[name] for name in ("time", "entry")} for each in lost],
     }
+
+
+def _limit(limit: Limit) -> dict[str, object]:
+    """Return a limit as JSON has it."""
+    return {"epsilon": limit.epsilon, "delta": limit.delta, "accountant": str(limit.accountant)}
 
 
 def _decisions_in_words(account: Account) -> list[str]:
