@@ -3,7 +3,7 @@
 The coordinator chooses the groups, and a site cannot check the choice. What it does check: the groups are the same
 in every round and each is large enough, every member of its own trains from the same result, and no more than one sum
 that it is in can open in a round, however many attempts it takes. That bounds one round: a coordinator that chooses
-what sites train from can make them stand still, and then subtract the sums of two rounds.
+what sites train from can make them stand still, all in one of two rounds, or all but one in one, and then subtract.
 """
 
 from __future__ import annotations

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import cycle
 
 import numpy as np
 import pytest
+from torch.utils.data import TensorDataset
 
 from crypto.errors import MalformedError
 from crypto.pairwise.parts import ShareKind
@@ -14,6 +16,7 @@ from protoseal.config import AveragingSection
 from tests.adversary.conftest import OpenMasked
 from tests.adversary.masked_play import MaskedPlay, Vector
 from tests.support.grouped import EVERYONE, PARAMETERS, grouped_agreement
+from tests.support.small import DIM
 
 A, B, C, D = EVERYONE
 WITHOUT_C = (A, B, D)
@@ -71,3 +74,42 @@ def test_a_mask_key_that_is_used_again_opens_a_site(
     found, secret = _opened_with_the_key_of_round_1(play)
     assert np.abs(secret).max() > 0.1
     assert (np.abs(found - secret) <= play.rounding()).all()
+
+
+def test_the_stated_limit_from_a_model_that_one_record_trains_its_site_is_read_in_the_sum(
+    open_masked: OpenMasked,
+) -> None:
+    """One unit is above zero, for that record alone: the other sites stand still, but for their weights' decay."""
+    play = open_masked(grouped_agreement(), {})
+    play.set_up(*EVERYONE)
+    begun = play.attempt(*EVERYONE)
+    honest = play.result_of(begun.carried_out(EVERYONE), begun, EVERYONE)
+    direction = np.random.default_rng(5).normal(size=64)
+    images = {name: _images(play, name) for name in EVERYONE}
+    highest = {name: float((each @ direction).max()) for name, each in images.items()}
+    *_, second, victim = sorted(highest, key=lambda name: highest[name])
+    model = np.concatenate([np.zeros(PARAMETERS - DIM), np.full(DIM, -1.0)])
+    model[:64], model[-DIM] = (
+        direction,
+        -(highest[second] + highest[victim]) / 2,
+    )  # found in rounds, by trying
+    for name in EVERYONE:
+        play.give_result(
+            name, replace(honest, arrays=(_with_model(honest.arrays[0], model), honest.arrays[1]))
+        )
+    begun = play.attempt(*EVERYONE, round_number=2)
+    read = begun.carried_out(EVERYONE)[-PARAMETERS:] - (len(EVERYONE) - 1) * model
+    sent = play.vector(victim, begun)[-PARAMETERS:]
+    assert np.abs(read - sent).max() < 0.01 * np.abs(sent - model).max()
+
+
+def _images(play: MaskedPlay, name: str) -> Vector:
+    """A site's training images, (N, 64)."""
+    found = play.cast.data[name].train
+    assert isinstance(found, TensorDataset)
+    return found.tensors[0].flatten(1).double().numpy()
+
+
+def _with_model(vector: Vector, model: Vector) -> Vector:
+    """A result without prototypes and with a model of the coordinator's own."""
+    return np.concatenate([np.zeros(len(vector) - len(model)), model])
