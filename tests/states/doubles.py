@@ -1,0 +1,179 @@
+"""Weakened doubles: for each promise the product with one line changed, which a walk has to find.
+
+Some change more than one line, since what one line forgets another refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+import secure_client.exchanges.pairwise as site_masks
+import secure_client.journal
+import secure_server.rounds
+from crypto.pairwise import release as pairwise_release
+from crypto.pairwise.parts import ReleasedShare
+from protoseal_wire.messages import Phase
+from secure_client.exchanges.pairwise import MaskedSum
+from secure_client.journal import Journal
+from secure_client.order import Order
+from secure_client.privacy.releases import Releases
+from secure_client.trainee import Trainee
+from secure_server.aggregate import Aggregator
+from secure_server.rounds import Planned
+from secure_server.run_state import State
+from secure_server.store import Store
+from tests.states.invariants import Promise
+
+
+@dataclass(frozen=True)
+class Double:
+    """How the product is weakened, which promises that breaks, and in which federation it shows soon."""
+
+    weakened: Callable[[], AbstractContextManager[object]]
+    breaks: tuple[Promise, ...]
+    federation: str
+    first: int = 0
+    """The number of the first plan of seed 1 that shows it; those before it only take time."""
+
+
+@contextmanager
+def _forgets_its_answers() -> Iterator[None]:
+    """A vector is sealed twice: the journal does not know what was answered, and takes another answer."""
+    once = secure_client.journal._RECORD_ONCE.replace("INSERT", "INSERT OR REPLACE")
+    with ExitStack() as patches:
+        patches.enter_context(patch.object(Journal, "answer", lambda self, key, request: None))
+        patches.enter_context(patch.object(secure_client.journal, "_RECORD_ONCE", once))
+        patches.enter_context(patch.object(Order, "check", lambda self, key: None))
+        yield
+
+
+def _releases_another_kind() -> AbstractContextManager[object]:
+    """A site gives of the last survivor the share that is for drop-outs."""
+    release = pairwise_release.release
+
+    def wrong(binding: Any, site: str, sharers: Any, survivors: Any, held: Any) -> tuple[ReleasedShare, ...]:
+        told = survivors if site == survivors[-1] else survivors[:-1]
+        return release(binding, site, sharers, told, held)
+
+    return patch.object(site_masks, "release", wrong)
+
+
+def _draws_before_it_pays() -> AbstractContextManager[object]:
+    """A site's share of the noise is drawn first, and paid for then."""
+    draw_share = Releases.draw_share
+
+    def wrong(self: Releases, round_number: int) -> Any:
+        share = self._query.draw(len(self._agreement.classes), self._agreement.dim)
+        draw_share(self, round_number)
+        return share
+
+    return patch.object(Releases, "draw_share", wrong)
+
+
+def _pays_nothing() -> AbstractContextManager[object]:
+    """A site draws its share of the noise and pays for none."""
+
+    def wrong(self: Releases, round_number: int) -> Any:
+        return self._query.draw(len(self._agreement.classes), self._agreement.dim)
+
+    return patch.object(Releases, "draw_share", wrong)
+
+
+def _pays_twice() -> AbstractContextManager[object]:
+    """A site pays for its share of the noise two times."""
+    draw_share = Releases.draw_share
+
+    def wrong(self: Releases, round_number: int) -> Any:
+        draw_share(self, round_number)
+        return draw_share(self, round_number)
+
+    return patch.object(Releases, "draw_share", wrong)
+
+
+def _takes_any_attempt() -> AbstractContextManager[object]:
+    """The coordinator compares phases, and not rounds and attempts."""
+    check = secure_server.rounds.check_expected
+
+    def wrong(rules: Any, state: State, site: str, key: Any) -> None:
+        check(
+            rules, state, site, replace(key, round=state.round, attempt=state.attempt) if key.round else key
+        )
+
+    return patch.object(secure_server.rounds, "check_expected", wrong)
+
+
+def _forgets_survivors() -> AbstractContextManager[object]:
+    """The step that was over last is open again after a restart of the coordinator."""
+    load = Store.load
+
+    def wrong(self: Store) -> State | None:
+        state = load(self)
+        if state is None or not state.survivors or state.over:
+            return state
+        return replace(state, survivors=state.survivors[:-1])
+
+    return patch.object(Store, "load", wrong)
+
+
+def _keeps_no_result() -> AbstractContextManager[object]:
+    """A site's base is in memory alone."""
+    take = Trainee._take
+
+    def wrong(self: Trainee, round_number: int, taken: Any) -> None:
+        with patch.object(self._journal, "put"):
+            take(self, round_number, taken)
+
+    return patch.object(Trainee, "_take", wrong)
+
+
+def _forgets_uploads() -> AbstractContextManager[object]:
+    """The coordinator acknowledges the receipt of a result and stores its state without it."""
+    save = Store.save
+
+    def wrong(self: Store, state: State, **caused: Any) -> None:
+        upload = caused.get("upload")
+        lost = upload is not None and upload[0].phase is Phase.RESULT
+        save(self, state, **({**caused, "upload": None} if lost else caused))
+
+    return patch.object(Store, "save", wrong)
+
+
+def _needs_one_fewer() -> AbstractContextManager[object]:
+    """The coordinator asks two of four sites on, where three are the fewest."""
+    plan = Aggregator.plan
+
+    def wrong(self: Aggregator, attempt: Any) -> Planned:
+        return Planned(tuple(replace(each, least=each.least - 1) for each in plan(self, attempt).quorums))
+
+    return patch.object(Aggregator, "plan", wrong)
+
+
+@contextmanager
+def _opens_too_few() -> Iterator[None]:
+    """Both halves go on with two sites of four: nobody counts survivors, or who holds a class."""
+    with ExitStack() as patches:
+        patches.enter_context(_needs_one_fewer())
+        for check in ("_check_enough", "_check_class_holders"):
+            patches.enter_context(patch.object(MaskedSum, check, lambda *told: None))
+        patches.enter_context(patch("crypto.pairwise.binding.threshold", lambda members: 2))
+        yield
+
+
+DOUBLES: Mapping[str, Double] = {
+    "forgets its answers": Double(_forgets_its_answers, (Promise.ONE_ANSWER,), "fedavg", 22),
+    "releases another kind": Double(_releases_another_kind, (Promise.ONE_KIND,), "fedavg"),
+    "draws before it pays": Double(_draws_before_it_pays, (Promise.PAID_FIRST,), "shared-noise"),
+    "pays nothing": Double(_pays_nothing, (Promise.PAID_FIRST,), "shared-noise"),
+    "pays twice": Double(_pays_twice, (Promise.PAID_ONCE,), "shared-noise"),
+    "takes any attempt": Double(_takes_any_attempt, (Promise.CURRENT,), "fedavg", 145),
+    "forgets survivors": Double(_forgets_survivors, (Promise.NO_REFUSAL, Promise.ONE_SUM), "fedavg"),
+    "keeps no result": Double(_keeps_no_result, (Promise.KEPT,), "plain"),
+    "forgets uploads": Double(_forgets_uploads, (Promise.KEPT,), "plain"),
+    "asks too few on": Double(_needs_one_fewer, (Promise.NO_REFUSAL,), "fedavg"),
+    "opens too few": Double(_opens_too_few, (Promise.ENOUGH,), "fedavg", 19),
+}
+"""By what each does wrong."""

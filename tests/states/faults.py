@@ -1,0 +1,145 @@
+"""Faults, and plans of them: drawn from one number, written as one line, and read back from it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Self
+
+COORDINATOR = "coordinator"
+LONGEST = 20
+"""The most turns that a party stays away, or that a message is late."""
+_LAST_TURN, _LAST_CALL, _LAST_WRITE, _LAST_ANSWER = 60, 50, 30, 14
+"""What a run without faults comes to; in a drawn order it takes twice as many turns. Repeated rounds take longer."""
+_SPREAD = 0.12
+"""How far faults that come together are apart, as a part of the run."""
+
+
+class Kind(StrEnum):
+    """What goes wrong. ``at`` counts a party's durable writes, calls or answers, or the turns of the world."""
+
+    BEFORE = "killed-before-write"
+    """The party is killed before its durable write number ``at``."""
+    AFTER = "killed-after-write"
+    TORN = "killed-in-write"
+    """Half of what the write would add is on the disk."""
+    FULL = "disk-full"
+    """The write number ``at`` fails, and the party lives."""
+    KILLED = "killed"
+    """The party is killed in turn ``at`` and comes back ``length`` turns later."""
+    GONE = "gone"
+    """The site is killed in turn ``at`` and never comes back."""
+    PAUSED = "paused"
+    """The site does nothing for ``length`` turns."""
+    NOT_SENT = "request-lost"
+    """The site's call number ``at`` does not arrive; the site tries again."""
+    NO_REPLY = "reply-lost"
+    """The call arrives, its reply does not."""
+    TWICE = "duplicated"
+    """The call arrives once more, ``length`` turns later."""
+    LATE = "late"
+    """The call arrives ``length`` turns later; the site takes it for lost and tries again."""
+    UNREACHABLE = "unreachable"
+    """The site gives up at its call number ``at``, and its process ends without a word."""
+    ERROR = "error"
+    """The site's answer number ``at`` fails for a reason of the site's own: it leaves, and is back in ``length``."""
+    EXPIRED = "deadline"
+    """The deadline of whatever stage there is passes in turn ``at``."""
+    SPOILT = "keys-torn"
+    """The coordinator is killed in turn ``at``, and half of the file of its evaluation keys is left."""
+    PUT_BACK = "put-back"
+    """The party is killed in turn ``at``, and its folder is as it was before its last durable write."""
+    LINE_LOST = "line-lost"
+    """The site is killed in turn ``at``, and the last line of its privacy ledger is lost."""
+
+
+TIMED = (
+    *(Kind.KILLED, Kind.GONE, Kind.PAUSED, Kind.EXPIRED),
+    *(Kind.SPOILT, Kind.PUT_BACK, Kind.LINE_LOST),
+)
+"""Faults that come in a turn; the others come at what a party does."""
+OLDER_STATE = (Kind.PUT_BACK, Kind.LINE_LOST)
+"""Faults after which a party no longer knows what it did: only their detection is promised."""
+CALLS = (Kind.NOT_SENT, Kind.NO_REPLY, Kind.TWICE, Kind.LATE, Kind.UNREACHABLE)
+WRITES = (Kind.BEFORE, Kind.AFTER, Kind.TORN, Kind.FULL)
+
+
+@dataclass(frozen=True, order=True)
+class Fault:
+    """One fault of a plan; ``who`` is empty where it is nobody's."""
+
+    at: int
+    kind: Kind
+    who: str = ""
+    length: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.who}:{self.at}:{self.length}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read :meth:`__str__` back; ``ValueError`` for anything else."""
+        kind, who, at, length = text.split(":")
+        return cls(int(at), Kind(kind), who, int(length))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Faults, and the number from which the order of steps is drawn; 0: every party acts in every turn."""
+
+    faults: tuple[Fault, ...]
+    order: int = 0
+
+    def __str__(self) -> str:
+        return " ".join([f"order:{self.order}", *map(str, self.faults)])
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read :meth:`__str__` back; ``ValueError`` for anything else."""
+        order, *faults = text.split()
+        name, number = order.split(":")
+        if name != "order":
+            raise ValueError(f"a plan begins with order:NUMBER, not with {order}")
+        return cls(tuple(map(Fault.parse, faults)), int(number))
+
+    def without(self, fault: Fault) -> Plan:
+        """Return the plan less one fault."""
+        return Plan(tuple(each for each in self.faults if each is not fault), self.order)
+
+
+def draw_plan(seed: int, sites: Sequence[str], *, older_state: bool = True, most: int = 6) -> Plan:
+    """Draw up to ``most`` faults. At most one site is gone for good: the others are enough to finish a run.
+
+    With ``older_state`` every eighth plan has state that is put back. In every other plan the faults come together.
+    """
+    rng = random.Random(seed)  # noqa: S311 (a test's choices, to be repeated from the seed)
+    kinds = [kind for kind in Kind if kind not in OLDER_STATE]
+    if older_state and rng.random() < 1 / 8:
+        kinds += OLDER_STATE * 3
+    order = rng.choice([0, rng.randrange(1, 10**6)])
+    focus = rng.choice([None, rng.random()])
+    faults = [_draw(rng, rng.choice(kinds), sites, order, focus) for _ in range(rng.randint(1, most))]
+    gone = [fault for fault in faults if fault.kind is Kind.GONE]
+    kept = sorted(fault for fault in faults if fault not in gone[1:])
+    return Plan(tuple(kept), order)
+
+
+def _draw(rng: random.Random, kind: Kind, sites: Sequence[str], order: int, focus: float | None) -> Fault:
+    everyone = (*sites, COORDINATOR, COORDINATOR)
+    when = rng.random() if focus is None else min(0.99, max(0.0, rng.gauss(focus, _SPREAD)))
+    length = rng.randint(1, rng.choice([2, LONGEST]))
+    if kind in WRITES:
+        who = rng.choice(everyone)
+        writes = _LAST_WRITE * (4 if who == COORDINATOR else 1)
+        return Fault(1 + int(when * writes), kind, who)
+    if kind in CALLS:
+        return Fault(int(when * _LAST_CALL), kind, rng.choice(sites), length)
+    if kind is Kind.ERROR:
+        return Fault(int(when * _LAST_ANSWER), kind, rng.choice(sites), length)
+    who = rng.choice(_WHOM.get(kind, everyone if kind in (Kind.KILLED, Kind.PUT_BACK) else sites))
+    return Fault(int(when * _LAST_TURN * (2 if order else 1)), kind, who, length)
+
+
+_WHOM = {Kind.EXPIRED: ("",), Kind.SPOILT: (COORDINATOR,)}

@@ -1,0 +1,216 @@
+"""Promises that hold in every order of faults, each stated once, and watched from outside: on the wire and on disks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import numpy as np
+
+from crypto.pairwise.parts import ShareKind
+from protoseal.config import Protection
+from protoseal.terms import limits_of
+from protoseal_wire import codec
+from protoseal_wire.messages import Phase, PhaseKey
+from secure_client.privacy.ledger import read_account
+from secure_server.run_state import State
+from secure_server.store import Store
+from tests.states.federations import Cast
+
+
+class Promise(StrEnum):
+    """What is promised, whatever goes wrong and in whatever order."""
+
+    ONE_ANSWER = "a site answers one phase of one attempt once: one vector leaves under each mask"
+    ONE_SUM = (
+        "one sum opens in a round: all who release shares do so for one attempt and one set of survivors"
+    )
+    ONE_KIND = "of no site are shares of both kinds released in an attempt"
+    ENOUGH = "no sum of fewer than min_holders sites, or holders of a class, opens"
+    PAID_FIRST = "noise is drawn, and what has it leaves, once it is paid for"
+    PAID_ONCE = "nothing is paid for twice, but what a process did not live to send"
+    SAME_RESULT = (
+        "all who get a round's result get the same, and who stated presence for the last one ends with it"
+    )
+    KEPT = "what was acknowledged is there after a restart, at a site and at the coordinator"
+    CURRENT = "nothing of an earlier attempt is taken"
+    NO_REFUSAL = "no honest party is refused, and none refuses, while all are honest"
+    ENDS = "a run with enough healthy sites ends with a result, or says why not"
+
+
+ALWAYS = (Promise.ONE_SUM, Promise.ONE_KIND, Promise.ENOUGH, Promise.PAID_FIRST)
+"""Promised too when a party's state was put back by one write, or a ledger lost its last line."""
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A promise that was broken, and how."""
+
+    promise: Promise
+    text: str
+
+
+class Monitor:
+    """Watches one run. Rounds are told apart by number and attempts by number within the round."""
+
+    def __init__(self, cast: Cast) -> None:
+        self._cast, self._agreement = cast, cast.agreement
+        self._limits = limits_of(cast.agreement)
+        self.violations: list[Violation] = []
+        self.older: set[str] = set()
+        self._left: dict[tuple[str, PhaseKey], set[bytes]] = defaultdict(set)
+        self._requests: dict[tuple[str, PhaseKey], bytes] = {}
+        self._kinds: dict[tuple[int, int, str], set[ShareKind]] = defaultdict(set)
+        self._opened: dict[int, set[tuple[int, tuple[str, ...]]]] = defaultdict(set)
+        self._results: dict[int, set[bytes]] = defaultdict(set)
+        self._held: dict[str, tuple[int, bytes]] = {}
+        self._unspent: Counter[str] = Counter()
+        self._acknowledged: set[tuple[str, PhaseKey]] = set()
+
+    def broken(self, promise: Promise, text: str) -> None:
+        """Note it, unless it is not promised after an older state was put back."""
+        if not self.older or promise in ALWAYS:
+            self.violations.append(Violation(promise, text))
+
+    # At a site
+
+    def asked(self, site: str, key: PhaseKey, request: bytes) -> None:
+        """A site has its request."""
+        self._requests[site, key] = request
+        if key.phase is Phase.RESULT and self._is_common:
+            self._results[key.round].add(hashlib.sha256(request).digest())
+            if len(self._results[key.round]) > 1:
+                self.broken(Promise.SAME_RESULT, f"round {key.round} has two results")
+
+    def leaves(self, site: str, key: PhaseKey, content: bytes, ledger: Path, deaths: int) -> None:
+        """An answer leaves a site, whose ``ledger`` may not be there and whose process died so often before."""
+        answers = self._left[site, key]
+        answers.add(content)
+        if len(answers) > 1:
+            self.broken(Promise.ONE_ANSWER, f"{site} answers {_name(key)} in two ways")
+        if key.phase is Phase.UNMASK:
+            self._released(site, key, content)
+        if key.phase is Phase.PRESENCE and self._cast.has_ledgers:
+            self._paid(site, key, ledger, deaths)
+
+    def _released(self, site: str, key: PhaseKey, content: bytes) -> None:
+        survivors = codec.decode_signed_survivors(self._requests[site, key], self._limits).sites
+        for share in codec.decode_released_shares(content, self._limits).shares:
+            kinds = self._kinds[key.round, key.attempt, share.owner]
+            kinds.add(share.kind)
+            due = ShareKind.SEED if share.owner in survivors else ShareKind.KEY
+            if kinds != {due}:
+                self.broken(
+                    Promise.ONE_KIND, f"{site} gives a share of {share.owner} that is not due: {_name(key)}"
+                )
+        opened = self._opened[key.round]
+        opened.add((key.attempt, survivors))
+        if any(
+            set(survivors) & set(other) and (number, other) != (key.attempt, survivors)
+            for number, other in opened
+        ):
+            self.broken(Promise.ONE_SUM, f"round {key.round} has two sums: {sorted(opened)}")
+        self._check_enough(site, key, survivors)
+
+    def _check_enough(self, site: str, key: PhaseKey, survivors: Collection[str]) -> None:
+        least = self._agreement.min_holders
+        if len(survivors) < least:
+            self.broken(Promise.ENOUGH, f"{_name(key)} opens a sum of {sorted(survivors)}")
+        first = self._requests.get((site, PhaseKey(key.run, key.round, key.attempt, Phase.SHARES)))
+        if first is None or not self._agreement.layout.classes:
+            return
+        listed = codec.decode_active_list(first, self._limits).statements
+        holds = np.array([each.holds for each in listed])
+        left = np.array([each.holds for each in listed if each.site in survivors])
+        short = (holds.sum(axis=0) >= least) & (left.sum(axis=0) < least)
+        if short.any():
+            self.broken(Promise.ENOUGH, f"{_name(key)} opens a class of too few holders: {sorted(survivors)}")
+
+    def acknowledged(self, site: str, key: PhaseKey, base: bytes) -> None:
+        """A site knows that its answer was taken, and trains from ``base`` now."""
+        self._acknowledged.add((site, key))
+        if key.phase is Phase.RESULT:
+            self._held[site] = key.round, base
+
+    def restarted(self, site: str, result: int, base: bytes) -> None:
+        """A site's process has read its disk."""
+        number, before = self._held.get(site, (0, b""))
+        if result < number or (result == number and number and base != before):
+            self.broken(Promise.KEPT, f"{site} had the result of round {number}, and has another now")
+
+    # Payments
+
+    def paid(self, site: str) -> None:
+        """A line of a ledger is durable."""
+        self._unspent[site] += 1
+
+    def drawn(self, site: str) -> None:
+        """Noise is drawn, for one release."""
+        if self._unspent[site] < 1:
+            self.broken(Promise.PAID_FIRST, f"{site} draws noise that nothing was paid for")
+        self._unspent[site] -= 1
+
+    def died(self, site: str) -> None:
+        """A payment that nothing was drawn for yet is lost."""
+        self._unspent[site] = 0
+
+    def _paid(self, site: str, key: PhaseKey, ledger: Path, deaths: int) -> None:
+        """The round's releases that have left are paid for, and not more than once each but after deaths."""
+        shared = self._agreement.distributed_noise
+        attempts = {other.attempt for name, other in self._left if name == site and _same_round(other, key)}
+        due = 0 if shared and not key.round else len(attempts) if shared else 1
+        entries = read_account(ledger).entries
+        found = sum(each.spending.release.round == key.round for each in entries)
+        if found < due:
+            self.broken(
+                Promise.PAID_FIRST, f"{site} sends {_name(key)}: {found} of {due} releases are paid for"
+            )
+        if found > max(due, len(attempts)) + deaths:
+            self.broken(
+                Promise.PAID_ONCE, f"{site}: {found} payments for {due} releases of round {key.round}"
+            )
+
+    # At the coordinator
+
+    def taken(self, site: str, key: PhaseKey, before: State) -> None:
+        """The coordinator took an answer that it did not have, in the state ``before``."""
+        setting_up = key.phase in (Phase.ROSTER, Phase.SECRET)
+        now = (0, before.setup_attempt) if setting_up else (before.round, before.attempt)
+        if (key.round, key.attempt) != now:
+            self.broken(Promise.CURRENT, f"{_name(key)} of {site} is taken in round, attempt {now}")
+
+    def restored(self, store: Store) -> None:
+        """The coordinator's process has read its disk."""
+        for site, key in self._acknowledged:
+            if store.upload_hash(key, site) is None:
+                self.broken(Promise.KEPT, f"the coordinator has lost {_name(key)} of {site}")
+
+    # At the end
+
+    def finished(self, state: State, ended: dict[str, tuple[int, bytes]]) -> None:
+        """The run has finished. ``ended``: the last result and the base of each site that ended so."""
+        due = set(state.participants) - set(state.without) if state.last_result == state.round else set()
+        for site in due & ended.keys():
+            if (result := ended[site][0]) < state.last_result:
+                self.broken(Promise.SAME_RESULT, f"{site} ends with the result of round {result}")
+        bases = {base for result, base in ended.values() if result == state.last_result}
+        if self._is_common and len(bases) > 1:
+            self.broken(Promise.SAME_RESULT, "sites end with two bases")
+
+    @property
+    def _is_common(self) -> bool:
+        """Whether each site is given the same bytes."""
+        agreement = self._agreement
+        return agreement.sums and agreement.protection is not Protection.CKKS
+
+
+def _same_round(one: PhaseKey, other: PhaseKey) -> bool:
+    return one.phase is other.phase and one.round == other.round
+
+
+def _name(key: PhaseKey) -> str:
+    return f"{key.phase.name} of round {key.round}, attempt {key.attempt}"

@@ -1,0 +1,48 @@
+"""Plans of faults over every kind of run: no promise is broken, and each weakened double shows."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tests.states.doubles import DOUBLES
+from tests.states.faults import Kind, Plan, draw_plan
+from tests.states.federations import FEDERATIONS, cast_of
+from tests.states.walk import walk
+from tests.states.world import play
+
+_SLOW = {"ckks": 2, "ckks-sums": 3}
+_PLANS, _PLANS_OF_A_DOUBLE = 8, 25
+_SITES = ("clinic-a", "clinic-b", "clinic-c", "clinic-d")
+
+
+@pytest.mark.parametrize("federation", FEDERATIONS)
+def test_no_promise_is_broken(federation: str) -> None:
+    report = walk(federation, 1, plans=_SLOW.get(federation, _PLANS))
+    assert not report.found, str(report)
+    assert report.missed < report.faults.total()
+
+
+@pytest.mark.parametrize("name", DOUBLES)
+def test_a_weakened_double_is_found(name: str) -> None:
+    double = DOUBLES[name]
+    with double.weakened():
+        found = walk(
+            double.federation, 1, first=double.first, plans=_PLANS_OF_A_DOUBLE, until=double.breaks
+        ).found
+    assert found.keys() & set(double.breaks)
+
+
+def test_a_plan_follows_from_its_number_and_is_read_back() -> None:
+    plans = [draw_plan(number, _SITES) for number in range(500)]
+    assert plans == [draw_plan(number, _SITES) for number in range(500)]
+    assert plans == [Plan.parse(str(plan)) for plan in plans]
+    drawn = {fault.kind for fault in itertools.chain.from_iterable(plan.faults for plan in plans)}
+    assert drawn == set(Kind)
+
+
+def test_a_replayed_plan_takes_the_same_turns() -> None:
+    plan = draw_plan(11, _SITES)
+    one, other = (play(cast_of("plain"), plan) for _ in range(2))
+    assert (one.stage, one.turns, one.states) == (other.stage, other.turns, other.states)
