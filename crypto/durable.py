@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 _OWN = 0o600
@@ -29,6 +30,8 @@ def write(path: Path, content: bytes, *, mode: int = _OWN, overwrite: bool = Tru
     try:
         with os.fdopen(handle, "wb") as file:
             os.fchmod(file.fileno(), mode)
+            if overwrite:
+                _keep_owner(file.fileno(), path)
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -39,6 +42,14 @@ def write(path: Path, content: bytes, *, mode: int = _OWN, overwrite: bool = Tru
     finally:
         Path(temporary).unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def _keep_owner(handle: int, path: Path) -> None:
+    """Give a file that root writes the owner of the one that it replaces: a service could not read it otherwise."""
+    if os.geteuid() == 0 and path.exists():
+        replaced = path.stat()
+        with suppress(OSError):  # a container's root may not know the owner
+            os.fchown(handle, replaced.st_uid, replaced.st_gid)
 
 
 def append_line(path: Path, line: bytes) -> None:

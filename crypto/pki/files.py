@@ -71,7 +71,13 @@ def create_storage_key(path: Path, passphrase: bytes, like: Path) -> StorageKey:
 
 
 def rewrap(path: Path, old: bytes, new: bytes) -> None:
-    """Encrypt a key file under another passphrase, in its place. :class:`KeyStoreError` if it does not open."""
+    """Encrypt a key file under another passphrase, in its place and with its owner; a link is followed.
+
+    :class:`KeyStoreError` if it does not open.
+    """
+    path = (
+        path.resolve()
+    )  # else the link would be replaced, and the key stay where it is under the old passphrase
     kind, secret = _opened(path, old)
     stretching = max(stretching_of(read(path)), Stretching.FOR_PASSPHRASE)
     _write(path, wrap(kind, secret, new, stretching), _PRIVATE, overwrite=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 from pathlib import Path
 
 import pytest
@@ -134,3 +135,20 @@ def test_another_passphrase_opens_a_rewrapped_file_and_the_old_one_does_not(tmp_
     assert stretching_of(path.read_bytes()) == Stretching.FOR_PASSPHRASE  # a person's passphrase, maybe
     with pytest.raises(DecryptionError):
         unwrap(path.read_bytes(), PASSPHRASE)
+
+
+def test_a_link_to_a_key_file_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "kept").write_bytes(wrapped())
+    (tmp_path / "storage.key").symlink_to("kept")
+    rewrap(tmp_path / "storage.key", PASSPHRASE, b"new")
+    assert (tmp_path / "storage.key").is_symlink()
+    assert unwrap((tmp_path / "kept").read_bytes(), b"new")[1] == SECRET
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_root_leaves_a_key_file_to_its_owner(tmp_path: Path) -> None:
+    path = tmp_path / "storage.key"
+    path.write_bytes(wrapped())
+    os.chown(path, 10001, 10001)
+    rewrap(path, PASSPHRASE, b"new")
+    assert (path.stat().st_uid, path.stat().st_gid) == (10001, 10001)
