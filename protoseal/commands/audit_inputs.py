@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from crypto.pairwise.binding import fewest_against, threshold
-from protoseal.commands.budget_inputs import Agreed, read_agreed
+from protoseal.commands.budget_inputs import NO_GUARANTEE, Agreed, read_agreed
 from protoseal.config.privacy import DpSgdSection, Extractor, Unit
 
 _ALWAYS = "what else leaves a site, and whether a site leaves or refuses"
@@ -107,8 +107,6 @@ def _not_played_of_releases(agreed: Agreed, dim: int) -> list[str]:
         "masks: who sees single shares of the noise sees less noise": privacy.distributed,
         "a whole site: canaries are subjects with records of two classes": privacy.unit is Unit.SITE,
         _BOTH: privacy.extractor is Extractor.PRIVATE,
-        "training on the records without noise: there is no guarantee for a record": (
-            privacy.extractor is Extractor.TRAINED
-        ),
+        NO_GUARANTEE: privacy.extractor is Extractor.TRAINED,
     }
     return [part for part, is_so in parts.items() if is_so]

@@ -37,7 +37,11 @@ def answer(asked: Question, made: Plan) -> dict[str, Any]:
 
 
 def show(found: Mapping[str, Any]) -> None:
-    """The same, to be read; warnings go to standard error."""
+    """The same, to be read; warnings go to standard error, but for one that comes before all else."""
+    from protoseal.commands.budget_inputs import NO_GUARANTEE
+
+    if NO_GUARANTEE in found["warnings"]:
+        click.echo(NO_GUARANTEE)
     allowed = f"ε = {found['epsilon']:.4g} at δ = {found['delta']:g} for one {found['unit']}"
     click.echo(allowed if found["solved_for"] == "epsilon" else f"{found['spent']:.4g} of {allowed}")
     click.echo(f"{_releases(found['releases'])}, noise multiplier {found['noise_multiplier']:g}")
@@ -54,7 +58,8 @@ def show(found: Mapping[str, Any]) -> None:
     if found["errors"]:
         _print_errors(found["errors"], found["unit"])
     for warning in found["warnings"]:
-        click.echo(f"warning: {warning}", err=True)
+        if warning != NO_GUARANTEE:
+            click.echo(f"warning: {warning}", err=True)
 
 
 def draw(plot: Path, made: Plan, records: Sequence[int]) -> None:

@@ -214,9 +214,12 @@ def _as_json(asked: _Asked, found: _Found) -> dict[str, object]:
 
 
 def _in_words(asked: _Asked, found: _Found) -> str:
+    from protoseal.commands.budget_inputs import NO_GUARANTEE
+
     plan, guesses = found.done.plan, found.done.guesses
     expected = found.expected
     lines = [
+        *([NO_GUARANTEE] if NO_GUARANTEE in asked.not_played else []),
         f"{found.done.verdict.value.upper()}: {_reason(found.done)}",
         f"ε claimed {found.claimed:.4g} at δ = {asked.delta:g}; ε is above {found.bound:.4g} with a confidence of"
         f" {100 * (1 - asked.level):g} % (p = {found.p_value:.2g})",

@@ -19,7 +19,10 @@ from protoseal.config.training import PreprocessingSection
 if TYPE_CHECKING:
     from secure_client.privacy.events import DpSgd
 
-NO_GUARANTEE = "features are trained on the records without noise: no ε is true of a record"
+NO_GUARANTEE = (
+    "NO GUARANTEE: features are trained on the records without noise, so that no ε is true of a record; what is told"
+    " here is of the noise in releases alone"
+)
 
 
 _ANY = PreprocessingSection(image_size=32, channels=1, mean=(0.5,), std=(0.5,))

@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from protoseal.cli import main
+from protoseal.commands.budget_inputs import NO_GUARANTEE
 from protoseal.config import load_agreement
 from secure_client.privacy.accounting import epsilon
 from secure_client.privacy.calibration import count_error, mean_error
@@ -116,9 +119,15 @@ def test_a_simulations_file_has_dp_sgd(tmp_path: Path) -> None:
     assert found["epsilon"] == epsilon(history, 1e-5)
 
 
-def test_features_that_are_trained_without_noise_are_warned_of(tmp_path: Path) -> None:
+def test_features_that_are_trained_without_noise_have_no_guarantee_in_the_first_words(tmp_path: Path) -> None:
+    """Of a plan, and of an audit of its releases, whatever the verdict."""
     file = agreement(tmp_path, privacy=PRIVACY | {"extractor": "trained"})
-    assert any("no ε is true of a record" in each for each in planned("--agreement", file)["warnings"])
+    assert NO_GUARANTEE in planned("--agreement", file)["warnings"]
+    few = ("--canaries", "100", "--guesses", "10")
+    for arguments in (("plan",), ("audit", "prototypes", *few)):
+        done = CliRunner().invoke(main, ["budget", *arguments, "--agreement", str(file)])
+        assert done.stdout.startswith("NO GUARANTEE")
+        assert "NO GUARANTEE" not in done.stderr
 
 
 # A site's own counts

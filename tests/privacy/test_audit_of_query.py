@@ -177,7 +177,7 @@ PRIVATE = {"extractor": "private", "dp_sgd": {"noise_multiplier": 2.0, "clip": 1
         ({}, {"unit": "subject"}, "", {"unit": Unit.SUBJECT}),
         ({}, {"unit": "site"}, "a whole site", {"unit": Unit.SITE}),
         ({}, {"project_from": 16}, "projection", {}),
-        ({}, {"extractor": "trained"}, "no guarantee", {}),
+        ({}, {"extractor": "trained"}, "NO GUARANTEE", {}),
         ({}, PRIVATE, "releases and DP-SGD together", {}),
         (FEDPLCC, PRIVATE, "cells", {}),
         (FEDPC | {"protection": "masked"}, {"noise": "distributed", "colluding": 1}, "masks", {"shares": 2}),
