@@ -258,6 +258,7 @@ def test_client_check_looks_at_everything_and_says_what_is_not_ready(federation:
     findings = check(site_file)
     assert {what for what, each in findings.items() if each["ok"]} == {
         "agreement",
+        "privacy",
         "model",
         "data and model",
         "folders",
@@ -328,7 +329,7 @@ def test_client_check_says_what_to_write_for_the_size_of_what_is_averaged(
     agreement.write_text(f"{text}\n[averaging]\n{setting}\n", encoding="utf-8")
     findings = check(site_file)
     assert {what for what, each in findings.items() if each["ok"]} == {
-        *("agreement", "model", "data and model", "folders")
+        *("agreement", "model", "data and model", "folders", "privacy")
     }
     assert "35,264 parameters and 0 buffers of it are averaged" in findings["model"]["detail"]
     assert "passphrase" in findings["certificate"]["detail"]

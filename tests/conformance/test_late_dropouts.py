@@ -50,8 +50,10 @@ def run(folder: Path, settings: Any) -> Run:
     record: Record = {}
     with recording_federation(agreement, data, folder, record, keep=True) as federation:
         set_deadlines(federation, folder / "keys.bin", clock)
+        session = federation.sites[0].session
+        session.__dict__["finish"] = session.end  # a site that finishes erases the key
         play(federation, clock, [Loss(LOST, 1, Phase.VALUES)])
-        secret = federation.sites[0].session._setup.ckks_key()
+        secret = session._setup.ckks_key()
         form, limits = values_form(agreement, 1), limits_of(agreement)
         uploads = {
             (each.key.attempt, each.site): codec.decode_payload(each.content, limits, form).blobs
