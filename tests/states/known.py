@@ -23,6 +23,11 @@ KNOWN = (
         r"Violation: the (mask secrets|own shares|noise) of round \d+, attempt \d+ are erased",
         "a site that left by an error of its own is back while the attempt is open, and is asked for what it erased",
     ),
+    Known(
+        Promise.NO_REFUSAL,
+        r"Refused: .* has not joined run .*, or has left it: join first",
+        "a Leave that is late, or comes twice, throws out the process that has joined since",
+    ),
 )
 
 

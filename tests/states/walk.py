@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from secure_server.run_state import Stage
 from tests.states.faults import Plan, draw_plan
 from tests.states.federations import cast_of
 from tests.states.invariants import Promise, Violation
@@ -37,7 +38,7 @@ class Report:
         self.states |= ending.states
         self.faults.update(fault.kind for fault in plan.faults)
         self.missed += ending.unused
-        self.ends[ending.stage] += 1
+        self.ends[f"{ending.stage} ({ending.reason})" if ending.stage is Stage.STOPPED else ending.stage] += 1
         for violation in ending.violations:
             if is_known(violation):
                 self.known[violation.promise] += 1

@@ -48,6 +48,8 @@ _PATIENCE = 3
 """Turns in which nobody has anything to do, after which the clock jumps to the next deadline."""
 _RESUMES = 3
 """How often an operator starts a run again that has stopped."""
+_SLOW = 0.3
+"""How often a site does nothing in a turn, where the order is drawn."""
 _NO_RESULT = "no round of the run had a result"
 _LEFT_OUT = "it can join the next run"
 
@@ -131,8 +133,8 @@ class World:
             self._rng.shuffle(order)
         worked = False
         for site in order:
-            slow = bool(self._plan.order) and self._rng.random() < 0.3
-            worked |= slow or self._step(site)
+            slow = bool(self._plan.order) and self._rng.random() < _SLOW
+            worked |= (site.is_up and not site.idle) if slow else self._step(site)
         self._tick()
         self._states.add(self._fingerprint())
         return worked or not self._coordinator.is_up

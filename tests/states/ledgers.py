@@ -1,0 +1,147 @@
+"""Runs that share one privacy ledger: processes that spend at once, in a drawn order, and are killed in between."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from unittest.mock import patch
+
+from secure_client.errors import BudgetError
+from secure_client.privacy import durable
+from secure_client.privacy.chain import Anchor
+from secure_client.privacy.ledger import read_account
+from tests.states.strands import Killed, Strand
+from tests.support.budgets import LIMIT, exact_epsilon, open_ledger, spending
+
+_RUNS, _ROUNDS, _RESTARTS = 3, 4, 3
+_NOISE = 4.0
+"""With it the budget does not suffice for all."""
+_KILLED = 0.03
+_append = durable.append
+
+
+@dataclass
+class Outcome:
+    """What a plan came to: payments that were acknowledged, refused, and cut off by a kill; and what is wrong."""
+
+    paid: int
+    refused: int
+    killed: int
+    problems: list[str]
+
+
+class SharedLedger:
+    """One ledger and the processes that spend by it. The order of their steps, and who dies, follow from ``seed``."""
+
+    def __init__(self, path: Path, seed: int) -> None:
+        self._path = path
+        self._rng = random.Random(seed)  # noqa: S311 (a test's choices, to be repeated from the seed)
+        self._running: Strand[None] | None = None
+        self._anchors: list[Anchor] = []
+        self._done: set[tuple[str, int]] = set()
+        self._refused = self._killed = 0
+        self._problems: list[str] = []
+
+    def run(self) -> Outcome:
+        """Let all processes spend until each has all its rounds, or the budget is spent."""
+        strands = {f"run-{number}": self._started(f"run-{number}") for number in range(_RUNS)}
+        with self._stepwise():
+            while strands:
+                name = self._rng.choice(sorted(strands))
+                self._running = strand = strands[name]
+                if self._killed < _RESTARTS and self._rng.random() < _KILLED:
+                    strand.kill()
+                else:
+                    strand.resume()
+                if strand.over:
+                    del strands[name]
+                    if self._was_killed(name, strand.error):
+                        strands[name] = self._started(name)
+        self._check()
+        return Outcome(len(self._anchors), self._refused, self._killed, self._problems)
+
+    def _started(self, run: str) -> Strand[None]:
+        return Strand(lambda: self._spend_all(run))
+
+    def _spend_all(self, run: str) -> None:
+        ledger = open_ledger(self._path)
+        for number in range(1, _ROUNDS + 1):
+            if (run, number) not in self._done:
+                try:
+                    anchor = ledger.spend(spending(number, run, noise=_NOISE))
+                except BudgetError:
+                    self._refused += 1
+                    return
+                self._anchors.append(anchor)
+                self._done.add((run, number))
+
+    def _was_killed(self, run: str, error: BaseException | None) -> bool:
+        if error is not None and not isinstance(error, Killed):
+            self._problems.append(f"{run} cannot spend: {error}")
+        self._killed += isinstance(error, Killed)
+        return isinstance(error, Killed)
+
+    def _check(self) -> None:
+        try:
+            account = read_account(self._path)
+            for anchor in self._anchors:
+                account.check_anchor(anchor)
+        except Exception as error:
+            self._problems.append(f"the ledger is not what was acknowledged: {error}")
+            return
+        spent = exact_epsilon(account.history, LIMIT.delta)
+        if spent > LIMIT.epsilon:
+            self._problems.append(f"epsilon {spent} is spent of {LIMIT.epsilon}")
+        if not len(self._anchors) <= len(account.entries) <= len(self._anchors) + self._killed:
+            self._problems.append(f"{len(account.entries)} entries of {len(self._anchors)} payments")
+
+    # Steps
+
+    def _pause(self) -> None:
+        if self._running is None:
+            raise RuntimeError("nobody runs")
+        self._running.pause()
+
+    @contextmanager
+    def _stepwise(self) -> Iterator[None]:
+        """A process pauses where another could come in between, and while it waits for the lock."""
+        with ExitStack() as patches:
+            for name in ("read_all", "cut", "sync"):
+                patches.enter_context(patch.object(durable, name, self._paused(getattr(durable, name))))
+            patches.enter_context(patch.object(durable, "append", self._appended))
+            if durable._lock is not no_lock:
+                patches.enter_context(patch.object(durable, "_lock", self._locked))
+            yield
+
+    def _paused(self, step: Callable[..., object]) -> Callable[..., object]:
+        def paused(*arguments: object) -> object:
+            self._pause()
+            return step(*arguments)
+
+        return paused
+
+    def _appended(self, file: int, content: bytes) -> None:
+        self._pause()
+        if self._killed < _RESTARTS and self._rng.random() < _KILLED:
+            os.write(file, content[: int(len(content) * self._rng.random())])
+            raise Killed
+        _append(file, content)
+        self._pause()
+
+    def _locked(self, file: int, kind: int, path: Path) -> None:  # noqa: ARG002 (in place of another)
+        while True:
+            self._pause()
+            try:
+                fcntl.flock(file, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            return
+
+
+def no_lock(file: int, kind: int, path: Path) -> None:
+    """The double's: in place of ``durable._lock``."""
