@@ -41,16 +41,24 @@ class AnchorRecord(DatabaseOwner):
         self._db, self._path = database, path
 
     @classmethod
-    def open(cls, path: Path) -> Self:
+    def open(cls, path: Path, *, read_only: bool = False) -> Self:
         """Open or create the file, readable by its owner alone; its folder must be there.
 
-        :class:`AnchorRecordError` if it cannot be opened or is no such record.
+        With ``read_only`` it must be there, is not changed, and nothing can be noted. :class:`AnchorRecordError` if it
+        cannot be opened or is no such record.
         """
         with _named(path):
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-            database = sqlite3.connect(path, isolation_level=None, timeout=_PATIENCE, check_same_thread=False)
+            if not read_only:
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            database = sqlite3.connect(
+                f"{path.resolve().as_uri()}?mode={'ro' if read_only else 'rw'}",
+                uri=True,
+                isolation_level=None,
+                timeout=_PATIENCE,
+                check_same_thread=False,
+            )
             with closed_on_error(database):
-                _prepare(database)
+                _check_version(database) if read_only else _prepare(database)
         return cls(database, path)
 
     def held(self, site: str, key: bytes) -> LedgerAnchor | None:
@@ -102,8 +110,14 @@ def _prepare(database: sqlite3.Connection) -> None:
         if version == 0 and database.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
             database.execute(_SCHEMA)
             database.execute(f"PRAGMA user_version={_VERSION}")
-        elif version != _VERSION:
-            raise sqlite3.DatabaseError(f"it is of version {version}, this release knows {_VERSION}")
+        else:
+            _check_version(database)
+
+
+def _check_version(database: sqlite3.Connection) -> None:
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    if version != _VERSION:
+        raise sqlite3.DatabaseError(f"it is of version {version}, this release knows {_VERSION}")
 
 
 @contextmanager

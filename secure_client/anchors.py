@@ -27,6 +27,7 @@ from protoseal.config import Agreement
 from protoseal.config.privacy import BudgetSection
 from protoseal_wire.anchors import anchor_key
 from protoseal_wire.messages import ActiveList, LedgerAnchor, PhaseKey
+from secure_client.beside import OWN, kept_of, own_anchor, record_beside
 from secure_client.errors import RolledBackError, Violation
 from secure_client.journal import Journal
 from secure_client.privacy.accountants import accountant_of
@@ -35,11 +36,7 @@ from secure_client.privacy.entries import Limit
 from secure_client.privacy.ledger import Ledger, read_account
 from secure_client.privacy.releases import NO_GUARANTEE
 
-PEERS = ".peers"
-"""After the name of the ledger: the file beside it with its peers' anchors, and its own, over all runs."""
 _SEEN, _SHOWN = "anchors of peers", "anchor of the own ledger"
-_OWN = ""
-"""In place of a site's name in the record: the ledger beside it, whatever the federation."""
 Seen = dict[Owner, LedgerAnchor]
 _log = logging.getLogger("protoseal.site")
 
@@ -103,7 +100,7 @@ class OwnAnchor:
             return None
         self._journal.put(_SHOWN, round_number, json.dumps([anchor.seq, anchor.head.hex()]).encode())
         if self._record is not None:
-            self._record.note({_OWN: _beside(self._releases.dataset, self._releases.anchor)})
+            self._record.note({OWN: own_anchor(self._releases.dataset, self._releases.anchor)})
         return anchor
 
     def check_kept(self, kept: LedgerAnchor | None) -> None:
@@ -198,11 +195,11 @@ def check_kept_beside(budget: BudgetSection) -> None:
     ``ledger_lost`` in the site's file the ledger goes on, or begins, with a line that says what is lost: then nothing
     of the data set has a guarantee any more.
     """
-    path = budget.ledger.with_name(budget.ledger.name + PEERS)
+    path = record_beside(budget.ledger)
     if not path.exists():
         return
     with AnchorRecord.open(path) as record:
-        kept = record.held(_OWN, _beside(budget.dataset, Anchor(0, "")).key)
+        kept = kept_of(record, budget.dataset)
         if kept is None or _has(budget.ledger, kept):
             return
         if not budget.ledger_lost:
@@ -213,23 +210,18 @@ def check_kept_beside(budget: BudgetSection) -> None:
             )
         by = accountant_of(budget.accountant)
         Ledger(budget.ledger, budget.dataset, Limit.of(budget), epsilon=by).lose(kept.seq)
-        record.forget(_OWN, kept.key)
+        record.forget(OWN, own_anchor(budget.dataset, kept).key)
         _log.warning("%s: entries up to %d of %s are lost", NO_GUARANTEE, kept.seq, budget.ledger)
 
 
-def _has(ledger: Path, kept: LedgerAnchor) -> bool:
+def _has(ledger: Path, kept: Anchor) -> bool:
     if not ledger.exists() or not ledger.stat().st_size:
         return False
     try:
-        read_account(ledger).check_anchor(Anchor(kept.seq, kept.head.hex()))
+        read_account(ledger).check_anchor(kept)
     except RolledBackError:
         return False
     return True
-
-
-def _beside(dataset: str, anchor: Anchor) -> LedgerAnchor:
-    """The data set's own row of the record: the same in every federation."""
-    return LedgerAnchor(anchor_key(_OWN, _OWN, dataset), anchor.seq, bytes.fromhex(anchor.head))
 
 
 def _other_ledger(site: str, anchor: LedgerAnchor, kept: LedgerAnchor) -> str:

@@ -18,7 +18,8 @@ from protoseal.config import BudgetSection, SiteConfig
 from protoseal.databases import closed_on_error
 from protoseal.files import MODEL, PROTOTYPES, SiteLog, SiteRound, write_agreement, write_site_log
 from protoseal_wire.messages import Finished, Phase, Stopped
-from secure_client.anchors import PEERS, check_kept_beside
+from secure_client.anchors import check_kept_beside
+from secure_client.beside import record_beside
 from secure_client.build import build_learner, build_trainee
 from secure_client.containment import contained
 from secure_client.data import SiteData, load_site_data
@@ -212,7 +213,7 @@ def open_transport(config: SiteConfig, party: Party) -> GrpcTransport:
 
 def open_peers(budget: BudgetSection) -> AnchorRecord:
     """Open the record of the peers' ledgers and the own one; :class:`protoseal.anchors.AnchorRecordError`."""
-    return AnchorRecord.open(budget.ledger.with_name(budget.ledger.name + PEERS))
+    return AnchorRecord.open(record_beside(budget.ledger))
 
 
 def is_complete(outcome: Finished | Stopped, rounds: int, *, trained: bool) -> bool:

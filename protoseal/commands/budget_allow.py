@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from protoseal.commands.budget_ledger import accountant as accountant_by
+from protoseal.commands.budget_ledger import check_whole
 from protoseal.commands.reporting import one_line_errors
 from protoseal.config import Accounting
 from protoseal.errors import UserError
@@ -40,6 +41,7 @@ def allow_command(
     covers agreements that are chosen after looking at earlier results, and cannot be taken back.
     """
     before = read_account(ledger)
+    check_whole(before)  # opening it would drop a torn end, and another line would take its place
     was = before.limit
     account = Ledger(ledger, before.budget.dataset, was, epsilon=accountant_by(was))
     try:

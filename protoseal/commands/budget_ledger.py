@@ -11,6 +11,8 @@ from pathlib import Path
 import click
 
 from protoseal.commands.reporting import one_line_errors
+from secure_client.beside import PEERS, lacking
+from secure_client.errors import RolledBackError
 from secure_client.privacy.chain import Anchor
 from secure_client.privacy.decisions import exposure_to_json, loss_to_json
 from secure_client.privacy.entries import NEIGHBOURS, Entry, Limit, is_guaranteed, spending_to_json
@@ -76,6 +78,8 @@ def show_command(*, ledger: Path, as_json: bool) -> None:
 def verify_command(*, ledger: Path, anchor: Anchor | None, as_json: bool) -> None:
     """Check every line of a ledger, and that it has the entry that others have kept. Nothing is changed.
 
+    So has the entry that the site itself keeps in LEDGER.peers, where that file is.
+
     Ends with 0 if all of it holds, with 3 if every line holds and the end is torn, with 1 for anything else.
     """
     account = read_account(ledger)
@@ -85,6 +89,7 @@ def verify_command(*, ledger: Path, anchor: Anchor | None, as_json: bool) -> Non
 
 
 def _verified(account: Account, anchor: Anchor | None, *, as_json: bool) -> None:
+    check_whole(account)
     if anchor is not None:
         account.check_anchor(anchor)
     facts = _facts(account) | {"anchored": None if anchor is None else str(anchor)}
@@ -105,6 +110,16 @@ def _verified(account: Account, anchor: Anchor | None, *, as_json: bool) -> None
         if anchor is None
         else f"It has the entry that others have kept: {anchor.seq}."
     )
+
+
+def check_whole(account: Account) -> None:
+    """Raise :class:`RolledBackError` where the ledger lacks an entry that the site has shown, as it keeps beside it."""
+    kept = lacking(account)
+    if kept is not None:
+        raise RolledBackError(
+            f"{account.path} lacks entry {kept.seq}, which the site has shown, as {PEERS} beside it says: it was removed,"
+            " an older copy was put in its place, or its end was cut off; bring the latest back"
+        )
 
 
 def accountant(limit: Limit) -> Accountant:
@@ -136,23 +151,31 @@ def _facts(account: Account) -> dict[str, object]:
 
 
 def _guarantee(account: Account) -> str:
-    if not account.guaranteed:
+    if _why_none(account) is not None:
         return "none"
     return "unknown, the end is torn" if account.unfinished else "for what is recorded here"
 
 
 def _first_words(account: Account) -> list[str]:
     """Return the line that comes before all others where nothing is guaranteed; none elsewhere."""
-    return [] if account.guaranteed else [f"NO GUARANTEE for any {account.limit.unit}: {_why_none(account)}"]
+    why = _why_none(account)
+    return [] if why is None else [f"NO GUARANTEE for any {account.limit.unit}: {why}"]
 
 
-def _why_none(account: Account) -> str:
-    """The first reason, in the order of what it ends."""
+def _why_none(account: Account) -> str | None:
+    """Return the first reason, in the order of what it ends; None where there is none."""
     if account.exposures:
         return f"exact values left in run {account.exposures[0].run!r}"
     if account.losses:
         return f"an earlier ledger, which had come to entry {account.losses[0].seq}, is lost"
-    return "something was released of features that no guarantee covers"
+    if not account.guaranteed:
+        return "something was released of features that no guarantee covers"
+    kept = lacking(account)
+    return (
+        None
+        if kept is None
+        else f"the ledger lacks entry {kept.seq}, which the site has shown ({PEERS} beside it)"
+    )
 
 
 def _text(value: object) -> str:

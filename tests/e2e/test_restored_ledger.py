@@ -13,7 +13,8 @@ from protoseal.anchors import AnchorRecord
 from protoseal.config import Agreement, Method, PrivacySection, load_site
 from protoseal.files import read_site_log
 from protoseal_wire.anchors import anchor_key
-from secure_client.anchors import PEERS, check_kept_beside
+from secure_client.anchors import check_kept_beside
+from secure_client.beside import PEERS
 from secure_client.check import check_site
 from secure_client.errors import RolledBackError
 from secure_client.privacy.entries import is_guaranteed

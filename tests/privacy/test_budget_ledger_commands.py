@@ -12,10 +12,13 @@ from typing import cast
 import pytest
 from click.testing import CliRunner
 
+from protoseal.anchors import AnchorRecord
 from protoseal.cli import main
 from protoseal.commands.budget_ledger import TORN
-from secure_client.privacy.entries import Release, Spending
+from secure_client.beside import OWN, own_anchor, record_beside
+from secure_client.privacy.entries import Limit, Release, Spending
 from secure_client.privacy.events import DpSgd
+from secure_client.privacy.ledger import Ledger
 from tests.support.budgets import exact_epsilon, open_ledger, spending
 
 
@@ -133,6 +136,27 @@ def test_what_is_no_ledger_or_no_anchor_is_told_in_one_line(path: Path, tmp_path
     assert "does not begin with a data set" in failure("show", tmp_path / "empty")
     for anchor in ("3", "3:abc", f"-1:{'0' * 64}", f"3:{'0' * 63}g"):
         assert "64 hexadecimal digits" in failure("verify", path, "--anchor", anchor)
+
+
+@pytest.mark.parametrize("linked", [False, True], ids=["file", "link"])
+def test_an_entry_that_the_site_has_shown_and_the_ledger_lacks_is_told(tmp_path: Path, linked: bool) -> None:
+    """The line that exact values left, torn: no command takes what is left for the ledger, or writes after it."""
+    real = tmp_path / "scans.ledger"
+    named = tmp_path / "link.ledger" if linked else real
+    ledger = Ledger(real, "scans", Limit(3.0, 1e-5), epsilon=exact_epsilon)
+    ledger.expose("run-1", bytes(32))
+    if linked:
+        named.symlink_to(real)
+    with AnchorRecord.open(record_beside(real)) as record:
+        record.note({OWN: own_anchor("scans", ledger.anchor)})
+    assert "The chain holds" in output_of("verify", named)
+    whole = real.read_bytes()
+    real.write_bytes(whole[:-40])
+    for command in (("verify",), ("allow", "--epsilon", 4, "--reason", "more")):
+        assert "lacks entry 1" in failure(command[0], named, *command[1:])
+    assert real.read_bytes() == whole[:-40]
+    assert output_of("show", named).startswith("NO GUARANTEE for any record: the ledger lacks entry 1")
+    assert json.loads(output_of("show", named, "--json"))["guarantee"] == "none"
 
 
 def test_verify_needs_no_accountant(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
