@@ -117,8 +117,8 @@ def check_whole(account: Account) -> None:
     kept = lacking(account)
     if kept is not None:
         raise RolledBackError(
-            f"{account.path} lacks entry {kept.seq}, which the site has shown, as {PEERS} beside it says: it was removed,"
-            " an older copy was put in its place, or its end was cut off; bring the latest back"
+            f"{account.path} lacks entry {kept.seq}, which the site has shown, as {PEERS} beside it says: it was"
+            " removed, an older copy was put in its place, or its end was cut off; bring the latest back"
         )
 
 
