@@ -23,12 +23,12 @@ demo: $(READY)  ## five sites and a coordinator on this machine, with real certi
 test: $(READY)  ## every test, a process for each core
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
-# Kernels that every x86-64 processor has, and two threads: rounding differs from that of the machine's own kernels.
+# With kernels that every x86-64 processor has, rounding differs from that of the machine's own.
 NUMERICAL := tests/algorithms tests/client $(addprefix tests/privacy/test_,dp_sgd.py features_alone.py gradients_alone.py \
 	per_sample.py subject_gradients.py suitable.py)
 
-test-kernels: $(READY)  ## numerical tests again, with the kernels of the oldest processors and two threads
-	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 OMP_NUM_THREADS=2 \
+test-kernels: $(READY)  ## numerical tests again, with the kernels of the oldest processors
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 \
 		$(BIN)/python -m pytest -n auto --dist loadfile $(NUMERICAL)
 
 check: $(READY)  ## lint, formatting, types, and that the generated stubs are current
