@@ -134,16 +134,18 @@ class Front:
 
     async def _connected(self, outer: Outer, first: bytes) -> None:
         inner, loop = End(), asyncio.get_running_loop()
-        end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        end: socket.socket | None = None
         try:
+            end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             end.setblocking(False)
             end.bind("")  # the kernel gives it a name of its own, by which the server knows its peer
             outer.name = f"unix-abstract:{end.getsockname()[1:].decode()}"
             self._by_name[outer.name] = outer
             await loop.sock_connect(end, str(self._server))
             await loop.create_connection(lambda: inner, sock=end)
-        except OSError as error:
-            end.close()
+        except OSError as error:  # files can run out, too
+            if end is not None:
+                end.close()
             outer.drop()
             _log.error("the front does not reach its server: %s", error)
             return

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from protoseal.commands.reporting import one_line_errors
+from protoseal.config import Accounting
 from secure_client.beside import PEERS, lacking
 from secure_client.errors import RolledBackError
 from secure_client.privacy.chain import Anchor
@@ -153,7 +154,11 @@ def _facts(account: Account) -> dict[str, object]:
 def _guarantee(account: Account) -> str:
     if _why_none(account) is not None:
         return "none"
-    return "unknown, the end is torn" if account.unfinished else "for what is recorded here"
+    if account.unfinished:
+        return "unknown, the end is torn"
+    if account.limit.accountant is Accounting.PLANNED:
+        return "for what is recorded here, if all its agreements were fixed before the first release"
+    return "for what is recorded here"
 
 
 def _first_words(account: Account) -> list[str]:

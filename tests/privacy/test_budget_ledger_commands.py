@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import cast
@@ -15,11 +16,12 @@ from click.testing import CliRunner
 from protoseal.anchors import AnchorRecord
 from protoseal.cli import main
 from protoseal.commands.budget_ledger import TORN
+from protoseal.config import Accounting
 from secure_client.beside import OWN, own_anchor, record_beside
 from secure_client.privacy.entries import Limit, Release, Spending
 from secure_client.privacy.events import DpSgd
 from secure_client.privacy.ledger import Ledger
-from tests.support.budgets import exact_epsilon, open_ledger, spending
+from tests.support.budgets import LIMIT, exact_epsilon, open_ledger, spending
 
 
 @pytest.fixture(autouse=True)
@@ -225,6 +227,13 @@ def test_what_costs_more_than_can_be_told_is_not_shown_as_nothing(
     monkeypatch.setitem(sys.modules, "secure_client.privacy.accountants", module)
     assert "epsilon spent     inf\n" in output_of("show", path)
     assert json.loads(output_of("show", path, "--json"))["epsilon_spent"] is None
+
+
+def test_show_says_what_the_guarantee_rests_on_where_the_site_gave_its_word(tmp_path: Path) -> None:
+    path = tmp_path / "new.ledger"
+    open_ledger(path, limit=replace(LIMIT, accountant=Accounting.PLANNED))
+    guarantee = json.loads(output_of("show", path, "--json"))["guarantee"]
+    assert guarantee.endswith("if all its agreements were fixed before the first release")
 
 
 def test_show_says_of_which_runs_exact_values_left(tmp_path: Path) -> None:
