@@ -105,8 +105,8 @@ class Coordinator:
         self._state = stored or rounds.start(rules, clock())
         if stored:
             _log.info("resuming at %s of round %d", stored.stage.name, stored.round)
+            self._keep_keys()  # before a computation that reads them begins again
             self._step(rounds.Resumed())
-            self._keep_keys()
             self._work_out_again()
             if self._state.over:  # perhaps not every site has been told
                 self._ending.resume(self._state)
@@ -175,15 +175,18 @@ class Coordinator:
         return self._requests.content(self._state, request.key, site)
 
     def check_upload(self, site: str, header: UploadHeader) -> None:
-        """Refuse an upload by its header: too large for its phase, or for a phase that is not the site's."""
+        """Refuse an upload by its header: for a phase that is not the site's, or too large for its phase.
+
+        The phase comes first: a site whose phase is over asks for the next task, one whose answer is too large stops.
+        """
         rounds.check_joined(self._rules, self._state, site)
+        if self._store.upload_hash(header.key, site) is None:
+            rounds.check_expected(self._rules, self._state, site, header.key)
         limit = self._most_bytes(site, header.key.phase)
         if header.size > limit:
             raise errors.TooLarge(
                 f"{_name(header.key)}: {header.size} bytes announced, at most {limit} taken"
             )
-        if self._store.upload_hash(header.key, site) is None:
-            rounds.check_expected(self._rules, self._state, site, header.key)
 
     def upload(self, site: str, header: UploadHeader, content: bytes) -> None:
         """Take an answer. The same bytes again are harmless; other bytes are refused for good."""

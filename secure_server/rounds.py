@@ -186,7 +186,8 @@ def _answered_keys(state: State, site: str) -> set[PhaseKey | None]:
 
 def _left(state: State, site: str) -> State:
     absent = state.absent | ({site} & set(state.members))
-    return replace(state, joined=state.joined - {site}, absent=absent)
+    left = state.left | ({site} & set(state.participants))
+    return replace(state, joined=state.joined - {site}, absent=absent, left=left)
 
 
 def _computed(rules: Rules, state: State, groups: Groups, without: Set[str], now: float) -> State:

@@ -206,8 +206,10 @@ class State:
     the current round's attempts that asked for masked values: sites of a group that has not as many of them there
     refuse another attempt.
 
-    ``absent`` missed a deadline or left, and are not waited for. ``benched`` cost the current round an attempt, or
-    the one before it its result, and are not asked again in it. ``failures`` counts failed attempts since the last
+    ``absent`` missed a deadline or left, and are not waited for. ``left`` are participants that left the current
+    attempt: they have erased what its steps need, so they are asked for none of these steps, also when they are back;
+    the result they get. ``benched`` cost the current round an attempt, or the one before it its result, and are not
+    asked again in it. ``failures`` counts failed attempts since the last
     success. ``deadline`` is in the unit and epoch of the ``now`` given to the machine. ``reason`` tells why the last
     attempt failed or the run stopped, and is empty after a success. ``empty_until`` is set while nobody is there to
     wait for: the run stops then, unless a member is heard of before.
@@ -229,6 +231,7 @@ class State:
     participants: tuple[str, ...] = ()
     answered: frozenset[str] = frozenset()
     absent: frozenset[str] = frozenset()
+    left: frozenset[str] = frozenset()
     benched: frozenset[str] = frozenset()
     reason: str = ""
     begun: bool = False
@@ -252,6 +255,8 @@ class State:
             raise ValueError("a participant must have verified the roster")
         if not self.benched.isdisjoint(self.participants):
             raise ValueError("a benched site takes no part")
+        if not self.left <= set(self.participants):
+            raise ValueError("only participants leave an attempt")
         if self.setup_attempt < 1 or self.round < 0 or self.attempt < 1 or self.failures < 0:
             raise ValueError("rounds and failures count from 0, attempts from 1")
         if not 0 <= self.last_result <= self.round:

@@ -140,7 +140,7 @@ def next_step(rules: Rules, state: State, now: float) -> State:
 
 def _settled_step(rules: Rules, state: State, now: float, *, late: bool) -> State:
     missing = set(state.asked) - state.answered
-    awaited = set() if late else missing - state.absent
+    awaited = set() if late else missing - state.absent - state.left
     unmet = [quorum for quorum in _quorums(state) if not quorum.met_by(state.answered | awaited)]
     if unmet:
         # Nobody else is to blame: the others of a group whose quorum still holds cost it nothing.
@@ -321,7 +321,7 @@ def within_full_time(rules: Rules, state: State, now: float) -> State:
 
 def _cleared(state: State) -> State:
     """No attempt is going on."""
-    return replace(state, participants=(), quorums=(), survivors=(), without=())
+    return replace(state, participants=(), left=frozenset(), quorums=(), survivors=(), without=())
 
 
 def _stopped(state: State, reason: str) -> State:

@@ -11,8 +11,9 @@ from secure_server.run_state import Rules, Stage, State
 def task_for(rules: Rules, state: State, site: str) -> PhaseKey | None:
     """The step that ``site`` is to answer now; None: it has to wait, or the run is ``over``.
 
-    A member that was late in the set-up is still given its ROSTER and SECRET in any later stage. After the run has
-    finished the last round's RESULT can still be fetched.
+    A member that was late in the set-up is still given its ROSTER and SECRET in any later stage. A site that left the
+    current attempt and is back waits for the attempt's RESULT, or for the next attempt. After the run has finished the
+    last round's RESULT can still be fetched.
     """
     if state.stage is Stage.FINISHED:
         return state.result_key if site in late_sites(state) & state.joined else None
@@ -22,7 +23,7 @@ def task_for(rules: Rules, state: State, site: str) -> PhaseKey | None:
         return state.roster_key
     if site not in ready_sites(rules, state):
         return state.secret_key if state.maker in state.verified else None
-    asked = asked_sites(rules, state) if state.stage is Stage.PRESENCE else set(state.asked)
+    asked = asked_sites(rules, state) if state.stage is Stage.PRESENCE else askable_sites(state)
     return state.asked_key if site in asked - state.answered else None
 
 
@@ -38,6 +39,12 @@ def asked_sites(rules: Rules, state: State) -> frozenset[str]:
     return ready_sites(rules, state) - state.benched
 
 
+def askable_sites(state: State) -> frozenset[str]:
+    """Return the sites that the attempt's current step can be asked of: those that left it take its result alone."""
+    asked = frozenset(state.asked)
+    return asked if state.stage is Stage.RESULT else asked - state.left
+
+
 def missing_sites(rules: Rules, state: State) -> frozenset[str]:
     """Return the sites that the current stage waits for; none where it waits for the coordinator itself."""
     match state.stage:
@@ -50,7 +57,7 @@ def missing_sites(rules: Rules, state: State) -> frozenset[str]:
         case Stage.PLANNING | Stage.COMPUTING | Stage.FINISHED | Stage.STOPPED:
             return frozenset()
         case _:
-            return frozenset(state.asked) - state.answered
+            return askable_sites(state) - state.answered
 
 
 def able_sites(rules: Rules, state: State, sites: Set[str]) -> frozenset[str]:

@@ -144,7 +144,12 @@ class MaskedSum:
         )
 
     def survivors(self, key: PhaseKey, group: Group, request: bytes) -> bytes:
-        """SURVIVORS: this site's signature on the one set that it will release shares for."""
+        """SURVIVORS: this site's signature on the one set that it will release shares for.
+
+        :class:`Violation` where the secrets to do so are erased: the coordinator would count on the site's shares.
+        """
+        self._secrets(key)
+        self._secret(_own_pair_name(key))
         survivors = codec.decode_survivor_set(request, self._limits).sites
         binding = self._binding(key, group)
         sharers = self._verified_sharers(self._request(key, Phase.VALUES), binding)

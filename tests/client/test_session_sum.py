@@ -102,6 +102,16 @@ def test_secrets_of_an_attempt_without_its_last_step_are_erased_when_it_is_over(
     assert not before & secrets_kept(play, A)
 
 
+def test_who_has_erased_the_secrets_signs_no_survivors(play: MaskedPlay) -> None:
+    """The coordinator would count on its shares at UNMASK, when a round can no longer be attempted again."""
+    begun = played_up_to(play, Phase.VALUES)
+    play.site(A).session.end()
+    play.restart(A)
+    with pytest.raises(Violation):
+        begun.sign(EVERYONE, A)
+    assert len(begun.sign(EVERYONE, B, C, D)) == 3
+
+
 def test_each_attempt_has_keys_of_its_own(play: MaskedPlay) -> None:
     first = play.attempt(*EVERYONE)
     second = play.attempt(*EVERYONE, attempt=2)

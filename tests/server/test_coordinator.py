@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from crypto.sealed import SealedSecret
+from protoseal.config import Protection
 from protoseal.federation import DirectTransport, LocalFederation, make_parties
 from protoseal.terms import limits_of
 from protoseal_wire import codec
@@ -29,7 +30,7 @@ from protoseal_wire.messages import (
 from secure_server.aggregate import Aggregator
 from secure_server.app import append_round, read_rounds
 from secure_server.coordinator import Coordinator
-from secure_server.errors import TooLarge
+from secure_server.errors import TooLarge, WrongPhase
 from secure_server.members import Members
 from secure_server.requests import Requests
 from secure_server.rounds import Rules, Stage
@@ -63,6 +64,7 @@ class Scene:
     federation: LocalFederation
     keys: Path
     clock: Clock
+    needs_secret: bool = False
 
     def coordinator(self, **options: Any) -> Coordinator:
         """Put this one in the place of the one before."""
@@ -82,7 +84,8 @@ class Scene:
         return coordinator
 
     def rules_of(self) -> Rules:
-        return rules_of(self.federation.agreement, max_attempts=2)
+        rules = rules_of(self.federation.agreement, max_attempts=2)
+        return replace(rules, needs_secret=self.needs_secret)
 
     def join(self) -> None:
         for site in self.federation.sites:
@@ -191,8 +194,31 @@ class TestComputing:
         assert task == Stopped(reason)
         assert "permission denied" in caplog.text
 
+    def test_that_begins_again_finds_the_group_keys_whole(self, tmp_path: Path) -> None:
+        """A coordinator that was killed, with the power, while it laid the keys out."""
+        agreement = small_agreement(Protection.CKKS, rounds=1)
+        with LocalFederation(agreement, small_data(agreement)) as federation:
+            scene = Scene(federation, tmp_path / "keys", Clock(), needs_secret=True)
+            scene.coordinator(background=ByHand())
+            scene.join()
+            scene.go_to(Stage.COMPUTING)
+            scene.keys.write_bytes(scene.keys.read_bytes()[:1000])
+            scene.clock.now += 1.0
+            again = scene.coordinator().state
+            assert (again.stage, again.attempt) == (Stage.RESULT, 1)
+
 
 class TestSizes:
+    def test_an_upload_of_a_phase_that_is_not_asked_is_told_so_whatever_its_size(self, scene: Scene) -> None:
+        """A coordinator put back into JOINING: the maker's keys are not too large, which would end its session."""
+        coordinator = scene.coordinator()
+        *others, _ = scene.federation.sites
+        for site in others:
+            site.join()
+        header = UploadHeader(coordinator.state.roster_key, others[0].name, 10**6, bytes(32))
+        with pytest.raises(WrongPhase):
+            coordinator.check_upload(others[0].name, header)
+
     def test_only_the_maker_of_group_keys_answers_the_roster_at_length(self, scene: Scene) -> None:
         coordinator = scene.coordinator()
         coordinator._rules = replace(coordinator._rules, needs_secret=True)

@@ -232,6 +232,28 @@ class TestDropOuts:
         player.do(rounds.Computed())
         assert player.phase("dot") is Phase.RESULT
 
+    def test_that_left_and_are_back_are_asked_for_the_result_alone_and_not_waited_for(
+        self, stage: Stage
+    ) -> None:
+        """A site that leaves erases what the attempt's steps need. The clock stands still."""
+        player = GroupPlayer()
+        player.begin()
+        player.go_to(stage)
+        player.answer("hal")  # and dot has not
+        player.do(*(event(site) for site in ("dot", "hal") for event in (rounds.Left, rounds.Joined)))
+        player.state = State.from_json(player.state.to_json())
+        while player.stage is not Stage.COMPUTING:
+            assert player.task("dot") is player.task("hal") is None
+            with pytest.raises(WrongPhase):
+                player.do(rounds.Answered("dot", player.state.key(Phase(STEPS[-1]))))
+            awaited = [site for site in player.state.asked if player.task(site)]
+            assert awaited, "it waits for nobody else"
+            player.answer(*awaited)
+        player.do(rounds.Computed())
+        assert [player.phase(site) for site in ("dot", "hal")] == [Phase.RESULT] * 2
+        player.answer(*ALL)
+        assert (player.state.round, player.phase("dot")) == (2, Phase.PRESENCE)
+
     def test_that_break_a_quorum_cost_the_attempt_at_once_if_they_left(self, stage: Stage) -> None:
         player = GroupPlayer()
         player.begin()
@@ -239,6 +261,18 @@ class TestDropOuts:
         player.do(rounds.Left("cid"), rounds.Left("dot"), rounds.Left("eli"))
         assert player.stage is Stage.PRESENCE
         assert player.state.benched == {"cid", "dot"}, "the other group could have gone on"
+
+
+def test_a_site_that_left_one_attempt_is_asked_for_the_next() -> None:
+    """One of four is gone for good, another fails once: the three that are left go on, without waiting."""
+    player = GroupPlayer(replace(GROUPED, roster=LEFT), groups=(LEFT,))
+    player.begin(LEFT, tuple(Quorum(phase, frozenset(LEFT), 3) for phase in STEPS))
+    player.do(rounds.Left("ada"), rounds.Left("dot"), rounds.Joined("dot"))
+    assert (player.stage, player.state.attempt, player.state.left) == (Stage.PRESENCE, 2, frozenset())
+    player.answer(*LEFT[1:])
+    player.do(Planned(tuple(Quorum(phase, frozenset(LEFT[1:]), 3) for phase in STEPS)))
+    player.go_to(Stage.RESULT)
+    assert player.state.participants == LEFT[1:]
 
 
 class TestAfterUnmaskWasAsked:
