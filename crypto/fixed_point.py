@@ -3,7 +3,8 @@
 A value x of a segment with f fractional bits becomes round(x · 2^f), negative ones in two's complement. f follows
 from the agreed bound and from how many vectors may be added at most, so that overflow is impossible rather than
 unlikely: |Σ round(x · 2^f)| ≤ terms · (bound · 2^f + 1/2) < 2^(ring_bits − 2). A value beyond its bound is an
-error before anything is sent; nothing wraps and nothing is clipped.
+error before anything is sent; nothing wraps, and nothing is clipped here. Sites set their values to the bounds
+beforehand, so that no record decides whether this error comes (:mod:`secure_client.bounds`).
 
 A segment of whole numbers has f = 0 and takes nothing else: its sums come out as they are, up to 2^53.
 

@@ -218,7 +218,7 @@ class EncryptedGroups:
 def _check_model(agreement: Agreement, model: Float, slack: Float) -> None:
     """Raise :class:`ImplausibleError` for a mean (p + q,) that no models within their bounds have.
 
-    Else who trains from it would go beyond the bounds, and be seen to stop. ``slack`` (p + q,) is what ciphertexts err.
+    No honest sum gives such a mean, so a site does not train from it. ``slack`` (p + q,) is what ciphertexts err.
     """
     layout, averaging = agreement.layout, agreement.averaging
     largest = [averaging.parameter_bound, averaging.buffer_bound]

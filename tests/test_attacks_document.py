@@ -98,6 +98,21 @@ def test_every_test_that_is_named_exists() -> None:
     assert not missing_tests(DOCUMENT + CONFORMANCE)
 
 
+def test_every_limit_that_is_played_is_listed() -> None:
+    played = {
+        f"{path.relative_to(ROOT).as_posix()}::{name}"
+        for folder in ("adversary", "crypto")
+        for path in (ROOT / "tests" / folder).glob("test_*.py")
+        for name in re.findall(
+            r"^def (test_the_(?:stated_)?limit_\w+)", path.read_text(encoding="utf-8"), re.M
+        )
+    }
+    _, _, limits = DOCUMENT.partition("Eleven are played, too:")
+    named = [f"{file}::{name}" for file, name in _TEST.findall(limits.partition("\n## ")[0])]
+    assert len(named) == 11
+    assert played <= set(named)
+
+
 def test_every_attack_that_its_overview_names_exists() -> None:
     assert not missing_attacks(DOCUMENT)
 

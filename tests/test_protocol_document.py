@@ -1,4 +1,4 @@
-"""docs/protocol.md against the code: its labels, its phases and version, and the forms of its ciphertexts."""
+"""docs/protocol.md against the code: its labels, phases, version, refusals, and the forms of its ciphertexts."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from crypto.pairwise.binding import threshold
 from crypto.shamir import PRIME
 from protoseal_wire.codec.assembly import CHUNK_BYTES
 from protoseal_wire.messages import PROTOCOL_VERSION, Phase
+from secure_client.errors import PhaseOver, Refused
+from secure_client.retry import FINAL
+from secure_server.status import STATUS
 
 ROOT = Path(__file__).parent.parent
 DOCUMENT = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
@@ -42,6 +45,16 @@ def test_its_version_and_phases_are_those_of_the_code() -> None:
     assert "2²⁵⁶ + 297" in DOCUMENT
     assert PRIME == 2**256 + 297
     assert [threshold(n) for n in (3, 4, 9, 100)] == [2 * n // 3 + 1 for n in (3, 4, 9, 100)]
+
+
+def test_refusals_have_the_statuses_of_the_table_and_what_a_site_does() -> None:
+    rows = DOCUMENT[DOCUMENT.index("| refused because |") :].split("\n\n")[0]
+    table = dict(re.findall(r"^\| .+ \| `([A-Z_]+)` \| (.+) \|$", rows, re.MULTILINE))
+    assert set(table) == {code.name for code in STATUS.values()}
+    does = {PhaseOver: "asks for the next task", Refused: "stops"}
+    assert {code.name: does[error] for code, error in FINAL.items()} == {
+        name: what for name, what in table.items() if what != "sends again"
+    }
 
 
 def moduli() -> list[int]:

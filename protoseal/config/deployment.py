@@ -104,8 +104,8 @@ class DeadlinesSection(Section):
 class _PartyFile(Section):
     """What the coordinator's and a site's file have in common.
 
-    ``key`` is the encrypted private key; its passphrase comes from the environment, from ``passphrase_file``
-    or, on a terminal, from a prompt: never from this file.
+    ``key`` is the encrypted private key; its passphrase comes from ``passphrase_file``, the environment, a service's
+    credential or, on a terminal, a prompt: never from this file.
     """
 
     agreement: DeployedAgreement

@@ -10,7 +10,8 @@ which of them have any is private.
 
 The guarantee's unit is a record and its neighbours are by adding or removing one (:mod:`secure_client.privacy.joint`
 has other units). Where the feature extractor was trained on the same records, it is a statement about this query alone.
-Features that are not finite are an error, and that an error was raised is not covered.
+Features have to be finite. A site's are: a record for which the model gives others counts as zeros
+(:mod:`secure_client.feature_pass`). Here they are an error, and that an error was raised is not covered.
 """
 
 from __future__ import annotations
