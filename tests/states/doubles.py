@@ -16,7 +16,8 @@ import secure_client.journal
 import secure_server.rounds
 from crypto.pairwise import release as pairwise_release
 from crypto.pairwise.parts import ReleasedShare
-from protoseal_wire.messages import Phase
+from protoseal_wire.messages import Phase, PhaseKey
+from secure_client.errors import Violation
 from secure_client.exchanges.pairwise import MaskedSum
 from secure_client.journal import Journal
 from secure_client.order import Order
@@ -163,6 +164,19 @@ def _opens_too_few() -> Iterator[None]:
         yield
 
 
+def _refuses_a_second_attempt() -> AbstractContextManager[object]:
+    """A site takes no part in another attempt of a round."""
+    check = Order._check_fresh
+
+    def wrong(self: Order, key: PhaseKey) -> None:
+        check(self, key)
+        last = self._journal.latest(Phase.PRESENCE)
+        if last is not None and key.round == last.round:
+            raise Violation(f"round {key.round} was begun before")
+
+    return patch.object(Order, "_check_fresh", wrong)
+
+
 DOUBLES: Mapping[str, Double] = {
     "forgets its answers": Double(_forgets_its_answers, (Promise.ONE_ANSWER,), "fedavg", 22),
     "releases another kind": Double(_releases_another_kind, (Promise.ONE_KIND,), "fedavg"),
@@ -174,6 +188,7 @@ DOUBLES: Mapping[str, Double] = {
     "keeps no result": Double(_keeps_no_result, (Promise.KEPT,), "plain"),
     "forgets uploads": Double(_forgets_uploads, (Promise.KEPT,), "plain"),
     "asks too few on": Double(_needs_one_fewer, (Promise.NO_REFUSAL,), "fedavg"),
+    "refuses a second attempt": Double(_refuses_a_second_attempt, (Promise.RULES,), "fedavg"),
     "opens too few": Double(_opens_too_few, (Promise.ENOUGH,), "fedavg", 19),
 }
 """By what each does wrong."""

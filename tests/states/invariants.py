@@ -13,13 +13,14 @@ import numpy as np
 
 from crypto.pairwise.parts import ShareKind
 from protoseal.config import Protection
-from protoseal.terms import limits_of
+from protoseal.terms import MASKED_SUM, has_common_group, limits_of, steps_of
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.privacy.ledger import read_account
 from secure_server.run_state import State
 from secure_server.store import Store
 from tests.states.federations import Cast
+from tests.states.site_rules import Shadow
 
 
 class Promise(StrEnum):
@@ -39,6 +40,9 @@ class Promise(StrEnum):
     KEPT = "what was acknowledged is there after a restart, at a site and at the coordinator"
     CURRENT = "nothing of an earlier attempt is taken"
     NO_REFUSAL = "no honest party is refused, and none refuses, while all are honest"
+    RULES = (
+        "sites of one masked sum answer and refuse as the rules say that the exhaustive exploration goes by"
+    )
     ENDS = "a run with enough healthy sites ends with a result, or says why not"
 
 
@@ -70,6 +74,8 @@ class Monitor:
         self._held: dict[str, tuple[int, bytes]] = {}
         self._unspent: Counter[str] = Counter()
         self._acknowledged: set[tuple[str, PhaseKey]] = set()
+        one_sum = has_common_group(self._agreement) and steps_of(self._agreement, 1) == MASKED_SUM
+        self._shadows = {site: Shadow(self._agreement, site) for site in cast.sites if one_sum}
 
     def broken(self, promise: Promise, text: str) -> None:
         """Note it, unless it is not promised after an older state was put back."""
@@ -92,6 +98,8 @@ class Monitor:
         answers.add(content)
         if len(answers) > 1:
             self.broken(Promise.ONE_ANSWER, f"{site} answers {_name(key)} in two ways")
+        if site in self._shadows and self._shadows[site].refuses(key, self._requests[site, key]):
+            self.broken(Promise.RULES, f"{site} answers {_name(key)}, and the rules forbid it")
         if key.phase is Phase.UNMASK:
             self._released(site, key, content)
         if key.phase is Phase.PRESENCE and self._cast.has_ledgers:
@@ -129,6 +137,18 @@ class Monitor:
         short = (holds.sum(axis=0) >= least) & (left.sum(axis=0) < least)
         if short.any():
             self.broken(Promise.ENOUGH, f"{_name(key)} opens a class of too few holders: {sorted(survivors)}")
+
+    def refused(self, site: str, key: PhaseKey) -> None:
+        """A site has refused a request."""
+        if site in self._shadows and not self._shadows[site].refuses(key, self._requests[site, key]):
+            self.broken(Promise.RULES, f"{site} refuses {_name(key)}, and the rules allow it")
+
+    def left(self, site: str, *, disk_failed: bool) -> None:
+        """A site has left by an error of its own. What it erased of the attempt is known unless its disk failed."""
+        if disk_failed:
+            self._shadows.pop(site, None)
+        elif site in self._shadows:
+            self._shadows[site].journal = self._shadows[site].journal.left()
 
     def acknowledged(self, site: str, key: PhaseKey, base: bytes) -> None:
         """A site knows that its answer was taken, and trains from ``base`` now."""

@@ -170,7 +170,7 @@ class SiteProcess:
         self.strand: Strand[Finished | Stopped] | None = None
         self.trainee: Trainee | None = None
         self.outcome: Finished | Stopped | None = None
-        self.gone = self.idle = self.injured = False
+        self.gone = self.idle = self.injured = self.disk_failed = False
         self.back_at = self.starts = self.calls = self.answers = self.deaths = self.paused_until = (
             self.away
         ) = 0
@@ -196,7 +196,7 @@ class SiteProcess:
     def start(self) -> None:
         """Start the process; it does nothing yet."""
         self.starts += 1
-        self.injured = self.idle = False
+        self.injured = self.disk_failed = self.idle = False
         self.strand = Strand(self._run)
 
     def step(self) -> BaseException | None:

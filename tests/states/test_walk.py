@@ -13,7 +13,7 @@ from tests.states.walk import walk
 from tests.states.world import play
 
 _SLOW = {"ckks": 2, "ckks-sums": 3}
-_PLANS, _PLANS_OF_A_DOUBLE = 8, 25
+_PLANS, _PLANS_OF_A_DOUBLE = 6, 25
 _SITES = ("clinic-a", "clinic-b", "clinic-c", "clinic-d")
 
 

@@ -22,7 +22,7 @@ import torch
 
 import secure_client.trainee
 from protoseal_wire.messages import Finished, PhaseKey
-from secure_client import runner
+from secure_client import errors, runner
 from secure_client.errors import RolledBackError, SiteError, Unreachable
 from secure_client.privacy.chain import Anchor
 from secure_client.privacy.entries import Spending
@@ -158,7 +158,12 @@ class World:
             site.died(self.turn + _AWAY)
             return
         site.ended(self.turn + (site.away if site.injured else _AWAY))
-        if isinstance(error, Unreachable) or site.injured:
+        if isinstance(error, Unreachable):
+            return
+        if isinstance(error, errors.Violation) and site.last is not None:
+            self.monitor.refused(site.name, site.last)
+        self.monitor.left(site.name, disk_failed=site.disk_failed)
+        if site.injured:
             return
         if _LEFT_OUT in str(error):
             site.gone = True
@@ -227,6 +232,8 @@ class World:
         for site in self._alive:
             if site.is_up:
                 site.kill(self.turn + 2)
+            else:
+                self.monitor.left(site.name, disk_failed=site.disk_failed)
             site.outcome, site.starts, site.back_at = None, 0, self.turn + 2
         return True
 
@@ -424,6 +431,7 @@ class World:
             self._injured = True
             if owner in self._by_name:
                 self._by_name[owner].injured = True
+                self._by_name[owner].disk_failed = True
                 self._by_name[owner].away = _AWAY
             raise DiskFull("no space is left, by the plan")
 

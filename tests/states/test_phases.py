@@ -1,0 +1,20 @@
+"""All interleavings of four sites and a fault at the real round machine."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+from secure_server import settling
+from tests.states.phases import Explorer
+
+
+def test_every_order_of_a_fault_at_four_sites_ends_well() -> None:
+    found = Explorer(4, 1).explore()
+    assert found.complete
+    assert not found.problems, found.problems
+    assert found.states > 3000
+
+
+def test_a_machine_that_attempts_a_round_again_after_unmask_is_found() -> None:
+    with patch.object(settling, "_sum_may_be_open", lambda rules, state: False):
+        assert Explorer(4, 1).explore().problems
