@@ -26,9 +26,20 @@ def check_on_roster(rules: Rules, site: str) -> None:
         )
 
 
-def check_may_join(state: State, site: str) -> None:
-    """:class:`JoinClosed` if the run has begun without the site."""
-    if state.members and site not in state.members:
+def may_join(rules: Rules, state: State, site: str) -> bool:
+    """Return whether a site of the roster may join, for the first time or again.
+
+    A site that is no member is taken in until the set-up is over, while one more attempt of the set-up may fail: the
+    last attempt is for those that are there.
+    """
+    if not state.members or site in state.members:
+        return True
+    return not state.begun and not state.over and state.failures + 1 < rules.max_attempts
+
+
+def check_may_join(rules: Rules, state: State, site: str) -> None:
+    """Raise :class:`JoinClosed` if the run goes on without the site."""
+    if not may_join(rules, state, site):
         how = "is over, and was" if state.over else "goes on"
         raise JoinClosed(f"run {state.run} {how} without {site}: it can join the next run")
 

@@ -33,12 +33,12 @@ class Members:
     def check_joining(self, site: str, statement: Statement, state: State) -> Member:
         """Return the member that ``site`` would be.
 
-        :class:`WrongIdentity` for another site's statement. :class:`BadPayload` unless it verifies: while the run is
-        open for joining now and when the set-up will be over, after that at the time when the roster was made. So a
+        :class:`WrongIdentity` for another site's statement. :class:`BadPayload` unless it verifies: while the site
+        is no member now and when the set-up will be over, after that at the time when the roster was made. So a
         site whose certificate was renewed in the middle of a run comes back with the statement that it joined with.
         """
         _check_own(site, statement)
-        if state.members:
+        if state.begun or site in state.members:
             return self._verified(statement, self._store.last_join())
         now = datetime.now(UTC)
         self._verified(statement, now)

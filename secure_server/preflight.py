@@ -8,6 +8,7 @@ from __future__ import annotations
 from protoseal.agreed_fields import fields_of
 from protoseal.config import Agreement
 from protoseal_wire.messages import PROTOCOL_VERSION, CheckReply, Listing, RunStage
+from secure_server.checks import may_join
 from secure_server.run_state import Rules, Stage, State
 
 _OF_STAGE = {
@@ -26,6 +27,6 @@ def check_reply(agreement: Agreement, rules: Rules, state: State, site: str) -> 
         fields=fields_of(agreement),
         stage=_OF_STAGE.get(state.stage, RunStage.UNDER_WAY),
         round=state.round,
-        may_join=not state.members or site in state.members,
+        may_join=may_join(rules, state, site),
     )
     return CheckReply(PROTOCOL_VERSION, agreement.run, listing)

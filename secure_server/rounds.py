@@ -149,7 +149,7 @@ def abandons(before: State, after: State) -> bool:
 
 def _joined(rules: Rules, state: State, site: str) -> State:
     check_on_roster(rules, site)
-    check_may_join(state, site)
+    check_may_join(rules, state, site)
     return replace(_back(state, site), joined=state.joined | {site})
 
 

@@ -195,7 +195,8 @@ class State:
     """Where a run is. Immutable; ``ValueError`` for a combination that cannot come about.
 
     ``joined`` are the sites in touch since their last Join. ``members`` (sorted) is empty while joining is
-    open and then fixed, but for a maker of group keys that failed to deliver. ``verified`` and ``keyed`` have
+    open; a maker of group keys that failed to deliver is taken out, and a site that joins before the set-up is over is
+    taken in; then they are fixed. ``verified`` and ``keyed`` have
     answered ROSTER and SECRET of ``setup_attempt``. ``begun``: the set-up is over. ``groups`` (a partition of the
     members) come from the clustering, or are one from the start, and are then fixed.
 

@@ -68,6 +68,8 @@ def _settled_joining(rules: Rules, state: State, now: float, *, late: bool) -> S
 
 
 def _settled_setup(rules: Rules, state: State, now: float, *, late: bool) -> State:
+    if newcomers := state.joined - set(state.members):
+        return _set_up_again(rules, state, set(state.members) | newcomers, now)
     ready = ready_sites(rules, state)
     missing = set(state.members) - ready
     enough = len(ready) >= rules.min_sites
@@ -86,21 +88,24 @@ def _settled_setup(rules: Rules, state: State, now: float, *, late: bool) -> Sta
 
 def _next_maker(rules: Rules, state: State, now: float) -> State:
     """Set up again without the maker and those after it that were as silent: the next one must be there."""
-    members = tuple(dropwhile(lambda site: site not in state.verified, state.members))
+    members = set(dropwhile(lambda site: site not in state.verified, state.members))
     why = f"{state.maker} did not make the group's keys in time"
     failures = state.failures + 1
     if len(members) < rules.min_sites or failures >= rules.max_attempts:
         return _stopped(replace(state, failures=failures), why)
+    state = replace(state, joined=state.joined & members, failures=failures, reason=why)
+    return _set_up_again(rules, state, members, now)
+
+
+def _set_up_again(rules: Rules, state: State, members: Set[str], now: float) -> State:
+    """Begin another attempt of the set-up, with other members: each of them verifies another roster."""
     state = replace(
         state,
-        members=members,
-        joined=state.joined & set(members),
+        members=tuple(sorted(members)),
         verified=frozenset(),
         keyed=frozenset(),
-        absent=state.absent & set(members),
+        absent=state.absent & members,
         setup_attempt=state.setup_attempt + 1,
-        failures=failures,
-        reason=why,
     )
     return enter(rules, state, Stage.SETUP, now)
 

@@ -75,7 +75,10 @@ class CheckedRun:
         self.seen[after.stage] += after.stage is not before.stage
         # A failure that benched a site counts for nothing, but is one.
         self.seen["failed attempt"] += after.failures > before.failures or after.benched > before.benched
-        self.seen["new maker"] += after.setup_attempt > before.setup_attempt
+        self.seen["new maker"] += (
+            after.setup_attempt > before.setup_attempt and after.failures > before.failures
+        )
+        self.seen["taken in"] += bool(before.members and set(after.members) - set(before.members))
         self.seen["left by all"] += before.empty_until is not None and after.stage is Stage.STOPPED
         went_on = len(after.survivors) > len(before.survivors)
         self.seen["drop-out"] += went_on and len(after.survivors[-1].sites) < len(before.asked)
@@ -140,8 +143,12 @@ class CheckedRun:
             (after.round, after.attempt) >= (before.round, before.attempt), "a round or attempt went back"
         )
         require(after.setup_attempt >= before.setup_attempt, "the set-up went back")
+        require(not before.begun or after.members == before.members, "members changed after the set-up")
         require(
-            not before.members or set(after.members) <= set(before.members), "a site became a member late"
+            not before.members
+            or after.members == before.members
+            or after.setup_attempt > before.setup_attempt,
+            "members changed within an attempt of the set-up",
         )
         require(before.stage is not Stage.FINISHED or after.stage is Stage.FINISHED, "went on after the end")
         if after.stage is Stage.FINISHED:

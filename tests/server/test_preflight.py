@@ -18,6 +18,7 @@ from tests.server.scripted_sites import fedpc_agreement
 
 STAGES = {
     Stage.JOINING: (RunStage.JOINING, 0, True),
+    Stage.SETUP: (RunStage.UNDER_WAY, 0, True),
     Stage.PRESENCE: (RunStage.UNDER_WAY, 0, False),
     Stage.RESULT: (RunStage.UNDER_WAY, 1, False),
     Stage.FINISHED: (RunStage.FINISHED, 2, False),

@@ -67,6 +67,7 @@ def test_invariants_hold_in_every_run(seen: Counter[str]) -> None:
         *(f"restart in {stage}" for stage in Stage),
         "failed attempt",
         "new maker",
+        "taken in",
         "left by all",
         "drop-out",
         "abandoned round",

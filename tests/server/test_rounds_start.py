@@ -66,10 +66,12 @@ class TestJoining:
         player.join("eve")
         assert "eve" in player.state.joined, "it would have got in, without the check"
 
-    def test_is_closed_once_the_run_has_begun(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_is_closed_once_the_set_up_is_over(self, monkeypatch: pytest.MonkeyPatch) -> None:
         player = Player()
         player.join("ada", "bea", "cid")
         player.to_deadline()
+        player.answer("ada", "bea", "cid", "bea", "cid")
+        assert player.stage is Stage.PRESENCE
         with pytest.raises(JoinClosed, match="goes on without dot"):
             player.join("dot")
         monkeypatch.setattr(rounds, "check_may_join", lambda *_: None)
@@ -163,10 +165,49 @@ class TestSilentMaker:
         assert player.task("dot") == PhaseKey("r1", 0, 2, Phase.ROSTER), "another roster is another step"
         with pytest.raises(NotJoined):
             player.do(rounds.Polled("ada"))
+        player.answer("bea", "cid", "dot", "cid", "dot")
+        assert (player.stage, player.state.failures) == (Stage.PRESENCE, 0)
+        with pytest.raises(JoinClosed):
+            player.join("ada")
+
+    def test_is_taken_in_when_it_is_back_before_the_set_up_is_over(self) -> None:
+        """Of four sites the first starts slowly and the third is gone: the other three are the run."""
+        player = Player()
+        player.join(*SITES)
+        player.answer("bea", "cid", "dot")
+        player.to_deadline()
+        player.answer("bea", "dot")
+        player.join("ada")
+        assert (player.state.setup_attempt, player.state.members, player.state.maker) == (3, SITES, "ada")
+        player.answer("ada", "bea", "dot", "bea", "dot")
+        player.to_deadline()
+        assert (player.stage, player.state.absent) == (Stage.PRESENCE, frozenset({"cid"}))
+
+    def test_that_stays_silent_does_not_stop_the_run_by_joining_again_and_again(self) -> None:
+        player = Player()
+        player.join(*SITES)
+        for _ in range(RULES.max_attempts - 1):
+            player.join("ada")
+            player.answer("bea", "cid", "dot")
+            player.to_deadline()
         with pytest.raises(JoinClosed):
             player.join("ada")
         player.answer("bea", "cid", "dot", "cid", "dot")
-        assert (player.stage, player.state.failures) == (Stage.PRESENCE, 0)
+        assert (player.stage, player.state.members) == (Stage.PRESENCE, SITES[1:])
+
+    def test_is_taken_in_by_a_run_that_stopped_and_is_resumed(self) -> None:
+        player = Player()
+        player.join(*SITES)
+        player.answer("bea", "cid", "dot")
+        player.to_deadline()
+        player.answer("bea", "dot")
+        player.to_deadline()
+        assert player.stage is Stage.STOPPED
+        player.do(rounds.Resumed())
+        player.join("ada")
+        player.answer("ada", "bea", "dot", "bea", "dot")
+        player.to_deadline()
+        assert (player.stage, player.state.round) == (Stage.PRESENCE, 1)
 
     def test_the_next_maker_is_one_that_answered(self) -> None:
         roster = (*SITES, "eli")
