@@ -21,7 +21,8 @@ KNOWN = (
     Known(
         Promise.NO_REFUSAL,
         r"Violation: the (mask secrets|own shares|noise) of round \d+, attempt \d+ are erased",
-        "a site that left by an error of its own is back while the attempt is open, and is asked for what it erased",
+        "a site left by an error of its own, and is asked for what it erased: its Leave was lost, or came after its"
+        " PRESENCE and before the attempt began",
     ),
     Known(
         Promise.NO_REFUSAL,
