@@ -20,9 +20,9 @@ _OWN, _COUNTS, _FROM = "protoseal.prototypes", "protoseal.counts", "protoseal.tr
 _SCORES, _LOSSES, _LOCAL = "protoseal.scores", "protoseal.losses", "protoseal.local-"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Trained:
-    """The outcome of a round's training, beside the model.
+    """The outcome of a round's training, beside the model: a secret of the site.
 
     ``counts`` int64 (K,) are samples of each class; ``rows`` float64 (K, d) the prototypes, None where none were taken;
     ``scores`` float64 (K, d) Fisher scores; ``base`` the hash of what the training started from. ``losses`` are None
@@ -36,6 +36,9 @@ class Trained:
     scores: Float | None = None
     local: LocalClusters | None = None
     losses: Losses | None = None
+
+    def __repr__(self) -> str:
+        return f"Trained(round={self.round}, …)"
 
     def held(self) -> Bool:
         """Return which classes (K,) there are prototypes of: with several of a class, those that have one to send."""

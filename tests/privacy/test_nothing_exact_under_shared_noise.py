@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -327,7 +327,10 @@ def _a_classifier_in_the_average(patch: pytest.MonkeyPatch) -> None:
 
 
 def _exact_counts_kept(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Trainee, "_require_counts", lambda self: self._learner.counts)
+    trained = Trainee._require_trained
+    patch.setattr(
+        Trainee, "_require_trained", lambda self: replace(trained(self), counts=self._learner.counts)
+    )
 
 
 DOUBLES: dict[str, tuple[Method, Double, str, Has]] = {

@@ -196,7 +196,7 @@ def test_round_0_is_of_the_initial_model_and_costs_no_training(site: Site, steps
 # Killed, refused, or without a disk
 
 
-class KilledError(BaseException):
+class KilledError(KeyboardInterrupt):
     """As by a signal: nothing catches it."""
 
 
