@@ -87,7 +87,7 @@ class OwnAnchor:
 
     @property
     def now(self) -> LedgerAnchor | None:
-        """That of the last entry; None where the site keeps no ledger."""
+        """The anchor of the last entry; None where the site keeps no ledger."""
         if self._releases is None:
             return None
         anchor = self._releases.anchor

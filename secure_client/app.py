@@ -217,7 +217,7 @@ def open_peers(budget: BudgetSection) -> AnchorRecord:
 
 
 def is_complete(outcome: Finished | Stopped, rounds: int, *, trained: bool) -> bool:
-    """Whether the run had its agreed rounds and this site trained in it."""
+    """Return True if the run had its agreed rounds and this site trained in it."""
     return isinstance(outcome, Finished) and outcome.rounds == rounds and trained
 
 

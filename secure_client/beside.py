@@ -1,4 +1,4 @@
-"""What a site keeps beside its privacy ledger: the ledger's last entry that it has shown, over all runs.
+"""The record beside a site's privacy ledger: the ledger's last entry that the site has shown, over all runs.
 
 It lies in the record of its peers' anchors, so that a ledger which is gone, older, or torn at its end is noticed by the
 site and by who reads the ledger there. The limit: the record lies on one disk with the ledger, and may be lost with it.

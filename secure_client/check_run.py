@@ -1,4 +1,4 @@
-"""What ``client check`` compares with the coordinator, by a call that changes nothing there.
+"""Comparison of a site with its coordinator for ``client check``, by a call that changes nothing there.
 
 Limit: the coordinator's answer is not signed. A false one makes a check wrong, and no run.
 """

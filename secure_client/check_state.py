@@ -1,4 +1,4 @@
-"""What ``client check`` looks at on the site's own disk: its folders, and the state of a run that has begun.
+"""Checks of the site's own disk for ``client check``: its folders, and the state of a run that has begun.
 
 Nothing that a run relies on changes: the journal is opened as a copy in a temporary folder beside it.
 """

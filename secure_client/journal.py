@@ -108,7 +108,7 @@ class Journal(DatabaseOwner):
 
     @property
     def unused(self) -> bool:
-        """Whether nothing was answered yet."""
+        """Return True if nothing was answered yet."""
         return self._db.execute("SELECT 1 FROM answers").fetchone() is None
 
     def _start_over(self, identity: tuple[int, str, bytes, str]) -> None:

@@ -248,7 +248,7 @@ class Learner:
 
     @property
     def is_finite(self) -> bool:
-        """Whether every parameter and buffer of this site's models is a finite number."""
+        """Return True if every parameter and buffer of this site's models is a finite number."""
         values = self._models().state_dict().values()
         return all(bool(each.isfinite().all()) for each in values if each.is_floating_point())
 

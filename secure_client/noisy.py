@@ -102,7 +102,7 @@ class NoisyPrototypes:
     def term(
         self, embedded: Iterable[tuple[Tensor, Tensor]], listed: int, share: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """What this site adds to a sum: see :meth:`secure_client.privacy.releases.Releases.term`."""
+        """Return this site's term of a sum: see :meth:`secure_client.privacy.releases.Releases.term`."""
         return self._releases.term(_as_arrays(embedded), listed, share, self._owners)
 
     def _of_classes(self, number: int, batches: Batches) -> Release:

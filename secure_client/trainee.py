@@ -165,7 +165,7 @@ class Trainee:
 
     @property
     def losses(self) -> Losses | None:
-        """Those of the last training; None before it, and where it failed."""
+        """Losses of the last training; None before it, and where it failed."""
         return None if self._trained is None else self._trained.losses
 
     @property

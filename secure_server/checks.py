@@ -1,4 +1,4 @@
-"""What the coordinator refuses, one check each."""
+"""Refusals of the coordinator, one check each."""
 
 from __future__ import annotations
 

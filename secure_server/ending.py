@@ -49,7 +49,7 @@ class Ending:
         self._told.add(site)
 
     def is_over(self, state: State) -> bool:
-        """Whether nobody needs the coordinator any more."""
+        """Return True if nobody needs the coordinator any more."""
         if self._began is None:
             return False
         if self._told >= (state.joined - state.absent) | self._awaited:

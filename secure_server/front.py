@@ -30,7 +30,7 @@ from secure_server.relay import End, Outer
 _log = logging.getLogger("protoseal.coordinator")
 _MOST_FILES = 65_536
 _FILES_FOR_THE_REST = 256
-"""Of the store, the workers, gRPC itself, and connections taken in since the loop last closed any."""
+"""Files for the store, the workers, gRPC itself, and connections accepted since the loop last closed any."""
 _FILES_EACH = 3
 """A connection is open at its outer end, and twice between the front and the server."""
 _MOST_STRANGERS = 512
@@ -95,7 +95,7 @@ class Front:
             next(iter(self._sites[site])).drop()
 
     def origin(self, peer: str) -> str:
-        """Where a call comes from, as gRPC would name it without the front; ``peer`` itself if that is unknown."""
+        """Return the address of a call as gRPC would name it without the front; ``peer`` itself if it is unknown."""
         outer = self._by_name.get(peer)
         return peer if outer is None else outer.origin
 

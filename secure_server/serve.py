@@ -109,7 +109,7 @@ def _listening(listen: str) -> Iterator[list[socket.socket]]:
 
 @contextmanager
 def _socket_path() -> Iterator[Path]:
-    """Where gRPC listens: in a temporary folder that only this user can enter.
+    """Make the place where gRPC listens: in a temporary folder that only this user can enter.
 
     It is named by the folder's descriptor, since a Unix socket's path has 107 bytes at most. The lock keeps
     systemd-tmpfiles from removing the socket of a run that lasts for weeks (https://systemd.io/TEMPORARY_DIRECTORIES).

@@ -93,14 +93,14 @@ class Handler(Protocol):
 
 
 class Connections(Protocol):
-    """What lies between the network and the server. ``peer`` is how the server names the other end of a call."""
+    """The relay between the network and the server. ``peer`` is the server's name for the other end of a call."""
 
     def vouch(self, peer: str, site: str) -> None:
         """A site proved itself on the connection of a call."""
         ...
 
     def origin(self, peer: str) -> str:
-        """Where the call comes from."""
+        """Return the address that the call comes from."""
         ...
 
 
@@ -262,7 +262,7 @@ async def _receive_content(frames: AsyncIterator[pb.UploadFrame], header: Upload
 
 @asynccontextmanager
 async def _in_time(what: str, size: int) -> AsyncIterator[None]:
-    """As long as ``size`` bytes may take; :class:`codec.Corrupted` when that is over."""
+    """Allow the time that ``size`` bytes may take; raise :class:`codec.Corrupted` when that is over."""
     seconds = _HEADER_SECONDS + size / _SLOWEST_BYTES_PER_SECOND
     try:
         async with asyncio.timeout(seconds):

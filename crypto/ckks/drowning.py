@@ -33,7 +33,7 @@ from crypto.randomness import gaussian, truncated_gaussian
 SIGMA = 2.0**17
 BOUND = 2.0**19
 AMPLIFIED = 16.0
-"""How many times larger than the noise of a row of zeros the noise of a row of norm 1 is."""
+"""The ratio of the noise of a row of norm 1 to the noise of a row of zeros."""
 
 
 def drown_rows(packing: Packing, drowned: NDArray[np.bool_]) -> list[Complex]:

@@ -77,7 +77,7 @@ class LedgerAnchor:
 
 
 class RunStage(IntEnum):
-    """Where a run is, as far as a site that may join has to know."""
+    """The stage of a run, as far as a site that may join has to know."""
 
     JOINING = 1
     UNDER_WAY = 2
@@ -106,7 +106,7 @@ class AgreementField:
 
 @dataclass(frozen=True)
 class Listing:
-    """What the coordinator tells a site on its list. ``round`` is 0 until the set-up is over."""
+    """The coordinator's answer to a site on its list. ``round`` is 0 until the set-up is over."""
 
     agreement_hash: bytes
     fields: tuple[AgreementField, ...]
@@ -117,7 +117,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class CheckReply:
-    """What a coordinator serves. ``listing`` is None for a site that is not on the coordinator's list."""
+    """The run that a coordinator serves. ``listing`` is None for a site that is not on the coordinator's list."""
 
     protocol: int
     run: str

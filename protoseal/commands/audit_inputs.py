@@ -1,4 +1,4 @@
-"""What ``protoseal budget audit`` takes from an agreement, and which parts of it an audit does not play."""
+"""Settings that ``protoseal budget audit`` takes from an agreement, and the parts of it that an audit does not play."""
 
 from __future__ import annotations
 

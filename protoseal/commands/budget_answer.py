@@ -37,7 +37,7 @@ def answer(asked: Question, made: Plan) -> dict[str, Any]:
 
 
 def show(found: Mapping[str, Any]) -> None:
-    """The same, to be read; warnings go to standard error, but for one that comes before all else."""
+    """Print an answer for people; warnings go to standard error, but for one that comes before all else."""
     from protoseal.commands.budget_inputs import NO_GUARANTEE
 
     if NO_GUARANTEE in found["warnings"]:

@@ -21,7 +21,7 @@ NOISE = 2.0
 TRAINING = {"noise_multiplier": 5.0, "clip": 1.0, "sampling_rate": 0.75}
 EPOCHS, ROUNDS = 6, 1
 EXIT_CODES = {"stands": 0, "refuted": 3, "too weak to tell": 4}
-"""By verdict. 1 and 2 are failures: nothing was audited."""
+"""Exit codes by verdict. 1 and 2 are failures: nothing was audited."""
 
 
 def _of_audit(command: Command) -> Command:

@@ -83,7 +83,7 @@ def check(config: Path, as_json: bool) -> None:
 
 
 def _results(log: SiteLog, config: SiteConfig) -> str:
-    """Where the results are, and of which round where the site missed the last."""
+    """Return where the results are, and of which round they are if the site missed the last."""
     last, rounds = max((each.round for each in log.rounds), default=0), config.agreement.rounds
     missed = f" (this site's last result is of round {last} of {rounds})" if last < rounds else ""
     return f"the model and prototypes are in {config.out}{missed}"

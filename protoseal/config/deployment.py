@@ -87,7 +87,7 @@ class LogLevel(StrEnum):
 
 
 class DeadlinesSection(Section):
-    """How long the coordinator waits for sites, in seconds, before it goes on without them.
+    """Seconds that the coordinator waits for sites before it goes on without them.
 
     ``empty`` is for a run that every site has left, or in which each has missed a deadline: it stops unless one comes
     back in that time.

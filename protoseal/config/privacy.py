@@ -75,7 +75,7 @@ class Noise(StrEnum):
 
 
 class Accounting(StrEnum):
-    """How a ledger counts what was spent, and so what may be chosen after earlier outputs were seen.
+    """The accountant of a ledger, which decides what may be chosen after earlier outputs were seen.
 
     ``PLD``: by privacy loss distributions; DP-SGD is refused beside entries of another agreement. ``PLANNED``: the same
     without that refusal, on the site's word that all agreements were fixed before the first of them released anything.

@@ -36,7 +36,7 @@ LEAST_P = 1e-30
 """Smaller p-values are given as this."""
 _ROUNDING = 1e-9
 _HALVINGS = 40
-"""Of the logarithm of a p-value's range."""
+"""Halvings of the range in which a p-value's logarithm is searched."""
 
 
 @dataclass(frozen=True)

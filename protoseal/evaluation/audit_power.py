@@ -1,4 +1,4 @@
-"""How many guesses an audit makes, and what it can tell: half the noise, and less noise than is claimed.
+"""The number of guesses that an audit makes, and its power against half the noise, and against less than is claimed.
 
 All of it is decided before the run, by simulating the canaries' scores from public numbers alone. The number of guesses
 is then independent of the run, as the theorem in :mod:`protoseal.evaluation.audit` demands.

@@ -67,7 +67,7 @@ class Audit:
 
     @property
     def doubtful(self) -> bool:
-        """Whether the claimed noise does not give so many right guesses."""
+        """Return True if the claimed noise does not give so many right guesses."""
         return self.guesses.right >= self.plan.doubtful
 
     @property

@@ -44,9 +44,9 @@ _CLASSES, _RECORDS = 2, 3
 _PARTS, _BLOCKS = 4, 8
 """Parts of the coordinates, and of the releases, that scores weigh against each other."""
 _CANARIES_OF_A_NUMBER = 500
-"""With fewer canaries a covariance is not known well enough, and weighs all numbers alike."""
+"""Canaries for each of a score's numbers from which on their covariance is estimated; with fewer, all weigh alike."""
 _RIDGE = 1e-6
-"""Of the claimed noise's variance: numbers without noise count as if they had this."""
+"""The part of the claimed noise's variance that is added to every number's, so that none has zero variance."""
 _SHARPER = 1.02
 """Coordinates and releases are weighed against each other if that tells the coins better than the claim by so much."""
 _TURNS = np.array([1.0, -1.0, 1.0, 1.0])

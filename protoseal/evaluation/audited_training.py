@@ -129,7 +129,7 @@ class TrainingUnderAudit:
 
 
 class _View:
-    """What the steps of one training show of its canaries, whose ``directions`` (n, P) have length 1."""
+    """Scores of a training's canaries from its steps; their ``directions`` (n, P) have length 1."""
 
     def __init__(self, audited: TrainingUnderAudit, directions: Float) -> None:
         self._audited, self._directions = audited, directions

@@ -22,7 +22,7 @@ from secure_client.privacy.accounting import Composed
 
 _NORMAL = NormalDist()
 _ROUNDING = 1e-9
-"""By so much, relatively, curves are lowered: far more than float64 loses in any value."""
+"""The relative margin by which curves are lowered: far more than float64 loses in any value."""
 _LINES = 1000
 """Pairs (ε, δ) by which a curve is drawn."""
 _LEAST_DELTA = 1e-10

@@ -51,7 +51,7 @@ from secure_client.training import Job, Losses, seeded, trained_parameters
 
 _log = logging.getLogger("protoseal.site")
 _Gradients = list[Tensor | None]
-"""Of each parameter those of records, (B, …); None for one that had no part."""
+"""Gradients of single records for each parameter, (B, …); None for a parameter that had no part."""
 _MARGIN = 1e-6
 """Of the radius, for float64 in a norm over up to 10^9 numbers."""
 _MOST_BYTES = {"cpu": 2**25, "cuda": 2**32}

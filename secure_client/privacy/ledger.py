@@ -93,7 +93,7 @@ class Account:
 
     @property
     def guaranteed(self) -> bool:
-        """Whether all that this ledger records has a guarantee, and no earlier ledger is lost.
+        """Return True if all that this ledger records has a guarantee, and no earlier ledger is lost.
 
         The limit: what left of the same records without this ledger is not known here.
         """

@@ -194,7 +194,7 @@ class Releases:
         share: Ints,
         owners: Ints | None = None,
     ) -> tuple[Ints, Ints]:
-        """What this site adds to a sum of ``listed`` sites: int64 (K, d) and (K,), with its ``share`` of the noise.
+        """Return this site's term of a sum of ``listed`` sites: int64 (K, d) and (K,), with its ``share`` of noise.
 
         ``share`` is of :meth:`draw_share`, and the same records under the same list give the same numbers. **By itself
         a term is not private**: it is for a masked sum that opens over a threshold of those listed or more. Batches

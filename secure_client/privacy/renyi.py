@@ -40,7 +40,7 @@ from secure_client.privacy.events import Event
 ORDERS = (2, 3, 5, 9, 17, 33, 65)
 """Never to be changed for a ledger that is in use. Whole numbers, at which the cost of a step is a finite sum."""
 _ROUNDING_OF_A_STEP = 1e-13
-"""Of a cost, for float64: its terms are sums of numbers near 1."""
+"""The margin added to a step's cost for float64, whose terms are sums of numbers near 1."""
 
 
 def filtered_epsilon(history: Sequence[Event], delta: float) -> float:
