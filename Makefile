@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help env demo test test-kernels check stubs clean
+.PHONY: help env demo test test-kernels check stubs dist clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -39,6 +39,10 @@ check: $(READY)  ## lint, formatting, types, and that the generated stubs are cu
 
 stubs:  ## regenerate the protobuf stubs
 	scripts/stubs.sh
+
+dist: $(READY)  ## source archive and wheel in dist/, with a bill of materials, checked and installed once
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[release]'
+	scripts/dist.sh $(BIN)/python
 
 clean:  ## remove the environment and what the tools left
 	rm -rf $(VENV) .venv-stubs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
