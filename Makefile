@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help env demo test test-kernels check stubs dist clean
+.PHONY: help env demo test test-rest test-all test-kernels check stubs dist clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -20,8 +20,16 @@ $(READY): pyproject.toml
 demo: $(READY)  ## five sites and a coordinator on this machine, with real certificates and encryption
 	$(BIN)/protoseal demo --out runs/demo
 
-test: $(READY)  ## every test, a process for each core
-	$(BIN)/python -m pytest -n auto --dist loadfile
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
+
+test: $(READY)  ## the tests that every change runs, a process for each core
+	$(PYTEST) -m "not full"
+
+test-rest: $(READY)  ## the tests that `make test` leaves out
+	$(PYTEST) -m full
+
+test-all: $(READY)  ## every test
+	$(PYTEST)
 
 # With kernels that every x86-64 processor has, rounding differs from that of the machine's own.
 NUMERICAL := tests/algorithms tests/client $(addprefix tests/privacy/test_,dp_sgd.py features_alone.py gradients_alone.py \
@@ -29,7 +37,7 @@ NUMERICAL := tests/algorithms tests/client $(addprefix tests/privacy/test_,dp_sg
 
 test-kernels: $(READY)  ## numerical tests again, with the kernels of the oldest processors
 	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 \
-		$(BIN)/python -m pytest -n auto --dist loadfile $(NUMERICAL)
+		$(PYTEST) $(NUMERICAL)
 
 check: $(READY)  ## lint, formatting, types, and that the generated stubs are current
 	$(BIN)/ruff check .

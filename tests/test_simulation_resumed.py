@@ -27,6 +27,7 @@ from secure_client.learner import Learner
 from secure_client.trainee import Trainee
 from secure_server.store import Store
 from tests.support import killed_party
+from tests.support.marks import full_but
 from tests.support.nursery import Nursery
 from tests.support.processes import Running, environment
 from tests.support.simulations import DIGITS, Killed, config_in, fail_at
@@ -86,6 +87,7 @@ def nursery() -> Iterator[Nursery]:
         yield made
 
 
+@pytest.mark.full
 def test_a_killed_process_is_taken_up_by_the_next(
     undisturbed: Path, nursery: Nursery, tmp_path: Path
 ) -> None:
@@ -120,8 +122,13 @@ POINTS = {
 }
 
 
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("after", full_but([False, True], False))
+@pytest.mark.parametrize(
+    "point",
+    full_but(
+        POINTS, "a site's answer is recorded", "the coordinator moves on", "a round of a control is trained"
+    ),
+)
 def test_it_can_end_anywhere(
     undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, after: bool
 ) -> None:

@@ -64,6 +64,7 @@ def test_growth_is_numbers_of_sites(growth: str) -> None:
     assert invoke("--growth", growth).exit_code == 2
 
 
+@pytest.mark.full
 def test_real_digits(tmp_path: Path) -> None:
     """MNIST's own files, of which the test makes small ones."""
     folder = tmp_path / "MNIST" / "raw"
@@ -116,12 +117,14 @@ def _grown(numbers: int) -> int:
     return peak_memory() - before if kept.all() else 0
 
 
+@pytest.mark.full
 def test_memory_grows_with_what_is_kept() -> None:
     """In a fresh process: what this one has had before would hide it."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
         assert fresh.submit(_grown, 2**25).result() > 2**25 * 8 / 2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("model", NETWORKS)
 def test_of_every_network(model: str, tmp_path: Path) -> None:
     out = tmp_path / "train.json"
@@ -131,6 +134,7 @@ def test_of_every_network(model: str, tmp_path: Path) -> None:
     assert (case["model"], case["at_once"], case["data"]) == (model, 2, "random")
 
 
+@pytest.mark.full
 def test_a_hundred_sites_of_fedpcs_network_fit() -> None:
     """100 sites × the network for CIFAR-10, with its 50 000 images among them, in 4 GiB; here of a step each."""
     plan = Plan(*(1, 1, 10, 1), growth=(), memory_sites=100, memory_samples=20, device="cpu")

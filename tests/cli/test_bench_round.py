@@ -56,6 +56,7 @@ def test_what_it_writes(tmp_path: Path) -> None:
     assert {"seconds", "repeats"} <= cases[-1].keys()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("method", ["fedpc", "feddbp", "fedplcc"])
 def test_of_every_method(method: str, tmp_path: Path) -> None:
     out = tmp_path / "round.json"

@@ -68,6 +68,7 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
 Evaluated = tuple[Path, dict[str, Any]]
 
 
+@pytest.mark.full
 def test_every_epsilon_gets_the_noise_that_it_asks_for(evaluated: Evaluated) -> None:
     _, found = evaluated
     assert (found["complete"], found["delta"], found["unit"]) == (True, 1e-5, "record")
@@ -86,6 +87,7 @@ def test_every_epsilon_gets_the_noise_that_it_asks_for(evaluated: Evaluated) -> 
         assert [site["epsilon"] for site in run["sites"]] == [run["spent"]] * 3
 
 
+@pytest.mark.full
 def test_infinity_is_the_same_without_privacy(evaluated: Evaluated) -> None:
     folder, found = evaluated
     exact = [run for run in found["runs"] if run["epsilon"] is None]
@@ -97,6 +99,7 @@ def test_infinity_is_the_same_without_privacy(evaluated: Evaluated) -> None:
         assert (config["training"]["lr"], config["training"]["norm"]) == (0.02, "group")
 
 
+@pytest.mark.full
 def test_what_runs_come_to(evaluated: Evaluated) -> None:
     folder, found = evaluated
     assert [(level["epsilon"], level["noise"]) for level in found["levels"]] == [
@@ -125,6 +128,7 @@ def test_what_runs_come_to(evaluated: Evaluated) -> None:
         assert "local" in run["metrics"]
 
 
+@pytest.mark.full
 def test_that_features_train_at_infinity_alone_is_said_wherever_there_is_a_loss(
     evaluated: Evaluated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +146,7 @@ def test_that_features_train_at_infinity_alone_is_said_wherever_there_is_a_loss(
     assert FREEZING in " ".join(told.split())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("features", "mixed"), [("frozen", True), ("private", False), ("trained", False)])
 def test_a_loss_is_of_freezing_where_features_were_frozen(
     evaluated: Evaluated, features: str, mixed: bool
@@ -154,6 +159,7 @@ def test_a_loss_is_of_freezing_where_features_were_frozen(
     assert not Evaluation.model_validate(found | {"levels": without_loss}).freezes
 
 
+@pytest.mark.full
 def test_the_page_stands_alone(evaluated: Evaluated) -> None:
     folder, found = evaluated
     page = (folder / "out" / "evaluate.html").read_text(encoding="utf-8")
@@ -165,6 +171,7 @@ def test_the_page_stands_alone(evaluated: Evaluated) -> None:
         assert run["folder"] in page
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("there", [slice(None), slice(2, 3), slice(0, 1)], ids=["all", "infinity", "one"])
 def test_the_plot_shows_every_place(
     evaluated: Evaluated, monkeypatch: pytest.MonkeyPatch, there: slice
@@ -180,6 +187,7 @@ def test_the_plot_shows_every_place(
     assert len(axes.get_xticks()) == len(whole.levels[there])
 
 
+@pytest.mark.full
 def test_pages_have_one_frame(evaluated: Evaluated) -> None:
     folder, found = evaluated
     own = folder / "out" / "evaluate.html"
@@ -194,6 +202,7 @@ def test_pages_have_one_frame(evaluated: Evaluated) -> None:
     assert titles == [["Accuracy against ε: pfpl on digits"], ["pfpl under plain on digits"]]
 
 
+@pytest.mark.full
 def test_a_runs_report_says_what_the_run_spent(evaluated: Evaluated) -> None:
     """Runs at ∞ have no guarantee; the others have ε and δ as the sites' ledgers have them."""
     folder, found = evaluated
@@ -208,6 +217,7 @@ def test_a_runs_report_says_what_the_run_spent(evaluated: Evaluated) -> None:
             assert NO_GUARANTEE not in privacy
 
 
+@pytest.mark.full
 def test_runs_that_are_there_are_not_run_again(evaluated: Evaluated, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, found = evaluated
     monkeypatch.setattr("protoseal.simulation.LocalFederation", None)

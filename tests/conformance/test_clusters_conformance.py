@@ -211,6 +211,7 @@ def losing_plain(tmp_path_factory: pytest.TempPathFactory) -> ClusterBook:
     return clustered(Protection.PLAIN, Method.FEDPLCC, folder, FULL, *losses, rounds=len(UNDER_PLAIN) + 1)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("number", "phase"), [pytest.param(i, each, id=each.name) for i, each in enumerate(UNDER_PLAIN, start=1)]
 )

@@ -24,6 +24,7 @@ from tests.conformance.grouped_runs import (
     two_kinds,
 )
 from tests.conformance.runs import Bool, data_for
+from tests.support.marks import full_but
 
 ROUNDS = 2
 FEW = np.array([[1, 1, 1, 0], [1, 1, 1, 1], [1, 0, 1, 1]], dtype=np.bool_)
@@ -46,11 +47,12 @@ CASES: dict[str, tuple[Method, Bool, dict[str, Any]]] = {
     "fedplcc, weighted centres": (Method.FEDPLCC, APART, {"fedplcc": FedplccSection(weighted_centres=True)}),
     "fpl": (Method.FPL, APART, {}),
 }
+EACH_METHOD = ("feddbp, few", "fedproto", "fedavg", "fedproto-averaged", "fedpc", "fedplcc", "fpl")
 CLUSTERED = [case for case, (method, _, _) in CASES.items() if method in (Method.FEDPLCC, Method.FPL)]
 SUMMED = [case for case in CASES if case not in CLUSTERED]
 
 Books = Callable[[Protection, str], Book]
-each_case = pytest.mark.parametrize("case", CASES)
+each_case = pytest.mark.parametrize("case", full_but(CASES, *EACH_METHOD))
 every_round = pytest.mark.parametrize("number", range(1, ROUNDS + 1))
 
 
@@ -144,7 +146,7 @@ def test_the_saved_models_predict_the_same(books: Books, case: str, number: int)
     compare_predictions(books(Protection.CKKS, case), books(Protection.PLAIN, case), number)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.startswith("fedpc")])
+@pytest.mark.parametrize("case", full_but([case for case in CASES if case.startswith("fedpc")], "fedpc"))
 def test_groups_are_those_of_plain(books: Books, case: str) -> None:
     assert books(Protection.CKKS, case).groups == books(Protection.PLAIN, case).groups
     assert len(books(Protection.CKKS, case).groups) == {"fedpc, three groups": 3, "fedpc, one group": 1}.get(

@@ -234,6 +234,7 @@ def test_with_everyone_back_both_groups_have_their_results_again(short: Book) ->
 # Restarts
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("method", [Method.FEDPC, Method.FEDPLCC])
 def test_restarts_between_all_steps_change_nothing(
     tmp_path: Path, method: Method, monkeypatch: pytest.MonkeyPatch

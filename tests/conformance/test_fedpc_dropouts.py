@@ -25,6 +25,7 @@ from tests.conformance.grouped_runs import (
 from tests.conformance.runs import data_for
 from tests.conformance.turns import Loss
 from tests.conformance.two_lost import AFTER, EVERYONE, LOST, each_phase, staying, two_lost
+from tests.support.marks import full_but
 
 
 def run(folder: Path, protection: Protection, rounds: int, losses: Sequence[Loss]) -> Book:
@@ -80,6 +81,7 @@ def test_the_lost_come_back_and_train_from_what_the_others_have(
             assert (start.catch_up is not None) == (site in LOST)
 
 
+@pytest.mark.full
 @each_phase
 def test_the_same_survivors_under_plain_get_the_same(
     masked: Book, plain: Book, number: int, phase: Phase
@@ -104,7 +106,7 @@ def test_answers_that_are_lost_and_sites_that_are_back_for_the_result(
         assert start.base == unheard.bases[number + 1, 1, site]
 
 
-@pytest.mark.parametrize("name", ["masked", "unheard", "plain"])
+@pytest.mark.parametrize("name", full_but(["masked", "unheard", "plain"], "masked", "unheard"))
 def test_in_the_end_everyone_is_there_again(name: str, request: pytest.FixtureRequest) -> None:
     book: Book = request.getfixturevalue(name)
     assert literal.contributors(book, AFTER) == EVERYONE

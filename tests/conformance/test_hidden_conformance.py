@@ -25,6 +25,7 @@ from tests.conformance.grouped_runs import Book, compare_predictions, grouped_ag
 from tests.conformance.runs import HIDDEN, Bool, agreement_for, data_for, run
 from tests.conformance.turns import Loss
 
+pytestmark = pytest.mark.full
 PUBLIC = {"presence": Presence.PUBLIC, "allow_hidden_presence_reveals_peers": False}
 WEIGHTINGS = (Weighting.DISTANCE, Weighting.COMPLEMENT, Weighting.UNIFORM)
 SHAPES = [(4, 6, 8, 2), (6, 10, 300, 1)]

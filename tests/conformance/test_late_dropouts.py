@@ -77,7 +77,13 @@ def rare(found: Run, attempt: int) -> float:
     )
 
 
-@pytest.mark.parametrize("settings", [{}, HIDDEN], ids=["public", "hidden"])
+each_presence = pytest.mark.parametrize(
+    "settings",
+    [pytest.param({}, id="public"), pytest.param(HIDDEN, id="hidden", marks=pytest.mark.full)],
+)
+
+
+@each_presence
 def test_everyone_who_stays_encrypts_again(tmp_path: Path, settings: Any) -> None:
     found = run(tmp_path, settings)
     assert found.attempt == 2
@@ -98,7 +104,7 @@ def test_zeros_that_are_not_sent_would_be_noticed(tmp_path: Path, monkeypatch: p
     assert rare(run(tmp_path, {}), 2) > 0.1
 
 
-@pytest.mark.parametrize("settings", [{}, HIDDEN], ids=["public", "hidden"])
+@each_presence
 def test_the_others_get_what_plain_gives_without_it(tmp_path: Path, settings: Any) -> None:
     found = run(tmp_path, settings)
     assert {site for _, site in found.record} == set(STAYING)

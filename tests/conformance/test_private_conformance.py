@@ -17,6 +17,7 @@ from tests.conformance.clustered_runs import ClusterBook, run_clustered
 from tests.conformance.grouped_runs import Book, compare_predictions, run_grouped, two_kinds
 from tests.conformance.private_runs import PRIVACY, private_agreement
 from tests.conformance.runs import HIDDEN, Bool, agreement_for, data_for, run
+from tests.support.marks import full_but
 from tests.support.replayed_noise import replayed_noise
 
 ROUNDS, DIM = 3, 12
@@ -38,7 +39,7 @@ CASES: dict[str, tuple[Method, Extractor, Bool, dict[str, Any]]] = {
 }
 
 Books = Callable[[Protection, str], Book]
-each_case = pytest.mark.parametrize("case", CASES)
+each_case = pytest.mark.parametrize("case", full_but(CASES, "fedpc", "feddbp", "fedplcc"))
 each_protection = pytest.mark.parametrize("protection", Protection)
 
 
@@ -142,8 +143,11 @@ def test_one_contribution_less_is_beyond_the_bound(books: Books, protection: Pro
 
 @pytest.mark.parametrize(
     ("protection", "settings"),
-    [(Protection.MASKED, {}), (Protection.CKKS, {}), (Protection.CKKS, HIDDEN)],
-    ids=["masked", "ckks", "hidden"],
+    [
+        pytest.param(Protection.MASKED, {}, id="masked"),
+        pytest.param(Protection.CKKS, {}, id="ckks"),
+        pytest.param(Protection.CKKS, HIDDEN, id="hidden", marks=pytest.mark.full),
+    ],
 )
 def test_pfpl_gives_what_plain_gives(
     tmp_path: Path, protection: Protection, settings: dict[str, Any]
@@ -168,6 +172,7 @@ def test_pfpl_gives_what_plain_gives(
         expected.check_predictions((taken, plain))
 
 
+@pytest.mark.full
 def test_feddbp_with_hidden_presence_gives_what_public_presence_gives(books: Books, tmp_path: Path) -> None:
     public = books(Protection.CKKS, "feddbp")
     agreement = public.agreement.model_copy(update=dict(HIDDEN))

@@ -27,6 +27,7 @@ from tests.conformance.grouped_runs import (
 from tests.conformance.runs import data_for
 from tests.conformance.turns import Loss
 from tests.conformance.two_lost import AFTER, EVERYONE, LOST, each_phase, staying, two_lost
+from tests.support.marks import full_but
 
 ROUNDS = 2
 NINE: dict[str, Any] = {"complete_up_to": 3}
@@ -67,7 +68,7 @@ def sent(book: Book) -> list[MaskedValues]:
     ]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", full_but(CASES, "feddbp"))
 def test_a_sum_is_that_of_plain_but_for_the_last_bits_of_each_contribution(tmp_path: Path, case: str) -> None:
     masked, plain = (run(tmp_path / each, case, each) for each in (Protection.MASKED, Protection.PLAIN))
     assert masked.groups == plain.groups
@@ -92,6 +93,7 @@ def test_one_contribution_less_is_beyond_the_bound_and_no_prototype_is_in_a_mess
         assert compare(book.received, book.agreement, rows).leaks == leaks
 
 
+@pytest.mark.full
 def test_clusters_are_summed_up_alike(tmp_path: Path) -> None:
     """FedPLCC: after DIRECTIONS, with masks that are bound to the assignment."""
     holds = np.ones((6, 4), dtype=np.bool_)

@@ -20,6 +20,7 @@ from tests.conformance.grouped_runs import (
     two_kinds,
 )
 from tests.conformance.runs import Bool, data_for
+from tests.support.marks import full_but
 
 ROUNDS, DIM = 3, 12
 SIZES: dict[int, Bool] = {
@@ -36,7 +37,7 @@ Books = Callable[[Method, Protection, int, int], Book]
 """The run of a method with so many sites, and a ring of so many bits."""
 
 each_method = pytest.mark.parametrize("method", METHODS)
-each_size = pytest.mark.parametrize("sites", SIZES)
+each_size = pytest.mark.parametrize("sites", full_but(SIZES, 3))
 every_round = pytest.mark.parametrize("number", range(1, ROUNDS + 1))
 
 
@@ -137,12 +138,14 @@ def test_a_feddbp_site_trains_towards_its_own_fusion(books: Books, sites: int, n
             assert literal.fusion_excess(book, number, site) <= 1.0
 
 
+@pytest.mark.full
 def test_a_fedproto_site_trains_towards_the_mean(books: Books) -> None:
     for book in both(books, Method.FEDPROTO, 9):
         for site in names(9):
             np.testing.assert_array_equal(book.guides[2, 1, site], book.got[1, site].rows)
 
 
+@pytest.mark.full
 def test_a_fedavg_site_weighs_as_many_samples_as_it_has_up_to_the_most(books: Books) -> None:
     """Six of each class: three classes, or up to six at a site of the nine, 36 being the most."""
     plain = books(Method.FEDAVG, Protection.PLAIN, 9, 64)
@@ -155,6 +158,7 @@ def test_a_fedavg_site_weighs_as_many_samples_as_it_has_up_to_the_most(books: Bo
 # The power of the checks
 
 
+@pytest.mark.full
 def test_the_bound_is_that_of_the_ring(books: Books) -> None:
     """A ring of 32 bits is beyond the bound for 64, and that beyond what float64 alone may be off."""
     for method in (Method.FEDDBP, Method.FEDPROTO):
@@ -175,12 +179,14 @@ def test_one_contribution_more_or_less_is_beyond_every_bound(
             assert literal.excess(book, 2, without=(site,)) > 100.0
 
 
+@pytest.mark.full
 def test_models_that_are_not_weighed_are_beyond_the_bound(books: Books) -> None:
     for book in both(books, Method.FEDAVG, 9):
         alike = {key: replace(put, samples=1) for key, put in book.put.items()}
         assert literal.excess(replace(book, put=alike), 1) > 100.0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "changes", [{"own": 1.0}, {"top_channels": 4}, {"top_channels": 12}, {"personal": False}]
 )
@@ -189,6 +195,7 @@ def test_another_fusion_is_beyond_the_bound(books: Books, changes: dict[str, Any
         assert max(literal.fusion_excess(book, 1, site, **changes) for site in names(9)) > 100.0
 
 
+@pytest.mark.full
 def test_the_fusion_by_another_sites_scores_is_beyond_the_bound(books: Books) -> None:
     book, _ = both(books, Method.FEDDBP, 9)
     swapped = dict(book.put)

@@ -149,11 +149,13 @@ def check_wide(turn: Rotate, name: str) -> None:
     check_explained(one_class(turn, rows, WIDE_DRAWS), simulated)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", WIDE_ROWS)
 def test_a_large_rotation_is_explained_by_its_gram_matrix(name: str) -> None:
     check_wide(rotate, name)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "draw", [block_by_block(CLASS_DIM), one_reflection, plane_rotations], ids=lambda draw: draw.__name__
 )
@@ -163,6 +165,7 @@ def test_a_large_matrix_that_is_not_haar_is_told_apart(draw: Callable[..., Float
         check_wide(by_matrix(draw), "all classes")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("weaken", "name"),
     [(cut_short(WIDE // 2), "all classes"), (no_signs, "axes")],
@@ -219,6 +222,7 @@ def simulated() -> list[Float]:
     return simulate(known(), DIM, DRAWS, generator())
 
 
+@pytest.mark.full
 def test_two_attempts_are_explained_by_their_gram_matrices(simulated: list[Float]) -> None:
     check_explained(both_attempts(), simulated)
 
@@ -236,6 +240,7 @@ def _same_once(seed: bytes, context: bytes, number: int) -> bytes:
     return derive(seed, "rotation", bytes([CONTEXTS.index(context) + number]))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("reuse", [_same_for_all_classes, _same_for_all_attempts, _same_once])
 def test_a_matrix_used_twice_is_told_apart(
     reuse: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch, simulated: list[Float]
@@ -245,6 +250,7 @@ def test_a_matrix_used_twice_is_told_apart(
         check_explained(both_attempts(), simulated)
 
 
+@pytest.mark.full
 def test_one_seed_for_all_runs_is_told_apart(monkeypatch: pytest.MonkeyPatch, simulated: list[Float]) -> None:
     monkeypatch.setattr(rotation, "class_key", lambda seed, context, number: hashlib.sha256(context).digest())
     with pytest.raises(NotExplainedError):

@@ -17,6 +17,7 @@ from protoseal.files import read_prototypes, read_site_log
 from secure_server.app import ROUNDS_LOG, read_rounds
 from tests.deploy.test_samples import SAMPLES
 from tests.deploy.walkthrough import EACH_SITE, ROOT, SITES, WALKTHROUGH, Block, Shell, read_blocks
+from tests.support.marks import full_but
 from tests.support.processes import free_port
 
 BLOCKS = read_blocks(WALKTHROUGH.read_text(encoding="utf-8"))
@@ -38,7 +39,7 @@ class Walked:
         return [text for block, name, text in self.printed if command in block.commands and name == site]
 
 
-@pytest.fixture(scope="module", params=AGREEMENTS)
+@pytest.fixture(scope="module", params=full_but(AGREEMENTS))
 def walked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Walked]:
     folder = tmp_path_factory.mktemp("walkthrough")
     variables = {

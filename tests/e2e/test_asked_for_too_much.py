@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from protoseal.config import Agreement, Method, PrivacySection
 from secure_client.privacy.ledger import read_account
 from secure_client.privacy.planned import planned_epsilon
@@ -16,6 +18,8 @@ from secure_server.store import Store
 from tests.e2e.federations import small_agreement, small_sites
 from tests.e2e.killings import A_DAY
 from tests.support.processes import Federation
+
+pytestmark = pytest.mark.full
 
 ROUNDS, DELTA, AMPLE = 2, 1e-5, 100.0
 PRIVACY = PrivacySection(clip=0.5, noise_multiplier=3.0, min_count=1.0)

@@ -33,6 +33,8 @@ from tests.support.killed_party import Point, When
 from tests.support.nursery import Nursery
 from tests.support.processes import Federation
 
+pytestmark = pytest.mark.full
+
 ROUNDS = 2
 FURTHEST = {"feddbp": 1e-5, "fedpc": 1e-5, "fedplcc": 1e-2}
 """Of any coordinate after two rounds: contrast divides by 0.07 what the first round's noise moved, step by step."""

@@ -35,7 +35,7 @@ PLAIN_DIES: Killings = (
     ("protection", "killings"),
     [
         pytest.param(Protection.MASKED, MASKED_DIES, id="masked"),
-        pytest.param(Protection.PLAIN, PLAIN_DIES, id="plain"),
+        pytest.param(Protection.PLAIN, PLAIN_DIES, id="plain", marks=pytest.mark.full),
     ],
 )
 def test_processes_come_to_what_a_simulation_does(

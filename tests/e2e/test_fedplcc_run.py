@@ -18,6 +18,8 @@ from tests.support.killed_party import Point, When
 from tests.support.nursery import Nursery
 from tests.support.processes import Federation
 
+pytestmark = pytest.mark.full
+
 SITES = two_kinds_of_sites(12)[::2]
 """Six of one kind: so alike that a class's prototypes make several clusters with three sites each."""
 MASKED_DIES: Killings = (

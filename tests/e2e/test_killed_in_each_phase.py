@@ -26,6 +26,8 @@ from tests.support.killed_party import Point, When
 from tests.support.nursery import Nursery
 from tests.support.processes import Federation
 
+pytestmark = pytest.mark.full
+
 PRESENCE, SHARES, VALUES = Phase.PRESENCE, Phase.SHARES, Phase.VALUES
 SURVIVORS, UNMASK, RESULT = Phase.SURVIVORS, Phase.UNMASK, Phase.RESULT
 

@@ -23,6 +23,8 @@ from tests.support.killed_release import DEATH, LAST, LEDGER, PASSED, Fate
 from tests.support.nursery import Nursery
 from tests.support.processes import Federation, Running, wait_until
 
+pytestmark = pytest.mark.full
+
 SITES, ROUNDS, DELTA = 3, 7, 1e-5
 PRIVACY = PrivacySection(clip=0.5, noise_multiplier=3.0, min_count=1.0)
 IN_ORDER = [

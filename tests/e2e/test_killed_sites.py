@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from secure_server.app import read_rounds
 from tests.e2e.federations import check_saved, simulated, small_agreement, small_sites
 from tests.e2e.killings import A_DAY
 from tests.support.processes import Federation, frozen
+
+pytestmark = pytest.mark.full
 
 
 def test_a_site_killed_at_each_step_of_a_round_and_started_again_changes_nothing(tmp_path: Path) -> None:

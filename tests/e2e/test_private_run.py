@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from protoseal.config import Agreement, Method, PrivacySection, Protection, load_site
 from protoseal.config.privacy import Unit
@@ -19,6 +20,8 @@ from secure_server.app import read_rounds
 from secure_server.store import Store
 from tests.e2e.federations import small_agreement, small_sites
 from tests.support.processes import Federation
+
+pytestmark = pytest.mark.full
 
 ROUNDS, PAID = 4, 2
 """The run's, and how many of them the first site has a budget for."""

@@ -21,6 +21,8 @@ from secure_server.app import read_rounds
 from tests.e2e.federations import small_agreement, small_sites
 from tests.support.processes import Federation
 
+pytestmark = pytest.mark.full
+
 ROUNDS, STEPS, DELTA = 2, 4, 1e-5
 """Two epochs at a sampling rate of a half are four steps a round; the one release serves both rounds."""
 DP_SGD = DpSgdSection(noise_multiplier=2.0, clip=1.0, sampling_rate=0.5)

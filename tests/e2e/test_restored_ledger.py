@@ -27,6 +27,8 @@ from tests.support.killed_release import UNHARMED
 from tests.support.nursery import Nursery
 from tests.support.processes import Federation, Running, wait_until
 
+pytestmark = pytest.mark.full
+
 PRIVACY = PrivacySection(clip=0.5, noise_multiplier=3.0, min_count=1.0)
 DELTA = 1e-5
 VICTIM = "site-1"

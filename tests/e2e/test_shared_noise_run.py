@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from protoseal.config import Agreement, FeddbpSection, Noise, Norm, PrivacySection, Protection, Unit
 from protoseal.files import read_prototypes
@@ -15,6 +16,8 @@ from secure_client.privacy.planned import event_of, planned_epsilon
 from secure_server.app import read_rounds
 from tests.e2e.federations import feddbp_agreement, small_sites
 from tests.support.processes import Federation
+
+pytestmark = pytest.mark.full
 
 ROUNDS, PAID, DELTA = 3, 2, 1e-5
 """The run's rounds, and how many of them the first site has a budget for."""

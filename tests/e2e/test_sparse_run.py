@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from protoseal.config import Agreement, MaskingSection, Protection
 from protoseal_wire.messages import Phase
 from tests.conformance.turns import Loss
@@ -16,6 +18,8 @@ from tests.e2e.federations import feddbp_agreement, small_sites
 from tests.e2e.killings import see_through_without
 from tests.support.nursery import Nursery
 from tests.support.processes import Federation
+
+pytestmark = pytest.mark.full
 
 SITES = small_sites(7)
 LOSSES = (

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from protoseal.commands.server import LeftAlone
 from secure_client.transport import GrpcTransport
 from tests.e2e.federations import check_saved, simulated, small_agreement, small_sites
 from tests.e2e.killings import A_DAY
 from tests.support.processes import PATIENCE, Federation, Running
+
+pytestmark = pytest.mark.full
 
 
 def test_a_run_short_of_sites_or_without_a_coordinator_stops_and_can_be_continued(tmp_path: Path) -> None:

@@ -99,6 +99,7 @@ def has_models(method: Method) -> bool:
     return method is not Method.FEDDBP
 
 
+@pytest.mark.full
 @each_method
 def test_nothing_that_was_received_looks_like_a_site_or_a_sum(books: Books, method: Method) -> None:
     book = books(method, Protection.CKKS)
