@@ -3,7 +3,7 @@
 With n sites listed and c that may collude, a sum that opens has the noise of T = t − c others at least, t being its
 threshold. Each adds discrete Gaussian noise of 2^20 steps on a grid whose step is that of one of T shares of the agreed
 noise. Sites and the coordinator compute the same from the same signed list. Why that is enough, and as cheap as noise
-of one site: :mod:`secure_client.privacy.summed`; why means are over records and not over sites: docs/adr/0016.
+of one site, and why means are over records and not over sites: docs/adr/0016.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ the outputs. The conversion is that of Canonne, Kamath and Steinke 2020, proposi
 
 Costs of a mechanism: α/2z² for a discrete Gaussian of noise multiplier z, as for a continuous one (Canonne, Kamath and
 Steinke 2020, theorem 14), so that nothing is added for being discrete; of shared noise, see
-:mod:`secure_client.privacy.summed`; of a step of DP-SGD, ``dp_accounting``'s for a Gaussian with Poisson sampling
+docs/adr/0016; of a step of DP-SGD, ``dp_accounting``'s for a Gaussian with Poisson sampling
 (Mironov, Talwar and Zhang 2019), whose Gaussian counts as exact, as in :mod:`secure_client.privacy.accounting`.
 
 The limits. The limit itself is to be fixed beforehand: one that is raised after looking is a decision that no theorem
