@@ -38,15 +38,6 @@ def discrete_gaussian(count: int, sigma_log2: int) -> Ints:
     return _collect(count, lambda attempts: _gaussian_attempts(attempts, sigma_log2))
 
 
-def discrete_laplace(count: int, scale_log2: int) -> Ints:
-    """``count`` independent draws with probability proportional to exp(-|x|/scale), int64 (count,).
-
-    The scale is 2^scale_log2. Raises ``ValueError`` unless count ≥ 0 and 0 ≤ scale_log2 ≤ 20.
-    """
-    _check(count, scale_log2)
-    return _collect(count, lambda attempts: _laplace_attempts(attempts, scale_log2))
-
-
 def bernoulli_exp(numerators: Ints, denominator: int) -> Bool:
     """For each numerator n ≥ 0, shape (m,), whether a trial of probability exp(-n/denominator) succeeds, bool (m,).
 

@@ -1,4 +1,4 @@
-"""Who has what in a split: samples of each class by site and domain, as a table, a file and a plot.
+"""Who has what in a split: samples of each class by site and domain, as files and a plot.
 
 For simulations alone: class counts of real sites are theirs to keep, and no deployment has them in one place.
 """
@@ -18,7 +18,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
-from rich.table import Table
 
 from protoseal.figures import NAMED_SITES, STYLE
 from protoseal.files import write_text
@@ -59,19 +58,6 @@ def split_rows(sites: Sequence[SiteArrays], classes: Sequence[str]) -> list[Spli
         for part, samples in site.parts.items()
         for counts in [np.bincount(samples.labels[samples.domains == number], minlength=len(classes))]
     ]
-
-
-def split_table(rows: Sequence[SplitRow], classes: Sequence[str]) -> Table:
-    """The rows for a terminal: a column for each class, "·" for none."""
-    table = Table(title="samples of each class", title_justify="left", title_style="bold")
-    for name in ("site", "domain", "part"):
-        table.add_column(name)
-    for name in (*classes, "all"):
-        table.add_column(name, justify="right")
-    for row in rows:
-        cells = [str(count) if count else "·" for count in row.counts]
-        table.add_row(row.site, row.domain, row.part, *cells, str(row.total))
-    return table
 
 
 def split_csv(rows: Sequence[SplitRow], classes: Sequence[str]) -> str:
@@ -134,16 +120,6 @@ def write_split(out: Path, sites: Sequence[SiteArrays], classes: Sequence[str]) 
         write_text(out / JSON, split_json(rows, classes)),
         write_text(out / PLOT, figure_svg(split_figure(rows, classes))),
     ]
-
-
-def write_plot(path: Path, sites: Sequence[SiteArrays], classes: Sequence[str]) -> Path:
-    """The plot alone, in the format that the name ends in: ``.svg``, ``.png`` or what else matplotlib writes."""
-    figure = split_figure(split_rows(sites, classes), classes)
-    if path.suffix == ".svg":
-        return write_text(path, figure_svg(figure))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    return path
 
 
 def _domains(rows: Sequence[SplitRow]) -> list[str]:

@@ -301,13 +301,6 @@ class State:
             return self.participants
         return self.survivors[-1].sites
 
-    def survivors_of(self, phase: Phase) -> tuple[str, ...]:
-        """Who answered a step of the current attempt that is over; ``ValueError`` for another."""
-        for each in self.survivors:
-            if each.phase is phase:
-                return each.sites
-        raise ValueError(f"{phase.name} is not over")
-
     @property
     def leaders(self) -> tuple[str, ...]:
         """Of each group that takes part, the first participant by name; sorted."""
@@ -343,11 +336,6 @@ class State:
     def presence_key(self) -> PhaseKey:
         """The current attempt's PRESENCE step."""
         return self.key(Phase.PRESENCE)
-
-    @property
-    def values_key(self) -> PhaseKey:
-        """The current attempt's VALUES step."""
-        return self.key(Phase.VALUES)
 
     @property
     def result_key(self) -> PhaseKey:

@@ -9,27 +9,11 @@ and may go on in the next physical batch: what was summed of it so far is held u
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-
-
-class Units(Protocol):
-    """What samples are of, and what becomes of records' gradients before they are clipped."""
-
-    number: int
-    """How many there are."""
-
-    def records(self, chosen: Sequence[int]) -> list[int]:
-        """The records of the chosen units, whose gradients are then to be given in this order."""
-        ...
-
-    def joined(self, rows: Tensor) -> Tensor:
-        """Gradients (U, P), float64, of the units that are complete with these records' (B, P); it may change these."""
-        ...
 
 
 class Records:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.grid import SIGMA, SIGMA_LOG2, Float, Grid, Ints
+from algorithms.grid import SIGMA_LOG2, Float, Grid, Ints
 from crypto.discrete_gaussian import discrete_gaussian
 from secure_client.errors import TrainingError
 
@@ -70,11 +70,6 @@ class PrototypeQuery:
     def coordinates(classes: int, dim: int) -> int:
         """K·(d + 1): how many numbers get noise in a release."""
         return classes * (dim + 1)
-
-    @property
-    def count_sigma(self) -> float:
-        """The standard deviation of a noisy count, in records."""
-        return float(SIGMA / self.grid.weight)
 
     def draw(self, classes: int, dim: int) -> Ints:
         """Draw noise of 2^20 steps for each coordinate of K ``classes`` and d features: int64 (K·(d + 1),), secret.

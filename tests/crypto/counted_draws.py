@@ -45,11 +45,6 @@ def gaussian_chances(sigma: float, reach: int) -> Float:
     return _folded(lambda x: -x * x / (2.0 * sigma * sigma), 40 * math.ceil(sigma), reach)
 
 
-def laplace_chances(scale: float, reach: int) -> Float:
-    """Of the discrete Laplace distribution, for −reach … reach with the tails at the ends."""
-    return _folded(lambda x: -np.abs(x) / scale, 40 * math.ceil(scale), reach)
-
-
 def _folded(log_mass: Callable[[Float], Float], far: int, reach: int) -> Float:
     far = max(far, reach + 1)
     mass = np.exp(log_mass(np.arange(-far, far + 1, dtype=np.float64)))

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import crypto.discrete_gaussian as sampler
-from crypto.discrete_gaussian import bernoulli_exp, discrete_gaussian, discrete_laplace
+from crypto.discrete_gaussian import bernoulli_exp, discrete_gaussian
 from tests.crypto.counted_draws import (
     Float,
     Ints,
@@ -21,7 +21,6 @@ from tests.crypto.counted_draws import (
     check_counts,
     check_integers,
     gaussian_chances,
-    laplace_chances,
 )
 
 COUNT = 40_000
@@ -95,16 +94,6 @@ def test_draws_beyond_one_portion_are_like_the_others(monkeypatch: pytest.Monkey
 
 
 # Its parts
-
-
-@pytest.mark.parametrize("scale_log2", SMALL)
-def test_the_laplace_has_its_exact_probabilities_and_no_other_scales(scale_log2: int) -> None:
-    scale = 2.0**scale_log2
-    draws, reach = discrete_laplace(COUNT, scale_log2), _reach(2 * scale)
-    check_integers(draws, laplace_chances(scale, reach))
-    for factor in (2 / 3, 3 / 2):
-        with pytest.raises(WrongDrawsError):
-            check_integers(draws, laplace_chances(factor * scale, reach))
 
 
 FRACTIONS = [(0, 1), (1, 8), (1, 1), (3, 2), (7, 3), (5, 1), (2**40, 2**41), (2**41 + 2**39, 2**41)]
@@ -230,17 +219,16 @@ def test_all_randomness_is_the_operating_systems(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("count", [0, 1, 2, 1001])
 def test_the_count_is_exact(count: int) -> None:
-    for draws in (discrete_gaussian(count, 20), discrete_laplace(count, 3)):
-        assert draws.shape == (count,)
-        assert draws.dtype == np.int64
+    draws = discrete_gaussian(count, 20)
+    assert draws.shape == (count,)
+    assert draws.dtype == np.int64
     assert bernoulli_exp(np.zeros(count, dtype=np.int64), 1).tolist() == [True] * count
 
 
 @pytest.mark.parametrize(("count", "log2"), [(-1, 1), (1, -1), (1, 21)])
 def test_bad_arguments_are_refused(count: int, log2: int) -> None:
-    for draw in (discrete_gaussian, discrete_laplace):
-        with pytest.raises(ValueError, match="the exponent 0 to 20"):
-            draw(count, log2)
+    with pytest.raises(ValueError, match="the exponent 0 to 20"):
+        discrete_gaussian(count, log2)
 
 
 @pytest.mark.parametrize(("numerator", "denominator"), [(-1, 1), (1, 0), (1, 2**41 + 1)])

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from algorithms.grid import SIGMA
 from secure_client.errors import TrainingError
 from secure_client.privacy import joint as joint_module
 from secure_client.privacy.joint import JointSums, factor, joint_sums
@@ -185,7 +186,7 @@ def test_the_noise_of_a_release_is_that_of_records_and_the_count_is_of_subjects(
     sums = joint_sums(query.start(classes, 16), [(features, labels)], owners)
     for _ in range(10):
         released = sums.release()
-        assert released.counts == pytest.approx(np.full(classes, 10 / 2), abs=8 * query.count_sigma)
+        assert released.counts == pytest.approx(np.full(classes, 10 / 2), abs=8 * SIGMA / query.grid.weight)
         added = released.rows * released.counts[:, None] - sums.vectors * query.grid.step
         noise.append(added[released.present].ravel())
     drawn, sigma = np.concatenate(noise), 0.05 * 2.5

@@ -78,9 +78,9 @@ def test_means_of_many_records_are_near_the_means_of_clipped_features() -> None:
     norms = np.linalg.norm(FEATURES, axis=1, keepdims=True)
     clipped = FEATURES * np.minimum(1.0, 3.0 / norms)
     means = clipped.reshape(CLASSES, EACH, DIM).mean(axis=1)
-    np.testing.assert_allclose(released.counts, EACH, atol=8 * query.count_sigma)
+    np.testing.assert_allclose(released.counts, EACH, atol=8 * SIGMA / query.grid.weight)
     assert float(np.abs(released.rows - means).max()) < 8 * 0.05 * math.hypot(3.0, 3.0) / EACH * 1.1
-    assert query.count_sigma == pytest.approx(0.05 * math.sqrt(2.0), rel=1e-4)
+    assert SIGMA / query.grid.weight == pytest.approx(0.05 * math.sqrt(2.0), rel=1e-4)
 
 
 # Which classes are present

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from algorithms.grid import SIGMA
 from crypto.discrete_gaussian import discrete_gaussian
 from protoseal.config import Agreement, BudgetSection, Extractor, Method, PrivacySection
 from secure_client.errors import BudgetError, LedgerError
@@ -200,7 +201,7 @@ def test_a_simulated_site_has_room_for_its_run_and_no_more(tmp_path: Path) -> No
 def test_a_class_is_absent_below_three_deviations_of_its_count_unless_agreed() -> None:
     agreed = PrivacySection(clip=3.0, noise_multiplier=2.0, count_weight=4.0)
     assert query_of(agreed, 16).min_count == pytest.approx(3 * 2.0 * 5.0 / 4.0)
-    assert query_of(agreed, 16).count_sigma == pytest.approx(2.0 * 5.0 / 4.0, rel=1e-5)
+    assert SIGMA / query_of(agreed, 16).grid.weight == pytest.approx(2.0 * 5.0 / 4.0, rel=1e-5)
     assert query_of(agreed.model_copy(update={"min_count": 7.0}), 16).min_count == 7.0
 
 

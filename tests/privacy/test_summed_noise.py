@@ -23,7 +23,7 @@ SIGMAS, TERMS = (1.0, 1.25, 1.5), (2, 3, 7)
 
 
 def summed_distance(terms: int, steps: float = SIGMA) -> float:
-    """Bound |log P(S = x)/P(G = x)| for a sum S of ``terms`` draws with σ = ``steps`` ≥ 1: the theorem of docs/adr/0016."""
+    """Bound |log P(S = x)/P(G = x)| for ``terms`` draws with σ = ``steps`` ≥ 1, by the theorem of docs/adr/0016."""
     return math.fsum(2 * math.atanh(ripple(steps, k)) for k in range(1, terms))
 
 

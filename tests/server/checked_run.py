@@ -64,7 +64,7 @@ class CheckedRun:
         if after.stage in (Stage.UNMASK, Stage.MEANS):
             self.unmasking.setdefault(after.round, after.attempt)
         if after.stage is Stage.VALUES and Phase.UNMASK in self.rules.steps(after.round):
-            self.listed.setdefault(after.values_key, set(after.participants))
+            self.listed.setdefault(after.key(Phase.VALUES), set(after.participants))
         self._check_requests()
         self._note(before, after)
         if after.stage is Stage.PLANNING and not isinstance(event, rounds.Resumed):

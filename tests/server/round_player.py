@@ -30,6 +30,11 @@ RULES = Rules(
 START = 1000.0
 
 
+def survivors_of(state: State, phase: Phase) -> tuple[str, ...]:
+    """Return the sites that answered a step of the current attempt, which is over."""
+    return next(each.sites for each in state.survivors if each.phase is phase)
+
+
 class Player:
     """A run in play."""
 

@@ -17,6 +17,7 @@ from protoseal.terms import limits_of, values_form
 from protoseal_wire import codec
 from protoseal_wire.codec import CodecError
 from protoseal_wire.messages import (
+    Phase,
     PhaseKey,
     ReleasedShares,
     SharesMade,
@@ -158,7 +159,7 @@ def test_plain_values(plain: Play, case: str) -> None:
 
 def test_values_at_their_bounds_are_good(plain: Play) -> None:
     plain.go_to(Stage.VALUES, 1)
-    site, key = plain.sites[VICTIM], plain.state.values_key
+    site, key = plain.sites[VICTIM], plain.state.key(Phase.VALUES)
     honest = site.answer(key, site.download(key))
 
     def change(vector: Any) -> None:

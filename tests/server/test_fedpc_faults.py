@@ -16,6 +16,7 @@ from secure_server.errors import CoordinatorError
 from secure_server.run_state import Stage, State
 from tests.server.conftest import Identities
 from tests.server.fedpc_play import Play, check_results, expected, playing
+from tests.server.round_player import survivors_of
 from tests.server.scripted_sites import FAR, NEAR, fedpc_agreement
 
 ALL = (*NEAR, *FAR)
@@ -197,7 +198,7 @@ class Storm:
         if state.round in self.unmasked and not state.over:
             assert state.attempt == self.unmasked[state.round], "another attempt after UNMASK"
         if state.stage is Stage.RESULT and state.round not in self.summed:
-            members = state.survivors_of(Phase.VALUES)
+            members = survivors_of(state, Phase.VALUES)
             self.summed[state.round] = state, members
             self.seen["drop-out"] += len(members) < len(state.participants)
 

@@ -147,7 +147,7 @@ class TestValues:
         player.do(rounds.Polled("dot"))
         assert player.task("dot") is None
         with pytest.raises(WrongPhase, match="its task now: none"):
-            player.do(rounds.Answered("dot", player.state.values_key))
+            player.do(rounds.Answered("dot", player.state.key(Phase.VALUES)))
 
 
 class TestResult:
@@ -306,7 +306,7 @@ class TestWrongAnswers:
         player = in_round()
         keys = [player.state.roster_key, player.state.secret_key, player.state.presence_key]
         player.answer(*SITES)
-        keys.append(player.state.values_key)
+        keys.append(player.state.key(Phase.VALUES))
         player.answer(*SITES)
         for key in keys:
             before = player.state

@@ -10,6 +10,7 @@ import pytest
 from protoseal.terms import MASKED_SUM as STEPS
 from protoseal_wire.messages import Phase
 from secure_server.rounds import Stage, State
+from secure_server.run_state import Survivors
 from tests.server.round_player import GROUPED, LEFT, RIGHT, RULES, SITES, GroupPlayer, in_round, without
 
 
@@ -69,10 +70,7 @@ class TestRulesAndState:
             State.from_json(json.dumps(content | change))
 
     def test_survivors_are_known_of_steps_that_are_over(self) -> None:
-        state = self.in_values()
-        assert state.survivors_of(Phase.SHARES) == without("dot")
-        with pytest.raises(ValueError, match="VALUES is not over"):
-            state.survivors_of(Phase.VALUES)
+        assert self.in_values().survivors == (Survivors(Phase.SHARES, without("dot")),)
 
     def test_a_round_of_one_step_needs_no_plan(self) -> None:
         player = in_round()

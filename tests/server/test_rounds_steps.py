@@ -20,6 +20,7 @@ from tests.server.round_player import (
     THREE_OF_EACH,
     GroupPlayer,
     Player,
+    survivors_of,
     without,
 )
 
@@ -46,7 +47,7 @@ def test_a_round_of_many_steps_asks_each_in_turn() -> None:
         assert [player.task(site) for site in ALL] == [PhaseKey("r1", 1, 1, phase)] * 8
         player.answer(*ALL)
     assert player.stage is Stage.COMPUTING
-    assert [player.state.survivors_of(phase) for phase in STEPS] == [ALL] * 4
+    assert [survivors_of(player.state, phase) for phase in STEPS] == [ALL] * 4
     player.do(rounds.Computed())
     player.answer(*ALL)
     assert (player.stage, player.state.round) == (Stage.PRESENCE, 2)

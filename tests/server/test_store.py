@@ -145,7 +145,9 @@ class TestPruning:
             player.state, upload=(player.state.roster_key, "ada", b"keys"), statement=("ada", b"signed")
         )
         store.save(
-            player.state, upload=(player.state.values_key, "ada", b"values"), results={"ada": b"answer"}
+            player.state,
+            upload=(player.state.key(Phase.VALUES), "ada", b"values"),
+            results={"ada": b"answer"},
         )
         store.save(player.state, upload=(PhaseKey("r1", 2, 1, Phase.VALUES), "ada", b"newer"))
         return player.state
@@ -153,9 +155,9 @@ class TestPruning:
     def test_drops_old_rounds_but_not_the_set_up(self, store: Store) -> None:
         state = self.fill(store)
         store.prune(1)
-        assert store.upload(state.values_key, "ada") == b"values"
+        assert store.upload(state.key(Phase.VALUES), "ada") == b"values"
         store.prune(2)
-        assert store.upload(state.values_key, "ada") is None
+        assert store.upload(state.key(Phase.VALUES), "ada") is None
         assert store.upload(state.roster_key, "ada") == b"keys"
         assert store.upload(PhaseKey("r1", 2, 1, Phase.VALUES), "ada") == b"newer"
         assert store.statements() == {"ada": b"signed"}
@@ -172,11 +174,11 @@ class TestPruning:
     def test_leaves_hashes_so_that_replays_still_meet_their_answer(self, store: Store) -> None:
         state = self.fill(store)
         store.prune(2)
-        assert store.upload_hash(state.values_key, "ada") == hashlib.sha256(b"values").digest()
-        store.save(state, upload=(state.values_key, "ada", b"values"))
-        assert store.upload(state.values_key, "ada") is None
+        assert store.upload_hash(state.key(Phase.VALUES), "ada") == hashlib.sha256(b"values").digest()
+        store.save(state, upload=(state.key(Phase.VALUES), "ada", b"values"))
+        assert store.upload(state.key(Phase.VALUES), "ada") is None
         with pytest.raises(Conflict):
-            store.save(state, upload=(state.values_key, "ada", b"other"))
+            store.save(state, upload=(state.key(Phase.VALUES), "ada", b"other"))
 
     def test_keeps_what_was_received_when_recording(self, path: Path) -> None:
         times = iter(range(100, 200))
@@ -187,7 +189,7 @@ class TestPruning:
             assert list(store.received()) == [
                 Received("ada", state.roster_key, b"keys", 100),
                 Received("ada", None, b"signed", 101),
-                Received("ada", state.values_key, b"values", 102),
+                Received("ada", state.key(Phase.VALUES), b"values", 102),
                 Received("ada", PhaseKey("r1", 2, 1, Phase.VALUES), b"newer", 103),
             ]
 

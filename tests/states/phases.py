@@ -27,6 +27,7 @@ from secure_server import rounds
 from secure_server.errors import CoordinatorError
 from secure_server.rounds import Planned, Quorum, Rules, Stage, State
 from secure_server.tasks import task_for
+from tests.server.round_player import survivors_of
 from tests.states.site_rules import Asked, Journal, Refused, answered
 
 _LEAST = 3
@@ -202,7 +203,7 @@ class Explorer:
             return self._leaves(polled, at), str(refusal)
         told = _with(polled, at, site._replace(journal=journal))
         if key.phase is Phase.UNMASK:
-            fact = key.round, key.attempt, polled.run.survivors_of(Phase.VALUES)
+            fact = key.round, key.attempt, survivors_of(polled.run, Phase.VALUES)
             told = told._replace(released=told.released | {fact})
         if lost:
             return _with(told, at, told.sites[at]._replace(floating=key)), ""
@@ -292,11 +293,11 @@ def _request(run: State, key: PhaseKey) -> Asked:
         case Phase.SHARES:
             return run.participants
         case Phase.VALUES:
-            return run.survivors_of(Phase.SHARES)
+            return survivors_of(run, Phase.SHARES)
         case Phase.SURVIVORS:
-            return run.survivors_of(Phase.VALUES)
+            return survivors_of(run, Phase.VALUES)
         case Phase.UNMASK:
-            return run.survivors_of(Phase.VALUES), run.survivors_of(Phase.SURVIVORS)
+            return survivors_of(run, Phase.VALUES), survivors_of(run, Phase.SURVIVORS)
         case _:
             return None
 
