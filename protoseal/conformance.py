@@ -1,4 +1,4 @@
-"""Whether a third party's method or protection does what it declares: for its own tests (docs/extending.md).
+"""Whether a third party's method or protection does what it declares: for its own tests (docs/how-to/extending.md).
 
 What is checked is that numbers come out right, that what travels has the declared form, that inputs out of bounds are
 refused before anything is sent, and that no array, vector of words or blob that a site sends is the same in two

@@ -1,6 +1,6 @@
 """Sentences on the privacy of a run, from its ``result.json`` alone: ε and δ, of what unit, or that nothing bounds it.
 
-Limit: the sentences repeat what the sites' ledgers say. docs/privacy.md says what an ε covers, and what it does not.
+Limit: the sentences repeat the ledgers of the sites. docs/explanation/privacy.md defines what an ε covers.
 """
 
 from __future__ import annotations

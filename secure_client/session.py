@@ -7,7 +7,7 @@ result does follows from the agreement; see :mod:`secure_client.order`, :mod:`se
 
 Nothing that follows from a decryption is ever in an answer (Li and Micciancio, eprint 2020/1533): RESULT is
 acknowledged in the same words whatever came out, and values are protected afresh in each attempt. No more does the
-session end by it, nor by what data, the model or training do: docs/session-ends.md lists what can end one.
+session end by it, nor by what data, the model or training do: docs/explanation/session-ends.md lists what can end one.
 """
 
 from __future__ import annotations

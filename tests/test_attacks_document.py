@@ -1,4 +1,4 @@
-"""docs/attacks.md and conformance.md against the code: every test that they name exists.
+"""docs/explanation/attacks.md and conformance.md against the code: every test that they name exists.
 
 And every attack that is played stands in the first with its layers.
 """
@@ -25,8 +25,8 @@ from tests.adversary import (
 )
 
 ROOT = Path(__file__).parent.parent
-DOCUMENT = (ROOT / "docs" / "attacks.md").read_text(encoding="utf-8")
-CONFORMANCE = (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8")
+DOCUMENT = (ROOT / "docs/explanation/attacks.md").read_text(encoding="utf-8")
+CONFORMANCE = (ROOT / "docs/explanation/conformance.md").read_text(encoding="utf-8")
 _TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(test_\w+))?`")
 _ROW = re.compile(r"^\| (.+?) \| .+ \| (.+) \|$", re.MULTILINE)
 _QUOTED = re.compile(r"`([^`]+)`")

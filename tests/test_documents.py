@@ -34,7 +34,7 @@ from tests.support.documents import (
     text_of,
 )
 
-README, PRIVACY = text_of("README.md"), text_of("docs/privacy.md")
+README, PRIVACY = text_of("README.md"), text_of("docs/explanation/privacy.md")
 OTHERS_OPTIONS = {"--detach", "--no-deps"}
 """Options in spans that are other programs'."""
 OTHERS_NAMES = {"OTHER_RUN"}
@@ -58,8 +58,8 @@ def commands_in_code() -> dict[str, list[str]]:
 
 def test_every_command_exists_with_its_options() -> None:
     pages = {page: commands(text_of(page)) for page in PAGES}
-    assert len(pages["docs/privacy.md"]) > 20
-    assert len(pages["deploy/WALKTHROUGH.md"]) > 10
+    assert len(pages["docs/explanation/privacy.md"]) > 20
+    assert len(pages["docs/tutorials/first-federation.md"]) > 10
     in_code = commands_in_code()
     assert len(in_code) > 20
     problems = {
@@ -186,7 +186,7 @@ def test_its_forms_of_splits_are_read() -> None:
 def test_its_numbers_are_the_codes() -> None:
     assert f"the protocol, version {PROTOCOL_VERSION}" in README
     assert DEFAULT_DAYS == {Role.SITE: 365, Role.COORDINATOR: 30}
-    for page in (README, text_of("deploy/WALKTHROUGH.md")):
+    for page in (README, text_of("docs/tutorials/first-federation.md")):
         assert re.search(r"certificate\s+lasts a year", page)
         assert re.search(r"30 days", page)
     python = tomllib.loads(text_of("pyproject.toml"))["project"]["requires-python"]
@@ -195,7 +195,7 @@ def test_its_numbers_are_the_codes() -> None:
 
 
 def test_the_defaults_that_it_and_the_threat_model_name_are_the_codes() -> None:
-    model = re.sub(r"\s+", " ", text_of("docs/threat-model.md"))
+    model = re.sub(r"\s+", " ", text_of("docs/explanation/threat-model.md"))
     assert f"(default {Agreement.model_fields['norm_bound'].default:g})" in README
     assert f"`complete_up_to` ({MaskingSection.model_fields['complete_up_to'].default})" in model
     assert "`max_colluding` (a tenth)" in model
@@ -205,10 +205,10 @@ def test_the_defaults_that_it_and_the_threat_model_name_are_the_codes() -> None:
 
 def test_the_threat_models_modulus_is_the_codes() -> None:
     bits = sum(each.bit_count() for each in parameters._MODULI)
-    assert f"({bits} of at most" in re.sub(r"\s+", " ", text_of("docs/threat-model.md"))
+    assert f"({bits} of at most" in re.sub(r"\s+", " ", text_of("docs/explanation/threat-model.md"))
 
 
-# docs/privacy.md: what `budget plan` is said to find
+# docs/explanation/privacy.md: what `budget plan` is said to find
 
 _PLANS = {
     "--epsilon 3 --releases 1   --records 50,500,5000": {"noise_multiplier": "1.3906"},

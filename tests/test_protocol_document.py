@@ -1,4 +1,4 @@
-"""docs/protocol.md against the code: its labels, phases, version, refusals, and the forms of its ciphertexts."""
+"""Page docs/reference/protocol.md against the code: labels, phases, version, refusals, forms of ciphertexts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from secure_client.retry import FINAL
 from secure_server.status import STATUS
 
 ROOT = Path(__file__).parent.parent
-DOCUMENT = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+DOCUMENT = (ROOT / "docs/reference/protocol.md").read_text(encoding="utf-8")
 AT_HOME = {"simulated-storage-key", "stored-secret", "wrapped-key"}
 """Labels of what never travels."""
 _CALLS = (r'_LABEL = "([a-z-]+)"', r'(?<![.\w])encode\(\s*"([a-z-]+)"', r'\bderive\(\w+, "([a-z-]+)"')

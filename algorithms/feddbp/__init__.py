@@ -1,4 +1,4 @@
-"""FedDBP: two branches of features, and global prototypes that keep a site's own important channels (docs/notation.md).
+"""FedDBP: two branches of features; each site keeps its important channels (docs/explanation/notation.md).
 
 A shared branch gives z^s, whose class means are exchanged; a decision branch gives z^d, by which a sample is
 classified. Each site trains with equation 7,

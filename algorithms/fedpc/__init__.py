@@ -1,4 +1,4 @@
-"""FedPC: personalisation by clusters of prototypes (Liu et al.; docs/notation.md).
+"""FedPC: personalisation by clusters of prototypes (Liu et al.; docs/explanation/notation.md).
 
 Once, before training, sites with similar prototypes form groups. In each round the group's members are
 averaged, their prototypes P_j and their extractors θ_j alike, and groups are then mixed by the cosine ρ of

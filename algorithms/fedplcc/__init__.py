@@ -1,4 +1,4 @@
-"""FedPLCC: convergent clusters of prototypes (Kuang et al.; docs/notation.md).
+"""FedPLCC: convergent clusters of prototypes (Kuang et al.; docs/explanation/notation.md).
 
 Each site clusters its features class by class (:mod:`algorithms.finch`) and sends the clusters' means with their
 sample counts; the server clusters those again, and averages the models by N_k/N. A global prototype weighs its share

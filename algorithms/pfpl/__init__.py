@@ -1,4 +1,4 @@
-"""PFPL: personalised prototypes for mixed heterogeneity (Zeng et al.; docs/notation.md).
+"""PFPL: personalised prototypes for mixed heterogeneity (Zeng et al.; docs/explanation/notation.md).
 
 Each site gets a target of its own for every class that it holds (equation 4):
 

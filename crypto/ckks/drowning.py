@@ -16,7 +16,7 @@ once. The decrypted slots are then at most
 
     TV ≤ ‖Δ‖₂ / (√(2π)·sigma·Z) + 1.4e-4·‖Δ‖₁/sigma,      Z = (1 − 6.4e-5)^(number of draws)
 
-apart in total variation (the second term and Z are the price of truncation); ``docs/ckks-error.md`` has it for
+apart in total variation (the second term and Z are the price of truncation); ``ckks-error.md`` in docs has it for
 common sizes, and for rows of any length. Over several rounds the Δ join to one longer vector. The bound is about
 values. It does not cover the randomness of the ciphertext itself, which is not drawn anew: CKKS has no circuit privacy
 towards who has the key.

@@ -31,7 +31,7 @@ ROTATIONS = tuple(1 << step for step in range(1, SLOTS.bit_length() - 1))
 _UNIT_SCALE = 2.0**45
 COSINE_SCALE = _UNIT_SCALE * _UNIT_SCALE / dropped_prime(Level.UPLOAD)
 _ROTATION_ERROR = 1.2e-5 * 2.0**40 / COSINE_SCALE
-"""Of a sum over all slots, in any of them: docs/ckks-error.md derives it for sums at scale 2^40."""
+"""Of a sum over all slots, in any of them: docs/explanation/ckks-error.md derives it for sums at scale 2^40."""
 _COSINE_ERROR = SURE * FRESH_ERROR * math.sqrt(2.0) / _UNIT_SCALE + _ROTATION_ERROR
 _LEAST_SCALE_BITS = 30
 

@@ -1,4 +1,4 @@
-"""How far an answer under ``ckks`` may be from the exact one. ``docs/ckks-error.md`` derives the constants."""
+"""Bounds on the error of an answer under ``ckks``. ``docs/explanation/ckks-error.md`` derives the constants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a third party adds, as data and functions: a method, or a protection (docs/extending.md).
+"""What a third party adds, as data and functions: a method, or a protection (docs/how-to/extending.md).
 
 Both are named by what an entry point is called (:mod:`protoseal.config.entry_points`). Their code is the operator's to
 trust like protoseal's own: it runs with all rights of a site or coordinator, and sees what these see.

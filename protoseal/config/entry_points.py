@@ -84,7 +84,7 @@ def distribution_of(added: Added) -> str:
         if found is added:
             return distribution
     raise ValueError(
-        f"{added.name!r} is registered by no entry point: install what defines it (docs/extending.md)"
+        f"{added.name!r} is registered by no entry point: install what defines it (docs/how-to/extending.md)"
     )
 
 

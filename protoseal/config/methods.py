@@ -16,7 +16,7 @@ Epochs = Annotated[int, Field(ge=1, le=10_000)]
 
 
 class PfplSection(Section):
-    """PFPL's own settings: equations 4 and 5 of the paper (docs/notation.md)."""
+    """PFPL's own settings: equations 4 and 5 of the paper (docs/explanation/notation.md)."""
 
     weighting: Weighting = Weighting.COMPLEMENT
     squared: bool = True
@@ -34,7 +34,7 @@ class PfplSection(Section):
 
 
 class FedpcSection(Section):
-    """FedPC: equations 2 to 8 of the paper (docs/notation.md).
+    """FedPC: equations 2 to 8 of the paper (docs/explanation/notation.md).
 
     ``groups`` is J, chosen by silhouette when it is not given; ``pca_dim`` is min(n − 1, 10) when it is not given.
     A group has ``min_holders`` sites or more, so fewer than 2·``min_holders`` sites are always one group, whatever
@@ -42,7 +42,7 @@ class FedpcSection(Section):
 
     ``alignment`` is γ of L = (1 − γ)·CE + γ·Σ_k ‖P_i^k − P_j^k‖, and 0.5 as printed. That is too much where the first
     round leaves the model far from trained: a sum of distances over up to K classes outweighs the cross-entropy, and
-    features collapse onto targets that tell classes apart badly. Try 0.01 to 0.05 there; docs/notation.md has figures.
+    features collapse onto targets that tell classes apart badly. Try 0.01 to 0.05 there (docs: notation).
 
     ``predicts``: with the model as the site trained it last, or with the extractor that it got back last and the
     classifier as it trained it, which has less of DP-SGD's noise. The paper does not say. The default is no part of
@@ -64,7 +64,7 @@ class FedpcSection(Section):
 
 
 class FeddbpSection(Section):
-    """FedDBP: equations 3 to 10 of the paper (docs/notation.md), with its values.
+    """FedDBP: equations 3 to 10 of the paper (docs/explanation/notation.md), with its values.
 
     ``decision_weight``, ``shared_alignment`` and ``decision_alignment`` are λ1, λ2 and λ3; ``temperature`` is τ.
     ``own`` is η: how much of a site's own prototype is in the ``top_channels`` K channels that matter most to it.
@@ -92,7 +92,7 @@ class FeddbpSection(Section):
 
 
 class FedplccSection(Section):
-    """FedPLCC: equations 4 to 11 of the paper (docs/notation.md), with its values; λ1 is its DomainNet's.
+    """FedPLCC: equations 4 to 11 of the paper (docs/explanation/notation.md), with its values; λ1 is its DomainNet's.
 
     ``contrast`` and ``correlation`` are λ1 and λ2, ``nearest`` is φ, ``temperature`` τ, ``sparsity`` α.
     ``weighted`` = false takes all prototypes of a class alike. ``weighted_centres`` makes centres the means of samples

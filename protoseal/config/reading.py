@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, Val
 from protoseal.errors import UserError
 
 NOT_IN_THIS_VERSION = {
-    "dp": "differential privacy is asked for in [privacy]; see docs/privacy.md",
+    "dp": "differential privacy is asked for in [privacy]; see docs/explanation/privacy.md",
     "share_metrics": "metrics are never sent in this version; remove it",
 }
 """Keys that are refused with a reason wherever they stand, so that nobody takes them to be in force."""

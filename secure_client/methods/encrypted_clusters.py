@@ -4,7 +4,7 @@ The coordinator reads nothing of sums, so that they may be of as many clusters a
 helps the coordinator opens all prototypes**, since all have the seed and the key. As for other sums, nothing that
 follows from a decryption shows (:mod:`secure_client.methods.encrypted_sums`), but for one thing: the directions of a
 round are of features that were trained from the sums of the one before. **Through them a coordinator that returns
-sums of its own making reads what is sealed in uploads, some bits in each round** (docs/threat-model.md). With noise the
+sums of its own making reads what is sealed in uploads, some bits in each round** (docs: threat model). With noise the
 classes that a site states follow from cells around decrypted centres, and show as much, with noise.
 """
 

@@ -2,7 +2,7 @@
 
 Neighbours are data sets that differ by one record, added or removed. Privacy loss distributions (``dp_accounting``)
 compose Gaussian releases and DP-SGD with Poisson sampling alike, and never tell less than the truth, given what
-:class:`Slack` adds. DP-SGD's Gaussian counts as exact: what float64 makes of it is stated in docs/privacy.md.
+:class:`Slack` adds. DP-SGD's Gaussian counts as exact (docs/explanation/privacy.md has the limit of float64).
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ _SHARED = [0, 1]
 """Classes that all three hold."""
 _PACKING = Packing(classes=3, dim=DIM)
 _EXACT = 1e-5
-"""num and D are off by 1e-7 (docs/ckks-error.md), and what is solved for is divided by differences of 0.1 and more."""
+"""num and D are off by 1e-7 (docs/explanation/ckks-error.md); the solution divides by differences of 0.1 and more."""
 _TOLD_APART = 4.0 * total_error(len(HOLDERS))
 """Between two answers: numerators err as D does, times rows no longer than 1, each of ``complement`` by two of them."""
 

@@ -1,6 +1,6 @@
 """FedPC read literally from the paper, one number at a time: slow, in plain lists, sharing no code with what is tested.
 
-Equation numbers are the paper's. Where the project departs from print (docs/notation.md) a comment says so.
+Equation numbers are the paper's. Where the project departs from print (docs/explanation/notation.md) a comment says so.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def site(tmp_path: Path) -> _Site:
 
 
 def test_it_tells_releases_steps_and_what_they_cost_together(site: _Site) -> None:
-    """2 releases, and 20 steps in each of 10 rounds: what docs/privacy.md says of the sample."""
+    """2 releases, and 20 steps in each of 10 rounds: what docs/explanation/privacy.md says of the sample."""
     agreed = site.config.agreement
     assert agreed.privacy is not None
     planned = planned_epsilon(agreed, agreed.privacy, 1e-5)

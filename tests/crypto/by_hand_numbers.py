@@ -1,4 +1,4 @@
-"""As :mod:`tests.crypto.by_hand`, from docs/protocol.md: rotations and fixed point, in Python's numbers."""
+"""As :mod:`tests.crypto.by_hand`, from docs/reference/protocol.md: rotations and fixed point, in Python's numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rotations and fixed point computed once more, from docs/protocol.md: the frozen answers, and not their twins."""
+"""Rotations and fixed point computed again, from docs/reference/protocol.md: the frozen answers, not their twins."""
 
 from __future__ import annotations
 

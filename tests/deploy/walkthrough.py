@@ -1,4 +1,4 @@
-"""The blocks of deploy/WALKTHROUGH.md, and a shell that types them."""
+"""The blocks of docs/tutorials/first-federation.md, and a shell that types them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from typing import Self
 from tests.support.processes import environment, wait_until
 
 ROOT = Path(__file__).parents[2]
-WALKTHROUGH = ROOT / "deploy" / "WALKTHROUGH.md"
+WALKTHROUGH = ROOT / "docs/tutorials/first-federation.md"
+SERVICES = ROOT / "docs/how-to/services.md"
 SITES = ("north", "south", "west")
 ONCE = frozenset({"everyone", "CA holder", "coordinator", "north", "post", "telephone", "trial"})
 EACH_SITE = "each site"

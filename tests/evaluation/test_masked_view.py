@@ -1,4 +1,4 @@
-"""What a coordinator recorded under `masked` is what docs/threat-model.md says, and no more.
+"""What a coordinator recorded under `masked` is what docs/explanation/threat-model.md says, and no more.
 
 Rotated rows have the true inner products, and no two classes, attempts or rounds are turned alike. Masked words are
 random to the coordinator, one by one and together, but for the sums over whole groups. Each check is made of runs

@@ -1,4 +1,4 @@
-"""What docs/extending.md says is run: its files as a distribution, its commands as they stand, on less data."""
+"""What docs/how-to/extending.md says is run: its files as a distribution, its commands as they stand, on less data."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ for words in json.loads(sys.argv[1]):
 PADS_ERROR = 1e-9
 """Of means of prototypes, in fixed point of 40 fractional bits; float32, in which models train, is what is left."""
 CKKS_ERROR = 1e-5
-"""As above; its own is smaller (docs/ckks-error.md), and a round of training comes between two."""
+"""As above; its own is smaller (docs/explanation/ckks-error.md), and a round of training comes between two."""
 
 
 def python(*words: str, cwd: Path, installed: Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,7 @@ from protoseal.cli import main
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for pattern in ("*.md", "deploy/*.md", "docs/*.md", "docs/adr/*.md", "tests/**/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "tests/**/*.md")
     for path in ROOT.glob(pattern)
 )
 PACKAGES = ("algorithms", "crypto", "proto", "protoseal", "secure_client", "secure_server")

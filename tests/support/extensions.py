@@ -1,4 +1,4 @@
-"""The distribution that docs/extending.md makes, taken out of its page, and others like it."""
+"""The distribution that docs/how-to/extending.md makes, taken out of its page, and others like it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from protoseal.config import entry_points
 from tests.support.processes import environment
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "extending.md"
+DOCUMENT = Path(__file__).parents[2] / "docs/how-to/extending.md"
 METHODS, PROTECTIONS = "protoseal.methods", "protoseal.protections"
 _FILE = re.compile(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```\n", re.DOTALL)
 _COMMANDS = re.compile(r"<!-- commands -->\n```sh\n(.*?)```\n", re.DOTALL)
