@@ -23,7 +23,8 @@ from protoseal.config import Agreement, ConfigError
 from protoseal.errors import UserError
 from protoseal.site_prototypes import SitePrototypes as SitePrototypes  # noqa: PLC0414 (read from here)
 
-RESULT, SITE_LOG = "result.json", "site.json"
+RESULT = "result.json"
+SITE_LOG = "site.json"
 MODEL, PROTOTYPES = "model.safetensors", "prototypes.safetensors"
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -36,11 +37,13 @@ class FileError(UserError):
     """A file of a run that is missing or not what it should be. One line that names it and the remedy."""
 
 
-class _Record(BaseModel):
+class Record(BaseModel):
+    """A file of a run, or a part of it: frozen, with no fields but those it names."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
 
-class Seconds(_Record):
+class Seconds(Record):
     """Wall-clock seconds of one round: the slowest site's ``train`` and ``protect``."""
 
     train: Duration
@@ -49,7 +52,7 @@ class Seconds(_Record):
     total: Duration
 
 
-class Personalised(_Record):
+class Personalised(Record):
     """FedNH's accuracies of a personalised model: PM(V) weighs all classes that the site has the same, PM(L) as often
     as it has them (:mod:`algorithms.metrics`).
 
@@ -102,7 +105,7 @@ class SiteFigures(Accuracies):
     """By the method's own inference, of the classes in the site's test set; where it was asked for."""
 
 
-class RoundFigures(_Record):
+class RoundFigures(Record):
     """One round over all sites. ``accuracies`` maps site to accuracy, ``compared`` each other method to its mean.
 
     None, and no accuracies, for a round after which nothing was tested.
@@ -117,7 +120,7 @@ class RoundFigures(_Record):
     compared: dict[str, Share] = Field(default_factory=dict)
 
 
-class SeedFigures(_Record):
+class SeedFigures(Record):
     """The mean accuracy of one seed's run, and of the other methods that ran on the same data."""
 
     seed: int
@@ -127,14 +130,14 @@ class SeedFigures(_Record):
     data_sha256: str | None = None
 
 
-class Spread(_Record):
+class Spread(Record):
     """Over seeds: mean and sample standard deviation of the sites' mean."""
 
     mean: Share
     standard_deviation: Annotated[float, Field(ge=0)]
 
 
-class Paired(_Record):
+class Paired(Record):
     """A method less another on the same data, seed by seed; their mean, and its standard error with two seeds or more.
 
     Of the sites' means, as shares: 0.01 is one percentage point.
@@ -145,7 +148,7 @@ class Paired(_Record):
     standard_error: Annotated[float, Field(ge=0)] | None
 
 
-class ViewLine(_Record):
+class ViewLine(Record):
     """One thing that the coordinator could have seen, whether it did, and how that was found."""
 
     what: str
@@ -153,7 +156,7 @@ class ViewLine(_Record):
     evidence: str
 
 
-class RunResult(_Record):
+class RunResult(Record):
     """``result.json``. Where there were several seeds, ``sites`` and ``rounds`` are those of ``seed``.
 
     As long as the run goes on, and when it was ended, ``complete`` is false: then it has what there was by then.
@@ -223,7 +226,7 @@ class SiteRound(Personalised):
     anything exact has left in any run."""
 
 
-class SiteLog(_Record):
+class SiteLog(Record):
     """``site.json``: the site's own record of a run, which no one else receives."""
 
     schema_version: Literal[1] = Field(default=1, alias="schema")
@@ -235,7 +238,7 @@ class SiteLog(_Record):
     rounds: tuple[SiteRound, ...]
 
 
-class RunRecord(_Record):
+class RunRecord(Record):
     """``runs/METHOD.json``: a simulated run that has ended, with all that its results are made of.
 
     ``agreement`` and ``rounds`` are an agreement and a coordinator's rounds as JSON has them.
@@ -250,37 +253,37 @@ class RunRecord(_Record):
     data_sha256: str | None = None
 
 
-RecordT = TypeVar("RecordT", bound=_Record)
+RecordT = TypeVar("RecordT", bound=Record)
 
 
 def write_result(run: Path, result: RunResult) -> Path:
     """Write ``result.json`` into the folder of a run and return its path."""
-    return _write_json(run / RESULT, result)
+    return write_json(run / RESULT, result)
 
 
 def read_result(run: Path) -> RunResult:
     """The ``result.json`` of a run; raises :class:`FileError`."""
-    return _read_json(run / RESULT, RunResult, "give the folder that a run wrote to")
+    return read_json(run / RESULT, RunResult, "give the folder that a run wrote to")
 
 
 def write_site_log(folder: Path, log: SiteLog) -> Path:
     """Write ``site.json`` into a site's folder and return its path."""
-    return _write_json(folder / SITE_LOG, log)
+    return write_json(folder / SITE_LOG, log)
 
 
 def read_site_log(folder: Path) -> SiteLog:
     """The ``site.json`` of a site's folder; raises :class:`FileError`."""
-    return _read_json(folder / SITE_LOG, SiteLog, "give the folder that a site wrote to (out)")
+    return read_json(folder / SITE_LOG, SiteLog, "give the folder that a site wrote to (out)")
 
 
 def write_record(path: Path, record: RunRecord) -> Path:
     """Write the record of a run that has ended and return its path."""
-    return _write_json(path, record)
+    return write_json(path, record)
 
 
 def read_record(path: Path) -> RunRecord:
     """The record of a run that has ended; raises :class:`FileError`."""
-    return _read_json(path, RunRecord, "delete it to run that method again, or use --fresh to start over")
+    return read_json(path, RunRecord, "delete it to run that method again, or use --fresh to start over")
 
 
 def write_agreement(folder: Path, agreement: Agreement) -> Path:
@@ -293,13 +296,13 @@ def read_agreement(folder: Path) -> Agreement:
     path = folder / AGREEMENT
     text = ""
     try:
-        text = _read_text(path, "give the folder that a site wrote to (out)")
+        text = read_text(path, "give the folder that a site wrote to (out)")
         return Agreement.from_json(text, source=str(path))
     except (ConfigError, ValueError) as error:
         missing = _not_installed(text)
         if missing:
             raise FileError(f"{path} needs what is not installed: install {' and '.join(missing)}") from error
-        raise FileError(f"{path} is not an agreement of this version: {_first_line(error)}") from error
+        raise FileError(f"{path} is not an agreement of this version: {first_line(error)}") from error
 
 
 def _not_installed(text: str) -> list[str]:
@@ -328,7 +331,7 @@ def read_prototypes(folder: Path) -> SitePrototypes:
     except FileNotFoundError as error:
         raise FileError(f"{path} is missing; give the folder that a site wrote to (out)") from error
     except (OSError, TypeError, ValueError, safetensors.SafetensorError) as error:
-        raise FileError(f"{path} does not hold a site's prototypes: {_first_line(error)}") from error
+        raise FileError(f"{path} does not hold a site's prototypes: {first_line(error)}") from error
 
 
 def site_folder(run: Path, site: str) -> Path:
@@ -348,15 +351,17 @@ def write_bytes(path: Path, content: bytes) -> Path:
     return path
 
 
-def _write_json(path: Path, record: _Record) -> Path:
+def write_json(path: Path, record: Record) -> Path:
+    """Write a record into a file, in one durable step, and return the file's path."""
     # Validated once more, since model_copy and model_construct do not.
     checked = type(record).model_validate(record.model_dump(by_alias=True))
     return write_text(path, checked.model_dump_json(by_alias=True, indent=2) + "\n")
 
 
-def _read_json(path: Path, model: type[RecordT], remedy: str) -> RecordT:
+def read_json(path: Path, model: type[RecordT], remedy: str) -> RecordT:
+    """Return the record in a file; raises :class:`FileError` that ends in the ``remedy``."""
     try:
-        return model.model_validate_json(_read_text(path, remedy))
+        return model.model_validate_json(read_text(path, remedy))
     except ValidationError as error:
         first = error.errors()[0]
         if first["type"] == "json_invalid":
@@ -365,12 +370,14 @@ def _read_json(path: Path, model: type[RecordT], remedy: str) -> RecordT:
         raise FileError(f"{path} is not of this version ({where}: {first['msg']}); {remedy}") from error
 
 
-def _read_text(path: Path, remedy: str) -> str:
+def read_text(path: Path, remedy: str) -> str:
+    """Return a file's text; raises :class:`FileError` that ends in the ``remedy``."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise FileError(f"{path} cannot be read ({error.strerror}); {remedy}") from error
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Return an error's message without its further lines."""
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -21,7 +21,7 @@ from protoseal.config import Agreement, AnyMethod, Method
 from protoseal.config.simulation import SimulationConfig
 from protoseal.errors import UserError
 from protoseal.files import RESULT, SITE_LOG, read_agreement, write_agreement, write_text
-from secure_client.errors import SiteError
+from secure_client.errors import PrivacyError, SiteError
 
 CLAIM, STATE, RUNS, COMPARED = "simulation.json", ".state", "runs", "compared"
 _LOCK, _DATA = "lock", "data"
@@ -64,7 +64,7 @@ class RunFolder:
             was_claimed = (self._out / CLAIM).exists()
             try:
                 yield
-            except (UserError, SiteError):
+            except (UserError, PrivacyError, SiteError):
                 if not was_claimed and not self._has_ended_runs():
                     (self._out / CLAIM).unlink(missing_ok=True)  # what was refused claims nothing
                 raise

@@ -65,9 +65,6 @@ def most_ciphertexts(agreement: Agreement) -> int:
     return -(-numbers // CKKS_SLOTS) + -(-2 * classes * agreement.dim // CKKS_SLOTS)
 
 
-# The course of a run
-
-
 def first_round(agreement: Agreement) -> int:
     """0 where the method clusters sites before training, else 1."""
     return 0 if agreement.method.is_grouped else 1
@@ -109,9 +106,6 @@ def steps_of(agreement: Agreement, round_number: int) -> tuple[Phase, ...]:
 def has_result(round_number: int) -> bool:
     """Whether sites are sent a result: the clustering's groups come with the start of the next round."""
     return round_number > 0
-
-
-# What is sent
 
 
 def directions_form(agreement: Agreement) -> PayloadForm:
@@ -205,9 +199,6 @@ def _pfpl_form(agreement: Agreement) -> PayloadForm:
     if agreement.protection is Protection.CKKS:
         return PayloadForm(blobs=limits_of(agreement).blobs)
     return PayloadForm(arrays=((len(agreement.classes), agreement.dim),))
-
-
-# Who adds to what
 
 
 def stated_classes(agreement: Agreement, held: Bool) -> NDArray[np.bool_]:

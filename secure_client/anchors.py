@@ -30,11 +30,10 @@ from protoseal_wire.messages import ActiveList, LedgerAnchor, PhaseKey
 from secure_client.beside import OWN, kept_of, own_anchor, record_beside
 from secure_client.errors import RolledBackError, Violation
 from secure_client.journal import Journal
-from secure_client.privacy.accountants import accountant_of
 from secure_client.privacy.chain import Anchor
-from secure_client.privacy.entries import Limit
-from secure_client.privacy.ledger import Ledger, read_account
+from secure_client.privacy.ledger import read_account
 from secure_client.privacy.releases import NO_GUARANTEE
+from secure_client.privacy.site_ledger import site_ledger
 
 _SEEN, _SHOWN = "anchors of peers", "anchor of the own ledger"
 Seen = dict[Owner, LedgerAnchor]
@@ -208,8 +207,7 @@ def check_kept_beside(budget: BudgetSection) -> None:
                 " older copy was put in its place, or its end was cut off; bring the latest back, or, if that is lost,"
                 " say ledger_lost = true in [privacy] of the site's file: nothing of it has a guarantee then"
             )
-        by = accountant_of(budget.accountant)
-        Ledger(budget.ledger, budget.dataset, Limit.of(budget), epsilon=by).lose(kept.seq)
+        site_ledger(budget).lose(kept.seq)
         record.forget(OWN, own_anchor(budget.dataset, kept).key)
         _log.warning("%s: entries up to %d of %s are lost", NO_GUARANTEE, kept.seq, budget.ledger)
 

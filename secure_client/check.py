@@ -17,7 +17,7 @@ from secure_client.app import NO_LEDGER, load_data, open_learner, open_party
 from secure_client.build import build_initial_model, check_averaged
 from secure_client.check_run import ask, check_agreement, check_listed, check_open
 from secure_client.check_state import check_folders, check_state
-from secure_client.errors import BudgetError, SiteError
+from secure_client.errors import BudgetError, PrivacyError, SiteError
 from secure_client.learner import choose_device
 from secure_client.privacy.exact import open_exact
 from secure_client.privacy.ledger import read_account
@@ -80,7 +80,7 @@ def _once(attempt: Callable[[], R]) -> Callable[[], R]:
         if not outcomes:
             try:
                 outcomes.append(attempt())
-            except (CryptoError, SiteError, OSError) as error:
+            except (CryptoError, PrivacyError, SiteError, OSError) as error:
                 outcomes.append(error)
         if isinstance(outcomes[0], Exception):
             raise outcomes[0]
@@ -92,7 +92,7 @@ def _once(attempt: Callable[[], R]) -> Callable[[], R]:
 def _tried(what: str, attempt: Callable[[], str]) -> Finding:
     try:
         return Finding(what, True, attempt())
-    except (CryptoError, SiteError) as error:
+    except (CryptoError, PrivacyError, SiteError) as error:
         return Finding(what, False, str(error))
     except OSError as error:
         return Finding(what, False, f"{error.filename or what}: {error.strerror or error}")

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from crypto.errors import CryptoError, ImplausibleError
-from secure_client.errors import SiteError, Violation
+from secure_client.errors import PrivacyError, SiteError, Violation
 
 _log = logging.getLogger("protoseal.site")
 T = TypeVar("T")
@@ -57,7 +57,7 @@ def opening(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except (ImplausibleError, SiteError):
+    except (ImplausibleError, PrivacyError, SiteError):
         raise
     except CryptoError as error:
         raise Violation(f"{what} is refused: {error}") from error

@@ -6,18 +6,21 @@
     ├── ModelError      a model that does not keep the contract, or a state that does not fit it
     ├── DeviceError     a compute device that this machine does not have
     ├── TrainingError   training that cannot start or went wrong
-    ├── LedgerError     a privacy ledger that cannot be written, is damaged, or is of another data set or limit
-    │   └── RolledBackError   it lacks what it once held: an older copy was put in its place
-    ├── BudgetError     a release that would spend more privacy than the site allows
     ├── StateError      a state directory that is damaged or in use
     │   └── OtherRun    a state directory, or an out folder, of another run or agreement
-    ├── Unattainable    a privacy plan that no noise, or no number of releases, fulfils
     ├── RunStopped      the coordinator ended the run early
     ├── PhaseOver       the coordinator went on: the phase is no longer asked of this site
     ├── Unreachable     no coordinator, or none that this site trusts, could be reached
     ├── Refused         the coordinator refuses this site or what it sent
     └── Violation       the coordinator asked for, or sent, what the protocol does not allow
         └── ConflictingRequest   it asked one phase twice with different content
+
+    PrivacyError
+    ├── LedgerError     a privacy ledger that cannot be written, is damaged, or is of another data set or limit
+    │   └── RolledBackError   it lacks what it once held: an older copy was put in its place
+    ├── BudgetError     a release that would spend more privacy than the site allows
+    ├── NotFiniteError  features that are infinite or not a number
+    └── Unattainable    a privacy plan that no noise, or no number of releases, fulfils
 
 Each message is one line and names the remedy.
 """
@@ -26,7 +29,7 @@ from __future__ import annotations
 
 
 class SiteError(Exception):
-    """Base of every error of this package."""
+    """Base of the errors of a site that are not of its privacy budget."""
 
 
 class PluginError(SiteError):
@@ -49,28 +52,12 @@ class TrainingError(SiteError):
     """Training cannot start, or its loss is no longer a number."""
 
 
-class LedgerError(SiteError):
-    """The privacy ledger cannot be written, is damaged, or is of another data set or limit. Nothing may be sent."""
-
-
-class RolledBackError(LedgerError):
-    """The privacy ledger lacks what it once held: it, or an older copy of it, was put back."""
-
-
-class BudgetError(SiteError):
-    """A release would spend more privacy than the site allows. It was not recorded, and may not be sent."""
-
-
 class StateError(SiteError):
     """The site's state is damaged, is held by another process, or cannot be written."""
 
 
 class OtherRun(StateError):
     """The site's state, or what lies in its out folder, belongs to another run, agreement or site."""
-
-
-class Unattainable(SiteError):
-    """No noise, or no number of releases, is within the privacy budget that was asked for."""
 
 
 class RunStopped(SiteError):
@@ -95,3 +82,27 @@ class Violation(SiteError):
 
 class ConflictingRequest(Violation):
     """The coordinator asked one phase of one attempt twice with different content."""
+
+
+class PrivacyError(Exception):
+    """Base of the errors of a privacy budget and its ledger."""
+
+
+class LedgerError(PrivacyError):
+    """The privacy ledger cannot be written, is damaged, or is of another data set or limit. Nothing may be sent."""
+
+
+class RolledBackError(LedgerError):
+    """The privacy ledger lacks what it once held: it, or an older copy of it, was put back."""
+
+
+class BudgetError(PrivacyError):
+    """A release would spend more privacy than the site allows. It was not recorded, and may not be sent."""
+
+
+class Unattainable(PrivacyError):
+    """No noise, or no number of releases, is within the privacy budget that was asked for."""
+
+
+class NotFiniteError(PrivacyError):
+    """Features that are to be released are infinite or not a number."""

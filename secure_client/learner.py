@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -32,9 +31,6 @@ from secure_client.models import Filled, PrototypeModel, check_model, outputs_of
 from secure_client.privacy.alone import check_alone
 from secure_client.recipe import Recipe, Stage
 from secure_client.training import Job, Losses, Schedule, has_batch_norm, run, training_seed
-
-_SUITABLE = "secure_client.privacy.suitable"
-"""Imported by those who need it: Opacus takes a second."""
 
 
 def choose_device(name: str) -> torch.device:
@@ -370,7 +366,8 @@ class Learner:
             raise DeviceError(
                 "DP-SGD computes gradients in float32, whose clipping is accounted for: switch mixed precision off"
             )
-        check_suitable: Callable[[nn.Module, Tensor], None] = import_module(_SUITABLE).check_suitable
+        from secure_client.privacy.suitable import check_suitable  # noqa: PLC0415 (Opacus takes a second)
+
         check_suitable(self._model, next(self._train.batches([[0]]))[0])
 
     def _check(self) -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from torch import Tensor
+from protoseal.config.privacy import DpSgdSection
+from protoseal.config.traits import Part, Predicts
 
-from algorithms.terms import Outputs, Terms
-from protoseal.config import DpSgdSection, Part, Predicts
+if TYPE_CHECKING:  # the coordinator has no torch
+    from torch import Tensor
 
-BatchLoss = Callable[[Outputs, Tensor, Any], Terms]
+    from algorithms.terms import Outputs, Terms
+
+BatchLoss: TypeAlias = "Callable[[Outputs, Tensor, Any], Terms]"
 """(outputs, labels (B,), what the site received or None) to the batch's loss and its parts.
 
 What is received is the method's own kind: ``Targets`` or ``Clusters`` of :mod:`algorithms.prototypes`.

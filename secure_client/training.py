@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from typing import cast
 
 import numpy as np
@@ -21,9 +20,6 @@ from secure_client.batches import Source, split
 from secure_client.errors import TrainingError
 from secure_client.models import PrototypeModel, outputs_of
 from secure_client.recipe import BatchLoss, Trains
-
-_DP_SGD = "secure_client.privacy.dp_sgd"
-"""Imported by those who need it: Opacus takes a second."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +97,8 @@ class Job:
 def run(job: Job) -> Losses:
     """Train the job's model, in place. Raises :class:`TrainingError` when the loss is not finite."""
     if job.dp_sgd is not None:
-        run_privately: Callable[[Job, DpSgdSection], Losses] = import_module(_DP_SGD).run_privately
+        from secure_client.privacy.dp_sgd import run_privately  # noqa: PLC0415 (Opacus takes a second)
+
         return run_privately(job, job.dp_sgd)
     trained = trained_parameters(job.model, job.trains)
     optimiser = job.schedule.optimise(trained.values())

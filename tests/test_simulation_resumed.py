@@ -21,7 +21,7 @@ from protoseal.files import read_record, read_result
 from protoseal.run_folder import CLAIM, STATE, OtherSimulation, RunFolder
 from protoseal.run_log import RunLog
 from protoseal.simulation import Completed, Ended, Watcher, simulate
-from secure_client.errors import DataError, SiteError
+from secure_client.errors import DataError, PrivacyError, SiteError
 from secure_client.journal import Journal
 from secure_client.learner import Learner
 from secure_client.trainee import Trainee
@@ -279,7 +279,7 @@ def test_fresh_throws_away_nothing_for_what_then_is_refused(
 ) -> None:
     out = tmp_path / "out"
     shutil.copytree(undisturbed, out)
-    with pytest.raises((UserError, SiteError)):
+    with pytest.raises((UserError, PrivacyError, SiteError)):
         simulate(config_in(text, out, **flags), fresh=True)
     check_same(out, undisturbed)
 

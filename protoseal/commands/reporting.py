@@ -12,7 +12,7 @@ import click
 from crypto.errors import CryptoError
 from protoseal.commands.printable import printable, printable_lines
 from protoseal.errors import UserError
-from secure_client.errors import SiteError
+from secure_client.errors import PrivacyError, SiteError
 from secure_server.errors import CoordinatorError
 
 P = ParamSpec("P")
@@ -36,7 +36,7 @@ def one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
             return command(*args, **kwargs)
         except UserError as error:  # of this side's own files, which may be told in several lines
             raise click.ClickException(printable_lines(str(error))) from error
-        except (CryptoError, SiteError, CoordinatorError) as error:
+        except (CryptoError, PrivacyError, SiteError, CoordinatorError) as error:
             raise click.ClickException(printable(str(error))) from error
         except sqlite3.Error as error:
             raise click.ClickException(f"the state cannot be stored: {error}") from error

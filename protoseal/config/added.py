@@ -17,7 +17,7 @@ from crypto.sums import SumFacts, SumServerHalf, SumSiteHalf
 from protoseal.config.reading import Section
 from protoseal.config.traits import Family, Part, Traits
 
-if TYPE_CHECKING:  # the coordinator has no torch
+if TYPE_CHECKING:  # the two import each other
     from secure_client.recipe import BatchLoss, Recipe
 
 NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")

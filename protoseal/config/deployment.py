@@ -101,7 +101,7 @@ class DeadlinesSection(Section):
     empty: Seconds = 900.0
 
 
-class _PartyFile(Section):
+class PartyFile(Section):
     """What the coordinator's and a site's file have in common.
 
     ``key`` is the encrypted private key; its passphrase comes from ``passphrase_file``, the environment, a service's
@@ -117,7 +117,7 @@ class _PartyFile(Section):
     log_level: LogLevel = LogLevel.INFO
 
 
-class CoordinatorConfig(_PartyFile):
+class CoordinatorConfig(PartyFile):
     """``coordinator.toml``. Only sites on the list ``sites`` may join; ``workers = 0`` uses every core.
 
     ``record_view`` keeps every message that the coordinator receives, for audits and tests; it grows with the
@@ -167,7 +167,7 @@ class CoordinatorConfig(_PartyFile):
         return self
 
 
-class SiteConfig(_PartyFile):
+class SiteConfig(PartyFile):
     """``site.toml``. ``out`` receives the trained model, the prototypes and the site's log.
 
     ``pretrained`` is this site's copy of the weights whose SHA-256 the agreement holds. Images with other channels than

@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from crypto.durable import sync_folder as sync_folder  # noqa: PLC0414 (read from here)
-
 _log = logging.getLogger("protoseal.site")
 _CHUNK = 1 << 20
 PATIENCE = 5.0
@@ -93,6 +91,15 @@ def make_private(file: int) -> None:
 def size(file: int) -> int:
     """Its length in bytes."""
     return os.fstat(file).st_size
+
+
+def sync_folder(folder: Path) -> None:
+    """Put the names in a folder on the disk: without that a power cut may lose a new file, whatever it holds."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def cut(file: int, length: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from protoseal.config import Accounting, BudgetSection, Unit
+from protoseal.config import Accounting, Unit
 from secure_client.privacy.events import Event, event_from_json, event_to_json
 
 FORMAT = 1
@@ -30,11 +30,6 @@ class Limit:
     delta: float
     unit: Unit = Unit.RECORD
     accountant: Accounting = Accounting.PLD
-
-    @classmethod
-    def of(cls, budget: BudgetSection) -> Limit:
-        """Return what a site's file says."""
-        return cls(budget.epsilon, budget.delta, budget.unit, budget.accountant)
 
     def __post_init__(self) -> None:
         if not (0 < self.epsilon < math.inf):

@@ -7,11 +7,9 @@ from pathlib import Path
 
 from protoseal.config import Agreement
 from protoseal.config.privacy import BudgetSection
-from secure_client.privacy.accountants import accountant_of
 from secure_client.privacy.chain import Anchor
-from secure_client.privacy.entries import Limit
-from secure_client.privacy.ledger import Ledger
 from secure_client.privacy.releases import NO_GUARANTEE, Spent
+from secure_client.privacy.site_ledger import site_ledger
 
 _log = logging.getLogger("protoseal.site")
 
@@ -22,8 +20,7 @@ class ExactReleases:
     def __init__(self, agreement: Agreement, budget: BudgetSection) -> None:
         """Open the ledger, or begin it; :class:`LedgerError` where it cannot be written, or is of another limit."""
         self._agreement, self._budget = agreement, budget
-        by = accountant_of(budget.accountant)
-        self._ledger = Ledger(budget.ledger, budget.dataset, Limit.of(budget), epsilon=by)
+        self._ledger = site_ledger(budget)
 
     def declare(self) -> None:
         """Have it in the ledger that this run has no guarantee, once; durable when this returns.

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from algorithms.grid import SIGMA_LOG2, Float, Grid, Ints
 from crypto.discrete_gaussian import discrete_gaussian
-from secure_client.errors import TrainingError
+from secure_client.errors import NotFiniteError
 
 Bool = NDArray[np.bool_]
 
@@ -109,7 +109,7 @@ class Sums:
     def add(self, features: Float, labels: Ints) -> None:
         """Add records: features float64 (N, d), finite, labels int64 (N,) in [0, K). Each record once, in any order.
 
-        Raises :class:`TrainingError` for a feature that is not finite, and ``ValueError`` for anything else or beyond
+        Raises :class:`NotFiniteError` for a feature that is not finite, and ``ValueError`` for anything else or beyond
         2^32 records; then nothing was added.
         """
         self.check(features, labels)
@@ -152,7 +152,7 @@ class Sums:
         if ((labels < 0) | (labels >= classes)).any():
             raise ValueError(f"a label is not one of the {classes} classes")
         if not np.isfinite(features).all():
-            raise TrainingError(
+            raise NotFiniteError(
                 "a feature is not finite; lower the learning rate, and look for extreme values in the data"
             )
         if int(self.weights.sum()) // self.query.grid.weight + len(labels) > _MOST_RECORDS:

@@ -14,13 +14,11 @@ from algorithms.grid import Float, Ints
 from protoseal.config import Agreement
 from protoseal.config.privacy import USUAL_DEVIATIONS, BudgetSection, Extractor, PrivacySection, Unit
 from secure_client.errors import BudgetError
-from secure_client.privacy.accountants import accountant_of
 from secure_client.privacy.cells import Cells, ReleasedCells, release_cells
 from secure_client.privacy.chain import Anchor
-from secure_client.privacy.entries import GUARANTEE, Fact, Limit, Release, Spending
+from secure_client.privacy.entries import GUARANTEE, Fact, Release, Spending
 from secure_client.privacy.events import Event
 from secure_client.privacy.joint import joint_sums
-from secure_client.privacy.ledger import Ledger
 from secure_client.privacy.planned import (
     event_of,
     planned_epsilon,
@@ -29,6 +27,7 @@ from secure_client.privacy.planned import (
     training_of,
 )
 from secure_client.privacy.query import Bool, PrototypeQuery, Released, Sums
+from secure_client.privacy.site_ledger import site_ledger
 
 _log = logging.getLogger("protoseal.site")
 WHAT, TRAINING = "prototypes", "training"
@@ -79,8 +78,7 @@ class Releases:
             raise BudgetError(
                 f"releases for one {agreed.unit} cannot be paid out of a budget for one {budget.unit}"
             )
-        by = accountant_of(budget.accountant)
-        self._ledger = Ledger(budget.ledger, budget.dataset, Limit.of(budget), epsilon=by)
+        self._ledger = site_ledger(budget)
         for event in planned_history(agreement, agreed)[:1]:  # training, if any round is to train by DP-SGD
             self._ledger.check_covered(Spending(Release(agreement.run, 1, TRAINING), agreement.hash(), event))
 

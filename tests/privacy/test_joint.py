@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from algorithms.grid import SIGMA
-from secure_client.errors import TrainingError
+from secure_client.errors import NotFiniteError
 from secure_client.privacy import joint as joint_module
 from secure_client.privacy.joint import JointSums, factor, joint_sums
 from secure_client.privacy.query import PrototypeQuery
@@ -227,7 +227,7 @@ def test_as_many_records_have_an_owner_as_come(owners: int) -> None:
 
 def test_a_feature_that_is_not_finite_is_refused() -> None:
     joint = JointSums(QUERY.start(CLASSES, 2))
-    with pytest.raises(TrainingError, match="not finite"):
+    with pytest.raises(NotFiniteError, match="not finite"):
         joint.add(np.array([[np.nan, 0.0]]), np.zeros(1, np.int64), np.zeros(1, np.int64))
     assert not joint.close().vectors.any()
 

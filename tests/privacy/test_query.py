@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from algorithms.grid import SIGMA
 from crypto.discrete_gaussian import discrete_gaussian
-from secure_client.errors import TrainingError
+from secure_client.errors import NotFiniteError
 from secure_client.privacy import query as query_module
 from secure_client.privacy.query import PrototypeQuery, Released, Sums
 from tests.crypto.noise_checks import WrongNoiseError, check_independent, check_shape, check_sigma
@@ -161,7 +161,7 @@ def test_a_feature_that_is_not_finite_is_refused_and_nothing_is_added(bad: float
     before = sums.vectors.tolist(), sums.weights.tolist()
     features = FEATURES[:2].copy()
     features[1, 3] = bad
-    with pytest.raises(TrainingError, match="not finite"):
+    with pytest.raises(NotFiniteError, match="not finite"):
         sums.add(features, LABELS[:2])
     assert (sums.vectors.tolist(), sums.weights.tolist()) == before
 

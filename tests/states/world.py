@@ -23,7 +23,7 @@ import torch
 import secure_client.trainee
 from protoseal_wire.messages import Finished, PhaseKey
 from secure_client import errors, runner
-from secure_client.errors import RolledBackError, SiteError, Unreachable
+from secure_client.errors import PrivacyError, RolledBackError, SiteError, Unreachable
 from secure_client.privacy.chain import Anchor
 from secure_client.privacy.entries import Spending
 from secure_client.privacy.ledger import Ledger
@@ -384,7 +384,7 @@ class World:
         due = [each for each in self._later if each[0] <= self.turn]
         self._later = [each for each in self._later if each[0] > self.turn]
         for _, call in due:
-            with suppress(SiteError):  # nobody waits for the reply any more
+            with suppress(PrivacyError, SiteError):  # nobody waits for the reply any more
                 self._called(call)
 
     def answering(self, site: SiteProcess, key: PhaseKey, request: bytes) -> None:
