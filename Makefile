@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help env demo test test-rest test-all test-kernels check stubs dist clean
+.PHONY: help env demo test test-rest test-all test-kernels check stubs docs dist clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -47,6 +47,9 @@ check: $(READY)  ## lint, formatting, types, and that the generated stubs are cu
 
 stubs:  ## regenerate the protobuf stubs
 	scripts/stubs.sh
+
+docs: $(READY)  ## the documentation site in build/site, every link and anchor checked
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 dist: $(READY)  ## source archive and wheel in dist/, with a bill of materials, checked and installed once
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[release]'
