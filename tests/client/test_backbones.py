@@ -12,9 +12,10 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 
 from protoseal.config import Norm
 from protoseal.config.capabilities import BUILT_IN_MODELS
-from secure_client.backbones import BACKBONES, group_norm
+from secure_client.backbones import BACKBONES
 from secure_client.errors import ModelError
 from secure_client.models import PrototypeModel, SplitModel, build_model, check_model
+from secure_client.photo_networks import group_norm
 
 CLASSES, DIM = 5, 16
 PUBLISHED = {

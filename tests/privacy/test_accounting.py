@@ -11,7 +11,7 @@ from dp_accounting import NeighboringRelation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from secure_client.privacy import accounting
+from secure_client.privacy import loss_accountants
 from secure_client.privacy.accounting import MOST_EPSILON, Composed, delta_of, epsilon
 from secure_client.privacy.events import DpSgd, Event, GaussianRelease
 from secure_client.privacy.gaussian import gaussian_delta, gaussian_mu
@@ -63,13 +63,13 @@ def test_a_wrong_accountant_does_not_agree(name: str) -> None:
 
 
 def test_another_relation_of_neighbours_does_not_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accounting, "NEIGHBOURS", NeighboringRelation.REPLACE_ONE)
-    accounting._trained.cache_clear()
+    monkeypatch.setattr(loss_accountants, "NEIGHBOURS", NeighboringRelation.REPLACE_ONE)
+    loss_accountants._trained.cache_clear()
     try:
         with pytest.raises(AssertionError):
             agrees(epsilon, GRID["a hundred"])
     finally:
-        accounting._trained.cache_clear()
+        loss_accountants._trained.cache_clear()
 
 
 def test_an_epsilon_within_the_slack_has_a_delta() -> None:
