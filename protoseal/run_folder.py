@@ -85,8 +85,8 @@ class RunFolder:
             known = self._known_data()
             if known is None or digest_of(known["seed"]) != known["sha256"]:
                 raise OtherSimulation(
-                    f"{self._out} has runs on other data than there are now, or of a version that did not tell: go back"
-                    " to these, give another --out, or use --fresh to throw those runs away"
+                    f"{self._out} has runs on other data than there are now: go back to these, give another --out,"
+                    " or use --fresh to throw those runs away"
                 )
         self._data_checked = True
 

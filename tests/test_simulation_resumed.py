@@ -253,7 +253,7 @@ def test_runs_that_do_not_tell_of_their_data_are_not_added_to(tmp_path: Path, da
     simulate(config_for(out, **small))
     claim = json.loads((out / CLAIM).read_text(encoding="utf-8"))
     (out / CLAIM).write_text(json.dumps(claim | {"data": data}), encoding="utf-8")
-    with pytest.raises(OtherSimulation, match="or of a version that did not tell"):
+    with pytest.raises(OtherSimulation, match="on other data than there are now"):
         simulate(config_for(out, **small | {"compare": ("fedavg",)}))
 
 
