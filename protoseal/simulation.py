@@ -173,7 +173,6 @@ class Scene:
         return SiteTraining(
             device=config.device,
             batching=Batching(config.batched),
-            mixed_precision=config.mixed_precision,
             models=config.models,
             pretrained=config.pretrained,
         )

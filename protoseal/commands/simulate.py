@@ -68,7 +68,6 @@ def _words(_: click.Context, __: click.Parameter, value: str | None) -> tuple[st
 )
 @click.option("--device", help="auto, cpu or cuda:N.")
 @click.option("--batched", help="Whether sites train as one program: auto, always or never.")
-@click.option("--mixed-precision", is_flag=True, default=None, help="bfloat16 in training, on a GPU.")
 @click.option("--evaluate-every", type=int, help="Test after every so many rounds, and after the last.")
 @click.option("--per-class", is_flag=True, default=None, help="Accuracies of each class at each site.")
 @click.option(

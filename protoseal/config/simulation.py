@@ -72,7 +72,6 @@ class SimulationConfig(RunSettings):
     device: Device = "auto"
     models: tuple[ModelSpec, ...] = ()
     batched: Literal["auto", "always", "never"] = "auto"
-    mixed_precision: bool = False
     evaluate_every: Count = 1
     per_class: bool = False
     early_stopping: Count | None = None

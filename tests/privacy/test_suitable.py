@@ -11,7 +11,7 @@ import torch
 from protoseal.config import Agreement, DpSgdSection, Extractor, PrivacySection
 from secure_client.backbones import BACKBONES
 from secure_client.build import build_learner, build_recipe
-from secure_client.errors import DeviceError, ModelError
+from secure_client.errors import ModelError
 from secure_client.privacy.alone import check_alone, trial_of
 from secure_client.privacy.suitable import check_suitable, gradient_gap
 from secure_client.recipe import Recipe, Stage, Trains
@@ -139,11 +139,6 @@ def test_batch_normalisation_is_refused_by_the_agreements_own_words() -> None:
     data = small_data(agreed)[SITE]
     with pytest.raises(ModelError, match=r'\[privacy\] allows no batch normalisation.*norm = "group"'):
         build_learner(agreed, SITE, data, model=agreed.training.model, device="cpu")
-
-
-def test_mixed_precision_is_refused() -> None:
-    with pytest.raises(DeviceError, match="switch mixed precision off"):
-        learn("with_dropout", mixed_precision=True)
 
 
 @pytest.mark.parametrize(
