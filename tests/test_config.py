@@ -251,8 +251,8 @@ def test_writing_out_a_default_changes_nothing(tmp_path: Path) -> None:
 
 def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
     path = write(tmp_path / "simulation.toml", {"rounds": 7, "sites": 4})
-    config = load_simulation(path, {"rounds": 2, "seed": None})
-    assert (config.rounds, config.sites, config.seed) == (2, 4, 0)
+    config = load_simulation(path, {"rounds": 2, "seeds": None})
+    assert (config.rounds, config.sites, config.seeds) == (2, 4, (0,))
 
 
 @pytest.mark.parametrize(

@@ -219,9 +219,9 @@ def test_another_configuration_is_refused_by_what_differs(tmp_path: Path) -> Non
     with pytest.raises(OtherSimulation, match=r"\(training\.lr\)"):
         simulate(config_for(out, FILE.replace("lr = 0.02", "lr = 0.05"), **small))
     with pytest.raises(OtherSimulation, match=r"\(seed\).*--fresh"):
-        simulate(config_for(out, seed=1, **small))
+        simulate(config_for(out, seeds=(1,), **small))
     assert read_result(out) == first
-    second = simulate(config_for(out, seed=1, **small), fresh=True)
+    second = simulate(config_for(out, seeds=(1,), **small), fresh=True)
     assert second.seed == 1
     assert second.sites != first.sites
 
@@ -295,7 +295,7 @@ def test_fresh_throws_away_nothing_that_only_looks_like_a_simulations(tmp_path: 
     (out / CLAIM).write_text("{}", encoding="utf-8")
     small: dict[str, Any] = {"method": "pfpl", "compare": (), "rounds": 1}
     simulate(config_for(out, **small), fresh=True)
-    simulate(config_for(out, **small, seed=1), fresh=True)
+    simulate(config_for(out, **small, seeds=(1,)), fresh=True)
     assert [each.read_text(encoding="utf-8") for each in others] == ["years of work"] * len(others)
     assert read_result(out).seed == 1
 

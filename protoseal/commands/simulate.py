@@ -59,8 +59,9 @@ def _words(_: click.Context, __: click.Parameter, value: str | None) -> tuple[st
 )
 @click.option("--sites", type=int, help="Number of sites.")
 @click.option("--rounds", type=int, help="Number of rounds.")
-@click.option("--seed", type=int, help="Of split, initial model and training.")
-@click.option("--seeds", callback=_numbers, help="Several runs: 0,1,2 or 0-4.")
+@click.option(
+    "--seeds", callback=_numbers, help="Seeds of split, initial model and training: 3, 0,1,2 or 0-4."
+)
 @click.option("--compare", callback=_words, help="Methods and controls beside it: local,self,fedavg.")
 @click.option("--models", callback=_words, help="Different models, in turn: small-cnn,resnet10.")
 @click.option(
