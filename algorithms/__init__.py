@@ -1,1 +1,1 @@
-"""The methods' mathematics. Knows nothing of keys or networks."""
+"""Mathematics of the federated methods, on arrays and tensors, without keys and networks."""

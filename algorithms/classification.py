@@ -1,4 +1,4 @@
-"""The site's half of every method that sends no prototypes to align with: cross entropy (torch)."""
+"""Training loss of the methods whose server sends no prototypes to align with: cross entropy (torch)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from algorithms.terms import Outputs, Terms
 
 @dataclass(frozen=True)
 class Objective:
-    """Cross entropy alone, a batch mean. What a site received is not looked at, and the alignment is 0."""
+    """Cross entropy alone, as a batch mean; the guide is ignored and the alignment is 0."""
 
     def __call__(self, outputs: Outputs, labels: Tensor, guide: Guide | None) -> Terms:  # noqa: ARG002
-        """Terms for a batch with labels (B,)."""
+        """Return the terms for a batch with labels (B,)."""
         classification = functional.cross_entropy(outputs.logits, labels)
         return Terms.unaligned(classification)

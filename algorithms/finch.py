@@ -1,21 +1,21 @@
-"""FINCH: clusters from nearest neighbours alone, without a number to choose (Sarfraz et al., CVPR 2019; numpy).
+"""FINCH: clustering by first neighbours, without a number of clusters to choose (Sarfraz et al., CVPR 2019; numpy).
 
-Vectors i and j are linked iff j = κ_i, i = κ_j or κ_i = κ_j, κ_i being i's nearest neighbour by cosine. The connected
-components are a first partition; the same on their means gives a coarser one, and so on. Inner products are all that
-is needed, so clusters can be found by who has the Gram matrix and no vector: the inner products of the cluster means
-are A·G·Aᵀ, A's rows being the means' weights.
+Vectors i and j are linked iff j = κ_i, i = κ_j or κ_i = κ_j, where κ_i is i's nearest neighbour by cosine. The
+connected components are the first partition; the same step on the components' means gives the next, coarser one.
+FINCH needs only inner products, so a party can run it on the Gram matrix G without the vectors: the inner products of
+cluster means are A·G·Aᵀ, where A's rows are the means' weights.
 
-Decided here, where print is silent:
+Where the paper is silent, this module decides:
 
-- Vectors are scaled to length 1 first, so that a cluster's mean does not hang on its members' lengths, which are not
-  compared either. ``literal=True`` takes means of the vectors as they are. A mean is over all *vectors* of a cluster,
-  at every level, not over the means of the level below.
-- Distances 1 − cos are rounded to 1e-6; among equal ones the lowest index is the nearest. So partitions from
-  vectors, from their Gram matrix and from rotated vectors agree, up to distances within rounding (about 1e-15) of the
-  middle between two multiples of 1e-6, or of each other's.
-- A zero vector has no direction: it stands alone, is nobody's neighbour, and does not count when clusters are counted.
-  So does a cluster whose members cancel out, but that it counts. One of a norm of 1e-100 or less is as good as zero.
-- There is no early exit: levels follow until one cluster is left or nothing is linked any more.
+- Vectors are scaled to length 1 first, so that a cluster's mean does not depend on its members' lengths.
+  ``literal=True`` takes means of the vectors as they are. A mean is over all *vectors* of a cluster, at every level,
+  not over the means of the level below.
+- Distances 1 − cos are rounded to 1e-6; on a tie the lowest index is the nearest. So partitions from vectors, from
+  the vectors' Gram matrix and from rotated vectors agree. The limit: a distance within rounding (about 1e-15) of the
+  middle between two multiples of 1e-6 may be rounded either way.
+- A zero vector (norm at most 1e-100) has no direction: the vector is a cluster of its own, is nobody's neighbour, and
+  is not counted as a cluster. A cluster whose members cancel out is nobody's neighbour either, but is counted.
+- There is no early exit: levels follow until one cluster is left or a level links nothing.
 """
 
 from __future__ import annotations
@@ -30,57 +30,58 @@ from algorithms.linear import Bool, Float
 from algorithms.pca import check_gram
 
 DISTANCE_STEP = 1e-6
-"""Distances 1 − cos are compared in multiples of this."""
+"""Resolution of distances 1 − cos: distances are compared in multiples of this step."""
 LEAST_NORM = 1e-100
-"""A vector of this norm or less counts as zero: of its square float64 has too few digits for a direction."""
+"""Largest norm of a vector that counts as zero: its square has too few digits in float64 for a direction."""
 CANCELLED = 1e-12
-"""A mean whose squared norm is at or below this share of its members' mean squared norm is rounding, no direction."""
+"""Share of its members' mean squared norm at or below which a mean's squared norm is rounding, without a direction."""
 _BLOCK = 1024
 
 _Nearest = Callable[[Labels], Labels]
-"""From a partition to the nearest other cluster of each cluster; the cluster itself where it has none."""
+"""Map from a partition to each cluster's nearest other cluster, or to the cluster itself if there is none."""
 
 
 def finch(gram: Float, *, literal: bool = False) -> NDArray[np.int64]:
-    """Each vector's cluster, int64 (n,), numbered from 0 in the order of first members.
+    """Return each vector's cluster, int64 (n,), numbered from 0 in the order of first members.
 
-    ``gram`` is (n, n) float64, the vectors' inner products. The coarsest level with at least two clusters of vectors
-    that are not zero; the first level if that has one. (The last level is a single cluster almost always, and would
-    make of every class its mean.) A single vector is its own cluster; n = 0 gives an empty answer.
+    ``gram`` is (n, n) float64, the vectors' inner products. The partition is the coarsest level with at least two
+    clusters of nonzero vectors, or the first level if no level has two. (The last level is almost always a single
+    cluster, which would reduce every class to its mean.) A single vector is its own cluster; n = 0 gives an empty
+    array.
 
     Raises ``ValueError`` for a matrix that is no Gram matrix (:func:`algorithms.pca.check_gram`).
     """
-    levels, directed = _of_gram(gram, literal)
-    return _placed(_coarsest(levels), directed)
+    levels, directed = _levels_from_gram(gram, literal)
+    return _with_zeros(_coarsest(levels), directed)
 
 
 def hierarchy(gram: Float, *, literal: bool = False) -> list[NDArray[np.int64]]:
-    """All levels, from the finest; arguments, numbering and errors as :func:`finch`. Never empty."""
-    levels, directed = _of_gram(gram, literal)
-    return [_placed(level, directed) for level in levels]
+    """Return all levels, at least one, from the finest; arguments, numbering and errors as :func:`finch`."""
+    levels, directed = _levels_from_gram(gram, literal)
+    return [_with_zeros(level, directed) for level in levels]
 
 
 def finch_rows(rows: Float, *, literal: bool = False) -> NDArray[np.int64]:
-    """:func:`finch` on the vectors themselves, ``rows`` (n, d): O(n²·d) time, and memory for 1024·n cosines.
+    """Return :func:`finch` of the vectors ``rows`` (n, d), in O(n²·d) time and memory for 1024·n cosines.
 
-    For a site's features of one class: seconds for n in the thousands, minutes from about 30 000 on.
+    On a site's features of one class this takes seconds for n in the thousands, minutes from about 30 000 on.
     Raises ``ValueError`` unless rows is a matrix of finite numbers.
     """
-    levels, directed = _of_rows(rows, literal)
-    return _placed(_coarsest(levels), directed)
+    levels, directed = _levels_from_rows(rows, literal)
+    return _with_zeros(_coarsest(levels), directed)
 
 
 def hierarchy_rows(rows: Float, *, literal: bool = False) -> list[NDArray[np.int64]]:
-    """:func:`hierarchy` on the vectors themselves; see :func:`finch_rows`."""
-    levels, directed = _of_rows(rows, literal)
-    return [_placed(level, directed) for level in levels]
+    """Return :func:`hierarchy` of the vectors ``rows`` (n, d), as :func:`finch_rows` does for :func:`finch`."""
+    levels, directed = _levels_from_rows(rows, literal)
+    return [_with_zeros(level, directed) for level in levels]
 
 
 def cosines_of_means(gram: Float, labels: Labels, *, literal: bool = False) -> tuple[Float, Bool]:
-    """Cosines between the means of clusters, (J, J), and which means have a direction at all, (J,).
+    """Return the cosines between the means of clusters, (J, J), and a mask of the means with a direction, (J,).
 
     ``gram`` is (n, n); ``labels`` are 0 … J − 1, none of them empty. The means are of the vectors scaled to length 1
-    (zero vectors stay zero); ``literal``: of the vectors as they are. A mean without direction has cosine 0.
+    (zero vectors stay zero), or with ``literal`` of the vectors as they are. A mean without direction has cosine 0.
     """
     squares = np.einsum("ii->i", gram)
     if not literal:
@@ -92,8 +93,8 @@ def cosines_of_means(gram: Float, labels: Labels, *, literal: bool = False) -> t
     return _scaled(products, lengths, has_direction), has_direction
 
 
-def _of_gram(gram: Float, literal: bool) -> tuple[list[Labels], Bool]:
-    """Levels of the vectors that are not zero, and which those are."""
+def _levels_from_gram(gram: Float, literal: bool) -> tuple[list[Labels], Bool]:
+    """Return the levels of the nonzero vectors, and the mask of these vectors."""
     if gram.shape == (0, 0):
         return [np.zeros(0, dtype=np.int64)], np.zeros(0, dtype=np.bool_)
     check_gram(gram)
@@ -107,10 +108,10 @@ def _of_gram(gram: Float, literal: bool) -> tuple[list[Labels], Bool]:
     return _levels(int(directed.sum()), nearest), directed
 
 
-def _of_rows(rows: Float, literal: bool) -> tuple[list[Labels], Bool]:
-    """The same from vectors."""
+def _levels_from_rows(rows: Float, literal: bool) -> tuple[list[Labels], Bool]:
+    """Return the levels of the nonzero vectors, and the mask of these vectors."""
     if rows.ndim != 2 or not np.isfinite(rows).all():
-        raise ValueError(f"vectors are the rows of a matrix of finite numbers; got shape {rows.shape}")
+        raise ValueError(f"vectors must be the rows of a matrix of finite numbers; got shape {rows.shape}")
     norms = np.linalg.norm(rows, axis=1)
     directed = norms > LEAST_NORM
     kept = np.asarray(rows[directed], dtype=np.float64)
@@ -129,27 +130,27 @@ def _of_rows(rows: Float, literal: bool) -> tuple[list[Labels], Bool]:
 
 
 def _levels(n: int, nearest: _Nearest) -> list[Labels]:
-    """Partitions of n vectors, each coarser than the one before; the first one always, even if it links nothing."""
-    levels = [_linked(np.arange(n, dtype=np.int64), nearest)]
+    """Return partitions of n vectors, each coarser than the one before; the first is there even if it links nothing."""
+    levels = [_link_nearest(np.arange(n, dtype=np.int64), nearest)]
     while _count(levels[-1]) > 1:
-        coarser = _linked(levels[-1], nearest)
+        coarser = _link_nearest(levels[-1], nearest)
         if _count(coarser) == _count(levels[-1]):
             break
         levels.append(coarser)
     return levels
 
 
-def _linked(labels: Labels, nearest: _Nearest) -> Labels:
-    """The partition after each cluster has been linked with its nearest."""
+def _link_nearest(labels: Labels, nearest: _Nearest) -> Labels:
+    """Return the partition after each cluster has been linked with its nearest."""
     if not len(labels):
         return labels
     return in_order_of_appearance(_components(nearest(labels))[labels])
 
 
 def _components(nearest: Labels) -> Labels:
-    """Connected components of the links i–κ_i; those between i and j with κ_i = κ_j lead to the same ones.
+    """Return the connected components of the links i–κ_i, which also connect i and j with κ_i = κ_j.
 
-    Union-find: each one's root is the lowest index of its component.
+    The algorithm is union-find: the root of a component is its lowest index.
     """
     parent = list(range(len(nearest)))
 
@@ -166,7 +167,7 @@ def _components(nearest: Labels) -> Labels:
 
 
 def _nearest(cosines: Callable[[slice], Float], has_direction: Bool) -> Labels:
-    """κ of each of m vectors, from the rows of their cosine matrix; itself for one without a neighbour."""
+    """Return κ of each of m vectors from the rows of their cosine matrix; a vector without a neighbour is its own."""
     m = len(has_direction)
     found = np.arange(m, dtype=np.int64)
     for start in range(0, m, _BLOCK):
@@ -180,13 +181,13 @@ def _nearest(cosines: Callable[[slice], Float], has_direction: Bool) -> Labels:
 
 
 def _scaled(products: Float, squares: Float, directed: Bool) -> Float:
-    """Inner products after the vectors, whose squared norms are given, are scaled to length 1, or to 0."""
+    """Return the inner products after scaling vectors of norms² ``squares`` to length 1, or to 0 if not directed."""
     scale = np.where(directed, 1.0 / np.sqrt(np.where(directed, squares, 1.0)), 0.0)
     return np.asarray(products * scale[:, None] * scale[None, :])
 
 
 def _means(values: Float, labels: Labels) -> Float:
-    """Means over the first axis within each of the clusters 0 … J − 1, none of which is empty."""
+    """Return the means over the first axis within each of the clusters 0 … J − 1, none of which is empty."""
     order = np.argsort(labels, kind="stable")
     starts = np.flatnonzero(np.diff(labels[order], prepend=-1))
     sizes = np.diff(starts, append=len(labels)).astype(np.float64)
@@ -195,12 +196,12 @@ def _means(values: Float, labels: Labels) -> Float:
 
 
 def _coarsest(levels: Sequence[Labels]) -> Labels:
-    """The last level with two clusters or more; the first where there is none."""
+    """Return the last level with two clusters or more, or the first level if there is none."""
     return next((level for level in reversed(levels) if _count(level) > 1), levels[0])
 
 
-def _placed(level: Labels, directed: Bool) -> Labels:
-    """The partition with the zero vectors back in their places, each a cluster of its own."""
+def _with_zeros(level: Labels, directed: Bool) -> Labels:
+    """Return the partition with the zero vectors back in their places, each a cluster of its own."""
     labels = np.arange(len(directed), dtype=np.int64) + len(level)
     labels[directed] = level
     return in_order_of_appearance(labels)

@@ -1,4 +1,4 @@
-"""Which class a model's outputs are nearest to: prediction by prototype, for every method (torch)."""
+"""Prediction by nearest prototype, for every method (torch)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from algorithms.terms import Outputs
 
 
 def by_prototype(outputs: Outputs, guide: Guide) -> Tensor:
-    """A class for each sample, int64 (B,), from what the site received.
+    """Return a class for each sample, int64 (B,), from the prototypes that the site received.
 
-    One prototype a class: argmin_c ‖z_b − P^c‖₂ over the classes that have one; of a model with a decision branch
-    (FedDBP) argmin_c ‖ẑ_b^d − P̂^c‖₂, both of norm 1. Several prototypes a class: that of the cluster with the
-    largest cosine. On a tie the lower class, or the class of the earlier cluster. A vector of zeros is at cosine 0
-    to all, and stays one when it is normalised. Raises ``ValueError`` when there is no prototype.
+    With one prototype per class the class is argmin_c ‖z_b − P^c‖₂ over the classes that have a prototype; for a model
+    with a decision branch (FedDBP) argmin_c ‖ẑ_b^d − P̂^c‖₂, both scaled to norm 1. With several prototypes per class
+    it is the class of the cluster with the largest cosine. On a tie the lower class, or the class of the earlier
+    cluster, wins. A zero vector has cosine 0 to all, and stays zero when scaled. Raises ``ValueError`` if there is no
+    prototype.
     """
     match guide:
         case Clusters():

@@ -1,4 +1,7 @@
-"""K-means by Lloyd's iteration from k-means++ seeds (numpy): small data, many restarts, the same for one seed."""
+"""K-means by Lloyd's iteration from k-means++ seeds, with many restarts, for small data (numpy).
+
+The result is deterministic: the same points and the same seed give the same partition.
+"""
 
 from __future__ import annotations
 
@@ -14,29 +17,31 @@ Labels = NDArray[np.int64]
 RESTARTS = 100
 _ITERATIONS = 300
 _TIED = 1e-9
-"""Two partitions whose inertia differs by less than this share of the data's own are equally good."""
+"""Share of the data's own inertia: partitions whose inertia differs by less are equally good."""
 
 
 @dataclass(frozen=True)
 class Partition:
-    """``labels`` int64 (n,), 0 … clusters − 1 in the order of first members, and Σ ‖x − its cluster's mean‖²."""
+    """Partition: ``labels`` int64 (n,), 0 … clusters − 1 in the order of first members; ``inertia`` Σ ‖x − x̄‖².
+
+    x̄ is the mean of x's cluster.
+    """
 
     labels: Labels
     inertia: float
 
     @property
     def clusters(self) -> int:
-        """How many there are; none is empty."""
+        """Number of clusters; none is empty."""
         return int(self.labels.max()) + 1
 
 
 def kmeans(points: Float, clusters: int, *, seed: int, resolution: float = 0.0) -> Partition:
-    """The best of :data:`RESTARTS` local optima of the inertia, for points (n, D) float64.
+    """Return the best of :data:`RESTARTS` local optima of the inertia, for points (n, D) float64.
 
-    Never an empty cluster; fewer than ``clusters`` only when fewer points differ by a squared distance above
-    ``resolution``. The same arguments give the same partition. Where several are equally good, it is the one
-    whose labels come first, so that it does not hang on which restart met it. A local optimum is not
-    proven to be the global one.
+    No cluster is empty. There are fewer than ``clusters`` only if fewer points differ by a squared distance above
+    ``resolution``. The same arguments give the same partition: among equally good partitions the one with the
+    lexicographically smallest labels wins, whichever restart found it. The limit: a local optimum need not be global.
 
     Raises ``ValueError`` unless 1 ≤ clusters ≤ n and seed ≥ 0.
     """
@@ -49,19 +54,19 @@ def kmeans(points: Float, clusters: int, *, seed: int, resolution: float = 0.0) 
 
 
 def in_order_of_appearance(labels: Labels) -> Labels:
-    """The same partition, its clusters numbered from 0 in the order of their first members."""
+    """Renumber the clusters of a partition from 0 in the order of their first members."""
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
     return np.asarray(np.argsort(np.argsort(first))[inverse], dtype=np.int64)
 
 
 def means_of(points: Float, labels: Labels) -> Float:
-    """Each cluster's mean, (J, D), for labels 0 … J − 1 none of which is empty."""
+    """Return each cluster's mean, (J, D), for labels 0 … J − 1 none of which is empty."""
     members = np.eye(int(labels.max()) + 1)[labels]
     return np.asarray(members.T @ points / members.sum(axis=0)[:, None])
 
 
 def _seeds(points: Float, clusters: int, resolution: float, rng: np.random.Generator) -> list[int]:
-    """Indices drawn as in k-means++: each next one with probability in proportion to D², until no D² is left."""
+    """Draw indices by k-means++: each next index with probability proportional to D², until no D² is left."""
     chosen = [int(rng.integers(len(points)))]
     nearest = _squared_distances(points, points[chosen])[:, 0]
     while len(chosen) < clusters:
@@ -76,7 +81,7 @@ def _seeds(points: Float, clusters: int, resolution: float, rng: np.random.Gener
 def _optimum(points: Float, centres: Float) -> Partition:
     """Assign to the nearest centre and take means, in turns, until nothing changes; then move single points.
 
-    The second part leaves many of the poor optima in which the first one ends (Hartigan and Wong 1979).
+    Moving single points leaves many of the poor optima in which Lloyd's iteration ends (Hartigan and Wong 1979).
     """
     labels = _assign(points, centres)
     for _ in range(_ITERATIONS):
@@ -90,10 +95,10 @@ def _optimum(points: Float, centres: Float) -> Partition:
 
 
 def _move_one(points: Float, labels: Labels) -> bool:
-    """Put the point into another cluster whose move lowers the inertia most; False when none lowers it.
+    """Make the single move of a point that lowers the inertia most; return False if no move lowers it.
 
-    Both means move along: leaving a cluster of s points saves s/(s − 1)·‖x − mean‖², joining one costs
-    s/(s + 1)·‖x − mean‖². A point that is alone stays, so that no cluster empties.
+    Both clusters' means move with the point: leaving a cluster of s points saves s/(s − 1)·‖x − mean‖², joining a
+    cluster of s points costs s/(s + 1)·‖x − mean‖². A point that is alone stays, so that no cluster empties.
     """
     sizes, at = np.bincount(labels), np.arange(len(points))
     distances = _squared_distances(points, means_of(points, labels))
@@ -110,9 +115,9 @@ def _move_one(points: Float, labels: Labels) -> bool:
 
 
 def _assign(points: Float, centres: Float) -> Labels:
-    """The nearest centre of each point. A centre that is nobody's nearest gets the point farthest from its own.
+    """Return each point's nearest centre; a centre that is nobody's nearest gets the point farthest from its centre.
 
-    That point comes out of a cluster of two or more, and the inertia falls by its distance.
+    The moved point comes from a cluster of two or more, and the move lowers the inertia by the point's distance.
     """
     distances = _squared_distances(points, centres)
     labels = np.asarray(distances.argmin(axis=1), dtype=np.int64)
@@ -125,7 +130,7 @@ def _assign(points: Float, centres: Float) -> Labels:
 
 
 def _squared_distances(points: Float, centres: Float) -> Float:
-    """(n, J), from differences: exact for near points, where inner products would cancel."""
+    """Return distances (n, J) from differences, which are exact for near points; inner products would cancel."""
     differences = points[:, None, :] - centres[None, :, :]
     return np.asarray(np.einsum("njd,njd->nj", differences, differences))
 

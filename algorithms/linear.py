@@ -1,7 +1,7 @@
-"""All that a server ever computes on prototypes: inner products, and linear combinations of the uploads.
+"""Inner products and linear combinations of uploads: the only operations that a server applies to prototypes.
 
-Everything here is float64: vectors at distance 2e-5 come out of a float32 Gram matrix hundreds of times too
-far apart. A stack has shape (n, K, d): n sites, K classes, d features.
+All arrays are float64: a float32 Gram matrix gives vectors at distance 2e-5 a distance hundreds of times too large.
+A stack has shape (n, K, d): n sites, K classes, d features.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from numpy.typing import NDArray
 Float = NDArray[np.float64]
 Bool = NDArray[np.bool_]
 _CONVEX = 1e-10
-"""Within what norm bounds allow for."""
+"""Tolerance of a weight row's sum; norm bounds leave room for it."""
 
 
 class Need(StrEnum):
-    """What a method can ask of a protection. A protection's offers bear the same values."""
+    """Operation that a method needs and a protection can offer; a protection's offers have the same values."""
 
     GRAM = "gram"
-    """The inner products themselves; any weights that follow from them."""
+    """Inner products in the clear, from which any weights can be computed."""
     DISTANCE_WEIGHTS = "distance weights"
-    """A combination known by name, evaluated without anyone seeing an inner product."""
+    """Combination by distance weights, evaluated without revealing an inner product to anyone."""
     SUM = "sum"
-    """The sum over a group of sites."""
+    """Sum over a group of sites."""
     CLUSTERING = "clustering"
-    """Inner products of what is clustered, whatever becomes of the values themselves."""
+    """Inner products of the vectors to be clustered; the values may be summed under another protection."""
     COSINE_WEIGHTS = "cosine weights"
-    """Groups' sums, mixed by the cosines of the groups."""
+    """Sums over groups of sites, mixed by the cosines between the groups."""
 
 
 def gram(stack: Float) -> Float:
-    """Inner products of the sites' rows, class by class.
+    """Return the inner products of the sites' rows, class by class.
 
     ``stack`` is (n, K, d), the result (K, n, n) with [k, i, m] = ⟨C_i^k, C_m^k⟩.
-    Raises ``ValueError`` when the stack has another number of axes.
+    Raises ``ValueError`` for a stack with another number of axes.
     """
     by_class = _by_class(stack)
     products: Float = by_class @ by_class.transpose(0, 2, 1)
@@ -45,9 +45,9 @@ def gram(stack: Float) -> Float:
 
 
 def squared_distances(products: Float) -> Float:
-    """‖C_i^k − C_m^k‖² for all pairs, from their Gram matrices; both are (K, n, n).
+    """Return ‖C_i^k − C_m^k‖² for all pairs from their Gram matrices, both (K, n, n).
 
-    Never negative, and exactly 0 on the diagonal. The error is a few units in the last place of the
+    The result is never negative, and exactly 0 on the diagonal. The error is a few units in the last place of the
     *norms*: for rows of norm 1 about 1e-15, so that distances (unsquared) below 1e-7 are rounding.
     """
     norms: Float = np.einsum("kii->ki", products)
@@ -55,7 +55,7 @@ def squared_distances(products: Float) -> Float:
 
 
 def combine(weights: Float, stack: Float) -> Float:
-    """Σ_m weights[k, i, m] · stack[m, k]: ``weights`` (K, n, n) and ``stack`` (n, K, d) give (n, K, d).
+    """Return Σ_m weights[k, i, m] · stack[m, k], (n, K, d), for ``weights`` (K, n, n) and ``stack`` (n, K, d).
 
     Raises ``ValueError`` when the shapes do not fit.
     """
@@ -69,16 +69,17 @@ def combine(weights: Float, stack: Float) -> Float:
 
 def _by_class(stack: Float) -> Float:
     if stack.ndim != 3:
-        raise ValueError(f"a stack has the axes site, class, feature; got shape {stack.shape}")
+        raise ValueError(f"a stack must have the axes site, class, feature; got shape {stack.shape}")
     return np.asarray(stack, dtype=np.float64).transpose(1, 0, 2)
 
 
 def convex(weights: Callable[[Float, Bool], Float]) -> Callable[[Float, Bool], Float]:
-    """The same, checked: a holder's weights are not negative and sum to 1, over holders; all others are 0.
+    """Wrap ``weights`` with a check that its result is convex, and return the wrapped function.
 
-    Weights are (K, n, n) of Gram matrices (K, n, n) and ``holds`` (n, K). The result raises ``ValueError`` for others:
-    what is not convex could be taken apart, or not travel under a norm bound. The limit: a row that is all on one other
-    site is convex, and hands out that site's prototype.
+    The function maps Gram matrices (K, n, n) and ``holds`` (n, K) to weights (K, n, n). A holder's weights must not be
+    negative and must sum to 1 over the holders; all other weights must be 0. Otherwise the wrapped function raises
+    ``ValueError``: combinations that are not convex could be solved for single prototypes, or exceed the norm bound.
+    The limit: a row with all its weight on one other site is convex, and reveals that site's prototype.
     """
 
     def checked(products: Float, holds: Bool) -> Float:
@@ -87,9 +88,9 @@ def convex(weights: Callable[[Float, Bool], Float]) -> Callable[[Float, Bool], F
             raise ValueError(f"weights of shape {found.shape} do not fit Gram matrices of {products.shape}")
         among = holds.T[:, :, None] & holds.T[:, None, :]
         if not np.isfinite(found).all() or (found < 0.0).any() or found[~among].any():
-            raise ValueError("weights are numbers from 0 up, and 0 where a site does not hold the class")
+            raise ValueError("weights must be finite, at least 0, and 0 where a site does not hold the class")
         if not np.allclose(found.sum(axis=-1), holds.T, rtol=0.0, atol=_CONVEX):
-            raise ValueError("a holder's weights sum to 1")
+            raise ValueError("a holder's weights must sum to 1")
         return found
 
     return checked

@@ -1,7 +1,7 @@
-"""Accuracies of a personalised model, from how many samples of each class it got right (numpy).
+"""Accuracies PM(V) and PM(L) of a personalised model, from its correct predictions in each class (numpy).
 
-Both are Σ_c w_c·correct_c / Σ_c w_c·count_c over a test set's classes, as FedNH's authors compute them; they
-differ in what w_c is.
+Both are Σ_c w_c·correct_c / Σ_c w_c·count_c over a test set's classes, as FedNH's authors compute them, with
+different weights w_c.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Counts = NDArray[np.int64]
 
 
 def per_class(predicted: Counts, labels: Counts, classes: int) -> tuple[Counts, Counts]:
-    """How many samples of each class are predicted rightly, and how many there are: int64 (K,) each.
+    """Return each class's number of correct predictions and number of samples, both int64 (K,).
 
     ``predicted`` and ``labels`` are int64 (N,). Raises ``ValueError`` for lengths that differ or a label outside
     [0, K).
@@ -29,36 +29,36 @@ def per_class(predicted: Counts, labels: Counts, classes: int) -> tuple[Counts, 
 
 
 def pm_v(correct: Counts, counts: Counts, trained_on: Counts) -> float | None:
-    """PM(V): w_c = 1 for classes the site has, 0 for others.
+    """Return PM(V): w_c = 1 for classes that the site has, 0 for others.
 
-    ``trained_on`` (K,) counts the site's training samples of each class. For the rest see
+    ``trained_on`` (K,) counts the site's training samples of each class. Other arguments, result and errors are as in
     :func:`weighted_accuracy`.
     """
     return weighted_accuracy(correct, counts, trained_on > 0)
 
 
 def pm_l(correct: Counts, counts: Counts, trained_on: Counts) -> float | None:
-    """PM(L): w_c = the class's share of the site's training samples, so that a test set of evenly many samples
-    a class counts as one with the site's own mix. On a test set that has that mix already, it counts twice.
+    """Return PM(L): w_c is the class's share of the site's training samples.
 
-    ``trained_on`` (K,) is as in :func:`pm_v`.
+    A test set with equally many samples of each class then counts like a test set with the site's class mix. The
+    limit: on a test set that already has that mix, the mix counts twice. ``trained_on`` (K,) is as in :func:`pm_v`.
     """
     return weighted_accuracy(correct, counts, trained_on / max(int(trained_on.sum()), 1))
 
 
 def weighted_accuracy(correct: Counts, counts: Counts, weights: Float | NDArray[np.bool_]) -> float | None:
-    """Σ w·correct / Σ w·count in [0, 1]; None when no sample of the test set has a weight.
+    """Return Σ w·correct / Σ w·count in [0, 1], or None if no sample of the test set has a weight.
 
     ``correct`` and ``counts`` are int64 (K,), ``weights`` (K,). Raises ``ValueError`` for shapes that do not fit,
-    more right than there are, or a weight that is negative or not finite.
+    more correct predictions than samples, or a weight that is negative or not finite.
     """
     if not correct.shape == counts.shape == weights.shape or counts.ndim != 1:
         raise ValueError(
-            f"{correct.shape}, {counts.shape} and {weights.shape}: a number for each class in each"
+            f"correct {correct.shape}, counts {counts.shape} and weights {weights.shape} need one number per class"
         )
     if (correct < 0).any() or (correct > counts).any():
-        raise ValueError("of each class, between none and all samples are predicted rightly")
+        raise ValueError("a class's correct predictions must be between 0 and its number of samples")
     if not np.isfinite(weights).all() or (weights < 0).any():
-        raise ValueError("a class's weight is finite and not negative")
+        raise ValueError("a class's weight must be finite and not negative")
     total = float(weights @ counts)
     return float(weights @ correct) / total if total > 0.0 else None

@@ -1,4 +1,4 @@
-"""Prototypes at a site: class means, the public norm bound, and the nearest prototype (torch)."""
+"""Prototypes at a site: class means, the public norm bound, targets, and the nearest prototype (torch)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from algorithms.linear import Bool, Float
 
 @dataclass(frozen=True)
 class Targets:
-    """A prototype for some of the classes: ``rows`` (K, d) and ``present`` (K,) bool, on one device.
+    """Prototypes for some of the classes: ``rows`` (K, d) and ``present`` (K,) bool, on one device.
 
-    A row of a class that is not present is never read.
+    The row of an absent class is never read.
     """
 
     rows: Tensor
@@ -25,7 +25,7 @@ class Targets:
 
     @classmethod
     def of(cls, rows: Float, present: Bool) -> Targets:
-        """Float32 on the CPU. Raises ``ValueError`` for shapes that do not fit or a target not finite."""
+        """Convert to float32 on the CPU; raise ``ValueError`` for shapes that do not fit or a target not finite."""
         if rows.ndim != 2 or present.shape != rows.shape[:1] or present.dtype != np.bool_:
             raise ValueError(f"rows {rows.shape} and present {present.shape} do not fit together")
         if not np.isfinite(rows[present]).all():
@@ -33,15 +33,15 @@ class Targets:
         return cls(torch.tensor(rows, dtype=torch.float32), torch.tensor(present))
 
     def to(self, device: torch.device) -> Targets:
-        """The same targets on ``device``."""
+        """Return the same targets on ``device``."""
         return Targets(self.rows.to(device), self.present.to(device))
 
 
 @dataclass(frozen=True)
 class Clusters:
-    """Several prototypes for a class: ``rows`` (G, d), ``labels`` int64 (G,) and ``weights`` (G,), on one device.
+    """Several prototypes per class: ``rows`` (G, d), ``labels`` int64 (G,) and ``weights`` (G,), on one device.
 
-    Weights are not negative and sum to 1 over the rows of each class that has any.
+    Weights are not negative and sum to 1 over each class's rows.
     """
 
     rows: Tensor
@@ -50,13 +50,17 @@ class Clusters:
 
     @classmethod
     def of(cls, rows: Float, labels: NDArray[np.int64], weights: Float) -> Clusters:
-        """Float32 on the CPU. Raises ``ValueError`` for shapes that do not fit, or numbers not finite or negative."""
+        """Convert to float32 on the CPU.
+
+        Raises ``ValueError`` for shapes that do not fit, rows or weights that are not finite, or negative labels or
+        weights.
+        """
         if rows.ndim != 2 or labels.shape != rows.shape[:1] or weights.shape != rows.shape[:1]:
             raise ValueError(f"rows {rows.shape}, labels {labels.shape}, weights {weights.shape} do not fit")
         if not np.isfinite(rows).all() or not np.isfinite(weights).all():
             raise ValueError("a cluster's row or weight is not finite")
         if (labels < 0).any() or (weights < 0).any():
-            raise ValueError("labels and weights of clusters are not negative")
+            raise ValueError("labels and weights of clusters must not be negative")
         return cls(
             torch.tensor(rows, dtype=torch.float32),
             torch.tensor(labels, dtype=torch.int64),
@@ -64,21 +68,20 @@ class Clusters:
         )
 
     def to(self, device: torch.device) -> Clusters:
-        """The same clusters on ``device``."""
+        """Return the same clusters on ``device``."""
         return Clusters(self.rows.to(device), self.labels.to(device), self.weights.to(device))
 
 
 Guide = Targets | Clusters
-"""What a site's features are drawn to."""
+"""Prototypes with which training aligns a site's features."""
 
 
 def class_means(batches: Iterable[tuple[Tensor, Tensor]], classes: int, dim: int) -> tuple[Tensor, Tensor]:
-    """C^k, the mean feature vector of each class (equations 1 and 2), over batches of (features, labels).
+    """Return C^k, the mean feature vector of each class (equations 1 and 2), over batches of (features, labels).
 
-    Features are (B, d) on any device, labels int64 (B,) in [0, K). Returns float64 means (K, d), zeros for a
-    class without samples, and int64 counts (K,), on the CPU. Sums run in float64 and in one order, so that
-    the same features give the same bits. The caller sees to ``eval()`` mode and to samples without
-    augmentation.
+    Features are (B, d) on any device, labels int64 (B,) in [0, K). The result, on the CPU, is float64 means (K, d),
+    zeros for a class without samples, and int64 counts (K,). Sums run in float64 and in one order, so that the same
+    features give the same bits. The caller must set ``eval()`` mode and pass samples without augmentation.
     """
     sums = torch.zeros(classes, dim, dtype=torch.float64)
     counts = torch.zeros(classes, dtype=torch.int64)
@@ -90,14 +93,14 @@ def class_means(batches: Iterable[tuple[Tensor, Tensor]], classes: int, dim: int
 
 
 def project_to_norm(rows: Float, bound: float) -> tuple[NDArray[np.float64], int]:
-    """Rows (K, d) with Euclidean norm at most ``bound``, and how many had to be shortened.
+    """Shorten rows (K, d) to a Euclidean norm of at most ``bound``; return the rows and how many were shortened.
 
-    A longer row keeps its direction, up to rounding, which never carries it beyond the bound. The bound is public and
-    the same at all sites; a caller reports a count above 0, because then what is sent is no longer the class mean.
-    Raises ``ValueError`` unless bound > 0.
+    A shortened row keeps its direction up to rounding, and rounding never leaves it beyond the bound. The bound is
+    public and the same at all sites. A caller should report a count above 0, because a shortened row is no longer the
+    class mean. Raises ``ValueError`` unless bound > 0.
     """
     if not bound > 0.0:
-        raise ValueError(f"the norm bound is above 0, not {bound}")
+        raise ValueError(f"the norm bound must be above 0, not {bound}")
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     factors = np.where(norms > bound, bound / np.maximum(norms, bound), 1.0)
     within = np.asarray(rows * factors, dtype=np.float64)
@@ -107,9 +110,9 @@ def project_to_norm(rows: Float, bound: float) -> tuple[NDArray[np.float64], int
 
 
 def nearest_prototype(features: Tensor, targets: Targets) -> Tensor:
-    """argmin_k ‖z_b − C̄^k‖₂ over the classes present, int64 (B,); the lower class on a tie.
+    """Return argmin_k ‖z_b − C̄^k‖₂ over the classes present, int64 (B,); the lower class on a tie.
 
-    ``features`` is (B, d). Raises ``ValueError`` when no class is present.
+    ``features`` is (B, d). Raises ``ValueError`` if no class is present.
     """
     if not bool(targets.present.any()):
         raise ValueError("no class has a prototype")

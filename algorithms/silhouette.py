@@ -1,4 +1,4 @@
-"""The silhouette of a partition (Rousseeuw 1987): how much nearer points are to their own cluster (numpy)."""
+"""Silhouette score of a partition (Rousseeuw 1987): how much nearer points are to their own cluster (numpy)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from algorithms.linear import Float
 
 
 def silhouette(points: Float, labels: Labels) -> float:
-    """Mean over the points of (b − a)/max(a, b), in [−1, 1]; Euclidean, points (n, D), labels 0 … J − 1.
+    """Return the mean over the points (n, D), with labels 0 … J − 1, of (b − a)/max(a, b), in [−1, 1].
 
-    a is a point's mean distance to the others of its cluster, b the least of its mean distances to another
-    cluster. A point alone in its cluster counts 0, and so does one with a = b = 0.
+    a is a point's mean Euclidean distance to the other points of its cluster, b its smallest mean distance to another
+    cluster. A point alone in its cluster counts 0, and so does a point with a = b = 0.
 
     Raises ``ValueError`` for fewer than two clusters.
     """
     members = np.eye(int(labels.max()) + 1)[labels]
     sizes = members.sum(axis=0)
     if len(sizes) < 2:
-        raise ValueError("a silhouette compares clusters: it needs two")
+        raise ValueError("a silhouette needs two clusters or more")
     sums = np.stack([np.linalg.norm(points - point, axis=1) for point in points]) @ members
     own = members.astype(np.bool_)
     inside = sums[own] / np.maximum(sizes[labels] - 1.0, 1.0)

@@ -1,4 +1,4 @@
-"""What a model gives for a batch, and what every method's objective makes of it (torch)."""
+"""Model outputs for a batch, and the loss terms that every method's objective computes from them (torch)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Outputs(NamedTuple):
-    """A model's outputs for a batch: ``features`` (B, d), whose class means are the prototypes, and ``logits`` (B, K).
+    """Outputs of a model for a batch: ``features`` (B, d), whose class means are the prototypes; ``logits`` (B, K).
 
     A model with a decision branch (FedDBP) also gives that branch's features (B, d) and logits (B, K).
     """
@@ -21,11 +21,11 @@ class Outputs(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """A batch's loss and its two parts, each a scalar tensor.
+    """Loss of a batch and its two parts, each a scalar tensor.
 
-    ``total`` is what is minimised; how the method weighs ``classification`` (cross entropy) and ``alignment``
-    (distance from what the site received) in it is the objective's to say. Both parts are unweighted, but where an
-    objective has several terms of a kind: there they are summed with the method's own weights.
+    Training minimises ``total``, in which the objective weighs ``classification`` (cross entropy) and ``alignment``
+    (distance from the prototypes that the site received). Both parts are unweighted, except that an objective with
+    several terms of one kind sums these terms with the method's weights.
     """
 
     total: Tensor
@@ -34,5 +34,5 @@ class Terms(NamedTuple):
 
     @classmethod
     def unaligned(cls, classification: Tensor) -> Self:
-        """Of a site that received nothing to align with: the alignment is 0."""
+        """Return the terms of a site that received nothing to align with: the alignment is 0."""
         return cls(classification, classification, torch.zeros_like(classification))

@@ -1,7 +1,7 @@
 """FedDBP: two branches of features; each site keeps its important channels (docs/explanation/notation.md).
 
-A shared branch gives z^s, whose class means are exchanged; a decision branch gives z^d, by which a sample is
-classified. Each site trains with equation 7,
+A shared branch gives z^s, whose class means are exchanged; a decision branch gives z^d, which classifies samples.
+Each site trains with equation 7,
 
     L = CE_s + λ1 · CE_d + λ2 · L_s + λ3 · L_d,
 
@@ -9,7 +9,7 @@ and makes its targets from the mean over holders p^c and its own prototypes p_k^
 
     η · p_k^c + (1 − η) · p^c   in the channels T_c with the highest Fisher scores,   p^c in the others.
 
-The server's half is :func:`algorithms.averaging.prototype_means`. All else is the site's: the fusion
+The server's half is :func:`algorithms.averaging.prototype_means`. The site's half is the fusion
 (:mod:`algorithms.feddbp.fusion`, numpy), the scores (:mod:`algorithms.feddbp.fisher`) and the loss
 (:mod:`algorithms.feddbp.objective`, torch).
 """

@@ -1,4 +1,4 @@
-"""FedDBP's importance of channels: the Fisher information of a class's features (equation 8, torch)."""
+"""Fisher scores of feature channels, by which FedDBP ranks a class's channels (equation 8; torch)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from algorithms.prototypes import class_means
 def fisher_scores(
     batches: Iterable[tuple[Tensor, Tensor]], classifier: Callable[[Tensor], Tensor], classes: int, dim: int
 ) -> Tensor:
-    """s_{c,j}, the mean over class c's samples of (∂ log p(y|x)/∂z_j)²: float64 (K, d) on the CPU.
+    """Return s_{c,j}, the mean over class c's samples of (∂ log p(y|x)/∂z_j)²: float64 (K, d) on the CPU.
 
-    Zeros for a class without samples. ``batches`` gives features (B, d) and labels int64 (B,) in [0, K), on the
-    classifier's device; ``classifier`` takes features to logits (B, K). It has to treat each sample by itself, as in
-    ``eval()`` mode: then the gradient of the batch's sum of log p is each sample's own. In training mode, batch
-    normalisation in the classifier would mix them. No parameter gets a gradient.
+    A class without samples gets zeros. ``batches`` gives features (B, d) and labels int64 (B,) in [0, K), on the
+    classifier's device; ``classifier`` maps features to logits (B, K). The classifier must treat each sample by itself,
+    as in ``eval()`` mode, because per-sample gradients are taken from the batch's sum of log p; in training mode,
+    batch normalisation would mix samples. No parameter gets a gradient.
     """
     squared = (
         (_log_gradients(features, labels, classifier).square(), labels) for features, labels in batches
@@ -29,10 +29,10 @@ def fisher_scores(
 
 
 def _log_gradients(features: Tensor, labels: Tensor, classifier: Callable[[Tensor], Tensor]) -> Tensor:
-    """∂ log p(y_b|x_b)/∂z_b, float64 (B, d).
+    """Return ∂ log p(y_b|x_b)/∂z_b, float64 (B, d).
 
-    The softmax is float64's: where a sample is all but certain, float32 rounds 1 − p to 0 and with it one of the
-    classes that the gradient consists of.
+    The softmax runs in float64: for a nearly certain sample float32 would round 1 − p to 0, and with it a class's part
+    of the gradient.
     """
     with torch.enable_grad():
         leaf = features.detach().requires_grad_()

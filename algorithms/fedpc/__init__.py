@@ -1,8 +1,8 @@
 """FedPC: personalisation by clusters of prototypes (Liu et al.; docs/explanation/notation.md).
 
-Once, before training, sites with similar prototypes form groups. In each round the group's members are
-averaged, their prototypes P_j and their extractors θ_j alike, and groups are then mixed by the cosine ρ of
-their prototypes (equations 5 to 8):
+Once, before training, sites with similar prototypes form groups. In each round the prototypes P_j and the extractors
+θ_j are averaged over a group's members, and groups are then mixed by the cosine ρ of their prototypes (equations 5
+to 8):
 
     P_j ← Σ_k ρ_jk P_k        θ_j ← Σ_k ρ_jk θ_k
 

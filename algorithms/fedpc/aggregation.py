@@ -1,4 +1,4 @@
-"""The server's half of FedPC: means within a group, and groups weighed by how alike they are (equations 5 to 8)."""
+"""Aggregation of FedPC: means within groups, and mixing of groups by their similarity (equations 5 to 8; numpy)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from algorithms.linear import Bool, Float
 
 @dataclass(frozen=True)
 class Groups:
-    """What J groups have: ``rows`` (J, K, d), ``has`` bool (J, K), ``theta`` (J, P); rows not had are zero.
+    """Prototypes and extractors of J groups: ``rows`` (J, K, d), zero where ``has`` (J, K) is False; ``theta`` (J, P).
 
     Raises ``ValueError`` for shapes that do not fit together.
     """
@@ -30,12 +30,12 @@ class Groups:
 
 
 def within(sums_rows: Float, holders: Counts, sums_theta: Float, members: Counts, min_holders: int) -> Groups:
-    """Unweighted means inside each group: P_j^k over the members that hold class k, θ_j over all members.
+    """Return unweighted means within each group: P_j^k over the members that hold class k, θ_j over all members.
 
-    ``sums_rows`` is (J, K, d), ``holders`` (J, K), ``sums_theta`` (J, P) and ``members`` (J,): sums over a
-    group's members, and over how many. A class with fewer than ``min_holders`` holders in a group is withheld
-    there, with the limit that :func:`algorithms.averaging.prototype_means` states; θ_j is a mean over as many
-    sites or more, with the same limit.
+    ``sums_rows`` (J, K, d) and ``sums_theta`` (J, P) are sums over a group's members; ``holders`` (J, K) and
+    ``members`` (J,) are the numbers of sites in them. A class with fewer than ``min_holders`` holders in a group is
+    withheld in that group. θ_j is a mean over at least min_holders sites too. Both have the limit that
+    :func:`algorithms.averaging.prototype_means` states.
 
     Raises ``ValueError`` for shapes that do not fit, a group of fewer than ``min_holders`` members, a class with
     more holders than members, or min_holders below 1.
@@ -46,12 +46,12 @@ def within(sums_rows: Float, holders: Counts, sums_theta: Float, members: Counts
 
 
 def similarity_weights(rows: Float) -> NDArray[np.float64]:
-    """ρ_j^k of equations 5 and 6, (J, J): row j says how much each group counts for group j.
+    """Return ρ_j^k of equations 5 and 6, (J, J): row j holds each group's weight for group j.
 
-    ``rows`` is (J, K, d); cosines are those of the groups' concatenated vectors [K·d], zeros for classes that
-    they do not have. A cosine below 0 counts as 0 (prototypes are ≥ 0, so only rounding is), and a group
-    without anything, whose cosines are all 0, listens to itself alone. So each row is not negative and sums
-    to 1; with one group it is 1, exactly.
+    ``rows`` is (J, K, d); the cosines are between the groups' concatenated vectors [K·d], with zeros for absent
+    classes. A cosine below 0 counts as 0 (prototypes are ≥ 0, so only rounding makes one negative). A group without
+    prototypes, whose cosines are all 0, gets weight 1 for itself. So each row is not negative and sums to 1; with one
+    group it is exactly 1.
     """
     vectors = np.asarray(rows, dtype=np.float64).reshape(len(rows), -1)
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -62,13 +62,13 @@ def similarity_weights(rows: Float) -> NDArray[np.float64]:
 
 
 def between(groups: Groups, *, literal_absent: bool = False, tau: float = 0.0) -> Groups:
-    """Each group's prototypes and extractor after equations 7 and 8, with one ρ for both.
+    """Return each group's prototypes and extractor after equations 7 and 8, with one ρ for both.
 
-    A class is mixed over the groups that have it, their weights divided by their sum, so that a group without
-    it does not pull it towards zero; ``literal_absent`` leaves out the division, as printed. A group gets a
-    class that it has not itself from those that have it; ``has`` is False, and the row zero, where the groups that
-    have it have no weight above ``tau`` together: on ciphertexts a smaller one cannot be told from 0, and would be
-    divided by. θ is mixed over all groups.
+    A class is mixed over the groups that have the class, with their weights divided by the weights' sum, so that groups
+    without the class do not pull it towards zero; ``literal_absent`` omits the division, as printed. A group without a
+    class thus gets the class from other groups. ``has`` is False and the row zero if the weights of the groups that
+    have the class sum to at most ``tau``: under encryption a smaller divisor cannot be distinguished from 0. θ is
+    mixed over all groups.
     """
     weights = similarity_weights(groups.rows)
     shares = weights @ groups.has
@@ -85,8 +85,8 @@ def _check_counts(sums_rows: Float, holders: Counts, members: Counts, min_holder
             f"sums {sums_rows.shape}, holders {holders.shape} and members {members.shape} do not fit together"
         )
     if min_holders < 1:
-        raise ValueError("min_holders is at least 1")
+        raise ValueError("min_holders must be at least 1")
     if (members < min_holders).any():
-        raise ValueError(f"a group of fewer than min_holders = {min_holders} members has no aggregate")
+        raise ValueError(f"a group has fewer than min_holders = {min_holders} members: merge it with another")
     if (holders < 0).any() or (holders > members[:, None]).any():
-        raise ValueError("a class is held by none of a group's members, by all, or by some number between")
+        raise ValueError("a class's holders must number between 0 and the group's members")

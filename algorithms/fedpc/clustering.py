@@ -1,4 +1,4 @@
-"""FedPC's groups of sites, found once from the inner products of their concatenated prototypes (numpy)."""
+"""FedPC's clustering of sites into groups, from the inner products of their concatenated prototypes (numpy)."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from algorithms.pca import principal_scores, resolution
 from algorithms.silhouette import silhouette
 
 MOST_GROUPS = 10
-"""The largest J that is tried when none is given."""
+"""Largest number of groups J that is tried if none is given."""
 MOST_COMPONENTS = 10
-"""Principal components that are used when their number is not given."""
+"""Number of principal components that are used if none is given."""
 _TIED = 1e-9
 
 
 def cluster(
     gram: Float, *, min_holders: int, groups: int | None, dimension: int | None, seed: int
 ) -> NDArray[np.int64]:
-    """Each site's group, int64 (n,), numbered 0 … J − 1 in the order of their first members.
+    """Return each site's group, int64 (n,), numbered 0 … J − 1 in the order of first members.
 
-    ``gram`` is (n, n) float64, the inner products of the sites' vectors [K·d], zeros for classes that a site
-    does not have. PCA (``dimension`` components, min(n − 1, 10) when None, never more than n − 1) and then
-    K-means into ``groups``; when None, into the J of 2 … min(10, ⌊n/min_holders⌋) with the largest silhouette,
-    the smaller J on a tie, and one group when that range is empty. Then each group of fewer than
-    ``min_holders`` sites joins the group whose centroid is nearest, so that there are at most ``groups``.
+    ``gram`` is (n, n) float64, the inner products of the sites' vectors [K·d], with zeros for classes that a site does
+    not have. PCA (``dimension`` components, min(n − 1, 10) if None, never more than n − 1) is followed by K-means into
+    ``groups``. If None, J is the number in 2 … min(10, ⌊n/min_holders⌋) with the largest silhouette, the smaller J on a
+    tie, or 1 if that range is empty. Then each group of fewer than ``min_holders`` sites joins the group with the
+    nearest centroid, so that there are at most ``groups``.
 
-    Every group has at least ``min_holders`` sites, except that all are in one group when there are fewer
-    than 2·min_holders; whether that one is large enough is the caller's to see. Vectors that float64's inner
-    products cannot tell apart (:data:`algorithms.pca.ROUNDING`) count as equal; if all do, there is
-    one group. The same arguments give the same groups: ``seed`` is no secret, it only makes K-means repeatable.
+    Every group has at least ``min_holders`` sites, except that fewer than 2·min_holders sites form one group; the
+    caller must check that this group is large enough. Vectors that float64's inner products cannot distinguish
+    (:data:`algorithms.pca.ROUNDING`) count as equal; if all are equal, there is one group. The same arguments give the
+    same groups; ``seed`` is no secret, and only makes K-means repeatable.
 
     Raises ``ValueError`` for a matrix that is no Gram matrix (not finite, or indefinite beyond rounding) and for
     numbers below 1.
@@ -50,11 +50,11 @@ def cluster(
 
 
 def merge_small(points: Float, labels: Labels, min_holders: int) -> NDArray[np.int64]:
-    """The partition after groups below ``min_holders`` have joined others, numbered as in :func:`cluster`.
+    """Merge groups of fewer than ``min_holders`` sites into others; return groups numbered as in :func:`cluster`.
 
-    ``points`` are (n, D), ``labels`` int64 (n,). One group at a time: the smallest (the first on a tie) joins
-    the one whose centroid is nearest (the first on a tie), centroids are taken anew, until none is too small
-    or one group is left.
+    ``points`` are (n, D), ``labels`` int64 (n,). In each step the smallest group joins the group with the nearest
+    centroid (the first on a tie, in both choices) and centroids are recomputed, until no group is too small or one
+    group is left.
     """
     labels = in_order_of_appearance(labels)
     sizes = np.bincount(labels)
@@ -69,7 +69,7 @@ def merge_small(points: Float, labels: Labels, min_holders: int) -> NDArray[np.i
 
 
 def _by_silhouette(points: Float, most: int, seed: int, equal: float) -> Labels:
-    """The K-means partition into 2 … ``most`` groups with the largest silhouette; one group if all are equal."""
+    """Return the K-means partition into 2 … ``most`` groups with the largest silhouette; one group if all are equal."""
     found = [kmeans(points, count, seed=seed, resolution=equal) for count in range(2, most + 1)]
     split: list[Partition] = [each for each in found if each.clusters > 1]
     if not split:
@@ -83,4 +83,4 @@ def _check(min_holders: int, groups: int | None, dimension: int | None) -> None:
     numbers = {"min_holders": min_holders, "groups": groups, "dimension": dimension}
     for name, number in numbers.items():
         if number is not None and number < 1:
-            raise ValueError(f"{name} is at least 1, not {number}")
+            raise ValueError(f"{name} must be at least 1, not {number}")

@@ -1,4 +1,4 @@
-"""The site's half of FedPC: cross entropy and the distance of class means from the group's (equations 3 and 4)."""
+"""Training loss of FedPC: cross entropy and the distance of class means from the group's (equations 3 and 4)."""
 
 from __future__ import annotations
 
@@ -14,24 +14,23 @@ from algorithms.terms import Outputs, Terms
 
 @dataclass(frozen=True)
 class Objective:
-    """(1 − γ) · CE + γ · L_p (equation 4), CE a batch mean and L_p the distance of class means
-    (:func:`algorithms.alignment.distance_of_means`).
+    """Loss (1 − γ) · CE + γ · L_p (equation 4), with CE a batch mean.
 
-    ``alignment`` is γ, 0.5 in print, where both terms weigh the same. With γ = 0 it is cross entropy alone.
-    Raises ``ValueError`` unless 0 ≤ γ < 1.
+    L_p is :func:`algorithms.alignment.distance_of_means`. ``alignment`` is γ: 0.5 in print, where both terms have the
+    same weight; 0 leaves cross entropy alone. Raises ``ValueError`` unless 0 ≤ γ < 1.
     """
 
     alignment: float = 0.5
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.alignment < 1.0:
-            raise ValueError(f"alignment is from 0 up and below 1, not {self.alignment}")
+            raise ValueError(f"alignment must be at least 0 and below 1, not {self.alignment}")
 
     def __call__(self, outputs: Outputs, labels: Tensor, targets: Targets | None) -> Terms:
-        """Terms for a batch with labels (B,).
+        """Return the terms for a batch with labels (B,).
 
-        Without a target for any class, as in the first round, the total is cross entropy, with weight 1; a
-        batch none of whose classes has a target keeps the weight 1 − γ that the other batches have.
+        Without a target for any class, as in the first round, the total is cross entropy with weight 1. If there are
+        targets, but none for this batch's classes, cross entropy keeps the weight 1 − γ of the other batches.
         """
         classification = functional.cross_entropy(outputs.logits, labels)
         if targets is None:

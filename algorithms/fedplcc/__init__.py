@@ -1,13 +1,14 @@
 """FedPLCC: convergent clusters of prototypes (Kuang et al.; docs/explanation/notation.md).
 
 Each site clusters its features class by class (:mod:`algorithms.finch`) and sends the clusters' means with their
-sample counts; the server clusters those again, and averages the models by N_k/N. A global prototype weighs its share
-W_g of its class's samples, in a contrast with all clusters and in a correction towards the nearest heavy ones:
+sample counts. The server clusters these means again, and averages the models by N_k/N. A global prototype's weight is
+its share W_g of its class's samples, in a contrast with all clusters and in a correction towards the nearest clusters
+of large weight:
 
     L = CE + λ1·L_contra + λ2·L_corr                                                                  (equation 4)
 
-The clusters' half is :mod:`algorithms.fedplcc.aggregation` (numpy), which FPL and FedPLVM use with other options; the
-loss is :mod:`algorithms.fedplcc.objective` (torch).
+Clustering is in :mod:`algorithms.fedplcc.aggregation` (numpy), which FPL and FedPLVM use with other options; the loss
+is in :mod:`algorithms.fedplcc.objective` (torch).
 """
 
 from algorithms.fedplcc.aggregation import (

@@ -1,8 +1,8 @@
-"""Clusters of prototypes at sites and at the server: FedPLCC's, and with other options FPL's and FedPLVM's (numpy).
+"""Clustering of prototypes at sites and server for FedPLCC, and with other options for FPL and FedPLVM (numpy).
 
-A site makes local prototypes (:func:`local_clusters`). The server assigns them to global clusters from inner products
-and site names alone (:func:`assign`); what the centres are made of can then be summed under another protection
-(:func:`contribution`, :func:`global_clusters`).
+A site makes local prototypes (:func:`local_clusters`). The server assigns local prototypes to global clusters from
+inner products and site names alone (:func:`assign`). The sums behind the clusters' centres
+(:func:`contribution`, :func:`global_clusters`) can then be added under another protection.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from algorithms.kmeans import Labels, in_order_of_appearance
 from algorithms.linear import Bool, Float
 
 WITHHELD = -1
-"""The cluster of a local prototype whose class has too few holders."""
+"""Cluster number of a local prototype whose class has too few holders."""
 
 
 @dataclass(frozen=True)
 class LocalClusters:
-    """A site's local prototypes: ``rows`` (M, d) float64, their classes ``labels`` int64 (M,), samples ``counts`` (M,).
+    """Local prototypes of a site, ordered by class.
 
-    Ordered by class. Raises ``ValueError`` for shapes that do not fit together, numbers that are not finite, or a
-    prototype of no sample.
+    ``rows`` are (M, d) float64, their classes ``labels`` int64 (M,), their numbers of samples ``counts`` (M,). Raises
+    ``ValueError`` for shapes that do not fit together, numbers that are not finite, or a prototype of no sample.
     """
 
     rows: Float = field(repr=False)
@@ -44,19 +44,20 @@ class LocalClusters:
         if not np.isfinite(self.rows).all():
             raise ValueError("a local prototype is not finite")
         if (self.counts < 1).any() or (np.diff(self.labels) < 0).any() or (self.labels < 0).any():
-            raise ValueError("local prototypes are ordered by class and stand for one sample or more")
+            raise ValueError("local prototypes must be ordered by class and stand for one sample or more")
 
     def without_zeros(self) -> LocalClusters:
-        """The same less prototypes of norm 0, or as good as that (:data:`algorithms.finch.LEAST_NORM`).
+        """Return these prototypes without those of norm at most :data:`algorithms.finch.LEAST_NORM`.
 
-        They belong nowhere, and hide no other in a sum. The limit: nor do short ones hide much, and they stay.
+        A zero prototype belongs to no cluster, and hides no other prototype in a sum. The limit: prototypes slightly
+        longer than that hide little too, and are kept.
         """
         kept = has_direction(self.rows)
         return LocalClusters(self.rows[kept], self.labels[kept], self.counts[kept])
 
 
 def has_direction(rows: Float) -> Bool:
-    """Which of the rows (M, d) are more than nothing, (M,)."""
+    """Return the mask (M,) of the rows (M, d) whose norm is above :data:`algorithms.finch.LEAST_NORM`."""
     return np.asarray(np.linalg.norm(rows, axis=1) > LEAST_NORM)
 
 
@@ -69,23 +70,23 @@ def local_clusters(
     literal: bool = False,
     most: int | None = None,
 ) -> LocalClusters:
-    """A site's local prototypes: FINCH over each class's features, and plain means of the features in each cluster.
+    """Return a site's local prototypes: the plain means of the clusters that FINCH finds in each class's features.
 
-    ``features`` is (n, d) float64, ``labels`` int64 (n,) in [0, K). Features are clustered by their directions, the
-    means are of the features as they are, and sum over a class, weighted by ``counts``, to its class mean (equation 9:
-    weights are sample counts). ``literal`` is :mod:`algorithms.finch`'s. ``single``: one prototype for each class, its
-    class mean, as FPL has it. Features that are zero share a prototype, so that M is at most n/2 + 2K.
-    A class of which FINCH makes more than ``most`` gets the next coarser partition, which is its mean.
+    ``features`` is (n, d) float64, ``labels`` int64 (n,) in [0, K). Features are clustered by their directions, but
+    the means are of the features as they are, so that the mean of a class's prototypes, weighted by ``counts``, is the
+    class mean (equation 9: weights are sample counts). ``literal`` is as in :mod:`algorithms.finch`. ``single`` makes
+    one prototype per class, its class mean, as FPL does. Zero features of a class share a prototype, so that M is at
+    most n/2 + 2K. A class in which FINCH finds more than ``most`` clusters gets one prototype, its class mean.
 
-    A prototype is the mean of two samples or more, unless the class has a single one that is not zero: **then it is
-    that sample's feature itself.** A few samples give little cover too; only noise bounds that.
+    A prototype is the mean of two samples or more. The limit: if a class has a single nonzero sample, **its prototype
+    is that sample's feature vector.** A mean over few samples hides little either; only noise bounds that.
 
     Raises ``ValueError`` for shapes that do not fit, labels outside [0, K) or features that are not finite.
     """
     if features.ndim != 2 or labels.shape != features.shape[:1]:
         raise ValueError(f"features {features.shape} and labels {labels.shape} do not fit together")
     if ((labels < 0) | (labels >= classes)).any():
-        raise ValueError(f"labels are from 0 to {classes - 1}")
+        raise ValueError(f"labels must be from 0 to {classes - 1}")
     rows, owners, counts = [np.zeros((0, features.shape[1]))], [], []
     for k in np.unique(labels):
         members = np.asarray(features[labels == k], dtype=np.float64)
@@ -101,11 +102,11 @@ def local_clusters(
 
 @dataclass(frozen=True)
 class Assignment:
-    """Which local prototype belongs to which of G global clusters.
+    """Assignment of local prototypes to G global clusters.
 
-    ``of_row``: for each class an int64 array, one number for each of its local prototypes: a cluster of 0 … G − 1, or
-    :data:`WITHHELD` for all of the class. Clusters are numbered class by class, in the order of their first members.
-    ``labels`` int64 (G,) are the clusters' classes, ``sites`` int64 (G,) how many sites each has a prototype from.
+    ``of_row`` has an int64 array for each class with the cluster of each local prototype: a number from 0 to G − 1, or
+    :data:`WITHHELD` for the whole class. Clusters are numbered class by class, in the order of their first members.
+    ``labels`` int64 (G,) are the clusters' classes, ``sites`` int64 (G,) the numbers of sites with a prototype in them.
     """
 
     of_row: tuple[Labels, ...]
@@ -122,25 +123,25 @@ def assign(
     most: int | None = None,
     hiding: bool = False,
 ) -> Assignment:
-    """Global clusters of all sites' local prototypes: FINCH for each class (equation 10), then merged.
+    """Assign all sites' local prototypes to global clusters: FINCH in each class (equation 10), then merging.
 
-    For each class k ``gram_by_class`` has the (m_k, m_k) float64 inner products of its local prototypes, one class at
-    a time where it is an iterator, and ``sites_by_class`` the site of each, int64 (m_k,). Cosines are all that is read,
-    but with ``literal`` (:mod:`algorithms.finch`); so vectors scaled to length 1 give the same answer, and hide their
-    norms.
+    For each class k ``gram_by_class`` yields the (m_k, m_k) float64 inner products of its local prototypes, and
+    ``sites_by_class`` has each prototype's site, int64 (m_k,). Without ``literal`` (:mod:`algorithms.finch`) only
+    cosines matter, so that vectors scaled to length 1, which hide their norms, give the same answer.
 
-    A cluster to which fewer than ``min_holders`` *sites* contribute is merged into the one whose mean is nearest by
-    cosine (:class:`algorithms.fedplcc.merging.Merging`), and so are the smallest while a class has more than ``most``,
-    or with ``hiding`` than :func:`algorithms.fedplcc.merging.most_hiding` allows. A class that fewer than min_holders
-    sites hold is withheld; a zero prototype does not make its site a holder. So every centre mixes at least
-    min_holders sites, **but not evenly**: a site with many of a cluster's prototypes, or of its samples, or with much
-    longer ones, outweighs the others, and what the centres change by from round to round gives away more. With 1, a
-    centre may be one site's own prototype.
+    A cluster with prototypes of fewer than ``min_holders`` *sites* is merged into the cluster whose mean is nearest by
+    cosine (:class:`algorithms.fedplcc.merging.Merging`). So are the smallest clusters while a class has more than
+    ``most``, or with ``hiding`` more than :func:`algorithms.fedplcc.merging.most_hiding` allows. A class that fewer
+    than min_holders sites hold is withheld; a zero prototype does not make its site a holder.
+
+    So every centre mixes at least min_holders sites. The limits: **the mix is uneven**, since a site with many of a
+    cluster's prototypes or samples, or with much longer prototypes, outweighs the others; changes of the centres from
+    round to round reveal more; and with min_holders = 1 a centre may be one site's own prototype.
 
     Raises ``ValueError`` for shapes that do not fit, a matrix that is no Gram matrix, or min_holders below 1.
     """
     if min_holders < 1:
-        raise ValueError("min_holders is at least 1")
+        raise ValueError("min_holders must be at least 1")
     of_row: list[Labels] = []
     labels: list[int] = []
     holders: list[int] = []
@@ -154,9 +155,9 @@ def assign(
 
 
 class Contribution(NamedTuple):
-    """What prototypes add to each of G clusters: ``sums`` (G, d), ``members`` (G,) and ``counts`` (G,) float64.
+    """Contribution of prototypes to G clusters: ``sums`` (G, d), ``members`` (G,) and ``counts`` (G,) float64.
 
-    ``members`` is the number of prototypes, ``counts`` of samples. Sites' contributions are added, field by field.
+    ``members`` are numbers of prototypes, ``counts`` of samples. Sites' contributions are added field by field.
     """
 
     sums: Float
@@ -167,15 +168,16 @@ class Contribution(NamedTuple):
 def contribution(
     local: LocalClusters, cluster_of_row: Labels, clusters: int, *, weighted_centres: bool = False
 ) -> Contribution:
-    """A site's share in the clusters that :func:`assign` gave its prototypes, ``cluster_of_row`` int64 (M,).
+    """Return a site's contribution to the clusters that :func:`assign` gave its prototypes.
 
-    Withheld prototypes are in no sum. ``weighted_centres``: sums are of prototypes times their samples, for
-    centres that are means of samples. Raises ``ValueError`` for a cluster that is not below ``clusters``.
+    ``cluster_of_row`` is int64 (M,). Withheld prototypes are in no sum. With ``weighted_centres`` the sums are of
+    prototypes times their sample counts, for centres that are means of samples. Raises ``ValueError`` for a cluster
+    that is not below ``clusters``.
     """
     if cluster_of_row.shape != local.labels.shape:
         raise ValueError(f"{len(local.labels)} prototypes, but clusters of shape {cluster_of_row.shape}")
     if (cluster_of_row < WITHHELD).any() or (cluster_of_row >= clusters).any():
-        raise ValueError(f"clusters are numbered from 0 to {clusters - 1}")
+        raise ValueError(f"clusters must be numbered from 0 to {clusters - 1}")
     kept = cluster_of_row != WITHHELD
     parts, counts = cluster_of_row[kept], local.counts[kept].astype(np.float64)
     rows = local.rows[kept] * counts[:, None] if weighted_centres else local.rows[kept]
@@ -198,11 +200,12 @@ class GlobalClusters:
 def global_clusters(
     total: Contribution, labels: Labels, *, weighted_centres: bool = False, uniform: bool = False
 ) -> GlobalClusters:
-    """Centres and weights from the sum of all sites' contributions; ``labels`` int64 (G,) as :func:`assign` gave them.
+    """Return centres and weights from the sum of all sites' contributions.
 
-    A centre is the plain mean of the local prototypes in it; ``weighted_centres``: of their samples, where the
-    contributions were made with it too. W_g is the cluster's share of its class's samples (equation 11); ``uniform``:
-    every cluster of a class has the same, as in FPL and FedPLVM, and ``counts`` is read for the centres alone.
+    ``labels`` int64 (G,) are those of :func:`assign`. A centre is the plain mean of the cluster's local prototypes, or
+    with ``weighted_centres``, which must then be set in :func:`contribution` too, the mean of their samples. W_g is the
+    cluster's share of its class's samples (equation 11). With ``uniform``, as in FPL and FedPLVM, all clusters of a
+    class have the same weight, and ``counts`` matters only for weighted centres.
 
     Raises ``ValueError`` for shapes that do not fit, or a cluster without members or samples.
     """
@@ -214,7 +217,7 @@ def global_clusters(
 
 
 def _partition(members: Float, single: bool, literal: bool, most: int | None) -> Labels:
-    """The clusters of one class's features: one for all, or FINCH's, with the zero features in one of their own."""
+    """Return the clusters of one class's features: a single one, or FINCH's with all zero features in one cluster."""
     if single:
         return np.zeros(len(members), dtype=np.int64)
     parts, directed = finch_rows(members, literal=literal), has_direction(members)
@@ -226,7 +229,9 @@ def _partition(members: Float, single: bool, literal: bool, most: int | None) ->
 def _paired(grams: Iterable[Float], sites: Sequence[Labels]) -> Iterator[tuple[Float, Labels]]:
     for gram, owners in zip_longest(grams, sites):
         if gram is None or owners is None:
-            raise ValueError("as many classes have Gram matrices as have site lists")
+            raise ValueError(
+                "the numbers of Gram matrices and of site lists must be equal: one of each per class"
+            )
         if gram.shape != (len(owners), len(owners)):
             raise ValueError(f"a Gram matrix of shape {gram.shape} does not fit {len(owners)} prototypes")
         yield gram, owners
@@ -235,7 +240,7 @@ def _paired(grams: Iterable[Float], sites: Sequence[Labels]) -> Iterator[tuple[F
 def _assign_class(
     gram: Float, sites: Labels, min_holders: int, most: int, literal: bool
 ) -> tuple[Labels, list[int]]:
-    """The cluster of each prototype, from 0, and the number of sites of each; none for a class that is withheld."""
+    """Return each prototype's cluster, from 0, and each cluster's number of sites; no cluster if withheld."""
     zero = np.einsum("ii->i", gram) <= LEAST_NORM**2
     if len(np.unique(sites[~zero])) < min_holders:
         return np.full(len(sites), WITHHELD, dtype=np.int64), []
@@ -253,6 +258,6 @@ def _check_total(total: Contribution, labels: Labels, needs_counts: bool) -> Non
     if total.sums.ndim != 2 or len(shapes) != 1:
         raise ValueError(f"labels {labels.shape} and contributions of {total.sums.shape} do not fit together")
     if (labels < 0).any():
-        raise ValueError("a cluster's class is not negative")
+        raise ValueError("a cluster's class must not be negative")
     if not (total.members > 0).all() or (needs_counts and not (total.counts > 0).all()):
-        raise ValueError("a cluster has no members, or they stand for no samples")
+        raise ValueError("a cluster has no members, or its members stand for no samples")

@@ -1,4 +1,4 @@
-"""Clusters of prototypes joined with their nearest, one after the other, until none is too small and there are few."""
+"""Merging of clusters of prototypes, one at a time, until each has enough sites and there are few enough."""
 
 from __future__ import annotations
 
@@ -13,44 +13,45 @@ from algorithms.linear import Float
 
 
 def most_hiding(rows: int) -> int:
-    """The most clusters G that ``rows`` prototypes of a class may make, 1 or more, with G·(G + 1)/2 < rows.
+    """Return the largest number of clusters G, at least 1, with G·(G + 1)/2 < ``rows``, a class's prototypes.
 
-    So many inner products have the sums of G clusters, each an equation in the prototypes' norms. The limit: fewer
-    equations than unknowns are no proof that nothing follows, least of all over several rounds.
+    The sums of G clusters have G·(G + 1)/2 inner products, each an equation in the prototypes' unknown norms. The
+    limit: fewer equations than unknowns do not prove that nothing leaks, least of all over several rounds.
     """
     return max((isqrt(max(8 * rows - 7, 0)) - 1) // 2, 1)
 
 
 class Merging:
-    """Clusters of one class, numbered in the order of their first members, and what is left of them.
+    """Clusters of one class, numbered in the order of their first members, that are merged step by step.
 
-    Only sums over clusters are kept, so that joining two takes O(J) time for J clusters.
+    Only sums over clusters are kept, so that merging two takes O(J) time for J clusters.
     """
 
     def __init__(self, gram: Float, labels: Labels, sites: Labels, *, literal: bool) -> None:
-        """Of the (m, m) inner products, the clusters 0 … J − 1 and the sites of m prototypes, both int64 (m,).
+        """Take the (m, m) inner products, the clusters 0 … J − 1 and the sites of m prototypes, both int64 (m,).
 
-        ``literal``: means are of vectors as they are, not of their directions (:mod:`algorithms.finch`). A zero
-        prototype is in a cluster, but no site has one there for it.
+        With ``literal``, means are of vectors as they are, not of their directions (:mod:`algorithms.finch`). A zero
+        prototype is in a cluster, but does not make its site one of the cluster's sites.
         """
         squares = np.einsum("ii->i", gram)
         directed = squares > LEAST_NORM**2
         scale = np.where(directed, 1.0 if literal else 1.0 / np.sqrt(np.where(directed, squares, 1.0)), 0.0)
         number = int(labels.max(initial=-1)) + 1
         self._labels, self._alive = labels, np.ones(number, dtype=np.bool_)
-        self._products = _added(
-            _added(gram * scale[:, None] * scale[None, :], labels, number).T, labels, number
+        self._products = _cluster_sums(
+            _cluster_sums(gram * scale[:, None] * scale[None, :], labels, number).T, labels, number
         )
-        self._squares = _added(squares * scale**2, labels, number)
+        self._squares = _cluster_sums(squares * scale**2, labels, number)
         self._sizes = np.bincount(labels, minlength=number).astype(np.float64)
         self._held = np.zeros((number, int(sites.max(initial=-1)) + 1), dtype=np.bool_)
         self._held[labels[directed], sites[directed]] = True
 
     def until(self, min_holders: int, most: int) -> tuple[NDArray[np.int64], list[int]]:
-        """Each prototype's cluster, and how many sites each cluster has a prototype from.
+        """Return each prototype's cluster, and each cluster's number of sites, after merging.
 
-        The cluster with the fewest sites (the first on a tie) joins the one whose mean is nearest by cosine, distances
-        compared as FINCH does, until all have ``min_holders`` or more and there are ``most`` or fewer; or one is left.
+        The cluster with the fewest sites (the first on a tie) joins the cluster whose mean is nearest by cosine, with
+        distances compared as in FINCH. Merging ends when each cluster has ``min_holders`` sites or more and there are
+        at most ``most`` clusters, or when one cluster is left.
         """
         holders = self._held.sum(axis=1)
         left = len(holders)
@@ -61,7 +62,7 @@ class Merging:
         return in_order_of_appearance(self._labels), holders[self._alive].tolist()
 
     def _join(self, small: int) -> int:
-        """The cluster that is both from now on: the one with the first member, so that the order stays."""
+        """Merge ``small`` with its nearest cluster and return their number, the lower one, so that the order stays."""
         kept, gone = sorted((small, self._nearest(small)))
         self._products[kept] += self._products[gone]
         self._products[:, kept] += self._products[:, gone]
@@ -81,8 +82,8 @@ class Merging:
         return int(steps.argmin())
 
 
-def _added(values: Float, labels: Labels, number: int) -> Float:
-    """Sums over the first axis within each of so many clusters."""
+def _cluster_sums(values: Float, labels: Labels, number: int) -> Float:
+    """Return sums over the first axis within each of ``number`` clusters."""
     sums = np.zeros((number, *values.shape[1:]))
     np.add.at(sums, labels, values)
     return sums

@@ -1,4 +1,4 @@
-"""The site's half of FedPLCC: cross entropy, weighted contrast, and the nearest heavy clusters (equations 4 to 8)."""
+"""Training loss of FedPLCC: cross entropy, weighted contrast, and correction (equations 4 to 8; torch)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from algorithms.terms import Outputs, Terms
 
 @dataclass(frozen=True)
 class Objective:
-    """CE + λ1·L_contra + λ2·L_corr (equation 4), with s_α(z, g) = cos(z, g)^α (equation 7) and means over the batch.
+    """Loss CE + λ1·L_contra + λ2·L_corr (equation 4), with s_α(z, g) = cos(z, g)^α (equation 7), as batch means.
 
     L_contra = −log[ Σ_{g∈G^y} e^{s_α/τ} W_g / Σ_{g∈G} e^{s_α/τ} W_g ] (equation 6), and
     L_corr = −Σ s_α·W_g over the ⌈φ·|G^y|⌉ largest s_α·W_g of the sample's class (equation 8).
 
     ``contrast_weight`` is λ1, ``correction_weight`` λ2 (10·λ1 in print), ``alpha`` α, ``temperature`` τ, ``share`` φ.
-    For ablation: a λ of 0 leaves its term out, ``share`` = 1 takes all clusters of the class, and ``weights_one``
-    reads 1 for every W_g in both terms. Raises ``ValueError`` for negative weights, α or φ outside (0, 1], or τ ≤ 0.
+    For ablation, a λ of 0 leaves its term out, ``share`` = 1 takes all clusters of the class, and ``weights_one``
+    sets every W_g to 1 in both terms. Raises ``ValueError`` for negative weights, α or φ outside (0, 1], or τ ≤ 0.
     """
 
     contrast_weight: float
@@ -40,10 +40,10 @@ class Objective:
             correction_weight=self.correction_weight,
         )
         if not 0.0 < self.share <= 1.0:
-            raise ValueError(f"share is above 0 and at most 1, not {self.share}")
+            raise ValueError(f"share must be above 0 and at most 1, not {self.share}")
 
     def __call__(self, outputs: Outputs, labels: Tensor, clusters: Clusters | None) -> Terms:
-        """Terms for a batch with labels (B,). Without clusters, as in the first round, cross entropy alone."""
+        """Return the terms for a batch with labels (B,); without clusters, as in the first round, cross entropy."""
         classification = functional.cross_entropy(outputs.logits, labels)
         if clusters is None:
             return Terms.unaligned(classification)

@@ -1,6 +1,6 @@
-"""FedPLVM: dual-level clustering of prototypes (Wang et al., NeurIPS 2024; docs/explanation/notation.md). A baseline.
+"""FedPLVM: dual-level clustering of prototypes (Wang et al., NeurIPS 2024; docs/explanation/notation.md), a baseline.
 
-FINCH over features at the sites and over local prototypes at the server, as FedPLCC, but every cluster has the same
-weight (``global_clusters(..., uniform=True)``): :mod:`algorithms.fedplcc.aggregation`. The loss is
+Sites cluster features by FINCH and the server clusters local prototypes, as in FedPLCC, but every cluster has the
+same weight (``global_clusters(..., uniform=True)`` in :mod:`algorithms.fedplcc.aggregation`). The loss is in
 :mod:`algorithms.fedplvm.objective` (torch).
 """

@@ -1,4 +1,4 @@
-"""The site's half of FedPLVM: contrast of α-sparse similarities, and a correction towards the class's mean cluster."""
+"""Training loss of FedPLVM: contrast of α-sparse similarities, and a correction towards the class's mean cluster."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from algorithms.terms import Outputs, Terms
 
 @dataclass(frozen=True)
 class Objective:
-    """CE + λ·(L_contra + L_corr) (Wang et al., NeurIPS 2024), with means over the batch.
+    """Loss CE + λ·(L_contra + L_corr) (Wang et al., NeurIPS 2024), with means over the batch.
 
-    L_contra = −log[ Σ_{g∈G^y} e^{s_α/τ} / Σ_{g∈G} e^{s_α/τ} ], s_α(z, g) = cos(z, g)^α, every cluster counting once.
-    L_corr = 2·(1 − cos(z, U^y))², U^y the plain mean of the class's clusters, without α: so the authors' code.
-    ``weight`` is λ, ``alpha`` α and ``temperature`` τ; the defaults are that code's. Raises ``ValueError`` for a
-    negative λ, α outside (0, 1] or τ ≤ 0.
+    L_contra = −log[ Σ_{g∈G^y} e^{s_α/τ} / Σ_{g∈G} e^{s_α/τ} ], s_α(z, g) = cos(z, g)^α; every cluster counts once.
+    L_corr = 2·(1 − cos(z, U^y))², where U^y is the plain mean of the class's clusters and α is not applied, as in the
+    authors' code. ``weight`` is λ, ``alpha`` α and ``temperature`` τ; the defaults come from that code. Raises
+    ``ValueError`` for a negative λ, α outside (0, 1] or τ ≤ 0.
     """
 
     weight: float = 100.0
@@ -39,7 +39,7 @@ class Objective:
         check_numbers(alpha=self.alpha, temperature=self.temperature, weight=self.weight)
 
     def __call__(self, outputs: Outputs, labels: Tensor, clusters: Clusters | None) -> Terms:
-        """Terms for a batch with labels (B,). Without clusters, as in the first round, cross entropy alone."""
+        """Return the terms for a batch with labels (B,); without clusters, as in the first round, cross entropy."""
         classification = functional.cross_entropy(outputs.logits, labels)
         if clusters is None:
             return Terms.unaligned(classification)

@@ -1,4 +1,4 @@
-"""The site's half of FedProto: cross entropy plus alignment with the averaged prototypes."""
+"""Training loss of FedProto: cross entropy plus alignment with the averaged prototypes (torch)."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from algorithms.terms import Outputs, Terms
 
 @dataclass(frozen=True)
 class Objective:
-    """CE + λ · :func:`algorithms.alignment.mean_square`, a batch mean each.
+    """Loss CE + λ · :func:`algorithms.alignment.mean_square`, each a batch mean.
 
-    ``alignment_weight`` is λ ≥ 0. Raises ``ValueError`` for one that is negative or not finite.
+    ``alignment_weight`` is λ. Raises ``ValueError`` for a λ that is negative or not finite.
     """
 
     alignment_weight: float
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.alignment_weight < float("inf"):
-            raise ValueError(f"alignment_weight is a number from 0 up, not {self.alignment_weight}")
+            raise ValueError(f"alignment_weight must be at least 0 and finite, not {self.alignment_weight}")
 
     def __call__(self, outputs: Outputs, labels: Tensor, targets: Targets | None) -> Terms:
-        """Terms for a batch with labels (B,); without targets the alignment is 0."""
+        """Return the terms for a batch with labels (B,); without targets the alignment is 0."""
         classification = functional.cross_entropy(outputs.logits, labels)
         if targets is None:
             return Terms.unaligned(classification)
@@ -34,5 +34,5 @@ class Objective:
         return Terms(classification + self.alignment_weight * aligned, classification, aligned)
 
     def distance(self, features: Tensor, labels: Tensor, targets: Targets) -> Tensor:
-        """What λ weighs."""
+        """Return the alignment term, before its weight λ."""
         return mean_square(features, labels, targets)

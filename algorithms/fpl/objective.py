@@ -1,4 +1,4 @@
-"""The site's half of FPL: contrast with all clusters, and the distance from the class's unbiased prototype."""
+"""Training loss of FPL: contrast with all clusters, and the distance from the class's unbiased prototype (torch)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from algorithms.terms import Outputs, Terms
 
 @dataclass(frozen=True)
 class Objective:
-    """CE + CPCL + UPCR, all with weight 1 (Huang et al., CVPR 2023), and means over the batch.
+    """Loss CE + CPCL + UPCR, all with weight 1 (Huang et al., CVPR 2023), as means over the batch.
 
-    CPCL = −log[ Σ_{g∈G^y} e^{cos(z, g)/τ} / Σ_{g∈G} e^{cos(z, g)/τ} ], every cluster counting once.
-    UPCR = 1/d ‖z − U^y‖², U^y the plain mean of the class's clusters.
-    As the authors' code computes them, where UPCR is torch's mean squared error; means are over the samples whose
-    class has a cluster, theirs over all samples. ``temperature`` is τ. Raises ``ValueError`` unless τ > 0.
+    CPCL = −log[ Σ_{g∈G^y} e^{cos(z, g)/τ} / Σ_{g∈G} e^{cos(z, g)/τ} ]; every cluster counts once.
+    UPCR = 1/d ‖z − U^y‖², where U^y is the plain mean of the class's clusters.
+    Both follow the authors' code, where UPCR is torch's mean squared error. One difference: means here are over the
+    samples whose class has a cluster, not over all. ``temperature`` is τ. Raises ``ValueError`` unless τ > 0.
     """
 
     temperature: float = 0.02
@@ -30,7 +30,7 @@ class Objective:
         check_numbers(alpha=1.0, temperature=self.temperature)
 
     def __call__(self, outputs: Outputs, labels: Tensor, clusters: Clusters | None) -> Terms:
-        """Terms for a batch with labels (B,). Without clusters, as in the first round, cross entropy alone."""
+        """Return the terms for a batch with labels (B,); without clusters, as in the first round, cross entropy."""
         classification = functional.cross_entropy(outputs.logits, labels)
         if clusters is None:
             return Terms.unaligned(classification)

@@ -1,12 +1,11 @@
 """PFPL: personalised prototypes for mixed heterogeneity (Zeng et al.; docs/explanation/notation.md).
 
-Each site gets a target of its own for every class that it holds (equation 4):
+Each site gets a personal target for every class that it holds (equation 4):
 
     C̄_i = α C_i + (1 − α) Σ_{m≠i} w_im C_m        over the other holders m of the class,
 
-and trains with cross entropy + λ · ℓ_R(C̄_i, C_i) (equation 5). Prototypes are all that is exchanged. The
-server's half is :mod:`algorithms.pfpl.aggregation` (numpy), the site's :mod:`algorithms.pfpl.objective`
-(torch).
+and trains with cross entropy + λ · ℓ_R(C̄_i, C_i) (equation 5). Only prototypes are exchanged. The server's half
+is :mod:`algorithms.pfpl.aggregation` (numpy), the site's :mod:`algorithms.pfpl.objective` (torch).
 """
 
 from algorithms.pfpl.aggregation import Weighting, peer_weights, personalise, served_by

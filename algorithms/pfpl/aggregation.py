@@ -1,4 +1,4 @@
-"""The server's half of PFPL: from inner products to the weights w_im of a site's peers (equation 4)."""
+"""Aggregation of PFPL: the weights w_im of a site's peers, from inner products (equation 4; numpy)."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from algorithms.linear import Bool, Float, Need, squared_distances
 
 
 class Weighting(StrEnum):
-    """A peer's weight from its distance d_im = ‖C_i − C_m‖²; D_i = Σ_m d_im over the cnt holders."""
+    """Rule for a peer's weight from its distance d_im = ‖C_i − C_m‖²; D_i = Σ_m d_im over the cnt holders."""
 
     DISTANCE = "distance"
-    """w = d_im/D_i, as printed: a *farther* peer weighs more, against what the paper's prose asks for."""
+    """Weight w = d_im/D_i, as printed: a *farther* peer weighs more, which contradicts the paper's prose."""
     COMPLEMENT = "complement"
-    """w = (D_i − d_im)/((cnt − 2)·D_i): a nearer peer weighs more, and the weights stay linear in d."""
+    """Weight w = (D_i − d_im)/((cnt − 2)·D_i): a nearer peer weighs more, and the weights stay linear in d."""
     INVERSE = "inverse"
-    """w ∝ 1/√d_im: a nearer peer weighs more; not linear in d, so it needs the Gram matrix."""
+    """Weight w ∝ 1/√d_im: a nearer peer weighs more; not linear in d, so the Gram matrix is needed."""
     UNIFORM = "uniform"
-    """w = 1/(cnt − 1): the control that looks at no distance."""
+    """Weight w = 1/(cnt − 1): the control that ignores distances."""
 
 
 def served_by(weighting: Weighting, *, squared: bool = True) -> frozenset[Need]:
-    """The needs of which a protection has to offer *one* to compute these weights.
+    """Return the needs of which a protection must offer at least *one* to compute these weights.
 
     Raises ``ValueError`` for an unsquared weighting other than ``distance``.
     """
@@ -37,14 +37,13 @@ def served_by(weighting: Weighting, *, squared: bool = True) -> frozenset[Need]:
 def peer_weights(
     gram: Float, holds: Bool, weighting: Weighting, *, squared: bool = True, tau: float
 ) -> NDArray[np.float64]:
-    """w_im of equation 4: row i of class k says what site i receives; shape (K, n, n), float64.
+    """Return w_im of equation 4, float64 (K, n, n): row i of class k weighs the prototypes that site i receives.
 
-    ``gram`` is (K, n, n) with [k, i, m] = ⟨C_i^k, C_m^k⟩; ``holds`` is bool (n, K), with an empty column
-    for a withheld class. A holder's row is not negative, sums to 1 and has nothing on the diagonal, unless
-    there is no peer to listen to: then it is e_i, so that Σ_m w_im C_m = C_i and the target is C_i whatever
-    α is. That is so without peers, and when all peers agree with site i: D_i ≤ ``tau`` > 0, in the units of
-    the Gram matrix. ``uniform`` never looks at D_i, nor does ``complement`` with a single peer, which gets
-    weight 1. ``inverse`` takes a distance below tau for tau. The rows of sites without the class are zero.
+    ``gram`` is (K, n, n) with [k, i, m] = ⟨C_i^k, C_m^k⟩; ``holds`` is bool (n, K), with an empty column for a
+    withheld class. A holder's row is not negative, sums to 1 and is 0 on the diagonal. Exception: the row is e_i, so
+    that the target is C_i for every α, if site i has no peers or all peers agree with site i (D_i ≤ ``tau`` > 0, in
+    the units of the Gram matrix). ``uniform`` ignores D_i, and so does ``complement`` with a single peer, which gets
+    weight 1. ``inverse`` raises distances below tau to tau. The rows of sites without the class are zero.
     ``squared=False`` is the other printed form of ``distance``, w ∝ ‖C_i − C_m‖.
 
     Raises ``ValueError`` for shapes that do not fit, tau ≤ 0, or squared=False with another weighting.
@@ -62,12 +61,12 @@ def peer_weights(
 
 
 def personalise(own: Float, peers: Float, alpha: float) -> NDArray[np.float64]:
-    """C̄_i = α C_i + (1 − α) Σ_m w_im C_m at the site (equation 4); all arrays are (K, d).
+    """Return the site's targets C̄_i = α C_i + (1 − α) Σ_m w_im C_m (equation 4); all arrays are (K, d).
 
     Raises ``ValueError`` unless 0 ≤ alpha ≤ 1 and the shapes are equal.
     """
     if not 0.0 <= alpha <= 1.0:
-        raise ValueError(f"alpha is between 0 and 1, not {alpha}")
+        raise ValueError(f"alpha must be between 0 and 1, not {alpha}")
     if own.shape != peers.shape:
         raise ValueError(f"own prototypes {own.shape} and the peers' {peers.shape} differ in shape")
     return np.asarray(alpha * own + (1.0 - alpha) * peers, dtype=np.float64)
@@ -75,33 +74,35 @@ def personalise(own: Float, peers: Float, alpha: float) -> NDArray[np.float64]:
 
 def _check_squared(weighting: Weighting, squared: bool) -> None:
     if not squared and weighting is not Weighting.DISTANCE:
-        raise ValueError(f"squared=False is a form of 'distance'; {weighting.value!r} has none")
+        raise ValueError(
+            f"squared=False needs weighting 'distance'; {weighting.value!r} has no unsquared form"
+        )
 
 
 def _check_shapes(gram: Float, holds: Bool, tau: float) -> None:
     if holds.ndim != 2 or holds.dtype != np.bool_:
-        raise ValueError("holds is a bool matrix: a row for each site, a column for each class")
+        raise ValueError("holds must be a bool matrix: a row for each site, a column for each class")
     n, classes = holds.shape
     if gram.shape != (classes, n, n):
         raise ValueError(f"Gram matrices of shape {gram.shape} do not fit {n} sites and {classes} classes")
     if not tau > 0.0:
-        raise ValueError(f"tau is above 0, not {tau}")
+        raise ValueError(f"tau must be above 0, not {tau}")
 
 
 def _peers(holds: Bool) -> Bool:
-    """[k, i, m]: sites i and m both hold class k and are not the same; (K, n, n)."""
+    """Return the mask (K, n, n) that is True at [k, i, m] if i ≠ m and both sites hold class k."""
     by_class = holds.T
     both = by_class[:, :, None] & by_class[:, None, :]
     return np.asarray(both & ~np.eye(len(holds), dtype=np.bool_))
 
 
 def _peers_to_compare(weighting: Weighting) -> float:
-    """From how many peers on the weighting looks at distances at all."""
+    """Return the least number of peers with which the weighting depends on distances."""
     return {Weighting.UNIFORM: np.inf, Weighting.COMPLEMENT: 2}.get(weighting, 1)
 
 
 def _scores(distances: Float, peers: Bool, weighting: Weighting, squared: bool, tau: float) -> Float:
-    """Weights before normalisation, (K, n, n). What stands where m is no peer of i means nothing."""
+    """Return weights before normalisation, (K, n, n); entries where m is no peer of i are meaningless."""
     match weighting:
         case Weighting.DISTANCE:
             return distances if squared else np.sqrt(distances)
@@ -114,14 +115,14 @@ def _scores(distances: Float, peers: Bool, weighting: Weighting, squared: bool, 
 
 
 def _complement_scores(distances: Float, peers: Bool) -> Float:
-    """D_i − d_im; for a single peer that is 0 and so is the divisor: it scores 1."""
+    """Return D_i − d_im, but 1 for a single peer, where both D_i − d_im and its divisor are 0."""
     rest = distances.sum(axis=-1, keepdims=True) - distances
     single = peers.sum(axis=-1, keepdims=True) == 1
     return np.where(single, 1.0, rest)
 
 
 def _rows(scores: Float, alone: Bool, holds: Bool) -> Float:
-    """Scores normalised row by row; e_i for a holder that is alone, zeros for a site without the class."""
+    """Normalise the scores row by row; a holder that is alone gets e_i, a site without the class gets zeros."""
     totals = scores.sum(axis=-1, keepdims=True)
     own = np.eye(len(holds)) * holds.T[:, :, None]
     return np.where(alone, own, scores / np.where(totals > 0.0, totals, 1.0))

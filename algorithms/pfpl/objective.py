@@ -1,4 +1,4 @@
-"""The site's half of PFPL: cross entropy plus alignment with the personalised prototypes (equation 5)."""
+"""Training loss of PFPL: cross entropy plus alignment with the personalised prototypes (equation 5; torch)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from algorithms.prototypes import Targets
 
 @dataclass(frozen=True)
 class Objective(fedproto.Objective):
-    """CE + λ · ℓ_R (equation 5): FedProto's loss, with personalised prototypes as targets.
+    """Loss CE + λ · ℓ_R (equation 5): FedProto's loss, with personalised prototypes as targets.
 
     ``alignment_weight`` is λ ≥ 0. ℓ_R is :func:`algorithms.alignment.mean_square`; ``literal`` takes it as printed
     (equations 6 and 7, :func:`algorithms.alignment.distance_of_means`). Raises ``ValueError`` for a negative or
@@ -23,5 +23,5 @@ class Objective(fedproto.Objective):
     literal: bool = False
 
     def distance(self, features: Tensor, labels: Tensor, targets: Targets) -> Tensor:
-        """ℓ_R."""
+        """Return ℓ_R."""
         return (distance_of_means if self.literal else mean_square)(features, labels, targets)

@@ -64,5 +64,5 @@ def test_shapes_and_numbers_that_do_not_fit_are_refused() -> None:
         prototype_means(np.ones((2, 3)), np.ones(3, dtype=np.int64), 1)
     with pytest.raises(ValueError, match="at least 1"):
         prototype_means(np.ones((2, 3)), np.array([1, 1]), 0)
-    with pytest.raises(ValueError, match="no holders or some"):
+    with pytest.raises(ValueError, match="number of holders"):
         prototype_means(np.ones((2, 3)), np.array([1, -1]), 1)

@@ -158,17 +158,17 @@ def test_from_the_sites_sums_to_each_sites_targets(seed: int, min_holders: int) 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"eta": -0.1}, "eta is between 0 and 1"),
-        ({"eta": 1.1}, "eta is between 0 and 1"),
-        ({"eta": float("nan")}, "eta is between 0 and 1"),
-        ({"top": -1}, "top is a number of channels from 0 up"),
+        ({"eta": -0.1}, "eta must be between 0 and 1"),
+        ({"eta": 1.1}, "eta must be between 0 and 1"),
+        ({"eta": float("nan")}, "eta must be between 0 and 1"),
+        ({"top": -1}, "top, a number of channels"),
         ({"scores": np.full((5, 6), -1.0)}, "finite and not negative"),
         ({"scores": np.full((5, 6), np.nan)}, "finite and not negative"),
         ({"scores": np.zeros((5, 5))}, "do not fit together"),
         ({"mean": np.zeros((4, 6))}, "do not fit together"),
         ({"own": np.zeros(6)}, "do not fit together"),
-        ({"has": np.ones(5)}, "a bool each"),
-        ({"has_own": np.ones(4, dtype=np.bool_)}, "a bool each"),
+        ({"has": np.ones(5)}, "has_own and has"),
+        ({"has_own": np.ones(4, dtype=np.bool_)}, "has_own and has"),
     ],
 )
 def test_what_makes_no_sense_is_refused(change: dict[str, object], reason: str) -> None:

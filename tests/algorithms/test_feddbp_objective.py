@@ -329,5 +329,5 @@ def test_numbers_that_are_no_weights_are_refused(name: str, value: float) -> Non
 def test_settings_that_train_nothing_or_divide_by_zero_are_refused() -> None:
     with pytest.raises(ValueError, match="nothing would be trained"):
         Objective(share=False, decision=False)
-    with pytest.raises(ValueError, match="temperature is above 0"):
+    with pytest.raises(ValueError, match="temperature"):
         Objective(temperature=0.0)

@@ -226,8 +226,8 @@ def test_a_withheld_sum_is_never_read() -> None:
     [
         ([[2]], [2], 3, "fewer than min_holders"),
         ([[0]], [0], 1, "fewer than min_holders"),
-        ([[4]], [3], 3, "by all"),
-        ([[-1]], [3], 3, "by all"),
+        ([[4]], [3], 3, "holders"),
+        ([[-1]], [3], 3, "holders"),
         ([[3]], [3], 0, "at least 1"),
         ([[3, 3]], [3], 3, "fit together"),
         ([[3]], [3, 3], 3, "fit together"),

@@ -108,7 +108,7 @@ def test_contributions_that_do_not_fit_are_refused() -> None:
     total = Contribution(one, np.array([1.0]), np.array([1.0]))
     with pytest.raises(ValueError, match="do not fit"):
         global_clusters(total, np.array([0, 0]))
-    with pytest.raises(ValueError, match="not negative"):
+    with pytest.raises(ValueError, match="not be negative"):
         global_clusters(total, np.array([-1]))
     with pytest.raises(ValueError, match="no members"):
         global_clusters(total._replace(members=np.array([0.0])), np.array([0]))

@@ -123,7 +123,7 @@ def test_local_prototypes_that_cannot_be_are_refused(change: dict[str, np.ndarra
 
 def test_features_that_do_not_fit_are_refused() -> None:
     one = np.array([[1.0]])
-    with pytest.raises(ValueError, match="labels are from"):
+    with pytest.raises(ValueError, match="labels must be from"):
         local_clusters(one, np.array([2]), 2)
     with pytest.raises(ValueError, match="do not fit"):
         local_clusters(one, np.array([0, 1]), 2)

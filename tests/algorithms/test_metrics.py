@@ -90,10 +90,10 @@ def test_nothing_to_count_is_none() -> None:
 @pytest.mark.parametrize(
     ("correct", "counts", "weights", "reason"),
     [
-        ([1, 2], [1], [1.0], "for each class"),
-        ([1], [1], [1.0, 1.0], "for each class"),
-        ([2], [1], [1.0], "between none and all"),
-        ([-1], [1], [1.0], "between none and all"),
+        ([1, 2], [1], [1.0], "per class"),
+        ([1], [1], [1.0, 1.0], "per class"),
+        ([2], [1], [1.0], "correct predictions"),
+        ([-1], [1], [1.0], "correct predictions"),
         ([1], [1], [-1.0], "not negative"),
         ([1], [1], [float("nan")], "finite"),
     ],
