@@ -21,7 +21,7 @@ class Run:
     method: AnyMethod
     agreement: Agreement
     outcome: Outcome
-    data_sha256: str
+    data_sha256: str | None
 
     def record(self) -> RunRecord:
         """All of it, to be read by :meth:`of`."""

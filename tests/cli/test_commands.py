@@ -135,7 +135,7 @@ def test_simulate_prints_json_on_request(tmp_path: Path) -> None:
         (["--models", "small-cnn,resnet10", "--compare", "fedper,local"], "fedper would average models"),
         (["--early-stopping", 2], "add val=0.1"),
         (["--batched", "sometimes"], "'auto', 'always' or 'never'"),
-        (["--protection", "rotation"], "unknown protection 'rotation'"),
+        (["--protection", "rotation"], "'rotation' is a part of 'masked'"),
         (["--seeds", "0,x"], "'x' is not a number"),
         (["--seeds", "4-1"], "names no seed"),
         (["--device", "cuda:99"], "use auto, cpu or cuda:N"),

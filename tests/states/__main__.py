@@ -9,9 +9,9 @@ import sys
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from tests.states.faults import Plan
-from tests.states.federations import FEDERATIONS, cast_of
+from tests.states.federations import FEDERATIONS, casts_of
+from tests.states.play import play
 from tests.states.walk import Report, shortened, walk
-from tests.states.world import play
 
 
 def main() -> int:
@@ -19,7 +19,7 @@ def main() -> int:
     options = _options()
     names = list(FEDERATIONS) if options.config == "all" else [options.config]
     if options.plan is not None:
-        ending = play(cast_of(names[0]), Plan.parse(options.plan))
+        ending = play(casts_of(names[0]), Plan.parse(options.plan))
         report = Report(names[0])
         report.add(Plan.parse(options.plan), ending)
         print(ending, report, sep="\n")  # noqa: T201

@@ -21,6 +21,7 @@ import secure_client.journal
 import secure_server.store
 from secure_client.privacy import durable
 
+LEDGER = "ledger.jsonl"
 _LEFT_BEHIND = ("-shm", ".lock")
 _append = durable.append
 
@@ -60,11 +61,21 @@ class Watcher(Protocol):
 
 
 class Disk:
-    """One party's folder below ``root``."""
+    """One party's folder below ``root``, and the folder of its ``ledgers`` where several runs share one.
 
-    def __init__(self, root: Path) -> None:
-        self._root, self._version = root, 0
+    That one has no versions, since other processes live on in it: whoever dies does nothing more there.
+    """
+
+    def __init__(self, root: Path, ledgers: Path | None = None) -> None:
+        self._root, self._version, self._ledgers = root, 0, ledgers
         self.folder.mkdir(parents=True)
+        if ledgers is not None:
+            ledgers.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def ledger(self) -> Path:
+        """The privacy ledger that the party's process opens."""
+        return (self._ledgers or self.folder) / LEDGER
 
     @property
     def folder(self) -> Path:
@@ -96,11 +107,11 @@ class Disk:
         shutil.copytree(self._spot, self._next)
         return True
 
-    def cut(self, name: str, *, lines: int) -> bool:
-        """Make a kill leave that file without its last lines; whether it had more than these."""
+    def cut_ledger(self) -> bool:
+        """Make a kill leave the ledger without its last line; whether it had more than that."""
         self.snapshot()
-        path = self._next / name
-        kept = path.read_bytes().splitlines(keepends=True)[:-lines] if path.exists() else []
+        path = (self._ledgers or self._next) / LEDGER
+        kept = path.read_bytes().splitlines(keepends=True)[:-1] if path.exists() else []
         if kept:
             path.write_bytes(b"".join(kept))
         return bool(kept)
@@ -119,7 +130,10 @@ class Disk:
         written since has had its log on the disk.
         """
         self.snapshot()
-        log, after = _log_of(self._next / path.name), Extent.of(path)
+        log, after = (
+            _log_of(path if path.parent == self._ledgers else self._next / path.name),
+            Extent.of(path),
+        )
         is_database = log.name != path.name
         if (
             log.exists()

@@ -21,13 +21,18 @@ from secure_client.errors import Violation
 from secure_client.exchanges.pairwise import MaskedSum
 from secure_client.journal import Journal
 from secure_client.order import Order
+from secure_client.privacy import durable
+from secure_client.privacy.exact import ExactReleases
+from secure_client.privacy.ledger import Account
 from secure_client.privacy.releases import Releases
 from secure_client.trainee import Trainee
+from secure_server import settling, tasks
 from secure_server.aggregate import Aggregator
 from secure_server.rounds import Planned
-from secure_server.run_state import State
+from secure_server.run_state import Stage, State
 from secure_server.store import Store
 from tests.states.invariants import Promise
+from tests.states.stepwise import no_lock
 
 
 @dataclass(frozen=True)
@@ -177,6 +182,46 @@ def _refuses_a_second_attempt() -> AbstractContextManager[object]:
     return patch.object(Order, "_check_fresh", wrong)
 
 
+def _forgets_late_sites() -> AbstractContextManager[object]:
+    """A site that lacks the last result is told that the run has finished."""
+    return patch.object(tasks, "late_sites", lambda state: frozenset())
+
+
+def _waits_for_all() -> AbstractContextManager[object]:
+    """The coordinator waits for every site's presence, past the deadline too."""
+    settled = settling._settled_presence
+
+    def wrong(rules: Any, state: State, now: float, *, late: bool) -> State:
+        return settled(rules, state, now, late=False)
+
+    return patch.dict(settling._SETTLED, {Stage.PRESENCE: wrong})
+
+
+def _repeats_signed_rounds() -> AbstractContextManager[object]:
+    """The coordinator attempts a round of a sparse graph again after survivors were signed."""
+    return patch.object(settling, "_signed_for_good", lambda rules, state: False)
+
+
+def _trains_unpaid() -> AbstractContextManager[object]:
+    """Training by DP-SGD is not paid for."""
+    return patch.object(Releases, "pay_for_training", lambda self, number: None)
+
+
+def _hides_exact_values() -> AbstractContextManager[object]:
+    """The ledger is not told that exact values leave."""
+    return patch.object(ExactReleases, "declare", lambda self: None)
+
+
+def _overlooks_lost_lines() -> AbstractContextManager[object]:
+    """A site does not hold its ledger to what it has shown of it."""
+    return patch.object(Account, "check_anchor", lambda self, anchor: None)
+
+
+def _locks_nothing() -> AbstractContextManager[object]:
+    """Runs write to their ledger whoever else does."""
+    return patch.object(durable, "_lock", no_lock)
+
+
 DOUBLES: Mapping[str, Double] = {
     "forgets its answers": Double(_forgets_its_answers, (Promise.ONE_ANSWER,), "fedavg", 22),
     "releases another kind": Double(_releases_another_kind, (Promise.ONE_KIND,), "fedavg"),
@@ -190,5 +235,12 @@ DOUBLES: Mapping[str, Double] = {
     "asks too few on": Double(_needs_one_fewer, (Promise.NO_REFUSAL,), "fedavg"),
     "refuses a second attempt": Double(_refuses_a_second_attempt, (Promise.RULES,), "fedavg"),
     "opens too few": Double(_opens_too_few, (Promise.ENOUGH,), "fedavg", 19),
+    "forgets late sites": Double(_forgets_late_sites, (Promise.SAME_RESULT,), "plain", 11),
+    "waits for all": Double(_waits_for_all, (Promise.ENDS,), "plain", 41),
+    "repeats signed rounds": Double(_repeats_signed_rounds, (Promise.NO_REFUSAL,), "sparse", 75),
+    "trains unpaid": Double(_trains_unpaid, (Promise.PAID_FIRST,), "dp-sgd"),
+    "hides exact values": Double(_hides_exact_values, (Promise.PAID_FIRST,), "exact"),
+    "overlooks lost lines": Double(_overlooks_lost_lines, (Promise.NOTICED,), "shared-noise", 875),
+    "locks nothing": Double(_locks_nothing, (Promise.NO_REFUSAL, Promise.KEPT), "two-runs"),
 }
 """By what each does wrong."""

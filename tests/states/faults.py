@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Self
 
 COORDINATOR = "coordinator"
+AWAY = 3
+"""Turns until a party that died by a fault of a write, or of its own, is started again."""
 LONGEST = 20
 """The most turns that a party stays away, or that a message is late."""
 _LAST_TURN, _LAST_CALL, _LAST_WRITE, _LAST_ANSWER = 60, 50, 30, 14
 """What a run without faults comes to; in a drawn order it takes twice as many turns. Repeated rounds take longer."""
 _SPREAD = 0.12
 """How far faults that come together are apart, as a part of the run."""
+_RUN = "/"
+"""Between the number of a run and who is hit there; the first run has no number."""
 
 
 class Kind(StrEnum):
@@ -108,19 +112,54 @@ class Plan:
         """Return the plan less one fault."""
         return Plan(tuple(each for each in self.faults if each is not fault), self.order)
 
+    def of_run(self, number: int) -> Plan:
+        """Return the faults that hit run ``number`` of those that are played at once, as a plan of that run alone."""
+        told = [(*each.who.rpartition(_RUN)[::2], each) for each in self.faults]
+        own = [replace(each, who=who) for run, who, each in told if int(run or 1) == number]
+        return Plan(tuple(own), self.order)
 
-def draw_plan(seed: int, sites: Sequence[str], *, older_state: bool = True, most: int = 6) -> Plan:
+
+class Pending:
+    """The faults of a plan that have not come yet; each comes once."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._left = list(plan.faults)
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    def due(self, kinds: Collection[Kind], who: str, at: int) -> Fault | None:
+        """Take the first fault of one of these kinds that hits ``who`` at its write, call or answer number ``at``."""
+        found = next(
+            (each for each in self._left if each.kind in kinds and each.who == who and each.at == at), None
+        )
+        if found is not None:
+            self._left.remove(found)
+        return found
+
+    def timed(self, turn: int) -> tuple[Fault, ...]:
+        """Take all faults that come in a turn."""
+        found = tuple(each for each in self._left if each.kind in TIMED and each.at == turn)
+        self._left = [each for each in self._left if each not in found]
+        return found
+
+
+def draw_plan(seed: int, sites: Sequence[str], *, runs: int = 1, most: int = 6) -> Plan:
     """Draw up to ``most`` faults. At most one site is gone for good: the others are enough to finish a run.
 
-    With ``older_state`` every eighth plan has state that is put back. In every other plan the faults come together.
+    Every eighth plan has state that is put back. In every other plan the faults come together. Of several ``runs``
+    that are played at once each fault hits one, and no state is put back: what one process shows of a ledger that
+    another one's fault cut cannot be judged.
     """
     rng = random.Random(seed)  # noqa: S311 (a test's choices, to be repeated from the seed)
     kinds = [kind for kind in Kind if kind not in OLDER_STATE]
-    if older_state and rng.random() < 1 / 8:
+    if runs == 1 and rng.random() < 1 / 8:
         kinds += OLDER_STATE * 3
     order = rng.choice([0, rng.randrange(1, 10**6)])
     focus = rng.choice([None, rng.random()])
     faults = [_draw(rng, rng.choice(kinds), sites, order, focus) for _ in range(rng.randint(1, most))]
+    if runs > 1:
+        faults = [_in_run(fault, rng.randint(1, runs)) for fault in faults]
     gone = [fault for fault in faults if fault.kind is Kind.GONE]
     kept = sorted(fault for fault in faults if fault not in gone[1:])
     return Plan(tuple(kept), order)
@@ -140,6 +179,10 @@ def _draw(rng: random.Random, kind: Kind, sites: Sequence[str], order: int, focu
         return Fault(int(when * _LAST_ANSWER), kind, rng.choice(sites), length)
     who = rng.choice(_WHOM.get(kind, everyone if kind in (Kind.KILLED, Kind.PUT_BACK) else sites))
     return Fault(int(when * _LAST_TURN * (2 if order else 1)), kind, who, length)
+
+
+def _in_run(fault: Fault, number: int) -> Fault:
+    return fault if number == 1 else replace(fault, who=f"{number}{_RUN}{fault.who}")
 
 
 _WHOM = {Kind.EXPIRED: ("",), Kind.SPOILT: (COORDINATOR,)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -13,12 +13,17 @@ import numpy as np
 
 from crypto.pairwise.parts import ShareKind
 from protoseal.config import Protection
-from protoseal.terms import MASKED_SUM, has_common_group, limits_of, steps_of
+from protoseal.terms import MASKED_SUM, has_common_group, limits_of, result_form, steps_of
 from protoseal_wire import codec
-from protoseal_wire.messages import Phase, PhaseKey
-from secure_client.privacy.ledger import read_account
+from protoseal_wire.messages import LedgerAnchor, Phase, PhaseKey
+from secure_client.errors import LedgerError
+from secure_client.privacy.chain import Anchor
+from secure_client.privacy.entries import Release
+from secure_client.privacy.ledger import Account, read_account
+from secure_client.privacy.releases import TRAINING, WHAT
 from secure_server.run_state import State
 from secure_server.store import Store
+from tests.states.faults import COORDINATOR
 from tests.states.federations import Cast
 from tests.states.site_rules import Shadow
 
@@ -38,6 +43,7 @@ class Promise(StrEnum):
         "all who get a round's result get the same, and who stated presence for the last one ends with it"
     )
     KEPT = "what was acknowledged is there after a restart, at a site and at the coordinator"
+    NOTICED = "a ledger that lacks an entry which its site has shown is not used"
     CURRENT = "nothing of an earlier attempt is taken"
     NO_REFUSAL = "no honest party is refused, and none refuses, while all are honest"
     RULES = (
@@ -46,7 +52,7 @@ class Promise(StrEnum):
     ENDS = "a run with enough healthy sites ends with a result, or says why not"
 
 
-ALWAYS = (Promise.ONE_SUM, Promise.ONE_KIND, Promise.ENOUGH, Promise.PAID_FIRST)
+ALWAYS = (Promise.ONE_SUM, Promise.ONE_KIND, Promise.ENOUGH, Promise.PAID_FIRST, Promise.NOTICED)
 """Promised too when a party's state was put back by one write, or a ledger lost its last line."""
 
 
@@ -70,11 +76,20 @@ class Monitor:
         self._requests: dict[tuple[str, PhaseKey], bytes] = {}
         self._kinds: dict[tuple[int, int, str], set[ShareKind]] = defaultdict(set)
         self._opened: dict[int, set[tuple[int, tuple[str, ...]]]] = defaultdict(set)
-        self._results: dict[int, set[bytes]] = defaultdict(set)
+        self._results: dict[tuple[int, tuple[str, ...]], set[bytes]] = defaultdict(set)
         self._held: dict[str, tuple[int, bytes]] = {}
-        self._unspent: Counter[str] = Counter()
+        self._groups: tuple[tuple[str, ...], ...] = ()
+        self._unspent: Counter[tuple[str, str]] = Counter()
+        self._anchors: list[tuple[str, Anchor]] = []
+        self._stated: dict[str, LedgerAnchor] = {}
+        self._shown: dict[str, LedgerAnchor] = {}
         self._acknowledged: set[tuple[str, PhaseKey]] = set()
-        one_sum = has_common_group(self._agreement) and steps_of(self._agreement, 1) == MASKED_SUM
+        graph = self._agreement.masking.graph(len(cast.sites), len(cast.sites))
+        one_sum = (
+            has_common_group(self._agreement)
+            and steps_of(self._agreement, 1) == MASKED_SUM
+            and not graph.sparse
+        )
         self._shadows = {site: Shadow(self._agreement, site) for site in cast.sites if one_sum}
 
     def broken(self, promise: Promise, text: str) -> None:
@@ -87,9 +102,13 @@ class Monitor:
     def asked(self, site: str, key: PhaseKey, request: bytes) -> None:
         """A site has its request."""
         self._requests[site, key] = request
+        if key.phase is Phase.PRESENCE:
+            start = codec.decode_round_start(request, self._limits, result_form(self._agreement))
+            self._groups = start.groups or self._groups
         if key.phase is Phase.RESULT and self._is_common:
-            self._results[key.round].add(hashlib.sha256(request).digest())
-            if len(self._results[key.round]) > 1:
+            results = self._results[key.round, self._group_of(site)]
+            results.add(hashlib.sha256(request).digest())
+            if len(results) > 1:
                 self.broken(Promise.SAME_RESULT, f"round {key.round} has two results")
 
     def leaves(self, site: str, key: PhaseKey, content: bytes, ledger: Path, deaths: int) -> None:
@@ -103,7 +122,8 @@ class Monitor:
         if key.phase is Phase.UNMASK:
             self._released(site, key, content)
         if key.phase is Phase.PRESENCE and self._cast.has_ledgers:
-            self._paid(site, key, ledger, deaths)
+            self._check_noticed(site, key, content)
+            self._check_paid(site, key, read_account(ledger), deaths)
 
     def _released(self, site: str, key: PhaseKey, content: bytes) -> None:
         survivors = codec.decode_signed_survivors(self._requests[site, key], self._limits).sites
@@ -131,7 +151,9 @@ class Monitor:
         first = self._requests.get((site, PhaseKey(key.run, key.round, key.attempt, Phase.SHARES)))
         if first is None or not self._agreement.layout.classes:
             return
-        listed = codec.decode_active_list(first, self._limits).statements
+        group = self._group_of(site)
+        stated = codec.decode_active_list(first, self._limits).statements
+        listed = [each for each in stated if not group or each.site in group]
         holds = np.array([each.holds for each in listed])
         left = np.array([each.holds for each in listed if each.site in survivors])
         short = (holds.sum(axis=0) >= least) & (left.sum(axis=0) < least)
@@ -153,6 +175,8 @@ class Monitor:
     def acknowledged(self, site: str, key: PhaseKey, base: bytes) -> None:
         """A site knows that its answer was taken, and trains from ``base`` now."""
         self._acknowledged.add((site, key))
+        if key.phase is Phase.PRESENCE and self._cast.has_ledgers:
+            self._shown[site] = self._stated[site]
         if key.phase is Phase.RESULT:
             self._held[site] = key.round, base
 
@@ -164,35 +188,69 @@ class Monitor:
 
     # Payments
 
-    def paid(self, site: str) -> None:
-        """A line of a ledger is durable."""
-        self._unspent[site] += 1
+    def paid(self, site: str, what: str, anchor: Anchor) -> None:
+        """A payment is durable."""
+        self._unspent[site, what] += 1
+        self._anchors.append((site, anchor))
 
-    def drawn(self, site: str) -> None:
-        """Noise is drawn, for one release."""
-        if self._unspent[site] < 1:
-            self.broken(Promise.PAID_FIRST, f"{site} draws noise that nothing was paid for")
-        self._unspent[site] -= 1
+    def drawn(self, site: str, what: str) -> None:
+        """Noise is drawn, for one release or one training."""
+        if self._unspent[site, what] < 1:
+            self.broken(Promise.PAID_FIRST, f"{site} draws noise for {what} that nothing was paid for")
+        self._unspent[site, what] -= 1
 
     def died(self, site: str) -> None:
         """A payment that nothing was drawn for yet is lost."""
-        self._unspent[site] = 0
+        self._unspent = Counter({key: left for key, left in self._unspent.items() if key[0] != site})
 
-    def _paid(self, site: str, key: PhaseKey, ledger: Path, deaths: int) -> None:
-        """The round's releases that have left are paid for, and not more than once each but after deaths."""
-        shared = self._agreement.distributed_noise
+    def check_ledger(self, site: str, ledger: Path) -> None:
+        """Check that a ledger has every payment that was acknowledged to its site."""
+        paid = [anchor for owner, anchor in self._anchors if owner == site]
+        try:
+            for anchor in paid:
+                read_account(ledger).check_anchor(anchor)
+        except LedgerError as error:
+            self.broken(Promise.KEPT, f"{site}'s ledger is not what was acknowledged: {error}")
+
+    def _check_noticed(self, site: str, key: PhaseKey, content: bytes) -> None:
+        """A site states no ledger that lacks what others know of it."""
+        anchor, before = codec.decode_presence(content, self._limits).anchor, self._shown.get(site)
+        if anchor is None:
+            self.broken(Promise.NOTICED, f"{site} states no entry of its ledger: {_name(key)}")
+            return
+        self._stated[site] = anchor
+        if before is not None and anchor.is_behind(before) and COORDINATOR not in self.older:
+            self.broken(
+                Promise.NOTICED, f"{site} states entry {anchor.seq} of a ledger that lacks entry {before.seq}"
+            )
+
+    def _check_paid(self, site: str, key: PhaseKey, account: Account, deaths: int) -> None:
+        """What has left in the round, or is about to, is paid for, and not more than once each but after deaths."""
+        if self._agreement.privacy is None:
+            told = sum(each.run == key.run for each in account.exposures)
+            if told != 1:
+                broken = Promise.PAID_ONCE if told else Promise.PAID_FIRST
+                self.broken(broken, f"{site}'s ledger says {told} times that exact values leave")
+            return
         attempts = {other.attempt for name, other in self._left if name == site and _same_round(other, key)}
-        due = 0 if shared and not key.round else len(attempts) if shared else 1
-        entries = read_account(ledger).entries
-        found = sum(each.spending.release.round == key.round for each in entries)
-        if found < due:
-            self.broken(
-                Promise.PAID_FIRST, f"{site} sends {_name(key)}: {found} of {due} releases are paid for"
-            )
-        if found > max(due, len(attempts)) + deaths:
-            self.broken(
-                Promise.PAID_ONCE, f"{site}: {found} payments for {due} releases of round {key.round}"
-            )
+        for what, due in self._payments(key.round, len(attempts)).items():
+            release = Release(key.run, key.round, what)
+            found = sum(each.spending.release == release for each in account.entries)
+            if found < due:
+                self.broken(
+                    Promise.PAID_FIRST, f"{site} sends {_name(key)}: {found} of {due} are paid for ({what})"
+                )
+            if found > max(due, len(attempts)) + deaths:
+                self.broken(
+                    Promise.PAID_ONCE, f"{site}: {found} payments for {due} of round {key.round} ({what})"
+                )
+
+    def _payments(self, round_number: int, attempts: int) -> Mapping[str, int]:
+        """How many payments are due in a round whose presence was stated in so many attempts, by what they are for."""
+        privacy, shared = self._agreement.privacy, self._agreement.distributed_noise
+        releases = 0 if shared and not round_number else attempts if shared else 1
+        trains = privacy is not None and privacy.dp_sgd is not None
+        return {WHAT: releases, TRAINING: int(trains and round_number > 0)}
 
     # At the coordinator
 
@@ -217,9 +275,14 @@ class Monitor:
         for site in due & ended.keys():
             if (result := ended[site][0]) < state.last_result:
                 self.broken(Promise.SAME_RESULT, f"{site} ends with the result of round {result}")
-        bases = {base for result, base in ended.values() if result == state.last_result}
-        if self._is_common and len(bases) > 1:
-            self.broken(Promise.SAME_RESULT, "sites end with two bases")
+        last = {site: base for site, (result, base) in ended.items() if result == state.last_result}
+        bases = {(self._group_of(site), base) for site, base in last.items()}
+        if self._is_common and len(bases) > len({group for group, _ in bases}):
+            self.broken(Promise.SAME_RESULT, "sites of a group end with two bases")
+
+    def _group_of(self, site: str) -> tuple[str, ...]:
+        """The group that a site is in; empty where all are in one."""
+        return next((group for group in self._groups if site in group), ())
 
     @property
     def _is_common(self) -> bool:

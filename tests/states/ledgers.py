@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import random
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
@@ -15,7 +14,8 @@ from secure_client.errors import BudgetError
 from secure_client.privacy import durable
 from secure_client.privacy.chain import Anchor
 from secure_client.privacy.ledger import read_account
-from tests.states.strands import Killed, Strand
+from tests.states.stepwise import stepwise
+from tests.states.strands import Killed, Strand, pause
 from tests.support.budgets import LIMIT, exact_epsilon, open_ledger, spending
 
 _RUNS, _ROUNDS, _RESTARTS = 3, 4, 3
@@ -41,7 +41,6 @@ class SharedLedger:
     def __init__(self, path: Path, seed: int) -> None:
         self._path = path
         self._rng = random.Random(seed)  # noqa: S311 (a test's choices, to be repeated from the seed)
-        self._running: Strand[None] | None = None
         self._anchors: list[Anchor] = []
         self._done: set[tuple[str, int]] = set()
         self._refused = self._killed = 0
@@ -53,7 +52,7 @@ class SharedLedger:
         with self._stepwise():
             while strands:
                 name = self._rng.choice(sorted(strands))
-                self._running = strand = strands[name]
+                strand = strands[name]
                 if self._killed < _RESTARTS and self._rng.random() < _KILLED:
                     strand.kill()
                 else:
@@ -102,46 +101,14 @@ class SharedLedger:
 
     # Steps
 
-    def _pause(self) -> None:
-        if self._running is None:
-            raise RuntimeError("nobody runs")
-        self._running.pause()
-
     @contextmanager
     def _stepwise(self) -> Iterator[None]:
-        """A process pauses where another could come in between, and while it waits for the lock."""
-        with ExitStack() as patches:
-            for name in ("read_all", "cut", "sync"):
-                patches.enter_context(patch.object(durable, name, self._paused(getattr(durable, name))))
-            patches.enter_context(patch.object(durable, "append", self._appended))
-            if durable._lock is not no_lock:
-                patches.enter_context(patch.object(durable, "_lock", self._locked))
+        """A process pauses where another could come in between, and may be killed in the middle of a line."""
+        with patch.object(durable, "append", self._appended), stepwise(pause):
             yield
 
-    def _paused(self, step: Callable[..., object]) -> Callable[..., object]:
-        def paused(*arguments: object) -> object:
-            self._pause()
-            return step(*arguments)
-
-        return paused
-
     def _appended(self, file: int, content: bytes) -> None:
-        self._pause()
         if self._killed < _RESTARTS and self._rng.random() < _KILLED:
             os.write(file, content[: int(len(content) * self._rng.random())])
             raise Killed
         _append(file, content)
-        self._pause()
-
-    def _locked(self, file: int, kind: int, path: Path) -> None:  # noqa: ARG002 (in place of another)
-        while True:
-            self._pause()
-            try:
-                fcntl.flock(file, kind | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            return
-
-
-def no_lock(file: int, kind: int, path: Path) -> None:
-    """The double's: in place of ``durable._lock``."""

@@ -28,6 +28,7 @@ from secure_client.anchors import check_kept_beside
 from secure_client.app import open_peers, rounds_received
 from secure_client.build import build_learner, build_trainee
 from secure_client.errors import Unreachable
+from secure_client.privacy.exact import open_exact
 from secure_client.privacy.releases import open_releases
 from secure_client.runner import take_part
 from secure_client.session import Session
@@ -42,7 +43,7 @@ from tests.states.faults import COORDINATOR
 from tests.states.federations import Cast
 from tests.states.strands import Strand
 
-JOURNAL, LEDGER, STORE, KEYS = "journal.sqlite", "ledger.jsonl", "coordinator.sqlite", "keys.bin"
+JOURNAL, STORE, KEYS = "journal.sqlite", "coordinator.sqlite", "keys.bin"
 SECONDS = 10.0
 """Each deadline of a run."""
 MAX_ATTEMPTS = 4
@@ -57,8 +58,11 @@ class Surroundings(Protocol):
     """What a party knows of the world it runs in."""
 
     cast: Cast
-    turn: int
-    now: float
+
+    @property
+    def now(self) -> float:
+        """The clock, in seconds."""
+        ...
 
     def delivered(self, site: SiteProcess, call: Callable[[], R]) -> R | None:
         """The reply to a site's call through the network; None for a call that has to be tried again."""
@@ -230,7 +234,7 @@ class SiteProcess:
     def _run(self) -> Finished | Stopped:
         """As :mod:`secure_client.app` does, without files of results."""
         world, cast = self._world, self._world.cast
-        agreement, budget = cast.agreement, cast.budget(self.name, self.disk.folder / LEDGER)
+        agreement, budget = cast.agreement, cast.budget(self.name, self.disk.ledger)
         with ExitStack() as stack:
             journal = stack.enter_context(
                 open_journal(self.disk.folder / JOURNAL, agreement, self._party, durable=False)
@@ -243,7 +247,13 @@ class SiteProcess:
             self.trainee = build_trainee(agreement, learner, journal, open_releases(agreement, budget))
             peers = None if budget is None else stack.enter_context(open_peers(budget))
             session = Session(
-                agreement, self._party, self.trainee, journal, peers=peers, tests_in=lambda number: False
+                agreement,
+                self._party,
+                self.trainee,
+                journal,
+                peers=peers,
+                tests_in=lambda number: False,
+                exact=open_exact(agreement, budget),
             )
             world.opened(self, rounds_received(journal), self.trainee.base)
             if rounds_received(journal) == agreement.rounds:

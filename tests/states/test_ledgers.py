@@ -7,7 +7,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 from secure_client.privacy import durable
-from tests.states.ledgers import SharedLedger, no_lock
+from tests.states.ledgers import SharedLedger
+from tests.states.stepwise import no_lock
 
 _PLANS = 60
 

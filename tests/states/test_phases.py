@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
+import pytest
+
 from secure_server import settling
 from tests.states.phases import Explorer
 
@@ -13,6 +15,15 @@ def test_every_order_of_a_fault_at_four_sites_ends_well() -> None:
     assert found.complete
     assert not found.problems, found.problems
     assert found.states > 3000
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("sites", "faults", "rounds"), [(4, 2, 1), (4, 1, 2), (5, 1, 1)])
+def test_every_order_of_more_ends_well(sites: int, faults: int, rounds: int) -> None:
+    found = Explorer(sites, faults, rounds_=rounds).explore()
+    assert found.complete
+    assert not found.problems, found.problems
 
 
 def test_a_machine_that_attempts_a_round_again_after_unmask_is_found() -> None:

@@ -8,12 +8,14 @@ import pytest
 
 from tests.states.doubles import DOUBLES
 from tests.states.faults import Kind, Plan, draw_plan
-from tests.states.federations import FEDERATIONS, cast_of
+from tests.states.federations import FEDERATIONS, casts_of
+from tests.states.play import play
 from tests.states.walk import walk
-from tests.states.world import play
 
-_SLOW = {"ckks": 2, "ckks-sums": 3}
-_PLANS, _PLANS_OF_A_DOUBLE = 6, 25
+_SLOW = {"ckks": 2, "ckks-sums": 2, "two-groups": 2, "two-runs": 2}
+_PLANS, _PLANS_OF_A_DOUBLE = 4, 25
+_LONGER = 25
+"""How many times as many plans `make test-all` plays, of another seed."""
 _SITES = ("clinic-a", "clinic-b", "clinic-c", "clinic-d")
 
 
@@ -22,6 +24,14 @@ def test_no_promise_is_broken(federation: str) -> None:
     report = walk(federation, 1, plans=_SLOW.get(federation, _PLANS))
     assert not report.found, str(report)
     assert report.missed < report.faults.total()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("federation", FEDERATIONS)
+def test_no_promise_is_broken_for_minutes(federation: str) -> None:
+    report = walk(federation, 2, plans=_LONGER * _SLOW.get(federation, _PLANS))
+    assert not report.found, str(report)
 
 
 @pytest.mark.parametrize("name", DOUBLES)
@@ -44,5 +54,5 @@ def test_a_plan_follows_from_its_number_and_is_read_back() -> None:
 
 def test_a_replayed_plan_takes_the_same_turns() -> None:
     plan = draw_plan(11, _SITES)
-    one, other = (play(cast_of("plain"), plan) for _ in range(2))
+    one, other = (play(casts_of("plain"), plan) for _ in range(2))
     assert (one.stage, one.turns, one.states) == (other.stage, other.turns, other.states)

@@ -9,11 +9,12 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from secure_server.run_state import Stage
+from tests.states.ending import Ending
 from tests.states.faults import Plan, draw_plan
-from tests.states.federations import cast_of
+from tests.states.federations import casts_of
 from tests.states.invariants import Promise, Violation
 from tests.states.known import is_known
-from tests.states.world import Ending, play
+from tests.states.play import play
 
 _PLANS_OF_A_SEED = 1_000_000
 
@@ -73,12 +74,12 @@ def walk(
 
     The plans follow from ``seed`` alone; the walk begins with number ``first`` of them.
     """
-    cast, report, start = cast_of(federation), Report(federation), time.monotonic()
+    casts, report, start = casts_of(federation), Report(federation), time.monotonic()
     last = None if plans is None else first + plans
-    for plan in itertools.islice(_plans(seed, cast.sites), first, last):
+    for plan in itertools.islice(_plans(seed, casts[0].sites, len(casts)), first, last):
         if (seconds is not None and time.monotonic() - start > seconds) or report.found.keys() & set(until):
             break
-        report.add(plan, play(cast, plan))
+        report.add(plan, play(casts, plan))
     report.seconds = time.monotonic() - start
     return report
 
@@ -94,7 +95,7 @@ def shortened(federation: str, plan: Plan, promise: Promise) -> tuple[Plan, Viol
 
 
 def _replayed(federation: str, plan: Plan, promise: Promise) -> tuple[Plan, Violation] | None:
-    violation = _broken(play(cast_of(federation), plan).violations, promise)
+    violation = _broken(play(casts_of(federation), plan).violations, promise)
     return None if violation is None else (plan, violation)
 
 
@@ -102,6 +103,6 @@ def _broken(violations: Iterable[Violation], promise: Promise) -> Violation | No
     return next((each for each in violations if each.promise is promise and not is_known(each)), None)
 
 
-def _plans(seed: int, sites: tuple[str, ...]) -> Iterator[Plan]:
+def _plans(seed: int, sites: tuple[str, ...], runs: int) -> Iterator[Plan]:
     for number in itertools.count():
-        yield draw_plan(_PLANS_OF_A_SEED * seed + number, sites)
+        yield draw_plan(_PLANS_OF_A_SEED * seed + number, sites, runs=runs)

@@ -57,11 +57,13 @@ def build(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, dim), nn.Tanh()), nn.Linear(dim, num_classes)
 
 
-def small_data(agreement: Agreement) -> dict[str, SiteData]:
+def small_data(
+    agreement: Agreement, holdings: Mapping[str, tuple[int, ...]] = HOLDINGS
+) -> dict[str, SiteData]:
     """Real scans, six of each class a site holds, none at two sites; no test part."""
     scans = load_digits()
     data = {}
-    for position, (site, classes) in enumerate(HOLDINGS.items()):
+    for position, (site, classes) in enumerate(holdings.items()):
         own = slice(position * _SAMPLES, (position + 1) * _SAMPLES)
         chosen = np.concatenate([np.flatnonzero(scans.target == number)[own] for number in classes])
         pixels = (scans.images[chosen] / 16.0).astype(np.float32)[..., np.newaxis]
