@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 from PIL import Image
+from rich.console import Console
 from torch.utils.data import TensorDataset
 
 from protoseal.cli import COMMANDS, main
@@ -51,9 +53,9 @@ def failure(*arguments: object) -> str:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A simulated run of two seeds, two rounds each."""
+    """A simulated run of two seeds, a round each."""
     out = tmp_path_factory.mktemp("simulation") / "run"
-    output_of("simulate", "--config", EXPERIMENT, "--rounds", 2, "--seeds", "0-1", "--out", out)
+    output_of("simulate", "--config", EXPERIMENT, "--rounds", 1, "--seeds", "0-1", "--out", out)
     return out
 
 
@@ -124,6 +126,20 @@ def test_simulate_prints_json_on_request(tmp_path: Path) -> None:
     assert json.loads(text)["compared"].keys() == {"self"}
 
 
+def test_simulate_shows_a_bar_of_all_rounds_on_a_terminal_and_classes_apart_on_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = StringIO()
+    terminal = Console(file=shown, force_terminal=True, width=120)
+    monkeypatch.setattr("protoseal.commands.watching.Console", lambda stderr: terminal)
+    asked = ("--method", "local", "--compare", "", "--rounds", 2, "--per-class", "--out", tmp_path / "run")
+    text = output_of("simulate", "--config", EXPERIMENT, *asked)
+    assert "2/2" in shown.getvalue()
+    assert "local by class, %" in text
+    for site in read_result(tmp_path / "run").sites:
+        assert site.per_class
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -145,6 +161,13 @@ def test_simulate_prints_json_on_request(tmp_path: Path) -> None:
 def test_what_simulate_cannot_do_is_one_line(tmp_path: Path, arguments: list[str], said: str) -> None:
     line = failure("simulate", "--rounds", 1, "--out", tmp_path, *arguments)
     assert said.replace("_", "").replace("-", "") in line.replace("_", "").replace("-", "")
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    said = failure("simulate", "--config", EXPERIMENT, "--out", tmp_path / "file" / "run")
+    assert said.startswith(f"Error: {tmp_path / 'file'}")
+    assert said.endswith(": Not a directory")
 
 
 def test_report_makes_one_page_that_needs_nothing_else(run: Path) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import runpy
 import signal
@@ -27,6 +28,7 @@ _IMPORTED = (
     "protoseal.commands.client",
     "protoseal.commands.server",
     "secure_client.app",
+    "secure_client.privacy.loss_accountants",
     "secure_server.app",
     "torch._dynamo",  # an optimiser's first step imports it
 )
@@ -106,11 +108,18 @@ class Child:
             self.returncode = self._nursery.exit_code(self.pid)
         return self.returncode
 
-    def wait(self) -> int:
-        """Until it ends."""
+    def wait(self, timeout: float = math.inf) -> int:
+        """Until it ends; ``subprocess.TimeoutExpired`` when it does not in so many seconds."""
+        deadline = time.monotonic() + timeout
         while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
             time.sleep(0.01)
         return code
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """SIGKILL."""

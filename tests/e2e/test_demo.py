@@ -1,0 +1,127 @@
+"""``protoseal demo``: what a user sees, what lies in the folder afterwards, and how it ends when a party fails."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import IO
+
+import pytest
+from click.testing import CliRunner, Result
+
+from protoseal.cli import main
+from protoseal.files import RunResult, read_result, read_site_log
+from secure_server.app import ROUNDS_LOG, read_rounds
+from tests.support.nursery import Child
+from tests.support.processes import environment, own_nursery
+
+SITES = tuple(f"site-{number}" for number in range(1, 6))
+Started = list[Child]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Started:
+    """Have the demo's processes forked off the nursery, and return them as they are started."""
+    return start_parties(monkeypatch, lambda _: None)
+
+
+def start_parties(monkeypatch: pytest.MonkeyPatch, before: Callable[[Path], None]) -> Started:
+    """As the fixture; ``before`` each start it is called with the party's folder."""
+    children: Started = []
+
+    def start(
+        command: Sequence[str], *, cwd: Path, stdout: IO[bytes], stderr: IO[bytes], env: Mapping[str, str]
+    ) -> Child:
+        assert command[:3] == [sys.executable, "-m", "protoseal"]
+        assert stdout is stderr
+        before(cwd)
+        own = {"OMP_NUM_THREADS": env["OMP_NUM_THREADS"]}
+        children.append(own_nursery().start(cwd, command[3:], Path(stdout.name), own))
+        return children[-1]
+
+    replaced = SimpleNamespace(Popen=start, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr("protoseal.demo.subprocess", replaced)
+    return children
+
+
+def demo(out: Path) -> Result:
+    return CliRunner(env={"COLUMNS": "200"}).invoke(main, ["demo", "--out", str(out), "--rounds", "1"])
+
+
+def check_left(out: Path) -> RunResult:
+    """Every party's folder is that of a run of one round that is complete; return the run's result."""
+    assert [each.round for each in read_rounds(out / "coordinator" / "state" / ROUNDS_LOG)] == [1]
+    for site in SITES:
+        assert [each.sites for each in read_site_log(out / "sites" / site).rounds] == [5]
+        assert "The run is complete" in (out / "sites" / site / "log.txt").read_text(encoding="utf-8")
+    assert "site-5" in (out / "report.html").read_text(encoding="utf-8")
+    result = read_result(out)
+    assert (result.method, result.protection, len(result.rounds)) == ("pfpl", "ckks", 1)
+    assert [site.name for site in result.sites] == list(SITES)
+    assert set(result.compared) == {"local", "self"}
+    return result
+
+
+def test_it_prints_a_row_for_each_site_and_leaves_every_partys_folder(
+    tmp_path: Path, started: Started
+) -> None:
+    shown = demo(tmp_path / "out")
+    assert shown.exit_code == 0, shown.output
+    assert [child.returncode for child in started] == [0] * (1 + len(SITES))
+    result = check_left(tmp_path / "out")
+    for site in result.sites:
+        assert site.accuracy is not None
+        accuracies = [site.accuracy, *site.compared.values()]
+        assert len(accuracies) == 3
+        shares = " ".join(f"{100 * each:.1f}" for each in accuracies)
+        rows = [" ".join(re.findall(r"[\w.-]+", line)) for line in shown.stdout.splitlines()]
+        assert any(row.startswith(f"{site.name} {shares} ") for row in rows), shown.stdout
+        assert f"{site.name}: round 1" in shown.stderr
+    assert str(tmp_path / "out" / "report.html") in shown.stdout.replace("\n", "")
+
+
+def test_a_party_that_fails_ends_it_in_one_line_and_ends_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose_data(folder: Path) -> None:
+        if folder.name == "site-2":
+            (folder / "data.npz").unlink()
+
+    children = start_parties(monkeypatch, lose_data)
+    shown = demo(tmp_path / "out")
+    assert shown.exit_code == 1
+    (said,) = [line for line in shown.stderr.splitlines() if line.startswith("Error: ")]
+    assert "site-2 failed: exit code 1" in said
+    assert "data.npz" in said
+    assert all(child.poll() is not None for child in children)
+
+
+def test_it_overwrites_an_earlier_demo_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work", encoding="utf-8")
+    shown = demo(tmp_path)
+    assert shown.exit_code == 1
+    assert "not empty and not from a demo" in shown.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.full
+def test_the_command_starts_all_parties_by_itself(tmp_path: Path) -> None:
+    """Twice into one folder, of which the second run clears what the first one left."""
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-m", "protoseal", "demo", "--out", "out", "--rounds", "1", "--json"],
+            cwd=tmp_path,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert RunResult.model_validate(json.loads(done.stdout)) == check_left(tmp_path / "out")
+        (tmp_path / "out" / "sites" / "left-over").mkdir()
+    assert sorted(path.name for path in (tmp_path / "out" / "sites").iterdir()) == ["left-over", *SITES]
