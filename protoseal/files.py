@@ -83,9 +83,9 @@ class SiteFigures(Accuracies):
     """One site after the last round, or the best where training stopped early.
 
     Accuracies are shares of its own test set, None without one. ``accuracy`` is by the method's own inference;
-    ``accuracy_local`` and ``accuracy_self`` are the controls', where they ran, and ``compared`` has those of everything
-    that ran beside it. ``epsilon`` is what the site spent at ``delta``, ``guaranteed`` whether that holds for the
-    agreed unit; None where prototypes are exact and no ledger is kept. Bytes are payload bytes.
+    ``compared`` has the accuracy of every method and control that ran beside it. ``epsilon`` is what the site spent at
+    ``delta``, ``guaranteed`` whether that holds for the agreed unit; None where prototypes are exact and no ledger is
+    kept. Bytes are payload bytes.
     """
 
     name: str
@@ -96,8 +96,6 @@ class SiteFigures(Accuracies):
     bytes_up: Bytes
     bytes_down: Bytes
     model: str = ""
-    accuracy_local: Share | None = None
-    accuracy_self: Share | None = None
     compared: dict[str, Share] = Field(default_factory=dict)
     withheld: tuple[str, ...] = ()
     """Classes that the site has and got no answer for, since too few sites hold them, in the round of the figures."""
@@ -115,8 +113,6 @@ class RoundFigures(Record):
     mean_accuracy: Share | None
     seconds: Seconds
     accuracies: dict[str, Share] = Field(default_factory=dict)
-    mean_accuracy_local: Share | None = None
-    mean_accuracy_self: Share | None = None
     compared: dict[str, Share] = Field(default_factory=dict)
 
 
@@ -250,7 +246,7 @@ class RunRecord(Record):
     sites: tuple[SiteLog, ...]
     rounds: tuple[dict[str, Any], ...]
     best_round: Annotated[int, Field(ge=1)] | None
-    data_sha256: str | None = None
+    data_sha256: str
 
 
 RecordT = TypeVar("RecordT", bound=Record)

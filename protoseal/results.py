@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Protocol
 
-from protoseal.config import Agreement, AnyMethod, Inference, Method, method_named
+from protoseal.config import Agreement, AnyMethod, Inference, method_named
 from protoseal.files import (
     Accuracies,
     RoundFigures,
@@ -148,8 +148,6 @@ def _site_figures(log: SiteLog, method: str, last: Compared) -> SiteFigures:
         bytes_up=log.bytes_up,
         bytes_down=log.bytes_down,
         model=log.model,
-        accuracy_local=known.get(Method.LOCAL),
-        accuracy_self=known.get(Method.SELF),
         compared=known,
         withheld=own.withheld if own else (),
         epsilon=max((each.epsilon for each in log.rounds if each.epsilon is not None), default=None),
@@ -180,8 +178,6 @@ def _round_figures(completed: CoordinatorRound, method: str, by_round: ByRound) 
             total=completed.total_seconds,
         ),
         accuracies=accuracies,
-        mean_accuracy_local=beside.get(Method.LOCAL),
-        mean_accuracy_self=beside.get(Method.SELF),
         compared=beside,
     )
 

@@ -26,7 +26,7 @@ from secure_client.errors import PrivacyError, SiteError
 CLAIM, STATE, RUNS, COMPARED = "simulation.json", ".state", "runs", "compared"
 _LOCK, _DATA = "lock", "data"
 
-FREE = frozenset({"out", "workers", "data_root", "report_every", "tensorboard", "compare", "seed", "seeds"})
+FREE = frozenset({"out", "workers", "data_root", "report_every", "tensorboard", "compare", "seeds"})
 """What may be another in the same folder: it changes no run, or says which runs there are.
 
 So may the settings of what only a compared method is made of: :meth:`RunFolder.check_settings`.
@@ -42,7 +42,7 @@ class RunFolder:
 
     def __init__(self, config: SimulationConfig) -> None:
         self._out = config.out
-        self._several = len(config.all_seeds) > 1
+        self._several = len(config.seeds) > 1
         self._claim = _claim_of(config, self._several)
         self._aligned, self._extension = config.self_aligns_as, config.extension
         self._data_checked = False
@@ -85,8 +85,8 @@ class RunFolder:
             known = self._known_data()
             if known is None or digest_of(known["seed"]) != known["sha256"]:
                 raise OtherSimulation(
-                    f"{self._out} has runs on other data than there are now, or of a version that did not tell: go back"
-                    " to these, give another --out, or use --fresh to throw those runs away"
+                    f"{self._out} has runs on other data than there are now: go back to these, give another --out,"
+                    " or use --fresh to throw those runs away"
                 )
         self._data_checked = True
 
@@ -226,7 +226,7 @@ def _claim_of(config: SimulationConfig, several: bool) -> dict[str, Any]:
     if not content.get("extension"):
         content.pop("extension", None)
     # One seed's results lie where those of several seeds are summed up.
-    return {"schema": 1, "seed": None if several else config.all_seeds[0], "config": content}
+    return {"schema": 1, "seed": None if several else config.seeds[0], "config": content}
 
 
 def _differing(found: dict[str, Any], expected: dict[str, Any], prefix: str = "") -> list[str]:

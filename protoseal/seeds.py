@@ -71,8 +71,8 @@ def _check_same_data(own: tuple[SeedFigures, ...], others: tuple[SeedFigures, ..
         one, other = each.data_sha256, data.get(each.seed, each.data_sha256)
         if one != other and None in (one, other):
             raise FileError(
-                f"one of the two runs does not tell which data it had in seed {each.seed}, as deployments and older"
-                " versions do not: simulate both with this version"
+                f"one of the two runs does not tell which data it had in seed {each.seed}, as deployments do not:"
+                " simulate both"
             )
         if one != other:
             raise FileError(

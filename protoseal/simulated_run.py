@@ -21,7 +21,7 @@ class Run:
     method: AnyMethod
     agreement: Agreement
     outcome: Outcome
-    data_sha256: str | None
+    data_sha256: str
 
     def record(self) -> RunRecord:
         """All of it, to be read by :meth:`of`."""

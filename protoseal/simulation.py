@@ -131,14 +131,14 @@ def simulate(
     seen = watcher if isinstance(watcher, Watcher) else _Watching(watcher or (lambda progress: None))
     with folder.claimed(fresh=fresh), _workers(config) as executor:
         results: dict[int, RunResult] = {}
-        for seed in config.all_seeds:
+        for seed in config.seeds:
             results[seed] = OneSeed(config, seed, folder, executor, seen).run()
-            if len(config.all_seeds) > 1:
+            if len(config.seeds) > 1:
                 over = over_seeds(results)
-                whole = len(results) == len(config.all_seeds)
+                whole = len(results) == len(config.seeds)
                 _publish(seen, config.out, over.model_copy(update={"complete": whole}))
         folder.drop_all_state()
-    return over_seeds(results) if len(results) > 1 else results[config.all_seeds[0]]
+    return over_seeds(results) if len(results) > 1 else results[config.seeds[0]]
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,6 @@ class Scene:
         return SiteTraining(
             device=config.device,
             batching=Batching(config.batched),
-            mixed_precision=config.mixed_precision,
             models=config.models,
             pretrained=config.pretrained,
         )
@@ -213,7 +212,7 @@ def _divided(config: SimulationConfig, seed: int) -> DividedData:
 
 def _check(config: SimulationConfig) -> None:
     """Raise what the first seed's data, split or models would, before anything is thrown away for their sake."""
-    scene = scene_of(config, config.all_seeds[0])
+    scene = scene_of(config, config.seeds[0])
     for method in config.methods:
         agreement = scene.agreement(method)
         build_agreed_model(agreement, agreement.training.model)

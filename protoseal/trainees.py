@@ -39,7 +39,6 @@ class SiteTraining:
 
     device: str = "cpu"
     batching: Batching = Batching.NEVER
-    mixed_precision: bool = False
     models: tuple[str, ...] = ()
     pretrained: Path | None = None
 
@@ -57,7 +56,6 @@ class SiteTraining:
             model=model,
             device=self.device,
             pretrained=self.pretrained if model == agreement.training.model else None,
-            mixed_precision=self.mixed_precision,
         )
         if position == 0:
             warn_of_fedavg(agreement, learner)

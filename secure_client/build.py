@@ -86,9 +86,8 @@ def build_learner(
     model: str,
     device: str,
     pretrained: Path | None = None,
-    mixed_precision: bool = False,
 ) -> Learner:
-    """A learner as the agreement prescribes it; the precision is of the machine's choice, see ``Schedule``.
+    """A learner as the agreement prescribes it.
 
     Raises a :class:`secure_client.errors.SiteError`.
     """
@@ -107,7 +106,6 @@ def build_learner(
             batch_size=training.batch_size,
             local_epochs=training.local_epochs,
             optimiser=training.optimiser,
-            mixed_precision=mixed_precision,
         ),
         site=site,
         seed=training.init_seed,

@@ -77,8 +77,7 @@ class Learner:
         Raises :class:`ModelError` when the model's outputs are not (B, d) and (B, K), :class:`DataError`
         for an empty data set or labels outside [0, K), :class:`TrainingError` when batch normalisation
         would have to train on single samples. With the recipe's ``dp_sgd`` :class:`ModelError` also for a model that
-        cannot train by it, and :class:`DeviceError` for mixed precision; with ``initial_features`` for one that does
-        not compute each record by itself.
+        cannot train by it; with ``initial_features`` for one that does not compute each record by itself.
         """
         self._model = model.to(device)
         self._personal = None if recipe.personal is None else copy.deepcopy(self._model)
@@ -362,10 +361,6 @@ class Learner:
             yield given, labels
 
     def _check_private(self) -> None:
-        if self._schedule.mixed_precision:
-            raise DeviceError(
-                "DP-SGD computes gradients in float32, whose clipping is accounted for: switch mixed precision off"
-            )
         from secure_client.privacy.suitable import check_suitable  # noqa: PLC0415 (Opacus takes a second)
 
         check_suitable(self._model, next(self._train.batches([[0]]))[0])

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from algorithms.terms import Outputs
 from protoseal.config import Norm
-from secure_client.backbones import BACKBONES, SMALL_CNN, Shape
+from secure_client.backbones import BACKBONES, SMALL_CNN
 from secure_client.errors import ModelError
+from secure_client.image_shape import Shape
 from secure_client.plugins import call_function, load_function
 
 

@@ -8,14 +8,17 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import safetensors.torch
 import torch
 from torch import Tensor
 
-from secure_client.backbones import Published, published_layout
 from secure_client.errors import ModelError
 from secure_client.models import PrototypeModel, SplitModel
+
+if TYPE_CHECKING:
+    from secure_client.photo_networks import Published
 
 _log = logging.getLogger("protoseal.site")
 _BACKBONE, _CLASSIFIER = "backbone.", "classifier."
@@ -125,6 +128,8 @@ def _names(model: PrototypeModel, given: Iterable[str]) -> _Names:
     """Which of the three ways of naming the file follows."""
     if not isinstance(model, SplitModel) or any(name.startswith(_BACKBONE) for name in given):
         return _Names("", (_CLASSIFIER,), (_CLASSIFIER,))
+    from secure_client.photo_networks import published_layout  # noqa: PLC0415 (torchvision takes seconds to import)
+
     layout = published_layout(model.backbone)
     if layout is None:
         return _Names(_BACKBONE, (), (_CLASSIFIER,))

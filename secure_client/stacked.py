@@ -8,18 +8,14 @@ normalisation treat the sites' channels side by side. Nothing of one site enters
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torchvision.models.googlenet import GoogLeNet, Inception
-from torchvision.models.mobilenetv2 import InvertedResidual, MobileNetV2
-from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
-from torchvision.ops.misc import Conv2dNormActivation
 
 from algorithms.terms import Outputs
-from secure_client import backbones
 from secure_client.dual_branch import DualBranch
 from secure_client.models import PrototypeModel, SplitModel, outputs_of
 from secure_client.projection import Projected, PublicProjection
@@ -46,23 +42,26 @@ UNCHANGED = frozenset(
     | {nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh}
 )
 """Layers without parameters that work sample by sample."""
-CONTAINERS = frozenset(
-    {nn.Sequential, nn.ModuleDict, SplitModel, DualBranch}
-    | {ResNet, BasicBlock, Bottleneck, backbones._Basic, backbones._Bottleneck}
-    | {MobileNetV2, InvertedResidual, Conv2dNormActivation}
-    | {GoogLeNet, Inception, backbones._ConvNormReLU}
-    | {Projected}
-)
+CONTAINERS = frozenset({nn.Sequential, nn.ModuleDict, SplitModel, DualBranch, Projected})
 """Networks that hand tensors from layer to layer and do nothing themselves but what works sample by sample."""
 PUBLIC = frozenset({PublicProjection, Scattering})
 """Layers that work sample by sample, by numbers that follow from their settings and are the same at all sites."""
 _PLAIN = (bool, int, float, str, type(None))
 
 
+def _containers() -> frozenset[type[nn.Module]]:
+    """Return :data:`CONTAINERS`, with torchvision's once any code has imported torchvision."""
+    if "torchvision" not in sys.modules:  # a network of its kinds cannot be there
+        return CONTAINERS
+    from secure_client import photo_networks  # noqa: PLC0415 (torchvision takes seconds to import)
+
+    return CONTAINERS | photo_networks.CONTAINERS
+
+
 def signature(module: nn.Module) -> object:
     """What two networks must have equal to be stacked; hashable. Raises :class:`CannotStack` when they cannot be."""
     kind = type(module)
-    if not any(kind in known for known in (STACKED, UNCHANGED, CONTAINERS, PUBLIC)):
+    if not any(kind in known for known in (STACKED, UNCHANGED, _containers(), PUBLIC)):
         raise CannotStack(f"a layer of kind {kind.__name__}")
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
         raise CannotStack("a network with hooks")

@@ -31,8 +31,6 @@ from secure_client.training import (
     Losses,
     check_finite,
     has_batch_norm,
-    in_full,
-    in_precision,
     run,
     trained_parameters,
 )
@@ -215,9 +213,7 @@ class _Together:
     def _take(self, step: _Step) -> Tensor:
         """One step of some of the sites; their losses (S′, 3)."""
         leaves = self._leaves(step.first, step.last)
-        with in_precision(self._job):
-            outputs = in_full(self._stack.outputs(step.inputs))
-        terms = self._terms(outputs, step)
+        terms = self._terms(self._stack.outputs(step.inputs), step)
         torch.autograd.backward(terms.total.sum())
         self._pull(leaves, step)
         self._steps.step(leaves, step.first, step.last)

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 import torch
@@ -14,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from algorithms.prototypes import Guide
-from algorithms.terms import Outputs
 from protoseal.config import DpSgdSection, Optimiser
 from secure_client.batches import Source, split
 from secure_client.errors import TrainingError
@@ -26,9 +24,7 @@ from secure_client.recipe import BatchLoss, Trains
 class Schedule:
     """Local training's settings, the same in every round. Raises ``ValueError`` for a value out of its range.
 
-    ``momentum`` is SGD's; Adam has its own (0.9 and 0.999). ``weight_decay`` is added to the gradient by both. With
-    ``mixed_precision`` models compute in bfloat16 on a GPU, where loss, gradients and parameters stay as they are;
-    elsewhere it changes nothing.
+    ``momentum`` is SGD's; Adam has its own (0.9 and 0.999). ``weight_decay`` is added to the gradient by both.
     """
 
     lr: float
@@ -37,7 +33,6 @@ class Schedule:
     batch_size: int
     local_epochs: int
     optimiser: Optimiser = Optimiser.SGD
-    mixed_precision: bool = False
 
     def __post_init__(self) -> None:
         in_range = {
@@ -150,30 +145,13 @@ def seeded(device: torch.device, seed: int) -> Iterator[None]:
         yield
 
 
-def in_precision(job: Job) -> torch.autocast:
-    """Inside, what the job's model computes is of the schedule's precision."""
-    mixed = job.schedule.mixed_precision and job.device.type == "cuda"
-    return torch.autocast(job.device.type, dtype=torch.bfloat16, enabled=mixed)
-
-
-def in_full(outputs: Outputs) -> Outputs:
-    """Outputs for a loss, which is never computed in bfloat16."""
-    halves = (each is not None and each.dtype is torch.bfloat16 for each in outputs)
-    parts = (
-        cast("Tensor", each).float() if half else each for each, half in zip(outputs, halves, strict=True)
-    )
-    return Outputs(*parts)  # type: ignore[arg-type]  # None stays where it was
-
-
 def _epoch(job: Job, optimiser: torch.optim.Optimizer, trained: Mapping[str, nn.Parameter]) -> Losses:
     """One pass over the training set; losses stay on the device until it ends."""
     order = torch.randperm(len(job.source)).tolist()
     groups = split(order, job.schedule.batch_size, join_single=has_batch_norm(job.model))
     sums = torch.zeros(3, device=job.device)
     for inputs, labels in job.source.batches(groups):
-        with in_precision(job):
-            outputs = outputs_of(job.model, inputs)
-        terms = job.objective(in_full(outputs), labels, job.guide)
+        terms = job.objective(outputs_of(job.model, inputs), labels, job.guide)
         optimiser.zero_grad(set_to_none=True)
         torch.autograd.backward(terms.total)
         _pull(trained, job)

@@ -29,17 +29,6 @@ ROOT = Path(__file__).parent.parent
 KNOWN_HASH = "4cbf04ac284b9051ae8277ecbc10e50a3ae095dcd7a1a42ca34329f8837b50d4"
 
 
-@pytest.mark.parametrize("protection", ["pairwise", "rotation"])
-def test_the_parts_of_masked_are_no_protections_by_themselves(tmp_path: Path, protection: str) -> None:
-    line = problem(tmp_path, protection=protection)
-    assert f"protection {protection!r} is a part of 'masked'" in line
-    assert "choose plain or masked or ckks" in line
-
-
-def test_differential_privacy_has_one_name(tmp_path: Path) -> None:
-    assert "differential privacy is asked for in [privacy]" in problem(tmp_path, dp={"epsilon": 3.0})
-
-
 def test_what_a_site_may_spend_is_no_part_of_what_all_agree_on(tmp_path: Path) -> None:
     wanted = {"clip": 1.0, "noise_multiplier": 6.0, "epsilon": 3.0}
     assert "privacy.epsilon" in problem(tmp_path, privacy=wanted)
@@ -262,8 +251,8 @@ def test_writing_out_a_default_changes_nothing(tmp_path: Path) -> None:
 
 def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
     path = write(tmp_path / "simulation.toml", {"rounds": 7, "sites": 4})
-    config = load_simulation(path, {"rounds": 2, "seed": None})
-    assert (config.rounds, config.sites, config.seed) == (2, 4, 0)
+    config = load_simulation(path, {"rounds": 2, "seeds": None})
+    assert (config.rounds, config.sites, config.seeds) == (2, 4, (0,))
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,6 @@ def test_a_site_may_insist_on_more_sites_in_a_round(agreed: Path) -> None:
         (SITE, {"coordinator": "localhost"}, "is not host:port"),
         (SITE, {"nmae": "x"}, "did you mean 'name'"),
         (SITE, {"pins": {"south": "abc"}}, "the pin of 'south' is not a SHA-256 fingerprint"),
-        (SITE, {"share_metrics": True}, "metrics are never sent in this version"),
         (COORDINATOR, {"sites": ["north", "south"]}, "2 listed, but the agreement's min_sites is 3"),
         (COORDINATOR, {"sites": ["north", "north", "south"]}, "'north' is listed more than once"),
         (COORDINATOR, {"deadlines": {"tran": 3.0}}, "did you mean 'train'"),

@@ -33,6 +33,11 @@ SHARED = {
     "protoseal.begun_run",
 }
 """All that the two sides may take from the package on top of them."""
+SITE_EXTRA = {
+    *("torch", "torchvision", "sklearn", "matplotlib", "safetensors", "jinja2", "PIL"),
+    *("dp_accounting", "opacus"),
+}
+"""What a coordinator's machine need not have."""
 
 
 def imported_modules(folder: Path) -> set[str]:
@@ -75,20 +80,23 @@ def test_the_scan_sees_an_import_that_breaks_the_rule(tmp_path: Path) -> None:
     ],
 )
 def test_the_coordinator_needs_nothing_of_the_site_extra(module: str) -> None:
-    extra = {
-        "torch",
-        "torchvision",
-        "sklearn",
-        "matplotlib",
-        "safetensors",
-        "jinja2",
-        "PIL",
-        "dp_accounting",
-        "opacus",
-    }
-    code = f"import sys, {module}; print(*sorted({extra!r} & set(sys.modules)))"
+    assert loaded_by(module, SITE_EXTRA) == []
+
+
+@pytest.mark.parametrize("module", ["secure_client.app", "protoseal.prediction", "protoseal.report"])
+def test_a_site_imports_what_takes_seconds_only_where_it_is_used(module: str) -> None:
+    assert loaded_by(module, {"torchvision", "torch._dynamo", "dp_accounting", "opacus", "sklearn"}) == []
+
+
+def test_an_import_of_torchvision_would_be_seen() -> None:
+    assert loaded_by("secure_client.photo_networks", {"torchvision", "opacus"}) == ["torchvision"]
+
+
+def loaded_by(module: str, among: set[str]) -> list[str]:
+    """Return which of the modules ``among`` a fresh process has once it has imported ``module``."""
+    code = f"import sys, {module}; print(*sorted({among!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
+    return done.stdout.split()
 
 
 @pytest.mark.parametrize("name", PACKAGES)

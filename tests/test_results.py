@@ -57,8 +57,7 @@ RESULT = run_result(small_agreement(), SITES, ROUNDS, CONTROLS, dataset="digits"
 def test_sites_are_listed_by_name_with_their_last_round() -> None:
     assert [each.name for each in RESULT.sites] == sorted(SITES)
     first, _, third, fourth = RESULT.sites
-    assert (first.accuracy, first.accuracy_prototype, first.accuracy_local) == (0.8, 0.4, 0.3)
-    assert first.accuracy_self is None  # that control did not run
+    assert (first.accuracy, first.accuracy_prototype, first.compared) == (0.8, 0.4, {"local": 0.3})
     assert third.accuracy == 0.5
     assert fourth.accuracy is None
     assert (first.bytes_up, first.bytes_down, first.train_samples, first.withheld) == (100, 50, 18, ("2",))
@@ -75,8 +74,7 @@ def test_means_are_over_the_sites_that_have_an_accuracy() -> None:
 def test_rounds_have_the_slowest_site_and_the_sites_that_took_part() -> None:
     first, second = RESULT.rounds
     assert first.mean_accuracy == pytest.approx((0.4 + 0.2 + 0.5) / 3)
-    assert first.mean_accuracy_local == pytest.approx(0.1)
-    assert first.mean_accuracy_self is None
+    assert first.compared == {"local": pytest.approx(0.1)}
     assert (first.seconds.train, first.seconds.protect) == (3.0, 0.75)
     assert (first.seconds.aggregate, first.seconds.total) == (0.5, 4.0)
     assert second.accuracies == {"clinic-a": 0.8, "clinic-b": 0.6}

@@ -36,11 +36,13 @@ def test_a_settings_value_is_read_as_in_toml(tmp_path: Path) -> None:
     assert config.dataset.endswith("y")
 
 
-def test_one_seed_on_the_command_line_wins_over_the_files_several(tmp_path: Path) -> None:
-    assert loaded(tmp_path, "seeds=[0, 1]", seed=7).all_seeds == (7,)
-    assert loaded(tmp_path, "seeds=[0, 1]").all_seeds == (0, 1)
+def test_seeds_on_the_command_line_win_over_the_files(tmp_path: Path) -> None:
+    assert loaded(tmp_path, "seeds=[0, 1]", seeds=(7,)).seeds == (7,)
+    assert loaded(tmp_path, "seeds=[0, 1]").seeds == (0, 1)
     with pytest.raises(ConfigError, match="a seed is named more than once"):
         loaded(tmp_path, seeds=(1, 1))
+    with pytest.raises(ConfigError, match="seeds"):
+        loaded(tmp_path, "seeds=[]")
 
 
 @pytest.mark.parametrize(

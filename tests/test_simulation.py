@@ -66,12 +66,12 @@ def test_controls_run_beside_it_on_the_same_data(one_seed: OneSeed) -> None:
     _, result, _ = one_seed
     assert set(result.compared) == {"local", "self"}
     for site in result.sites:
-        assert None not in {site.accuracy, site.accuracy_local, site.accuracy_self}
-    locals_ = [site.accuracy_local for site in result.sites if site.accuracy_local is not None]
-    assert result.compared["local"] == pytest.approx(fmean(locals_))
+        assert site.accuracy is not None
+        assert set(site.compared) == {"local", "self"}
+    assert result.compared["local"] == pytest.approx(fmean(site.compared["local"] for site in result.sites))
     # Before the first answer there is nothing to learn from: round 1 is the same training in all three.
     first = result.rounds[0]
-    assert first.mean_accuracy == first.mean_accuracy_local == first.mean_accuracy_self
+    assert first.compared == {"local": first.mean_accuracy, "self": first.mean_accuracy}
 
 
 def test_progress_tells_of_every_round_at_every_site(one_seed: OneSeed) -> None:

@@ -219,9 +219,9 @@ def test_another_configuration_is_refused_by_what_differs(tmp_path: Path) -> Non
     with pytest.raises(OtherSimulation, match=r"\(training\.lr\)"):
         simulate(config_for(out, FILE.replace("lr = 0.02", "lr = 0.05"), **small))
     with pytest.raises(OtherSimulation, match=r"\(seed\).*--fresh"):
-        simulate(config_for(out, seed=1, **small))
+        simulate(config_for(out, seeds=(1,), **small))
     assert read_result(out) == first
-    second = simulate(config_for(out, seed=1, **small), fresh=True)
+    second = simulate(config_for(out, seeds=(1,), **small), fresh=True)
     assert second.seed == 1
     assert second.sites != first.sites
 
@@ -253,7 +253,7 @@ def test_runs_that_do_not_tell_of_their_data_are_not_added_to(tmp_path: Path, da
     simulate(config_for(out, **small))
     claim = json.loads((out / CLAIM).read_text(encoding="utf-8"))
     (out / CLAIM).write_text(json.dumps(claim | {"data": data}), encoding="utf-8")
-    with pytest.raises(OtherSimulation, match="or of a version that did not tell"):
+    with pytest.raises(OtherSimulation, match="on other data than there are now"):
         simulate(config_for(out, **small | {"compare": ("fedavg",)}))
 
 
@@ -295,7 +295,7 @@ def test_fresh_throws_away_nothing_that_only_looks_like_a_simulations(tmp_path: 
     (out / CLAIM).write_text("{}", encoding="utf-8")
     small: dict[str, Any] = {"method": "pfpl", "compare": (), "rounds": 1}
     simulate(config_for(out, **small), fresh=True)
-    simulate(config_for(out, **small, seed=1), fresh=True)
+    simulate(config_for(out, **small, seeds=(1,)), fresh=True)
     assert [each.read_text(encoding="utf-8") for each in others] == ["years of work"] * len(others)
     assert read_result(out).seed == 1
 

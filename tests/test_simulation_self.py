@@ -77,12 +77,12 @@ def test_beside_a_method(tmp_path: Path, method: str) -> None:
     assert metrics.accuracy_classifier != metrics.accuracy_prototype
     assert metrics.accuracy == result.compared["self"] == own(metrics, method)
     best = [each for each in told.rounds if each.round == best_of(told.rounds)]
-    assert [site.accuracy_self for site in result.sites] == [own(each, method) for each in best]
+    assert [site.compared["self"] for site in result.sites] == [own(each, method) for each in best]
     assert [own_accuracy(Method.SELF, each) for each in told.rounds] == [
         own(each, method) for each in told.rounds
     ]
     of_round = [own(each, method) or 0.0 for each in told.rounds[: len(result.sites)]]
-    assert result.rounds[0].mean_accuracy_self == pytest.approx(sum(of_round) / len(of_round))
+    assert result.rounds[0].compared["self"] == pytest.approx(sum(of_round) / len(of_round))
 
 
 @pytest.mark.parametrize("method", BY_PROTOTYPE)

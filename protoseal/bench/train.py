@@ -76,7 +76,6 @@ class Plan:
     memory_samples: int = 500
     device: str = "auto"
     data_root: Path | None = None
-    mixed_precision: bool = False
     model: str = DIGITS.spec
     at_once: int | None = None
 
@@ -176,7 +175,7 @@ def _jobs(network: Network, data: TensorDataset, sites: int, samples: int, plan:
     """PFPL's first round, when there are no prototypes yet; the data begin anew when they are at their end."""
     device = choose_device(plan.device)
     inputs, labels = data.tensors
-    schedule = Schedule(*(0.01, 0.9, 1e-5), plan.batch, local_epochs=1, mixed_precision=plan.mixed_precision)
+    schedule = Schedule(*(0.01, 0.9, 1e-5), plan.batch, local_epochs=1)
     return [
         Job(
             model=network.model().to(device),

@@ -63,7 +63,6 @@ bench.add_command(round_)
 )
 @click.option("--at-once", type=COUNT, help="Sites in one program, at most.  [default: by size]")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda:N.")
-@click.option("--mixed-precision", is_flag=True, help="Compute in bfloat16 on a GPU.")
 @click.option(
     "--data-root",
     type=click.Path(path_type=Path),

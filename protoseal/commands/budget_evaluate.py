@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from protoseal.simulation import Watcher
 
 NOISES = ("local", "distributed")
-_NOT_OF_EACH = {"seed", "early_stopping", "tensorboard", "fresh", "as_json"}
+_NOT_OF_EACH = {"early_stopping", "tensorboard", "fresh", "as_json"}
 """What of ``simulate`` says nothing here."""
-_NOT_AT_INFINITY = {"privacy", "seed", "seeds", "out"}
+_NOT_AT_INFINITY = {"privacy", "seeds", "out"}
 """Sections and settings that the runs at ∞ have not, or have from elsewhere."""
 
 
@@ -102,7 +102,7 @@ def evaluate_command(
     loaded = load_simulation(config, {**flags, "out": out}, settings)
     exact = load_simulation(config, {**flags, "out": out}, (*settings, *at_inf)) if at_inf else None
     curve = BudgetCurve(loaded, loaded.out, exact)
-    asked = asked_for(epsilons, noises or (curve.noise,), loaded.all_seeds)
+    asked = asked_for(epsilons, noises or (curve.noise,), loaded.seeds)
 
     def announced(run: SimulationConfig) -> AbstractContextManager[Watcher]:
         click.echo(f"{run.out}:", err=True)

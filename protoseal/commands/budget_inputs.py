@@ -108,7 +108,7 @@ def read_agreed(path: Path, classes: int) -> Agreed:
 def _of_simulation(config: SimulationConfig, classes: int) -> Agreement:
     return config.agreement(
         method=config.method,
-        seed=config.all_seeds[0],
+        seed=config.seeds[0],
         classes=config.classes or [str(number) for number in range(classes)],
         preprocessing=config.preprocessing or _ANY,
         averaged=(1, 0) if config.method.averages else None,

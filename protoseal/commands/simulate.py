@@ -59,8 +59,9 @@ def _words(_: click.Context, __: click.Parameter, value: str | None) -> tuple[st
 )
 @click.option("--sites", type=int, help="Number of sites.")
 @click.option("--rounds", type=int, help="Number of rounds.")
-@click.option("--seed", type=int, help="Of split, initial model and training.")
-@click.option("--seeds", callback=_numbers, help="Several runs: 0,1,2 or 0-4.")
+@click.option(
+    "--seeds", callback=_numbers, help="Seeds of split, initial model and training: 3, 0,1,2 or 0-4."
+)
 @click.option("--compare", callback=_words, help="Methods and controls beside it: local,self,fedavg.")
 @click.option("--models", callback=_words, help="Different models, in turn: small-cnn,resnet10.")
 @click.option(
@@ -68,7 +69,6 @@ def _words(_: click.Context, __: click.Parameter, value: str | None) -> tuple[st
 )
 @click.option("--device", help="auto, cpu or cuda:N.")
 @click.option("--batched", help="Whether sites train as one program: auto, always or never.")
-@click.option("--mixed-precision", is_flag=True, default=None, help="bfloat16 in training, on a GPU.")
 @click.option("--evaluate-every", type=int, help="Test after every so many rounds, and after the last.")
 @click.option("--per-class", is_flag=True, default=None, help="Accuracies of each class at each site.")
 @click.option(

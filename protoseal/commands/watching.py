@@ -123,7 +123,7 @@ def watched(config: SimulationConfig) -> Iterator[Watcher]:
                 TimeElapsedColumn(),
             )
             bar = stack.enter_context(Bar(*columns, console=console))
-            total = len(config.all_seeds) * len(config.methods) * config.rounds
+            total = len(config.seeds) * len(config.methods) * config.rounds
             watchers.append(Bars(bar, bar.add_task("rounds", total=total), config.rounds))
         else:
             watchers.append(Lines(console, config.rounds))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Callable, Collection, Set
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated
@@ -149,27 +149,22 @@ NEEDS = {
 }
 """All of them. Of what serves ``PEERS``, which depends on the weighting, one is enough."""
 
-_PART_OF_MASKED = "is a part of 'masked', which uses it where the method needs it"
-LATER_PROTECTIONS = {"pairwise": _PART_OF_MASKED, "rotation": _PART_OF_MASKED}
 
+def known_name(value: object, kind: str, known: Collection[str]) -> object:
+    """Return the value unchanged if it is one of ``known`` (or no text at all: its type is checked elsewhere).
 
-def known_name(value: object, kind: str, known: Collection[str], later: Mapping[str, str]) -> object:
-    """The value unchanged if it is one of ``known`` (or no text at all: its type is checked elsewhere).
-
-    Raises ``ValueError`` with the reason for a name in ``later``, and the nearest known name for any other.
+    Raises ``ValueError`` with the nearest known name for any other.
     """
     names = [str(each) for each in known]
     if not isinstance(value, str) or value in names:
         return value
-    if value.lower() in later:
-        raise ValueError(f"{kind} {value!r} {later[value.lower()]}; choose {' or '.join(names)}")
     raise ValueError(f"unknown {kind} {value!r}{nearest(value, names)}")
 
 
 AnyMethod = Method | AddedMethod
 AnyProtection = Protection | AddedProtection
 _METHODS = Registry("protoseal.methods", AddedMethod, tuple(Method))
-_PROTECTIONS = Registry("protoseal.protections", AddedProtection, (*Protection, *LATER_PROTECTIONS))
+_PROTECTIONS = Registry("protoseal.protections", AddedProtection, tuple(Protection))
 
 
 def method_named(name: str) -> AnyMethod:
@@ -183,27 +178,24 @@ def method_named(name: str) -> AnyMethod:
 def _method(value: object) -> AnyMethod:
     if isinstance(value, str) and value in tuple(Method):
         return Method(value)
-    return _added(value, "method", _METHODS, tuple(Method), {})
+    return _added(value, "method", _METHODS, tuple(Method))
 
 
 def _protection(value: object) -> AnyProtection:
     if isinstance(value, str) and value in tuple(Protection):
         return Protection(value)
-    return _added(value, "protection", _PROTECTIONS, tuple(Protection), LATER_PROTECTIONS)
+    return _added(value, "protection", _PROTECTIONS, tuple(Protection))
 
 
-def _added(
-    value: object, kind: str, registry: Registry[AddedT], built_in: Collection[str], later: Mapping[str, str]
-) -> AddedT:
+def _added(value: object, kind: str, registry: Registry[AddedT], built_in: Collection[str]) -> AddedT:
     """What a third party registers by that name. Raises ``ValueError`` for a name that nobody does."""
     name = value.name if isinstance(value, registry.kind) else value
     if not isinstance(name, str):
         raise ValueError(f"a {kind} is named by text, not {value!r}")
-    if name.lower() not in later:
-        found = registry.find(name)
-        if found is not None and value in (name, found):
-            return found
-    known_name(name, kind, [*built_in, *registry.names()], later)
+    found = registry.find(name)
+    if found is not None and value in (name, found):
+        return found
+    known_name(name, kind, [*built_in, *registry.names()])
     raise ValueError(f"{kind} {name!r} is not what is registered by that name")
 
 
@@ -221,7 +213,7 @@ class _ByName:
 KnownMethod = Annotated[AnyMethod, _ByName(_method)]
 KnownProtection = Annotated[AnyProtection, _ByName(_protection)]
 KnownPresence = Annotated[
-    Presence, BeforeValidator(lambda value: known_name(value, "presence", tuple(Presence), {}))
+    Presence, BeforeValidator(lambda value: known_name(value, "presence", tuple(Presence)))
 ]
 
 

@@ -13,12 +13,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, Val
 
 from protoseal.errors import UserError
 
-NOT_IN_THIS_VERSION = {
-    "dp": "differential privacy is asked for in [privacy]; see docs/explanation/privacy.md",
-    "share_metrics": "metrics are never sent in this version; remove it",
-}
-"""Keys that are refused with a reason wherever they stand, so that nobody takes them to be in force."""
-
 
 class ConfigError(UserError):
     """A configuration that cannot be used: a line for each problem, with the file and the key's path."""
@@ -144,10 +138,7 @@ def _message(model: type[BaseModel], table: dict[str, Any], problem: Any, locati
 
 
 def _unknown_key(model: type[BaseModel], location: tuple[Any, ...]) -> str:
-    key = str(location[-1])
-    if key in NOT_IN_THIS_VERSION:
-        return NOT_IN_THIS_VERSION[key]
-    return "unknown key" + nearest(key, _keys(_table_at(model, location[:-1])))
+    return "unknown key" + nearest(str(location[-1]), _keys(_table_at(model, location[:-1])))
 
 
 def _found(table: Any, location: tuple[Any, ...]) -> str:

@@ -50,7 +50,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
 class SimulationConfig(RunSettings):
-    """One simulated run, or one for each of ``seeds``.
+    """One simulated run for each of ``seeds``.
 
     A seed makes the split, the initial model and the order of batches. ``compare`` names further methods and
     controls that run on the same data with the same budget. ``classes`` and ``preprocessing`` follow from the
@@ -65,14 +65,12 @@ class SimulationConfig(RunSettings):
     split: Annotated[str, Field(min_length=1)] = "mixed:n=6.5,max=25"
     sites: Annotated[int, Field(ge=2, le=1000)] = 5
     rounds: Annotated[int, Field(ge=1, le=100_000)] = 5
-    seed: Seed = 0
-    seeds: tuple[Seed, ...] = ()
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0,)
     tests: Count | None = None
     compare: tuple[KnownMethod, ...] = ()
     device: Device = "auto"
     models: tuple[ModelSpec, ...] = ()
     batched: Literal["auto", "always", "never"] = "auto"
-    mixed_precision: bool = False
     evaluate_every: Count = 1
     per_class: bool = False
     early_stopping: Count | None = None
@@ -210,11 +208,6 @@ class SimulationConfig(RunSettings):
         """``min_sites``, or what follows from ``min_holders`` when it is not given."""
         return self.min_sites or max(2, self.min_holders)
 
-    @property
-    def all_seeds(self) -> tuple[int, ...]:
-        """``seeds``, or the one ``seed``."""
-        return self.seeds or (self.seed,)
-
     def agreement(
         self,
         *,
@@ -269,8 +262,6 @@ def load_simulation(
     given = {key: _from_here(key, value) for key, value in flags.items() if value is not None}
     if path is not None and "out" not in table | given:
         given["out"] = _from_here("out", f"runs/{path.stem}")
-    if "seed" in given:
-        given.setdefault("seeds", [])  # one seed, whatever the file has
     directory = Path() if path is None else path.parent
     return validate(SimulationConfig, table | given, source=str(path or "simulate"), directory=directory)
 

@@ -101,7 +101,7 @@ class BudgetCurve:
             return None
         key = asked.epsilon, asked.noise
         if key not in self._fitted:
-            agreement = scene_of(self._config, self._config.all_seeds[0]).agreement(self._config.method)
+            agreement = scene_of(self._config, self._config.seeds[0]).agreement(self._config.method)
 
             def planned(privacy: PrivacySection) -> float:
                 agreed = agreement.model_copy(update={"privacy": privacy})
@@ -124,7 +124,7 @@ class BudgetCurve:
         table.pop("privacy", None)
         if noise is not None:
             table["privacy"] = noise.privacy.model_dump(mode="json")
-        table |= {"seed": asked.seed, "seeds": [], "out": str(self._out / asked.folder)}
+        table |= {"seeds": [asked.seed], "out": str(self._out / asked.folder)}
         return validate(SimulationConfig, table, source="evaluate", directory=Path())
 
     def _as_run(self, asked: Asked, result: RunResult) -> RunAt:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import torchvision.datasets
 
 from protoseal.config import PreprocessingSection
 from secure_client.data.arrays import Inputs, Samples, Source, checked_samples
@@ -65,9 +64,8 @@ def read_published(name: str, data_root: Path | None, agreed: PreprocessingSecti
 
 @dataclass(frozen=True)
 class MnistLike:
-    """IDX files by torchvision's MNIST class or one derived from it."""
+    """IDX files by torchvision's MNIST class or one derived from it, in a folder of the class's name."""
 
-    dataset: type[Any]
     folder: str
     names: tuple[str, ...]
 
@@ -88,7 +86,7 @@ class MnistLike:
 
     def read(self, root: Path, train: bool, _: PreprocessingSection | None) -> Part:
         """Images (N, 28, 28) and labels."""
-        data = self.dataset(root, train=train, download=False)
+        data = getattr(_datasets(), self.folder)(root, train=train, download=False)
         return data.data.numpy(), data.targets.numpy()
 
 
@@ -105,7 +103,7 @@ class Usps:
 
     def read(self, root: Path, train: bool, _: PreprocessingSection | None) -> Part:
         """Images (N, 16, 16) and labels."""
-        data = torchvision.datasets.USPS(root, train=train, download=False)
+        data = _datasets().USPS(root, train=train, download=False)
         return data.data, data.targets
 
 
@@ -122,7 +120,7 @@ class Svhn:
 
     def read(self, root: Path, train: bool, _: PreprocessingSection | None) -> Part:
         """Images (N, 32, 32, 3) and labels."""
-        data = torchvision.datasets.SVHN(root, split="train" if train else "test", download=False)
+        data = _datasets().SVHN(root, split="train" if train else "test", download=False)
         return data.data.transpose(0, 2, 3, 1), data.labels
 
 
@@ -141,7 +139,7 @@ class Flowers:
 
     def classes(self, _: Path) -> tuple[str, ...] | None:
         """Names in the order of the labels, where torchvision is new enough to know them."""
-        names = getattr(torchvision.datasets.Flowers102, "classes", None)
+        names = getattr(_datasets().Flowers102, "classes", None)
         return None if names is None else tuple(names)
 
     def read(self, root: Path, train: bool, agreed: PreprocessingSection | None) -> Part:
@@ -149,7 +147,7 @@ class Flowers:
         where = f"flowers102 in {root / self.folder}"
         sized = None if agreed is None else agreed.model_copy(update={"channels": 3})
         parts = [
-            torchvision.datasets.Flowers102(
+            _datasets().Flowers102(
                 root,
                 split=split,
                 transform=lambda picture: fitted(pixels(picture), sized, where=where),
@@ -215,14 +213,21 @@ CIFAR100 = Cifar(
     "cifar-100-binary", "cifar-100-python", ("train.bin",), "test.bin", "fine_label_names.txt", label_bytes=2
 )
 PUBLISHED: dict[str, Reader] = {
-    "mnist": MnistLike(torchvision.datasets.MNIST, "MNIST", DIGITS),
-    "fashion-mnist": MnistLike(torchvision.datasets.FashionMNIST, "FashionMNIST", CLOTHES),
+    "mnist": MnistLike("MNIST", DIGITS),
+    "fashion-mnist": MnistLike("FashionMNIST", CLOTHES),
     "usps": Usps(),
     "svhn": Svhn(),
     "cifar10": CIFAR10,
     "cifar100": CIFAR100,
     "flowers102": Flowers(),
 }
+
+
+def _datasets() -> Any:
+    """Return torchvision's module of data sets."""
+    import torchvision.datasets  # noqa: PLC0415 (takes seconds to import, and most sites have data of their own)
+
+    return torchvision.datasets
 
 
 def _read(name: str, reader: Reader, root: Path, train: bool, agreed: PreprocessingSection | None) -> Samples:

@@ -9,25 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
-from dp_accounting import (
-    DpEvent,
-    GaussianDpEvent,
-    NeighboringRelation,
-    PoissonSampledDpEvent,
-    SelfComposedDpEvent,
-)
-from dp_accounting.pld import PLDAccountant
 from numpy.typing import NDArray
 
 from secure_client.privacy.events import DpSgd, Event, GaussianRelease
 from secure_client.privacy.gaussian import discreteness
 
-NEIGHBOURS = NeighboringRelation.ADD_OR_REMOVE_ONE
+if TYPE_CHECKING:
+    from dp_accounting.pld import PLDAccountant
 
 _ROUNDING = 1e-12
 """Of δ, for float64 in sums of privacy losses …"""
@@ -182,26 +174,9 @@ def _check_delta(delta: float) -> None:
 
 
 def _accountant(composed: Composed) -> PLDAccountant:
-    width = _grid_width(composed)
-    accountant = deepcopy(_trained(composed.training, width))
-    if composed.squares:
-        accountant.compose(GaussianDpEvent(1 / math.sqrt(composed.squares)))
-    return accountant
+    from secure_client.privacy.loss_accountants import by_losses  # noqa: PLC0415 (takes a second to import)
 
-
-@lru_cache(maxsize=8)
-def _trained(training: tuple[DpSgd, ...], width: float) -> PLDAccountant:
-    """Not to be changed by a caller: composed once for every number of releases that is tried beside it."""
-    accountant = PLDAccountant(NEIGHBOURS, value_discretization_interval=width)
-    for each in training:
-        accountant.compose(as_event(each))
-    return accountant
-
-
-def as_event(training: DpSgd) -> DpEvent:
-    """Return steps of DP-SGD as ``dp_accounting`` has them."""
-    step = PoissonSampledDpEvent(training.sampling_rate, GaussianDpEvent(training.noise_multiplier))
-    return SelfComposedDpEvent(step, training.steps)
+    return by_losses(composed.training, composed.squares, _grid_width(composed))
 
 
 def _grid_width(composed: Composed) -> float:

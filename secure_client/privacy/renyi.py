@@ -31,10 +31,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from dp_accounting import GaussianDpEvent
-from dp_accounting.rdp import RdpAccountant
-
-from secure_client.privacy.accounting import MOST_EPSILON, NEIGHBOURS, Composed, as_event
+from secure_client.privacy.accounting import MOST_EPSILON, Composed
 from secure_client.privacy.events import Event
 
 ORDERS = (2, 3, 5, 9, 17, 33, 65)
@@ -68,15 +65,11 @@ def epsilon_of_composed(composed: Composed, delta: float) -> float:
 
 def costs(composed: Composed) -> tuple[float, ...]:
     """Return the Rényi cost of a history at each of :data:`ORDERS`, under adding or removing one unit."""
-    accountant = RdpAccountant(ORDERS, NEIGHBOURS)
-    if composed.squares:
-        accountant.compose(GaussianDpEvent(1 / math.sqrt(composed.squares)))
-    steps = 0
-    for each in composed.training:
-        accountant.compose(as_event(each))
-        steps += each.steps
-    rounding = _ROUNDING_OF_A_STEP * (1 + steps)
-    return tuple(float(cost) * (1 + _ROUNDING_OF_A_STEP) + rounding for cost in accountant.rdp)
+    from secure_client.privacy.loss_accountants import renyi_costs  # noqa: PLC0415 (takes a second to import)
+
+    rounding = _ROUNDING_OF_A_STEP * (1 + sum(each.steps for each in composed.training))
+    found = renyi_costs(composed.training, composed.squares, ORDERS)
+    return tuple(cost * (1 + _ROUNDING_OF_A_STEP) + rounding for cost in found)
 
 
 def _converted(order: int, cost: float, delta: float) -> float:

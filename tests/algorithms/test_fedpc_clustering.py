@@ -22,7 +22,9 @@ from algorithms.pca import principal_scores
 from algorithms.silhouette import silhouette
 from tests.algorithms import fedpc_reference as reference
 
-SEEDS = range(60)
+each_seeds = pytest.mark.parametrize(
+    "seeds", [range(6), pytest.param(range(6, 60), marks=pytest.mark.full)], ids=["few", "many"]
+)
 
 
 def gram_of(vectors: Float) -> Float:
@@ -44,8 +46,9 @@ def federation(seed: int) -> tuple[Float, int]:
     return vectors.reshape(n, classes * dim), groups
 
 
-def test_scores_are_those_of_pca_on_the_vectors() -> None:
-    for seed in SEEDS:
+@each_seeds
+def test_scores_are_those_of_pca_on_the_vectors(seeds: range) -> None:
+    for seed in seeds:
         vectors, _ = federation(seed)
         dimension = min(len(vectors) - 1, 10)
         expected = PCA(dimension, svd_solver="full").fit_transform(vectors)
@@ -62,8 +65,9 @@ def test_the_comparison_with_pca_sees_a_missing_centring() -> None:
     assert np.abs(np.abs(weakened) - np.abs(expected)).max() > 0.1
 
 
-def test_groups_are_those_of_scikit_learn_on_the_vectors() -> None:
-    for seed in SEEDS:
+@each_seeds
+def test_groups_are_those_of_scikit_learn_on_the_vectors(seeds: range) -> None:
+    for seed in seeds:
         vectors, groups = federation(seed)
         scores = PCA(min(len(vectors) - 1, 10), svd_solver="full").fit_transform(vectors)
         expected = KMeans(groups, n_init=20, random_state=0).fit(scores)
@@ -72,8 +76,9 @@ def test_groups_are_those_of_scikit_learn_on_the_vectors() -> None:
         assert found.dtype == np.int64
 
 
-def test_the_number_of_groups_is_scikit_learns_by_silhouette() -> None:
-    for seed in SEEDS[:20]:
+@each_seeds
+def test_the_number_of_groups_is_scikit_learns_by_silhouette(seeds: range) -> None:
+    for seed in seeds[:14]:
         vectors, _ = federation(seed)
         scores = PCA(min(len(vectors) - 1, 10), svd_solver="full").fit_transform(vectors)
         found = cluster(gram_of(vectors), min_holders=2, groups=None, dimension=None, seed=1)
@@ -86,9 +91,10 @@ def test_the_number_of_groups_is_scikit_learns_by_silhouette() -> None:
         assert found.tolist() == expected, seed
 
 
-def test_inertia_is_never_above_scikit_learns_where_there_is_no_structure() -> None:
+@each_seeds
+def test_inertia_is_never_above_scikit_learns_where_there_is_no_structure(seeds: range) -> None:
     """Many local optima: here only the inertia can be compared, and it must not be the worse one."""
-    for seed in SEEDS:
+    for seed in seeds:
         rng = np.random.default_rng(seed)
         points = rng.normal(size=(int(rng.integers(6, 40)), int(rng.integers(2, 11))))
         clusters = int(rng.integers(2, min(10, len(points) // 2) + 1))
@@ -107,8 +113,9 @@ def test_inertia_is_the_least_of_all_partitions(clusters: int) -> None:
         assert kmeans(points, clusters, seed=0).inertia == pytest.approx(least, rel=1e-9)
 
 
-def test_silhouette_is_scikit_learns() -> None:
-    for seed in SEEDS:
+@each_seeds
+def test_silhouette_is_scikit_learns(seeds: range) -> None:
+    for seed in seeds:
         rng = np.random.default_rng(seed)
         points, labels = rng.normal(size=(20, 3)), in_order_of_appearance(rng.integers(0, 5, size=20))
         assert silhouette(points, labels) == pytest.approx(silhouette_score(points, labels), abs=1e-12)

@@ -251,7 +251,7 @@ def test_options_are_those_of_simulate() -> None:
     own = {each.name: each for each in evaluate_command.params}
     shared = [each for each in simulate_command.params if own.get(each.name) is each]
     left_out = {each.name for each in simulate_command.params} - {each.name for each in shared}
-    assert left_out == {"seed", "early_stopping", "tensorboard", "fresh", "as_json"}
+    assert left_out == {"early_stopping", "tensorboard", "fresh", "as_json"}
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ def test_simulate_shows_a_bar_of_all_rounds_on_a_terminal_and_classes_apart_on_r
         (["--models", "small-cnn,resnet10", "--compare", "fedper,local"], "fedper would average models"),
         (["--early-stopping", 2], "add val=0.1"),
         (["--batched", "sometimes"], "'auto', 'always' or 'never'"),
-        (["--protection", "rotation"], "'rotation' is a part of 'masked'"),
+        (["--protection", "rotation"], "unknown protection 'rotation'"),
         (["--seeds", "0,x"], "'x' is not a number"),
         (["--seeds", "4-1"], "names no seed"),
         (["--device", "cuda:99"], "use auto, cpu or cuda:N"),

@@ -12,9 +12,11 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 
 from protoseal.config import Norm
 from protoseal.config.capabilities import BUILT_IN_MODELS
-from secure_client.backbones import BACKBONES, group_norm
+from secure_client.backbones import BACKBONES
 from secure_client.errors import ModelError
 from secure_client.models import PrototypeModel, SplitModel, build_model, check_model
+from secure_client.photo_networks import group_norm
+from tests.support.marks import full_but
 
 CLASSES, DIM = 5, 16
 PUBLISHED = {
@@ -28,6 +30,8 @@ PUBLISHED = {
 }
 """Width and parameters, of 1000 classes, as torchvision's documentation gives them."""
 NORMALISED = ("resnet10", *PUBLISHED)
+BLOCKS = ("resnet10", "resnet50", "googlenet", "mobilenet-v2")
+"""A network of each kind of block."""
 
 
 def build(spec: str, **changes: Any) -> SplitModel:
@@ -67,14 +71,14 @@ def test_every_network_keeps_the_contract_with_one_d(name: str, norm: Norm) -> N
     assert not torch.allclose(features[0], features[1]), "it depends on the image"
 
 
-@pytest.mark.parametrize("name", ["resnet10", "resnet34", "resnet50", "googlenet", "mobilenet-v2"])
+@pytest.mark.parametrize("name", full_but((*BLOCKS, "resnet34"), "resnet10"))
 @pytest.mark.parametrize(("side", "channels"), [(4, 1), (8, 2), (28, 1), (70, 3)])
 def test_networks_take_small_and_large_images(name: str, side: int, channels: int) -> None:
     model = build(name, image_size=side, channels=channels)
     check_model(model, images(2, channels, side), classes=CLASSES, dim=DIM)
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", full_but(PUBLISHED, "resnet18"))
 def test_large_images_get_torchvisions_network(name: str) -> None:
     """All of it but the last layer, of 1000 classes, by the published size; and the same outputs to the last bit."""
     width, parameters = PUBLISHED[name]
@@ -90,7 +94,7 @@ def test_large_images_get_torchvisions_network(name: str) -> None:
 
 
 @pytest.mark.parametrize(("side", "left"), [(32, 4), (64, 8), (96, 3)])
-@pytest.mark.parametrize("name", ["resnet10", "resnet50", "googlenet", "mobilenet-v2"])
+@pytest.mark.parametrize("name", full_but(BLOCKS, "resnet10"))
 def test_small_images_are_shrunk_by_8_and_others_by_32(name: str, side: int, left: int) -> None:
     backbone = build(name, image_size=side, channels=3).backbone
     last = {"googlenet": "inception5b", "mobilenet-v2": "features"}.get(name, "layer4")
@@ -212,7 +216,7 @@ def watched(network: nn.Module) -> Iterator[None]:
             handle.remove()
 
 
-@pytest.mark.parametrize("name", ["resnet10", "resnet50", "googlenet", "mobilenet-v2"])
+@pytest.mark.parametrize("name", full_but(BLOCKS, "resnet10"))
 @pytest.mark.parametrize("norm", Norm)
 def test_hooks_on_gradients_are_allowed(name: str, norm: Norm) -> None:
     model = build(name, norm=norm)
@@ -233,7 +237,7 @@ def loss_of(model: PrototypeModel, state: Mapping[str, Tensor], inputs: Tensor, 
     return nn.functional.cross_entropy(logits, labels, reduction="sum")
 
 
-@pytest.mark.parametrize("name", ["small-cnn", "resnet10", "googlenet", "mobilenet-v2"])
+@pytest.mark.parametrize("name", full_but(("small-cnn", *BLOCKS), "small-cnn", "resnet10"))
 def test_gradients_of_single_samples_sum_to_the_batchs(name: str) -> None:
     model = build(name, norm=Norm.GROUP).double()
     inputs, labels = images(3).double(), torch.tensor([0, 1, 4])

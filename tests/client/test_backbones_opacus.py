@@ -11,6 +11,7 @@ from torch.nn import functional
 from protoseal.config import Norm
 from secure_client.backbones import BACKBONES
 from secure_client.models import build_model
+from tests.support.marks import full_but
 
 PLAIN = ("small-cnn", "fedpc-cnn", "tanh-cnn", "scatternet")
 NORMALISED = sorted(set(BACKBONES) - set(PLAIN))
@@ -33,7 +34,7 @@ def test_its_validator_finds_batch_normalisation(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # images need no gradient
-@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("name", full_but(BLOCKS, *PLAIN, "resnet10"))
 def test_its_gradients_of_single_samples_add_up_to_those_of_the_batch(name: str) -> None:
     images, labels = torch.randn(3, 1, 16, 16), torch.tensor([0, 2, 1])
     plain = build(name, Norm.GROUP).train().double()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from protoseal.files import MODEL, PROTOTYPES, read_site_log
 from protoseal_wire.messages import Phase
 from tests.e2e.federations import check_saved, simulated, small_agreement, small_sites
@@ -31,6 +33,7 @@ def refusal(running: Running) -> str:
     return running.log().strip().splitlines()[-1]
 
 
+@pytest.mark.full
 def test_after_the_end_each_party_does_what_its_user_expects(tmp_path: Path, nursery: Nursery) -> None:
     agreement, sites = small_agreement(rounds=ROUNDS), small_sites(3)
     with Federation(

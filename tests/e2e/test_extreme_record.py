@@ -38,6 +38,7 @@ def site(number: int) -> SiteArrays:
     return SiteArrays(f"site-{number}", samples, samples, ("a",))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", AGREEMENTS)
 def test_the_run_is_complete_with_every_site(name: str, tmp_path: Path, nursery: Nursery) -> None:
     agreed: Agreement = AGREEMENTS[name]

@@ -15,6 +15,7 @@ from tests.e2e.federations import check_saved, simulated, small_agreement, small
 from tests.support.processes import Federation
 
 
+@pytest.mark.full
 def test_a_site_with_a_new_key_and_certificate_resumes_its_run(tmp_path: Path) -> None:
     agreement, sites = small_agreement(rounds=2), small_sites(3)
     with Federation(tmp_path / "run", agreement, sites) as federation:

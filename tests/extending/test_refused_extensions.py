@@ -95,7 +95,6 @@ def test_a_name_that_nobody_knows_is_told_the_nearest_of_all(example: Path, tmp_
         tmp_path, method="cosine-prot"
     )
     assert "protection: unknown protection 'pad'; did you mean 'pads'?" in problem(tmp_path, protection="pad")
-    assert "is a part of 'masked'" in problem(tmp_path, protection="pairwise")
     with pytest.raises(ConfigError, match="unknown method 'cosine-prot'"):
         method_named("cosine-prot")
 
@@ -105,9 +104,7 @@ def test_what_is_not_installed_is_not_known(tmp_path: Path) -> None:
     assert "a method is named by text, not 5" in problem(tmp_path, method=5)
 
 
-@pytest.mark.parametrize(
-    ("group", "name"), [(METHODS, "fedavg"), (PROTECTIONS, "masked"), (PROTECTIONS, "rotation")]
-)
+@pytest.mark.parametrize(("group", "name"), [(METHODS, "fedavg"), (PROTECTIONS, "masked")])
 def test_a_name_that_is_built_in_cannot_be_registered(
     group: str, name: str, others: Path, tmp_path: Path
 ) -> None:

@@ -11,11 +11,12 @@ from dp_accounting import NeighboringRelation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from secure_client.privacy import accounting
+from secure_client.privacy import loss_accountants
 from secure_client.privacy.accounting import MOST_EPSILON, Composed, delta_of, epsilon
 from secure_client.privacy.events import DpSgd, Event, GaussianRelease
 from secure_client.privacy.gaussian import gaussian_delta, gaussian_mu
 from tests.privacy.accountants import WRONG, Accountant, one_step_delta, prv
+from tests.support.marks import full_but
 
 DELTA = 1e-5
 MIXED: list[Event] = [*[GaussianRelease(8.0)] * 10, DpSgd(1.1, 256 / 60_000, 2000), GaussianRelease(3.0)]
@@ -46,12 +47,12 @@ def agrees(accountant: Accountant, history: Sequence[Event], delta: float = DELT
     assert found <= bound
 
 
-@pytest.mark.parametrize("name", GRID)
+@pytest.mark.parametrize("name", full_but(GRID, "a hundred", "large batches", "mixed"))
 def test_the_other_accountant_agrees(name: str) -> None:
     agrees(epsilon, GRID[name])
 
 
-@pytest.mark.parametrize("name", ["a hundred", "mixed"])
+@pytest.mark.parametrize("name", full_but(["a hundred", "mixed"], "a hundred"))
 def test_the_other_accountant_agrees_at_a_smaller_delta(name: str) -> None:
     agrees(epsilon, GRID[name], delta=1e-7)
 
@@ -63,13 +64,13 @@ def test_a_wrong_accountant_does_not_agree(name: str) -> None:
 
 
 def test_another_relation_of_neighbours_does_not_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accounting, "NEIGHBOURS", NeighboringRelation.REPLACE_ONE)
-    accounting._trained.cache_clear()
+    monkeypatch.setattr(loss_accountants, "NEIGHBOURS", NeighboringRelation.REPLACE_ONE)
+    loss_accountants._trained.cache_clear()
     try:
         with pytest.raises(AssertionError):
             agrees(epsilon, GRID["a hundred"])
     finally:
-        accounting._trained.cache_clear()
+        loss_accountants._trained.cache_clear()
 
 
 def test_an_epsilon_within_the_slack_has_a_delta() -> None:
@@ -130,6 +131,7 @@ def test_it_is_below_looser_bounds_that_were_published_and_near_them(
     assert 0.4 * published < epsilon([training], DELTA) < published
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("training", "limit"),
     [(DpSgd(1.3, 256 / 60_000, 4688), 0.23), (DpSgd(1.1, 256 / 60_000, 14_063), 0.57)],
@@ -166,6 +168,7 @@ def test_counted_releases_are_those_of_a_list_to_the_last_bit() -> None:
         assert Composed().and_releases(count, release) == Composed.of([release] * count)
 
 
+@pytest.mark.full
 @settings(max_examples=15, deadline=None)
 @given(
     noise=st.floats(0.5, 50.0),
@@ -183,6 +186,7 @@ def test_more_noise_costs_less_and_more_releases_or_a_smaller_delta_cost_more(
     assert epsilon([GaussianRelease(noise, coordinates=10**6)] * count, delta) >= cost
 
 
+@pytest.mark.full
 @settings(max_examples=4, deadline=None)
 @given(noise=st.floats(0.8, 4.0), rate=st.floats(0.01, 0.3), steps=st.integers(10, 300))
 def test_so_it_is_with_training(noise: float, rate: float, steps: int) -> None:

@@ -85,6 +85,7 @@ def test_evidence_is_the_logarithm_of_a_likelihood_ratio() -> None:
     ).all()
 
 
+@pytest.mark.full
 def test_steps_are_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """At a low sampling rate and ε = 5 half the noise is told by likelihoods of steps, and not by the sum of all."""
     rare = TrainingUnderAudit(DpSgdSection(noise_multiplier=0.85, clip=1.0, sampling_rate=0.05), epochs=5)
@@ -190,6 +191,7 @@ def test_the_command_takes_what_is_agreed(tmp_path: Path, monkeypatch: pytest.Mo
     assert seen == [TrainingUnderAudit(agreed_on, 2, 3, unit), TrainingUnderAudit(other, 1, 4, unit)]
 
 
+@pytest.mark.full
 def test_a_simulations_file_has_what_it_trains_by(tmp_path: Path) -> None:
     file = tmp_path / "sim.toml"
     text = with_dp_sgd(tmp_path).read_text("utf-8").partition("[training]")

@@ -59,6 +59,7 @@ def test_so_many_releases_are_within_and_one_more_is_not(beside: tuple[DpSgd, ..
     assert epsilon([*beside, *[release] * (count + 1)], DELTA) > 3
 
 
+@pytest.mark.full
 @settings(max_examples=12, deadline=None)
 @given(budget=st.floats(0.2, 12.0), count=st.integers(1, 300), delta=st.floats(1e-8, 1e-3))
 def test_solvers_are_inverse_to_each_other(budget: float, count: int, delta: float) -> None:
@@ -76,6 +77,7 @@ def test_continuous_noise_is_that_of_the_closed_form(budget: float) -> None:
         assert exact <= found <= exact * 1.0001 + 1.01 / NOISE_GRID
 
 
+@pytest.mark.full
 def test_training_leaves_less_for_releases() -> None:
     assert noise_multiplier(3.0, DELTA, 20, beside=[TRAINING]) > noise_multiplier(3.0, DELTA, 20)
     assert releases(3.0, DELTA, 14.0, beside=[TRAINING]) < releases(3.0, DELTA, 14.0)

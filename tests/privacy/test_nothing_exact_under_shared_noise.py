@@ -43,6 +43,7 @@ from tests.conformance.private_runs import private_agreement
 from tests.conformance.runs import data_for
 from tests.privacy.kept import Traces, kept_by, moved_by_the_seed
 from tests.privacy.unmasked import Sent, differing
+from tests.support.marks import full_but
 from tests.support.replayed_noise import replayed_answers, replayed_noise
 
 CLASSES, DIM, ROUNDS, SITES, SITE = 4, 8, 2, 4, "site-1"
@@ -59,7 +60,7 @@ EXTRACTORS: dict[Extractor, dict[str, Any]] = {
 }
 Double = Callable[[pytest.MonkeyPatch], None]
 
-each_method = pytest.mark.parametrize("method", METHODS)
+each_method = pytest.mark.parametrize("method", full_but(METHODS, Method.FEDPC))
 each_extractor = pytest.mark.parametrize("extractor", EXTRACTORS)
 
 

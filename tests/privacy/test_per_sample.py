@@ -15,6 +15,7 @@ from secure_client.models import PrototypeModel, build_model, outputs_of
 from secure_client.privacy.per_sample import hooked, sample_terms, take_gradients
 from secure_client.recipe import BatchLoss
 from tests.privacy.private_training import CLASSES, DIM, OBJECTIVES, guide_of, images, model_of
+from tests.support.marks import full_but
 
 BLOCKS = (
     "small-cnn",
@@ -70,7 +71,7 @@ def test_every_methods_loss(name: str, guided: bool) -> None:
     check(name, "small-cnn", guide_of(name, dtype=torch.float64) if guided else None)
 
 
-@pytest.mark.parametrize("backbone", BLOCKS[1:])
+@pytest.mark.parametrize("backbone", full_but(BLOCKS[1:], "fedpc-cnn", "tanh-cnn", "scatternet", "resnet10"))
 def test_every_kind_of_network(backbone: str) -> None:
     check("pfpl", backbone, guide_of("pfpl", dtype=torch.float64))
 

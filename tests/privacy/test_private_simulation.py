@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from protoseal.cli import main
 from secure_client.privacy.accounting import epsilon
 from secure_client.privacy.events import GaussianRelease
+from tests.support.marks import full_but
 
 FILE = """
 method = "pfpl"
@@ -65,7 +66,7 @@ def test_what_was_spent_and_whether_it_is_a_guarantee(
     assert "<th>ε</th>" in shown
 
 
-@pytest.mark.parametrize("unit", ["subject", "site"])
+@pytest.mark.parametrize("unit", full_but(["subject", "site"], "subject"))
 def test_what_was_spent_is_of_the_agreed_unit(tmp_path: Path, unit: str) -> None:
     """As much as by records, and all that shows it says whose it is; a site alone leaves no class in the noise."""
     changed = FILE.replace('split = "iid"', 'split = "iid:subject=5"').replace(
@@ -90,6 +91,7 @@ def test_subjects_that_nobody_tells_of_are_refused_by_name(tmp_path: Path) -> No
     assert "nothing tells whose each training sample is" in ran.output
 
 
+@pytest.mark.full
 def test_shared_noise_is_paid_for_in_each_sum_and_before_in_the_clustering(tmp_path: Path) -> None:
     """And no site has a prototype of its own for the report to draw a line from."""
     result, shown = simulated(tmp_path, "frozen", SHARED)
@@ -120,6 +122,7 @@ def test_so_little_noise_that_no_epsilon_can_be_told_is_refused(tmp_path: Path) 
     assert "no epsilon can be told" in ran.output
 
 
+@pytest.mark.full
 def test_sites_that_noise_leaves_without_a_class_are_tested_by_their_classifier(tmp_path: Path) -> None:
     file = tmp_path / "quiet.toml"
     quiet = FILE.format(extractor="frozen").replace("release_every = 2", "min_count = 1e6")

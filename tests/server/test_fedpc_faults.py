@@ -203,6 +203,7 @@ class Storm:
             self.seen["drop-out"] += len(members) < len(state.participants)
 
 
+@pytest.mark.full
 def test_storms(identities: Identities, tmp_path: Path) -> None:
     seen: Counter[str] = Counter()
     for seed in range(12):

@@ -79,6 +79,7 @@ def sites(tmp_path: Path) -> Iterator[dict[str, Site]]:
         yield made
 
 
+@pytest.mark.full
 def test_a_hundred_and_twenty_sites_add_up_though_an_eleventh_goes_after_each_step(
     sites: dict[str, Site],
 ) -> None:

@@ -58,6 +58,7 @@ def consistent(store: Store) -> int:
     return state.attempt
 
 
+@pytest.mark.full
 def test_each_acknowledged_write_survives_a_kill_at_any_time(tmp_path: Path) -> None:
     path = tmp_path / "state" / "store.sqlite"
     before = 0

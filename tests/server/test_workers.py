@@ -97,6 +97,7 @@ def test_good_keys_are_checked_apart_with_room_to_spare(
     assert aggregator.check_keys(group().keys.to_bytes()) == group().keys.hash
 
 
+@pytest.mark.full
 def test_keys_that_inflate_cost_a_worker_and_not_the_coordinator(
     aggregator: Aggregator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

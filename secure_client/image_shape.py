@@ -1,0 +1,34 @@
+"""The images that a network is built for, and how it normalises."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protoseal.config import Norm
+from secure_client.errors import ModelError
+
+SMALL_SIDE = 64
+"""Up to this side, in pixels, torchvision's networks shrink an image by 8 before they pool it, beyond it by 32."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a network is built for: ``dim`` (d) features of square images; and how it normalises, if it does."""
+
+    dim: int
+    channels: int
+    image_size: int
+    norm: Norm = Norm.BATCH
+
+    @property
+    def is_small(self) -> bool:
+        """Whether a network for photographs has to begin gently, or it would shrink the image away."""
+        return self.image_size <= SMALL_SIDE
+
+    def check_side(self, name: str, least: int, advice: str = "") -> None:
+        """Raise :class:`ModelError` for images of fewer than ``least`` pixels a side."""
+        side = self.image_size
+        if side < least:
+            raise ModelError(
+                f"{name} needs images of at least {least}×{least} pixels, not {side}×{side}{advice}"
+            )
