@@ -26,7 +26,7 @@ from secure_client.errors import PrivacyError, SiteError
 CLAIM, STATE, RUNS, COMPARED = "simulation.json", ".state", "runs", "compared"
 _LOCK, _DATA = "lock", "data"
 
-FREE = frozenset({"out", "workers", "data_root", "report_every", "tensorboard", "compare", "seeds"})
+FREE = frozenset({"out", "workers", "data_root", "tensorboard", "compare", "seeds"})
 """What may be another in the same folder: it changes no run, or says which runs there are.
 
 So may the settings of what only a compared method is made of: :meth:`RunFolder.check_settings`.

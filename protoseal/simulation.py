@@ -281,7 +281,7 @@ class OneSeed:
             executor=self._executor,
             state=self._folder.state(self._seed, method),
             on_round=partial(self._tell, method),
-            on_completed=lambda run, number: self._completed(method, agreement, run, number),
+            on_completed=partial(self._completed, method),
         )
 
     def _run(self, method: AnyMethod, agreement: Agreement, outcome: Outcome) -> Run:
@@ -298,23 +298,20 @@ class OneSeed:
             testing=scene.testing,
             state=self._folder.state(self._seed, method),
             on_round=partial(self._tell, method),
-            on_completed=lambda run, number: self._completed(method, agreement, run, number),
+            on_completed=partial(self._completed, method),
         )
 
     def _tell(self, method: AnyMethod, site: str, figures: SiteRound) -> None:
         self._seen.on_round(Progress(self._seed, method, site, figures))
 
-    def _completed(self, method: AnyMethod, agreement: Agreement, run: HasOutcome, number: int) -> None:
-        """Every so many rounds, what the method itself has so far is written."""
-        outcome = run.outcome
+    def _completed(self, method: AnyMethod, run: HasOutcome, number: int) -> None:
         told = {
-            site: each for site, log in outcome.sites.items() for each in log.rounds if each.round == number
+            site: each
+            for site, log in run.outcome.sites.items()
+            for each in log.rounds
+            if each.round == number
         }
         self._seen.on_completed(Completed(self._seed, method, number, told))
-        every = self._config.report_every
-        if method is self._config.method and every and number % every == 0 and number < agreement.rounds:
-            self._runs[method] = self._run(method, agreement, outcome)
-            self._publish(complete=False)
 
     def _folder_of(self, method: AnyMethod) -> Path:
         return self._out if method is self._config.method else self._out / COMPARED / method.value

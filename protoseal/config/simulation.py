@@ -74,7 +74,6 @@ class SimulationConfig(RunSettings):
     evaluate_every: Count = 1
     per_class: bool = False
     early_stopping: Count | None = None
-    report_every: Annotated[int, Field(ge=0)] = 10
     tensorboard: bool = False
     data_root: LocalPath | None = None
     pretrained: LocalPath | None = None
