@@ -14,7 +14,6 @@ from typing import Self
 from crypto.keys import KEY_BYTES, StorageKey
 from protoseal.config import CONTROLS, Agreement, AnyMethod, Method
 from protoseal.federation import Outcome
-from protoseal.files import SiteRound
 from protoseal.run_log import RunLog
 from protoseal.trainees import EVERY_ROUND, ONE_BY_ONE, SiteTesting, SiteTraining, Trainees
 from secure_client.build import build_trainee
@@ -36,7 +35,6 @@ class LocalControl:
         training: SiteTraining,
         testing: SiteTesting,
         state: Path | None = None,
-        on_round: Callable[[str, SiteRound], None] = lambda site, figures: None,
         on_completed: Callable[[LocalControl, int], None] = lambda run, number: None,
     ) -> None:
         """As :class:`protoseal.federation.LocalFederation`; ``self`` aligns and predicts as the agreement's method.
@@ -46,7 +44,7 @@ class LocalControl:
         if control not in CONTROLS:
             raise ValueError(f"{control} is no control")
         self._agreement, self._control = agreement, control
-        self._on_round, self._on_completed = on_round, on_completed
+        self._on_completed = on_completed
         self._stack = ExitStack()
         try:
             self._state = state or Path(
@@ -109,7 +107,7 @@ class LocalControl:
         if self._control is Method.SELF:
             trainee.take_targets(number, *trainee.latest())
         tested = trainee.evaluate() if self._trainees.tests_in(number) else None
-        self._on_round(name, self._trainees.tell(name, site_round(number, 1, 1, (), tested, seconds)))
+        self._trainees.tell(name, site_round(number, 1, 1, (), tested, seconds))
 
     def _log_what_was_completed(self) -> None:
         """A process may have been killed between a round's last site and the round itself."""
@@ -146,7 +144,6 @@ def run_control(
     training: SiteTraining = ONE_BY_ONE,
     testing: SiteTesting = EVERY_ROUND,
     state: Path | None = None,
-    on_round: Callable[[str, SiteRound], None] = lambda site, figures: None,
     on_completed: Callable[[LocalControl, int], None] = lambda run, number: None,
 ) -> Outcome:
     """The same models, data and schedule without a federation: what each site reaches on its own, by round.
@@ -160,7 +157,6 @@ def run_control(
         training=training,
         testing=testing,
         state=state,
-        on_round=on_round,
         on_completed=on_completed,
     ) as run:
         run.run()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -39,17 +39,7 @@ from secure_client.data.preprocess import to_dataset
 from secure_client.together import Batching
 from secure_server.workers import Workers
 
-__all__ = ["COMPARED", "Completed", "Ended", "Progress", "Watcher", "Written", "scene_of", "simulate"]
-
-
-@dataclass(frozen=True)
-class Progress:
-    """A round of one site in one of the runs that a simulation consists of."""
-
-    seed: int
-    method: AnyMethod
-    site: str
-    figures: SiteRound
+__all__ = ["COMPARED", "Completed", "Ended", "Watcher", "Written", "scene_of", "simulate"]
 
 
 @dataclass(frozen=True)
@@ -83,9 +73,6 @@ class Written:
 class Watcher:
     """Told of what happens, as it happens. Does nothing of itself."""
 
-    def on_round(self, progress: Progress) -> None:
-        """A site's round has ended."""
-
     def on_completed(self, completed: Completed) -> None:
         """Every site has told of a round."""
 
@@ -96,22 +83,7 @@ class Watcher:
         """Results were written."""
 
 
-@dataclass(frozen=True)
-class _Watching(Watcher):
-    """A watcher that wants to know of rounds only."""
-
-    told: Callable[[Progress], None]
-
-    def on_round(self, progress: Progress) -> None:
-        self.told(progress)
-
-
-def simulate(
-    config: SimulationConfig,
-    watcher: Watcher | Callable[[Progress], None] | None = None,
-    *,
-    fresh: bool = False,
-) -> RunResult:
+def simulate(config: SimulationConfig, watcher: Watcher | None = None, *, fresh: bool = False) -> RunResult:
     """Run it, leaving ``result.json`` and ``sites/NAME/`` in ``config.out``.
 
     Each further method of ``compare`` that is no control leaves the same in ``compared/METHOD``. With several seeds
@@ -128,7 +100,7 @@ def simulate(
     folder = RunFolder(config)
     if fresh:
         _check(config)
-    seen = watcher if isinstance(watcher, Watcher) else _Watching(watcher or (lambda progress: None))
+    seen = watcher or Watcher()
     with folder.claimed(fresh=fresh), _workers(config) as executor:
         results: dict[int, RunResult] = {}
         for seed in config.seeds:
@@ -280,7 +252,6 @@ class OneSeed:
             testing=scene.testing,
             executor=self._executor,
             state=self._folder.state(self._seed, method),
-            on_round=partial(self._tell, method),
             on_completed=partial(self._completed, method),
         )
 
@@ -297,12 +268,8 @@ class OneSeed:
             training=scene.training,
             testing=scene.testing,
             state=self._folder.state(self._seed, method),
-            on_round=partial(self._tell, method),
             on_completed=partial(self._completed, method),
         )
-
-    def _tell(self, method: AnyMethod, site: str, figures: SiteRound) -> None:
-        self._seen.on_round(Progress(self._seed, method, site, figures))
 
     def _completed(self, method: AnyMethod, run: HasOutcome, number: int) -> None:
         told = {

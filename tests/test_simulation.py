@@ -12,7 +12,8 @@ import pytest
 from protoseal.config import Method, Protection
 from protoseal.config.simulation import SimulationConfig, load_simulation
 from protoseal.files import RESULT, RunResult, read_result, site_folder
-from protoseal.simulation import Progress, simulate
+from protoseal.simulation import simulate
+from tests.support.simulations import Rounds
 
 TINY = {
     "dataset": "digits",
@@ -43,14 +44,14 @@ def repeatable(result: RunResult) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def one_seed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult, list[Progress]]:
+def one_seed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult, Rounds]:
     """A run of PFPL beside both controls."""
     out = tmp_path_factory.mktemp("simulation") / "out"
-    progress: list[Progress] = []
-    return out, simulate(config_for(out, compare=["local", "self"]), progress.append), progress
+    rounds = Rounds()
+    return out, simulate(config_for(out, compare=["local", "self"]), rounds), rounds
 
 
-OneSeed = tuple[Path, RunResult, list[Progress]]
+OneSeed = tuple[Path, RunResult, Rounds]
 
 
 def test_it_writes_what_it_returns(one_seed: OneSeed) -> None:
@@ -75,11 +76,11 @@ def test_controls_run_beside_it_on_the_same_data(one_seed: OneSeed) -> None:
 
 
 def test_progress_tells_of_every_round_at_every_site(one_seed: OneSeed) -> None:
-    _, _, progress = one_seed
+    _, _, rounds = one_seed
     for method in (Method.PFPL, Method.LOCAL, Method.SELF):
-        told = [(each.site, each.figures.round) for each in progress if each.method is method]
-        assert told == [(f"site-{site}", number) for number in (1, 2) for site in (1, 2, 3)]
-    assert {each.seed for each in progress} == {0}
+        told = [(each.round, sorted(each.told)) for each in rounds.completed if each.method is method]
+        assert told == [(number, ["site-1", "site-2", "site-3"]) for number in (1, 2)]
+    assert {each.seed for each in rounds.completed} == {0}
 
 
 def test_several_seeds_give_each_and_their_spread(one_seed: OneSeed, tmp_path: Path) -> None:

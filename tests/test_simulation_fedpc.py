@@ -16,10 +16,10 @@ from protoseal.config.simulation import SimulationConfig
 from protoseal.files import MODEL, RunResult, read_agreement, read_prototypes, read_result, site_folder
 from protoseal.prediction import load_trained
 from protoseal.report import write_report
-from protoseal.simulation import COMPARED, Progress, simulate
+from protoseal.simulation import COMPARED, simulate
 from protoseal.site_files import DividedData, divide
 from protoseal.tables import NO_GLOBAL_MODEL, result_tables
-from tests.support.simulations import config_in
+from tests.support.simulations import Rounds, config_in
 
 SPLIT, SITES, ROUNDS = "dirichlet:0.5,per=60", 8, 3
 FILE = f"""
@@ -46,16 +46,15 @@ def config_for(out: Path, **flags: Any) -> SimulationConfig:
     return config_in(FILE, out, **flags)
 
 
-FedpcRun = tuple[Path, RunResult, list[Progress]]
+FedpcRun = tuple[Path, RunResult, Rounds]
 
 
 @pytest.fixture(scope="module")
 def fedpc(tmp_path_factory: pytest.TempPathFactory) -> FedpcRun:
     """FedPC in plain beside its control and those that train alone."""
     out = tmp_path_factory.mktemp("fedpc") / "out"
-    progress: list[Progress] = []
-    result = simulate(config_for(out, compare=("local", "self", "average")), progress.append)
-    return out, result, progress
+    rounds = Rounds()
+    return out, simulate(config_for(out, compare=("local", "self", "average")), rounds), rounds
 
 
 def divided() -> DividedData:
@@ -118,12 +117,12 @@ def test_the_control_can_be_the_method_itself(fedpc: FedpcRun, tmp_path: Path) -
 
 
 def test_every_full_method_leaves_its_sites_and_tells_of_its_rounds(fedpc: FedpcRun) -> None:
-    out, result, progress = fedpc
+    out, result, rounds = fedpc
     for folder in (out, out / COMPARED / "average"):
         for site in result.sites:
             assert (site_folder(folder, site.name) / "model.safetensors").exists()
             assert read_prototypes(site_folder(folder, site.name)).has_personal.any()
-    told = [each.method for each in progress]
+    told = [each.method for each in rounds.completed for _ in each.told]
     assert [told.count(method) for method in (Method.FEDPC, Method.AVERAGE)] == [SITES * ROUNDS] * 2
 
 

@@ -16,7 +16,7 @@ from protoseal.files import SiteRound
 from protoseal.report import write_report
 from protoseal.results import mean, own_accuracy
 from protoseal.scalars import Scalars
-from protoseal.simulation import Completed, Ended, Progress, Watcher, Written
+from protoseal.simulation import Completed, Ended, Watcher, Written
 from protoseal.tables import percent
 
 LINE_SECONDS = 5.0
@@ -86,13 +86,8 @@ class Several(Watcher):
     def __init__(self, watchers: Sequence[Watcher]) -> None:
         self._watchers = watchers
 
-    def on_round(self, progress: Progress) -> None:
-        """See :class:`Watcher`, here and below."""
-        for each in self._watchers:
-            each.on_round(progress)
-
     def on_completed(self, completed: Completed) -> None:
-        """To all."""
+        """See :class:`Watcher`, here and below."""
         for each in self._watchers:
             each.on_completed(completed)
 

@@ -11,6 +11,7 @@ import pytest
 from protoseal.config import Agreement
 from protoseal.config.simulation import SimulationConfig, load_simulation
 from protoseal.federation import LocalFederation, Outcome
+from protoseal.simulation import Completed, Watcher
 from protoseal.trainees import ONE_BY_ONE, SiteTraining
 from secure_client.data import SiteData
 
@@ -48,6 +49,17 @@ def run_federation(
     with LocalFederation(agreement, data, training=training) as federation:
         federation.run()
         return federation.save(out)
+
+
+class Rounds(Watcher):
+    """What every site told of each round of each method, in order."""
+
+    def __init__(self) -> None:
+        self.completed: list[Completed] = []
+
+    def on_completed(self, completed: Completed) -> None:
+        """Noted."""
+        self.completed.append(completed)
 
 
 class Killed(BaseException):
