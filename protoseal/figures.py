@@ -51,7 +51,7 @@ def accuracy_curves(result: RunResult) -> str:
             style = {"color": colour, "linestyle": DASHES.get(name, "-.")}
             _line(axes, points, linewidth=1.5, label=f"mean, {name}", **style)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        return _svg(figure, axes)
+        return _with_legend(figure, axes)
 
 
 def traffic_bars(result: RunResult) -> str:
@@ -66,7 +66,7 @@ def traffic_bars(result: RunResult) -> str:
         if len(places) <= NAMED_SITES:
             axes.set_xticks(places, [site.name for site in result.sites])
         axes.grid(visible=False, axis="x")
-        return _svg(figure, axes)
+        return _with_legend(figure, axes)
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def prototype_scatter(prototypes: PrototypeMap) -> str:
                 axes.plot([start[0], end[0]], [start[1], end[1]], color=colour, alpha=0.4)
                 axes.plot(*end, "o", markersize=8, color=colour)
         axes.set_aspect("equal", adjustable="datalim")
-        return _svg(figure, axes)
+        return _with_legend(figure, axes)
 
 
 def data_uri(svg: str) -> str:
@@ -153,9 +153,15 @@ def _colour(index: int) -> str:
     return f"C{index % 10}"
 
 
-def _svg(figure: Figure, axes: Axes) -> str:
+def svg_of(figure: Figure) -> str:
+    """Return the figure as SVG text, without a date: the same figure gives the same text."""
+    text = io.StringIO()
+    with mpl.rc_context(STYLE):
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    return text.getvalue()
+
+
+def _with_legend(figure: Figure, axes: Axes) -> str:
     if axes.get_legend_handles_labels()[0]:
         figure.legend(loc="outside right upper")
-    text = io.StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None})
-    return text.getvalue()
+    return svg_of(figure)

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from protoseal.figures import NAMED_SITES, STYLE
+from protoseal.figures import NAMED_SITES, STYLE, svg_of
 from protoseal.files import write_text
 from protoseal.splits import SiteArrays
 
@@ -101,14 +101,6 @@ def split_figure(rows: Sequence[SplitRow], classes: Sequence[str]) -> Figure:
     return figure
 
 
-def figure_svg(figure: Figure) -> str:
-    """The figure as SVG text: the same text for the same split."""
-    text = io.StringIO()
-    with mpl.rc_context(STYLE):
-        figure.savefig(text, format="svg", metadata={"Date": None})
-    return text.getvalue()
-
-
 def write_split(out: Path, sites: Sequence[SiteArrays], classes: Sequence[str]) -> list[Path]:
     """Write ``split.csv``, ``split.json`` and ``split.svg`` into ``out`` and return their paths.
 
@@ -118,7 +110,7 @@ def write_split(out: Path, sites: Sequence[SiteArrays], classes: Sequence[str]) 
     return [
         write_text(out / CSV, split_csv(rows, classes)),
         write_text(out / JSON, split_json(rows, classes)),
-        write_text(out / PLOT, figure_svg(split_figure(rows, classes))),
+        write_text(out / PLOT, svg_of(split_figure(rows, classes))),
     ]
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from protoseal.figures import STYLE
+from protoseal.figures import STYLE, svg_of
 
 _LEAST_STEP = 1.2
 """Of a logarithmic axis, between two numbers beside it."""
@@ -27,9 +26,7 @@ def growth_curves(horizontal: str, vertical: str, lines: Mapping[str, Sequence[t
         axes.yaxis.set_major_formatter("{x:g}")
         axes.minorticks_off()
         figure.legend(loc="outside right upper")
-        text = io.StringIO()
-        figure.savefig(text, format="svg", metadata={"Date": None})
-        return text.getvalue()
+        return svg_of(figure)
 
 
 def _apart(places: Sequence[float]) -> list[float]:

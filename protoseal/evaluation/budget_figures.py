@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +10,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from protoseal.evaluation.budget_records import EXACT, Evaluation, Level
-from protoseal.figures import STYLE
+from protoseal.figures import STYLE, svg_of
 
 LINES = {"accuracy_classifier": ("by classifier", "-"), "accuracy_prototype": ("by prototype", "--")}
 _BEYOND = 2.0
@@ -45,9 +44,7 @@ def accuracy_over_epsilon(evaluation: Evaluation) -> str:
         axes.minorticks_off()
         if axes.get_legend_handles_labels()[0]:
             figure.legend(loc="outside right upper")
-        text = io.StringIO()
-        figure.savefig(text, format="svg", metadata={"Date": None})
-        return text.getvalue()
+        return svg_of(figure)
 
 
 def _of(level: Level) -> float:

@@ -8,10 +8,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from protoseal.config.privacy import Extractor
-from protoseal.files import Accuracies, Paired, RunResult, Share, SiteFigures, write_text
+from protoseal.files import Accuracies, Paired, Record, RunResult, Share, SiteFigures, write_text
 from protoseal.seeds import paired
 
 EVALUATION = "evaluate.json"
@@ -20,11 +20,7 @@ EXACT = "exact"
 MEASURES = ("accuracy", "accuracy_classifier", "accuracy_prototype")
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
-
-
-class SiteAt(_Record):
+class SiteAt(Record):
     """A site's accuracies after the last round, and the ε that its ledger had by then; None without noise."""
 
     name: str
@@ -35,7 +31,7 @@ class SiteAt(_Record):
     accuracy_prototype: Share | None
 
 
-class RunAt(_Record):
+class RunAt(Record):
     """One simulated run. ``epsilon`` is what it was to keep to, ``planned`` what its agreement takes; None is ∞.
 
     ``spent`` is the most that any site's ledger has. Noise multipliers are those of the configuration times ``factor``.
@@ -59,7 +55,7 @@ class RunAt(_Record):
     sites: tuple[SiteAt, ...]
 
 
-class Level(_Record):
+class Level(Record):
     """All seeds at one ε with one kind of noise. ``loss`` is what ∞ has more, paired by seed, as a share.
 
     Where ``features`` are other than those of ∞, it is of that too, and not of the noise alone.
@@ -74,7 +70,7 @@ class Level(_Record):
     loss: dict[str, Paired]
 
 
-class Evaluation(_Record):
+class Evaluation(Record):
     """All of it; ``complete`` once every run that was asked for is there.
 
     ``config_at_inf`` is what runs at ∞ were of, where that is more than ``config`` without ``[privacy]``.
