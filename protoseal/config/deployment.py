@@ -9,10 +9,8 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
-from crypto.ckks.precision import check_cohort_size, check_tau
-from crypto.errors import PrecisionError
 from protoseal.config.agreement import Agreement, Name, load_agreement
-from protoseal.config.capabilities import DEPLOYABLE, SIMULATED, Protection
+from protoseal.config.capabilities import DEPLOYABLE, SIMULATED
 from protoseal.config.extensions import added_among
 from protoseal.config.numbers import Count, Positive
 from protoseal.config.privacy import BudgetSection
@@ -152,18 +150,7 @@ class CoordinatorConfig(PartyFile):
             raise ValueError(
                 f"sites: {len(self.sites)} listed, but the agreement's max_sites is {self.agreement.max_sites}"
             )
-        self.agreement.check_colluding(self.agreement.method, len(self.sites))
-        return self
-
-    @model_validator(mode="after")
-    def _threshold_suffices(self) -> Self:
-        if self.agreement.protection is Protection.CKKS:
-            try:
-                check_cohort_size(len(self.sites))
-                if not self.agreement.sums:
-                    check_tau(self.agreement.agreement_threshold, len(self.sites))
-            except PrecisionError as error:
-                raise ValueError(str(error)) from error
+        self.agreement.check_sites(self.agreement.method, len(self.sites))
         return self
 
 

@@ -7,6 +7,8 @@ from typing import Annotated
 
 from pydantic import Field
 
+from crypto.ckks.precision import check_cohort_size, check_tau
+from crypto.errors import PrecisionError
 from crypto.pairwise.binding import fewest_against
 from protoseal.config.averaging import AveragingSection, MaskingSection
 from protoseal.config.capabilities import (
@@ -136,6 +138,17 @@ class RunSettings(Section):
             "with [privacy] a site has a prototype for each cluster of the round before: set most_prototypes in"
             " [fedplcc] to most_clusters or more",
         )
+
+    def check_sites(self, method: AnyMethod, sites: int) -> None:
+        """Raise ``ValueError`` where so many sites are too few for ``max_colluding``, or too many for ckks."""
+        self.check_colluding(method, sites)
+        if self.protection is Protection.CKKS:
+            try:
+                check_cohort_size(sites)
+                if method.traits.family is Family.PEERS:
+                    check_tau(self.agreement_threshold, sites)
+            except PrecisionError as error:
+                raise ValueError(str(error)) from error
 
     def check_colluding(self, method: AnyMethod, sites: int) -> None:
         """Raise ``ValueError`` where a group of a run of so many sites may be too small for ``max_colluding`` of them.

@@ -16,8 +16,6 @@ from pydantic import (
     model_validator,
 )
 
-from crypto.ckks.precision import check_cohort_size, check_tau
-from crypto.errors import PrecisionError
 from protoseal.config.agreement import USUAL_SITES, Agreement
 from protoseal.config.capabilities import (
     CONTROLS,
@@ -42,7 +40,6 @@ from protoseal.config.reading import (
 )
 from protoseal.config.run_settings import RunSettings
 from protoseal.config.training import ModelSpec, PreprocessingSection
-from protoseal.config.traits import Family
 
 SPLITTING = ("split", "sites", "tests")
 """How a data set is divided, where its files do not say."""
@@ -144,21 +141,10 @@ class SimulationConfig(RunSettings):
         return self
 
     @model_validator(mode="after")
-    def _threshold_suffices(self) -> Self:
-        if self.protection is Protection.CKKS and not self.is_split:
-            try:
-                check_cohort_size(self.sites)
-                if any(method.traits.family is Family.PEERS for method in self.methods):
-                    check_tau(self.agreement_threshold, self.sites)
-            except PrecisionError as error:
-                raise ValueError(str(error)) from error
-        return self
-
-    @model_validator(mode="after")
-    def _groups_hold_off_colluders(self) -> Self:
+    def _as_many_sites_are_protected(self) -> Self:
         if not self.is_split:
             for method in self.methods:
-                self.check_colluding(method, self.sites)
+                self.check_sites(method, self.sites)
         return self
 
     @model_validator(mode="after")
