@@ -18,7 +18,7 @@ from protoseal_wire import codec
 from protoseal_wire.assignment import AssignedClusters, clusters_of
 from protoseal_wire.codec import Limits
 from protoseal_wire.messages import AssignedRows, Assignment, Phase
-from secure_server.exchanges.attempt import Attempt
+from secure_server.exchanges.attempt import Attempt, Kept
 from secure_server.exchanges.clusters import Local, assigned, read_labels
 
 
@@ -39,22 +39,20 @@ class Directions:
 
     def __init__(self, agreement: Agreement, limits: Limits) -> None:
         self._agreement, self._limits = agreement, limits
-        self._known: tuple[tuple[object, ...], Told] | None = None
+        self._told = Kept[Told]()
 
     def told(self, attempt: Attempt) -> Told:
         """Worked out by whoever asks first; by two threads at once perhaps, to the same outcome."""
         senders = attempt.survivors[Phase.DIRECTIONS]
-        key, known = (attempt.key, senders), self._known
-        if known is None or known[0] != key:
-            local = {
-                site: self.read(attempt, site, attempt.answer(Phase.DIRECTIONS, site)) for site in senders
-            }
-            found = assigned(self._agreement, local)
-            assignment = Assignment(
-                tuple(AssignedRows(site, local[site].labels, found.of_site[site]) for site in sorted(local))
-            )
-            known = self._known = (key, Told(codec.encode_assignment(assignment), clusters_of(assignment)))
-        return known[1]
+        return self._told.of((attempt.key, senders), lambda: self._assigned(attempt, senders))
+
+    def _assigned(self, attempt: Attempt, senders: tuple[str, ...]) -> Told:
+        local = {site: self.read(attempt, site, attempt.answer(Phase.DIRECTIONS, site)) for site in senders}
+        found = assigned(self._agreement, local)
+        assignment = Assignment(
+            tuple(AssignedRows(site, local[site].labels, found.of_site[site]) for site in sorted(local))
+        )
+        return Told(codec.encode_assignment(assignment), clusters_of(assignment))
 
     def read(self, attempt: Attempt, site: str, content: bytes) -> Local:
         """A site's rows, turned, and their classes. Raises :class:`MalformedError` for what no honest site sends."""
