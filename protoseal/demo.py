@@ -49,10 +49,6 @@ _MARK = ".protoseal-demo"
 _START_SECONDS, _RUN_SECONDS = 120.0, 900.0
 
 
-class DemoError(UserError):
-    """The demo cannot start, or one of its processes failed. One line."""
-
-
 @dataclass(frozen=True)
 class Progress:
     """Where the demo is: a word on the step, and each site's log so far."""
@@ -91,7 +87,7 @@ def run_demo(
     rounds: int = 5,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> RunResult:
-    """Run it, leaving ``result.json`` and each party's folder in ``out``. Raises :class:`DemoError`."""
+    """Run it, leaving ``result.json`` and each party's folder in ``out``. Raises ``UserError``."""
     _clear(out)
     agreement, sites = demo_agreement(seed=seed, rounds=rounds), demo_sites(seed)
     on_progress(Progress("making certificates and writing configurations", {}))
@@ -111,7 +107,7 @@ def run_demo(
 def _clear(out: Path) -> None:
     if out.exists() and any(out.iterdir()):
         if not (out / _MARK).exists():
-            raise DemoError(f"{out} is not empty and not from a demo; give --out another folder")
+            raise UserError(f"{out} is not empty and not from a demo; give --out another folder")
         shutil.rmtree(out)
     out.mkdir(parents=True, exist_ok=True)
     (out / _MARK).touch()
@@ -249,7 +245,7 @@ def _wait_for_address(path: Path, coordinator: _Process) -> str:
         if coordinator.running.poll() is not None:
             break
         time.sleep(0.1)
-    raise DemoError(f"the coordinator did not start: {coordinator.failure()}")
+    raise UserError(f"the coordinator did not start: {coordinator.failure()}")
 
 
 def _watch(
@@ -263,12 +259,12 @@ def _watch(
         states = {name: process.running.poll() for name, process in processes.items()}
         failed = [name for name, code in states.items() if code not in (None, 0)]
         if failed:
-            raise DemoError(f"{failed[0]} failed: {processes[failed[0]].failure()}")
+            raise UserError(f"{failed[0]} failed: {processes[failed[0]].failure()}")
         on_progress(Progress("training, encrypting, combining", _logs_of(out, sites)))
         if all(code == 0 for code in states.values()):
             return
         time.sleep(0.3)
-    raise DemoError(
+    raise UserError(
         f"the run did not end within {_RUN_SECONDS:.0f} seconds; see the log.txt of each party in {out}"
     )
 

@@ -15,15 +15,11 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
-class NoTensorboard(UserError):
-    """The package is not installed."""
-
-
 class Scalars(Watcher):
     """Writes ``FOLDER/seed-N/METHOD``; a run that is taken up again goes on in a file beside the first.
 
     After each round: accuracy by the method's own inference and training loss, of each site and on average, and the
-    seconds of the slowest site's training and protection. Raises :class:`NoTensorboard`.
+    seconds of the slowest site's training and protection. Raises ``UserError`` without the package.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -74,7 +70,7 @@ def _writer_class() -> type[SummaryWriter]:
     try:
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 (an optional part)
     except ImportError as error:
-        raise NoTensorboard(
+        raise UserError(
             "scalars for TensorBoard need its package: run pip install 'protoseal[tensorboard]', or leave"
             " --tensorboard out"
         ) from error

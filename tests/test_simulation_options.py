@@ -14,10 +14,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from protoseal.config import ConfigError, Method
 from protoseal.config.simulation import SimulationConfig
+from protoseal.errors import UserError
 from protoseal.files import MODEL, RunResult, read_result, read_site_log, site_folder
 from protoseal.report import write_report
 from protoseal.run_log import RunLog
-from protoseal.scalars import NoTensorboard, Scalars
+from protoseal.scalars import Scalars
 from protoseal.simulation import COMPARED, Watcher, Written, simulate
 from secure_client.trainee import Trainee
 from tests.support.simulations import DIGITS, Killed, config_in, fail_at
@@ -268,7 +269,7 @@ def test_scalars_are_those_of_the_rounds(tmp_path: Path) -> None:
 
 def test_without_its_package_scalars_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(NoTensorboard, match=r"protoseal\[tensorboard\]"):
+    with pytest.raises(UserError, match=r"protoseal\[tensorboard\]"):
         Scalars(tmp_path)
 
 

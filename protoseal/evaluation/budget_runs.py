@@ -85,7 +85,7 @@ class BudgetCurve:
         """What there is after each run. Runs that are there are read; the last one is complete.
 
         ``watched`` makes the watcher of a run that is not there. Raises what :func:`protoseal.simulation.simulate`
-        raises; :class:`protoseal.evaluation.scaled_noise.NoNoiseFits` or ``ConfigError`` before anything runs.
+        raises; ``UserError`` before anything runs.
         """
         configs = [self._config_of(each) for each in asked]  # all of them, before anything runs
         runs: list[RunAt] = []

@@ -16,10 +16,6 @@ Planned = Callable[[PrivacySection], float]
 """The ε that a run with such noise takes."""
 
 
-class NoNoiseFits(UserError):
-    """No amount of noise keeps the run within the budget, or none is small enough to use it up."""
-
-
 @dataclass(frozen=True)
 class Scaled:
     """The agreed noise times ``factor``; a run takes ε of ``planned``."""
@@ -40,13 +36,13 @@ def scaled(agreed: PrivacySection, factor: float) -> PrivacySection:
 
 
 def fitted(agreed: PrivacySection, epsilon: float, planned: Planned) -> Scaled:
-    """The least noise with which a run takes ``epsilon`` at most, but for 0.01 %. Raises :class:`NoNoiseFits`."""
+    """The least noise with which a run takes ``epsilon`` at most, but for 0.01 %. Raises ``UserError``."""
     fits = _at(agreed, 1.0, planned)
     step = 0.5 if fits.planned <= epsilon else 2.0
     other = fits
     while (fits.planned <= epsilon) == (other.planned <= epsilon):
         if not 1 / _FARTHEST <= other.factor * step <= _FARTHEST:
-            raise NoNoiseFits(
+            raise UserError(
                 f"noise multipliers from {1 / _FARTHEST:.0e} to {_FARTHEST:.0e} times those given do not come to"
                 f" ε = {epsilon:g}: change the rounds, release_every or the noise multipliers"
             )

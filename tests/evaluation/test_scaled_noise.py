@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from protoseal.config import PrivacySection
+from protoseal.errors import UserError
 from protoseal.evaluation.budget_figures import accuracy_over_epsilon
 from protoseal.evaluation.budget_page import epsilon_text, number_text, spread_of
 from protoseal.evaluation.budget_records import EXACT, Evaluation, RunAt, levels_of
-from protoseal.evaluation.scaled_noise import NoNoiseFits, Planned, fitted, scaled
+from protoseal.evaluation.scaled_noise import Planned, fitted, scaled
 from protoseal.figures import data_uri
 from protoseal.files import Accuracies
 
@@ -57,7 +58,7 @@ def test_what_is_infinite_with_little_noise_is_no_obstacle() -> None:
 
 @pytest.mark.parametrize("planned", [lambda _: math.inf, lambda _: 0.5], ids=["too much", "always little"])
 def test_no_noise_fits(planned: Planned) -> None:
-    with pytest.raises(NoNoiseFits, match="ε = 1"):
+    with pytest.raises(UserError, match="ε = 1"):
         fitted(ALONE, 1.0, planned)
 
 
