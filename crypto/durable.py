@@ -10,10 +10,12 @@ that it does not flush can still lose the file.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 _OWN = 0o600
 
@@ -80,6 +82,20 @@ def make_folder(folder: Path, mode: int = 0o777) -> None:
     folder.mkdir(mode=mode, parents=True, exist_ok=True)
     for made in reversed(missing):
         sync_folder(made.parent)
+
+
+def hold(path: Path) -> BinaryIO:
+    """Lock a file, made if need be, for as long as the returned file is open; the kernel frees a dead process's lock.
+
+    ``BlockingIOError`` if it is held.
+    """
+    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _OWN), "r+b")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise
+    return file
 
 
 def sync_folder(folder: Path) -> None:

@@ -7,15 +7,14 @@ have.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from crypto import durable
 from protoseal.begun_run import AGREEMENT
 from protoseal.config import Agreement, AnyMethod, Method
 from protoseal.config.simulation import SimulationConfig
@@ -243,16 +242,11 @@ def _differing(found: dict[str, Any], expected: dict[str, Any], prefix: str = ""
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """The kernel frees a dead process's lock."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file = durable.hold(path)
     except BlockingIOError as error:
-        os.close(file)
         raise OtherSimulation(
             f"another process is simulating in {path.parent.parent}; wait for it, or give another --out"
         ) from error
-    try:
+    with file:
         yield
-    finally:
-        os.close(file)

@@ -8,10 +8,8 @@ the file put back in its place is not noticed here.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO, Self
 
-from crypto.durable import make_folder
+from crypto.durable import hold, make_folder
 from protoseal.databases import DatabaseOwner, closed_on_error, make_private, transaction
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.errors import Conflict, OtherRun, StoreInUse, WrongPhase, WrongStore
@@ -115,7 +113,10 @@ class Store(DatabaseOwner):
         version, or no store at all.
         """
         make_folder(path.parent, 0o700)
-        lock = _lock(path.with_name(path.name + ".lock"))
+        try:
+            lock = hold(path.with_name(path.name + ".lock"))
+        except BlockingIOError as error:
+            raise StoreInUse(f"{path} is in use: is another coordinator of this run running?") from error
         try:
             database = _open_database(path, (_SCHEMA_VERSION, run, agreement_hash), durable)
         except BaseException:
@@ -310,19 +311,6 @@ def check_identity(path: Path, found: object, expected: tuple[int, str, bytes]) 
 
 def _step(key: PhaseKey) -> tuple[int, int, int]:
     return key.round, key.attempt, int(key.phase)
-
-
-def _lock(path: Path) -> BinaryIO:
-    """Hold an exclusive lock while the returned file is open; the kernel frees a dead process's."""
-    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.close()
-        raise StoreInUse(
-            f"{path.with_suffix('')} is in use: is another coordinator of this run running?"
-        ) from error
-    return file
 
 
 def _open_database(path: Path, identity: tuple[int, str, bytes], durable: bool) -> sqlite3.Connection:
