@@ -1,8 +1,7 @@
 """What travels of sums and of groups under ``ckks``: beside the numbers themselves, what they are to be divided by.
 
 So a result can be read by whoever has the key, also by a site that was not there when it came about. Classes that are
-withheld are zeros before they are encrypted; who holds what is public. Where it is hidden nothing is withheld, and
-sites use of a sum what enough of them added to.
+withheld are zeros before they are encrypted; who holds what is public.
 """
 
 from __future__ import annotations

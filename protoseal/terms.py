@@ -204,18 +204,15 @@ def _pfpl_form(agreement: Agreement) -> PayloadForm:
 def stated_classes(agreement: Agreement, held: Bool) -> NDArray[np.bool_]:
     """What a site that has the classes ``held`` (K,) says of them.
 
-    Nothing, where presence is hidden; that it has all, where noise is shared: each site adds its part of it to all.
+    It says that it has all, where noise is shared: each site adds its part of the noise to all.
     """
-    if agreement.distributed_noise:
-        return np.ones_like(held)
-    return np.zeros_like(held) if agreement.hidden else np.array(held)
+    return np.ones_like(held) if agreement.distributed_noise else np.array(held)
 
 
 def cohort_of(active: ActiveList, agreement: Agreement) -> Cohort:
     """Who contributes to which class: holders of classes that at least ``min_holders`` participants hold.
 
-    The coordinator and every site call this on the same signed list, so they withhold the same classes. Nobody, where
-    presence is hidden.
+    The coordinator and every site call this on the same signed list, so they withhold the same classes.
     """
     statements = sorted(active.statements, key=lambda statement: statement.site)
     presence = np.stack([statement.holds for statement in statements])

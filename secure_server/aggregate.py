@@ -58,7 +58,7 @@ def server_half(agreement: Agreement, keys_path: Path, executor: Pool | None) ->
     """
     pfpl = agreement.pfpl
     if agreement.protection is Protection.CKKS:
-        return CkksServer(Combination(pfpl.weighting.value), keys_path, executor, hidden=agreement.hidden)
+        return CkksServer(Combination(pfpl.weighting.value), keys_path, executor)
     protection, weights = agreement.protection, weights_of(agreement)
     if not isinstance(protection, AddedProtection):
         return PlainServer(weights, _scheme(agreement))

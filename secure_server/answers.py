@@ -29,7 +29,7 @@ class AnswerCheck:
         limits: Limits,
     ) -> None:
         self._needs_secret = agreement.needs_group_secret
-        self._classes, self._hidden = len(agreement.classes), agreement.hidden
+        self._classes = len(agreement.classes)
         self._noise_shared = agreement.distributed_noise
         self._requests = requests
         self._aggregator, self._anchors = aggregator, anchors
@@ -82,8 +82,6 @@ class AnswerCheck:
             raise BadPayload(
                 f"{member.name} states presence for {statement.holds.size} classes, not {self._classes}"
             )
-        if self._hidden and statement.holds.any():
-            raise BadPayload(f"{member.name} states which classes it has, where that is to be hidden")
         if self._noise_shared and not statement.holds.all():
             raise BadPayload(f"{member.name} leaves out classes, where noise is shared in all of them")
         self._anchors.check(member.name, statement.anchor)

@@ -45,9 +45,9 @@ class CoordinatorRound:
 def withheld_classes(attempt: Attempt, agreement: Agreement) -> tuple[str, ...]:
     """The classes that no site, or no site of any group, adds to for want of holders, as far as statements tell.
 
-    None if nobody takes part, and none where presence is hidden, since this is the coordinator.
+    None if nobody takes part.
     """
-    if not attempt.sites or agreement.hidden:
+    if not attempt.sites:
         return ()
     if attempt.groups:
         cohorts = [group_cohort(attempt.active, group, agreement) for group in attempt.groups]

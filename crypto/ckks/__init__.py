@@ -6,7 +6,6 @@
     work, server                                       the same in pieces, for processes
     mixing_server                                      FedPC's mixing, at the coordinator
     secret, site                                       a site's half
-    hidden, hidden_site                                both, where presence is hidden
     sums, mixing                                       both halves, of sums and of mixing
     precision                                          how far an answer may be from the exact one
 

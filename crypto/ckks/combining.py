@@ -133,14 +133,14 @@ class Combining:
         """
         circuit = self._circuit
         if self._combination is Combination.UNIFORM:
-            return [*receiver.sums(peers), *receiver.counts()]
+            return receiver.sums(peers)
         *products, total = sums
         correction = receiver.correction
         if correction is not None:
             products = self._complement(products, total, peers, correction)
         numerators = receiver.numerators([circuit.relinearise(part) for part in products], lengths)
         denominator = receiver.denominator(circuit.scale_up(total, UNIT_SCALE), lengths)
-        return [*numerators, denominator, *receiver.counts()]
+        return [*numerators, denominator]
 
     def _squares(self, left: Site, right: Site) -> Ciphertext:
         """(x − y)·conj(x − y) in each slot, which is real; three polynomials.

@@ -15,7 +15,6 @@ MAX_SITES = 256
 _DISTANCE_ERROR = 1.2e-7
 _ROUNDING = 3e-8
 _FRESH = 1e-8
-_CORRECTION = 1e-9
 
 
 def check_cohort_size(sites: int) -> None:
@@ -52,11 +51,3 @@ def peer_error(total: Float, counts: NDArray[np.int64], sites: int) -> Float:
     absent = (sites - counts) / total
     apart = 2.0 * (sites - 1) / np.sqrt(total)
     return np.asarray(_DISTANCE_ERROR * (apart + absent) + _ROUNDING / total + _FRESH)
-
-
-def hidden_peer_error(total: Float, counts: NDArray[np.int64], sites: int) -> Float:
-    """The same where presence is hidden, for ``complement`` too.
-
-    What absent sites added to D is then taken off under encryption: n fresh errors more, which are divided by D.
-    """
-    return np.asarray(peer_error(total, counts, sites) + _CORRECTION * sites / total)

@@ -1,8 +1,7 @@
 """The coordinator's half of ``ckks``: which pieces of work there are, and how they fit together.
 
-The coordinator learns who holds which class (public in the cohort, unless presence is hidden), sizes and times; no
-values, no inner products, no sample counts. It can return wrong answers: nothing here proves that it computed what it
-should.
+The coordinator learns who holds which class (public in the cohort), sizes and times; no values, no inner products, no
+sample counts. It can return wrong answers: nothing here proves that it computed what it should.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from numpy.typing import NDArray
 
 from crypto.ckks import work
 from crypto.ckks.combining import Pair, weighs
-from crypto.ckks.hidden import hidden_upload_forms
 from crypto.ckks.keys_file import KeysFile
 from crypto.ckks.packing import Packing
 from crypto.ckks.parameters import SCHEME, upload_forms
@@ -33,12 +31,8 @@ class CkksServer:
 
     scheme = SCHEME
 
-    def __init__(
-        self, combination: Combination, keys_path: Path, executor: Pool | None, *, hidden: bool = False
-    ) -> None:
-        """With ``hidden`` presence sites send and get what :mod:`crypto.ckks.hidden` says, and hold nothing in cohorts.
-
-        ``keys_path``: a file with :meth:`crypto.ckks.evaluation_keys.EvaluationKeys.to_bytes`, read when used.
+    def __init__(self, combination: Combination, keys_path: Path, executor: Pool | None) -> None:
+        """``keys_path``: a file with :meth:`crypto.ckks.evaluation_keys.EvaluationKeys.to_bytes`, read when used.
 
         ``executor`` should run processes, started where forking is safe; without one the work is done inline. It is cut
         into as many pieces as there are processes.
@@ -46,8 +40,6 @@ class CkksServer:
         self._combination = combination
         self._keys_path = keys_path
         self._executor = executor
-        self._upload_forms = hidden_upload_forms if hidden else upload_forms
-        self._hidden = hidden
 
     def validate(self, payload: Payload, site: str, cohort: Cohort) -> None:
         """Raise :class:`MalformedError` unless each ciphertext has exactly the form prescribed for it.
@@ -56,22 +48,21 @@ class CkksServer:
         spoil the answers of the others.
         """
         cohort.index(site)
-        read_payload(payload, self._upload_forms(self._combination, _packing(cohort).parts))
+        read_payload(payload, upload_forms(self._combination, _packing(cohort).parts))
 
     def combine(self, payloads: Mapping[str, Payload], cohort: Cohort) -> dict[str, Payload]:
         """One answer for each site; classes that a site does not hold are drowned in its answer.
 
         Memory grows with n, not with n²: in each process up to 3.5 MB for each site and ciphertext of its rows,
-        beside 110 MB, and for each site 0.9 MB more with hidden presence, for absences, norms and their sums. Each
-        process leaves less than 0.5 MB, for each site and ciphertext, in a temporary folder, where uploads are too.
+        beside 110 MB. Each process leaves less than 0.5 MB, for each site and ciphertext, in a temporary folder, where
+        uploads are too.
 
         Raises :class:`MalformedError` for payloads that cannot be combined, :class:`KeyStoreError` without evaluation
         keys, :class:`PrecisionError` for too many sites.
         """
         check_cohort_size(len(cohort.sites))
         uploads = [payloads[site].blobs for site in cohort.sites]
-        keys = KeysFile.at(self._keys_path)
-        setting = work.Setting(keys, self._combination, _packing(cohort), self._hidden)
+        setting = work.Setting(KeysFile.at(self._keys_path), self._combination, _packing(cohort))
         drowned = list(~cohort.holds)
         if self._executor is None or not weighs(self._combination):
             answers = work.combine(setting, uploads, drowned)
@@ -96,10 +87,10 @@ def _combined(
     with tempfile.TemporaryDirectory(prefix="ckks-") as folder:
         scratch = work.Scratch(Path(folder))
         scratch.put_uploads(uploads)
-        lacks = {} if setting.hidden else {i: each for i, each in enumerate(drowned) if each.any()}
+        lacks = {i: each for i, each in enumerate(drowned) if each.any()}
         accumulate = partial(work.accumulate, setting, lacks, scratch)
         list(executor.map(accumulate, range(len(blocks)), blocks))
-        finish = partial(work.finish, setting, scratch, len(blocks), len(uploads))
+        finish = partial(work.finish, setting, scratch, len(blocks))
         answers = {
             site: answer
             for some in executor.map(finish, filter(None, shares))

@@ -6,8 +6,6 @@ key, so nothing here protects a site from a coordinator that colludes with anoth
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,20 +22,6 @@ Counts = NDArray[np.int64]
 
 # A convex combination is no longer than 1; more than twice that is no rounding error.
 _LONGEST = 2.0
-
-
-@dataclass(frozen=True)
-class Holders:
-    """Which classes the site ``holds`` (K,), how many of all ``sites`` hold each (K,)."""
-
-    holds: NDArray[np.bool_]
-    counts: Counts
-    sites: int
-
-    @classmethod
-    def known(cls, site: str, cohort: Cohort) -> Holders:
-        """As everyone knows where presence is public."""
-        return cls(cohort.holds[cohort.index(site)], cohort.counts, len(cohort.sites))
 
 
 class CkksSite:
@@ -61,8 +45,10 @@ class CkksSite:
         check_tau(self._tau, len(cohort.sites))
         packing = Packing(cohort.classes, cohort.dim)
         sent = contributed(rows, site, cohort)
-        vectors = [*packing.pack(sent), *self._beside(packing, sent, site, cohort)]
-        forms = self._upload_forms(self._combination, packing.parts)
+        vectors: list[Complex | Float] = [*packing.pack(sent)]
+        if self._combination is Combination.COMPLEMENT:
+            vectors.append(packing.replicate(_correction(sent, site, cohort)))
+        forms = upload_forms(self._combination, packing.parts)
         blobs = [self._secret.encrypt(vector, form) for vector, form in zip(vectors, forms, strict=True)]
         return Payload(SCHEME, blobs=tuple(blobs))
 
@@ -77,44 +63,26 @@ class CkksSite:
         the second so that the coordinator cannot tell: whoever learns it can compare a sealed value with a
         bound of his choice (:mod:`crypto.ckks.secret`).
         """
-        vectors = self._decrypted(answer, Packing(cohort.classes, cohort.dim))
-        return self._combined(vectors, rows, site, cohort, Holders.known(site, cohort))
-
-    # What hidden presence does in another way (crypto.ckks.hidden_site)
-
-    _upload_forms = staticmethod(upload_forms)
-    _answer_forms = staticmethod(answer_forms)
-
-    def _beside(self, packing: Packing, sent: Rows, site: str, cohort: Cohort) -> list[Complex | Float]:
-        """The vectors (4096,) that are sent beside the rows."""
-        if self._combination is not Combination.COMPLEMENT:
-            return []
-        return [packing.replicate(_correction(sent, Holders.known(site, cohort)))]
-
-    def _decrypted(self, answer: Payload, packing: Packing) -> list[Complex]:
-        ciphertexts = read_payload(answer, self._answer_forms(self._combination, packing.parts))
-        return [self._secret.decrypt(ciphertext) for ciphertext in ciphertexts]
-
-    def _combined(
-        self, vectors: list[Complex], rows: Rows, site: str, cohort: Cohort, holders: Holders
-    ) -> Rows:
-        """The rows in an answer's decrypted ``vectors``, own ones where there is nothing to combine."""
         own, packing = contributed(rows, site, cohort), Packing(cohort.classes, cohort.dim)
-        combined = self._of_peers(vectors, own, packing, holders)
-        result = np.where((holders.holds & (holders.counts > 1))[:, None], combined, rows)
-        check_plausible(result[holders.holds])
+        ciphertexts = read_payload(answer, answer_forms(self._combination, packing.parts))
+        vectors = [self._secret.decrypt(ciphertext) for ciphertext in ciphertexts]
+        holds = cohort.holds[cohort.index(site)]
+        combined = self._of_peers(vectors, own, holds, cohort)
+        result = np.where((holds & (cohort.counts > 1))[:, None], combined, rows)
+        check_plausible(result[holds])
         return result
 
-    def _of_peers(self, vectors: list[Complex], own: Rows, packing: Packing, holders: Holders) -> Rows:
-        counts = holders.counts
+    def _of_peers(self, vectors: list[Complex], own: Rows, holds: NDArray[np.bool_], cohort: Cohort) -> Rows:
+        """The rows in an answer's decrypted ``vectors``; of no meaning for classes that the site does not hold."""
+        packing, counts = Packing(cohort.classes, cohort.dim), cohort.counts
         if self._combination is Combination.UNIFORM:
             return packing.unpack(vectors) / np.maximum(counts - 1, 1)[:, None]
         *numerators, denominator = vectors
         # Slot by slot: d_im has the same error, real and imaginary, in a slot of the numerator as in the denominator's.
-        total = packing.replicas(denominator) - _absent_norms(own, holders)[:, None]
+        total = packing.replicas(denominator) - _absent_norms(own, cohort)[:, None]
         mean_total = total.real.mean(axis=1)
         compared = self._compared(counts)
-        check_totals(mean_total[compared & holders.holds], self._tau, holders.sites)
+        check_totals(mean_total[compared & holds], self._tau, len(cohort.sites))
         agree = compared & (mean_total <= self._tau)
         divisor = self._divisor(total, counts)
         quotients = [_divide(packing.replicas(part), divisor) for part in numerators]
@@ -132,20 +100,20 @@ class CkksSite:
         return np.where(of_each == 2, -1.0, (of_each - 2) * total)
 
 
-def _absent_norms(own: Rows, holders: Holders) -> Float:
+def _absent_norms(own: Rows, cohort: Cohort) -> Float:
     """What the zeros of absent sites add to Σ_m ‖C_i − C_m‖²: (n − cnt)·‖C_i‖² for each class, shape (K,)."""
-    absent = holders.sites - holders.counts
+    absent = len(cohort.sites) - cohort.counts
     return np.asarray(absent * np.square(own).sum(axis=1), dtype=np.float64)
 
 
-def _correction(own: Rows, holders: Holders) -> Float:
+def _correction(own: Rows, site: str, cohort: Cohort) -> Float:
     """What the coordinator subtracts from den, shape (K,): what absent sites added to it.
 
     With two holders D − d_im is 0 for the one peer, whose weight is 1. One more is subtracted there, so that
     (D − 1)·C_m − D·C_m leaves −C_m, and no division by D is needed. Of classes that the site lacks it is 0, as its row.
     """
-    single = holders.holds & (holders.counts == 2)
-    return np.asarray(_absent_norms(own, holders) + single, dtype=np.float64)
+    single = cohort.holds[cohort.index(site)] & (cohort.counts == 2)
+    return np.asarray(_absent_norms(own, cohort) + single, dtype=np.float64)
 
 
 def _divide(numerators: Complex, divisor: Complex) -> Complex:

@@ -6,7 +6,7 @@ interpreter's lock, so only processes run at the same time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -18,12 +18,11 @@ from tenseal import sealapi
 from crypto.ckks.circuit import Parts
 from crypto.ckks.combining import Combining, Pair, adds_up
 from crypto.ckks.evaluation_keys import EvaluationKeys
-from crypto.ckks.hidden import hidden_upload_forms
 from crypto.ckks.keys_file import KeysFile, circuit_of, failures
 from crypto.ckks.packing import Packing
-from crypto.ckks.parameters import CORRECTION, PROTOTYPE, Ciphertext, Form, context, upload_forms
-from crypto.ckks.receivers import Absences, KnownClasses, Receiver, UnknownClasses
-from crypto.ckks.serialization import dump, read_ciphertext, read_ciphertexts
+from crypto.ckks.parameters import CORRECTION, PROTOTYPE, Ciphertext, context, upload_forms
+from crypto.ckks.receivers import Receiver
+from crypto.ckks.serialization import dump, read_ciphertext
 from crypto.protection import Combination
 
 
@@ -34,14 +33,6 @@ class Setting:
     keys: KeysFile
     combination: Combination
     packing: Packing
-    hidden: bool = False
-    """Whether presence is."""
-
-    @property
-    def uploads(self) -> tuple[Form, ...]:
-        """What a site's payload consists of."""
-        forms = hidden_upload_forms if self.hidden else upload_forms
-        return forms(self.combination, self.packing.parts)
 
 
 @dataclass(frozen=True)
@@ -97,11 +88,10 @@ def check_keys(content: bytes) -> bytes:
 def combine(
     setting: Setting, uploads: Sequence[Sequence[bytes]], drowned: Sequence[NDArray[np.bool_]]
 ) -> list[list[bytes]]:
-    """All answers in one piece, from all sites' payloads and the classes (K,) that each has not, as far as is known."""
+    """All answers in one piece, from all sites' payloads and the classes (K,) that each has not."""
     combining = _combining(setting)
     with failures():
-        receiving = Receiving(setting, uploads)
-        receivers = [receiving.receiver(*each) for each in zip(uploads, drowned, strict=True)]
+        receivers = [_receiver(setting, *each) for each in zip(uploads, drowned, strict=True)]
         prototypes = [_prototypes(setting, upload) for upload in uploads]
         return [[dump(part) for part in each] for each in combining.answers(prototypes, receivers)]
 
@@ -128,20 +118,19 @@ def accumulate(
 
 
 def finish(
-    setting: Setting, scratch: Scratch, blocks: int, sites: int, drowned: Mapping[int, NDArray[np.bool_]]
+    setting: Setting, scratch: Scratch, blocks: int, drowned: Mapping[int, NDArray[np.bool_]]
 ) -> dict[int, list[bytes]]:
-    """Some of all ``sites`` answers, from what all ``blocks`` left; ``drowned`` as for :func:`combine`."""
+    """Some sites' answers, from what all ``blocks`` left; ``drowned`` as for :func:`combine`."""
     combining, parts = _combining(setting), setting.packing.parts
-    blobs, answers = len(setting.uploads), {}
+    blobs, answers = len(upload_forms(setting.combination, parts)), {}
     totals = [scratch.take(f"total-{number}", parts) for number in range(blocks)]
     with failures():
         total = combining.sum(filter(None, totals))
-        receiving = Receiving(setting, (scratch.upload(site, blobs) for site in range(sites)))
     for site, classes in drowned.items():
         upload = scratch.upload(site, blobs)
         partials = [scratch.take(f"sums-{number}-{site}", parts + 1) for number in range(blocks)]
         with failures():
-            receiver, peers = receiving.receiver(upload, classes), []
+            receiver, peers = _receiver(setting, upload, classes), []
             if adds_up(setting.combination):
                 peers = combining.less(total, combining.lower(_prototypes(setting, upload)))
             lengths = scratch.take(f"lengths-{site}", 2)
@@ -150,29 +139,9 @@ def finish(
     return answers
 
 
-class Receiving:
-    """Makes receivers, of what sites sent beside their prototypes."""
-
-    def __init__(self, setting: Setting, uploads: Iterable[Sequence[bytes]]) -> None:
-        """``uploads`` are those of all sites; they are looked at where presence is hidden."""
-        self._setting, self._circuit = setting, circuit_of(setting.keys)
-        self._everyone: Absences | None = None
-        if setting.hidden:
-            absent, norms = zip(*(self._hidden(upload) for upload in uploads), strict=True)
-            self._everyone = Absences.of(self._circuit, absent, [each for each in norms if each is not None])
-
-    def receiver(self, upload: Sequence[bytes], drowned: NDArray[np.bool_]) -> Receiver:
-        """The site that sent ``upload``, which has not these classes (K,), or may have or not if presence is hidden."""
-        common = (self._circuit, self._setting.packing, drowned)
-        if self._everyone is None:
-            return KnownClasses(*common, _correction(self._setting, upload))
-        return UnknownClasses(*common, *self._hidden(upload), self._everyone)
-
-    def _hidden(self, upload: Sequence[bytes]) -> tuple[Ciphertext, Ciphertext | None]:
-        """Absences and, for ``complement``, norms."""
-        forms, parts = self._setting.uploads, self._setting.packing.parts
-        absent, *norms = read_ciphertexts(upload[parts:], forms[parts:])
-        return absent, norms[0] if norms else None
+def _receiver(setting: Setting, upload: Sequence[bytes], lacks: NDArray[np.bool_]) -> Receiver:
+    """The site that sent ``upload``, and has not the classes ``lacks`` (K,)."""
+    return Receiver(circuit_of(setting.keys), setting.packing, lacks, _correction(setting, upload))
 
 
 def _prototypes(setting: Setting, upload: Sequence[bytes]) -> list[Ciphertext]:

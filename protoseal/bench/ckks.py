@@ -15,7 +15,7 @@ from pathlib import Path
 from crypto.ckks.combining import Combining
 from crypto.ckks.packing import Packing
 from crypto.ckks.parameters import CORRECTION, PROTOTYPE
-from crypto.ckks.receivers import KnownClasses
+from crypto.ckks.receivers import Receiver
 from crypto.ckks.serialization import read_ciphertext
 from crypto.ckks.server import CkksServer
 from crypto.pool import Pool
@@ -31,7 +31,7 @@ from protoseal.bench.ckks_group import (
     prototypes,
     switch_tasks,
 )
-from protoseal.bench.record import Case, Spent, Task, Value, compare, peak_memory, spent_on
+from protoseal.bench.record import Case, Spent, Task, Value, peak_memory, spent_on
 from secure_server.workers import Workers
 
 PAIRS = 3
@@ -59,10 +59,10 @@ class Plan:
         """The sizes, as a case tells them."""
         return {"sites": self.sites, "classes": self.classes, "dim": self.dim}
 
-    def round(self, group: Group, *, hidden: bool = False) -> Round:
+    def round(self, group: Group) -> Round:
         """Prototypes some way apart, and what the sites send."""
         stack = prototypes(self.sites, self.classes, self.dim, SPREAD)
-        return Round(group, Combination.COMPLEMENT, stack, hidden=hidden)
+        return Round(group, Combination.COMPLEMENT, stack)
 
 
 def measure(plan: Plan) -> Iterator[Case]:
@@ -73,7 +73,6 @@ def measure(plan: Plan) -> Iterator[Case]:
         yield _bound(group, plan)
         yield _two_processes(group, plan)
         yield _site(group, plan)
-        yield _hidden(group, plan)
         for sites in plan.growth:
             yield _grown("sites", group, replace(plan, sites=sites))
         for dim in plan.dims:
@@ -135,7 +134,7 @@ def _switches(group: Group, work: Round, packing: Packing) -> Counter[Switch]:
     corrections = [read_ciphertext(blobs[-1], CORRECTION) for blobs in uploads]
     combining = Combining(circuit, Combination.COMPLEMENT, packing)
     receivers = [
-        KnownClasses(circuit, packing, drowned, correction)
+        Receiver(circuit, packing, drowned, correction)
         for drowned, correction in zip(~work.cohort.holds, corrections, strict=True)
     ]
     for _ in combining.answers(prototypes, receivers):
@@ -170,7 +169,7 @@ def _two_processes(group: Group, plan: Plan) -> Case:
 
 def _side_by_side(executor: Pool, work: Round) -> None:
     """As many whole aggregations as there are processes."""
-    whole = partial(work.server().combine, work.payloads, work.seen)
+    whole = partial(work.server().combine, work.payloads, work.cohort)
     for running in [executor.submit(_computed, whole) for _ in range(executor.workers)]:
         running.result()
 
@@ -215,23 +214,6 @@ def _site(group: Group, plan: Plan) -> Case:
     return Case(what, [spent_on(partial(work.protect, 0)) for _ in range(plan.repeats)])
 
 
-def _hidden(group: Group, plan: Plan) -> Case:
-    """Hidden presence against public, by turns: the coordinator's part, bytes and memory."""
-    public, hidden = plan.round(group), plan.round(group, hidden=True)
-    name, float32 = hidden.cohort.sites[0], 4 * plan.classes * plan.dim
-    *needed, norms = map(len, hidden.payloads[name].blobs)
-    what: dict[str, Value] = {
-        "case": "hidden presence",
-        **plan.facts,
-        "baseline": "public presence",
-        "upload_of_float32": (sum(needed) + norms) / float32,
-        "without_norms_of_float32": sum(needed) / float32,
-        "answer_of_float32": sum(map(len, hidden.answers()[name].blobs)) / float32,
-        "peak_rss_bytes": _peak(hidden),
-    }
-    return compare(what, hidden.answers, public.answers, plan.repeats)
-
-
 def _grown(name: str, group: Group, plan: Plan) -> Case:
     """As the circuit's case, once, with the memory of a fresh process that does it."""
     return _circuit(f"growth of {name}", group, plan, 1, peak_rss_bytes=_peak(plan.round(group)))
@@ -239,7 +221,7 @@ def _grown(name: str, group: Group, plan: Plan) -> Case:
 
 def _peak(work: Round) -> int:
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
-        return fresh.submit(_memory, work.server(), work.payloads, work.seen).result()
+        return fresh.submit(_memory, work.server(), work.payloads, work.cohort).result()
 
 
 def _memory(server: CkksServer, payloads: dict[str, Payload], cohort: Cohort) -> int:

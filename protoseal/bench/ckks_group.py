@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from crypto.ckks.circuit import Circuit
 from crypto.ckks.evaluation_keys import EvaluationKeys
-from crypto.ckks.hidden_site import FEWEST_HOLDERS, HiddenSite
 from crypto.ckks.parameters import PROTOTYPE, Ciphertext, Level
 from crypto.ckks.secret import CkksSecret
 from crypto.ckks.serialization import read_ciphertext
@@ -53,29 +52,14 @@ class Group:
 class Round:
     """What the sites of one round have and send."""
 
-    def __init__(
-        self,
-        group: Group,
-        combination: Combination,
-        stack: Array,
-        missing: float = 0.0,
-        *,
-        hidden: bool = False,
-    ) -> None:
-        """``stack``: prototypes (n, K, d). A site misses a class with the given probability; the first three do not.
-
-        ``hidden``: whether presence is; the coordinator has ``seen`` no classes in the cohort then.
-        """
-        self.group, self.stack, self._combination, self._hidden = group, stack, combination, hidden
+    def __init__(self, group: Group, combination: Combination, stack: Array, missing: float = 0.0) -> None:
+        """``stack``: prototypes (n, K, d). A site misses a class with the given probability; the first three do not."""
+        self.group, self.stack, self._combination = group, stack, combination
         sites, classes, dim = stack.shape
         holds = np.random.default_rng(1).random((sites, classes)) >= missing
         holds[:3] = True
         self.cohort = Cohort(tuple(f"site-{i:03}" for i in range(sites)), holds, dim)
-        self.seen = self.cohort
         self.site = CkksSite(group.secret, combination, TAU)
-        if hidden:
-            self.seen = replace(self.cohort, holds=np.zeros_like(holds))
-            self.site = HiddenSite(group.secret, combination, TAU, FEWEST_HOLDERS)
         self.payloads = {name: self.protect(i) for i, name in enumerate(self.cohort.sites)}
 
     def protect(self, index: int) -> Payload:
@@ -84,11 +68,11 @@ class Round:
 
     def server(self, executor: Pool | None = None) -> CkksServer:
         """The coordinator's half."""
-        return CkksServer(self._combination, self.group.keys_path, executor, hidden=self._hidden)
+        return CkksServer(self._combination, self.group.keys_path, executor)
 
     def answers(self, executor: Pool | None = None) -> dict[str, Payload]:
         """What the coordinator makes of all that was sent."""
-        return self.server(executor).combine(self.payloads, self.seen)
+        return self.server(executor).combine(self.payloads, self.cohort)
 
     def received(self) -> Array:
         """What all sites make of their answers, (n, K, d)."""

@@ -14,7 +14,6 @@ from protoseal.config.capabilities import (
     AnyMethod,
     AnyProtection,
     Method,
-    Presence,
     Protection,
     method_named,
 )
@@ -86,7 +85,6 @@ __all__ = [
     "PfplSection",
     "Predicts",
     "PreprocessingSection",
-    "Presence",
     "PrivacySection",
     "Protection",
     "Section",

@@ -23,7 +23,6 @@ from protoseal.config.added import Added, AddedMethod, AddedProtection
 from protoseal.config.capabilities import (
     BUILT_IN_MODELS,
     Method,
-    Presence,
     Protection,
 )
 from protoseal.config.clustering import Clustering
@@ -35,9 +34,8 @@ from protoseal.config.extensions import (
 )
 from protoseal.config.layout import Layout
 from protoseal.config.noisy_sums import NoisySum
-from protoseal.config.presence import ALLOWED_BY, FEWEST_SAFE_HOLDERS
 from protoseal.config.reading import Section, read_toml, source_of, validate
-from protoseal.config.run_settings import RunSettings
+from protoseal.config.run_settings import FEWEST_SAFE_HOLDERS, RunSettings
 from protoseal.config.traits import Family, Part
 from protoseal_wire.codec.limits import MOST_SITES
 
@@ -71,9 +69,6 @@ class Agreement(RunSettings):
     ``min_sites`` is the fewest sites that may take part in a round. It is at least two, since one site has no
     peers, and at least ``min_holders``, since with fewer sites every class of every round would be withheld.
     ``max_sites`` is the most that a run may have: sums have room for as many terms, and messages for as many entries.
-    With ``presence`` hidden the coordinator cannot withhold classes: it cannot count holders, and so a site that looks
-    at what it should leave reads there what ``min_holders`` keeps apart else. ``allow_hidden_presence_reveals_peers``
-    says that this is known; false, it is no part of the agreement's text and hash.
     ``agreement_threshold`` (tau) is in units of ``norm_bound`` squared: at or below it, peers count as equal.
     ``extension`` has the settings of third parties' methods and protections, ``distributions`` name and version of what
     they are installed by: what is installed unless given, so that parties with others do not agree.
@@ -144,9 +139,9 @@ class Agreement(RunSettings):
 
     @model_serializer(mode="wrap")
     def _only_what_was_there(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without the permission, and what third parties add, text and hash are those of before there were any."""
+        """Without what third parties add, and without noise, text and hash are those of before there were any."""
         table: dict[str, Any] = written(self)
-        for name in (ALLOWED_BY, "extension", "distributions", "privacy"):
+        for name in ("extension", "distributions", "privacy"):
             if not getattr(self, name):
                 table.pop(name, None)
         return table
@@ -191,11 +186,6 @@ class Agreement(RunSettings):
         """How many the model has: ``dim``, unless a public projection makes that of more."""
         projected = self.privacy is not None and self.privacy.project_from
         return projected or self.dim
-
-    @property
-    def hidden(self) -> bool:
-        """Whether nobody says which classes it has."""
-        return self.presence is Presence.HIDDEN
 
     @property
     def releases(self) -> int:
@@ -317,8 +307,7 @@ class Agreement(RunSettings):
         added = "".join(f", {name} of {found}" for name, found in self.distributions.items())
         return (
             f"{self.method} under {self.protection}, {self.rounds} rounds,"
-            f" min_holders {self.min_holders}, min_sites {self.min_sites}"
-            f"{', presence hidden' if self.hidden else ''}{added}"
+            f" min_holders {self.min_holders}, min_sites {self.min_sites}{added}"
         )
 
     def settings_of(self, added: Added) -> Section:

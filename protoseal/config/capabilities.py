@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import BeforeValidator
 from pydantic_core import core_schema
 
 from algorithms.linear import Need
@@ -113,15 +112,6 @@ class Protection(StrEnum):
     where a method clusters."""
 
 
-class Presence(StrEnum):
-    """Who learns which site has which class."""
-
-    PUBLIC = "public"
-    """The coordinator and every site of the run."""
-    HIDDEN = "hidden"
-    """Nobody is told. Sites learn how many have each class: of sums every class, else those they say they have."""
-
-
 DEPLOYABLE = frozenset({Method.PFPL, Method.FEDPC, Method.FEDDBP, Method.FEDPLCC})
 """What runs between institutions. All else is what these are compared with, and runs in a simulation."""
 CONTROLS = frozenset(method for method in Method if method.traits.family is Family.ALONE)
@@ -148,17 +138,6 @@ NEEDS = {
     Family.ALONE: frozenset[Need](),
 }
 """All of them. Of what serves ``PEERS``, which depends on the weighting, one is enough."""
-
-
-def known_name(value: object, kind: str, known: Collection[str]) -> object:
-    """Return the value unchanged if it is one of ``known`` (or no text at all: its type is checked elsewhere).
-
-    Raises ``ValueError`` with the nearest known name for any other.
-    """
-    names = [str(each) for each in known]
-    if not isinstance(value, str) or value in names:
-        return value
-    raise ValueError(f"unknown {kind} {value!r}{nearest(value, names)}")
 
 
 AnyMethod = Method | AddedMethod
@@ -195,7 +174,9 @@ def _added(value: object, kind: str, registry: Registry[AddedT], built_in: Colle
     found = registry.find(name)
     if found is not None and value in (name, found):
         return found
-    known_name(name, kind, [*built_in, *registry.names()])
+    known = [*map(str, built_in), *registry.names()]
+    if name not in known:
+        raise ValueError(f"unknown {kind} {name!r}{nearest(name, known)}")
     raise ValueError(f"{kind} {name!r} is not what is registered by that name")
 
 
@@ -212,9 +193,6 @@ class _ByName:
 
 KnownMethod = Annotated[AnyMethod, _ByName(_method)]
 KnownProtection = Annotated[AnyProtection, _ByName(_protection)]
-KnownPresence = Annotated[
-    Presence, BeforeValidator(lambda value: known_name(value, "presence", tuple(Presence)))
-]
 
 
 def offers_of(protection: AnyProtection) -> frozenset[Offer]:

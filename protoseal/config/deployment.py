@@ -222,11 +222,6 @@ class SiteConfig(PartyFile):
                 f"min_holders: this site insists on {self.min_holders} holders of a class, the agreement has"
                 f" {self.agreement.min_holders}; have the federation raise it, or do not take part"
             )
-        if self.min_holders and self.agreement.hidden and self.agreement.method.traits.prototypes:
-            raise ValueError(
-                f"min_holders: this site insists on {self.min_holders} holders of a class, and with presence 'hidden'"
-                " nobody keeps its peers to that; have the federation choose 'public', or do not insist"
-            )
         return self
 
 

@@ -14,10 +14,8 @@ from protoseal.config.averaging import AveragingSection, MaskingSection
 from protoseal.config.capabilities import (
     AnyMethod,
     KnownMethod,
-    KnownPresence,
     KnownProtection,
     Method,
-    Presence,
     Protection,
     check_noise_is_shared,
     check_protection_serves,
@@ -30,12 +28,13 @@ from protoseal.config.methods import (
     PfplSection,
 )
 from protoseal.config.numbers import Count, Positive
-from protoseal.config.presence import FEWEST_SAFE_HOLDERS, check_presence_served
 from protoseal.config.privacy import Extractor, PrivacySection
 from protoseal.config.reading import Section
 from protoseal.config.training import PreprocessingSection, TrainingSection
 from protoseal.config.traits import Family, Part
 
+FEWEST_SAFE_HOLDERS = 3
+"""With two holders, each one's answer is the other's prototype; with one, there is nobody to hide behind."""
 PRIVATE = frozenset(
     {
         *(Method.PFPL, Method.FEDPC, Method.AVERAGE, Method.FEDDBP, Method.FEDPLCC, Method.FEDPROTO),
@@ -64,8 +63,6 @@ class RunSettings(Section):
     allow_fewer_holders_reveals_peers: bool = False
     norm_bound: Positive = 10.0
     agreement_threshold: Positive = 1e-4
-    presence: KnownPresence = Presence.PUBLIC
-    allow_hidden_presence_reveals_peers: bool = False
     preprocessing: PreprocessingSection | None = None
     pfpl: PfplSection = PfplSection()
     fedpc: FedpcSection = FedpcSection()
@@ -78,16 +75,8 @@ class RunSettings(Section):
     privacy: PrivacySection | None = None
 
     def check_served(self, method: AnyMethod) -> None:
-        """Raise ``ValueError`` unless protection and presence can be what is asked for, with this method."""
+        """Raise ``ValueError`` unless the agreed protection, and ``[privacy]``, serve this method."""
         check_protection_serves(method, self.pfpl.weighting, self.pfpl.squared, self.protection)
-        check_presence_served(
-            method,
-            self.pfpl.weighting,
-            self.protection,
-            self.presence,
-            min_holders=self.min_holders,
-            allowed=self.allow_hidden_presence_reveals_peers,
-        )
         if self.privacy is not None:
             self._check_private(method, self.privacy)
 

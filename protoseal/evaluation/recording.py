@@ -36,7 +36,7 @@ def describe(
     payloads = [(each.key.round, _payload(each, agreement)) for each in values if each.key is not None]
     return (
         _messages(received),
-        _presence(received, payloads, agreement),
+        _presence(received, agreement),
         _numbers(payloads),
         _inner_products(payloads),
         *([_local_prototypes(payloads)] if agreement.clusters else []),
@@ -98,18 +98,13 @@ def _kind(message: Received) -> str:
     return "join" if message.key is None else message.key.phase.name.lower()
 
 
-def _presence(received: Sequence[Received], payloads: Rounds, agreement: Agreement) -> ViewLine:
-    """What statements say; where it is hidden also values that differ in form from site to site."""
+def _presence(received: Sequence[Received], agreement: Agreement) -> ViewLine:
+    """What statements say."""
     limits = limits_of(agreement)
     contents = [each.content for each in received if _kind(each) == "presence"]
     telling = sum(bool(codec.decode_presence(content, limits).holds.any()) for content in contents)
     evidence = f"{len(contents)} signed presence statements, {telling} of which name classes"
-    uneven = False
-    if agreement.hidden:
-        numbers = {len(payload.blobs) for _, payload in payloads}
-        uneven = len(numbers) > 1
-        evidence += f"; {' or '.join(map(str, sorted(numbers)))} ciphertexts in each upload"
-    return ViewLine(what="which site has which class", seen=telling > 0 or uneven, evidence=evidence)
+    return ViewLine(what="which site has which class", seen=telling > 0, evidence=evidence)
 
 
 def _numbers(payloads: Rounds) -> ViewLine:

@@ -12,7 +12,6 @@ from secure_client.methods.added_sums import AddedSums
 from secure_client.methods.clusters import Clustered
 from secure_client.methods.encrypted_clusters import EncryptedClustered
 from secure_client.methods.encrypted_sums import EncryptedGroupSums, EncryptedSums
-from secure_client.methods.hidden import HiddenPfpl, HiddenSums
 from secure_client.methods.masked_clusters import MaskedClustered
 from secure_client.methods.method import Method, Parts
 from secure_client.methods.pfpl import Pfpl
@@ -35,7 +34,7 @@ def build_method(
     parts = Parts(agreement, party.name, trainee, journal, setup, participants, masks)
     match family:
         case Family.PEERS:
-            return HiddenPfpl(parts) if agreement.hidden else Pfpl(parts)
+            return Pfpl(parts)
         case Family.ALONE:
             raise ValueError(f"method {agreement.method.value} runs in no session")
         case Family.CLUSTERS if protection is Protection.MASKED:
@@ -53,6 +52,4 @@ def _sums_of(agreement: Agreement) -> type[Sums]:
         return AddedSums
     if agreement.protection is not Protection.CKKS:
         return Sums
-    if agreement.method.is_grouped:
-        return EncryptedGroupSums
-    return HiddenSums if agreement.hidden else EncryptedSums
+    return EncryptedGroupSums if agreement.method.is_grouped else EncryptedSums

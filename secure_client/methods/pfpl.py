@@ -6,13 +6,12 @@ import logging
 
 import numpy as np
 
-from algorithms.linear import Bool
 from algorithms.pfpl.aggregation import personalise
 from crypto.errors import ImplausibleError
 from crypto.protection import Cohort, Payload, Rows, SiteHalf
 from protoseal.terms import cohort_of, limits_of, result_form
 from protoseal_wire import codec
-from protoseal_wire.messages import ActiveList, Phase, PhaseKey, RoundStart
+from protoseal_wire.messages import Phase, PhaseKey, RoundStart
 from secure_client.containment import opening
 from secure_client.errors import Violation
 from secure_client.exchanges.one_step import site_half
@@ -42,16 +41,17 @@ class Pfpl:
 
     def step(self, key: PhaseKey, request: bytes) -> bytes:
         """VALUES: the prototypes, protected."""
-        cohort = self._cohort(self._participants.verified(key, request))
+        cohort = cohort_of(self._participants.verified(key, request), self._agreement)
         return codec.encode_payload(self._half(key, cohort).protect(self._rows(key), self._site, cohort))
 
     def result(self, key: PhaseKey, request: bytes) -> Given:
         """The targets of the rounds to come: α of the own prototypes, 1 − α of the peers'."""
         payload = codec.decode_payload(request, self._limits, result_form(self._agreement))
         # The very list that this site protected its values for.
-        cohort = self._cohort(self._participants.agreed(key, Phase.VALUES))
+        cohort = cohort_of(self._participants.agreed(key, Phase.VALUES), self._agreement)
         rows = self._rows(key)
-        peers, given = self._peers(key, payload, rows, cohort)
+        given = np.asarray(cohort.holds[cohort.index(self._site)])
+        peers = self._peers(key, payload, rows, cohort)
         if peers is not None:
             targets = personalise(rows, peers, self._agreement.own_share) * self._agreement.norm_bound
             self._trainee.take_targets(key.round, targets, given)
@@ -60,33 +60,19 @@ class Pfpl:
     def end(self) -> None:
         """Nothing is left over."""
 
-    # What hidden presence does in another way (secure_client.methods.hidden)
-
-    def _cohort(self, active: ActiveList) -> Cohort:
-        """Who holds what, as far as this site knows."""
-        return cohort_of(active, self._agreement)
-
-    def _read(self, key: PhaseKey, payload: Payload, rows: Rows, cohort: Cohort) -> tuple[Rows, Bool]:
-        """What peers combine to (K, d), and the classes (K,) for which that is to be used."""
-        return self._half(key, cohort).unprotect(payload, rows, self._site, cohort), self._given(cohort)
-
-    def _given(self, cohort: Cohort) -> Bool:
-        """The classes (K,) of which something is due whatever comes of a decryption."""
-        return np.asarray(cohort.holds[cohort.index(self._site)])
-
-    def _peers(self, key: PhaseKey, payload: Payload, rows: Rows, cohort: Cohort) -> tuple[Rows | None, Bool]:
-        """As :meth:`_read`; None, which only this site's log shows, for a decryption that cannot be right."""
+    def _peers(self, key: PhaseKey, payload: Payload, rows: Rows, cohort: Cohort) -> Rows | None:
+        """Combine the peers to (K, d); None, which only the log shows, for a decryption that cannot be right."""
         try:
             with opening(f"the result of round {key.round}"):
-                peers, given = self._read(key, payload, rows, cohort)
+                peers = self._half(key, cohort).unprotect(payload, rows, self._site, cohort)
                 if not np.isfinite(peers).all():  # of a third party's protection: the others look themselves
                     raise ImplausibleError("a combination of peers is not finite")
-                return peers, given
+                return peers
         except ImplausibleError as error:
             _log.error(
                 "the result of round %d is not used, the targets stay as they are: %s", key.round, error
             )
-            return None, self._given(cohort)
+            return None
 
     def _rows(self, key: PhaseKey) -> Rows:
         """This round's prototypes in units of the norm bound: (K, d), norms at most 1."""

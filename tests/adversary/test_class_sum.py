@@ -18,16 +18,14 @@ from numpy.typing import NDArray
 from algorithms.pfpl import Weighting
 from crypto.ckks.circuit import Parts
 from crypto.ckks.combining import Combining
-from crypto.ckks.hidden import hidden_answer_forms
 from crypto.ckks.packing import Packing
 from crypto.ckks.parameters import SUM, Ciphertext, Level, answer_forms
 from crypto.ckks.precision import total_error
 from crypto.ckks.serialization import read_ciphertexts
 from crypto.protection import Combination
-from protoseal.config import Agreement, Presence, Protection
+from protoseal.config import Protection
 from tests.adversary.encrypted_play import MAKES_SECRETS, one_secret
 from tests.adversary.hostile import Cast, Hostile
-from tests.conformance.runs import HIDDEN
 from tests.support.small import DIM, small_agreement
 
 Rows = NDArray[np.float64]
@@ -76,8 +74,7 @@ def seen(play: Hostile, rows: Mapping[str, Rows], round_number: int) -> Seen:
         trainee.trained = lambda _, trained=trained: trained  # type: ignore[method-assign,misc]
     active = play.begin(*HOLDERS, round_number=round_number)
     answer = play.combine(play.all_values(active, round_number=round_number), active)[A]
-    forms_of = hidden_answer_forms if play.agreement.presence is Presence.HIDDEN else answer_forms
-    forms = [*forms_of(Combination(play.agreement.pfpl.weighting.value), _PACKING.parts), SUM]
+    forms = [*answer_forms(Combination(play.agreement.pfpl.weighting.value), _PACKING.parts), SUM]
     key = play.site(A).session._setup.ckks_key()
     ciphertexts = read_ciphertexts(answer.blobs, forms[: len(answer.blobs)])
     return [key.decrypt(each) for each in ciphertexts]
@@ -90,7 +87,7 @@ def shared(vector: NDArray[np.complex128]) -> NDArray[np.complex128]:
 
 def solved(own: Rows, answer: Seen, combination: Combination) -> list[tuple[Rows, Rows]]:
     """Both peers of clinic-a for each shared class, from an answer with the peers' sum behind it."""
-    numerators, denominator, *_, sums = answer
+    numerators, denominator, sums = answer
     rows, totals = _PACKING.unpack([numerators]), _PACKING.replicas(denominator)[:, 0].real
     pairs = []
     for k in _SHARED:
@@ -103,17 +100,13 @@ def solved(own: Rows, answer: Seen, combination: Combination) -> list[tuple[Rows
     return pairs
 
 
-@pytest.fixture(params=[(each, hidden) for each in _WEIGHTINGS for hidden in (False, True)], ids=str)
+@pytest.fixture(params=_WEIGHTINGS)
 def play(
     request: pytest.FixtureRequest, tmp_path: Path, cast: Cast, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Hostile]:
-    """With presence public, and hidden."""
+    """Three holders, ready for the first round."""
     monkeypatch.setattr(MAKES_SECRETS, one_secret)
-    weighting, hidden = request.param
-    agreement = small_agreement(Protection.CKKS, weighting)
-    if hidden:
-        agreement = Agreement.model_validate({**dict(agreement), **HIDDEN})
-    with Hostile(tmp_path, agreement, cast) as opened:
+    with Hostile(tmp_path, small_agreement(Protection.CKKS, request.param), cast) as opened:
         opened.set_up(*HOLDERS)
         yield opened
 
@@ -157,7 +150,7 @@ def test_without_it_other_peers_give_the_very_same_answer(play: Hostile) -> None
     one = drawn(1)
     other = mirrored(one, combination)
     first, second = seen(play, one, 1), seen(play, other, 2)
-    assert len(first) == len(second) == _PACKING.parts + 1 + (play.agreement.presence is Presence.HIDDEN)
+    assert len(first) == len(second) == _PACKING.parts + 1
     for ours, theirs in zip(first, second, strict=True):
         assert np.abs(shared(ours) - shared(theirs)).max() < _TOLD_APART
     assert min(np.linalg.norm(one[name][k] - other[name][k]) for name in (B, C) for k in _SHARED) > 0.05

@@ -23,7 +23,6 @@ from secure_client.feature_pass import FeaturePass
 from secure_client.trainee import Trainee
 from secure_client.training import Losses, run
 from tests.adversary.leaving_play import HUGE, ROUNDS, Watch, leaving_agreement, watched
-from tests.conformance.runs import HIDDEN
 from tests.support.marks import full_but
 
 PLAIN, MASKED, CKKS = Protection.PLAIN, Protection.MASKED, Protection.CKKS
@@ -67,7 +66,6 @@ _PAIRS = [
 CASES = [
     *(Case(method, protection, model) for method, protection in _PAIRS for model in ("deep", "brittle")),
     *(Case(method, MASKED, "normed") for method in (Method.FEDPC, Method.FEDDBP, Method.FEDPLCC)),
-    *(Case(method, CKKS, "deep", dict(HIDDEN), "hidden") for method in (Method.PFPL, Method.FEDDBP)),
     *(Case(Method.PFPL, PLAIN, model, {"privacy": FROZEN}, "frozen") for model in ("deep", "brittle")),
     *(Case(Method.PFPL, PLAIN, model, {"privacy": PRIVATE}, "private") for model in ("deep", "panicking")),
     Case(Method.FEDPC, MASKED, "panicking"),

@@ -13,7 +13,7 @@ from algorithms.holders import active_classes
 from algorithms.linear import squared_distances
 from algorithms.pfpl import Weighting
 from algorithms.pfpl.aggregation import peer_weights, personalise
-from crypto.ckks.precision import hidden_peer_error, peer_error
+from crypto.ckks.precision import peer_error
 from crypto.plain import PlainServer
 from crypto.protection import Cohort, Payload
 from protoseal.config import Agreement, PfplSection, Protection
@@ -97,8 +97,7 @@ def _ckks_errors(agreement: Agreement, inputs: Inputs) -> Stack:
     totals = np.where(peers, squared_distances(gram), 0.0).sum(axis=2).T
     compared = cohort.counts > _ALL_COMPARED.get(agreement.pfpl.weighting, np.inf)
     divisors = np.where(compared & (totals > agreement.agreement_threshold), totals, 1.0)
-    error = hidden_peer_error if agreement.hidden else peer_error
-    return np.stack([error(row, cohort.counts, len(cohort.sites)) for row in divisors])
+    return np.stack([peer_error(row, cohort.counts, len(cohort.sites)) for row in divisors])
 
 
 def excess(agreement: Agreement, record: Record, number: int, pfpl: PfplSection | None = None) -> float:

@@ -21,7 +21,7 @@ from algorithms.inference import by_prototype
 from algorithms.pfpl import Weighting
 from algorithms.prototypes import Clusters, Guide
 from algorithms.terms import Outputs
-from protoseal.config import Agreement, Presence, Protection
+from protoseal.config import Agreement, Protection
 from protoseal.federation import LocalFederation
 from protoseal.files import MODEL, SitePrototypes, SiteRound, read_prototypes
 from secure_client.build import build_agreed_model
@@ -34,12 +34,6 @@ from secure_client.models import outputs_of
 from tests.support.small import small_agreement
 
 Bool = NDArray[np.bool_]
-
-HIDDEN: Mapping[str, Any] = {
-    "presence": Presence.HIDDEN,
-    "allow_hidden_presence_reveals_peers": True,
-}
-"""Settings of an agreement on hidden presence."""
 
 _TRAIN, _TEST = 6, 4
 

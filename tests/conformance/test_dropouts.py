@@ -20,7 +20,6 @@ from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.coordinator import Coordinator, CoordinatorRound
 from tests.conformance.expected import Stack, check_predictions, excess_over, inputs_from
 from tests.conformance.runs import (
-    HIDDEN,
     Bool,
     Record,
     agreement_for,
@@ -47,18 +46,12 @@ class Case:
     protection: Protection
     answer_lost: bool
     for_good: bool
-    hidden: bool = False
 
     def agreement(self) -> Agreement:
         """More features than a ciphertext holds (256 here), or few."""
-        presence = HIDDEN if self.hidden else {}
         if self.for_good:
-            return agreement_for(
-                self.protection, Weighting.DISTANCE, classes=3, dim=300, rounds=AFTER, **presence
-            )
-        return agreement_for(
-            self.protection, Weighting.COMPLEMENT, classes=5, dim=8, rounds=AFTER, **presence
-        )
+            return agreement_for(self.protection, Weighting.DISTANCE, classes=3, dim=300, rounds=AFTER)
+        return agreement_for(self.protection, Weighting.COMPLEMENT, classes=5, dim=8, rounds=AFTER)
 
     def losses(self) -> list[Loss]:
         """Whoever is lost for good answers no later PRESENCE either."""
@@ -85,7 +78,6 @@ class Case:
                 self.protection,
                 "answer_lost" if self.answer_lost else "silent",
                 "for_good" if self.for_good else "back",
-                *(["hidden"] if self.hidden else []),
             ]
         )
 
@@ -152,8 +144,6 @@ CASES = [
     *CHEAP,
     Case(CKKS, answer_lost=False, for_good=False),
     Case(CKKS, answer_lost=True, for_good=True),
-    Case(CKKS, answer_lost=False, for_good=True, hidden=True),
-    Case(CKKS, answer_lost=True, for_good=False, hidden=True),
 ]
 KEPT = [
     Case(PLAIN, answer_lost=False, for_good=False),
@@ -196,7 +186,7 @@ def test_in_the_end_those_who_came_back_take_part_again(case: Case, runs: Runs) 
     "case", full_but([each for each in CASES if each.protection is not PLAIN], *KEPT[1:]), ids=str
 )
 def test_predictions_are_those_of_the_same_losses_under_plain(case: Case, runs: Runs) -> None:
-    run, plain = runs(case), runs(replace(case, protection=PLAIN, hidden=False))
+    run, plain = runs(case), runs(replace(case, protection=PLAIN))
     assert sorted(run.record) == sorted(plain.record)
     for key, taken in run.record.items():
         if key[0] == 1:  # the protections had the same numbers to work on

@@ -1,14 +1,13 @@
 """PFPL under `ckks`: a site that is lost after the others sent their values takes a class below the minimum with it.
 
 Nothing is drowned then, and no coordinator trusted to do so: the attempt is given up and sites encrypt again, zeros for
-the class where they know of it, and else values of which they take nothing.
+the class.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ from protoseal.terms import limits_of, values_form
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 from tests.conformance.expected import excess_over, inputs_from
-from tests.conformance.runs import HIDDEN, Record, agreement_for, data_for, recording_federation
+from tests.conformance.runs import Record, agreement_for, data_for, recording_federation
 from tests.conformance.turns import Clock, Loss, play, set_deadlines
 
 SITES, DIM, RARE, LOST = 5, 8, 2, "site-3"
@@ -44,8 +43,8 @@ class Run:
     attempt: int
 
 
-def run(folder: Path, settings: Any) -> Run:
-    agreement = agreement_for(Protection.CKKS, Weighting.DISTANCE, classes=3, dim=DIM, rounds=1, **settings)
+def run(folder: Path) -> Run:
+    agreement = agreement_for(Protection.CKKS, Weighting.DISTANCE, classes=3, dim=DIM, rounds=1)
     data, clock = data_for(agreement, HOLDS), Clock()
     record: Record = {}
     with recording_federation(agreement, data, folder, record, keep=True) as federation:
@@ -77,15 +76,8 @@ def rare(found: Run, attempt: int) -> float:
     )
 
 
-each_presence = pytest.mark.parametrize(
-    "settings",
-    [pytest.param({}, id="public"), pytest.param(HIDDEN, id="hidden", marks=pytest.mark.full)],
-)
-
-
-@each_presence
-def test_everyone_who_stays_encrypts_again(tmp_path: Path, settings: Any) -> None:
-    found = run(tmp_path, settings)
+def test_everyone_who_stays_encrypts_again(tmp_path: Path) -> None:
+    found = run(tmp_path)
     assert found.attempt == 2
     assert {site for attempt, site in found.uploads if attempt == 1} == set(STAYING)
     assert {site for attempt, site in found.uploads if attempt == 2} == set(STAYING)
@@ -94,19 +86,18 @@ def test_everyone_who_stays_encrypts_again(tmp_path: Path, settings: Any) -> Non
 
 
 def test_the_class_is_zeros_then(tmp_path: Path) -> None:
-    found = run(tmp_path, {})
+    found = run(tmp_path)
     assert rare(found, 1) > 0.1
     assert rare(found, 2) < 1e-6
 
 
 def test_zeros_that_are_not_sent_would_be_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("protoseal.terms.active_classes", lambda presence, _: presence.any(axis=0))
-    assert rare(run(tmp_path, {}), 2) > 0.1
+    assert rare(run(tmp_path), 2) > 0.1
 
 
-@each_presence
-def test_the_others_get_what_plain_gives_without_it(tmp_path: Path, settings: Any) -> None:
-    found = run(tmp_path, settings)
+def test_the_others_get_what_plain_gives_without_it(tmp_path: Path) -> None:
+    found = run(tmp_path)
     assert {site for _, site in found.record} == set(STAYING)
     taken = {site: each for (_, site), each in found.record.items()}
     put = {site: (each.prototypes.local, each.prototypes.counts > 0) for site, each in taken.items()}

@@ -16,7 +16,7 @@ from tests.conformance import clustered_runs, expected, literal
 from tests.conformance.clustered_runs import ClusterBook, run_clustered
 from tests.conformance.grouped_runs import Book, compare_predictions, run_grouped, two_kinds
 from tests.conformance.private_runs import PRIVACY, private_agreement
-from tests.conformance.runs import HIDDEN, Bool, agreement_for, data_for, run
+from tests.conformance.runs import Bool, agreement_for, data_for, run
 from tests.support.marks import full_but
 from tests.support.replayed_noise import replayed_noise
 
@@ -138,26 +138,15 @@ def test_one_contribution_less_is_beyond_the_bound(books: Books, protection: Pro
     assert excess(book, 2, without=("site-1",)) > 100.0
 
 
-# PFPL, and hidden presence
+# PFPL
 
 
-@pytest.mark.parametrize(
-    ("protection", "settings"),
-    [
-        pytest.param(Protection.MASKED, {}, id="masked"),
-        pytest.param(Protection.CKKS, {}, id="ckks"),
-        pytest.param(Protection.CKKS, HIDDEN, id="hidden", marks=pytest.mark.full),
-    ],
-)
-def test_pfpl_gives_what_plain_gives(
-    tmp_path: Path, protection: Protection, settings: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("protection", [Protection.MASKED, Protection.CKKS])
+def test_pfpl_gives_what_plain_gives(tmp_path: Path, protection: Protection) -> None:
     privacy = PRIVACY.model_copy(update={"extractor": Extractor.FROZEN})
     made = {
-        each: agreement_for(
-            each, Weighting.COMPLEMENT, classes=3, dim=DIM, rounds=ROUNDS, privacy=privacy, **chosen
-        )
-        for each, chosen in ((protection, settings), (Protection.PLAIN, {}))
+        each: agreement_for(each, Weighting.COMPLEMENT, classes=3, dim=DIM, rounds=ROUNDS, privacy=privacy)
+        for each in (protection, Protection.PLAIN)
     }
     records = {}
     for each, agreement in made.items():
@@ -170,16 +159,3 @@ def test_pfpl_gives_what_plain_gives(
         np.testing.assert_array_equal(taken.prototypes.local, plain.prototypes.local)
         np.testing.assert_array_equal(taken.prototypes.has_personal, plain.prototypes.has_personal)
         expected.check_predictions((taken, plain))
-
-
-@pytest.mark.full
-def test_feddbp_with_hidden_presence_gives_what_public_presence_gives(books: Books, tmp_path: Path) -> None:
-    public = books(Protection.CKKS, "feddbp")
-    agreement = public.agreement.model_copy(update=dict(HIDDEN))
-    with replayed_noise():
-        hidden = run_grouped(agreement, data_for(agreement, FEW), tmp_path)
-    for key, got in hidden.got.items():
-        if key[0] == 1:
-            np.testing.assert_array_equal(got.has, public.got[key].has)
-            np.testing.assert_allclose(got.rows, public.got[key].rows, rtol=0.0, atol=1e-6)
-    compare_predictions(hidden, public, ROUNDS)

@@ -30,7 +30,7 @@ from crypto.ckks.parameters import (
     context,
     upload_forms,
 )
-from crypto.ckks.receivers import KnownClasses
+from crypto.ckks.receivers import Receiver
 from crypto.ckks.serialization import read_ciphertext, read_payload
 from crypto.ckks.server import CkksServer
 from crypto.protection import Combination, Payload
@@ -193,7 +193,7 @@ def test_a_row_whose_square_is_the_modulus_gains_nothing(
         )
     peers = uploads(STACK, COHORT, Combination.DISTANCE)
     prototypes = [[row], *(read_payload(peers[site], [PROTOTYPE]) for site in COHORT.sites[1:])]
-    receivers = [KnownClasses(circuit, PACKING, lacks, None) for lacks in ~COHORT.holds]
+    receivers = [Receiver(circuit, PACKING, lacks, None) for lacks in ~COHORT.holds]
     answer = next(Combining(circuit, Combination.DISTANCE, PACKING).answers(prototypes, receivers))
     slots = PACKING.replicas(secret.decrypt(answer[0]))[LACKED]
     found = np.concatenate([slots.real, slots.imag])[:DIM]

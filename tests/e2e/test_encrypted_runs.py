@@ -1,4 +1,4 @@
-"""FedDBP, FedPC and FedPLCC, and PFPL with hidden presence, under `ckks` between processes, some of which are killed.
+"""FedDBP, FedPC and FedPLCC under `ckks` between processes, some of which are killed.
 
 Each has a certificate of its own.
 
@@ -18,13 +18,11 @@ from protoseal.config import Agreement, Protection
 from protoseal.files import read_prototypes, read_site_log
 from protoseal.splits import SiteArrays
 from protoseal_wire.messages import Phase
-from tests.conformance.runs import HIDDEN
-from tests.e2e.expected_run import Expected, expected, rounds_of
+from tests.e2e.expected_run import Expected, expected
 from tests.e2e.federations import (
     feddbp_agreement,
     fedpc_agreement,
     fedplcc_agreement,
-    small_agreement,
     small_sites,
     two_kinds_of_sites,
 )
@@ -80,23 +78,6 @@ def test_processes_come_to_what_a_simulation_under_plain_does(
     with Federation(tmp_path / "run", agreement, sites, nursery=nursery) as federation:
         see_through(federation, killings)
         check_as_simulated(federation, wanted, sites, FURTHEST[method])
-
-
-def test_hidden_presence_comes_to_the_same(nursery: Nursery, tmp_path: Path) -> None:
-    """PFPL. A site and the coordinator die; the coordinator's own log names no class."""
-    sites, plain = small_sites(4), small_agreement(rounds=ROUNDS)
-    agreement = small_agreement(rounds=ROUNDS, protection=Protection.CKKS)
-    hidden = Agreement.model_validate({**dict(agreement), **HIDDEN})
-    wanted = expected(plain, sites, tmp_path / "simulation")
-    assert any(each.withheld for each in wanted.rounds)
-    killings = (
-        ("site-1", Point(When.MADE, Phase.VALUES, 1)),
-        (COORDINATOR, Point(When.COMPUTED, Phase.RESULT, 1)),
-    )
-    with Federation(tmp_path / "run", hidden, sites, nursery=nursery) as federation:
-        see_through(federation, killings)
-        check_as_simulated(federation, wanted, sites, 1e-5)
-        assert not any(each.withheld for each in rounds_of(federation))
 
 
 def check_as_simulated(

@@ -60,8 +60,6 @@ by_weights = AddedMethod(name="by-weights", traits=peers, objective=pulled, weig
 NAMES = {"prox": "prox", "proto": "proto", "by-table": "by_table", "by-weights": "by_weights"}
 PFPL = '[pfpl]\nweighting = "distance"\nalpha = {alpha}\nlambda = 1.0\n'
 
-HIDDEN = 'presence = "hidden"\nallow_hidden_presence_reveals_peers = true\n'
-
 
 @pytest.fixture(scope="module", autouse=True)
 def twins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -72,14 +70,12 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def ran(
-    folder: Path, method: str, protection: str, *, top: str = "", more: str = "", alpha: float = 0.3
-) -> Path:
+def ran(folder: Path, method: str, protection: str, *, more: str = "", alpha: float = 0.3) -> Path:
     out = folder / f"{method}-{protection}"
     folder.mkdir(exist_ok=True)
     # In units of a larger bound these prototypes would be too near each other to be told apart.
     digits = DIGITS.replace("per=40", "per=20").replace("norm_bound = 100.0", "norm_bound = 1.0")
-    text = f'method = "{method}"\nprotection = "{protection}"\nrounds = 2\n' + top + digits
+    text = f'method = "{method}"\nprotection = "{protection}"\nrounds = 2\n' + digits
     simulate(config_in(text + PFPL.format(alpha=alpha) + more, out))
     return out
 
@@ -129,9 +125,3 @@ def test_own_weights_say_themselves_how_much_of_a_sites_own_they_take(tmp_path: 
 def test_peers_without_weights_of_their_own_run_on_ciphertexts(tmp_path: Path) -> None:
     encrypted, plain = (ran(tmp_path, "by-table", each) for each in ("ckks", "plain"))
     assert 0.0 < off(encrypted, plain) < 1e-3
-
-
-@pytest.mark.parametrize("method", ["proto", "by-table"])
-def test_presence_can_be_hidden_from_the_coordinator(method: str, tmp_path: Path) -> None:
-    hidden = ran(tmp_path / "hidden", method, "ckks", top=HIDDEN)
-    assert off(hidden, ran(tmp_path, method, "plain")) < 1e-3
