@@ -41,6 +41,7 @@ from protoseal_wire.messages import (
     Finished,
     JoinReply,
     JoinRequest,
+    LeaveRequest,
     Phase,
     PhaseKey,
     Stopped,
@@ -83,11 +84,13 @@ class DirectTransport:
         on_payload: Callable[[PhaseKey, int, bool], None] = lambda key, size, up: None,
     ) -> None:
         self._coordinator, self._run, self._site = coordinator, run, site
-        self._on_payload = on_payload
+        self._on_payload, self._session = on_payload, 0
 
     def join(self, request: JoinRequest) -> JoinReply:
         """See :class:`secure_client.runner.Transport`, here and below."""
-        return self._coordinator.join(self._site, request)
+        reply = self._coordinator.join(self._site, request)
+        self._session = reply.session
+        return reply
 
     def next_task(self) -> Task:
         """Never blocks."""
@@ -108,7 +111,7 @@ class DirectTransport:
 
     def leave(self) -> None:
         """Take no further part."""
-        self._coordinator.leave(self._site)
+        self._coordinator.leave(self._site, LeaveRequest(self._site, self._session))
 
 
 @dataclass

@@ -41,6 +41,7 @@ CREATE TABLE answers (
 CREATE TABLE secrets (name TEXT PRIMARY KEY, sealed BLOB NOT NULL) STRICT;
 CREATE TABLE documents (name TEXT PRIMARY KEY, round INTEGER NOT NULL, content BLOB NOT NULL) STRICT;
 """
+_LEFT = "left attempt"
 # Beside the check of what was asked before: the table's key makes a second answer impossible to store.
 _RECORD_ONCE = "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?)"
 
@@ -212,9 +213,11 @@ class Journal(DatabaseOwner):
             self.secret(name)
         return len(names)
 
-    def forget_secret(self, name: str) -> None:
-        """Erase a secret, if there is one of that name, when the transaction it is in ends; see the module's limits."""
-        self._forgot |= self._db.execute("DELETE FROM secrets WHERE name=?", (name,)).rowcount > 0
+    def forget_secret(self, name: str) -> bool:
+        """Erase a secret when the transaction it is in ends; return whether there was one. See the module's limits."""
+        found = self._db.execute("DELETE FROM secrets WHERE name=?", (name,)).rowcount > 0
+        self._forgot |= found
+        return found
 
     def forget_secrets(self, *, but: str) -> None:
         """Erase all secrets except one, as :meth:`forget_secret` does."""
@@ -228,6 +231,17 @@ class Journal(DatabaseOwner):
         """(round, content) of the document, or None."""
         row = self._db.execute("SELECT round, content FROM documents WHERE name=?", (name,)).fetchone()
         return None if row is None else (int(row[0]), bytes(row[1]))
+
+    # What can no longer be answered
+
+    def leave(self, begun: PhaseKey) -> None:
+        """Remember that the secrets of the attempt that this PRESENCE began were erased before its end."""
+        self.put(_LEFT, begun.round, str(begun.attempt).encode())
+
+    def left(self) -> PhaseKey | None:
+        """Return the last attempt of which :meth:`leave` was told."""
+        stored = self.get(_LEFT)
+        return None if stored is None else PhaseKey(self._run, stored[0], int(stored[1]), Phase.PRESENCE)
 
 
 def check_same_request(key: PhaseKey, answered: bytes, asked: bytes) -> None:

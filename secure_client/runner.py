@@ -34,7 +34,7 @@ class Transport(Protocol):
         ...
 
     def leave(self) -> None:
-        """Say that the site takes no further part."""
+        """Say that the site takes no further part in what it joined last."""
         ...
 
 

@@ -90,7 +90,7 @@ class Session:
         return self._party.name
 
     def join_request(self) -> JoinRequest:
-        """With the same statement at every start of this site in this run, and its ledger's last entry."""
+        """Return the statement of every start of the run, with the ledger's last entry and the last attempt left."""
         return JoinRequest(
             PROTOCOL_VERSION,
             self._agreement.run,
@@ -98,6 +98,7 @@ class Session:
             self._agreement.hash(),
             self._setup.statement,
             self._anchor.now,
+            self._journal.left(),
         )
 
     def take_welcome(self, reply: JoinReply) -> None:

@@ -17,6 +17,7 @@ from protoseal_wire.messages import (
     DownloadRequest,
     JoinReply,
     JoinRequest,
+    LeaveRequest,
     PhaseKey,
     Task,
     TaskRequest,
@@ -63,7 +64,7 @@ class GrpcTransport:
     ) -> None:
         """Dials only when something is called."""
         self._run, self._site, self._retry_seconds = run, site, retry_seconds
-        self._poll_seconds = 0.0
+        self._poll_seconds, self._session = 0.0, 0
         self.bytes_up = self.bytes_down = 0
         tls = grpc.ssl_channel_credentials(
             root_certificates=trust.certificate_pem,
@@ -92,7 +93,7 @@ class GrpcTransport:
         """Ask to take part."""
         message = codec.encode_join(request)
         reply = self._call(lambda: codec.decode_join_reply(self._stub.Join(message, timeout=_CALL_SECONDS)))
-        self._poll_seconds = reply.poll_seconds
+        self._poll_seconds, self._session = reply.poll_seconds, reply.session
         return reply
 
     def next_task(self) -> Task:
@@ -116,7 +117,7 @@ class GrpcTransport:
 
     def leave(self) -> None:
         """Say that the site takes no further part. Tried once: the coordinator notices anyway."""
-        message = codec.encode_leave(self._site)
+        message = codec.encode_leave(LeaveRequest(self._site, self._session))
         call_once(lambda: self._stub.Leave(message, timeout=_CALL_SECONDS))
 
     def _call(self, call: Callable[[], R]) -> R:

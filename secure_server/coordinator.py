@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from crypto.pki import TrustAnchor
 from crypto.roster import Roster
@@ -27,6 +27,7 @@ from protoseal_wire.messages import (
     Finished,
     JoinReply,
     JoinRequest,
+    LeaveRequest,
     Phase,
     PhaseKey,
     Stopped,
@@ -41,8 +42,9 @@ from secure_server.aggregate import Aggregator
 from secure_server.anchors import LedgerAnchors
 from secure_server.answers import AnswerCheck
 from secure_server.checks import check_protocol
+from secure_server.computation import Computation, computation
 from secure_server.ending import Ending
-from secure_server.exchanges.attempt import Attempt, GroupFailure, Outcome
+from secure_server.exchanges.attempt import Attempt
 from secure_server.members import Members
 from secure_server.preflight import check_reply
 from secure_server.progress import (
@@ -54,7 +56,7 @@ from secure_server.progress import (
     withheld_classes,
 )
 from secure_server.requests import Requests
-from secure_server.rounds import Groups, Rules, Stage, State
+from secure_server.rounds import Rules, Stage, State
 from secure_server.store import Store
 
 __all__ = ["Coordinator", "CoordinatorRound"]
@@ -144,9 +146,10 @@ class Coordinator:
             )
         member = self._members.check_joining(site, request.statement, self._state)
         kept = self._anchors.kept(site, request.anchor)
-        self._step(rounds.Joined(site), statement=(site, codec.encode_statement(request.statement)))
+        joined = rounds.Joined(site, request.left)
+        self._step(joined, statement=(site, codec.encode_statement(request.statement)))
         _log.info("%s joined (certificate %s)", site, member.fingerprint[:16])
-        return JoinReply(PROTOCOL_VERSION, self._poll_seconds, kept)
+        return JoinReply(PROTOCOL_VERSION, self._poll_seconds, self._state.session(site), kept)
 
     def next_task(self, site: str, request: TaskRequest) -> Task:
         """What the site is to do now; :class:`Wait` when that is nothing."""
@@ -199,9 +202,12 @@ class Coordinator:
         self._check.check(self._state, self.roster(), header.key, site, content)
         self._step(rounds.Answered(site, header.key), upload=(header.key, site, content))
 
-    def leave(self, site: str) -> None:
-        """The site takes no further part until it joins again."""
+    def leave(self, site: str, request: LeaveRequest) -> None:
+        """The site takes no further part until it joins again; a Leave of before that is too late, and ignored."""
         rounds.check_on_roster(self._rules, site)
+        if request.session != self._state.session(site):
+            _log.info("%s left before it joined again", site)
+            return
         self._step(rounds.Left(site))
         _log.info("%s left", site)
 
@@ -378,25 +384,9 @@ class Coordinator:
         rounds.check_on_roster(self._rules, site)
 
 
-@dataclass(frozen=True)
-class Computation:
-    """An outcome as it is stored: each site's result as bytes."""
-
-    results: Mapping[str, bytes]
-    groups: Groups
-    failures: tuple[GroupFailure, ...]
-
-
 Done = rounds.Planned | Computation
 Job = Callable[[Attempt], Done]
 """What the coordinator works out for an attempt, where that may take long."""
-
-
-def computation(outcome: Outcome) -> Computation:
-    """What several sites share, megabytes, is encoded once."""
-    contents = {id(payload): codec.encode_payload(payload) for payload in outcome.results.values()}
-    results = {site: contents[id(payload)] for site, payload in outcome.results.items()}
-    return Computation(results, outcome.groups, outcome.failures)
 
 
 def _name(key: PhaseKey) -> str:

@@ -103,7 +103,7 @@ def log_progress(agreement: Agreement, before: State, after: State) -> None:
     """Where the run is, and whom it waits for or goes on without."""
     if after.reason and after.reason != before.reason:
         _log.warning("%s", after.reason)
-    left_out = (after.absent | after.benched) - (before.absent | before.benched)
+    left_out = _left_out(after) - _left_out(before)
     if left_out:
         _log.warning("going on without %s", _list(left_out))
     if len(after.survivors) > len(before.survivors):
@@ -115,6 +115,10 @@ def log_progress(agreement: Agreement, before: State, after: State) -> None:
     if after.groups != before.groups:
         _log_groups(before, after)
         _log_fewer_groups(after, agreement)
+
+
+def _left_out(state: State) -> frozenset[str]:
+    return state.absent | state.benched | state.left
 
 
 def log_failures(state: State, failures: Iterable[GroupFailure]) -> None:
@@ -134,7 +138,7 @@ def _log_dropped(before: State, after: State) -> None:
 
 
 def _log_sitting_out(before: State, after: State) -> None:
-    sitting_out = before.answered - after.absent - set(after.participants)
+    sitting_out = before.answered - after.absent - after.left - set(after.participants)
     if sitting_out:
         _log.warning(
             "round %d: %s sit out, too few of their group are there", after.round, _list(sitting_out)

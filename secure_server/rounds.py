@@ -111,8 +111,8 @@ def step(rules: Rules, state: State, event: Event, now: float) -> State:
 
 def _followed(rules: Rules, state: State, event: Event, now: float) -> State:
     match event:
-        case Joined(site):
-            state = _joined(rules, state, site)
+        case Joined(site, left):
+            state = _joined(rules, state, site, left)
         case Polled(site):
             check_joined(rules, state, site)
             state = _back(state, site)
@@ -147,10 +147,17 @@ def abandons(before: State, after: State) -> bool:
 # What events do
 
 
-def _joined(rules: Rules, state: State, site: str) -> State:
+def _joined(rules: Rules, state: State, site: str, left: PhaseKey | None) -> State:
     check_on_roster(rules, site)
     check_may_join(rules, state, site)
-    return replace(_back(state, site), joined=state.joined | {site})
+    erased = {site} if state.begun and left == state.presence_key else set()
+    sessions = {**dict(state.sessions), site: state.session(site) + 1}
+    return replace(
+        _back(state, site),
+        joined=state.joined | {site},
+        left=state.left | erased,
+        sessions=tuple(sorted(sessions.items())),
+    )
 
 
 def _back(state: State, site: str) -> State:
@@ -186,8 +193,7 @@ def _answered_keys(state: State, site: str) -> set[PhaseKey | None]:
 
 def _left(state: State, site: str) -> State:
     absent = state.absent | ({site} & set(state.members))
-    left = state.left | ({site} & set(state.participants))
-    return replace(state, joined=state.joined - {site}, absent=absent, left=left)
+    return replace(state, joined=state.joined - {site}, absent=absent)
 
 
 def _computed(rules: Rules, state: State, groups: Groups, without: Set[str], now: float) -> State:

@@ -10,9 +10,13 @@ from secure_server.run_state import Groups, Quorum
 
 @dataclass(frozen=True)
 class Joined:
-    """A site asks to take part, for the first time or after a restart."""
+    """A site asks to take part, for the first time or after a restart.
+
+    It has erased the secrets of the attempt that ``left``, a PRESENCE, began.
+    """
 
     site: str
+    left: PhaseKey | None = None
 
 
 @dataclass(frozen=True)

@@ -207,13 +207,13 @@ class State:
     the current round's attempts that asked for masked values: sites of a group that has not as many of them there
     refuse another attempt.
 
-    ``absent`` missed a deadline or left, and are not waited for. ``left`` are participants that left the current
-    attempt: they have erased what its steps need, so they are asked for none of these steps, also when they are back;
-    the result they get. ``benched`` cost the current round an attempt, or the one before it its result, and are not
-    asked again in it. ``failures`` counts failed attempts since the last
-    success. ``deadline`` is in the unit and epoch of the ``now`` given to the machine. ``reason`` tells why the last
-    attempt failed or the run stopped, and is empty after a success. ``empty_until`` is set while nobody is there to
-    wait for: the run stops then, unless a member is heard of before.
+    ``sessions`` counts each site's Joins, by name. ``absent`` missed a deadline or left, and are not waited for.
+    ``left`` joined again and said that they left the current attempt: they have erased what it needs, so they are asked
+    for nothing more of it but its result. ``benched`` cost the current round an attempt, or the one before it its
+    result, and are not asked again in it. ``failures`` counts failed attempts since the last success. ``deadline`` is
+    in the unit and epoch of the ``now`` given to the machine. ``reason`` tells why the last attempt failed or the run
+    stopped, and is empty after a success. ``empty_until`` is set while nobody is there to wait for: the run stops then,
+    unless a member is heard of before.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
@@ -222,6 +222,7 @@ class State:
     stage: Stage
     deadline: float
     joined: frozenset[str] = frozenset()
+    sessions: tuple[tuple[str, int], ...] = ()
     members: tuple[str, ...] = ()
     verified: frozenset[str] = frozenset()
     keyed: frozenset[str] = frozenset()
@@ -250,14 +251,12 @@ class State:
             raise ValueError("members and participants must be sorted, each named once")
         if not members >= self.verified >= self.keyed:
             raise ValueError("only members can have verified, and only those be keyed")
-        if not members >= self.absent | self.answered | self.benched:
-            raise ValueError("only members can have answered, be absent or be benched")
+        if not members >= self.absent | self.answered | self.benched | self.left:
+            raise ValueError("only members can have answered or left, be absent or be benched")
         if not self.verified.issuperset(self.participants):
             raise ValueError("a participant must have verified the roster")
         if not self.benched.isdisjoint(self.participants):
             raise ValueError("a benched site takes no part")
-        if not self.left <= set(self.participants):
-            raise ValueError("only participants leave an attempt")
         if self.setup_attempt < 1 or self.round < 0 or self.attempt < 1 or self.failures < 0:
             raise ValueError("rounds and failures count from 0, attempts from 1")
         if not 0 <= self.last_result <= self.round:
@@ -300,6 +299,10 @@ class State:
         if not self.survivors:
             return self.participants
         return self.survivors[-1].sites
+
+    def session(self, site: str) -> int:
+        """Return the number of the site's last Join, from 1; 0 before the first."""
+        return dict(self.sessions).get(site, 0)
 
     @property
     def leaders(self) -> tuple[str, ...]:

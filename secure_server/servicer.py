@@ -24,6 +24,7 @@ from protoseal_wire.messages import (
     DownloadRequest,
     JoinReply,
     JoinRequest,
+    LeaveRequest,
     Task,
     TaskRequest,
     UploadHeader,
@@ -74,7 +75,7 @@ class Handler(Protocol):
         """The request of a phase."""
         ...
 
-    def leave(self, site: str) -> None:
+    def leave(self, site: str, request: LeaveRequest) -> None:
         """The site takes no further part."""
         ...
 
@@ -180,8 +181,9 @@ class Servicer(pb_grpc.CoordinatorServicer):
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
         """Let a site go."""
         async with self._caller("Leave", context) as site:
-            check_speaks_for_itself(site, codec.decode_leave(request))
-            await self._do(self._handler.leave, site)
+            leave = codec.decode_leave(request)
+            check_speaks_for_itself(site, leave.site)
+            await self._do(self._handler.leave, site, leave)
             return pb.LeaveReply()
 
     async def _do(self, function: Callable[P, R], *args: P.args, **_: P.kwargs) -> R:

@@ -114,19 +114,22 @@ def _set_up_again(rules: Rules, state: State, members: Set[str], now: float) -> 
 
 
 def _settled_presence(rules: Rules, state: State, now: float, *, late: bool) -> State:
-    present = state.answered - state.absent
-    missing = asked_sites(rules, state) - present
+    asked, present = asked_sites(rules, state), state.answered - state.absent - state.left
+    missing = asked - present
     if not late and not missing <= state.absent:
         return state
     able = able_sites(rules, state, present)
     if len(able) >= rules.min_sites:
         state = replace(state, participants=tuple(sorted(able)), absent=state.absent | missing)
         return enter(rules, state, Stage.PLANNING, now) if state.groups else next_step(rules, state, now)
-    # Too few are there. Absent sites have until the deadline to come back: an attempt is not given up before.
-    if not late:
+    # Too few are there. Absent sites have until the deadline to come back: an attempt is not given up before, unless it
+    # cannot do without those that left it, and another has them.
+    enough_next = _suffice(rules, state, present | (state.left - state.absent))
+    if not late and (not enough_next or _suffice(rules, state, asked)):
         return state
     state = replace(state, absent=state.absent | missing)
-    if len(able_sites(rules, replace(state, committed=()), present)) >= rules.min_sites:
+    missing |= state.left
+    if not enough_next and _suffice(rules, _uncommitted(state), present):
         # Not one more attempt of this round would have more sites: those who sent values hold the others up.
         why = f"too few are there of those who were asked for values before; missing: {_list(missing)}"
         return _abandoned(rules, _given_up(state, why), now)
@@ -289,7 +292,7 @@ def _uncommitted(state: State) -> State:
 
 def next_attempt(rules: Rules, state: State, now: float) -> State:
     """The same round once more."""
-    return enter(rules, replace(state, attempt=state.attempt + 1), Stage.PRESENCE, now)
+    return enter(rules, replace(state, attempt=state.attempt + 1, left=frozenset()), Stage.PRESENCE, now)
 
 
 def next_round(rules: Rules, state: State, now: float) -> State:

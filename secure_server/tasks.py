@@ -35,8 +35,8 @@ def late_sites(state: State) -> frozenset[str]:
 
 
 def asked_sites(rules: Rules, state: State) -> frozenset[str]:
-    """The members that the current attempt asks for PRESENCE: those set up, without the benched."""
-    return ready_sites(rules, state) - state.benched
+    """The members that the current attempt asks for PRESENCE: those set up, but the benched and those that left it."""
+    return ready_sites(rules, state) - state.benched - state.left
 
 
 def askable_sites(state: State) -> frozenset[str]:

@@ -128,7 +128,8 @@ class CheckReply:
 class JoinRequest:
     """A site's wish to take part: the agreement it holds (SHA-256, 32 bytes) and its signed channel key.
 
-    ``anchor``: its ledger's, where the agreement has noise; else None.
+    ``anchor``: its ledger's, where the agreement has noise; else None. ``left``: PRESENCE of the last attempt whose
+    secrets the site erased as it left; None where there is none. It stays true, however late the request arrives.
     """
 
     protocol: int
@@ -137,18 +138,28 @@ class JoinRequest:
     agreement_hash: bytes
     statement: Statement
     anchor: LedgerAnchor | None = None
+    left: PhaseKey | None = None
 
 
 @dataclass(frozen=True)
 class JoinReply:
-    """``poll_seconds``: how long the coordinator holds a NextTask call open.
+    """``poll_seconds``: how long the coordinator holds a NextTask call open. ``session``: number of this Join, from 1.
 
     ``anchor``: what it has kept of the site's ledger, from this run and earlier ones; None where that is nothing.
     """
 
     protocol: int
     poll_seconds: float
+    session: int
     anchor: LedgerAnchor | None = None
+
+
+@dataclass(frozen=True)
+class LeaveRequest:
+    """A site's word that it takes no further part. It ends ``session``, and none that was joined since."""
+
+    site: str
+    session: int
 
 
 @dataclass(frozen=True)

@@ -87,22 +87,27 @@ class MaskedSum:
     def fresh_keys(self, key: PhaseKey) -> MaskKeys:
         """Public keys for a new attempt; the secrets of the attempt before it are erased."""
         self._check_signed_none(key)
-        self.forget_last()
+        self._forget_last()
         secrets = AttemptSecrets.generate()
         self._journal.put_secret(_secrets_name(key), secrets.to_bytes())
         return secrets.public
 
-    def forget(self, key: PhaseKey) -> None:
-        """Erase the attempt's secrets: with them, its uploads could be opened later."""
-        self._journal.forget_secret(_secrets_name(key))
+    def forget(self, key: PhaseKey) -> bool:
+        """Erase the attempt's secrets: with them, its uploads could be opened later. Return whether there were any."""
         self._journal.forget_secret(_own_pair_name(key))
         self._journal.forget_secret(_noise_name(key))
+        return self._journal.forget_secret(_secrets_name(key))
 
-    def forget_last(self) -> None:
-        """Erase the secrets of the last attempt, which are there if it had no result."""
+    def leave(self) -> None:
+        """Erase the secrets of an attempt that is not over, and remember so: it cannot be asked for another step."""
+        left = self._forget_last()
+        if left is not None:
+            self._journal.leave(left)
+
+    def _forget_last(self) -> PhaseKey | None:
+        """Erase the secrets of the last attempt; return its PRESENCE if there were any: it had no result then."""
         last = self._journal.latest(Phase.PRESENCE)
-        if last is not None:
-            self.forget(last)
+        return last if last is not None and self.forget(last) else None
 
     def keep_noise(self, key: PhaseKey, noise: NDArray[np.int64]) -> None:
         """Store the attempt's share of the noise, drawn with the keys: a site has one of it as it has one of these."""

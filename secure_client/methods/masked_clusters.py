@@ -56,7 +56,7 @@ class MaskedClustered(DirectedClustered):
 
     def end(self) -> None:
         """The secrets of an attempt that had no result, if there is one."""
-        self._masks.forget_last()
+        self._masks.leave()
 
     def _vector(self, key: PhaseKey, group: Group) -> NDArray[np.float64]:
         """This site's part in each cluster, then its model."""

@@ -100,7 +100,7 @@ class Sums:
 
     def end(self) -> None:
         """The secrets of an attempt that had no result, if there is one."""
-        self._masks.forget_last()
+        self._masks.leave()
 
     # What is sent
 

@@ -46,7 +46,7 @@ class OneTask:
 
     def join(self, request: JoinRequest) -> JoinReply:
         self.said.append(("join", codec.encode_statement(request.statement)))
-        return JoinReply(request.protocol, 1.0)
+        return JoinReply(request.protocol, 1.0, 1)
 
     def next_task(self) -> Task:
         return Finished(1) if any(kind == "upload" for kind, _ in self.said) else self._work

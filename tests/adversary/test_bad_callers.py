@@ -14,6 +14,7 @@ from protoseal_wire.messages import (
     PROTOCOL_VERSION,
     DownloadRequest,
     JoinRequest,
+    LeaveRequest,
     Phase,
     PhaseKey,
     TaskRequest,
@@ -130,7 +131,11 @@ CALLS: dict[str, tuple[type[Exception], StatusCode, Callable[[Coordinator], obje
         StatusCode.ABORTED,
         lambda c: c.download(A, DownloadRequest(_KEY, A)),
     ),
-    "leaving off the roster": (errors.NotOnRoster, DENIED, lambda c: c.leave("clinic-z")),
+    "leaving off the roster": (
+        errors.NotOnRoster,
+        DENIED,
+        lambda c: c.leave("clinic-z", LeaveRequest("clinic-z", 1)),
+    ),
 }
 
 

@@ -29,7 +29,7 @@ class OneTask:
         self.left = False
 
     def join(self, request: JoinRequest) -> JoinReply:
-        return JoinReply(request.protocol, 1.0)
+        return JoinReply(request.protocol, 1.0, 1)
 
     def next_task(self) -> Task:
         if isinstance(self._task, Unreachable):
@@ -113,6 +113,17 @@ def test_a_site_that_leaves_takes_its_secrets_with_it(play: MaskedPlay) -> None:
         take_part(play.site(A).session, transport)
     assert transport.left
     assert secrets_kept(play, A) == set()
+    play.restart(A)
+    assert play.site(A).session.join_request().left == PhaseKey("run-1", 1, 1, Phase.PRESENCE)
+
+
+def test_a_site_that_has_nothing_to_erase_leaves_no_attempt(play: MaskedPlay) -> None:
+    """With its shares released, all that it answered can be sent again."""
+    play.attempt(*EVERYONE, attempt=2).carried_out(EVERYONE)
+    before = sealed_of(play)
+    play.site(A).session.end()
+    assert sealed_of(play) == before
+    assert play.site(A).session.join_request().left is None
 
 
 def test_what_made_it_leave_is_what_it_says_even_if_nothing_can_be_erased(
@@ -137,3 +148,4 @@ def test_a_site_that_lost_its_way_keeps_what_it_needs_to_go_on(play: MaskedPlay)
     with pytest.raises(Unreachable):
         take_part(play.site(A).session, OneTask(Unreachable("no route")))
     assert secrets_kept(play, A) == before
+    assert play.site(A).session.join_request().left is None

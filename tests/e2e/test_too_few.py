@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from protoseal.commands.server import LeftAlone
-from secure_client.transport import GrpcTransport
+from protoseal_wire import codec
+from protoseal_wire.messages import LeaveRequest
+from secure_server.store import Store
 from tests.e2e.federations import check_saved, simulated, small_agreement, small_sites
 from tests.e2e.killings import A_DAY
+from tests.service.harness import dialling
 from tests.support.processes import PATIENCE, Federation, Running
 
 pytestmark = pytest.mark.full
@@ -61,12 +64,15 @@ def _lose_the_coordinator_in_round_3(federation: Federation) -> None:
 
 
 def _have_everybody_leave(federation: Federation) -> None:
-    coordinator, run = federation.start_coordinator(), federation.agreement.run
+    path, agreed = federation.root / "coordinator" / "state" / "coordinator.sqlite", federation.agreement
+    with Store.open(path, agreed.run, agreed.hash()) as store:
+        state = store.load()
+    assert state is not None
+    coordinator = federation.start_coordinator()
     for name in federation.names:
-        party = (federation.credentials(name), federation.trust, run, name)
-        transport = GrpcTransport(federation.address, *party, retry_seconds=PATIENCE)
-        transport.leave()
-        transport.close()
+        leave = codec.encode_leave(LeaveRequest(name, state.session(name)))
+        with dialling(federation.port, federation.trust, federation.credentials(name)) as stub:
+            stub.Leave(leave, timeout=PATIENCE)
     coordinator.wait_for_log("the run stops in 900 s")
     federation.let_pass(901.0)
     assert coordinator.exit_code() == LeftAlone.exit_code

@@ -20,6 +20,7 @@ from protoseal_wire import codec
 from protoseal_wire.messages import (
     PROTOCOL_VERSION,
     GroupKeys,
+    LeaveRequest,
     Phase,
     PhaseKey,
     RosterAnswer,
@@ -231,6 +232,25 @@ class TestSizes:
 
     def test_follow_from_the_sites_of_the_coordinators_file(self, scene: Scene) -> None:
         assert scene.coordinator()._limits.sites == len(HOLDINGS)
+
+
+def test_a_leave_ends_what_was_joined_before_it_and_nothing_joined_since(scene: Scene) -> None:
+    """A process's Leave may be delivered late, or twice, and after a restart of the coordinator."""
+    scene.coordinator()
+    scene.join()
+    site, others = scene.federation.sites[0], scene.federation.sites[1:]
+    before = site.transport
+    site.transport = DirectTransport(scene.federation.coordinator, scene.federation.agreement.run, site.name)
+    site.join()
+    before.leave()
+    assert scene.federation.coordinator.state.joined == {each.name for each in (site, *others)}
+    site.transport.leave()
+    site.transport.leave()
+    assert scene.federation.coordinator.state.joined == {each.name for each in others}
+    coordinator = scene.coordinator()
+    site.join()
+    coordinator.leave(site.name, LeaveRequest(site.name, 2))
+    assert site.name in coordinator.state.joined
 
 
 def test_group_keys_are_decoded_once_for_each_set_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

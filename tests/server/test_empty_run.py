@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from protoseal.federation import LocalFederation
+from protoseal_wire.messages import LeaveRequest
 from secure_server import rounds
 from secure_server.coordinator import Coordinator
 from secure_server.progress import WaitLog
@@ -143,7 +144,7 @@ class TestCoordinator:
         scene.join()
         scene.go_to(Stage.PRESENCE)
         for site in scene.federation.sites:
-            coordinator.leave(site.name)
+            coordinator.leave(site.name, LeaveRequest(site.name, coordinator.state.session(site.name)))
         assert "(the run stops in 15 s)" in said.new()[-1]
         scene.clock.now += EMPTY
         coordinator.tick()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from protoseal.config import Protection
-from protoseal_wire.messages import Phase
+from protoseal_wire.messages import LeaveRequest, Phase
 from secure_server.coordinator import Coordinator
 from secure_server.errors import CoordinatorError
 from secure_server.run_state import Stage, State
@@ -185,7 +185,8 @@ class Storm:
 
     def visit(self, name: str) -> None:
         if self.rng.random() < 0.01:
-            self.play.coordinator.leave(name)
+            coordinator = self.play.coordinator
+            coordinator.leave(name, LeaveRequest(name, coordinator.state.session(name)))
             self.play.sites[name].join()
         self.play.step(name)
         self.note()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from protoseal.config import AveragingSection, FedpcSection, Protection
-from secure_server.coordinator import Computation
+from secure_server.computation import Computation
 from secure_server.exchanges.attempt import Attempt
 from secure_server.exchanges.pairwise import ReadOneByOne
 from secure_server.run_state import Stage

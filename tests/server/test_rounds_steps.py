@@ -236,12 +236,13 @@ class TestDropOuts:
     def test_that_left_and_are_back_are_asked_for_the_result_alone_and_not_waited_for(
         self, stage: Stage
     ) -> None:
-        """A site that leaves erases what the attempt's steps need. The clock stands still."""
+        """A site that leaves erases what the steps need. Nobody hears that dot leaves. The clock stands still."""
         player = GroupPlayer()
         player.begin()
         player.go_to(stage)
         player.answer("hal")  # and dot has not
-        player.do(*(event(site) for site in ("dot", "hal") for event in (rounds.Left, rounds.Joined)))
+        player.do(rounds.Left("hal"))
+        player.do(*(rounds.Joined(site, player.state.presence_key) for site in ("dot", "hal")))
         player.state = State.from_json(player.state.to_json())
         while player.stage is not Stage.COMPUTING:
             assert player.task("dot") is player.task("hal") is None

@@ -21,6 +21,7 @@ from protoseal_wire.messages import (
     DownloadRequest,
     JoinReply,
     JoinRequest,
+    LeaveRequest,
     Phase,
     PhaseKey,
     Task,
@@ -34,6 +35,7 @@ from secure_server.serve import serve
 
 RUN = "trial"
 KEY = PhaseKey(RUN, 1, 1, Phase.VALUES)
+SESSION = 7
 SMALLEST_TOO_LARGE = 2**20 + 1
 
 
@@ -44,6 +46,7 @@ class FakeHandler:
         self.calls: list[tuple[str, str]] = []
         self.uploads: dict[tuple[PhaseKey, str], bytes] = {}
         self.tasks: dict[str, Task] = {}
+        self.ended: list[LeaveRequest] = []
         self.content = b"a request"
         self.error: Exception | None = None
         self.finished = False
@@ -62,7 +65,7 @@ class FakeHandler:
 
     def join(self, site: str, request: JoinRequest) -> JoinReply:
         self._note(site, "join")
-        return JoinReply(request.protocol, 20.0)
+        return JoinReply(request.protocol, 20.0, SESSION)
 
     def next_task(self, site: str, request: TaskRequest) -> Task:
         self._note(site, "next_task")
@@ -82,8 +85,9 @@ class FakeHandler:
         self._note(site, "download")
         return self.content
 
-    def leave(self, site: str) -> None:
+    def leave(self, site: str, request: LeaveRequest) -> None:
         self._note(site, "leave")
+        self.ended.append(request)
 
     def tick(self) -> None:
         self.threads.add(threading.current_thread().name)

@@ -17,7 +17,14 @@ from cryptography import x509
 from crypto.errors import MalformedError, VerificationError
 from crypto.pki import Credentials, Identity
 from protoseal_wire import codec
-from protoseal_wire.messages import PROTOCOL_VERSION, DownloadRequest, Finished, TaskRequest, Wait
+from protoseal_wire.messages import (
+    PROTOCOL_VERSION,
+    DownloadRequest,
+    Finished,
+    LeaveRequest,
+    TaskRequest,
+    Wait,
+)
 from protoseal_wire.v1 import protoseal_pb2 as pb
 from protoseal_wire.v1.protoseal_pb2_grpc import CoordinatorStub
 from secure_server import errors
@@ -26,6 +33,7 @@ from tests.service.conftest import SecurityLog
 from tests.service.harness import (
     KEY,
     RUN,
+    SESSION,
     SMALLEST_TOO_LARGE,
     FakeHandler,
     dialling,
@@ -75,7 +83,7 @@ def download(stub: CoordinatorStub, site: str = "clinic-a") -> list[pb.DownloadF
 
 
 def leave(stub: CoordinatorStub, site: str = "clinic-a") -> pb.LeaveReply:
-    return stub.Leave(codec.encode_leave(site), timeout=SECONDS)
+    return stub.Leave(codec.encode_leave(LeaveRequest(site, SESSION)), timeout=SECONDS)
 
 
 EVERY_CALL: dict[str, Callable[[CoordinatorStub, str], object]] = {

@@ -19,6 +19,7 @@ from protoseal_wire.messages import (
     CheckReply,
     Finished,
     JoinReply,
+    LeaveRequest,
     Stopped,
     UploadHeader,
     Wait,
@@ -29,7 +30,7 @@ from secure_client.errors import PhaseOver, Refused, SiteError, Unreachable, Vio
 from secure_client.retry import FINAL, call_until
 from secure_client.transport import GrpcTransport
 from secure_server import errors
-from tests.service.harness import KEY, RUN, FakeHandler, join_request, serving
+from tests.service.harness import KEY, RUN, SESSION, FakeHandler, join_request, serving
 from tests.service.parties import CLIENT, NAME, SERVER, Federation
 from tests.support import processes
 
@@ -64,12 +65,13 @@ class TestConversation:
     def test_a_site_can_do_all_it_has_to(self, transport: GrpcTransport, handler: FakeHandler) -> None:
         handler.content = CONTENT
         handler.tasks["clinic-a"] = WORK
-        assert transport.join(join_request()) == JoinReply(PROTOCOL_VERSION, 20.0)
+        assert transport.join(join_request()) == JoinReply(PROTOCOL_VERSION, 20.0, SESSION)
         task = transport.next_task()
         assert task == WORK
         assert transport.download(WORK) == CONTENT
         transport.upload(KEY, CONTENT[:-1])
         transport.leave()
+        assert handler.ended == [LeaveRequest("clinic-a", SESSION)]
         assert handler.uploads == {(KEY, "clinic-a"): CONTENT[:-1]}
         assert [call for _, call in handler.calls] == [
             "join",

@@ -15,6 +15,7 @@ from protoseal_wire.messages import (
     Finished,
     JoinReply,
     JoinRequest,
+    LeaveRequest,
     Phase,
     PhaseKey,
     Stopped,
@@ -101,11 +102,13 @@ class Mail:
     """A site's calls, each of which may be lost on either way, be late, or come twice."""
 
     def __init__(self, site: SiteProcess, world: Surroundings) -> None:
-        self._site, self._world = site, world
+        self._site, self._world, self._session = site, world, 0
 
     def join(self, request: JoinRequest) -> JoinReply:
         """See :class:`secure_client.runner.Transport`, here and below."""
-        return self._call(lambda: self._handler.join(self._site.name, request))
+        reply = self._call(lambda: self._handler.join(self._site.name, request))
+        self._session = reply.session
+        return reply
 
     def next_task(self) -> Task:
         """Wait until there is something to do."""
@@ -145,7 +148,7 @@ class Mail:
         """Tried once."""
 
         def say() -> bool:
-            self._handler.leave(self._site.name)
+            self._handler.leave(self._site.name, LeaveRequest(self._site.name, self._session))
             return True
 
         self._site.pause()

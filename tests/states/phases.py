@@ -6,7 +6,7 @@ a walk holds to the real ones. A state is what the machine, the journals and the
 Free of charge: the first site by name that has something to do does it, sites that sleep wake, those that left are
 started again, lost answers arrive late, and a deadline passes where nobody has anything to do. Each of these takes one
 of the faults: a site sleeps, leaves by an error of its own, or is gone for good; an answer is lost; the deadline passes
-early; the coordinator is started again.
+early; the coordinator is started again. Who leaves may not be heard.
 """
 
 from __future__ import annotations
@@ -35,10 +35,8 @@ _DEADLINE, _LATE = 10.0, 100.0
 _UP, _ASLEEP, _LEFT, _GONE = "up", "asleep", "left", "gone"
 _STEPS_TO_THE_END = 600
 _WITH_RESULT, _WITHOUT = "with a result", "without a result, after its last round, which it says"
-_REFUSED, _TOO_FEW, _NOWHERE = "in a known refusal", "with too few healthy sites", "nowhere"
+_TOO_FEW, _NOWHERE = "with too few healthy sites", "nowhere"
 """Ends of a run; the last one is the one that none with enough healthy sites may come to."""
-KNOWN_REFUSALS = ("the secrets are erased",)
-"""Refusals of honest sites that are known and not mended yet: see :mod:`tests.states.known`."""
 
 
 class Site(NamedTuple):
@@ -66,7 +64,6 @@ class Found:
     edges: int = 0
     complete: bool = True
     ends: Counter[str] = field(default_factory=Counter)
-    refusals: Counter[str] = field(default_factory=Counter)
     problems: dict[str, list[str]] = field(default_factory=dict)
 
 
@@ -109,9 +106,7 @@ class Explorer:
         for label, after, refusal in self._successors(whole):
             self._found.edges += 1
             if refusal:
-                self._found.refusals[refusal] += 1
-                if refusal not in KNOWN_REFUSALS:
-                    self._problem(f"refused: {refusal}", whole, label)
+                self._problem(f"refused: {refusal}", whole, label)
             if after not in self._came:
                 self._came[after] = whole, label
                 self._queue.append(after)
@@ -159,8 +154,10 @@ class Explorer:
 
     def _comes_back(self, whole: Whole, at: int, site: Site) -> Iterator[tuple[str, Whole, str]]:
         name = self._names[at]
-        if site.process in (_ASLEEP, _LEFT):
-            yield f"{name} is back", _with(whole, at, site._replace(process=_UP)), ""
+        if site.process == _ASLEEP:
+            yield f"{name} is back", _woken(whole, at), ""
+        if site.process == _LEFT:
+            yield f"{name} is back", self._joins(_woken(whole, at), at), ""
         if site.floating is not None:
             arrived = _with(whole, at, site._replace(floating=None))
             yield (
@@ -179,6 +176,7 @@ class Explorer:
             yield f"{name} SLEEPS", _with(whole, at, site._replace(process=_ASLEEP)), ""
             if name in whole.run.joined:
                 yield f"{name} LEAVES", self._leaves(whole, at), ""
+                yield f"{name}'s LEAVE IS LOST", _erases(whole, at), ""
             lost, refusal = self._visit(whole, at, lost=True)
             if lost != whole and not refusal and site.floating is None:
                 yield f"{name}'s ANSWER IS LOST", lost, ""
@@ -211,14 +209,16 @@ class Explorer:
 
     def _joins(self, whole: Whole, at: int) -> Whole:
         try:
-            return self._step(whole, rounds.Joined(self._names[at]))
+            return self._step(whole, rounds.Joined(self._names[at], self._left(whole.sites[at].journal)))
         except CoordinatorError:  # the run goes on without it
             return _with(whole, at, whole.sites[at]._replace(process=_GONE))
 
     def _leaves(self, whole: Whole, at: int) -> Whole:
-        site = whole.sites[at]
-        left = _with(whole, at, site._replace(process=_LEFT, journal=site.journal.left()))
-        return self._step(left, rounds.Left(self._names[at]))
+        return self._step(_erases(whole, at), rounds.Left(self._names[at]))
+
+    def _left(self, journal: Journal) -> PhaseKey | None:
+        left = journal.left_attempt
+        return None if left is None else PhaseKey(self._rules.run, *left, Phase.PRESENCE)
 
     def _taken(self, whole: Whole, at: int, key: PhaseKey) -> Whole:
         try:
@@ -232,7 +232,8 @@ class Explorer:
         while run.stage in (Stage.PLANNING, Stage.COMPUTING):
             own = self._plan(run) if run.stage is Stage.PLANNING else rounds.Computed()
             run = rounds.step(self._rules, run, own, now)
-        return whole._replace(run=replace(run, deadline=_DEADLINE, reason=run.reason if run.over else ""))
+        reason = run.reason if run.over else ""
+        return whole._replace(run=replace(run, deadline=_DEADLINE, reason=reason, sessions=()))
 
     def _plan(self, run: State) -> Planned:
         members = frozenset(run.participants)
@@ -249,8 +250,9 @@ class Explorer:
     def _end_of(self, whole: Whole) -> str:
         """How a run ends without another fault, once everyone who is not gone is back, and stopped runs are resumed."""
         path: list[Whole] = []
-        sites = tuple(site if site.process == _GONE else site._replace(process=_UP) for site in whole.sites)
-        whole, end = whole._replace(faults=0, sites=sites), _NOWHERE
+        whole, end = whole._replace(faults=0), _NOWHERE
+        for at in [at for at, site in enumerate(whole.sites) if site.process == _ASLEEP]:
+            whole = _woken(whole, at)
         for _ in range(_STEPS_TO_THE_END):
             if whole in self._ends:
                 end = self._ends[whole]
@@ -262,28 +264,34 @@ class Explorer:
             if sum(site.process != _GONE for site in whole.sites) < _LEAST:  # one came too late to join
                 end = _TOO_FEW
                 break
-            after, refusal = self._free_step(whole)
-            if refusal in KNOWN_REFUSALS:
-                end = _REFUSED
-                break
-            whole = after
+            whole = self._free_step(whole)
         self._ends |= dict.fromkeys(path, end)
         return end
 
-    def _free_step(self, whole: Whole) -> tuple[Whole, str]:
+    def _free_step(self, whole: Whole) -> Whole:
         if whole.run.over:  # an operator starts it again
-            return self._step(whole, rounds.Resumed()), ""
+            return self._step(whole, rounds.Resumed())
         for at, site in enumerate(whole.sites):
             if site.process == _LEFT:
-                return _with(whole, at, site._replace(process=_UP)), ""
-            after, refusal = self._visit(whole, at)
+                return self._joins(_woken(whole, at), at)
+            after, _ = self._visit(whole, at)
             if after != whole:
-                return after, refusal
-        return self._step(whole, rounds.Tick(), _LATE), ""
+                return after
+        return self._step(whole, rounds.Tick(), _LATE)
+
+
+def _woken(whole: Whole, at: int) -> Whole:
+    return _with(whole, at, whole.sites[at]._replace(process=_UP))
 
 
 def _with(whole: Whole, at: int, site: Site) -> Whole:
     return whole._replace(sites=(*whole.sites[:at], site, *whole.sites[at + 1 :]))
+
+
+def _erases(whole: Whole, at: int) -> Whole:
+    """A site ends by an error of its own; nobody has been told."""
+    site = whole.sites[at]
+    return _with(whole, at, site._replace(process=_LEFT, journal=site.journal.left()))
 
 
 def _request(run: State, key: PhaseKey) -> Asked:
@@ -314,7 +322,7 @@ def main() -> int:
     found = explorer.explore(options.seconds)
     whole = "complete" if found.complete else "cut off"
     print(f"{found.states} states, {found.edges} steps, {time.monotonic() - start:.0f} s, {whole}")  # noqa: T201
-    print(f"ends {dict(found.ends)}; refusals {dict(found.refusals)}")  # noqa: T201
+    print(f"ends {dict(found.ends)}")  # noqa: T201
     for text, trace in found.problems.items():
         print(f"PROBLEM {text}\n  " + ", ".join(trace))  # noqa: T201
     return int(bool(found.problems))

@@ -37,6 +37,12 @@ class Journal(NamedTuple):
     erased: bool = False
     """The secrets of the attempt begun last are erased."""
 
+    @property
+    def left_attempt(self) -> tuple[int, int] | None:
+        """The attempt whose secrets it erased as it left, if it can be asked for more of it."""
+        over = dict(self.asked).keys() & {Phase.UNMASK, Phase.RESULT}
+        return self.begun if self.erased and not over else None
+
     def left(self) -> Journal:
         """The site's process ends by an error of its own, or hears that the run stopped."""
         return self._replace(erased=True)
@@ -79,7 +85,7 @@ def _begun(journal: Journal, at: tuple[int, int], asked: Asked) -> Journal:
 
 def _stepped(site: str, journal: Journal, done: Journal, key: PhaseKey, asked: Asked, least: int) -> Journal:
     before, sites = dict(journal.asked), _sites(asked)
-    if journal.erased and key.phase is not Phase.SURVIVORS:
+    if journal.erased:
         raise Refused("the secrets are erased")
     match key.phase:
         case Phase.SHARES:

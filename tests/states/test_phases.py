@@ -6,7 +6,9 @@ from unittest.mock import patch
 
 import pytest
 
-from secure_server import settling
+from protoseal_wire.messages import PhaseKey
+from secure_server import rounds, settling
+from secure_server.run_state import Rules, State
 from tests.states.phases import Explorer
 
 
@@ -29,3 +31,13 @@ def test_every_order_of_more_ends_well(sites: int, faults: int, rounds: int) -> 
 def test_a_machine_that_attempts_a_round_again_after_unmask_is_found() -> None:
     with patch.object(settling, "_sum_may_be_open", lambda rules, state: False):
         assert Explorer(4, 1).explore().problems
+
+
+def test_a_machine_that_asks_who_left_an_attempt_for_more_of_it_is_found() -> None:
+    joined = rounds._joined
+
+    def wrong(rules: Rules, state: State, site: str, left: PhaseKey | None) -> State:
+        return joined(rules, state, site, None)
+
+    with patch.object(rounds, "_joined", wrong):
+        assert "refused: the secrets are erased" in Explorer(4, 1).explore().problems

@@ -13,7 +13,6 @@ from tests.states.ending import Ending
 from tests.states.faults import Plan, draw_plan
 from tests.states.federations import casts_of
 from tests.states.invariants import Promise, Violation
-from tests.states.known import is_known
 from tests.states.play import play
 
 _PLANS_OF_A_SEED = 1_000_000
@@ -30,7 +29,6 @@ class Report:
     faults: Counter[str] = field(default_factory=Counter)
     missed: int = 0
     ends: Counter[str] = field(default_factory=Counter)
-    known: Counter[Promise] = field(default_factory=Counter)
     found: dict[Promise, tuple[Plan, Violation]] = field(default_factory=dict)
 
     def add(self, plan: Plan, ending: Ending) -> None:
@@ -41,17 +39,14 @@ class Report:
         self.missed += ending.unused
         self.ends[f"{ending.stage} ({ending.reason})" if ending.stage is Stage.STOPPED else ending.stage] += 1
         for violation in ending.violations:
-            if is_known(violation):
-                self.known[violation.promise] += 1
-            else:
-                self.found.setdefault(violation.promise, (plan, violation))
+            self.found.setdefault(violation.promise, (plan, violation))
 
     def __str__(self) -> str:
         hit = self.faults.total() - self.missed
         ends = ", ".join(f"{count} {stage}" for stage, count in sorted(self.ends.items()))
         lines = [
             f"{self.federation}: {self.plans} plans with {self.faults.total()} faults ({hit} came to pass) in"
-            f" {self.seconds:.0f} s, {len(self.states)} states; {ends}; {self.known.total()} known violations"
+            f" {self.seconds:.0f} s, {len(self.states)} states; {ends}"
         ]
         for promise, (plan, violation) in self.found.items():
             lines += [
@@ -100,7 +95,7 @@ def _replayed(federation: str, plan: Plan, promise: Promise) -> tuple[Plan, Viol
 
 
 def _broken(violations: Iterable[Violation], promise: Promise) -> Violation | None:
-    return next((each for each in violations if each.promise is promise and not is_known(each)), None)
+    return next((each for each in violations if each.promise is promise), None)
 
 
 def _plans(seed: int, sites: tuple[str, ...], runs: int) -> Iterator[Plan]:

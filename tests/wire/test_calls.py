@@ -20,6 +20,7 @@ from protoseal_wire.messages import (
     DownloadRequest,
     JoinReply,
     JoinRequest,
+    LeaveRequest,
     Listing,
     Phase,
     PhaseKey,
@@ -105,7 +106,9 @@ UNKNOWN_FIELD = bytes.fromhex("980601")
             encode("task_request", TaskRequest(PROTOCOL_VERSION, "r", "s")).SerializeToString()
             + UNKNOWN_FIELD
         ),
-        pb.LeaveRequest.FromString(encode("leave", "clinic-a").SerializeToString() + UNKNOWN_FIELD),
+        pb.LeaveRequest.FromString(
+            encode("leave", LeaveRequest("clinic-a", 2)).SerializeToString() + UNKNOWN_FIELD
+        ),
     ],
     ids=lambda message: str(message.DESCRIPTOR.name),
 )
@@ -144,6 +147,8 @@ BAD_JOINS = {
     "a name of 64 letters": replace(JOIN, site="a" * 64),
     "a hash of 31 bytes": replace(JOIN, agreement_hash=bytes(31)),
     "a channel key of 33 bytes": replace(JOIN, statement=replace(STATEMENT, channel_key=bytes(33))),
+    "left by its values": replace(JOIN, left=KEY),
+    "left in attempt 0": replace(JOIN, left=replace(KEY, attempt=0, phase=Phase.PRESENCE)),
 }
 
 
@@ -156,10 +161,17 @@ def test_bad_joins_are_malformed(value: JoinRequest) -> None:
 @pytest.mark.parametrize("seconds", [-1.0, 601.0, float("nan"), float("inf")])
 def test_bad_times_are_malformed(seconds: float) -> None:
     with pytest.raises(Malformed, match="poll_seconds"):
-        codec.decode_join_reply(codec.encode_join_reply(JoinReply(PROTOCOL_VERSION, seconds)))
+        codec.decode_join_reply(codec.encode_join_reply(JoinReply(PROTOCOL_VERSION, seconds, 1)))
     if seconds != 601.0:
         with pytest.raises(Malformed, match="seconds_left"):
             codec.decode_task(codec.encode_task(replace(WORK, seconds_left=seconds)))
+
+
+def test_sessions_count_from_one() -> None:
+    with pytest.raises(Malformed, match="sessions"):
+        codec.decode_join_reply(codec.encode_join_reply(JoinReply(PROTOCOL_VERSION, 1.0, 0)))
+    with pytest.raises(Malformed, match="sessions"):
+        codec.decode_leave(codec.encode_leave(LeaveRequest("clinic-a", 0)))
 
 
 BAD_KEYS = {

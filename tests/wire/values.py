@@ -27,6 +27,7 @@ from protoseal_wire.messages import (
     GroupKeys,
     JoinReply,
     JoinRequest,
+    LeaveRequest,
     LedgerAnchor,
     Listing,
     MaskedValues,
@@ -210,11 +211,22 @@ listings = st.builds(
     st.booleans(),
 )
 
+sessions = st.integers(1, 2**32 - 1)
+
 calls = {
     "check": st.builds(CheckRequest, st.just(PROTOCOL_VERSION), names),
     "check_reply": st.builds(CheckReply, st.just(PROTOCOL_VERSION), names, st.none() | listings),
-    "join": st.builds(JoinRequest, st.just(PROTOCOL_VERSION), names, names, hashes, statements, anchors),
-    "join_reply": st.builds(JoinReply, st.just(PROTOCOL_VERSION), st.floats(0, 600), anchors),
+    "join": st.builds(
+        JoinRequest,
+        st.just(PROTOCOL_VERSION),
+        names,
+        names,
+        hashes,
+        statements,
+        anchors,
+        st.none() | st.builds(PhaseKey, names, st.integers(0, 2**32 - 1), sessions, st.just(Phase.PRESENCE)),
+    ),
+    "join_reply": st.builds(JoinReply, st.just(PROTOCOL_VERSION), st.floats(0, 600), sessions, anchors),
     "task_request": st.builds(TaskRequest, st.just(PROTOCOL_VERSION), names, names),
     "task": st.just(Wait())
     | st.builds(Finished, st.integers(0, 2**32 - 1))
@@ -224,7 +236,7 @@ calls = {
     "upload_chunk": st.binary(),
     "download": st.builds(DownloadRequest, keys, names),
     "download_chunk": st.binary(),
-    "leave": names,
+    "leave": st.builds(LeaveRequest, names, sessions),
 }
 
 

@@ -26,6 +26,7 @@ from protoseal_wire.messages import (
     Finished,
     JoinReply,
     JoinRequest,
+    LeaveRequest,
     Phase,
     PhaseKey,
     Stopped,
@@ -54,6 +55,7 @@ def encode_join(request: JoinRequest) -> pb.JoinRequest:
         agreement_hash=request.agreement_hash,
         statement=statement_message(request.statement),
         anchor=anchor_message(request.anchor),
+        left=None if request.left is None else _key_message(request.left),
     )
 
 
@@ -68,13 +70,17 @@ def decode_join(message: pb.JoinRequest) -> JoinRequest:
         check_exact("agreement_hash", message.agreement_hash),
         read_statement(message.statement),
         read_anchor(message.anchor) if message.HasField("anchor") else None,
+        _read_left(message.left) if message.HasField("left") else None,
     )
 
 
 def encode_join_reply(reply: JoinReply) -> pb.JoinReply:
     """The coordinator's welcome."""
     return pb.JoinReply(
-        protocol=reply.protocol, poll_seconds=reply.poll_seconds, anchor=anchor_message(reply.anchor)
+        protocol=reply.protocol,
+        poll_seconds=reply.poll_seconds,
+        session=reply.session,
+        anchor=anchor_message(reply.anchor),
     )
 
 
@@ -85,6 +91,7 @@ def decode_join_reply(message: pb.JoinReply) -> JoinReply:
     return JoinReply(
         message.protocol,
         check_seconds("poll_seconds", message.poll_seconds, LONGEST_POLL_SECONDS),
+        _check_session(message.session),
         read_anchor(message.anchor) if message.HasField("anchor") else None,
     )
 
@@ -184,15 +191,15 @@ def decode_download_chunk(frame: pb.DownloadFrame) -> bytes:
     return frame.chunk
 
 
-def encode_leave(site: str) -> pb.LeaveRequest:
+def encode_leave(request: LeaveRequest) -> pb.LeaveRequest:
     """A site's word that it takes no further part."""
-    return pb.LeaveRequest(site=site)
+    return pb.LeaveRequest(site=request.site, session=request.session)
 
 
-def decode_leave(message: pb.LeaveRequest) -> str:
-    """The reverse of :func:`encode_leave`: the site's name."""
+def decode_leave(message: pb.LeaveRequest) -> LeaveRequest:
+    """The reverse of :func:`encode_leave`."""
     check_whole(message)
-    return check_name("site", message.site)
+    return LeaveRequest(check_name("site", message.site), _check_session(message.session))
 
 
 def check_protocol(protocol: int) -> None:
@@ -225,6 +232,19 @@ def _read_key(message: pb.PhaseKey) -> PhaseKey:
     if message.attempt == 0:
         raise Malformed("attempts count from 1")
     return PhaseKey(check_name("run", message.run), message.round, message.attempt, phase)
+
+
+def _read_left(message: pb.PhaseKey) -> PhaseKey:
+    key = _read_key(message)
+    if key.phase is not Phase.PRESENCE:
+        raise Malformed(f"an attempt is left by its PRESENCE, not by {key.phase.name}")
+    return key
+
+
+def _check_session(number: int) -> int:
+    if number == 0:
+        raise Malformed("sessions count from 1")
+    return number
 
 
 def _work_message(work: Work) -> pb.Work:

@@ -228,6 +228,8 @@ Global___AgreementField: typing_extensions.TypeAlias = AgreementField
 
 @typing.final
 class JoinRequest(google.protobuf.message.Message):
+    """left: PRESENCE of the last attempt whose secrets the site has erased as it left; absent where there is none."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     PROTOCOL_FIELD_NUMBER: builtins.int
@@ -236,6 +238,7 @@ class JoinRequest(google.protobuf.message.Message):
     AGREEMENT_HASH_FIELD_NUMBER: builtins.int
     STATEMENT_FIELD_NUMBER: builtins.int
     ANCHOR_FIELD_NUMBER: builtins.int
+    LEFT_FIELD_NUMBER: builtins.int
     protocol: builtins.int
     run: builtins.str
     site: builtins.str
@@ -244,6 +247,8 @@ class JoinRequest(google.protobuf.message.Message):
     def statement(self) -> Global___Statement: ...
     @property
     def anchor(self) -> Global___LedgerAnchor: ...
+    @property
+    def left(self) -> Global___PhaseKey: ...
     def __init__(
         self,
         *,
@@ -253,21 +258,26 @@ class JoinRequest(google.protobuf.message.Message):
         agreement_hash: builtins.bytes = ...,
         statement: Global___Statement | None = ...,
         anchor: Global___LedgerAnchor | None = ...,
+        left: Global___PhaseKey | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["anchor", b"anchor", "statement", b"statement"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agreement_hash", b"agreement_hash", "anchor", b"anchor", "protocol", b"protocol", "run", b"run", "site", b"site", "statement", b"statement"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["anchor", b"anchor", "left", b"left", "statement", b"statement"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["agreement_hash", b"agreement_hash", "anchor", b"anchor", "left", b"left", "protocol", b"protocol", "run", b"run", "site", b"site", "statement", b"statement"]) -> None: ...
 
 Global___JoinRequest: typing_extensions.TypeAlias = JoinRequest
 
 @typing.final
 class JoinReply(google.protobuf.message.Message):
+    """session: the number of the site's Joins in this run, from 1."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     PROTOCOL_FIELD_NUMBER: builtins.int
     POLL_SECONDS_FIELD_NUMBER: builtins.int
     ANCHOR_FIELD_NUMBER: builtins.int
+    SESSION_FIELD_NUMBER: builtins.int
     protocol: builtins.int
     poll_seconds: builtins.float
+    session: builtins.int
     @property
     def anchor(self) -> Global___LedgerAnchor: ...
     def __init__(
@@ -276,9 +286,10 @@ class JoinReply(google.protobuf.message.Message):
         protocol: builtins.int = ...,
         poll_seconds: builtins.float = ...,
         anchor: Global___LedgerAnchor | None = ...,
+        session: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["anchor", b"anchor"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["anchor", b"anchor", "poll_seconds", b"poll_seconds", "protocol", b"protocol"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["anchor", b"anchor", "poll_seconds", b"poll_seconds", "protocol", b"protocol", "session", b"session"]) -> None: ...
 
 Global___JoinReply: typing_extensions.TypeAlias = JoinReply
 
@@ -518,16 +529,21 @@ Global___DownloadFrame: typing_extensions.TypeAlias = DownloadFrame
 
 @typing.final
 class LeaveRequest(google.protobuf.message.Message):
+    """session: that of the Join which the site goes back on."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SITE_FIELD_NUMBER: builtins.int
+    SESSION_FIELD_NUMBER: builtins.int
     site: builtins.str
+    session: builtins.int
     def __init__(
         self,
         *,
         site: builtins.str = ...,
+        session: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["site", b"site"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["session", b"session", "site", b"site"]) -> None: ...
 
 Global___LeaveRequest: typing_extensions.TypeAlias = LeaveRequest
 
