@@ -23,7 +23,7 @@ demo: $(READY)  ## five sites and a coordinator on this machine, with real certi
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 
 test: $(READY)  ## the tests that every change runs, a process for each core
-	$(PYTEST) -m "not full"
+	$(PYTEST) -m "not full" --hypothesis-profile=repeatable
 
 test-rest: $(READY)  ## the tests that `make test` leaves out
 	$(PYTEST) -m full

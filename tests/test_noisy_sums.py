@@ -160,13 +160,15 @@ def test_what_it_does_not_serve_is_refused_by_name(changes: dict[str, Any], reas
 
 def test_what_it_serves() -> None:
     for method in (Method.FEDDBP, Method.FEDPROTO):
-        grouped_agreement(
+        agreed = grouped_agreement(
             privacy=SHARED,
             method=method,
             averaging=AveragingSection(),
             feddbp=FeddbpSection(personal=False, decision=False),
         )
-    grouped_agreement(privacy=with_(extractor=Extractor.TRAINED))
+        assert agreed.privacy == SHARED
+    trained = with_(extractor=Extractor.TRAINED)
+    assert grouped_agreement(privacy=trained).privacy == trained
     grouped_agreement(privacy=SHARED, fedpc=FedpcSection(groups=1, alignment=0.0))
 
 

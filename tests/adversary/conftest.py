@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 
 from algorithms.pfpl import Weighting
 from crypto.keys import StorageKey
@@ -20,8 +19,6 @@ from tests.adversary.hostile import Cast, Hostile
 from tests.adversary.masked_play import MaskedPlay
 from tests.support.grouped import TEN
 from tests.support.small import FEDERATION, small_agreement, small_data
-
-torch.set_num_threads(1)
 
 Open = Callable[[Protection, Weighting], Hostile]
 OpenMasked = Callable[[Agreement, Mapping[str, str]], MaskedPlay]

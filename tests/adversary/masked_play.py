@@ -228,6 +228,12 @@ class Attempt:
         self.mask(*survivors)
         return self.opened(survivors)
 
+    def check_opens(self, survivors: tuple[str, ...]) -> None:
+        """Carry it out; ``AssertionError`` if the sum is not that of the survivors' vectors."""
+        expected = np.sum([self.play.vector(name, self) for name in survivors], axis=0)
+        error = np.abs(self.carried_out(survivors) - expected)
+        assert (error <= self.play.rounding(len(survivors))).all()
+
     def opened(self, survivors: tuple[str, ...]) -> Vector:
         """SURVIVORS, UNMASK and the sum, (L,)."""
         released = self.release(survivors, self.sign(survivors, *survivors), *survivors)

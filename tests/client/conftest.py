@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-import torch
 
 from protoseal.config import Agreement
 from protoseal.federation import make_parties
@@ -17,9 +16,6 @@ from tests.adversary.hostile import Cast
 from tests.adversary.masked_play import MaskedPlay
 from tests.support.grouped import EVERYONE
 from tests.support.small import small_agreement, small_data
-
-# Batches this small gain nothing from threads, and lose minutes to them on a busy machine.
-torch.set_num_threads(1)
 
 OpenSites = Callable[[Agreement], MaskedPlay]
 

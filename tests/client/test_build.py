@@ -137,7 +137,8 @@ def test_a_model_that_begins_beyond_the_bounds_is_refused(bounds: dict[str, floa
 
 
 def test_the_size_does_not_matter_where_prototypes_are_all_that_is_exchanged() -> None:
-    build(agreement(method="pfpl", averaging={"parameters": 1}))
+    learner = build(agreement(method="pfpl", averaging={"parameters": 1}))
+    assert sum(each.numel() for each in learner.state().values()) > 1
 
 
 @pytest.mark.parametrize("method", ["fedpc", "pfpl"])

@@ -101,5 +101,9 @@ def test_a_secret_that_a_failed_step_would_have_erased_is_kept(folder: Path) -> 
 
 
 def test_what_is_not_there_is_forgotten_in_silence(folder: Path) -> None:
-    with open_journal(folder) as journal, journal.transaction():
-        journal.forget_secret(NAME)
+    with open_journal(folder) as journal:
+        journal.put_secret("another", b"kept")
+        with journal.transaction():
+            journal.forget_secret(NAME)
+        assert journal.secret(NAME) is None
+        assert journal.secret("another") == b"kept"

@@ -8,6 +8,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from algorithms.pfpl.objective import Objective
@@ -286,7 +287,12 @@ def test_a_last_single_sample_joins_the_batch_before(count: int, sizes: list[int
 
 
 def test_batch_norm_trains_when_one_sample_is_left_over() -> None:
-    learner(norm_model(), SiteData(digits(0, 17), None), batch_size=4).train(1, None)
+    model = norm_model()
+    before = parameters_to_vector(model.parameters()).detach().clone()
+    learner(model, SiteData(digits(0, 17), None), batch_size=4).train(1, None)
+    after = parameters_to_vector(model.parameters())
+    assert torch.isfinite(after).all()
+    assert not torch.equal(after, before)
 
 
 @pytest.mark.parametrize(("samples", "size"), [(1, 4), (8, 1)])

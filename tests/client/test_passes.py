@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
 from protoseal.config import Method
@@ -20,17 +19,11 @@ from tests.client.test_predicting import FIRST, Site
 from tests.support.small import small_agreement, small_data
 from tests.support.summed import method_agreement
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 AGGREGATED = [Method.FEDAVG, Method.FEDPROX, Method.FEDBN]
 OWN_HEAD = [Method.FEDPER, Method.FEDREP, Method.DITTO]
 EXCHANGED = [*(Method.PFPL, Method.FEDPC, Method.FEDPROTO), *(Method.FEDDBP, Method.FEDPLCC, Method.FPL)]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

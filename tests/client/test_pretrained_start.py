@@ -81,7 +81,8 @@ def test_a_site_with_a_model_of_its_own_begins_from_the_seed(weights: Path) -> N
 
 def test_a_trained_model_is_read_without_the_file(weights: Path) -> None:
     """What ``predict`` builds before it loads what a run saved."""
-    build_agreed_model(agreement(weights), SMALL)
+    model = build_agreed_model(agreement(weights), SMALL)
+    assert torch.equal(first_layer(model), first_layer(build_agreed_model(agreement(None), SMALL)))
 
 
 def test_the_backbone_under_two_branches_is_the_files(weights: Path) -> None:

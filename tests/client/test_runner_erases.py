@@ -99,7 +99,7 @@ def test_a_stop_erases_the_last_attempts_secrets_alone(play: MaskedPlay) -> None
 def test_a_run_that_was_stopped_goes_on_with_another_attempt(play: MaskedPlay) -> None:
     step(play.site(A).session, OneTask(Stopped("too few sites")))
     play.restart(A)
-    play.attempt(*EVERYONE, attempt=2).carried_out(EVERYONE)
+    play.attempt(*EVERYONE, attempt=2).check_opens(EVERYONE)
 
 
 def refused() -> Work:

@@ -91,4 +91,4 @@ def test_every_earlier_attempt_counts(
 
 def test_another_rounds_attempts_do_not_count(play: MaskedPlay) -> None:
     masked(play, 1, A, B, C)
-    play.attempt(A, B, D, round_number=2).carried_out((A, B, D))
+    play.attempt(A, B, D, round_number=2).check_opens((A, B, D))

@@ -53,7 +53,7 @@ def test_all_members_of_the_roster_are_the_group(
 def test_a_method_that_groups_sites_takes_the_coordinators_word(open_sites: OpenSites) -> None:
     play = open_sites(grouped_agreement())
     play.set_up(*EVERYONE)
-    play.presence(A, start=RoundStart(((A, B, C),), b""))
+    assert play.presence(A, start=RoundStart(((A, B, C),), b"")).site == A
 
 
 def test_a_site_fuses_what_it_is_given_with_its_own_and_trains_towards_that(play: MaskedPlay) -> None:

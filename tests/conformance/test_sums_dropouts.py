@@ -66,7 +66,6 @@ def test_those_who_are_left_get_the_means_over_whose_values_came(
 def test_the_lost_come_back_and_train_from_what_the_others_have(
     books: Books, method: Method, number: int, phase: Phase
 ) -> None:
-    assert phase
     book = books(method, Protection.MASKED)
     (base,) = {book.got[number, site].hash for site in EVERYONE if site not in LOST}
     for site in EVERYONE:

@@ -51,15 +51,18 @@ def walked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         "PORT": str(free_port()),
         "AGREEMENT": request.param,
     }
-    typed = [
-        (block, name)
-        for block in BLOCKS
-        if block.is_run
-        for name in (SITES if block.who == EACH_SITE else ("",))
-    ]
     with Shell(folder, variables) as shell:
-        printed = [(block, name, shell.type(f"NAME={name}\n{block.commands}")) for block, name in typed]
+        printed = [typed for block in BLOCKS if block.is_run for typed in _typed(shell, block)]
         yield Walked(folder / "federation", printed)
+
+
+def _typed(shell: Shell, block: Block) -> list[tuple[Block, str, str]]:
+    """Type a block, one of each site for all sites at once; return it with the site and what it printed."""
+    if block.who != EACH_SITE:
+        return [(block, "", shell.type(f"NAME=\n{block.commands}"))]
+    if block.stays:
+        return [(block, name, shell.type(f"NAME={name}\n{block.commands}")) for name in SITES]
+    return [(block, name, text) for name, text in shell.type_for_each(SITES, block.commands).items()]
 
 
 def test_the_run_is_complete_at_every_party(walked: Walked) -> None:
@@ -183,6 +186,16 @@ def test_a_command_that_fails_is_noticed(tmp_path: Path, failing: str) -> None:
         assert shell.type("echo typed").strip() == "typed"
         with pytest.raises(AssertionError, match="failed:"):
             shell.type(f"{failing}\necho 'and on'")
+
+
+@pytest.mark.parametrize("who", SITES)
+def test_a_command_that_fails_at_one_site_is_noticed(tmp_path: Path, who: str) -> None:
+    with Shell(tmp_path, {}) as shell:
+        assert shell.type_for_each(SITES, 'echo "typed at $NAME"') == {
+            name: f"typed at {name}\n" for name in SITES
+        }
+        with pytest.raises(AssertionError, match="failed:"):
+            shell.type_for_each(SITES, f"test $NAME != {who}\necho 'and on'")
 
 
 def test_a_wrong_fingerprint_would_have_been_refused(walked: Walked) -> None:

@@ -8,7 +8,7 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +41,11 @@ class Block:
     def is_run(self) -> bool:
         """Whether the tests try it."""
         return self.who != NOT_RUN
+
+    @property
+    def stays(self) -> bool:
+        """Whether it leaves a process in the background, which is its shell's child."""
+        return re.search("&$", self.commands, re.M) is not None
 
 
 def read_blocks(text: str) -> list[Block]:
@@ -108,6 +113,22 @@ class Shell:
         )
         assert mark in printed(), f"failed:\n{commands}\n{printed()}"
         return printed().partition(mark)[0]
+
+    def type_for_each(self, names: Sequence[str], commands: str) -> dict[str, str]:
+        """Type the commands once for each ``NAME``, all at once, as people at several machines would.
+
+        They leave no process in the background. Returns what each prints; raises as :meth:`type` does.
+        """
+        logs = {name: self._log_path.with_name(f"typed-{name}.log") for name in names}
+        starts = [f"(NAME={name}\n{commands}\n) > {log} 2>&1 &\nPID_{name}=$!" for name, log in logs.items()]
+        waits = [f'wait "$PID_{name}"' for name in names]
+        try:
+            self.type("\n".join((*starts, *waits)))
+        except AssertionError as failure:
+            for log in logs.values():
+                failure.add_note(log.read_text(encoding="utf-8", errors="replace") if log.exists() else "")
+            raise
+        return {name: log.read_text(encoding="utf-8", errors="replace") for name, log in logs.items()}
 
 
 def _environment(variables: Mapping[str, str]) -> dict[str, str]:

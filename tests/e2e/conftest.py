@@ -1,15 +1,16 @@
-"""What runs between processes have in common, and one thread for runs in this process."""
+"""What runs between processes have in common, and one thread for runs in this process that they are compared with."""
 
 from __future__ import annotations
 
 import pytest
-import torch
 
 from tests.support.nursery import Nursery
 from tests.support.processes import own_nursery
 
-# Simulated runs here must equal those of the sites' processes, bit for bit: one thread in both.
-torch.set_num_threads(1)
+
+@pytest.fixture(autouse=True, scope="module")
+def as_processes(one_thread: None) -> None:
+    """Have runs in this process use one thread, as the sites' processes do: they must come to the same bits."""
 
 
 @pytest.fixture

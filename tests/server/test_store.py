@@ -125,6 +125,7 @@ class TestOneContentForEachKey:
         store.save(BEGUN, upload=(PRESENCE, "ada", b"x"))
         monkeypatch.setattr(store_module, "check_same", lambda *_: None)
         store.save(BEGUN, upload=(PRESENCE, "ada", b"X"))
+        assert store.upload(PRESENCE, "ada") == b"x"
 
     def test_a_key_of_another_run_is_refused(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         other = PhaseKey("r2", 1, 1, Phase.PRESENCE)
