@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from pathlib import Path
 
 import click
 import pytest
@@ -16,10 +15,9 @@ from crypto.pairwise.binding import fewest_against
 from crypto.pki.authority import DEFAULT_DAYS
 from crypto.pki.identity import Role
 from protoseal.cli import COMMANDS, main
-from protoseal.config import Agreement, MaskingSection, Method, load_agreement, load_coordinator, load_site
+from protoseal.config import Agreement, MaskingSection, Method
 from protoseal.config.capabilities import BUILT_IN_MODELS, DEPLOYABLE, SIMULATED
 from protoseal.splits import parse_split
-from protoseal_wire.messages import PROTOCOL_VERSION
 from secure_client.data.sources import NAMES
 from tests.support.documents import (
     PACKAGES,
@@ -34,11 +32,13 @@ from tests.support.documents import (
     text_of,
 )
 
-README, PRIVACY = text_of("README.md"), text_of("docs/explanation/privacy.md")
-OTHERS_OPTIONS = {"--detach", "--no-deps"}
+README = text_of("README.md")
+PRIVACY = text_of("docs/how-to/privacy-officer.md") + text_of("docs/explanation/privacy-mechanisms.md")
+OWN_DATA, RESEARCHER = text_of("docs/tutorials/own-data-and-model.md"), text_of("docs/how-to/researcher.md")
+OTHERS_OPTIONS = {"--detach", "--no-deps", "--sign", "--strict"}
 """Options in spans that are other programs'."""
-OTHERS_NAMES = {"OTHER_RUN"}
-"""Names in spans that are placeholders."""
+OTHERS_NAMES = {"OTHER_RUN", "disable_client", "max_epsilon", "min_clients"}
+"""Names in spans that are placeholders, or other programs'."""
 _FOLDERS = (*PACKAGES, "deploy", "docs", "experiments", "scripts", "tests")
 
 
@@ -58,7 +58,7 @@ def commands_in_code() -> dict[str, list[str]]:
 
 def test_every_command_exists_with_its_options() -> None:
     pages = {page: commands(text_of(page)) for page in PAGES}
-    assert len(pages["docs/explanation/privacy.md"]) > 20
+    assert len(pages["docs/how-to/privacy-officer.md"]) > 20
     assert len(pages["docs/tutorials/first-federation.md"]) > 10
     in_code = commands_in_code()
     assert len(in_code) > 20
@@ -120,6 +120,32 @@ def test_every_file_and_name_in_code_type_is_one_of_the_project() -> None:
     assert {each for each in paths if not (ROOT / each[1]).exists()} == set()
 
 
+def test_every_page_of_the_site_names_its_reader() -> None:
+    pages = [page for page in PAGES if page.startswith("docs/") and not page.startswith("docs/adr/0")]
+    assert len(pages) > 25
+    opening = re.compile(r"# [^\n]+\n\n\*For .+?\*\n", re.S)
+    assert [page for page in pages if not opening.match(text_of(page))] == []
+
+
+def test_every_command_on_the_site_is_run_or_marked_as_not_run() -> None:
+    """A page with commands in blocks names the test that types them, or says that tests do not run them."""
+    for page in PAGES:
+        text = text_of(page)
+        if page.startswith("docs/") and not page.startswith("docs/adr/0"):
+            typed = commands("\n".join(f"```\n{each}\n```" for each in blocks(text)))
+            named = re.findall(r"`(tests/[\w/.]+)`\s+(?:types|runs)|run by\s+`(tests/[\w/.]+)`", text)
+            assert not typed or named or re.search(r"not run by\s+tests", text), page
+            assert all((ROOT / path).exists() for each in named for path in each if path), page
+
+
+def test_pictures_are_small() -> None:
+    pictures = [
+        path for path in (ROOT / "docs/figures").iterdir() if path.suffix in {".png", ".webp", ".svg"}
+    ]
+    assert len(pictures) > 5
+    assert [path.name for path in pictures if path.stat().st_size > 200_000] == []
+
+
 def test_every_make_target_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):", text_of("Makefile"), re.M))
     (phony,) = re.findall(r"^\.PHONY: (.*)$", text_of("Makefile"), re.M)
@@ -142,61 +168,59 @@ def test_the_overview_of_commands_says_what_each_says_of_itself() -> None:
         assert (group.help or "").replace("\n", " ") == COMMANDS[name]
 
 
-# README.md
+# Names, forms and numbers
 
 
-def test_its_files_of_a_federation_load(tmp_path: Path) -> None:
-    agreement, coordinator, site = (
-        block for block in blocks(README) if "federation =" in block or "certificate =" in block
-    )
-    for name, text in (("agreement", agreement), ("coordinator", coordinator), ("site", site)):
-        (tmp_path / f"{name}.toml").write_text(text, encoding="utf-8")
-    agreed = load_agreement(tmp_path / "agreement.toml")
-    parties = load_coordinator(tmp_path / "coordinator.toml"), load_site(tmp_path / "site.toml")
-    assert {each.agreement.hash() for each in parties} == {agreed.hash()}
-    assert parties[1].name in parties[0].sites
-    assert parties[1].coordinator.rpartition(":")[2] == parties[0].listen.rpartition(":")[2]
+def rows(text: str, heading: str) -> list[str]:
+    """Return the rows of the table whose head begins with ``heading``."""
+    _, _, rest = text.partition(f"\n| {heading}")
+    assert rest, heading
+    return rest.partition("\n\n")[0].splitlines()[2:]
 
 
-def test_its_names_are_those_that_there_are() -> None:
-    (methods,) = re.findall(r"^\| `--method`, `--compare` \| (.*?)\. All on", README, re.M)
-    assert set(re.findall(r"`([\w-]+)`", methods)) == (DEPLOYABLE | SIMULATED)
-    (models,) = re.findall(r'^    model = "([\w-]+)" +# (.*)$', README, re.M)
-    named = {models[0], *re.findall(r"[a-z][\w-]+", models[1])} - {"to", "module", "function"}
-    assert named <= set(BUILT_IN_MODELS)
-    forms = {
-        name for row in re.findall(r"^\| (`.*?) \| ", README, re.M) for name in re.findall(r"`([\w-]+)`", row)
-    }
-    assert set(NAMES) <= forms
+def names(lines: list[str]) -> set[str]:
+    """Return everything between backticks in the first column."""
+    return {name for line in lines for name in re.findall(r"`([^`]+)`", line.split(" | ")[0])}
+
+
+def test_methods_models_and_forms_of_data_are_those_that_there_are() -> None:
+    assert names(rows(RESEARCHER, "`--method`, `--compare`")) == (DEPLOYABLE | SIMULATED)
     assert {Method.PFPL, Method.FEDPC, Method.FEDPLCC, Method.FEDDBP} == DEPLOYABLE
+    models = names(rows(OWN_DATA, "`training.model`")) - {"module:function"}
+    assert len(models) > 5
+    assert models <= set(BUILT_IN_MODELS)
+    assert set(NAMES) <= names(rows(OWN_DATA, "form"))
 
 
-def test_its_forms_of_splits_are_read() -> None:
-    (row,) = re.findall(r"^\| `--split` \| (.*) \|$", README, re.M)
-    forms: list[str] = re.findall(r"`([^`]+)`", row.partition(";")[0])
+def test_forms_of_splits_are_read() -> None:
+    forms = [line.split("`")[1] for line in rows(RESEARCHER, "`--split`")]
+    options = [line.split("`")[1] for line in rows(RESEARCHER, "option of any split")]
     assert len(forms) == 5
+    assert options == ["test=0.25", "pool=1", "val=0.1", "subject=8"]
     for form in forms:
         parse_split(re.sub(r"[\[\]]", "", form))
-        for option in ("test=0.25", "pool=1", "val=0.1", "subject=8"):
-            assert option in row
+        for option in options:
             own = form.partition("[")[0]
             parse_split(f"{own}{',' if ':' in own else ':'}{option}")
 
 
-def test_its_numbers_are_the_codes() -> None:
-    assert f"the protocol, version {PROTOCOL_VERSION}" in README
+def test_lives_of_certificates_and_versions_of_python_are_the_codes() -> None:
     assert DEFAULT_DAYS == {Role.SITE: 365, Role.COORDINATOR: 30}
+    operator = rows(text_of("docs/how-to/coordinator-operator.md"), "certificate")
+    assert [line.split(" | ")[:2] for line in operator] == [
+        ["| coordinator", "30 days"],
+        ["| site", "a year"],
+    ]
     for page in (README, text_of("docs/tutorials/first-federation.md")):
-        assert re.search(r"certificate\s+lasts a year", page)
         assert re.search(r"30 days", page)
     python = tomllib.loads(text_of("pyproject.toml"))["project"]["requires-python"]
     assert python == ">=3.11,<3.14"
     assert "Python 3.11 to 3.13" in README
 
 
-def test_the_defaults_that_it_and_the_threat_model_name_are_the_codes() -> None:
+def test_the_defaults_that_pages_name_are_the_codes() -> None:
     model = re.sub(r"\s+", " ", text_of("docs/explanation/threat-model.md"))
-    assert f"(default {Agreement.model_fields['norm_bound'].default:g})" in README
+    assert f"(default {Agreement.model_fields['norm_bound'].default:g})" in RESEARCHER
     assert f"`complete_up_to` ({MaskingSection.model_fields['complete_up_to'].default})" in model
     assert "`max_colluding` (a tenth)" in model
     assert MaskingSection.model_fields["max_colluding"].default == 0.1
@@ -208,7 +232,7 @@ def test_the_threat_models_modulus_is_the_codes() -> None:
     assert f"({bits} of at most" in re.sub(r"\s+", " ", text_of("docs/explanation/threat-model.md"))
 
 
-# docs/explanation/privacy.md: what `budget plan` is said to find
+# docs/how-to/privacy-officer.md: the figures of `budget plan`
 
 _PLANS = {
     "--epsilon 3 --releases 1   --records 50,500,5000": {"noise_multiplier": "1.3906"},

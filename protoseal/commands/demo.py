@@ -43,7 +43,7 @@ def demo(out: Path, rounds: int, seed: int, as_json: bool) -> None:
         return
     for table in result_tables(result):
         Console().print(table)
-    click.echo("One run is one draw of data and initial weights; README.md compares ten.")
+    click.echo("One run is one draw of data and initial weights; docs/results/accuracy.md compares ten.")
     click.echo(f"Everything is in {out}; open {report}")
 
 

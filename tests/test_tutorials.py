@@ -1,0 +1,55 @@
+"""Tutorials of docs/tutorials that need one machine, typed as they stand."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.walkthrough import ROOT, Shell, read_blocks
+
+pytestmark = pytest.mark.full
+
+PAGES = [ROOT / "docs/tutorials" / name for name in ("own-data-and-model.md", "first-private-run.md")]
+
+
+@pytest.fixture(scope="module")
+def typed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """Return the folder of both tutorials, and what each step printed."""
+    folder = tmp_path_factory.mktemp("tutorials")
+    steps = [
+        (f"{page.stem} {block.step}", block.commands)
+        for page in PAGES
+        for block in read_blocks(_without_output(page.read_text(encoding="utf-8")))
+    ]
+    with Shell(folder, {}) as shell:
+        return folder, {step: shell.type(commands) for step, commands in steps}
+
+
+def _without_output(text: str) -> str:
+    return re.sub(r"^```text\n.*?^```$", "", text, flags=re.M | re.S)
+
+
+def accuracy(folder: Path, inference: str = "accuracy") -> float:
+    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    return sum(float(site[inference]) for site in result["sites"]) / len(result["sites"])
+
+
+def test_the_model_of_ones_own_learns(typed: tuple[Path, dict[str, str]]) -> None:
+    folder, _ = typed
+    assert accuracy(folder / "runs/own") > 0.7
+    assert (folder / "runs/own/report.html").exists()
+    assert len(json.loads((folder / "predictions.json").read_text(encoding="utf-8"))["predictions"]) == 497
+
+
+def test_the_private_run_spends_what_was_planned(typed: tuple[Path, dict[str, str]]) -> None:
+    folder, printed = typed
+    page = PAGES[1].read_text(encoding="utf-8")
+    planned = printed["first-private-run 2. Plan"].splitlines()[0]
+    assert planned.startswith("ε = 1.993")
+    assert planned in page
+    result = json.loads((folder / "runs/private/result.json").read_text(encoding="utf-8"))
+    assert {round(site["epsilon"], 2) for site in result["sites"]} == {1.99}
+    assert accuracy(folder / "runs/private", "accuracy_prototype") > 0.4
