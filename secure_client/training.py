@@ -22,7 +22,7 @@ from secure_client.recipe import BatchLoss, Trains
 
 @dataclass(frozen=True)
 class Schedule:
-    """Local training's settings, the same in every round. Raises ``ValueError`` for a value out of its range.
+    """Local training's settings, the same in every round.
 
     ``momentum`` is SGD's; Adam has its own (0.9 and 0.999). ``weight_decay`` is added to the gradient by both.
     """
@@ -33,18 +33,6 @@ class Schedule:
     batch_size: int
     local_epochs: int
     optimiser: Optimiser = Optimiser.SGD
-
-    def __post_init__(self) -> None:
-        in_range = {
-            "lr is above 0": self.lr > 0.0,
-            "momentum is in [0, 1)": 0.0 <= self.momentum < 1.0,
-            "weight_decay is at least 0": self.weight_decay >= 0.0,
-            "batch_size is at least 1": self.batch_size >= 1,
-            "local_epochs is at least 1": self.local_epochs >= 1,
-        }
-        for rule, holds in in_range.items():
-            if not holds:
-                raise ValueError(f"in the schedule, {rule}")
 
     def optimise(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
         """A fresh optimiser of these parameters."""

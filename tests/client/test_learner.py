@@ -340,25 +340,6 @@ def test_data_that_does_not_fit_is_refused(data: SiteData, error: type[Exception
         learner(data=data)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("lr", 0.0),
-        ("lr", float("nan")),
-        ("momentum", 1.0),
-        ("weight_decay", -1.0),
-        ("batch_size", 0),
-        ("local_epochs", 0),
-    ],
-)
-def test_a_schedule_out_of_range_is_refused(name: str, value: float) -> None:
-    settings: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.0, "batch_size": 4} | {
-        name: value
-    }
-    with pytest.raises(ValueError, match=name):
-        Schedule(**{"local_epochs": 1, **settings})
-
-
 def test_the_device_is_the_gpu_when_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     for there, expected in ((True, "cuda"), (False, "cpu")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
