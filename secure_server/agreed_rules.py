@@ -22,7 +22,7 @@ def agreed_rules(
 ) -> Rules:
     """What a run under this agreement keeps to; attempts and times are the coordinator's own.
 
-    Raises ``ValueError`` for rules that no run could keep.
+    Raises ``ValueError`` for fewer sites than the agreement's ``min_sites``.
     """
     return Rules(
         run=agreement.run,

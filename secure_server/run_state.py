@@ -69,7 +69,9 @@ _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 @dataclass(frozen=True)
 class Rules:
-    """What a run keeps to. ``ValueError`` for rules that no run could keep.
+    """Rules of a run. ``ValueError`` unless ``min_sites`` is 2 to the roster's size.
+
+    An agreement and the coordinator's file, which are checked as they are read, give the rest.
 
     ``roster`` names the sites that may join; a round is computed over at least ``min_sites`` of them. After
     ``max_attempts`` failed attempts in a row the run stops. ``needs_secret``: the first member by name makes
@@ -103,39 +105,10 @@ class Rules:
     empty_seconds: float = math.inf
 
     def __post_init__(self) -> None:
-        if len(set(self.roster)) != len(self.roster):
-            raise ValueError("a site is on the roster more than once")
         if not 2 <= self.min_sites <= len(self.roster):
             raise ValueError(
                 f"min_sites is {self.min_sites}: it must be 2 to {len(self.roster)}, the roster's size"
             )
-        if self.rounds < 1 or self.max_attempts < 1 or self.smallest_group < 1:
-            raise ValueError("rounds, max_attempts and smallest_group must be at least 1")
-        self._check_steps()
-        used = {Phase.ROSTER, Phase.SECRET, Phase.PRESENCE, *self._all_steps, Phase.RESULT}
-        if absent := [phase.name for phase in sorted(used) if phase not in self.phase_seconds]:
-            raise ValueError(f"no time is given for {', '.join(absent)}")
-        if not all(
-            math.isfinite(time) and time > 0 for time in (self.join_seconds, *self.phase_seconds.values())
-        ):
-            raise ValueError("times must be finite and above 0 seconds")
-        if not self.empty_seconds > 0:
-            raise ValueError("empty_seconds must be above 0")
-
-    def _check_steps(self) -> None:
-        if self.first_round not in (0, 1):
-            raise ValueError("the first round is 0, for a clustering, or 1")
-        if self.common_group and not self.first_round:
-            raise ValueError("sites are one group from the start, or a clustering groups them")
-        for steps in (self.clustering_steps, self.round_steps):
-            if list(steps) != [phase for phase in STEPS if phase in steps] or Phase.VALUES not in steps:
-                raise ValueError("a round's steps are VALUES and others around it, each once and in order")
-        if set(OPENING) & set(self.clustering_steps):
-            raise ValueError("a clustering that is abandoned cannot be gone on without")
-
-    @property
-    def _all_steps(self) -> frozenset[Phase]:
-        return frozenset(self.clustering_steps) | frozenset(self.round_steps)
 
     def steps(self, round_number: int) -> tuple[Phase, ...]:
         """The phases of a round between PRESENCE and the computation."""

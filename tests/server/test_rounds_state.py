@@ -1,38 +1,18 @@
-"""Rules that no run could keep, and a run's stored state: it comes back equal, and an altered one is refused."""
+"""A run's stored state: it comes back equal, and an altered one is refused."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 
-from protoseal.terms import MASKED_SUM as STEPS
 from protoseal_wire.messages import Phase
 from secure_server.rounds import Stage, State
 from secure_server.run_state import Survivors
-from tests.server.round_player import GROUPED, LEFT, RIGHT, RULES, SITES, GroupPlayer, in_round, without
+from tests.server.round_player import LEFT, RIGHT, SITES, GroupPlayer, in_round, without
 
 
-class TestRulesAndState:
-    @pytest.mark.parametrize(
-        ("changes", "message"),
-        [
-            ({"first_round": 2}, "the first round is 0"),
-            ({"round_steps": ()}, "VALUES and others"),
-            ({"round_steps": (Phase.SHARES,)}, "VALUES and others"),
-            ({"round_steps": (Phase.VALUES, Phase.SHARES)}, "in order"),
-            ({"round_steps": (Phase.VALUES, Phase.VALUES)}, "each once"),
-            ({"round_steps": (Phase.PRESENCE, Phase.VALUES)}, "VALUES and others"),
-            ({"clustering_steps": STEPS}, "a clustering that is abandoned"),
-            ({"smallest_group": 0}, "at least 1"),
-            ({"phase_seconds": RULES.phase_seconds}, "no time is given for SHARES, SURVIVORS, UNMASK"),
-        ],
-    )
-    def test_rules_that_no_run_could_keep_are_refused(self, changes: dict[str, object], message: str) -> None:
-        with pytest.raises(ValueError, match=message):
-            replace(GROUPED, **changes)  # type: ignore[arg-type]  # any field, with a wrong value
-
+class TestState:
     def in_values(self) -> State:
         player = GroupPlayer()
         player.begin()
