@@ -1,4 +1,4 @@
-"""Whether a release fits into what remains of a budget, and what would."""
+"""Checks of whether a release fits into what remains of a budget, and counts of how many do."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from dataclasses import replace
 from protoseal.config import Accounting
 from secure_client.errors import BudgetError
 from secure_client.privacy.entries import Budget, Entry, Limit, Spending
-from secure_client.privacy.events import DpSgd, Event, GaussianRelease
+from secure_client.privacy.events import DpSgd, Event
 
 Accountant = Callable[[Sequence[Event], float], float]
 """The epsilon of a history at a delta: never less than what it costs, and no less for a longer history."""
 MOST_RELEASES, MOST_STEPS = 10_000, 1_000_000
 """As many as :func:`remaining` counts up to."""
-_MOST_NOISE = 1 << 20
 
 
 def epsilon_of(history: Sequence[Event], limit: Limit, epsilon: Accountant) -> float:
@@ -56,8 +55,7 @@ def refusal(history: Sequence[Event], spending: Spending, budget: Budget, epsilo
     return BudgetError(
         f"{spending.release} would bring data set {budget.dataset!r} to epsilon {total:.6g}, above its limit of "
         f"{limit}; epsilon {spent:.6g} is spent. Of this kind "
-        f"{in_words(event, remaining(history, event, limit, epsilon))} remain"
-        + _with_more_noise(history, event, limit, epsilon)
+        f"{in_words(event, remaining(history, event, limit, epsilon))} remain; `protoseal budget plan` finds what fits"
     )
 
 
@@ -103,35 +101,3 @@ def in_words(event: Event, count: int) -> str:
 
 def _several(event: Event, count: int) -> tuple[Event, ...]:
     return (replace(event, steps=count),) if isinstance(event, DpSgd) else (event,) * count
-
-
-def _with_more_noise(history: Sequence[Event], event: Event, limit: Limit, epsilon: Accountant) -> str:
-    if isinstance(event, DpSgd):
-        return ""
-    enough = _enough_noise(history, event, limit, epsilon)
-    if enough is None:
-        return ", and none would fit with more noise: nothing more can be released of it"
-    return f"; with noise multiplier {enough:g} it would fit"
-
-
-def _enough_noise(
-    history: Sequence[Event], event: GaussianRelease, limit: Limit, epsilon: Accountant
-) -> float | None:
-    """A noise multiplier, of four digits and at most some 2 % above the least, with which the release fits."""
-
-    def enough(times: float) -> bool:
-        return fits(history, replace(event, noise_multiplier=_times(event, times)), limit, epsilon)
-
-    low, high = 1.0, 2.0
-    while not enough(high):
-        low, high = high, 2 * high
-        if high > _MOST_NOISE:
-            return None
-    while high / low > 1.02:
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return _times(event, high)
-
-
-def _times(event: GaussianRelease, times: float) -> float:
-    return float(f"{times * event.noise_multiplier:.4g}")
