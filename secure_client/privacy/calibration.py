@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from secure_client.errors import Unattainable
 from secure_client.privacy.accounting import MOST_EPSILON, Composed
 from secure_client.privacy.events import Event, GaussianRelease
-from secure_client.privacy.gaussian import gaussian_mu
 
 NOISE_GRID = 10_000
 """Noise multipliers are whole multiples of one over this."""
 
+_ROUNDING = 1e-9
+"""So much of itself, at most, is the noise in closed form off."""
 _MOST_NOISE = 10**6 * NOISE_GRID
 _MOST_RELEASES = 10**9
 
@@ -22,9 +23,8 @@ def noise_multiplier(
 ) -> float:
     """The least noise multiplier, on a grid of 0.0001, with which ``releases`` and ``beside`` cost at most ``epsilon``.
 
-    ``coordinates`` are those of one release. That of continuous noise with nothing beside it is in closed form
-    (:func:`~secure_client.privacy.gaussian.gaussian_mu`); the search starts there, for it is never less. Raises
-    :class:`~secure_client.errors.Unattainable` where no noise is enough.
+    ``coordinates`` are those of one release. The noise is never less than that of continuous noise with nothing beside
+    it, where the search starts. Raises :class:`~secure_client.errors.Unattainable` where no noise is enough.
     """
     _check(epsilon, releases)
     base = Composed.of(beside)
@@ -34,7 +34,7 @@ def noise_multiplier(
         release = GaussianRelease(units / NOISE_GRID, coordinates)
         return base.and_releases(releases, release).epsilon(delta) <= epsilon
 
-    least = max(1, math.floor(NOISE_GRID * math.sqrt(releases) / _mu(epsilon, delta)))
+    least = max(1, math.floor(NOISE_GRID * math.sqrt(releases) / _mu(epsilon, delta) * (1 - _ROUNDING)))
     step, most = 1, least
     while not enough(most):
         if most > _MOST_NOISE:
@@ -61,7 +61,7 @@ def releases(
 
     # With continuous noise and nothing beside them there would be so many: one more is certainly too many.
     reach = noise_multiplier * _mu(epsilon, delta)
-    bound = 1 + reach * reach * (1 + 1e-12)
+    bound = 1 + reach * reach * (1 + _ROUNDING)
     if bound > _MOST_RELEASES:
         raise Unattainable(
             f"the budget allows over {_MOST_RELEASES} releases: this is no noise worth planning"
@@ -86,8 +86,13 @@ def count_error(noise_multiplier: float, clip: float, count_weight: float) -> fl
 
 
 def _mu(epsilon: float, delta: float) -> float:
-    """What continuous noise alone may have; what costs more than any ε that is told is too much for every budget."""
-    return gaussian_mu(min(epsilon, MOST_EPSILON), delta)
+    """Return sensitivity over deviation of continuous noise alone (Balle and Wang 2018), right to 1e-11 of it.
+
+    Noise that costs more than any ε that is told is too little for every budget.
+    """
+    from dp_accounting import get_sigma_gaussian  # noqa: PLC0415 (it takes a second)
+
+    return 1 / float(get_sigma_gaussian(min(epsilon, MOST_EPSILON), delta))
 
 
 def _check(epsilon: float, releases: int) -> None:

@@ -1,4 +1,4 @@
-"""What is known of Gaussian noise in closed form: its exact (ε, δ), and how near the discrete one is to it."""
+"""Bounds of how far discrete Gaussian noise is from the continuous noise that an accountant knows."""
 
 from __future__ import annotations
 
@@ -8,37 +8,6 @@ from algorithms.grid import SIGMA
 
 RARE = 1000.0
 """Minus the natural logarithm of the probability of what :func:`discreteness` leaves out."""
-
-_FAR = 26.0
-"""Beyond it erfc is near to underflow, and its asymptotic series has all of float64's digits."""
-
-
-def gaussian_delta(mu: float, epsilon: float) -> float:
-    """The least δ such that Gaussian noise is (ε, δ)-private: Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ).
-
-    ``mu`` is sensitivity over standard deviation, 0 or more; R independent releases with μ each are one with √R·μ
-    (Balle and Wang 2018, theorem 8; Dong, Roth and Su 2022, corollary 3.3). The difference of two nearly equal
-    numbers: right to 1e-15, not to a relative error.
-    """
-    if mu == 0:
-        return 0.0
-    near, far = mu / 2 - epsilon / mu, mu / 2 + epsilon / mu
-    # e^ε·Φ(−far) without either factor, which overflow and underflow: ε − far²/2 = −near²/2.
-    lost = _scaled_erfc(far / math.sqrt(2)) * math.exp(-(near**2) / 2) / 2
-    return max(0.0, math.erfc(-near / math.sqrt(2)) / 2 - lost)
-
-
-def gaussian_mu(epsilon: float, delta: float) -> float:
-    """The largest μ whose noise is (ε, δ)-private, to 1e-15 of it, by bisection of :func:`gaussian_delta`."""
-    low, high = 0.0, 1.0
-    while gaussian_delta(high, epsilon) <= delta:
-        low, high = high, 2 * high
-    while high - low > 1e-15 * high:
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        low, high = (middle, high) if gaussian_delta(middle, epsilon) <= delta else (low, middle)
-    return low
 
 
 def discreteness(coordinates: int, steps: float = SIGMA) -> tuple[float, float]:
@@ -61,11 +30,3 @@ def discreteness(coordinates: int, steps: float = SIGMA) -> tuple[float, float]:
     rounded = (1 + 1 / steps) * (chi_square + coordinates / (4 * steps))
     normalised = 3 * coordinates * math.exp(-2 * (math.pi * steps) ** 2)
     return above, rounded / (24 * steps**2) + normalised
-
-
-def _scaled_erfc(x: float) -> float:
-    """exp(x²)·erfc(x) for x ≥ 0."""
-    if x < _FAR:
-        return math.exp(x * x) * math.erfc(x)
-    inverse = 1 / (2 * x * x)
-    return (1 - inverse * (1 - 3 * inverse * (1 - 5 * inverse))) / (x * math.sqrt(math.pi))

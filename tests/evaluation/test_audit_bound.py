@@ -23,7 +23,7 @@ from protoseal.evaluation.audit import (
 from protoseal.evaluation.trade_off import GaussianTradeOff, PairsTradeOff, TradeOff, composed_trade_off
 from secure_client.privacy.accounting import Composed, epsilon
 from secure_client.privacy.events import DpSgd, GaussianRelease
-from secure_client.privacy.gaussian import gaussian_delta
+from tests.privacy.closed_form import gaussian_delta
 
 Signs = tuple[int, ...]
 SOLVED = 1e-6

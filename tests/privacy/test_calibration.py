@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from dp_accounting import get_sigma_gaussian
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +21,6 @@ from secure_client.privacy.calibration import (
     releases,
 )
 from secure_client.privacy.events import DpSgd, GaussianRelease
-from secure_client.privacy.gaussian import gaussian_mu
 
 DELTA = 1e-5
 TRAINING = DpSgd(2.0, 0.05, 100)
@@ -72,7 +72,7 @@ def test_solvers_are_inverse_to_each_other(budget: float, count: int, delta: flo
 @pytest.mark.parametrize("budget", [0.3, 1.0, 3.0, 8.0])
 def test_continuous_noise_is_that_of_the_closed_form(budget: float) -> None:
     for count in (1, 30):
-        exact = math.sqrt(count) / gaussian_mu(budget, DELTA)
+        exact = math.sqrt(count) * get_sigma_gaussian(budget, DELTA)
         found = noise_multiplier(budget, DELTA, count)
         assert exact <= found <= exact * 1.0001 + 1.01 / NOISE_GRID
 

@@ -11,7 +11,7 @@ from algorithms.grid import SIGMA
 from secure_client.privacy import accounting, gaussian
 from secure_client.privacy.accounting import Composed, delta_of
 from secure_client.privacy.events import GaussianRelease
-from secure_client.privacy.gaussian import discreteness, gaussian_delta
+from secure_client.privacy.gaussian import discreteness
 
 SIGMAS = (1.0, 1.5, 2.0, 4.0, 16.0)
 
@@ -85,16 +85,3 @@ def test_it_costs_next_to_nothing() -> None:
 def test_no_coordinates_are_continuous_noise() -> None:
     assert discreteness(0) == (0.0, 0.0)
     assert Composed.of([GaussianRelease(2.0)]).slack().factor == 1
-
-
-def test_the_closed_form_at_its_ends() -> None:
-    assert gaussian_delta(0.0, 1.0) == 0
-    assert gaussian_delta(1e-3, 50.0) == 0
-    assert gaussian_delta(60.0, 1.0) == 1
-    assert gaussian_delta(60.0, 1800.0) == pytest.approx(0.5, abs=0.01)  # near = 0: half, less 1/(far·√2π)
-    for mu, epsilon in ((0.5, 3.0), (2.0, 8.0), (20.0, 400.0), (36.0, 600.0)):
-        with mpmath.workdps(50):
-            exact = mpmath.ncdf(mu / 2 - epsilon / mu) - mpmath.exp(epsilon) * mpmath.ncdf(
-                -mu / 2 - epsilon / mu
-            )
-        assert gaussian_delta(mu, epsilon) == pytest.approx(float(exact), rel=1e-9, abs=1e-15)
