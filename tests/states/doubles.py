@@ -48,12 +48,19 @@ class Double:
 
 @contextmanager
 def _forgets_its_answers() -> Iterator[None]:
-    """A vector is sealed twice: the journal does not know what was answered, and takes another answer."""
+    """The journal does not know what was answered, and takes another answer."""
     once = secure_client.journal._RECORD_ONCE.replace("INSERT", "INSERT OR REPLACE")
     with ExitStack() as patches:
         patches.enter_context(patch.object(Journal, "answer", lambda self, key, request: None))
         patches.enter_context(patch.object(secure_client.journal, "_RECORD_ONCE", once))
         patches.enter_context(patch.object(Order, "check", lambda self, key: None))
+        yield
+
+
+@contextmanager
+def _seals_twice() -> Iterator[None]:
+    """A site knows neither what it answered nor what it trained, and seals another vector under the same masks."""
+    with _forgets_its_answers(), patch.object(Trainee, "_save_model", lambda self: None):
         yield
 
 
@@ -224,6 +231,7 @@ def _locks_nothing() -> AbstractContextManager[object]:
 
 DOUBLES: Mapping[str, Double] = {
     "forgets its answers": Double(_forgets_its_answers, (Promise.ONE_ANSWER,), "fedavg", 22),
+    "seals twice": Double(_seals_twice, (Promise.ONE_VECTOR,), "fedavg", 121),
     "releases another kind": Double(_releases_another_kind, (Promise.ONE_KIND,), "fedavg"),
     "draws before it pays": Double(_draws_before_it_pays, (Promise.PAID_FIRST,), "shared-noise"),
     "pays nothing": Double(_pays_nothing, (Promise.PAID_FIRST,), "shared-noise"),

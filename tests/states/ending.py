@@ -28,6 +28,8 @@ class Ending:
     unused: int
     """Faults of the plan that nothing came of: the run had ended, or what they were to hit never came."""
     left_out: tuple[str, ...] = ()
+    results: frozenset[tuple[int, int]] = frozenset()
+    """Round and attempt of each result that a site was given, of the first run."""
     states: set[int] = field(repr=False, default_factory=set)
 
 
@@ -41,6 +43,7 @@ def together(endings: Sequence[Ending], states: set[int]) -> Ending:
         [violation for each in endings for violation in each.violations],
         sum(each.unused for each in endings),
         tuple(site for each in endings for site in each.left_out),
+        endings[0].results,
         states,
     )
 

@@ -52,11 +52,11 @@ class Kind(StrEnum):
     EXPIRED = "deadline"
     """The deadline of whatever stage there is passes in turn ``at``."""
     SPOILT = "keys-torn"
-    """The coordinator is killed in turn ``at``, and half of the file of its evaluation keys is left."""
+    """The coordinator is killed in turn ``at``, or is down, and half of the file of its evaluation keys is left."""
     PUT_BACK = "put-back"
     """The party is killed in turn ``at``, and its folder is as it was before its last durable write."""
     LINE_LOST = "line-lost"
-    """The site is killed in turn ``at``, and the last line of its privacy ledger is lost."""
+    """The site is killed in turn ``at``, or is down, and the last line of its privacy ledger is lost."""
 
 
 TIMED = (

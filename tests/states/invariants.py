@@ -13,8 +13,9 @@ import numpy as np
 
 from crypto.pairwise.parts import ShareKind
 from protoseal.config import Protection
-from protoseal.terms import MASKED_SUM, has_common_group, limits_of, result_form, steps_of
+from protoseal.terms import MASKED_SUM, has_common_group, limits_of, result_form, steps_of, values_form
 from protoseal_wire import codec
+from protoseal_wire.codec import CodecError
 from protoseal_wire.messages import LedgerAnchor, Phase, PhaseKey
 from secure_client.errors import LedgerError
 from secure_client.privacy.chain import Anchor
@@ -31,7 +32,8 @@ from tests.states.site_rules import Shadow
 class Promise(StrEnum):
     """What is promised, whatever goes wrong and in whatever order."""
 
-    ONE_ANSWER = "a site answers one phase of one attempt once: one vector leaves under each mask"
+    ONE_ANSWER = "a site answers one phase of one attempt once"
+    ONE_VECTOR = "one vector leaves under each mask"
     ONE_SUM = (
         "one sum opens in a round: all who release shares do so for one attempt and one set of survivors"
     )
@@ -52,7 +54,10 @@ class Promise(StrEnum):
     ENDS = "a run with enough healthy sites ends with a result, or says why not"
 
 
-ALWAYS = (Promise.ONE_SUM, Promise.ONE_KIND, Promise.ENOUGH, Promise.PAID_FIRST, Promise.NOTICED)
+ALWAYS = (
+    *(Promise.ONE_VECTOR, Promise.ONE_SUM, Promise.ONE_KIND, Promise.ENOUGH),
+    *(Promise.PAID_FIRST, Promise.NOTICED),
+)
 """Promised too when a party's state was put back by one write, or a ledger lost its last line."""
 
 
@@ -73,6 +78,7 @@ class Monitor:
         self.violations: list[Violation] = []
         self.older: set[str] = set()
         self._left: dict[tuple[str, PhaseKey], set[bytes]] = defaultdict(set)
+        self._vectors: dict[tuple[str, PhaseKey], set[bytes]] = defaultdict(set)
         self._requests: dict[tuple[str, PhaseKey], bytes] = {}
         self._kinds: dict[tuple[int, int, str], set[ShareKind]] = defaultdict(set)
         self._opened: dict[int, set[tuple[int, tuple[str, ...]]]] = defaultdict(set)
@@ -97,6 +103,12 @@ class Monitor:
         if not self.older or promise in ALWAYS:
             self.violations.append(Violation(promise, text))
 
+    @property
+    def results(self) -> frozenset[tuple[int, int]]:
+        """Round and attempt of each result that a site was given; none of round 0, which has groups for its result."""
+        keys = (key for _, key in self._requests)
+        return frozenset((key.round, key.attempt) for key in keys if key.phase is Phase.RESULT and key.round)
+
     # At a site
 
     def asked(self, site: str, key: PhaseKey, request: bytes) -> None:
@@ -117,6 +129,8 @@ class Monitor:
         answers.add(content)
         if len(answers) > 1:
             self.broken(Promise.ONE_ANSWER, f"{site} answers {_name(key)} in two ways")
+        if key.phase is Phase.VALUES and Phase.UNMASK in steps_of(self._agreement, key.round):
+            self._check_one_vector(site, key, content)
         if site in self._shadows and self._shadows[site].refuses(key, self._requests[site, key]):
             self.broken(Promise.RULES, f"{site} answers {_name(key)}, and the rules forbid it")
         if key.phase is Phase.UNMASK:
@@ -124,6 +138,20 @@ class Monitor:
         if key.phase is Phase.PRESENCE and self._cast.has_ledgers:
             self._check_noticed(site, key, content)
             self._check_paid(site, key, read_account(ledger), deaths)
+
+    def _check_one_vector(self, site: str, key: PhaseKey, content: bytes) -> None:
+        vectors = self._vectors[site, key]
+        vectors.add(self._masked(key, content))
+        if len(vectors) > 1:
+            self.broken(Promise.ONE_VECTOR, f"{site} sends two vectors under its masks: {_name(key)}")
+
+    def _masked(self, key: PhaseKey, content: bytes) -> bytes:
+        """The masked vector itself; in a sparse graph a signature comes with it, which is another each time."""
+        form = values_form(self._agreement, key.round)
+        try:
+            return codec.encode_payload(codec.decode_masked_values(content, self._limits, form).payload)
+        except CodecError:  # the graph is complete, and the vector comes alone
+            return content
 
     def _released(self, site: str, key: PhaseKey, content: bytes) -> None:
         survivors = codec.decode_signed_survivors(self._requests[site, key], self._limits).sites

@@ -74,26 +74,30 @@ class Worlds:
 
 
 def play(casts: Sequence[Cast], plan: Plan) -> Ending:
-    """Run a plan in a folder of its own, in memory where the machine has such folders.
-
-    Several ``casts`` are runs of the same sites at once, over the same ledgers.
-    """
+    """Run a plan in a folder of its own, in memory where the machine has such folders."""
     memory = Path("/dev/shm")  # noqa: S108 (a folder made by tempfile, readable by its owner alone)
     root = Path(tempfile.mkdtemp(prefix="protoseal-states-", dir=memory if memory.is_dir() else None))
-    ledgers = root / "ledgers" if len(casts) > 1 else None
     try:
-        worlds = Worlds(
-            [
-                World(cast, plan.of_run(number), root / f"run-{number}", ledgers)
-                for number, cast in enumerate(casts, 1)
-            ]
-        )
-        with watched(worlds), _instrumented(worlds), ExitStack() as concurrent:
-            if ledgers is not None:
-                concurrent.enter_context(stepwise(pause))
-            return worlds.run()
+        return play_in(root, casts, plan, root / "ledgers" if len(casts) > 1 else None)
     finally:
         shutil.rmtree(root, ignore_errors=True)
+
+
+def play_in(root: Path, casts: Sequence[Cast], plan: Plan, ledgers: Path | None) -> Ending:
+    """Run a plan below ``root``. Several ``casts`` are runs of the same sites at once.
+
+    ``ledgers`` is the folder of the sites' ledgers, which then outlast the runs.
+    """
+    worlds = Worlds(
+        [
+            World(cast, plan.of_run(number), root / f"run-{number}", ledgers)
+            for number, cast in enumerate(casts, 1)
+        ]
+    )
+    with watched(worlds), _instrumented(worlds), ExitStack() as concurrent:
+        if len(casts) > 1:
+            concurrent.enter_context(stepwise(pause))
+        return worlds.run()
 
 
 @contextmanager

@@ -16,16 +16,6 @@ _SLOW = {"ckks": 2, "ckks-sums": 2, "two-groups": 2, "two-runs": 2}
 _PLANS, _PLANS_OF_A_DOUBLE = 4, 25
 _LONGER = 25
 """How many times as many plans `make test-all` plays, of another seed."""
-_MENDED = {
-    "a late Leave": ("plain", "order:0 error:clinic-c:3:1 late:clinic-c:12:4"),
-    "a Leave that comes twice": ("plain", "order:0 error:clinic-c:3:1 duplicated:clinic-c:12:4"),
-    "a Leave that is lost": ("fedavg", "order:0 error:clinic-c:3:1 request-lost:clinic-c:12:1"),
-    "a site that leaves in PRESENCE": (
-        "fedavg",
-        "order:0 killed-after-write:clinic-c:5:0 error:clinic-c:3:1",
-    ),
-}
-"""Plans that broke a promise once."""
 _SITES = ("clinic-a", "clinic-b", "clinic-c", "clinic-d")
 
 
@@ -42,13 +32,6 @@ def test_no_promise_is_broken(federation: str) -> None:
 def test_no_promise_is_broken_for_minutes(federation: str) -> None:
     report = walk(federation, 2, plans=_LONGER * _SLOW.get(federation, _PLANS))
     assert not report.found, str(report)
-
-
-@pytest.mark.parametrize(("federation", "plan"), _MENDED.values(), ids=_MENDED)
-def test_what_is_mended_stays_so(federation: str, plan: str) -> None:
-    ending = play(casts_of(federation), Plan.parse(plan))
-    assert not ending.violations
-    assert not ending.unused, "the faults come to pass"
 
 
 @pytest.mark.parametrize("name", DOUBLES)

@@ -99,8 +99,15 @@ class World:
         state = scene.state if scene.coordinator.is_up else None
         stage, reason = (Stage.STOPPED, "down") if state is None else (state.stage, state.reason)
         self.kill()
-        left_out = tuple(sorted(self._left_out))
-        return Ending(stage, reason, scene.turn, scene.monitor.violations, len(scene.pending), left_out)
+        return Ending(
+            stage,
+            reason,
+            scene.turn,
+            scene.monitor.violations,
+            len(scene.pending),
+            tuple(sorted(self._left_out)),
+            scene.monitor.results,
+        )
 
     def check_ledgers(self) -> None:
         """Have the monitor look at every ledger, once no process has it open."""
@@ -213,7 +220,7 @@ class World:
 
     def _hit_coordinator(self, fault: Fault) -> None:
         scene, coordinator = self.scene, self.scene.coordinator
-        if not coordinator.is_up:
+        if not coordinator.is_up and fault.kind is not Kind.SPOILT:
             return
         if fault.kind is Kind.SPOILT:
             coordinator.disk.halve(KEYS)
@@ -228,7 +235,7 @@ class World:
             return
         if fault.kind is Kind.GONE:
             site.gone = True
-        if site.outcome is not None or not site.is_up:
+        if site.outcome is not None or not (site.is_up or fault.kind is Kind.LINE_LOST):
             return
         if fault.kind is Kind.PUT_BACK and site.disk.put_back():
             scene.monitor.older.add(site.name)

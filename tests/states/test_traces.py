@@ -1,0 +1,92 @@
+"""Traces of faults that once ended badly: each is a plan, and what must hold of it beside all promises."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from secure_server.run_state import Stage
+from tests.states.disks import LEDGER
+from tests.states.faults import Plan
+from tests.states.federations import casts_of
+from tests.states.play import play, play_in
+
+_BOTH = frozenset({(1, 1), (2, 1)})
+_FIRST_REPEATED = frozenset({(1, 2), (2, 1)})
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A plan of faults; ``results`` are the round and attempt of each result."""
+
+    plan: str
+    results: frozenset[tuple[int, int]] = _BOTH
+    federation: str = "feddbp"
+    stage: Stage = Stage.FINISHED
+    left_out: tuple[str, ...] = field(default=())
+
+
+TRACES = {
+    # A site that left by an error of its own is back while the attempt's step is open, and waits for the next one.
+    "back in SHARES": Trace("order:0 error:clinic-c:3:1 paused:clinic-d:13:25", _FIRST_REPEATED),
+    "back in VALUES": Trace("order:0 error:clinic-c:4:1 paused:clinic-d:16:25", _FIRST_REPEATED),
+    "back in UNMASK": Trace("order:0 error:clinic-c:6:1 paused:clinic-d:22:25", frozenset({(2, 1)})),
+    # With another gone for good it is counted on: three of four are enough.
+    "back, and another gone": Trace("order:0 error:clinic-c:3:1 gone:clinic-a:13:0", _FIRST_REPEATED),
+    # It signs no survivors without the secrets to unmask them, so that the round is attempted again.
+    "signs no survivors": Trace("order:0 error:clinic-c:5:1 gone:clinic-a:18:0", _FIRST_REPEATED),
+    # The last result reaches a site that was down at its deadline, and needs nobody where it was acknowledged.
+    "down at the last deadline": Trace("order:0 killed:clinic-c:43:25"),
+    "has the last result": Trace("order:0 killed:clinic-c:44:1 killed:coordinator:44:60"),
+    # A first site that starts slowly costs nobody the run, and is taken in until the set-up is over.
+    "slow maker": Trace("order:0 killed:clinic-a:4:15", left_out=("clinic-a",)),
+    "slow maker, another gone": Trace("order:0 killed:clinic-a:4:15 gone:clinic-c:9:0"),
+    # The file of evaluation keys is mended before the computation begins, which costs no attempt.
+    "torn keys": Trace(
+        "order:0 killed-after-write:coordinator:23:0 keys-torn:coordinator:14:1", federation="ckks"
+    ),
+    # A journal that is put back while the values are on their way, or their receipt is, seals no other vector.
+    "put back, values late": Trace("order:0 late:clinic-c:15:9 put-back:clinic-c:18:1"),
+    "put back, receipt lost": Trace("order:0 reply-lost:clinic-c:15:1 put-back:clinic-c:18:1"),
+    "put back, noisy values late": Trace(
+        "order:0 late:clinic-c:21:9 put-back:clinic-c:24:1", federation="shared-noise"
+    ),
+    # A ledger that lost the line of exact values is refused, and the others go on.
+    "exact values forgotten": Trace("order:0 line-lost:clinic-c:9:1", _FIRST_REPEATED, "exact"),
+    # A Leave that is late, lost or doubled harms nobody who has joined since; nor does one before the first step.
+    "a late Leave": Trace("order:0 error:clinic-c:3:1 late:clinic-c:12:4", federation="plain"),
+    "a Leave that comes twice": Trace(
+        "order:0 error:clinic-c:3:1 duplicated:clinic-c:12:4", federation="plain"
+    ),
+    "a Leave that is lost": Trace(
+        "order:0 error:clinic-c:3:1 request-lost:clinic-c:12:1", federation="fedavg"
+    ),
+    "leaves in PRESENCE": Trace(
+        "order:0 killed-after-write:clinic-c:5:0 error:clinic-c:3:1", federation="fedavg"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_a_trace_ends_well(name: str) -> None:
+    trace = TRACES[name]
+    ending = play(casts_of(trace.federation), Plan.parse(trace.plan))
+    assert not ending.violations
+    assert (ending.stage, ending.results, ending.left_out) == (trace.stage, trace.results, trace.left_out)
+    assert not ending.unused
+
+
+def test_the_last_payment_of_a_run_is_missed_in_the_next_one(tmp_path: Path) -> None:
+    """A site whose ledger lost its last line between two runs is refused, and the others end the run."""
+    second, first = casts_of("two-runs")
+    ledgers = tmp_path / "ledgers"
+    assert not play_in(tmp_path / "first", [first], Plan(()), ledgers).violations
+    ledger = ledgers / "clinic-c" / LEDGER
+    ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:-1]))
+    ending = play_in(tmp_path / "second", [second], Plan(()), ledgers)
+    assert ending.stage is Stage.FINISHED
+    refused = [each.text for each in ending.violations if "RolledBackError" in each.text]
+    assert refused
+    assert all(text.startswith("clinic-c: ") for text in refused)
