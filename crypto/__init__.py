@@ -1,1 +1,1 @@
-"""Protections and keys. Knows flat arrays and bytes; knows nothing of methods or rounds."""
+"""Cryptographic protections, keys and identities, on flat arrays and bytes, without methods and rounds."""

@@ -1,10 +1,11 @@
-"""Files that outlast a power cut: replaced as a whole, or extended by whole lines.
+"""Durable files that survive a power cut: replaced atomically, or extended by whole lines.
 
-A file is written beside its target, synced, and renamed over it; then its folder is synced, so that the name is on the
-disk too. A crash leaves the old file or the new one; once a function here has returned, its file is on the disk.
+A file is written beside its target, synced, and renamed over the target; then the folder is synced, so that the name
+is on the disk too. A crash leaves the old file or the new one; once a function here has returned, its file is on the
+disk.
 
-Limit: this holds as far as the file system and the disk keep what ``fsync`` promises. A disk with a volatile cache
-that it does not flush can still lose the file.
+Limit: the file system and the disk must keep what ``fsync`` promises. A disk with a volatile cache that it does not
+flush can still lose the file.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ _OWN = 0o600
 
 
 def write(path: Path, content: bytes, *, mode: int = _OWN, overwrite: bool = True) -> None:
-    """Write a file in one durable step, with exactly the permissions ``mode``; its folder must be there.
+    """Write a file in one durable step, with exactly the permissions ``mode``; its folder must exist.
 
-    ``FileExistsError`` if the name is taken and ``overwrite`` is false: of two writers at once one gets it. ``OSError``
-    if the disk refuses, or if the name is a device or a folder. Nothing is left behind then.
+    Raises ``FileExistsError`` if the name is taken and ``overwrite`` is false, so that only one of two concurrent
+    writers succeeds, and ``OSError`` if the disk refuses, or if the name is a device or a folder. A failed call leaves
+    no file behind.
     """
-    if path.exists() and not path.is_file():  # a device would be gone, for all who use it
+    if path.exists() and not path.is_file():  # replacing a device would remove it for every program
         raise OSError(errno.EINVAL, "is no regular file; give another place", str(path))
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -47,7 +49,7 @@ def write(path: Path, content: bytes, *, mode: int = _OWN, overwrite: bool = Tru
 
 
 def _keep_owner(handle: int, path: Path) -> None:
-    """Give a file that root writes the owner of the one that it replaces: a service could not read it otherwise."""
+    """Give a file that root writes the owner of the file it replaces, so that a service can still read the file."""
     if os.geteuid() == 0 and path.exists():
         replaced = path.stat()
         with suppress(OSError):  # a container's root may not know the owner
@@ -55,9 +57,9 @@ def _keep_owner(handle: int, path: Path) -> None:
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Add a line, given without its end, to a file that only this process writes; the file is made if need be.
+    """Append a line, given without its newline, to a file that only this process writes; create the file if missing.
 
-    A power cut during an earlier call may have left a part of its line: that part is cut off first.
+    A partial line that a power cut left during an earlier call is cut off first.
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _OWN)
     with os.fdopen(handle, "r+b") as file:
@@ -74,9 +76,9 @@ def append_line(path: Path, line: bytes) -> None:
 
 
 def make_folder(folder: Path, mode: int = 0o777) -> None:
-    """Make a folder and those above it; the name of each new one is on the disk when this returns.
+    """Make a folder and its missing parents; the names of all new folders are on the disk on return.
 
-    ``mode``, less the umask, is for ``folder`` alone. A folder that is there is left as it is.
+    ``mode``, less the umask, applies to ``folder`` alone. An existing folder is left unchanged.
     """
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(mode=mode, parents=True, exist_ok=True)
@@ -99,7 +101,7 @@ def hold(path: Path) -> BinaryIO:
 
 
 def sync_folder(folder: Path) -> None:
-    """Put the names in a folder on the disk: without that a power cut may lose a new file, whatever it holds."""
+    """Sync the names in a folder to the disk; without this a power cut may lose a new file that is itself synced."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

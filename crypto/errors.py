@@ -1,15 +1,15 @@
-"""The exceptions of :mod:`crypto`: one type per outcome that a caller can tell apart.
+"""Exceptions of :mod:`crypto`, one type per outcome that a caller can distinguish.
 
     CryptoError
-    ├── MalformedError       bytes or arrays that are not what their scheme says
-    │   └── UnknownSchemeError   a scheme or version marker that this build does not know
-    ├── VerificationError    a signature, certificate or binding that does not hold
-    ├── DecryptionError      an authenticated ciphertext that does not open
-    ├── ImplausibleError     a decrypted answer that no honest computation gives
-    ├── PrecisionError       a value that the chosen parameters cannot carry
-    │   └── BoundError           a value beyond the bound that was agreed for it
-    ├── GraphError           no sparse graph of a masked sum is as safe as is asked for
-    └── KeyStoreError        a key file that is missing, already there, or locked by another passphrase
+    ├── MalformedError       bytes or arrays do not have their scheme's form
+    │   └── UnknownSchemeError   this build does not know the scheme or version marker
+    ├── VerificationError    a signature, certificate or binding is invalid
+    ├── DecryptionError      an authenticated ciphertext does not decrypt
+    ├── ImplausibleError     no honest computation gives the decrypted answer
+    ├── PrecisionError       the chosen parameters cannot represent a value
+    │   └── BoundError           a value exceeds its agreed bound
+    ├── GraphError           no sparse graph of a masked sum is as safe as requested
+    └── KeyStoreError        a key file is missing, already exists, or has another passphrase
 
 A check that fails raises; nothing in this package returns a bool for "verified".
 """
@@ -18,43 +18,43 @@ from __future__ import annotations
 
 
 class CryptoError(Exception):
-    """Base of every error of this package."""
+    """Base class of every error of this package."""
 
 
 class MalformedError(CryptoError):
-    """Bytes or arrays are not what their scheme says they are."""
+    """Error: bytes or arrays do not have their scheme's form."""
 
 
 class UnknownSchemeError(MalformedError):
-    """A scheme or version marker is not one of this build's."""
+    """Error: this build does not know the scheme or version marker."""
 
 
 class VerificationError(CryptoError):
-    """A signature, a certificate or a binding does not hold."""
+    """Error: a signature, a certificate or a binding is invalid."""
 
 
 class DecryptionError(CryptoError):
-    """An authenticated ciphertext does not open. The cause is not told apart, on purpose."""
+    """Error: an authenticated ciphertext does not decrypt; the cause is withheld on purpose."""
 
 
 class ImplausibleError(CryptoError):
-    """A decrypted answer is none that an honest computation gives.
+    """Error: no honest computation gives the decrypted answer.
 
-    Whether this was raised follows from a decryption, so it must not show to whoever sent the answer.
+    The error depends on a decryption, so the sender of the answer must not learn whether it was raised.
     """
 
 
 class PrecisionError(CryptoError):
-    """A value lies outside what the chosen parameters can carry."""
+    """Error: the chosen parameters cannot represent a value."""
 
 
 class BoundError(PrecisionError):
-    """A value is not finite, or lies beyond the bound that was agreed for it: nothing may be sent."""
+    """Error: a value is not finite, or exceeds its agreed bound, and must not be sent."""
 
 
 class GraphError(CryptoError):
-    """No sparse graph holds off so many colluders and goes on without so many members."""
+    """Error: no sparse graph resists that many colluders and tolerates that many drop-outs."""
 
 
 class KeyStoreError(CryptoError):
-    """A key file is missing, is already there, or is locked by another passphrase."""
+    """Error: a key file is missing, already exists, or has another passphrase."""

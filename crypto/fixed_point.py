@@ -1,16 +1,16 @@
-"""Fixed point: real vectors as words of the ring of integers modulo 2^32 or 2^64, so that sums are exact.
+"""Fixed-point encoding of real vectors as words of the integers modulo 2^32 or 2^64, so that sums are exact.
 
-A value x of a segment with f fractional bits becomes round(x · 2^f), negative ones in two's complement. f follows
-from the agreed bound and from how many vectors may be added at most, so that overflow is impossible rather than
-unlikely: |Σ round(x · 2^f)| ≤ terms · (bound · 2^f + 1/2) < 2^(ring_bits − 2). A value beyond its bound is an
-error before anything is sent; nothing wraps, and nothing is clipped here. Sites set their values to the bounds
-beforehand, so that no record decides whether this error comes (:mod:`secure_client.bounds`).
+A value x of a segment with f fractional bits becomes round(x · 2^f), in two's complement. f follows from the agreed
+bound and the largest number of vectors in a sum, so that overflow is impossible:
+|Σ round(x · 2^f)| ≤ terms · (bound · 2^f + 1/2) < 2^(ring_bits − 2). A value beyond its bound raises an error before
+anything is sent; nothing wraps, and nothing is clipped here. Sites clip values to the bounds beforehand, so that no
+record decides whether the error is raised (:mod:`secure_client.bounds`).
 
-A segment of whole numbers has f = 0 and takes nothing else: its sums come out as they are, up to 2^53.
+A segment of whole numbers has f = 0 and takes only whole numbers: its sums are exact up to 2^53.
 
-Honest sums keep to less than half of the ring, so a uniformly random word is taken for one with probability below
-1/2, and a whole vector of L random words with probability below 2^-L: a sum whose masks do not cancel is caught
-where L is large. The limit: a few random words among good ones, or an error that stays within the bounds, is not.
+Honest sums use less than half of the ring, so a uniformly random word passes as a sum with probability below 1/2, and
+a vector of L random words with probability below 2^-L: for large L a sum whose masks do not cancel is detected.
+Limit: a few random words among good ones, or an error within the bounds, is not detected.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ Float = NDArray[np.float64]
 MAX_FRACTION_BITS = 40
 MIN_FRACTION_BITS = 16
 _WORDS = {32: (np.uint32, np.int32), 64: (np.uint64, np.int64)}
-"""Ring bits: the type of a word, and the type that reads it as a signed number."""
+"""Types of a word, unsigned and signed, by ring bits."""
 
 
 _MOST_WHOLE = 2**53
-"""Up to it each whole number is a float64."""
+"""Largest number up to which float64 represents every whole number."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """``length`` neighbouring values (0 or more), each of magnitude at most ``bound``; ``whole`` numbers, or any."""
+    """Range of ``length`` ≥ 0 consecutive values of magnitude at most ``bound``, only integers if ``whole``."""
 
     length: int
     bound: float
@@ -48,26 +48,26 @@ class Segment:
 
     def __post_init__(self) -> None:
         if self.length < 0:
-            raise ValueError(f"a segment has 0 or more values, not {self.length}")
+            raise ValueError(f"a segment's length must be at least 0, not {self.length}")
         if not 0.0 < self.bound < float("inf"):
-            raise ValueError(f"a segment's bound is positive and finite, not {self.bound}")
+            raise ValueError(f"a segment's bound must be positive and finite, not {self.bound}")
 
 
 class FixedPoint:
-    """The words of vectors that consist of ``segments``, up to ``terms`` of which are added."""
+    """Encoder of vectors that consist of ``segments``, of which up to ``terms`` are added."""
 
     def __init__(self, segments: Sequence[Segment], *, terms: int, ring_bits: int = 64) -> None:
-        """Empty segments are left out.
+        """Choose each segment's fractional bits; empty segments are left out.
 
-        Raises :class:`PrecisionError` when a segment would have fewer than 16 fractional bits, or sums of whole numbers
-        could be above 2^53 or a quarter of the ring, and ``ValueError`` unless there is a value, ``terms`` is 1 or more
-        and ``ring_bits`` 32 or 64.
+        Raises :class:`PrecisionError` if a segment would have fewer than 16 fractional bits, or sums of whole numbers
+        could exceed 2^53 or a quarter of the ring, and ``ValueError`` unless there is a value, ``terms`` is at least 1
+        and ``ring_bits`` is 32 or 64.
         """
         if ring_bits not in _WORDS or terms < 1:
-            raise ValueError(f"a ring has 32 or 64 bits and terms are 1 or more, not {ring_bits} and {terms}")
+            raise ValueError(f"ring_bits must be 32 or 64 and terms at least 1, not {ring_bits} and {terms}")
         self.segments = tuple(segment for segment in segments if segment.length)
         if not self.segments:
-            raise ValueError("a vector has at least one value")
+            raise ValueError("a vector must have at least one value")
         self.terms = terms
         self.ring_bits = ring_bits
         self.fraction_bits = tuple(_bits_of(segment, terms, ring_bits) for segment in self.segments)
@@ -75,24 +75,24 @@ class FixedPoint:
 
     @property
     def length(self) -> int:
-        """L: the values of all segments together."""
+        """Number of values L of all segments together."""
         return sum(segment.length for segment in self.segments)
 
     @property
     def resolution(self) -> Float:
-        """2^-f for each value, shape (L,). Encoding moves a value by at most half of it; whole numbers it does not."""
+        """Step 2^-f of each value, (L,); encoding moves a value by at most half a step, whole numbers not at all."""
         steps = [2.0**-bits for bits in self.fraction_bits]
         return np.repeat(steps, [segment.length for segment in self.segments])
 
     def encode(self, values: Float) -> Words:
-        """round(x · 2^f), halves to even, as words of shape (L,). The scaling itself does not round.
+        """Return round(x · 2^f), halves to even, as words of shape (L,); the scaling itself does not round.
 
-        Raises :class:`BoundError` for a value that is not finite or beyond its segment's bound, or that is no whole
-        number where its segment is of these, and :class:`MalformedError` unless values are float64 of shape (L,).
+        Raises :class:`BoundError` for a value that is not finite or beyond its segment's bound, or that is not whole in
+        a segment of whole numbers, and :class:`MalformedError` unless values are float64 of shape (L,).
         """
         if values.dtype != np.float64 or values.shape != (self.length,):
             raise MalformedError(
-                f"values are float64 of shape ({self.length},), not {values.dtype} of {values.shape}"
+                f"values must be float64 of shape ({self.length},), not {values.dtype} of {values.shape}"
             )
         unsigned, signed = _WORDS[self.ring_bits]
         numbers = np.empty(self.length, dtype=signed)
@@ -103,18 +103,18 @@ class FixedPoint:
         return numbers.view(unsigned)
 
     def decode_sum(self, words: Words, terms: int) -> Float:
-        """The sum of ``terms`` encoded vectors, shape (L,): exact, then rounded once to float64.
+        """Return the sum of ``terms`` encoded vectors, shape (L,): exact, then rounded once to float64.
 
-        Raises :class:`MalformedError` for a word that no ``terms`` values within the bounds add up to (the module
-        says how surely that catches garbage), and unless words are of this ring and shape. ``ValueError`` unless
-        1 ≤ terms ≤ the terms that the words have room for.
+        Raises :class:`MalformedError` for a word that no sum of ``terms`` values within the bounds gives (the module
+        states how likely random words are detected) and for words of another ring or shape, and ``ValueError`` unless
+        1 ≤ terms ≤ this encoder's ``terms``.
         """
         if not 1 <= terms <= self.terms:
-            raise ValueError(f"a sum has between 1 and {self.terms} terms, not {terms}")
+            raise ValueError(f"a sum must have between 1 and {self.terms} terms, not {terms}")
         unsigned, signed = _WORDS[self.ring_bits]
         if words.dtype != unsigned or words.shape != (self.length,):
             raise MalformedError(
-                f"words are {np.dtype(unsigned)} of shape ({self.length},), not {words.dtype} of {words.shape}"
+                f"words must be {np.dtype(unsigned)} of shape ({self.length},), not {words.dtype} of {words.shape}"
             )
         numbers = words.view(signed)
         values = np.empty(self.length)
@@ -126,10 +126,10 @@ class FixedPoint:
 
 
 def narrowest_ring(segments: Sequence[Segment], *, terms: int) -> int:
-    """32 where each segment keeps 16 fractional bits in a ring of 32 bits with so many terms, else 64.
+    """Return 32 if each segment keeps 16 fractional bits in a ring of 32 bits with ``terms`` terms, else 64.
 
-    That is where terms · (bound + 2^-17) is below 2^14, or of whole numbers terms · (bound + ½) up to 2^30. Lengths
-    count for nothing, but that a segment without values is left out. Whether 64 are enough, :class:`FixedPoint` says.
+    For 32, terms · (bound + 2^-17) must be below 2^14, or for whole numbers terms · (bound + ½) at most 2^30. Segments
+    without values are ignored. :class:`FixedPoint` raises if 64 bits are too few as well.
     """
     try:
         for segment in segments:
@@ -146,7 +146,7 @@ def _bits_of(segment: Segment, terms: int, ring_bits: int) -> int:
     most = min(_MOST_WHOLE, 2 ** (ring_bits - 2))
     if terms * _largest_word(segment.bound, 0) > most:
         raise PrecisionError(
-            f"sums of {terms} whole numbers up to {segment.bound:g} go beyond {most:g}: lower the bound, or the"
+            f"sums of {terms} whole numbers up to {segment.bound:g} exceed {most:g}: lower the bound, or the"
             " number of terms" + (", or use a ring of 64 bits" if ring_bits == 32 else "")
         )
     return 0
@@ -164,7 +164,7 @@ def _fraction_bits(bound: float, terms: int, ring_bits: int) -> int:
 
 
 def _largest_word(bound: float, bits: int) -> Fraction:
-    """What no encoded value's magnitude exceeds. Exact: a bound is a float, and a float is a fraction."""
+    """Return the largest magnitude of an encoded value, exactly, because a float is a fraction."""
     return Fraction(bound) * Fraction(2**bits) + Fraction(1, 2)
 
 
@@ -173,15 +173,15 @@ def _largest_sum(bound: float, bits: int, terms: int) -> int:
 
 
 def segment_slices(segments: Sequence[Segment]) -> tuple[slice, ...]:
-    """Where each segment lies in a vector of all of them."""
+    """Return each segment's slice in a vector of all segments."""
     ends = np.cumsum([segment.length for segment in segments]).tolist()
     return tuple(slice(end - segment.length, end) for end, segment in zip(ends, segments, strict=True))
 
 
 def check_bound(values: Float, segment: Segment, position: int) -> None:
-    """Raise :class:`BoundError` for a value beyond the segment's bound, or none at all.
+    """Raise :class:`BoundError` unless all values are within the segment's bound, and whole if the segment is.
 
-    Written so that NaN, which is neither above nor below, fails too.
+    The comparison is written so that NaN, which is neither above nor below the bound, fails too.
     """
     within = np.abs(values) <= segment.bound
     if not within.all():
@@ -191,14 +191,14 @@ def check_bound(values: Float, segment: Segment, position: int) -> None:
         )
     if segment.whole and (values != np.rint(values)).any():
         raise BoundError(
-            f"segment {position} holds a value that is no whole number, where only such are agreed"
+            f"segment {position} must hold whole numbers, but holds a value that is no whole number"
         )
 
 
 def _check_sum(numbers: NDArray[np.int32] | NDArray[np.int64], largest: int, position: int) -> None:
-    """Two comparisons: the smallest number of a ring has no magnitude in it."""
+    """Raise unless all magnitudes are at most ``largest``, without abs: the ring's smallest number overflows it."""
     if ((numbers > largest) | (numbers < -largest)).any():
         raise MalformedError(
-            f"segment {position} of a sum lies beyond what its terms can add up to: masks that do not cancel, "
-            "or a site that did not keep to its bounds"
+            f"segment {position} of a sum is beyond what its terms can add up to: masks that do not cancel, "
+            "or a site that exceeded its bounds"
         )

@@ -1,6 +1,6 @@
 """Keys of a run: channel keys (X25519), keys derived from secrets (HKDF), keys for storage at rest.
 
-Every random value comes from the operating system. Python cannot wipe memory: whoever can read the memory of
+Every random value comes from the operating system. Limit: Python cannot wipe memory, so whoever can read the memory of
 the process can read every key here.
 """
 
@@ -31,28 +31,28 @@ _LOW_ORDER = frozenset(
         _FIELD_PRIME - 1,
     }
 )
-"""The canonical ones among the points of order 1, 2, 4 and 8 on the curve and its twist, by their u-coordinates."""
+"""Canonical u-coordinates of the points of order 1, 2, 4 and 8 on the curve and its twist."""
 _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 _COMPARER = X25519PrivateKey.from_private_bytes(bytes(range(1, KEY_BYTES + 1)))
-"""A key that is no secret: what it agrees to is the same for keys that are the same."""
+"""Public constant as a private key: equivalent public keys give equal shared secrets with it."""
 _STORED_MARKER = b"protoseal-stored-1:"
 _NONCE_BYTES = 12
 
 
 def derive(secret: bytes, label: str, *context: bytes) -> bytes:
-    """32 bytes from ``secret`` for one purpose: HKDF-SHA256 (RFC 5869), no salt, info = ``encode(label, …)``.
+    """Derive 32 bytes from ``secret`` for one purpose: HKDF-SHA256 (RFC 5869), no salt, info = ``encode(label, …)``.
 
-    ``secret`` must itself be hard to guess (a key, never a passphrase): HKDF is fast.
+    ``secret`` must be hard to guess (a key, never a passphrase), because HKDF is fast.
     """
     info = encode(label, *context)
     return HKDF(algorithm=hashes.SHA256(), length=KEY_BYTES, salt=None, info=info).derive(secret)
 
 
 class ChannelKey:
-    """A site's X25519 key for one run; other sites seal to its public half.
+    """X25519 key of a site for one run; other sites seal messages to its public half.
 
-    A key kept for the whole run gives no forward secrecy within it: whoever obtains the key opens everything
-    that was sealed to it.
+    Limit: the key is kept for the whole run, so there is no forward secrecy within the run: whoever obtains the key can
+    open everything that was sealed to it.
     """
 
     def __init__(self, private: X25519PrivateKey) -> None:
@@ -60,29 +60,29 @@ class ChannelKey:
 
     @classmethod
     def generate(cls) -> ChannelKey:
-        """A fresh key from the operating system's randomness."""
+        """Generate a key from the operating system's randomness."""
         return cls(X25519PrivateKey.generate())
 
     @classmethod
     def from_private_bytes(cls, private: bytes) -> ChannelKey:
-        """The key that :meth:`private_bytes` gave; :class:`MalformedError` unless it has 32 bytes."""
+        """Load the key that :meth:`private_bytes` returned; raise :class:`MalformedError` unless it has 32 bytes."""
         if len(private) != KEY_BYTES:
-            raise MalformedError(f"a channel key has {KEY_BYTES} bytes, not {len(private)}")
+            raise MalformedError(f"a channel key must have {KEY_BYTES} bytes, not {len(private)}")
         return cls(X25519PrivateKey.from_private_bytes(private))
 
     def private_bytes(self) -> bytes:
-        """The *secret* half, 32 bytes. To be stored encrypted only (:class:`StorageKey`)."""
+        """Return the *secret* half, 32 bytes, which must be stored encrypted only (:class:`StorageKey`)."""
         return self._private.private_bytes_raw()
 
     @property
     def public_bytes(self) -> bytes:
-        """The public half, 32 bytes."""
+        """Public half, 32 bytes."""
         return self._private.public_key().public_bytes_raw()
 
     def open(self, sealed: bytes, info: bytes) -> bytes:
-        """What :func:`seal` sealed to this key under the same ``info``; else :class:`DecryptionError`.
+        """Decrypt a message sealed (:func:`seal`) to this key and ``info``; raise :class:`DecryptionError` for others.
 
-        Says nothing about who sealed it: anyone can, so the sender's signature is the caller's to check.
+        Limit: anyone can seal a message, so the caller must check the sender's signature.
         """
         try:
             return _SUITE.decrypt(sealed, self._private, info)
@@ -96,34 +96,34 @@ class ChannelKey:
 def seal(public: bytes, plaintext: bytes, info: bytes) -> bytes:
     """Encrypt to a channel key: HPKE base mode (RFC 9180), X25519, HKDF-SHA256, ChaCha20-Poly1305.
 
-    The result is the encapsulated key followed by the ciphertext (48 bytes more than ``plaintext``), and
-    opens only under the same ``info``. The sender is not authenticated. Raises :class:`VerificationError` for
-    a public key that :func:`check_channel_public` refuses.
+    The result is the encapsulated key followed by the ciphertext (48 bytes more than ``plaintext``), and decrypts only
+    under the same ``info``. Limit: the sender is not authenticated. Raises :class:`VerificationError` for a public key
+    that :func:`check_channel_public` rejects.
     """
     check_channel_public(public)
     return _SUITE.encrypt(plaintext, X25519PublicKey.from_public_bytes(public), info)
 
 
 def check_channel_public(public: bytes) -> None:
-    """Raise :class:`VerificationError` unless ``public`` is a X25519 key in its one allowed form."""
+    """Raise :class:`VerificationError` unless ``public`` is an X25519 key in canonical form and not of low order."""
     _check_canonical(public)
     _check_order(public)
 
 
 def _check_canonical(public: bytes) -> None:
-    """X25519 reads several byte strings as the same point; one form each keeps repeated keys visible."""
+    """Raise unless ``public`` is canonical: X25519 decodes several byte strings to one point, which hides repeats."""
     if len(public) != KEY_BYTES or int.from_bytes(public, "little") >= _FIELD_PRIME:
         raise VerificationError("a channel key is not 32 bytes in canonical form (RFC 7748)")
 
 
 def _check_order(public: bytes) -> None:
-    """With a point of low order the shared secret is known to everyone (RFC 7748, section 6.1)."""
+    """Raise for a point of low order, with which everyone knows the shared secret (RFC 7748, section 6.1)."""
     if int.from_bytes(public, "little") in _LOW_ORDER:
         raise VerificationError("a channel key is a point of low order")
 
 
 def check_distinct(publics: Sequence[bytes], refusal: str) -> None:
-    """Raise :class:`VerificationError` with the text ``refusal`` if two of these X25519 keys are the same key.
+    """Raise :class:`VerificationError` with the text ``refusal`` if two of these X25519 keys are equivalent.
 
     Keys that differ by a point of small order agree to the same secrets with everyone, so whoever has one has both.
     """
@@ -133,10 +133,10 @@ def check_distinct(publics: Sequence[bytes], refusal: str) -> None:
 
 @lru_cache(maxsize=4096)
 def comparable(public: bytes) -> bytes:
-    """Return 32 bytes that are equal for two X25519 keys if and only if these agree to the same secrets.
+    """Return 32 bytes that are equal for two X25519 keys if and only if both agree to the same secrets.
 
-    That is what a fixed key agrees to with them: its scalar is a multiple of 8, which takes every point of small order
-    away. Such a point itself, which :func:`check_channel_public` refuses, is returned as it is.
+    The bytes are the shared secret with a fixed key, whose scalar is a multiple of 8 and so cancels every point of
+    small order. A point of small order itself, which :func:`check_channel_public` rejects, is returned unchanged.
     """
     try:
         return _COMPARER.exchange(X25519PublicKey.from_public_bytes(public))
@@ -145,35 +145,35 @@ def comparable(public: bytes) -> bytes:
 
 
 class StorageKey:
-    """Encrypts a site's secrets at rest: ChaCha20-Poly1305 with random nonces.
+    """Key that encrypts a site's secrets at rest: ChaCha20-Poly1305 with random nonces.
 
-    Holds off whoever reads the disk, not whoever can put back an older copy of it. At most 2^32 messages a
-    key (random 96-bit nonces).
+    Limits: the encryption protects against reading the disk, not against restoring an older copy of it, and random
+    96-bit nonces allow at most 2^32 messages per key.
     """
 
     def __init__(self, key: bytes) -> None:
-        """``key``: 32 secret random bytes, such as :func:`crypto.pki.files.create_storage_key` draws."""
+        """Take 32 secret random bytes, such as :func:`crypto.pki.files.create_storage_key` draws."""
         self._cipher = ChaCha20Poly1305(key)
 
     def encrypt(self, plaintext: bytes, associated: bytes) -> bytes:
-        """Version marker, nonce, ciphertext. ``associated`` (the secret's name, say) is bound, not stored."""
+        """Return version marker, nonce and ciphertext; ``associated`` (e.g. the secret's name) is bound, not stored."""
         nonce = secrets.token_bytes(_NONCE_BYTES)
         return _STORED_MARKER + nonce + self._cipher.encrypt(nonce, plaintext, _stored_context(associated))
 
     def decrypt(self, stored: bytes, associated: bytes) -> bytes:
-        """The plaintext of :meth:`encrypt`.
+        """Return the plaintext of :meth:`encrypt`.
 
-        Raises :class:`UnknownSchemeError` for another version marker, :class:`DecryptionError` for everything
-        else that is not this key's.
+        Raises :class:`UnknownSchemeError` for another version marker, and :class:`DecryptionError` for altered bytes or
+        another key's.
         """
         if not stored.startswith(_STORED_MARKER):
-            raise UnknownSchemeError("a stored secret has no version marker of this build")
+            raise UnknownSchemeError("a stored secret lacks this build's version marker")
         body = stored.removeprefix(_STORED_MARKER)
         try:
             return self._cipher.decrypt(body[:_NONCE_BYTES], body[_NONCE_BYTES:], _stored_context(associated))
         except (InvalidTag, ValueError) as error:
             raise DecryptionError(
-                "a stored secret does not open: it was altered, or stored under another storage key"
+                "a stored secret does not decrypt: it was altered, or stored under another storage key"
             ) from error
 
     def __repr__(self) -> str:

@@ -1,7 +1,7 @@
-"""``plain``: no protection. The server sees every row; what it does with them is what the others must match.
+"""``plain``: no protection; the server computes on every site's rows in the clear.
 
-The limit is the name: whoever runs the server, or reads its disk, has every site's prototypes. It is meant for
-tests, for federations whose sites trust the coordinator, and as the reference of the conformance suite.
+It is meant for tests, for federations whose sites trust the coordinator, and as the reference whose results the other
+protections must match. Limit: whoever runs the server, or reads its disk, has every site's prototypes.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from crypto.rows import check_rows, contributed
 SCHEME = "plain/1"
 
 Weights = Callable[[NDArray[np.float64], NDArray[np.bool_]], NDArray[np.float64]]
-"""(Gram matrices (K, n, n), holds (n, K)) -> weights (K, n, n); row i of class k is what site i receives."""
+"""Function of Gram matrices (K, n, n) and holds (n, K) to weights (K, n, n); row i of class k is for site i."""
 
 
 class PlainSite:
-    """The site's half: rows out, rows in."""
+    """Site half: sends and receives rows in the clear."""
 
     scheme = SCHEME
 
     def protect(self, rows: Rows, site: str, cohort: Cohort) -> Payload:
-        """The rows, with zeros for classes that the site does not hold. Raises :class:`MalformedError`."""
+        """Return the rows, with zeros for classes that the site does not hold; raise :class:`MalformedError`."""
         return Payload(SCHEME, arrays=(contributed(rows, site, cohort),))
 
     def unprotect(self, answer: Payload, rows: Rows, site: str, cohort: Cohort) -> Rows:
-        """The combination of peers; the site's own row for a class it does not hold.
+        """Return the combination of peers, or the site's own row for a class that it does not hold.
 
-        Raises :class:`MalformedError`, also for a row longer than 1: weights are convex.
+        Raises :class:`MalformedError`, also for a row longer than 1, because weights are convex.
         """
         combined = received(answer, SCHEME, cohort)
         holds = cohort.holds[cohort.index(site)]
@@ -41,23 +41,23 @@ class PlainSite:
 
 
 class PlainServer:
-    """The server's half: Gram matrices, weights, linear combinations.
+    """Server half: Gram matrices, weights, linear combinations.
 
-    It serves every scheme under which rows travel as rows with their inner products: ``plain``, and ``rotation``,
-    where all that it computes commutes with the rotation.
+    It serves the schemes whose payloads are rows with unchanged inner products: ``plain``, and ``rotation``, where the
+    server's computation commutes with the rotation.
     """
 
     def __init__(self, weights: Weights, scheme: str = SCHEME) -> None:
-        """``weights`` belongs to the method, and decides what happens without peers or when all of them agree."""
+        """Take the method's ``weights``, which also cover sites without peers and peers that all agree."""
         self._weights = weights
         self.scheme = scheme
 
     def validate(self, payload: Payload, site: str, cohort: Cohort) -> None:
-        """Raise :class:`MalformedError` unless the payload is rows, and zeros where the site holds no class."""
+        """Raise :class:`MalformedError` unless the payload is rows, with zeros for classes the site does not hold."""
         _check_payload(payload, self.scheme, site, cohort)
 
     def combine(self, payloads: Mapping[str, Payload], cohort: Cohort) -> dict[str, Payload]:
-        """Σ_m W[k, i, m] C_m^k for each site i and class k, in float64."""
+        """Return Σ_m W[k, i, m] C_m^k for each site i and class k, in float64."""
         by_class = np.stack([only_array(payloads[site], self.scheme) for site in cohort.sites], axis=1)
         gram = by_class @ by_class.transpose(0, 2, 1)
         combined = self._weights(gram, cohort.holds) @ by_class
@@ -65,27 +65,27 @@ class PlainServer:
 
 
 class GramServer:
-    """The server's half of a step that needs inner products and gives nothing back, such as a clustering.
+    """Server half of a step that computes inner products and returns no payload, such as a clustering.
 
-    One class only: a site's row is all that it puts in.
+    The cohort has one class: each site contributes a single row.
     """
 
     def __init__(self, scheme: str = SCHEME) -> None:
-        """``scheme``: one whose payloads are rows with their inner products, ``plain`` or ``rotation``."""
+        """Take a scheme whose payloads are rows with unchanged inner products: ``plain`` or ``rotation``."""
         self.scheme = scheme
 
     def validate(self, payload: Payload, site: str, cohort: Cohort) -> None:
-        """Raise :class:`MalformedError` unless the payload is one row, and zero if the site holds no class.
+        """Raise :class:`MalformedError` unless the payload is one row, zero if the site does not hold the class.
 
-        ``ValueError`` for a cohort of more than one class.
+        Raises ``ValueError`` for a cohort of more than one class.
         """
         _check_one_class(cohort)
         _check_payload(payload, self.scheme, site, cohort)
 
     def gram(self, payloads: Mapping[str, Payload], cohort: Cohort) -> NDArray[np.float64]:
-        """⟨C_i, C_m⟩ for all pairs of the cohort's sites, in their order: float64 (n, n), exactly symmetric.
+        """Return ⟨C_i, C_m⟩ for all pairs of the cohort's sites, in their order: float64 (n, n), exactly symmetric.
 
-        ``ValueError`` for a cohort of more than one class.
+        Raises ``ValueError`` for a cohort of more than one class.
         """
         _check_one_class(cohort)
         rows = np.concatenate([only_array(payloads[site], self.scheme) for site in cohort.sites])
@@ -94,18 +94,21 @@ class GramServer:
 
 
 def received(payload: Payload, scheme: str, cohort: Cohort) -> Rows:
-    """The rows (K, d) of a payload, checked. Raises :class:`MalformedError`; norms are at most 1."""
+    """Return the rows (K, d) of a payload; raise :class:`MalformedError` for a wrong form or a norm above 1."""
     rows = only_array(payload, scheme)
     check_rows(rows, cohort)
     return rows
 
 
 def only_array(payload: Payload, scheme: str) -> Rows:
-    """The payload's one array, unchecked. :class:`UnknownSchemeError`, :class:`MalformedError` if there is none."""
+    """Return the payload's single array, whose content is not checked.
+
+    Raises :class:`UnknownSchemeError` for another scheme and :class:`MalformedError` for another number of arrays.
+    """
     if payload.scheme != scheme:
         raise UnknownSchemeError(f"expected a payload of scheme {scheme!r}, not {payload.scheme!r}")
     if len(payload.arrays) != 1 or payload.blobs or payload.words:
-        raise MalformedError(f"a payload of scheme {scheme!r} is one array")
+        raise MalformedError(f"a payload of scheme {scheme!r} must be one array")
     return payload.arrays[0]
 
 
@@ -115,11 +118,11 @@ def _check_payload(payload: Payload, scheme: str, site: str, cohort: Cohort) -> 
 
 
 def _check_absent(rows: Rows, holds: NDArray[np.bool_]) -> None:
-    """A row for a class that nobody expects from this site would enter no one's count of holders."""
+    """Raise for a nonzero row of a class that the site does not hold: no count of holders would include the row."""
     if rows[~holds].any():
-        raise MalformedError("a row stands where the site does not hold the class")
+        raise MalformedError("the rows of classes that the site does not hold must be zero")
 
 
 def _check_one_class(cohort: Cohort) -> None:
     if cohort.classes != 1:
-        raise ValueError(f"a Gram matrix of whole rows is of one class, not {cohort.classes}")
+        raise ValueError(f"a Gram matrix of whole rows needs a cohort of one class, not {cohort.classes}")

@@ -1,4 +1,4 @@
-"""Where heavy work goes: an executor that says how many pieces it can do at once."""
+"""Executor for heavy work that reports how many tasks it runs in parallel."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from concurrent.futures import Executor
 
 
 class Pool(Executor):
-    """Work is cut into as many pieces as ``workers``, not as the machine has cores."""
+    """Executor with a known number of workers; callers split work into ``workers`` pieces, not one per core."""
 
     @property
     @abstractmethod
     def workers(self) -> int:
-        """How many pieces of work run side by side, 1 or more."""
+        """Number of tasks that run in parallel, at least 1."""

@@ -1,8 +1,7 @@
-"""What a protection is: a site half, a server half, and the public facts both work from.
+"""Interface of a protection of rows: a site half, a server half, and the public facts that both use.
 
-A protection turns a site's rows (one per class) into a payload, lets the server combine the payloads of a
-cohort, and turns the server's answer back into rows. It sees arrays and bytes only: which method asked, and in
-which round, is not its business.
+A protection turns a site's rows (one per class) into a payload, lets the server combine the payloads of a cohort, and
+turns the server's answer back into rows. It handles arrays and bytes only, and knows neither the method nor the round.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Words = NDArray[np.uint32] | NDArray[np.uint64]
 
 
 class Combination(StrEnum):
-    """The combinations of peers that a protection may be able to compute without seeing a Gram matrix."""
+    """Combination of peers that a protection may be able to compute without seeing a Gram matrix."""
 
     DISTANCE = "distance"
     COMPLEMENT = "complement"
@@ -28,24 +27,23 @@ class Combination(StrEnum):
 
 
 class Offer(StrEnum):
-    """What a server half can do with payloads."""
+    """Operation that a server half can apply to payloads."""
 
     GRAM = "gram"
-    """It sees inner products, so any weights that follow from them can be used."""
+    """Inner products are visible to the server, which can apply any weights that follow from them."""
     DISTANCE_WEIGHTS = "distance weights"
-    """It can evaluate :class:`Combination` blindly."""
+    """Combinations of :class:`Combination` are evaluated blindly."""
     SUM = "sum"
-    """It can add up what the sites of a group sent."""
+    """Payloads of a group's sites are added."""
     CLUSTERING = "clustering"
-    """It sees inner products of rows that it does not see, in a step of their own, and computes on nothing else of
-    them."""
+    """Inner products of hidden rows are visible to the server in a separate step, and nothing else of the rows is."""
     COSINE_WEIGHTS = "cosine weights"
-    """It can mix what groups' sums come to by their cosines."""
+    """Groups' sums are mixed by their cosines."""
 
 
 @dataclass(frozen=True)
 class Payload:
-    """What travels: a scheme marker with float64 arrays, ciphertexts as blobs, or words of a ring (uint32, uint64)."""
+    """Message content: a scheme marker with float64 arrays, ciphertexts as blobs, or ring words (uint32, uint64)."""
 
     scheme: str
     arrays: tuple[Rows, ...] = ()
@@ -55,7 +53,7 @@ class Payload:
 
 @dataclass(frozen=True)
 class UpTo:
-    """An axis whose length is the sender's to choose, 0 to ``most``: the same for all such axes of one payload."""
+    """Axis whose length the sender chooses, 0 to ``most``; all such axes of one payload have the same length."""
 
     most: int
 
@@ -65,9 +63,9 @@ Axis = int | UpTo
 
 @dataclass(frozen=True)
 class PayloadForm:
-    """What a payload must consist of, from public facts alone: one of the three is not empty.
+    """Required form of a payload, from public facts alone; one of the three fields is not empty.
 
-    The shape of each array; (bits, length) of each vector of words; at most how many blobs.
+    ``arrays`` are the shapes, ``words`` (bits, length) of each vector of words, ``blobs`` the largest number of blobs.
     """
 
     arrays: tuple[tuple[Axis, ...], ...] = ()
@@ -89,15 +87,15 @@ class Cohort:
 
     def __post_init__(self) -> None:
         if list(self.sites) != sorted(set(self.sites)) or not self.sites:
-            raise ValueError("a cohort's sites are sorted, distinct and not empty")
+            raise ValueError("a cohort's sites must be sorted, distinct and not empty")
         if self.holds.ndim != 2 or self.holds.shape[0] != len(self.sites) or self.holds.dtype != np.bool_:
-            raise ValueError("holds is a bool array with a row for each site")
+            raise ValueError("holds must be a bool array with a row for each site")
         if self.dim < 1:
-            raise ValueError("the feature dimension is at least 1")
+            raise ValueError("the feature dimension must be at least 1")
 
     @property
     def classes(self) -> int:
-        """K."""
+        """Number of classes K."""
         return int(self.holds.shape[1])
 
     @property
@@ -106,31 +104,31 @@ class Cohort:
         return np.asarray(self.holds.sum(axis=0), dtype=np.int64)
 
     def index(self, site: str) -> int:
-        """Row of a site; ``ValueError`` when it is not in the cohort."""
+        """Return the row of a site; raise ``ValueError`` if the site is not in the cohort."""
         return self.sites.index(site)
 
 
 class SiteHalf(Protocol):
-    """A protection at a site. Rows are float64 of shape (K, d) with Euclidean norm at most 1."""
+    """Site half of a protection. Rows are float64 of shape (K, d) with Euclidean norm at most 1."""
 
     scheme: str
 
     def protect(self, rows: Rows, site: str, cohort: Cohort) -> Payload:
-        """Rows of classes the site does not hold in the cohort are sent as zeros, whatever they contain."""
+        """Protect rows; rows of classes that the site does not hold in the cohort are sent as zeros."""
         ...
 
     def unprotect(self, answer: Payload, rows: Rows, site: str, cohort: Cohort) -> Rows:
-        """The combination of peers for each class the site holds; its own row where there is nothing to combine.
+        """Return the combination of peers for each class the site holds, or its own row if there is no combination.
 
-        ``rows`` are the very rows that were protected. Raises :class:`crypto.errors.MalformedError` for an answer
-        that is not what the scheme prescribes, and :class:`crypto.errors.ImplausibleError` for one that only
-        its decryption shows to be wrong: the server must not learn of that.
+        ``rows`` must be the rows that were protected. Raises :class:`crypto.errors.MalformedError` for an answer that
+        does not have the scheme's form, and :class:`crypto.errors.ImplausibleError` for a fault that only decryption
+        shows, which the server must not learn.
         """
         ...
 
 
 class ServerHalf(Protocol):
-    """A protection at the server."""
+    """Server half of a protection."""
 
     scheme: str
 
@@ -139,5 +137,5 @@ class ServerHalf(Protocol):
         ...
 
     def combine(self, payloads: Mapping[str, Payload], cohort: Cohort) -> dict[str, Payload]:
-        """One answer for each site of the cohort, from the payloads of all of them."""
+        """Return one answer for each site of the cohort, from the payloads of all its sites."""
         ...

@@ -1,10 +1,11 @@
-"""The roster: which sites take part in a run, each with the channel key that it signed itself.
+"""Roster of a run: the sites that take part, each with a channel key that it signed itself.
 
-The coordinator relays statements and can neither add, swap nor alter a key: each site verifies every
-statement against the CA, finds its own unaltered, and insists on its own minimum. What is left to the
-coordinator is whom it leaves out, and telling two sites different rosters; whatever depends on everyone
-seeing the same one binds the roster's hash. Whoever holds the CA's key can add members of its own making,
-except under the name of a site that is pinned.
+Each site verifies every statement against the CA, finds its own statement unaltered, and requires its own minimum
+number of sites. So the coordinator, which relays the statements, can neither add, swap nor alter a key.
+
+Limits: the coordinator can leave sites out, and can show two sites different rosters; protocol steps that need one
+roster for all therefore bind the roster's hash. The holder of the CA's key can add members, except under the name of
+a pinned site.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _LABEL = "channel-key"
 
 @dataclass(frozen=True)
 class Statement:
-    """A site's word for its channel key (X25519, 32 bytes) in one run, with its certificate (DER)."""
+    """Signed statement of a site's channel key (X25519, 32 bytes) for one run, with its certificate (DER)."""
 
     site: str
     certificate: bytes = field(repr=False)
@@ -39,7 +40,7 @@ class Statement:
 
 @dataclass(frozen=True)
 class Member:
-    """A site whose statement holds. ``fingerprint``: SHA-256 of its certificate (DER), hexadecimal."""
+    """Site whose statement was verified; ``fingerprint`` is the SHA-256 of its certificate (DER), hexadecimal."""
 
     name: str
     channel_key: bytes
@@ -49,21 +50,21 @@ class Member:
 
 @dataclass(frozen=True)
 class Roster:
-    """The verified members by name, sorted and read-only, and the hash (32 bytes) of all they stated."""
+    """Verified members by name, sorted and read-only, and the hash (32 bytes) of all their statements."""
 
     members: Mapping[str, Member]
     hash: bytes
 
     @property
     def maker(self) -> str:
-        """The member that makes the group's secrets: the first by name, so that nobody chooses."""
+        """Name of the member that makes the group's secrets: the first by name, so that nobody chooses."""
         return next(iter(self.members))
 
 
 def sign_statement(
     credentials: Credentials, run: str, agreement_hash: bytes, channel_public: bytes
 ) -> Statement:
-    """State this site's channel key for a run under an agreement (its SHA-256)."""
+    """Sign this site's channel key for a run under the agreement with this SHA-256."""
     site, certificate = credentials.identity.name, credentials.certificate_der
     fields = _fields(site, certificate, channel_public, run, agreement_hash)
     return Statement(site, certificate, channel_public, credentials.sign(_LABEL, *fields))
@@ -72,11 +73,11 @@ def sign_statement(
 def verify_statement(
     trust: TrustAnchor, statement: Statement, run: str, agreement_hash: bytes, at: datetime
 ) -> Member:
-    """The member that made the statement, for this run and agreement, at the time ``at`` (with a time zone).
+    """Return the member that made the statement for this run and agreement, at the time ``at`` (with a time zone).
 
-    Raises :class:`VerificationError` unless the certificate is a site's of this federation and of that name,
-    it signed exactly this, and the channel key is usable; :class:`crypto.errors.MalformedError` if the
-    certificate is none.
+    Raises :class:`VerificationError` unless the certificate belongs to a site of this federation with the stated name,
+    its key signed exactly this statement, and the channel key is usable, and :class:`crypto.errors.MalformedError` for
+    bytes that are not a certificate.
     """
     identity = trust.identify(statement.certificate, Role.SITE, at)
     _check_name(statement, identity)
@@ -90,10 +91,10 @@ def verify_statement(
 def assemble_roster(
     statements: Sequence[Statement], *, trust: TrustAnchor, run: str, agreement_hash: bytes, at: datetime
 ) -> Roster:
-    """The members that the statements prove, each once and with a channel key of its own.
+    """Return the roster of the members that the statements prove, with distinct names and channel keys.
 
-    Raises as :func:`verify_statement`, and :class:`VerificationError` for a name or channel key that is there
-    twice. The limit: it says nothing of who is missing; a site uses :func:`verify_roster`.
+    Raises as :func:`verify_statement`, and :class:`VerificationError` for a repeated name or channel key. Limit:
+    missing sites are not noticed; a site uses :func:`verify_roster`.
     """
     _check_names_distinct(statements)
     verified = [verify_statement(trust, statement, run, agreement_hash, at) for statement in statements]
@@ -113,12 +114,12 @@ def verify_roster(
     pins: Mapping[str, str],
     at: datetime,
 ) -> Roster:
-    """What a site makes of the statements that the coordinator relays.
+    """Return the roster, at a site, of the statements that the coordinator relays.
 
-    ``minimum`` counts sites, this one included, and is the site's own. ``pins`` maps a peer's name to the
-    fingerprint (64 lower-case hexadecimal digits) of the only certificate it may have; a name without a pin
-    rests on the CA alone. Raises as :func:`assemble_roster`, and :class:`VerificationError` when ``own`` is
-    absent or altered, a pin does not match, or there are fewer than ``minimum``.
+    ``minimum`` is this site's least number of sites, itself included. ``pins`` maps a peer's name to the fingerprint
+    (64 lower-case hexadecimal digits) of the only certificate the peer may have; a name without a pin rests on the CA
+    alone. Raises as :func:`assemble_roster`, and :class:`VerificationError` if ``own`` is absent or altered, a pin
+    does not match, or there are fewer than ``minimum`` sites.
     """
     _check_own(statements, own)
     _check_minimum(len(statements), minimum)
@@ -134,7 +135,7 @@ def _fields(
 
 
 def _hash(statements: Sequence[Statement], run: str, agreement_hash: bytes) -> bytes:
-    """Signatures are left out: they can be altered without becoming invalid."""
+    """Return the hash of the statements without their signatures, which can be altered and stay valid."""
     fields = [run.encode(), agreement_hash]
     for statement in sorted(statements, key=lambda statement: statement.site):
         fields += [statement.site.encode(), statement.certificate, statement.channel_key]
@@ -144,7 +145,7 @@ def _hash(statements: Sequence[Statement], run: str, agreement_hash: bytes) -> b
 def _check_name(statement: Statement, identity: Identity) -> None:
     if statement.site != identity.name:
         raise VerificationError(
-            f"a statement of {statement.site} comes with the certificate of {identity.name}"
+            f"the statement of {statement.site} comes with the certificate of {identity.name}"
         )
 
 
@@ -162,16 +163,16 @@ def _check_names_distinct(statements: Sequence[Statement]) -> None:
 
 def _check_own(statements: Sequence[Statement], own: Statement) -> None:
     if own not in statements:
-        raise VerificationError(f"the roster does not hold what {own.site} stated itself")
+        raise VerificationError(f"the roster lacks the statement of {own.site}, or has an altered one")
 
 
 def _check_minimum(count: int, minimum: int) -> None:
     if count < minimum:
-        raise VerificationError(f"the roster has {count} sites; this site takes part with {minimum} or more")
+        raise VerificationError(f"the roster has {count} sites; this site requires {minimum} or more")
 
 
 def _check_keys_distinct(members: Sequence[Member]) -> None:
-    """Two sites with one channel key would be one party counted twice."""
+    """Raise if two sites have the same channel key, which would count one party twice."""
     keys = [member.channel_key for member in members]
     check_distinct(keys, "two sites of the roster have the same channel key")
 

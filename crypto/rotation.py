@@ -1,21 +1,21 @@
-"""``rotation``: a secret isometry. The server computes on Q·C as ``plain`` does on C, and its answers turn back.
+"""``rotation``: a secret isometry Q; the server computes on Q·C as ``plain`` does on C, and sites invert Q.
 
-Sites share a seed that the server does not have. Each class of each attempt has an orthogonal matrix Q of its own,
-drawn from the Haar measure by a key derived from the seed. Inner products survive Q, and linear combinations commute
-with it, so the server's half is :class:`crypto.plain.PlainServer` with this scheme.
+Sites share a seed that the server does not have. Each class of each attempt has its own orthogonal matrix Q, drawn
+from the Haar measure by a key derived from the seed. Q preserves inner products and commutes with linear combinations,
+so the server half is :class:`crypto.plain.PlainServer` with this scheme.
 
-What the server sees of a class is distributed as Q'·C' for *any* C' with the same Gram matrix and a Q' of its own
-making: it learns **the Gram matrix and nothing more**, up to the rounding of float64. The limits:
+Guarantee: the server's view of a class is distributed as Q'·C' for *any* C' with the same Gram matrix and an
+independent Q', so that the server learns **the Gram matrix and nothing more**, up to the rounding of float64. Limits:
 
 - The Gram matrix shows the dimension, the norms, which rows are zero, and how near sites are to each other.
-- Gram matrices of successive rounds can be compared, and so can those of all classes: the sites' names stay.
-- Any output that the server sees in the clear adds to it: each row's projection on that output.
-- **One site that colludes with the server undoes it all**, for every site and every round of the run.
+- The server can compare the Gram matrices of successive rounds and of all classes, because the sites' names are known.
+- Any output that the server sees in the clear reveals each row's projection on that output.
+- **One site that colludes with the server breaks the protection** of every site and every round of the run.
 - A context used twice gives the same Q twice, and the inner products *between* the two uses.
 
-Haar measure by Stewart (1980, *The efficient generation of random orthogonal matrices with an application to
-condition estimators*, section 3); why the signs are needed: Mezzadri (2007, *How to generate random matrices from the
-classical compact groups*, sections 4 and 5).
+Haar sampling follows Stewart (1980, *The efficient generation of random orthogonal matrices with an application to
+condition estimators*, section 3). Mezzadri (2007, *How to generate random matrices from the classical compact groups*,
+sections 4 and 5) shows why the signs are needed.
 """
 
 from __future__ import annotations
@@ -38,37 +38,37 @@ Float = NDArray[np.float64]
 SCHEME = "rotation/1"
 
 _COUNTER = bytes(4)
-"""Each reflection has a nonce of its own and begins its keystream at block 0."""
+"""Initial block counter 0 of each reflection's keystream, which has its own nonce."""
 _UNIFORM_BITS = 52
 
 
 class RotationSite:
-    """The site's half: rows out under Q, answers back under its inverse. The server's half is ``PlainServer``."""
+    """Site half: rows are sent under Q, answers are read under Q's inverse. The server half is ``PlainServer``."""
 
     scheme = SCHEME
 
     def __init__(self, seed: bytes, context: bytes) -> None:
-        """``seed``: the group's 32 *secret* bytes. ``context``: the same at all sites, and never used again.
+        """Take the group's 32 *secret* bytes ``seed`` and a ``context`` that is equal at all sites and never reused.
 
-        It has to name run, round, attempt and phase: see the module's limits. Raises :class:`MalformedError` for a
-        seed of another length, ``ValueError`` for an empty context.
+        The context must name run, round, attempt and phase, because of the module's last limit. Raises
+        :class:`MalformedError` for a seed of another length, ``ValueError`` for an empty context.
         """
         _check_key(seed)
         if not context:
-            raise ValueError("a rotation's context names the run, the round, the attempt and the phase")
+            raise ValueError("a rotation's context must name the run, the round, the attempt and the phase")
         self._seed = seed
         self._context = context
 
     def protect(self, rows: Rows, site: str, cohort: Cohort) -> Payload:
-        """Q·C for each class, with zeros for classes that the site does not hold. Raises :class:`MalformedError`."""
+        """Return Q·C for each class, with zeros for classes the site does not hold; raise :class:`MalformedError`."""
         sent = contributed(rows, site, cohort)
-        return Payload(SCHEME, arrays=(self._turned(sent, site, cohort, inverse=False),))
+        return Payload(SCHEME, arrays=(self._rotated(sent, site, cohort, inverse=False),))
 
     def turned(self, rows: Rows, classes: NDArray[np.int64]) -> Rows:
-        """Q·v for each row v of ``rows`` (M, d), Q being that of the row's class, ``classes`` (M,).
+        """Return Q·v for each row v of ``rows`` (M, d), where Q is that of the row's class, ``classes`` (M,).
 
-        Rows of one class keep the inner products with each other, at one site and over all of them. What is shown is
-        also how many rows of a class a site has. Raises :class:`MalformedError` for a row that is longer than 1.
+        Rows of one class keep their inner products with each other, at one site and across sites. The server also
+        learns how many rows of each class a site has. Raises :class:`MalformedError` for a row longer than 1.
         """
         check_values(rows)
         result = np.zeros_like(rows)
@@ -78,17 +78,17 @@ class RotationSite:
         return result
 
     def unprotect(self, answer: Payload, rows: Rows, site: str, cohort: Cohort) -> Rows:
-        """The combination of peers; the site's own row for a class it does not hold.
+        """Return the combination of peers, or the site's own row for a class that it does not hold.
 
-        Raises :class:`MalformedError` for what the server could see to be wrong as well: the form, a value that is
-        not finite, a row longer than 1. An answer that is another vector of that length cannot be told.
+        Raises :class:`MalformedError` for faults that the server can see too: a wrong form, a value that is not finite,
+        a row longer than 1. Limit: an answer of another vector within these bounds is not detected.
         """
-        turned = received(answer, SCHEME, cohort)
+        rotated = received(answer, SCHEME, cohort)
         holds = cohort.holds[cohort.index(site)]
-        return np.where(holds[:, None], self._turned(turned, site, cohort, inverse=True), rows)
+        return np.where(holds[:, None], self._rotated(rotated, site, cohort, inverse=True), rows)
 
-    def _turned(self, rows: Rows, site: str, cohort: Cohort, *, inverse: bool) -> Rows:
-        """Zeros for a class that the site does not hold: who holds what is public, and Q·0 = 0."""
+    def _rotated(self, rows: Rows, site: str, cohort: Cohort, *, inverse: bool) -> Rows:
+        """Rotate rows; classes that the site does not hold, which is public, stay zero, since Q·0 = 0."""
         result = np.zeros_like(rows)
         for k in np.flatnonzero(cohort.holds[cohort.index(site)]):
             result[k] = rotate(class_key(self._seed, self._context, int(k)), rows[k : k + 1], inverse)[0]
@@ -99,43 +99,45 @@ class RotationSite:
 
 
 def class_key(seed: bytes, context: bytes, number: int) -> bytes:
-    """The 32-byte key of one class in one context; ``number`` is the class's index, from 0."""
+    """Return the 32-byte key of one class in one context; ``number`` is the class's index, from 0."""
     return derive(seed, "rotation", context, number.to_bytes(4, "big"))
 
 
 def rotate(key: bytes, vectors: Float, inverse: bool = False) -> Float:
-    """Q·v for each row v of ``vectors`` (m, D), or Qᵀ·v; Q is Haar-distributed over keys on O(D).
+    """Return Q·v for each row v of ``vectors`` (m, D), or Qᵀ·v; over random keys, Q is Haar-distributed on O(D).
 
-    With x_k a vector of k independent normal values and T_k the orthogonal matrix of size k that :func:`_turn`
+    With x_k a vector of k independent normal values and T_k the orthogonal matrix of size k that :func:`_reflect`
     applies, whose first column is x_k/‖x_k‖, Stewart's theorem says that
 
         Q = T_D · (I_1 ⊕ T_{D−1}) · … · (I_{D−1} ⊕ T_1)
 
-    is Haar-distributed. It is the Q of the QR decomposition with positive diagonal of a Gaussian matrix, but never
-    formed: O(m·D²) time, dominated by the D²/2 normal values, and O(m·D) memory. Each x_k has a keystream of its own
-    (:func:`_normals`), so that the inverse can take them in the other order.
+    is Haar-distributed. Q is the Q of the QR decomposition with positive diagonal of a Gaussian matrix, but is never
+    formed: O(m·D²) time, dominated by the D²/2 normal values, and O(m·D) memory. Each x_k has its own keystream
+    (:func:`_normals`), so that the inverse can apply the factors in reverse order.
 
     Inner products and the inverse are exact to rounding (1e-15 for unit vectors up to D = 2000). The keystream is
-    the same to the bit everywhere; logarithms and cosines of different builds of numpy differ in the last place, and
-    so do the Q of their sites. Zeros stay zeros, without a sign. Raises :class:`MalformedError` for a key that is not
-    32 bytes, or vectors that are not float64 of two axes.
+    bit-identical everywhere; logarithms and cosines of different builds of numpy, and so the sites' Q, differ in the
+    last place. Zeros stay zeros, without a sign. Raises :class:`MalformedError` for a key that is not 32 bytes, or
+    vectors that are not float64 with two axes.
     """
     _check_key(key)
     if vectors.dtype != np.float64 or vectors.ndim != 2:
-        raise MalformedError(f"vectors are float64 of shape (m, D), not {vectors.dtype} of {vectors.shape}")
+        raise MalformedError(
+            f"vectors must be float64 of shape (m, D), not {vectors.dtype} of {vectors.shape}"
+        )
     dim = vectors.shape[1]
-    turned = vectors.copy()
+    rotated = vectors.copy()
     for size in range(dim, 0, -1) if inverse else range(1, dim + 1):
-        _turn(turned[:, dim - size :], _normals(key, dim, size), inverse)
-    # A zero row keeps nothing but signs of the reflections in its zeros. They would tell D bits of the key's stream.
-    return turned + 0.0
+        _reflect(rotated[:, dim - size :], _normals(key, dim, size), inverse)
+    # The zeros of a zero row carry the signs of the reflections, which would leak D bits of the key's stream.
+    return rotated + 0.0
 
 
-def _turn(part: Float, x: Float, inverse: bool) -> None:
-    """T = (I − 2uuᵀ/‖u‖²)·diag(s, 1, …, 1), or its transpose, on the rows of ``part`` (m, k) in place.
+def _reflect(part: Float, x: Float, inverse: bool) -> None:
+    """Apply T = (I − 2uuᵀ/‖u‖²)·diag(s, 1, …, 1), or its transpose, to the rows of ``part`` (m, k) in place.
 
     s = −sign(x_0) and u = x − s‖x‖e_0, free of cancellation: the reflection takes s·e_0 to x/‖x‖. Without s the
-    first entry of T's first column would always be negative: no Haar measure.
+    first entry of T's first column would always be negative, and Q would not be Haar-distributed.
     """
     sign = -math.copysign(1.0, x[0])
     normal = x.copy()
@@ -148,9 +150,9 @@ def _turn(part: Float, x: Float, inverse: bool) -> None:
 
 
 def _normals(key: bytes, dim: int, size: int) -> Float:
-    """x_k for k = ``size``: independent draws from N(0, 1), shape (size,), by Box and Muller (1958).
+    """Return x_k for k = ``size``: independent draws from N(0, 1), shape (size,), by Box and Muller (1958).
 
-    Nothing is rejected, so that each value comes from a known place of the stream. No draw lies beyond 8.6.
+    No draw is rejected, so that each value comes from a known position of the stream. No draw lies beyond 8.6.
     """
     half = (size + 1) // 2
     uniform = _uniform(_words(key, dim, size))
@@ -160,15 +162,15 @@ def _normals(key: bytes, dim: int, size: int) -> Float:
 
 
 def _uniform(words: NDArray[np.uint64]) -> Float:
-    """Midpoints of the grid of 2^-52 in (0, 1): no logarithm is infinite, and none is 0."""
+    """Return midpoints of the grid of 2^-52 in (0, 1), whose logarithms are finite and not 0."""
     return np.asarray(((words >> np.uint64(64 - _UNIFORM_BITS)) + 0.5) * 2.0**-_UNIFORM_BITS)
 
 
 def _words(key: bytes, dim: int, size: int) -> NDArray[np.uint64]:
-    """An even number of little-endian words, ``size`` or one more: the keystream of ChaCha20 (RFC 8439).
+    """Return ``size`` little-endian words of the ChaCha20 keystream (RFC 8439), or one more to make an even number.
 
-    The nonce is the dimension and the size, 6 bytes each, little-endian: Q of another dimension under the same key
-    has no reflection in common with this one.
+    The nonce is the dimension and the size, 6 bytes each, little-endian, so that matrices Q of different dimensions
+    under one key have no reflection in common.
     """
     nonce = dim.to_bytes(6, "little") + size.to_bytes(6, "little")
     stream = Cipher(ChaCha20(key, _COUNTER + nonce), mode=None).encryptor()

@@ -1,4 +1,4 @@
-"""Checks that every protection makes on rows: float64, shape (K, d), finite, Euclidean norm at most 1."""
+"""Checks of rows that every protection makes: float64, shape (K, d), finite, Euclidean norm at most 1."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from crypto.errors import MalformedError
 from crypto.protection import Cohort, Rows
 
 NORM_SLACK = 1e-9
-"""How far rounding may carry a norm beyond 1."""
+"""Slack for rounding by which a norm may exceed 1."""
 
 
 def contributed(rows: Rows, site: str, cohort: Cohort) -> Rows:
-    """A site's rows as they are sent: checked, and zero for classes it does not hold in the cohort.
+    """Return a site's checked rows as they are sent, with zeros for classes it does not hold in the cohort.
 
-    What stands in the other rows is neither looked at nor sent. Raises :class:`MalformedError`.
+    The values of those other rows are neither checked nor sent. Raises :class:`MalformedError`.
     """
     check_shape(rows, cohort)
     holds = cohort.holds[cohort.index(site)]
@@ -34,28 +34,26 @@ def check_shape(rows: Rows, cohort: Cohort) -> None:
     """Raise :class:`MalformedError` unless rows are float64 of shape (K, d)."""
     expected = (cohort.classes, cohort.dim)
     if rows.dtype != np.float64 or rows.shape != expected:
-        raise MalformedError(f"rows are float64 of shape {expected}, not {rows.dtype} of {rows.shape}")
+        raise MalformedError(f"rows must be float64 of shape {expected}, not {rows.dtype} of {rows.shape}")
 
 
 def check_values(rows: Rows) -> None:
     """Raise :class:`MalformedError` for a value that is not finite, or a row longer than 1."""
     if not np.isfinite(rows).all():
-        raise MalformedError("a row holds a value that is not finite")
+        raise MalformedError("a row has a value that is not finite")
     longest = float(np.linalg.norm(rows, axis=1).max(initial=0.0))
     if longest > 1.0 + NORM_SLACK:
-        raise MalformedError(
-            f"a row has norm {longest:.9f}; rows are divided by their public norm bound first"
-        )
+        raise MalformedError(f"a row has norm {longest:.9f}, above 1: divide rows by their public norm bound")
 
 
 def directions(rows: Rows) -> Rows:
-    """Rows (M, d) scaled to length 1; zeros for a row that is too short to have a direction."""
+    """Scale rows (M, d) to length 1; a zero row stays zero."""
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     return np.asarray(np.where(norms > 0.0, rows / np.where(norms > 0.0, norms, 1.0), 0.0), dtype=np.float64)
 
 
 def whole_numbers(values: Rows, below: int) -> NDArray[np.int64]:
-    """Numbers that travel as float64, as integers. :class:`MalformedError` unless they are whole, from 0, and below."""
+    """Convert float64 values to integers; raise :class:`MalformedError` unless all are whole, from 0 to below − 1."""
     if not ((values >= 0) & (values < below) & (values == np.rint(values))).all():
         raise MalformedError(f"a number is not whole, or not from 0 to {below - 1}")
     return values.astype(np.int64)

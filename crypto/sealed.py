@@ -1,10 +1,9 @@
-"""A secret of the whole group, made by one site and sealed to each other one through the coordinator.
+"""Group secret that one site makes, seals to each other member, and sends through the coordinator.
 
-The maker signs the ciphertext together with whom it is for, the run, the attempt of the set-up, the roster and the hash
-of the public keys that belong to the secret. So the coordinator can neither read a secret, nor seal one of its own
-making, nor deliver one of an earlier attempt.
-The limit: every member knows the secret, and one of them that works with the coordinator gives it everything
-the secret protects.
+The maker signs the ciphertext together with the recipient, the run, the attempt of the set-up, the roster and the hash
+of the public keys that belong to the secret. So the coordinator can neither read a secret, nor substitute its own, nor
+replay one of an earlier attempt. Limit: every member knows the secret, so a single member that colludes with the
+coordinator reveals everything that the secret protects.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _LABEL = "group-secret"
 
 @dataclass(frozen=True)
 class SealedSecret:
-    """A sealed group secret as it travels. ``public_hash``: SHA-256 of the public keys that go with it."""
+    """Sealed group secret in transit; ``public_hash`` is the SHA-256 of the public keys that belong to the secret."""
 
     maker: str
     recipient: str
@@ -44,8 +43,7 @@ def seal_group_secret(
 ) -> SealedSecret:
     """Seal ``secret`` to a member, as the roster's maker in this attempt (1, 2, …) of the set-up.
 
-    Raises :class:`VerificationError` when these credentials are not the maker's or the recipient is no
-    member.
+    Raises :class:`VerificationError` if the credentials are not the maker's or the recipient is not a member.
     """
     maker = credentials.identity.name
     _check_maker(maker, roster)
@@ -59,9 +57,9 @@ def seal_group_secret(
 def open_group_secret(
     sealed: SealedSecret, *, roster: Roster, run: str, attempt: int, recipient: str, channel_key: ChannelKey
 ) -> tuple[bytes, bytes]:
-    """(secret, public hash), from what the coordinator relayed to the member ``recipient``.
+    """Return the secret and the public hash from the message that the coordinator relayed to ``recipient``.
 
-    Raises as :func:`verify_sealed` does, and :class:`crypto.errors.DecryptionError` if it does not open with
+    Raises as :func:`verify_sealed`, and :class:`crypto.errors.DecryptionError` if the message does not decrypt with
     this channel key.
     """
     verify_sealed(sealed, roster=roster, run=run, attempt=attempt, recipient=recipient)
@@ -72,12 +70,12 @@ def open_group_secret(
 def verify_sealed(sealed: SealedSecret, *, roster: Roster, run: str, attempt: int, recipient: str) -> None:
     """Raise :class:`VerificationError` unless the roster's maker signed it for this recipient, run, attempt and roster.
 
-    That it opens, and what is in it, only the recipient can tell.
+    Limit: only the recipient can check that the message decrypts, and its content.
     """
     _check_maker(sealed.maker, roster)
     _check_recipient(sealed, recipient)
     _check_roster(sealed, roster)
-    # What must hold is taken from the verifier's own knowledge, never from what the secret says of itself.
+    # The context is built from the verifier's own knowledge, never from the message's fields.
     context = _context(roster.maker, recipient, run, attempt, roster.hash, sealed.public_hash)
     _check_signature(sealed, roster, context)
 
@@ -90,13 +88,13 @@ def _context(
 
 
 def _info(context: tuple[bytes, ...]) -> bytes:
-    """What the ciphertext itself is bound to (HPKE's ``info``)."""
+    """Return HPKE's ``info``, to which the ciphertext is bound."""
     return encode("group-secret-info", *context)
 
 
 def _check_maker(maker: str, roster: Roster) -> None:
     if maker != roster.maker:
-        raise VerificationError(f"a group secret of {maker}, but it is for {roster.maker} to make")
+        raise VerificationError(f"the group secret was made by {maker}, but it is for {roster.maker} to make")
 
 
 def _check_member(name: str, roster: Roster) -> None:
@@ -115,6 +113,6 @@ def _check_roster(sealed: SealedSecret, roster: Roster) -> None:
 
 
 def _check_signature(sealed: SealedSecret, roster: Roster, context: tuple[bytes, ...]) -> None:
-    """The signer is the maker's certified key, never a key that travels with the secret."""
+    """Verify the signature with the maker's certified key, never with a key that travels with the secret."""
     maker = roster.members[roster.maker]
     verify(maker.public_key, sealed.signature, _LABEL, *context, sealed.sealed)

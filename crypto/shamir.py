@@ -1,9 +1,10 @@
 """Shamir's secret sharing (1979) of 32-byte secrets over the prime field of 2^256 + 297 elements.
 
-The secret is the value at 0 of a random polynomial of degree threshold − 1; share x is its value at x. Any
-``threshold`` shares give the secret, and fewer are consistent with every secret, each equally likely. The limits:
-shares are not authenticated (a wrong one gives a wrong secret, which shows only when there are more shares than the
-threshold), and Python's integers take a time that depends on their values.
+The secret is the value at 0 of a random polynomial of degree threshold − 1; share x is the polynomial's value at x.
+Any ``threshold`` shares reveal the secret; fewer are consistent with every secret, each equally likely.
+
+Limits: shares are not authenticated (a wrong share gives a wrong secret, which is noticed only with more shares than
+the threshold), and arithmetic on Python's integers is not constant-time.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SHARE_BYTES = 33
 
 
 def split(secret: bytes, threshold: int, count: int) -> tuple[bytes, ...]:
-    """``count`` shares of 33 bytes; the one at position i is for x = i + 1.
+    """Split the secret into ``count`` shares of 33 bytes; the share at index i is for x = i + 1.
 
     Raises ``ValueError`` unless the secret has 32 bytes and 2 ≤ threshold ≤ count: with a threshold of 1 each
     share would be the secret.
@@ -37,23 +38,24 @@ def split(secret: bytes, threshold: int, count: int) -> tuple[bytes, ...]:
 
 
 def split_among(secret: bytes, threshold: int, places: Sequence[int]) -> dict[int, bytes]:
-    """As :func:`split`, for x of ``places`` alone, which are distinct and 1 or more."""
+    """Split the secret as :func:`split` does, for the distinct x ≥ 1 of ``places``, and return the shares by x."""
     if (
         not 2 <= threshold <= len(set(places)) == len(places)
         or min(places) < 1
         or len(secret) != SECRET_BYTES
     ):
         raise ValueError(
-            f"{SECRET_BYTES} bytes are shared at distinct places from 1 on, 2 <= threshold of them"
+            f"a secret must have {SECRET_BYTES} bytes, places must be distinct and at least 1, "
+            "and 2 <= threshold <= number of places must hold"
         )
     return dict(zip(places, _shares(secret, threshold, places), strict=True))
 
 
 def combine(shares: Mapping[int, bytes], threshold: int) -> bytes:
-    """The secret (32 bytes) from shares by their x, at least ``threshold`` of them.
+    """Return the secret (32 bytes) from at least ``threshold`` shares by their x.
 
-    Raises :class:`MalformedError` for too few, for a share that is none, for shares that are not of one
-    polynomial, and for a secret of more than 32 bytes.
+    Raises :class:`MalformedError` for too few shares, for bytes that are not a share, for shares that do not lie on
+    one polynomial, and for a secret of more than 32 bytes.
     """
     if len(shares) < threshold:
         raise MalformedError(f"{len(shares)} shares of a secret, {threshold} are needed")
@@ -71,10 +73,10 @@ def combine(shares: Mapping[int, bytes], threshold: int) -> bytes:
 
 
 def check_share(share: bytes) -> int:
-    """A share's value; :class:`MalformedError` unless it is 33 bytes and an element of the field."""
+    """Return a share's value; raise :class:`MalformedError` unless the share is a field element of 33 bytes."""
     value = int.from_bytes(share, "big")
     if len(share) != SHARE_BYTES or value >= PRIME:
-        raise MalformedError(f"a share is a field element of {SHARE_BYTES} bytes")
+        raise MalformedError(f"a share must be a field element of {SHARE_BYTES} bytes")
     return value
 
 
@@ -91,9 +93,9 @@ def _evaluate(polynomial: list[int], x: int) -> int:
 
 
 def _interpolate(values: Sequence[int], places: tuple[int, ...], at: tuple[int, ...]) -> list[int]:
-    """At each x of ``at``, none of ``places``, the polynomial that has these values at these places.
+    """Evaluate at each x of ``at``, disjoint from ``places``, the polynomial with these values at ``places``.
 
-    Lagrange's, in the barycentric form Π (x − place) · Σ weight · value / (x − place).
+    Lagrange interpolation in the barycentric form Π (x − place) · Σ weight · value / (x − place).
     """
     weights, rows = _coefficients(places, at)
     weighted = list(map(_times, weights, values))
@@ -104,10 +106,10 @@ def _interpolate(values: Sequence[int], places: tuple[int, ...], at: tuple[int, 
 def _coefficients(
     places: tuple[int, ...], at: tuple[int, ...]
 ) -> tuple[list[int], list[tuple[int, list[int]]]]:
-    """The weights of the places; for each x of ``at`` Π (x − place) and 1 / (x − place). Nothing in it is secret.
+    """Return the weights of the places and, for each x of ``at``, Π (x − place) and 1 / (x − place); none is secret.
 
-    The secrets of a group may all be shared at the same places, and are then found with the same coefficients: to
-    compute them for each secret would take tens of times as long for a group of hundreds.
+    The secrets of a group may all be shared at the same places. Caching their common coefficients saves tens of times
+    the computation in a group of hundreds.
     """
     weights = _inverses([prod(x - other for other in places if other != x) for x in places])
     rows = [(prod(x - place for place in places), [_inverse(x - place) for place in places]) for x in at]
@@ -115,7 +117,7 @@ def _coefficients(
 
 
 def _inverses(factors: Sequence[int]) -> list[int]:
-    """Of each factor, by one inversion for all: by multiplications alone the others follow from it (Montgomery)."""
+    """Return each factor's inverse, with a single inversion and multiplications for the others (Montgomery)."""
     products = list(accumulate((factor % PRIME for factor in factors), _times))
     inverse, inverses = pow(products[-1], -1, PRIME), list[int]()
     for factor, before in zip(reversed(factors), [*reversed(products[:-1]), 1], strict=True):
@@ -126,7 +128,7 @@ def _inverses(factors: Sequence[int]) -> list[int]:
 
 @lru_cache(maxsize=4096)
 def _inverse(difference: int) -> int:
-    """Of the difference of two places: in a group there are few different ones."""
+    """Return the inverse of a difference of two places; cached, since a group has few distinct differences."""
     return pow(difference, -1, PRIME)
 
 

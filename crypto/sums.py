@@ -1,7 +1,7 @@
-"""What a protection of sums is that takes one step: a site half, a server half, and the public facts both work from.
+"""Interface of a protection of sums in one step: a site half, a server half, and the public facts that both use.
 
-Every site sends its vector at once, the server adds up what it was sent, and every site reads the sum. Who drops out
-after the list of participants was settled fails the attempt.
+Every site sends its vector at once, the server adds the payloads, and every site reads the sum. Limit: a site that
+drops out after the list of participants was fixed fails the attempt.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class SumFacts:
-    """Vectors of ``segments``, whose values keep to their bounds, up to ``terms`` of which are added."""
+    """Public facts of a sum: vectors consist of ``segments`` with their bounds, and at most ``terms`` are added."""
 
     segments: tuple[Segment, ...]
     terms: int
 
     @property
     def length(self) -> int:
-        """L: the values of all segments together."""
+        """Number of values L of all segments together."""
         return sum(segment.length for segment in self.segments)
 
     @property
     def rounding(self) -> Values:
-        """What float64 by itself may put each value (L,) of a sum off by, when it is scaled and added one by one.
+        """Largest float64 rounding error of each value (L,) of a sum that is scaled and added term by term.
 
-        That is eps · terms² · bound: each of as many additions rounds a partial sum, which is up to terms · bound.
+        The error is eps · terms² · bound: each of ``terms`` additions rounds a partial sum of up to terms · bound.
         """
         bounds = [segment.bound for segment in self.segments]
         of_one = np.finfo(np.float64).eps * float(self.terms) ** 2
@@ -43,41 +43,40 @@ class SumFacts:
 
 
 class SumSiteHalf(Protocol):
-    """A protection of sums at a site. It keeps nothing from one call to the next."""
+    """Site half of a protection of sums, without state between calls."""
 
     def protect(self, values: Values, site: str, cohort: Cohort, context: bytes) -> Payload:
-        """Values (L,) of one of the cohort's sites, under what no other attempt is protected with.
+        """Protect the values (L,) of one of the cohort's sites, bound to this attempt.
 
-        ``context`` names the run, the round, the attempt, the participants and what they train from: it is the same at
-        all sites that were told the same, and is never used for other values. Raises, before anything is sent,
-        :class:`crypto.errors.BoundError` for a value beyond its bound, which what is no finite number is too.
+        ``context`` names the run, the round, the attempt, the participants and the model they train from. It is equal
+        at all sites that were given the same facts, and must not be reused for other values. Raises
+        :class:`crypto.errors.BoundError`, before anything is sent, for a value that is not finite or beyond its bound.
         """
         ...
 
     def unprotect(self, answer: Payload) -> Values:
-        """The sum (L,), within :meth:`error`. It may be read by a site that added nothing to it, and a round later.
+        """Return the sum (L,), within :meth:`error`; a site that added nothing can read it too, even a round later.
 
         Raises :class:`crypto.errors.MalformedError` for an answer that is not of the scheme's form, and
-        :class:`crypto.errors.ImplausibleError` for what shows only to those who can read it: the server must not learn
-        of that.
+        :class:`crypto.errors.ImplausibleError` for a fault that only decryption shows, which the server must not learn.
         """
         ...
 
     def error(self) -> Values:
-        """The most by which each value (L,) of a sum of as many terms as there may be is off.
+        """Return the largest error of each value (L,) of a sum with the largest number of terms.
 
-        That is beside float64's own, :attr:`SumFacts.rounding`. Where sites are counted it is below 1/4.
+        Float64's own rounding, :attr:`SumFacts.rounding`, comes on top. For counts of sites the error is below 1/4.
         """
         ...
 
 
 class SumServerHalf(Protocol):
-    """A protection of sums at the server."""
+    """Server half of a protection of sums."""
 
     def validate(self, payload: Payload) -> None:
         """Raise :class:`crypto.errors.MalformedError` or a subclass unless the payload may enter :meth:`add`."""
         ...
 
     def add(self, payloads: Iterable[Payload]) -> Payload:
-        """What all sites are sent of one payload or more, which are read one after the other."""
+        """Add one payload or more, reading one at a time, and return the answer for all sites."""
         ...

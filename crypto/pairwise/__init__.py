@@ -1,41 +1,46 @@
-"""Pairwise masks: the sum of a group's vectors and nothing else (Bonawitz et al. 2017, CCS).
+"""Pairwise masks: a protocol that reveals the sum of a group's vectors and nothing else (Bonawitz et al. 2017, CCS).
 
-    parts, binding    what travels, and what everything is bound to
-    graph             in large groups: how few members hold a secret's shares, how few pairs have a mask
+    parts, binding    messages, and the attempt that every key, mask, share and signature is bound to
+    graph             who holds shares of whose secrets, and which pairs have a mask; sparse in large groups
     secrets, shares   a site's fresh secrets of one attempt, and their shares for the other members
-    masks             a vector under a mask for every peer and one of its own
-    sharers           the members' signatures on whom they mask with, where the graph is sparse
-    survivors         the members' signatures on who is in the sum
+    masks             a vector under a mask for every peer and a self-mask
+    sharers           the members' signatures on the set that they mask with, for a sparse graph
+    survivors         the members' signatures on the set of members in the sum
     release           one kind of share for each owner: its self-mask's seed, or its mask key if it dropped out
     unmask            the coordinator's half: the sum
     scheme            the payload
 
-In order: every member states fresh public keys (signed, see :class:`parts.MaskKeys`), makes shares, checks and opens
-those of its peers, masks, signs the survivors, and having seen enough signatures on the same set releases shares.
+Order of steps: every member states fresh public keys (signed, see :class:`parts.MaskKeys`), makes shares, checks and
+opens its peers' shares, masks its vector, signs the survivors, and releases shares once enough members signed the same
+set.
 
-What holds, for a group of n with threshold t = ⌊2n/3⌋ + 1. A passive coordinator with fewer than t of the members
-learns the sum of the others' vectors, and no more. An active one, which tells members different survivor sets, opens
-a vector only together with 2t − n members or more, *provided that each honest member signs and answers for one
-survivor set per attempt*. Where the same vectors are masked again in a later attempt, it opens both sums only together
-with as many, *provided that each honest member goes along with the later attempt only if t of the earlier one's n
-members are in it, and then releases nothing of the earlier one*. Both memories are the session's, these functions have
-none. Nothing is promised between members beyond that: t of them open every vector of the group together.
+Guarantees, for a group of n with threshold t = ⌊2n/3⌋ + 1:
 
-All of this is for masks and shares between all members. In a *sparse* graph (:mod:`crypto.pairwise.graph`) what holds
-is statistical, against a number of colluders that is fixed beforehand, and nothing is promised against more. Two
-provisos change there: a holder releases a share of a seed only under its owner's signature on whom it masks with, and
-an honest member that has *signed* survivors goes along with no later attempt over the same vectors.
+- A passive coordinator that colludes with fewer than t members learns the sum of the others' vectors, and no more.
+- An active coordinator, which shows members different survivor sets, opens a vector only with 2t − n or more colluding
+  members, *provided that each honest member signs and answers for one survivor set per attempt*.
+- If the same vectors are masked again in a later attempt, the coordinator opens both sums only with as many colluders,
+  *provided that each honest member joins the later attempt only if t of the earlier attempt's n members are in it, and
+  then releases nothing of the earlier attempt*. The session must remember both; these functions keep no state.
 
-n is how many members an attempt lists, which is the coordinator's choice, down to what members insist on. 2t − n is
-at least (n + 2)/3: c members that help it are too few for *every* n from 3c − 1 on (3, 5, 8 for c = 1, 2, 3, where 3
-rather than 2 leaves the sum of two others).
+In a *sparse* graph (:mod:`crypto.pairwise.graph`) the guarantees are statistical, and hold against a number of
+colluders that is fixed beforehand. Two provisos change: a holder releases a share of a seed only under the owner's
+signature on the set that it masks with, and an honest member that has *signed* survivors joins no later attempt over
+the same vectors.
 
-What does not hold. A group of n loses at most n − t members in an attempt: a group of three has t = 3 and tolerates
-no drop-out. A member that shares, masks or releases wrongly spoils the sum: it is detected (mostly, see
-:mod:`crypto.fixed_point`), not attributed. Nothing checks that a member's vector is honest. The sum itself says what
-it says: two sums over the same vectors that differ by one member give that member's vector, and two over nearly the
-same vectors nearly. Whoever decides what vectors are made from can keep them from changing; masks do not help there,
-differential privacy would.
+The coordinator chooses an attempt's n, down to the minimum that members require. 2t − n is at least (n + 2)/3: c
+colluders are too few for *every* n from 3c − 1 on (3, 5, 8 for c = 1, 2, 3, where 3 rather than 2 leaves the sum of two
+others).
+
+Limits:
+
+- t members together open every vector of the group.
+- An attempt tolerates at most n − t drop-outs: a group of three has t = 3 and tolerates none.
+- A member that shares, masks or releases wrongly spoils the sum. This is mostly detected (see
+  :mod:`crypto.fixed_point`), but not attributed. Nothing checks that a member's vector is honest.
+- Two sums over the same vectors that differ by one member reveal that member's vector, and two sums over nearly the
+  same vectors nearly reveal it. Whoever controls the model that vectors are computed from can keep vectors from
+  changing. Masks do not help against that; differential privacy does.
 """
 
 from crypto.pairwise.scheme import SCHEME

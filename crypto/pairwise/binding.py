@@ -1,4 +1,4 @@
-"""What every key, mask, share and signature of one attempt is bound to, and the threshold of its group."""
+"""Binding of every key, mask, share and signature to one attempt, and the threshold of the attempt's group."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ HASH_BYTES = 32
 
 @dataclass(frozen=True)
 class Binding:
-    """The attempt, as one member of the group knows it by itself, never as somebody says it is.
+    """Facts of an attempt, which each member must take from its own knowledge, never from a message.
 
-    ``group``: names of all that take part in the sum's attempt, sorted and distinct, 2 or more. ``broadcast``: the
-    hash of what every member of the group was sent before it trained, empty if nothing was. Members that differ in
-    any of it have masks that do not cancel, so a coordinator that sends different models to different members
-    gets no sum of theirs (Pasquini et al. 2021, arXiv 2111.07380).
+    ``group`` has the names of all participants of the attempt, sorted and distinct, 2 or more. ``broadcast`` is the
+    hash of the model or prototypes that every member was sent before it trained, empty if nothing was sent. The masks
+    of members whose facts differ do not cancel, so a coordinator that sends different models to different members gets
+    no sum (Pasquini et al. 2021, arXiv 2111.07380).
 
     Raises :class:`MalformedError` for fields that are not of this form.
     """
@@ -40,15 +40,15 @@ class Binding:
         if len(self.broadcast) not in {0, HASH_BYTES}:
             raise MalformedError(f"the hash of a broadcast has {HASH_BYTES} bytes, or none")
         if len(self.group) < 2 or not is_sorted(self.group):
-            raise MalformedError("a group is 2 or more names, sorted and distinct")
+            raise MalformedError("a group must be 2 or more names, sorted and distinct")
 
     @property
     def threshold(self) -> int:
-        """t: how many members' shares open a secret of another member."""
+        """Threshold t, the number of members whose shares open a secret of another member."""
         return threshold(len(self.group))
 
     def fields(self) -> tuple[bytes, ...]:
-        """The fields in the order in which everything binds them."""
+        """Return the fields as bytes, in the order in which keys and signatures bind them."""
         return (
             self.run.encode(),
             self.round.to_bytes(8, "big"),
@@ -60,65 +60,65 @@ class Binding:
         )
 
     def position(self, site: str) -> int:
-        """x of a member's shares: 1 for the first by name. :class:`VerificationError` for any other name."""
+        """Return the x of a member's shares, 1 for the first by name; raise :class:`VerificationError` for others."""
         check_member(self, site)
         return self.group.index(site) + 1
 
 
 def threshold(members: int) -> int:
-    """t = ⌊2n/3⌋ + 1, the smallest above two thirds: two quorums then share more than a third of the members.
+    """Return t = ⌊2n/3⌋ + 1, the smallest number above two thirds, so that two quorums share over a third of members.
 
-    So one that opens *both* secrets of a member needs t + t answers from n members that give one kind each, and
-    2t − n or more of them that give two. That is (n + 2)/3 or more: c members are too few in every group of 3c − 1
+    To open *both* secrets of a member takes t + t answers. Honest members answer for one kind each, so 2t − n or more
+    of the n members must answer for both. 2t − n is at least (n + 2)/3: c members are too few in every group of 3c − 1
     members or more.
     """
     if members < 2:
-        raise ValueError(f"a group has 2 or more members, not {members}")
+        raise ValueError(f"a group must have 2 or more members, not {members}")
     return 2 * members // 3 + 1
 
 
 def fewest_against(colluding: int) -> int:
-    """max(3c − 1, c + 2): in no group of so many members or more do c that help the coordinator open anything.
+    """Return max(3c − 1, c + 2), the group size from which c members that collude with the coordinator open nothing.
 
-    Fewer than 2t − n are too few for a member's secrets, and the sum that opens is of two others at least. The limit:
-    of a sum of which a part is of fewer than c + 2 members, that part shows when those c subtract theirs.
+    In such a group c is below 2t − n, too few for a member's secrets, and an opened sum has at least two other members.
+    Limit: a part of a sum to which fewer than c + 2 members contribute is revealed when the c subtract their values.
     """
     if colluding < 0:
-        raise ValueError(f"{colluding} members collude")
+        raise ValueError(f"the number of colluding members must be at least 0, not {colluding}")
     return max(3 * colluding - 1, colluding + 2)
 
 
 def encode_names(names: Sequence[str]) -> bytes:
-    """Names as one field."""
+    """Encode names as one field."""
     return _encoded(tuple(names))
 
 
 @lru_cache(maxsize=8)
 def _encoded(names: tuple[str, ...]) -> bytes:
-    """There are hundreds of names, and the same few lists of them in every key and signature of an attempt."""
+    """Encode names, cached: the same few lists of hundreds of names enter every key and signature of an attempt."""
     return encode("pairwise-names", *(name.encode() for name in names))
 
 
 def is_sorted(names: Sequence[str]) -> bool:
-    """Whether names are sorted and distinct."""
+    """Return True if names are sorted and distinct."""
     return list(names) == sorted(set(names))
 
 
 def check_member(binding: Binding, site: str) -> None:
-    """Raise :class:`VerificationError` unless ``site`` is of the group."""
+    """Raise :class:`VerificationError` unless ``site`` is in the group."""
     if site not in binding.group:
-        raise VerificationError(f"{site} is not of the group {', '.join(binding.group)}")
+        raise VerificationError(f"{site} is not in the group {', '.join(binding.group)}")
 
 
 def check_sharers(binding: Binding, sharers: Sequence[str]) -> None:
-    """Raise :class:`VerificationError` unless those who shared are sorted and distinct, members, and a quorum."""
+    """Raise :class:`VerificationError` unless sharers are sorted and distinct, members, and a quorum."""
     _check_set(sharers, binding.group, binding.threshold, "those who made shares")
 
 
 def check_survivors(binding: Binding, sharers: Sequence[str], survivors: Sequence[str]) -> None:
-    """Raise :class:`VerificationError` unless survivors are sorted and distinct, of the sharers, and a quorum.
+    """Raise :class:`VerificationError` unless survivors are sorted and distinct, sharers, and a quorum.
 
-    A name that is there twice, or a set below the threshold, would let the coordinator choose a sum of few.
+    A repeated name, or a set below the threshold, would let the coordinator choose a sum of few members.
     """
     check_sharers(binding, sharers)
     _check_set(survivors, sharers, binding.threshold, "the survivors")
@@ -138,7 +138,7 @@ def _check_names(names: Sequence[str], what: str) -> None:
 def _check_within(names: Sequence[str], within: Collection[str], what: str) -> None:
     strangers = sorted(set(names) - set(within))
     if strangers:
-        raise VerificationError(f"{', '.join(strangers)}: among {what}, but not of those who may be")
+        raise VerificationError(f"{', '.join(strangers)}: among {what}, but not eligible")
 
 
 def _check_quorum(names: Sequence[str], least: int, what: str) -> None:

@@ -1,20 +1,24 @@
-"""Who holds shares of whose secrets, and who has a mask with whom: everyone, or a few that chance picks.
+"""Graph of a masked sum: who holds shares of whose secrets, and which pairs have a mask; complete or sparse.
 
-*Complete*: every member holds shares of every other and has a mask with it; ⌊2n/3⌋ + 1 shares open a secret. *Sparse*,
-for n in the hundreds (Bell et al. 2020, CCS, from whom it departs: docs/adr/0012-neighbour-graphs.md): a member seals
-shares to a few others that it draws by itself, once it knows who takes part; whether two members have a mask between
-them follows from the secret that only these two share, so that nobody else sees it and neither can be told otherwise.
+In a *complete* graph every member holds shares of every other and has a mask with it; ⌊2n/3⌋ + 1 shares open a secret.
+In a *sparse* graph, for n in the hundreds (after Bell et al. 2020, CCS; docs/adr/0012-neighbour-graphs.md lists the
+differences), a member draws a few holders by itself, once the group is fixed, and seals shares to them. A coin from the
+secret that only two members share decides whether they have a mask, so that nobody else can see or influence the coin.
 
-What a sparse graph promises is statistical, against ``colluding`` members that help the coordinator and are fixed
-before holders are drawn. But for 2^-60 in each attempt, none of the other members has more than threshold − 2 of them
-among its holders, so that they open nothing, and a seed that opens was released by an honest holder too. But for 2^-40
-in each sum, the masks between honest survivors join all of them, whichever of the sets that members sign the
-coordinator picks, so that the sum opens as a whole or not at all. Holders show, so that a coordinator may begin
-attempts until it likes what it sees: that is what the 20 bits are for. Masks do not. Beyond ``colluding`` there is no
-promise at all, nor for what else tells on masks, such as how long a member takes. But for 2^-20 a sum opens when
-``dropped`` members, picked by chance, are gone.
+The guarantees of a sparse graph are statistical, against ``colluding`` members that help the coordinator and are fixed
+before holders are drawn:
 
-Every party computes the same numbers from the same few: in integers alone, so that no platform rounds otherwise.
+- Except with probability 2^-60 in each attempt, each other member has at most threshold − 2 colluders among its
+  holders. So colluders alone open nothing, and for every opened seed an honest holder released a share too.
+- Except with probability 2^-40 in each sum, the masks between honest survivors connect all of them, whichever signed
+  set the coordinator picks, so that the sum opens as a whole or not at all.
+- Except with probability 2^-20, a sum opens after ``dropped`` members, picked at random, have dropped out.
+
+The coordinator sees holders, but not masks, and may restart attempts until it likes the holders; the extra 20 bits
+cover that. Limits: there is no guarantee against more than ``colluding`` members, nor against side channels on masks,
+such as how long a member takes.
+
+All parties compute the same graph from the same numbers, in integers alone, so that platforms cannot round differently.
 """
 
 from __future__ import annotations
@@ -27,21 +31,22 @@ from crypto.errors import GraphError
 from crypto.pairwise import binding
 
 HOLDER_BITS, LINK_BITS, OPENING_BITS = 60, 40, 20
-"""Chances of failure are at most 2^-bits: of the holders of any member, of the masks, of a sum that should open."""
+"""Bits b of the failure probabilities 2^-b: of the holders of any member, of the masks, of opening the sum."""
 CERTAIN = 1024
-"""A chance is so many of 1024."""
+"""Unit of probabilities: p stands for p/1024."""
 
 _SMALLEST = 2
-"""A threshold of 1 would make each share the secret."""
+"""Smallest threshold; with a threshold of 1 each share would be the secret."""
 _EXACT_TERMS = 16
 _FRACTION_BITS = 768
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Among ``members``: each has ``holders`` others that hold shares, ``threshold`` of the holders' and its own open.
+    """Graph among ``members``; two members have a mask with probability ``linked``/1024.
 
-    Two members have a mask between them with a chance of ``linked`` of 1024.
+    Each member has ``holders`` other members that hold its shares; ``threshold`` of these and its own share open a
+    secret.
     """
 
     members: int
@@ -51,47 +56,47 @@ class Graph:
 
     @property
     def sparse(self) -> bool:
-        """Whether some members hold no shares of some others."""
+        """True if some members hold no shares of some others."""
         return self.holders < self.members - 1
 
 
 def graph_among(members: int, graph: Graph | None) -> Graph:
-    """The graph, or the complete one for None. ``ValueError`` if it is one of another number of members."""
+    """Return the graph, or the complete one for None; raise ``ValueError`` for another number of members."""
     if graph is not None and graph.members != members:
-        raise ValueError(f"a graph of {graph.members} among {members} members")
+        raise ValueError(f"a graph for {graph.members} members does not fit a group of {members}")
     return graph or complete_graph(members)
 
 
 def complete_graph(members: int) -> Graph:
-    """Everyone with everyone, and the threshold of a group."""
+    """Return the graph that links all members, with the threshold of a group."""
     return Graph(members, members - 1, binding.threshold(members), CERTAIN)
 
 
 @lru_cache(maxsize=256)
 def sparse_graph(members: int, colluding: int, dropped: int) -> Graph:
-    """The sparse graph with the fewest holders that holds off so many, and opens without so many.
+    """Return the sparse graph with the fewest holders that resists ``colluding`` and tolerates ``dropped`` members.
 
-    Raises :class:`GraphError` if none has fewer holders than a complete one, as with many of either or few members.
+    Raises :class:`GraphError` if none has fewer holders than the complete graph, e.g. if either number is large or
+    ``members`` is small.
     """
     quorum = binding.threshold(members)
     honest = quorum - colluding
     if not 0 <= colluding < 2 * quorum - members or not 0 <= dropped <= members - quorum or honest < 2:
         raise GraphError(
-            f"a group of {members} withstands fewer than {2 * quorum - members} members that collude, and goes on"
-            f" without {members - quorum} at most: not {colluding} and {dropped}"
+            f"a group of {members} resists fewer than {2 * quorum - members} colluding members, and goes on"
+            f" without {members - quorum} at most, not {colluding} and {dropped}"
         )
     for holders in range(_SMALLEST, members - 1):
         needed = _threshold_against(members, colluding, holders)
         if needed <= holders and _opens(members, dropped, holders, needed):
             return Graph(members, holders, needed, _linked(honest))
     raise GraphError(
-        f"{members} members of whom {colluding} collude and {dropped} drop out need a complete graph: lower"
-        " either number"
+        f"{members} members with {colluding} colluding and {dropped} dropped need a complete graph: lower either number"
     )
 
 
 def graph_of(members: int, colluding: int, dropped: int) -> Graph:
-    """The sparse graph, or the complete one where there is none."""
+    """Return the sparse graph, or the complete one if there is no sparse graph."""
     try:
         return sparse_graph(members, colluding, dropped)
     except GraphError:
@@ -102,7 +107,7 @@ def graph_of(members: int, colluding: int, dropped: int) -> Graph:
 
 
 def _threshold_against(members: int, colluding: int, holders: int) -> int:
-    """The least t for which t − 1 colluders among the holders of any member are as good as impossible."""
+    """Return the least t for which t − 1 colluders among the holders of any member have negligible probability."""
     counts = _counts(members - 1, colluding, holders)
     ways, least = 0, holders + 1
     while least > 0 and _unlikely(ways + counts[least - 1], members, holders, HOLDER_BITS):
@@ -112,18 +117,18 @@ def _threshold_against(members: int, colluding: int, holders: int) -> int:
 
 
 def _opens(members: int, dropped: int, holders: int, needed: int) -> bool:
-    """Whether that too few of the holders of any member stay is as good as impossible."""
+    """Return True if the probability that too few of any member's holders stay is negligible."""
     too_many = sum(_counts(members - 1, dropped, holders)[holders - needed + 1 :])
     return _unlikely(too_many, members, holders, OPENING_BITS)
 
 
 def _unlikely(ways: int, members: int, holders: int, bits: int) -> bool:
-    """For one member's holders in so many ways, of all; and there are ``members`` of them."""
+    """Return True if ``ways`` of the draws of one member's holders, times ``members``, have probability ≤ 2^-bits."""
     return (ways * members) << bits <= comb(members - 1, holders)
 
 
 def _counts(others: int, marked: int, drawn: int) -> list[int]:
-    """In how many ways 0, 1, … ``drawn`` of the marked are among those drawn: the hypergeometric distribution."""
+    """Return the numbers of draws with 0, 1, … ``drawn`` of the marked: the hypergeometric distribution."""
     return [comb(marked, x) * comb(others - marked, drawn - x) for x in range(drawn + 1)]
 
 
@@ -132,19 +137,19 @@ def _counts(others: int, marked: int, drawn: int) -> list[int]:
 
 @lru_cache(maxsize=256)
 def _linked(honest: int) -> int:
-    """The smallest chance of a mask, of 1024, that joins so many as surely as is wanted."""
+    """Return the smallest probability of a mask, of 1024, that connects ``honest`` members except with 2^-40."""
     low, high = 0, CERTAIN
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if _joins(honest, middle) else (middle, high)
+        low, high = (low, middle) if _connects(honest, middle) else (middle, high)
     return high
 
 
-def _joins(honest: int, linked: int) -> bool:
-    """Whether it is as good as impossible that some of them have no mask with any of the others.
+def _connects(honest: int, linked: int) -> bool:
+    """Return True if the probability that masks do not connect all of the s ``honest`` members is at most 2^-40.
 
-    Σ over a ≤ s/2 of C(s, a)·q^(a·(s − a)), the union over all sets of a of the s; from some a on by the terms of a
-    geometric series, since C(s, a) ≤ s^a and s − a ≥ s/2. Rounded up.
+    The bound is Σ over a ≤ s/2 of C(s, a)·q^(a·(s − a)), a union over all sets of a of the s members. From a = 17 on
+    the terms are bounded by a geometric series, since C(s, a) ≤ s^a and s − a ≥ s/2. All terms are rounded up.
     """
     one, half = 1 << _FRACTION_BITS, honest // 2
     total = sum(
@@ -160,12 +165,12 @@ def _joins(honest: int, linked: int) -> bool:
 
 
 def _power(missing: int, exponent: int) -> int:
-    """(missing/1024)^exponent in units of 2^-768, rounded up."""
+    """Return (missing/1024)^exponent in units of 2^-768, rounded up."""
     return _raised((missing << _FRACTION_BITS) // CERTAIN, exponent)
 
 
 def _raised(base: int, exponent: int) -> int:
-    """base^exponent in units of 2^-768, rounded up: by squaring."""
+    """Return base^exponent in units of 2^-768, rounded up, by squaring."""
     result = 1 << _FRACTION_BITS
     while exponent:
         if exponent & 1:

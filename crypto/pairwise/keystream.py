@@ -1,7 +1,7 @@
-"""Masks: ChaCha20 keystreams as words of the ring, added and taken away in place.
+"""Keystreams of masks: ChaCha20 output as words of the ring, added and subtracted in place.
 
-Every platform gets the same bits (words are little-endian). A key gives one stream, from its first byte: never use
-one for two vectors.
+Every platform gets the same bits (words are little-endian). A key always gives the same stream from its first byte, so
+never use a key for two vectors.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 from crypto.protection import Words
 
 _CHUNK_BYTES = 1 << 18
-"""Small enough for the processor's cache, which the words of a chunk stay in while every stream passes over them."""
+"""Size of a chunk, small enough that its words stay in the processor's cache while all streams are applied."""
 _NONCE = bytes(16)
-"""Counter and nonce of zero: keys are derived for one stream each."""
+"""Counter and nonce of zero, since each key is derived for one stream."""
 
 
 def add_streams(words: Words, plus: Sequence[bytes], minus: Sequence[bytes]) -> Words:
-    """words + Σ stream(plus) − Σ stream(minus), wrapping around in the full ring; a new array.
+    """Return words + Σ stream(plus) − Σ stream(minus), modulo the ring's size, as a new array.
 
-    Keys have 32 bytes. Besides the result it needs memory for one chunk, whatever the number of keys.
+    Keys have 32 bytes. Besides the result, memory for one chunk is needed, whatever the number of keys.
     """
     masked = words.copy()
     streams = [(_stream(key), np.add) for key in plus] + [(_stream(key), np.subtract) for key in minus]
@@ -41,7 +41,7 @@ def _stream(key: bytes) -> CipherContext:
 
 
 def _next(stream: CipherContext, chunk: Words, zeros: bytes, buffer: bytearray) -> Words:
-    """The stream's next words, as many as the chunk has; they stand in ``buffer`` until it is used again."""
+    """Return the stream's next words, as many as the chunk has, as a view of ``buffer`` that the next call reuses."""
     stream.update_into(memoryview(zeros)[: chunk.nbytes], buffer)
     little_endian: np.dtype[Any] = chunk.dtype.newbyteorder("<")
     words: Words = np.frombuffer(buffer, dtype=little_endian, count=chunk.size)

@@ -1,9 +1,8 @@
-"""A vector under masks that cancel in the sum, and one more of the site's own.
+"""Masking of a vector by pairwise masks, which cancel in the sum, and a self-mask.
 
-For each pair of members u < v, or for those pairs that a sparse graph has, both derive one stream from their mask keys;
-u adds it and v takes it away. The
-self-mask stays until enough members release its seed, so that a vector that arrives late, after its owner's mask key
-was put together again as a drop-out's, is still covered.
+For each pair of members u < v (in a sparse graph, for each pair with a mask) both derive one stream from their mask
+keys; u adds the stream and v subtracts it. The self-mask stays until enough members release its seed. So a vector that
+arrives late, after its owner was counted as a drop-out and its mask key was reconstructed, is still hidden.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ def mask(
     public: Mapping[str, MaskKeys],
     graph: Graph | None = None,
 ) -> Words:
-    """words + self-mask + Σ over peers, in the full ring: uniform to whoever lacks one of the keys.
+    """Return words + self-mask + Σ pairwise masks in the full ring, uniform to everyone who lacks one of the keys.
 
-    ``words``: uint32 or uint64, shape (L,). ``sharers``: the members that made shares, this site among them, sorted.
-    ``graph``: who has masks with whom, everyone with everyone if None. Call it for **one** vector per
-    :class:`AttemptSecrets`: two under the same masks show their difference. Raises :class:`VerificationError` for
-    sharers that are not members or too few, and for keys that are missing, unusable, there twice, or not the own ones;
-    :class:`MalformedError` for anything but words.
+    ``words`` are uint32 or uint64, shape (L,); ``sharers`` the members that made shares, sorted, this site included;
+    ``graph`` decides which pairs have masks, all pairs if None. Mask **one** vector per :class:`AttemptSecrets`: two
+    vectors under the same masks reveal their difference. Raises :class:`VerificationError` for sharers that are not
+    members or too few, and for keys that are missing, unusable, repeated, or not this site's own, and
+    :class:`MalformedError` for values that are not words.
     """
     check_words(words)
     check_sharers(binding, sharers)
@@ -51,12 +50,12 @@ def mask(
 
 
 def self_key(seed: bytes, binding: Binding, site: str) -> bytes:
-    """The key (32 bytes) of a site's self-mask."""
+    """Return the key (32 bytes) of a site's self-mask."""
     return derive(seed, "mask-self", *binding.fields(), site.encode())
 
 
 def pair_key(private: bytes, public: bytes, binding: Binding, site: str, peer: str) -> bytes:
-    """The key (32 bytes) of the mask of two sites, the same from either side."""
+    """Return the key (32 bytes) of the mask of two sites, equal at both."""
     return derive(agree(private, public), "mask-pair", *_pair(binding, site, peer))
 
 
@@ -68,9 +67,9 @@ def pair_keys(
     peers: Iterable[str],
     graph: Graph | None = None,
 ) -> dict[str, bytes]:
-    """:func:`pair_key` with each of ``peers`` that a site has a mask with, which is never itself.
+    """Return :func:`pair_key` for each of ``peers`` that has a mask with ``site``, never for the site itself.
 
-    ``private``: its mask key. ``public`` is as :func:`crypto.pairwise.secrets.check_public` let it through.
+    ``private`` is the site's mask key. :func:`crypto.pairwise.secrets.check_public` must have accepted ``public``.
     """
     chance = graph_among(len(binding.group), graph).linked
     secret_with, keys = agreeing(private), dict[str, bytes]()
@@ -83,10 +82,10 @@ def pair_keys(
 
 
 def linked(secret: bytes, pair: Sequence[bytes], chance: int) -> bool:
-    """Whether two sites have a mask, by a coin that shows heads ``chance`` times of 1024, the same from either side.
+    """Return True if two sites have a mask, by a coin with probability ``chance``/1024, equal at both.
 
-    ``secret``: of their mask keys, so that nobody else sees the coin or has a say in it. ``pair``: what the mask's key
-    is bound to. Of a certain mask there is no coin.
+    The coin follows from the ``secret`` that the two mask keys share, so that nobody else can see or influence it, and
+    from ``pair``, the fields that the mask's key is bound to. With ``chance`` 1024 no coin is drawn.
     """
     return chance == CERTAIN or int.from_bytes(derive(secret, "mask-coin", *pair), "big") % CERTAIN < chance
 
@@ -99,7 +98,9 @@ def _pair(binding: Binding, site: str, peer: str) -> tuple[bytes, ...]:
 def check_words(words: Words) -> None:
     """Raise :class:`MalformedError` unless words are one vector of uint32 or uint64."""
     if words.dtype not in (np.dtype(np.uint32), np.dtype(np.uint64)) or words.ndim != 1:
-        raise MalformedError(f"words are one vector of uint32 or uint64, not {words.dtype} of {words.shape}")
+        raise MalformedError(
+            f"words must be one vector of uint32 or uint64, not {words.dtype} of {words.shape}"
+        )
 
 
 def _check_among(site: str, sharers: Sequence[str]) -> None:

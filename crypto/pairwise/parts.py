@@ -1,4 +1,4 @@
-"""What travels between the members of a masked sum: public keys, sealed shares, released shares."""
+"""Values that members of a masked sum exchange: public keys, sealed shares, released shares."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from enum import IntEnum
 
 @dataclass(frozen=True)
 class MaskKeys:
-    """A site's public X25519 keys (32 bytes each) for one attempt.
+    """Public X25519 keys (32 bytes each) of a site for one attempt.
 
-    Masks come from ``mask``; shares are sealed to ``share``. They are two, because the private half of ``mask`` is
-    put together again when its owner drops out, and must open nothing.
+    Masks come from ``mask``; shares are sealed to ``share``. There are two keys because the private half of ``mask`` is
+    reconstructed if its owner drops out, and must then decrypt nothing.
     """
 
     mask: bytes
@@ -20,7 +20,7 @@ class MaskKeys:
 
 @dataclass(frozen=True)
 class SealedShare:
-    """The sender's shares of its two secrets, sealed to the recipient and signed by the sender."""
+    """Shares of the sender's two secrets, sealed to the recipient and signed by the sender."""
 
     sender: str
     recipient: str
@@ -29,17 +29,17 @@ class SealedShare:
 
 
 class ShareKind(IntEnum):
-    """Which of a site's two secrets a share is of."""
+    """Kind of a share: the secret, of a site's two, that it belongs to."""
 
     SEED = 1
-    """The seed of its self-mask: released for a site whose values are in the sum."""
+    """Seed of the self-mask, released for a site whose values are in the sum."""
     KEY = 2
-    """The private half of its mask key: released for a site that dropped out after it made shares."""
+    """Private half of the mask key, released for a site that dropped out after it made shares."""
 
 
 @dataclass(frozen=True)
 class ReleasedShare:
-    """One share of one of ``owner``'s secrets, given to the coordinator."""
+    """Share of one of ``owner``'s secrets that a holder gives to the coordinator."""
 
     owner: str
     kind: ShareKind

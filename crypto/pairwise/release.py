@@ -1,9 +1,9 @@
-"""Shares given to the coordinator: for each owner one kind, by whether its vector is in the sum.
+"""Release of shares to the coordinator, one kind for each owner, depending on whether its vector is in the sum.
 
-The seed of a survivor opens its self-mask, and its pairwise masks cancel; the key of a drop-out takes out the masks
-that others have with it, and its own vector, should it come late, stays under the self-mask. Both together open a
-vector, so nobody gives both: not in one answer (which kind follows from the survivors alone) and not in two (one
-answer per attempt, which is the session's to remember).
+A survivor's seed opens its self-mask, and its pairwise masks cancel. A drop-out's key removes the masks that others
+have with it; the drop-out's own vector, should it arrive late, stays hidden under the self-mask. Seed and key together
+open a vector, so no member releases both: not in one answer (the survivors alone determine the kind), and not in two
+(a member answers once per attempt, which the session must remember).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def release(
     survivors: Sequence[str],
     held: Mapping[str, SharePair],
 ) -> tuple[ReleasedShare, ...]:
-    """One share for each of the sharers that it holds a pair of, by name.
+    """Return one share for each of the sharers of which the site holds a pair, by name.
 
-    Call it **once per attempt**, for survivors with enough signatures; with a sparse graph only after
-    :func:`crypto.pairwise.sharers.verify_signed_sharers` let those through that are survivors. ``held``: this site's
-    pair of each of the sharers, or of those whose holder it is, its own among them; a peer whose share did not open is
-    left out, so that one member's bad share keeps no other from answering. Raises :class:`VerificationError` unless
-    survivors and sharers are sorted, distinct and quorums, survivors are of the sharers, and the site is of the
-    survivors and holds its own pair.
+    Call this **once per attempt**, for survivors with enough signatures; with a sparse graph only after
+    :func:`crypto.pairwise.sharers.verify_signed_sharers` accepted the survivors' signatures. ``held`` has this site's
+    pair of each of the sharers, or of those whose holder the site is, its own included. Leave out a peer whose share
+    did not open, so that one member's bad share does not keep others from answering. Raises
+    :class:`VerificationError` unless survivors and sharers are sorted, distinct and quorums, survivors are among the
+    sharers, and the site is a survivor and holds its own pair.
     """
     check_survivors(binding, sharers, survivors)
     _check_among(site, survivors)
@@ -48,23 +48,23 @@ def release(
 def check_released(
     released: Sequence[ReleasedShare], binding: Binding, sharers: Sequence[str], survivors: Sequence[str]
 ) -> None:
-    """Raise :class:`MalformedError` unless it is one share for each of some sharers, of the kind that is due.
+    """Raise :class:`MalformedError` unless ``released`` has one share, of the required kind, for each of some sharers.
 
-    That they are enough, and good ones, shows only when secrets are put together.
+    Limit: only reconstruction of the secrets shows that the shares are enough and correct.
     """
     check_survivors(binding, sharers, survivors)
     owners, staying = {item.owner for item in released}, frozenset(survivors)
     due = [(owner, kind) for owner in sharers if owner in owners for kind in _kinds(owner, staying)]
     if not released or [(item.owner, item.kind) for item in released] != due:
         raise MalformedError(
-            "released shares are one for each of some who made shares, by name, of the due kind"
+            "released shares must be one for each of some who made shares, sorted by name, of the required kind"
         )
     for item in released:
         check_share(item.share)
 
 
 def _kinds(owner: str, survivors: Collection[str]) -> tuple[ShareKind, ...]:
-    """What is released for an owner: always exactly one kind."""
+    """Return the kind that is released for an owner, always exactly one."""
     return (ShareKind.SEED,) if owner in survivors else (ShareKind.KEY,)
 
 

@@ -1,4 +1,4 @@
-"""A site's secrets of one attempt, and the shares of them that a peer holds."""
+"""Secrets of a site for one attempt, and the shares of them that a peer holds."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from crypto.shamir import SHARE_BYTES, check_share
 
 @dataclass(frozen=True)
 class AttemptSecrets:
-    """The private halves of both X25519 keys and the seed of the self-mask, 32 bytes each.
+    """Private halves of both X25519 keys and the seed of the self-mask, 32 bytes each.
 
-    For one attempt and one vector: the difference of two vectors under the same masks shows, and ``mask`` becomes
-    the coordinator's when its owner drops out. To be erased after the attempt.
+    Use the secrets for one attempt and one vector, and erase them afterwards: two vectors under the same masks reveal
+    their difference, and the coordinator learns ``mask`` if its owner drops out.
     """
 
     mask: bytes = field(repr=False)
@@ -29,32 +29,32 @@ class AttemptSecrets:
 
     def __post_init__(self) -> None:
         if {len(self.mask), len(self.share), len(self.seed)} != {KEY_BYTES}:
-            raise MalformedError(f"each secret of an attempt has {KEY_BYTES} bytes")
+            raise MalformedError(f"each secret of an attempt must have {KEY_BYTES} bytes")
 
     @classmethod
     def generate(cls) -> AttemptSecrets:
-        """Fresh ones from the operating system's randomness."""
+        """Generate secrets from the operating system's randomness."""
         mask, share = (X25519PrivateKey.generate().private_bytes_raw() for _ in range(2))
         return cls(mask, share, secrets.token_bytes(KEY_BYTES))
 
     @classmethod
     def from_bytes(cls, stored: bytes) -> AttemptSecrets:
-        """What :meth:`to_bytes` gave; :class:`MalformedError` unless it has 96 bytes."""
+        """Load the result of :meth:`to_bytes`; raise :class:`MalformedError` unless it has 96 bytes."""
         if len(stored) != 3 * KEY_BYTES:
-            raise MalformedError(f"secrets of an attempt have {3 * KEY_BYTES} bytes, not {len(stored)}")
+            raise MalformedError(f"secrets of an attempt must have {3 * KEY_BYTES} bytes, not {len(stored)}")
         return cls(*(stored[start : start + KEY_BYTES] for start in range(0, len(stored), KEY_BYTES)))
 
     def to_bytes(self) -> bytes:
-        """All of it, *secret*, 96 bytes. To be stored encrypted only (:class:`crypto.keys.StorageKey`)."""
+        """Return all secrets, 96 bytes, which must be stored encrypted only (:class:`crypto.keys.StorageKey`)."""
         return self.mask + self.share + self.seed
 
     @property
     def public(self) -> MaskKeys:
-        """The public halves, to be signed and stated to the group."""
+        """Public halves, which the site signs and states to the group."""
         return MaskKeys(public_of(self.mask), public_of(self.share))
 
     def open(self, sealed: bytes, info: bytes) -> bytes:
-        """What a peer sealed to ``share``; raises as :meth:`crypto.keys.ChannelKey.open`."""
+        """Decrypt what a peer sealed to ``share``; raise as :meth:`crypto.keys.ChannelKey.open`."""
         return ChannelKey.from_private_bytes(self.share).open(sealed, info)
 
     def __repr__(self) -> str:
@@ -63,7 +63,7 @@ class AttemptSecrets:
 
 @dataclass(frozen=True)
 class SharePair:
-    """One member's shares of another's two secrets, 33 bytes each. Only one of them may ever be released."""
+    """Shares of another member's two secrets, 33 bytes each, of which only one may ever be released."""
 
     seed: bytes = field(repr=False)
     key: bytes = field(repr=False)
@@ -74,11 +74,11 @@ class SharePair:
 
     @classmethod
     def from_bytes(cls, stored: bytes) -> SharePair:
-        """What :meth:`to_bytes` gave; :class:`MalformedError` for anything that is not two shares."""
+        """Load the result of :meth:`to_bytes`; raise :class:`MalformedError` for bytes that are not two shares."""
         return cls(stored[:SHARE_BYTES], stored[SHARE_BYTES:])
 
     def to_bytes(self) -> bytes:
-        """Both, *secret*, 66 bytes."""
+        """Return both *secret* shares, 66 bytes."""
         return self.seed + self.key
 
     def __repr__(self) -> str:
@@ -86,21 +86,21 @@ class SharePair:
 
 
 def public_of(private: bytes) -> bytes:
-    """The public half of a X25519 key (32 bytes each)."""
+    """Return the public half of an X25519 key (32 bytes each)."""
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
 def agree(private: bytes, peer: bytes) -> bytes:
-    """The X25519 secret (32 bytes) of a private mask key and a peer's public one, never zero.
+    """Return the X25519 shared secret (32 bytes, never zero) of a private mask key and a peer's public key.
 
-    Raises :class:`VerificationError` for a public key with which all the world would know the secret.
+    Raises :class:`VerificationError` for a public key of low order, with which everyone would know the secret.
     """
     check_channel_public(peer)
     return agreeing(private)(peer)
 
 
 def agreeing(private: bytes) -> Callable[[bytes], bytes]:
-    """:func:`agree` with many peers, whose keys :func:`check_public` let through: the private half is read once."""
+    """Return :func:`agree` for one private key, loaded once, and public keys that :func:`check_public` accepted."""
     own = X25519PrivateKey.from_private_bytes(private)
 
     def shared(peer: bytes) -> bytes:
@@ -113,10 +113,10 @@ def agreeing(private: bytes) -> Callable[[bytes], bytes]:
 
 
 def check_public(binding: Binding, public: Mapping[str, MaskKeys]) -> None:
-    """Raise :class:`VerificationError` unless each member has two usable keys that are no one else's.
+    """Raise :class:`VerificationError` unless each member has two usable keys, and all keys are distinct.
 
-    A key that stands twice, for two members or two purposes, would be one party counted twice. Whose the keys
-    are is for the signatures to show under which they were stated.
+    A key repeated for two members or two purposes would count one party twice. Limit: the signatures on the statements,
+    which the caller must check, show that a key belongs to its member.
     """
     _check_complete(binding, public)
     keys = [key for site in binding.group for key in (public[site].mask, public[site].share)]
@@ -126,7 +126,7 @@ def check_public(binding: Binding, public: Mapping[str, MaskKeys]) -> None:
 
 
 def check_own(own: AttemptSecrets, binding: Binding, site: str, public: Mapping[str, MaskKeys]) -> None:
-    """Raise :class:`VerificationError` unless ``site`` is of the group and ``public`` (complete) has its very keys."""
+    """Raise :class:`VerificationError` unless ``site`` is in the group and ``public`` (complete) has its own keys."""
     check_member(binding, site)
     if public[site] != own.public:
         raise VerificationError(f"the keys stated for {site} are not its own of this attempt")
@@ -139,4 +139,4 @@ def _check_complete(binding: Binding, public: Mapping[str, MaskKeys]) -> None:
 
 
 def _check_distinct(keys: list[bytes]) -> None:
-    check_distinct(keys, "a mask key stands twice in one attempt")
+    check_distinct(keys, "a mask key is repeated in one attempt")

@@ -1,15 +1,15 @@
-"""Signatures on whom a member masks with, which a sparse graph needs: that every member was told the same.
+"""Signatures on the set that a member masks with, by which a sparse graph ensures that all members see one set.
 
-In a sparse graph the coordinator knows who holds shares of whose secrets. A member that it tells of others than those
-holders are told of would mask with sites that then "drop out", and be left with no mask when its seed is opened. So a
-holder gives its share of a seed only under the owner's signature on the set that the holder itself was told.
+In a sparse graph the coordinator knows who holds shares of whose secrets. It could show a member a set of sharers that
+differs from the holders' set; the member would mask with sites that then "drop out", and have no mask left when its
+seed is opened. So a holder releases its share of a seed only under the owner's signature on the holder's own set.
 
-In a complete graph nothing is signed. There too the coordinator decides whose shares it relays, and so which members a
-site i is told of and masks with: U_i, t or more. What holds instead: a member v signs one set of survivors S, itself in
-it, and releases shares for no other, and for none that is not within U_v. If the seed of i opens, honest members Q of S
-released it with c colluders, |Q| + c ≥ t. If i is one of Q, it masks with all of S; and it has a mask that never opens
-with each other one that is in U_i. So it is left alone only if Q and U_i have no member in common, |Q| ≤ n − t, for
-which c ≥ 2t − n: against so many a complete graph promises nothing anyway. A sparse one's threshold is far lower.
+A complete graph needs no such signature. There too the coordinator decides whose shares it relays, and so the set U_i
+of t or more members that site i masks with. But a member v signs one set of survivors S that contains v, and releases
+shares for no other set, and for none that is not within U_v. If the seed of i opens, honest members Q of S and c
+colluders released it, |Q| + c ≥ t. If i is in Q, i masks with all of S; and with each other member of Q in U_i, i has
+a mask that never opens. So i is left without masks only if Q and U_i are disjoint, |Q| ≤ n − t, and then c ≥ 2t − n:
+against so many colluders a complete graph gives no guarantee anyway. A sparse graph's threshold is far lower.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _LABEL = "mask-sharers"
 
 
 def sign_sharers(credentials: Credentials, binding: Binding, sharers: Sequence[str]) -> bytes:
-    """This member's word that it masks with these, itself among them. **One set per attempt**, as its vector is one.
+    """Sign the set that this member masks with, itself included; sign **one set per attempt**, as for its one vector.
 
-    Raises :class:`VerificationError` unless sharers are sorted, distinct, members, a quorum, and this site among them.
+    Raises :class:`VerificationError` unless sharers are sorted, distinct, members, a quorum, and include this site.
     """
     check_sharers(binding, sharers)
     _check_among(credentials.identity.name, sharers)
@@ -50,7 +50,7 @@ def verify_signed_sharers(
 ) -> None:
     """Raise :class:`VerificationError` unless each of ``owners``, and nobody else, signed the set.
 
-    ``owners``: the survivors whose seeds' shares are to be released. ``members``: the roster's.
+    ``owners`` are the survivors whose seeds' shares are to be released, ``members`` those of the roster.
     """
     _check_of_all(signatures, owners)
     for name, signature in signatures.items():
@@ -73,5 +73,5 @@ def _check_of_all(signatures: Mapping[str, bytes], owners: Collection[str]) -> N
     if set(signatures) != set(owners):
         odd = ", ".join(sorted(set(signatures) ^ set(owners)))
         raise VerificationError(
-            f"signatures on whom the owners of shares mask with: too many or too few, of {odd}"
+            f"signatures on the set of sharers are missing or unexpected for the owners of shares {odd}"
         )

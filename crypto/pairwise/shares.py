@@ -1,8 +1,8 @@
-"""Shares of a site's two secrets, sealed to each other member, or to some, and signed by the site.
+"""Shares of a site's two secrets, sealed to all or some of the other members, and signed by the site.
 
-The coordinator relays them and can read, swap or make none, given that the members' public keys are theirs. The
-limit: nothing shows that the shares inside are good ones. A member that shares badly spoils the sum, which is noticed
-at the end and not attributed.
+The coordinator relays shares and can neither read, swap nor forge them, provided that the members' public keys are
+authentic. Limit: nothing shows that the sealed shares are correct. A member with wrong shares spoils the sum, which is
+detected at the end and not attributed.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def make_shares(
     public: Mapping[str, MaskKeys],
     graph: Graph | None = None,
 ) -> tuple[tuple[SealedShare, ...], SharePair]:
-    """A sealed share for each other member, by name, and the pair that stays here.
+    """Return a sealed share for each other member, by name, and the site's own pair.
 
-    With a sparse ``graph`` for as many others as it says, drawn here and now: whoever decides who is of the group
-    decided before. ``public``: each member's keys, as a statement with a signature that was checked gave them. Shares
-    and holders are random: call it once an attempt. Raises :class:`VerificationError` for keys that are missing,
-    unusable, there twice, or not the own ones.
+    With a sparse ``graph`` the recipients are as many others as it says, drawn now, when the group is already fixed.
+    ``public`` has each member's keys from statements whose signatures were checked. Shares and holders are random: call
+    this once per attempt. Raises :class:`VerificationError` for keys that are missing, unusable, repeated, or not this
+    site's own.
     """
     site = credentials.identity.name
     check_public(binding, public)
@@ -52,30 +52,30 @@ def make_shares(
 
 
 def draw_holders(binding: Binding, site: str, graph: Graph) -> tuple[str, ...]:
-    """The others that are to hold a site's shares, sorted; each set of as many as likely as any other."""
+    """Draw the other members that will hold a site's shares, uniformly among sets of that size; return them sorted."""
     others = [name for name in binding.group if name != site]
     return tuple(sorted(SystemRandom().sample(others, graph.holders)))
 
 
 def verify_share(share: SealedShare, member: Member, binding: Binding, recipient: str) -> None:
-    """Raise :class:`VerificationError` unless ``member``, of the group, signed it for ``recipient`` here and now.
+    """Raise :class:`VerificationError` unless ``member``, of the group, signed it for ``recipient`` in this attempt.
 
-    What is inside only the recipient can tell.
+    Limit: only the recipient can check the content.
     """
     check_member(binding, member.name)
     check_member(binding, recipient)
     _check_names(share, member.name, recipient)
-    # What must hold is taken from the verifier's own knowledge, never from what the share says of itself.
+    # The context is built from the verifier's own knowledge, never from the share's fields.
     verify(
         member.public_key, share.signature, _LABEL, *_context(binding, member.name, recipient), share.sealed
     )
 
 
 def open_share(share: SealedShare, secrets: AttemptSecrets, binding: Binding) -> SharePair:
-    """The pair in a share that :func:`verify_share` let through.
+    """Decrypt the pair in a share that :func:`verify_share` accepted.
 
-    Raises :class:`crypto.errors.DecryptionError` if it does not open with this attempt's key and binding, and
-    :class:`crypto.errors.MalformedError` if it is no pair of shares.
+    Raises :class:`crypto.errors.DecryptionError` if the share does not decrypt with this attempt's key and binding, and
+    :class:`crypto.errors.MalformedError` if the content is not a pair of shares.
     """
     return SharePair.from_bytes(secrets.open(share.sealed, _info(binding, share.sender, share.recipient)))
 
@@ -89,7 +89,7 @@ def _split(secrets: AttemptSecrets, binding: Binding) -> dict[str, SharePair]:
 def _split_sparsely(
     secrets: AttemptSecrets, binding: Binding, site: str, graph: Graph
 ) -> dict[str, SharePair]:
-    """The site itself and those whom it drew. A share's x is its holder's place in the group, as where all hold one."""
+    """Return pairs for the site and the holders it draws; a share's x is its holder's position in the whole group."""
     places = {name: binding.position(name) for name in sorted({site, *draw_holders(binding, site, graph)})}
     seeds = split_among(secrets.seed, graph.threshold, tuple(places.values()))
     keys = split_among(secrets.mask, graph.threshold, tuple(places.values()))
@@ -110,12 +110,12 @@ def _context(binding: Binding, sender: str, recipient: str) -> tuple[bytes, ...]
 
 
 def _info(binding: Binding, sender: str, recipient: str) -> bytes:
-    """What the ciphertext itself is bound to (HPKE's ``info``)."""
+    """Return HPKE's ``info``, to which the ciphertext is bound."""
     return encode("mask-share-info", *_context(binding, sender, recipient))
 
 
 def _check_names(share: SealedShare, sender: str, recipient: str) -> None:
     if (share.sender, share.recipient) != (sender, recipient) or sender == recipient:
         raise VerificationError(
-            f"a share from {share.sender} to {share.recipient} where one from {sender} to {recipient} was due"
+            f"found a share from {share.sender} to {share.recipient}, where one from {sender} to {recipient} was due"
         )

@@ -1,8 +1,7 @@
-"""Signatures on who is in the sum: what keeps the coordinator from telling members different sets.
+"""Signatures on the survivors, the members in the sum, which keep the coordinator from showing different sets.
 
-A member signs one set per attempt (to remember which is the session's part), and releases shares only with the
-signatures of a threshold of the set's members. Two sets for which there are enough need 2t − n members that signed
-both.
+A member signs one set per attempt (the session must remember it), and releases shares only if a threshold of the set's
+members signed. Two sets with enough signatures need 2t − n members that signed both.
 """
 
 from __future__ import annotations
@@ -18,10 +17,9 @@ _LABEL = "mask-survivors"
 
 
 def sign_survivors(credentials: Credentials, binding: Binding, survivors: Sequence[str]) -> bytes:
-    """This member's signature on the set. **One set per attempt**: remembering that is the caller's.
+    """Sign the set of survivors as this member; the caller must ensure **one set per attempt**.
 
-    Raises :class:`VerificationError` unless survivors are sorted, distinct, members, a quorum, and this site among
-    them.
+    Raises :class:`VerificationError` unless survivors are sorted, distinct, members, a quorum, and include this site.
     """
     check_survivors(binding, binding.group, survivors)
     _check_among(credentials.identity.name, survivors)
@@ -40,8 +38,8 @@ def verify_signed_survivors(
 ) -> None:
     """Raise :class:`VerificationError` unless at least the threshold of survivors signed this set.
 
-    ``signatures`` by name; ``members``: the roster's. One signature that does not hold voids all: an honest
-    coordinator passes on none.
+    ``signatures`` are by name, ``members`` those of the roster. A single invalid signature fails the check, because an
+    honest coordinator relays none.
     """
     check_survivors(binding, binding.group, survivors)
     for name, signature in signatures.items():

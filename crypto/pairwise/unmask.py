@@ -1,8 +1,8 @@
-"""The coordinator's half: released shares become masks, and masks leave the sum.
+"""Unmasking of the sum at the coordinator: released shares give the masks that remain in the sum.
 
-What it learns is the sum, the self-masks of survivors and the mask keys of drop-outs. The limit: a wrong share of a
-seed goes unnoticed here when there are no more than the threshold, and the sum is then garbage, which
-:meth:`crypto.fixed_point.FixedPoint.decode_sum` refuses. Who spoilt it is not found out.
+The coordinator learns the sum, the self-masks of survivors and the mask keys of drop-outs. Limit: with no more shares
+of a seed than the threshold, a wrong share is not noticed here. The sum is then random, which
+:meth:`crypto.fixed_point.FixedPoint.decode_sum` detects; the member at fault is not identified.
 """
 
 from __future__ import annotations
@@ -33,14 +33,13 @@ def unmask(
     public: Mapping[str, MaskKeys],
     graph: Graph | None = None,
 ) -> Words:
-    """Σ of the survivors' words in the full ring, shape (L,).
+    """Return Σ of the survivors' words in the full ring, shape (L,).
 
-    ``masked``: what each survivor sent, each read once, so that they need not be in memory together; ``released``:
-    the answers of at least the group's threshold of survivors; ``graph``: who held shares and had masks with whom,
-    everyone if None. Raises
-    :class:`MalformedError` when an answer is not what was due, shares contradict each other, or a key put together
-    is not the one its owner stated; :class:`crypto.errors.VerificationError` for sets and keys that no site would
-    have gone along with.
+    ``masked`` has each survivor's masked words, each read once, so that they need not be in memory together;
+    ``released`` the answers of at least the group's threshold of survivors; ``graph`` who held shares and had masks
+    with whom, everyone if None. Raises :class:`MalformedError` if an answer does not have the required shares, shares
+    contradict each other, or a reconstructed key differs from the stated key, and
+    :class:`crypto.errors.VerificationError` for sets and keys that no site would have accepted.
     """
     check_survivors(binding, sharers, survivors)
     check_public(binding, public)
@@ -54,7 +53,7 @@ def unmask(
         private = _secret(owner, ShareKind.KEY, shares, needed)
         _check_stated(owner, private, public)
         for peer, key in pair_keys(private, public, binding, owner, survivors, graph).items():
-            # The peer added the stream if it comes first, so it is taken away again.
+            # The peer added the stream if its name comes first, so the stream is subtracted again.
             (minus if peer < owner else plus).append(key)
     return add_streams(_total(masked, survivors), plus, minus)
 
@@ -73,7 +72,7 @@ def _total(masked: Mapping[str, Words], survivors: Sequence[str]) -> Words:
 def _by_secret(
     released: Mapping[str, tuple[ReleasedShare, ...]], binding: Binding
 ) -> Mapping[tuple[str, ShareKind], dict[int, bytes]]:
-    """The shares of each secret by x, from all answers, so that a wrong share among more than enough shows."""
+    """Return the shares of each secret by x, from all answers, so that surplus shares expose a wrong one."""
     shares: defaultdict[tuple[str, ShareKind], dict[int, bytes]] = defaultdict(dict)
     for site, answer in released.items():
         x = binding.position(site)
@@ -93,12 +92,12 @@ def _secret(
 
 def _check_stated(owner: str, private: bytes, public: Mapping[str, MaskKeys]) -> None:
     if public_of(private) != public[owner].mask:
-        raise MalformedError(f"the mask key put together for {owner} is not the one that it stated")
+        raise MalformedError(f"the reconstructed mask key of {owner} is not the key that it stated")
 
 
 def _check_senders(masked: Mapping[str, Words], survivors: Sequence[str]) -> None:
     if set(masked) != set(survivors):
-        raise MalformedError("there is one masked vector of each survivor, and no other")
+        raise MalformedError("there must be one masked vector of each survivor, and no other")
 
 
 def _check_alike(words: Words, total: Words) -> None:
@@ -114,7 +113,7 @@ def _check_answers(
 ) -> None:
     if not set(released) <= set(survivors) or len(released) < binding.threshold:
         raise MalformedError(
-            f"{len(released)} answers with shares; {binding.threshold} are needed, of survivors alone"
+            f"{len(released)} answers with shares; {binding.threshold} are needed, all from survivors"
         )
     for answer in released.values():
         check_released(answer, binding, sharers, survivors)

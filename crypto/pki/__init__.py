@@ -1,7 +1,7 @@
-"""Identity: a federation's CA, the certificates of its parties, and signatures made with their keys.
+"""Public-key infrastructure: a federation's CA, its parties' certificates, and signatures with their keys.
 
-ECDSA P-256 throughout (gRPC's TLS refuses Ed25519 client certificates). A party is who its certificate says:
-the URI ``spiffe://<federation>/site/<name>`` or ``spiffe://<federation>/coordinator``.
+All keys are ECDSA P-256 (gRPC's TLS rejects Ed25519 client certificates). A certificate names its party by the URI
+``spiffe://<federation>/site/<name>`` or ``spiffe://<federation>/coordinator``.
 """
 
 from crypto.pki.authority import approve, create_authority

@@ -1,7 +1,7 @@
-"""The federation's CA: made once, and used to approve requests.
+"""Certificate authority (CA) of a federation: created once, and used to approve certificate requests.
 
-Its key must not be at the coordinator: who holds it can make any identity, and with the coordinator's place
-in the middle that voids every signature between sites.
+The CA's key must not be at the coordinator: whoever holds the key can make any identity, and the coordinator, which
+relays all messages, could then forge every signature between sites.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ CA_FILE = "ca.pem"
 DEFAULT_CA_DAYS = 3650
 LONGEST_DAYS = 36_500
 DEFAULT_DAYS = {Role.SITE: 365, Role.COORDINATOR: 30}
-"""A coordinator's certificate is short-lived: all sites dial whoever holds it."""
+"""Days of validity by role; a coordinator's certificate is short-lived, because all sites connect to its holder."""
 
 _CLOCK_SKEW = timedelta(minutes=5)
-"""Certificates start this much early, for machines whose clocks lag."""
+"""Time by which certificates start early, for machines whose clocks are behind."""
 
 
 def create_authority(
@@ -43,10 +43,10 @@ def create_authority(
     now: datetime | None = None,
     stretching: Stretching = Stretching.FOR_PASSPHRASE,
 ) -> TrustAnchor:
-    """Make a CA: ``ca.key.pem`` (P-256, encrypted, mode 0600) and ``ca.pem``, to be handed to every party.
+    """Create a CA: ``ca.key.pem`` (P-256, encrypted, mode 0600) and ``ca.pem``, which every party gets.
 
-    Raises ``ValueError`` for a bad name or number of days, :class:`KeyStoreError` for an empty passphrase and
-    for files that are there unless ``overwrite``, which voids every certificate that the old CA signed.
+    Raises ``ValueError`` for a bad name or number of days, and :class:`KeyStoreError` for an empty passphrase and for
+    existing files unless ``overwrite``, which invalidates every certificate that the old CA signed.
     """
     check_name("federation", federation)
     key_path, certificate_path = directory / CA_KEY_FILE, directory / CA_FILE
@@ -69,13 +69,12 @@ def approve(
     *,
     now: datetime | None = None,
 ) -> bytes:
-    """The certificate (PEM) for what a request asks, signed by the CA in the directory ``authority``.
+    """Return the certificate (PEM) for a request, signed by the CA in the directory ``authority``.
 
-    The caller has compared the request's fingerprint with the requester's. Every extension is made here,
-    whatever the request carries. Valid for ``days`` (365 for a site, 30 for a coordinator), and never longer
-    than the CA. Raises as :func:`crypto.pki.read_request`, :class:`VerificationError` for a request of
-    another federation or a CA out of its validity, :class:`KeyStoreError` for a CA that is missing or does
-    not open.
+    The caller must have compared the request's fingerprint with the requester's. Only identity, hosts and public key
+    are taken from the request. The certificate is valid for ``days`` (365 for a site, 30 for a coordinator), and never
+    longer than the CA. Raises as :func:`crypto.pki.read_request`, :class:`VerificationError` for a request of another
+    federation or a CA outside its validity, and :class:`KeyStoreError` for a CA that is missing or does not decrypt.
     """
     moment = now or datetime.now(UTC)
     content = files.read(authority / CA_FILE)
@@ -93,12 +92,12 @@ def approve(
 
 def _check_same_federation(request: Request, federation: str) -> None:
     if request.identity.federation != federation:
-        raise VerificationError(f"a request for {request.identity}, but this is the CA of {federation}")
+        raise VerificationError(f"the request is for {request.identity}, but this is the CA of {federation}")
 
 
 def _lifetime(days: int) -> timedelta:
     if not 1 <= days <= LONGEST_DAYS:
-        raise ValueError(f"a certificate is valid for 1 to {LONGEST_DAYS} days, not {days}")
+        raise ValueError(f"a certificate must be valid for 1 to {LONGEST_DAYS} days, not {days}")
     return timedelta(days=days)
 
 

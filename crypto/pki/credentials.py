@@ -1,4 +1,4 @@
-"""What a party holds of its own: its certificate and private key, to sign and to speak TLS with."""
+"""Credentials of a party: its certificate and private key, for signatures and TLS."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _ALGORITHM = ec.ECDSA(hashes.SHA256())
 
 
 class Credentials:
-    """A party's certificate and private key. Whether the CA signed it is for ``TrustAnchor`` to say."""
+    """Certificate and private key of a party; ``TrustAnchor`` checks that the CA signed the certificate."""
 
     def __init__(self, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
-        """:class:`KeyStoreError` unless the certificate is this key's."""
+        """Take a matching pair; raise :class:`KeyStoreError` unless the certificate is this key's."""
         if certificate.public_key() != key.public_key():
             raise KeyStoreError(
-                "the certificate is not this private key's; use the pair that belongs together"
+                "the certificate does not match the private key; use the key it was issued for"
             )
         self._certificate = certificate
         self._key = key
@@ -34,11 +34,10 @@ class Credentials:
 
     @classmethod
     def load(cls, certificate_path: Path, key_path: Path, passphrase: bytes) -> Credentials:
-        """From a certificate file (PEM or DER) and an encrypted key file.
+        """Load credentials from a certificate file (PEM or DER) and an encrypted key file.
 
-        Raises :class:`KeyStoreError` for a file that cannot be read, a wrong passphrase or a pair that does
-        not belong together, :class:`crypto.errors.MalformedError` or :class:`VerificationError` for a
-        certificate that is not a party's.
+        Raises :class:`KeyStoreError` for a file that cannot be read, a wrong passphrase or a pair that does not match,
+        and :class:`crypto.errors.MalformedError` or :class:`VerificationError` for a certificate that is not a party's.
         """
         key = read_key(key_path, passphrase)
         with naming(certificate_path):
@@ -46,46 +45,46 @@ class Credentials:
 
     @classmethod
     def from_stored(cls, certificate_der: bytes, private_key: bytes) -> Credentials:
-        """Build the credentials of which :meth:`private_bytes` was stored. Raises as :meth:`load`."""
+        """Build credentials from a certificate and the result of :meth:`private_bytes`; raise as :meth:`load`."""
         try:
             key = ec.derive_private_key(int.from_bytes(private_key, "big"), ec.SECP256R1())
         except ValueError as error:
-            raise KeyStoreError("a stored private key is not one") from error
+            raise KeyStoreError("a stored private key is not a P-256 scalar") from error
         return cls(load_certificate(certificate_der), key)
 
     @property
     def certificate_der(self) -> bytes:
-        """The certificate as DER, as it goes into statements."""
+        """Certificate as DER, the form used in statements."""
         return self._certificate.public_bytes(serialization.Encoding.DER)
 
     @property
     def certificate_pem(self) -> bytes:
-        """The certificate as PEM, for TLS."""
+        """Certificate as PEM, for TLS."""
         return self._certificate.public_bytes(serialization.Encoding.PEM)
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the certificate (DER) in hexadecimal: what a peer pins."""
+        """SHA-256 of the certificate (DER) in hexadecimal, which a peer can pin."""
         return fingerprint(self._certificate)
 
     def private_key_pem(self) -> bytes:
-        """The private key as PEM **without encryption**, because gRPC takes TLS keys in no other form.
+        """Return the private key as PEM **without encryption**, the only form in which gRPC takes TLS keys.
 
-        It must stay in memory: never write it, log it or pass it to another process.
+        The result must stay in memory: never write it, log it or pass it to another process.
         """
         return self._key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
 
     def private_bytes(self) -> bytes:
-        """Return the *secret* scalar, 32 bytes. To be stored encrypted only (:class:`crypto.keys.StorageKey`)."""
+        """Return the *secret* scalar, 32 bytes, which must be stored encrypted (:class:`crypto.keys.StorageKey`)."""
         return self._key.private_numbers().private_value.to_bytes(KEY_BYTES, "big")
 
     def sign(self, label: str, *fields: bytes) -> bytes:
-        """ECDSA-SHA256 over :func:`crypto.encoding.encode` of the label and fields, DER.
+        """Sign :func:`crypto.encoding.encode` of the label and fields with ECDSA-SHA256; return the signature as DER.
 
-        Signing twice gives different bytes, and anyone can turn a signature into another valid one over the
-        same fields: a signature is no identifier.
+        Do not use a signature as an identifier: signing twice gives different bytes, and anyone can turn a signature
+        into another valid one over the same fields.
         """
         return self._key.sign(encode(label, *fields), _ALGORITHM)
 

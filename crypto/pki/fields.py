@@ -1,4 +1,4 @@
-"""Reading certificates and requests: what is relied on is there, once, and of the expected kind."""
+"""Readers of the fields of certificates and requests, which check that a field is present, single and well-formed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Holder = x509.Certificate | x509.CertificateSigningRequest
 
 
 def load_certificate(content: bytes) -> x509.Certificate:
-    """A certificate from PEM or DER; :class:`MalformedError` for anything else."""
+    """Load a certificate from PEM or DER; raise :class:`MalformedError` for other bytes."""
     try:
         if content.startswith(b"-----BEGIN"):
             return x509.load_pem_x509_certificate(content)
@@ -24,7 +24,7 @@ def load_certificate(content: bytes) -> x509.Certificate:
 
 
 def extension(holder: Holder, kind: type[Extension]) -> Extension:
-    """The value of an extension; :class:`VerificationError` if it is absent, repeated or malformed."""
+    """Return the value of an extension; raise :class:`VerificationError` if it is absent, repeated or malformed."""
     try:
         return holder.extensions.get_extension_for_class(kind).value
     except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError) as error:
@@ -32,16 +32,16 @@ def extension(holder: Holder, kind: type[Extension]) -> Extension:
 
 
 def only_uri(holder: Holder) -> str:
-    """The one URI among the alternative names; :class:`VerificationError` unless there is exactly one."""
+    """Return the URI among the alternative names; raise :class:`VerificationError` unless there is exactly one."""
     names = extension(holder, x509.SubjectAlternativeName)
     uris = names.get_values_for_type(x509.UniformResourceIdentifier)
     if len(uris) != 1:
-        raise VerificationError(f"a {_noun(holder)} names {len(uris)} identities where one is due")
+        raise VerificationError(f"a {_noun(holder)} names {len(uris)} identities, not one")
     return uris[0]
 
 
 def p256_key(holder: Holder) -> ec.EllipticCurvePublicKey:
-    """The public key; :class:`VerificationError` unless it is ECDSA P-256."""
+    """Return the public key; raise :class:`VerificationError` unless it is ECDSA P-256."""
     try:
         key = holder.public_key()
     except ValueError as error:

@@ -1,7 +1,7 @@
-"""Key and certificate files: written once, whole, and never over what is there unless told to.
+"""Key and certificate files, written atomically, and never over an existing file unless ``overwrite`` is given.
 
-Secret keys are wrapped under a passphrase (:mod:`crypto.pki.wrapping`): a party's or the CA's private key (PKCS #8),
-and the key under which a site encrypts what it stores.
+Secret keys are encrypted under a passphrase (:mod:`crypto.pki.wrapping`): a party's or the CA's private key (PKCS #8),
+and the key under which a site encrypts its stored secrets.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _PUBLIC = 0o644
 
 
 def check_absent(*paths: Path) -> None:
-    """:class:`KeyStoreError`, naming the remedy, if one of the files is there."""
+    """Raise :class:`KeyStoreError`, with the remedy, if one of the files exists."""
     for path in paths:
         if path.exists() or path.is_symlink():
             raise _already_there(path)
 
 
 def make_directory(directory: Path) -> None:
-    """Create a directory that only its owner can enter; one that exists is left as it is."""
+    """Create a directory that only its owner can enter; an existing directory is left unchanged."""
     try:
         durable.make_folder(directory, 0o700)
     except OSError as error:
@@ -40,7 +40,7 @@ def make_directory(directory: Path) -> None:
 
 
 def write_public(path: Path, content: bytes, *, overwrite: bool) -> None:
-    """Write a file that anyone may read. :class:`KeyStoreError` if it is there and may not be replaced."""
+    """Write a file that anyone may read; raise :class:`KeyStoreError` if it exists and ``overwrite`` is false."""
     _write(path, content, _PUBLIC, overwrite)
 
 
@@ -52,16 +52,16 @@ def write_key(
     overwrite: bool,
     stretching: Stretching = Stretching.FOR_PASSPHRASE,
 ) -> None:
-    """Write a private key encrypted, readable by its owner only. Raises like :func:`write_public`."""
+    """Write an encrypted private key, readable by its owner only; raise as :func:`write_public`."""
     encoding, form = serialization.Encoding.DER, serialization.PrivateFormat.PKCS8
     secret = key.private_bytes(encoding, form, serialization.NoEncryption())
     _write(path, wrap(Kind.PRIVATE_KEY, secret, passphrase, stretching), _PRIVATE, overwrite)
 
 
 def create_storage_key(path: Path, passphrase: bytes, like: Path) -> StorageKey:
-    """Write a random storage key, as hard to guess as the key file ``like``; readable by its owner only.
+    """Write a random storage key with the work factor of the key file ``like``, readable by its owner only.
 
-    Raises :class:`KeyStoreError` if the file is there or cannot be written, or ``like`` is not a key file.
+    Raises :class:`KeyStoreError` if the file exists or cannot be written, or ``like`` is not a key file.
     """
     secret = secrets.token_bytes(KEY_BYTES)
     with _key_file(like):
@@ -71,20 +71,18 @@ def create_storage_key(path: Path, passphrase: bytes, like: Path) -> StorageKey:
 
 
 def rewrap(path: Path, old: bytes, new: bytes) -> None:
-    """Encrypt a key file under another passphrase, in its place and with its owner; a link is followed.
+    """Encrypt a key file under another passphrase, in place and keeping its owner; a link is followed.
 
-    :class:`KeyStoreError` if it does not open.
+    Raises :class:`KeyStoreError` if the file does not decrypt with the old passphrase.
     """
-    path = (
-        path.resolve()
-    )  # else the link would be replaced, and the key stay where it is under the old passphrase
+    path = path.resolve()  # otherwise the link would be replaced, and the key keep the old passphrase
     kind, secret = _opened(path, old)
     stretching = max(stretching_of(read(path)), Stretching.FOR_PASSPHRASE)
     _write(path, wrap(kind, secret, new, stretching), _PRIVATE, overwrite=True)
 
 
 def read(path: Path) -> bytes:
-    """A file's content; :class:`KeyStoreError` if it cannot be read."""
+    """Return a file's content; raise :class:`KeyStoreError` if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -93,7 +91,7 @@ def read(path: Path) -> bytes:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Put the file's name before what is found wrong with its content."""
+    """Prefix errors about a file's content with the file's name."""
     try:
         yield
     except (MalformedError, VerificationError) as error:
@@ -101,19 +99,19 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def read_key(path: Path, passphrase: bytes) -> ec.EllipticCurvePrivateKey:
-    """Read an encrypted P-256 key. :class:`KeyStoreError` if it is missing, not such a file, or does not open."""
+    """Read an encrypted P-256 key; raise :class:`KeyStoreError` if it is missing, malformed, or does not decrypt."""
     secret = _secret(path, passphrase, Kind.PRIVATE_KEY)
     try:
         key = serialization.load_der_private_key(secret, None)
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise KeyStoreError(f"{path} holds no private key; make one with 'protoseal pki request'") from error
+        raise KeyStoreError(f"{path} has no private key; make one with 'protoseal pki request'") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
         raise KeyStoreError(f"{path} is not an ECDSA P-256 key; make one with 'protoseal pki request'")
     return key
 
 
 def read_storage_key(path: Path, passphrase: bytes) -> StorageKey:
-    """Read a storage key. :class:`KeyStoreError` if it is missing, not such a file, or does not open."""
+    """Read a storage key; raise :class:`KeyStoreError` if it is missing, malformed, or does not decrypt."""
     return StorageKey(_secret(path, passphrase, Kind.STORAGE_KEY))
 
 
@@ -131,13 +129,13 @@ def _opened(path: Path, passphrase: bytes) -> tuple[Kind, bytes]:
 
 @contextmanager
 def _key_file(path: Path) -> Iterator[None]:
-    """Turn whatever is wrong with a key file into :class:`KeyStoreError`, with its name and the remedy."""
+    """Convert errors about a key file to :class:`KeyStoreError`, with the file's name and the remedy."""
     try:
         yield
     except DecryptionError as error:
         raise KeyStoreError(
-            f"{path} does not open: wrong passphrase, or the file was altered. Each key file keeps the passphrase "
-            "under which it was written until 'protoseal pki passphrase' changes it"
+            f"{path} does not open: wrong passphrase, or the file was altered. Each key file keeps the "
+            "passphrase under which it was written until 'protoseal pki passphrase' changes it"
         ) from error
     except MalformedError as error:
         raise KeyStoreError(
@@ -147,13 +145,12 @@ def _key_file(path: Path) -> Iterator[None]:
 
 def _already_there(path: Path) -> KeyStoreError:
     return KeyStoreError(
-        f"{path} is already there and what it holds would be lost: "
-        "choose another place, move it away, or give --overwrite"
+        f"{path} already exists and its content would be lost: choose another path, move it away, or give --overwrite"
     )
 
 
 def _write(path: Path, content: bytes, mode: int, overwrite: bool) -> None:
-    """A crash leaves the old file or the new one, never a part; two writers at once never both succeed."""
+    """Write atomically: a crash leaves the old file or the new one, and two concurrent writers never both succeed."""
     try:
         durable.write(path, content, mode=mode, overwrite=overwrite)
     except FileExistsError as error:

@@ -1,4 +1,4 @@
-"""Who a party is: a SPIFFE-style URI in its certificate; and the host names of a coordinator."""
+"""Identity of a party, a SPIFFE-style URI in its certificate, and host names of a coordinator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HOST = re.compile(rf"{_HOST_LABEL}(\.{_HOST_LABEL})*")
 
 
 class Role(StrEnum):
-    """What a certificate lets its owner be."""
+    """Role that a certificate gives its owner."""
 
     SITE = "site"
     COORDINATOR = "coordinator"
@@ -26,10 +26,10 @@ class Role(StrEnum):
 
 @dataclass(frozen=True)
 class Identity:
-    """A party of a federation. The coordinator's ``name`` is always ``coordinator``.
+    """Party of a federation; the coordinator's ``name`` is always ``coordinator``.
 
-    Names are 1 to 63 lower-case letters, digits, dots and hyphens, the first a letter or digit;
-    ``ValueError`` otherwise.
+    Names are 1 to 63 lower-case letters, digits, dots and hyphens, the first a letter or digit; other names raise
+    ``ValueError``.
     """
 
     federation: str
@@ -40,21 +40,21 @@ class Identity:
         check_name("federation", self.federation)
         check_name("site", self.name)
         if self.role is Role.COORDINATOR and self.name != Role.COORDINATOR.value:
-            raise ValueError("a federation has one coordinator, and its name is 'coordinator'")
+            raise ValueError("a coordinator's name must be 'coordinator'")
 
     @classmethod
     def site(cls, federation: str, name: str) -> Identity:
-        """The identity of a site."""
+        """Return the identity of a site."""
         return cls(federation, Role.SITE, name)
 
     @classmethod
     def coordinator(cls, federation: str) -> Identity:
-        """The identity of the federation's coordinator."""
+        """Return the identity of the federation's coordinator."""
         return cls(federation, Role.COORDINATOR, Role.COORDINATOR.value)
 
     @classmethod
     def from_uri(cls, uri: str) -> Identity:
-        """The identity that :attr:`uri` writes; :class:`VerificationError` for any other form."""
+        """Parse the form of :attr:`uri`; raise :class:`VerificationError` for any other form."""
         federation, _, path = uri.removeprefix(_SCHEME).partition("/")
         try:
             identity = (
@@ -70,7 +70,7 @@ class Identity:
 
     @property
     def uri(self) -> str:
-        """``spiffe://<federation>/site/<name>`` or ``spiffe://<federation>/coordinator``."""
+        """URI ``spiffe://<federation>/site/<name>`` or ``spiffe://<federation>/coordinator``."""
         path = self.name if self.role is Role.COORDINATOR else f"site/{self.name}"
         return f"{federation_uri(self.federation)}/{path}"
 
@@ -79,7 +79,7 @@ class Identity:
 
 
 def check_name(kind: str, name: str) -> None:
-    """``ValueError`` unless ``name`` is a permitted name for a federation or site."""
+    """Raise ``ValueError`` unless ``name`` is a permitted name of a federation or site."""
     if not NAME.fullmatch(name):
         raise ValueError(
             f"{kind} name {name!r} is not 1 to 63 of a-z, 0-9, '.' and '-', starting with a letter or digit"
@@ -87,12 +87,12 @@ def check_name(kind: str, name: str) -> None:
 
 
 def federation_uri(federation: str) -> str:
-    """The URI of the federation's CA."""
+    """Return the URI of the federation's CA."""
     return f"{_SCHEME}{federation}"
 
 
 def federation_of(uri: str) -> str:
-    """The federation whose CA has this URI; :class:`VerificationError` for any other form."""
+    """Return the federation whose CA has this URI; raise :class:`VerificationError` for any other form."""
     federation = uri.removeprefix(_SCHEME)
     if federation_uri(federation) != uri or not NAME.fullmatch(federation):
         raise VerificationError(f"{uri!r} names no federation")
@@ -100,7 +100,7 @@ def federation_of(uri: str) -> str:
 
 
 def host_name(host: str) -> x509.DNSName | x509.IPAddress:
-    """A DNS name or IP address for a certificate; ``ValueError`` for anything else, wildcards too."""
+    """Return a DNS name or IP address for a certificate; raise ``ValueError`` for other text, wildcards included."""
     try:
         return x509.IPAddress(ip_address(host))
     except ValueError:

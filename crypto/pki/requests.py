@@ -1,4 +1,4 @@
-"""Certificate requests (PKCS #10): made where the key is used, read where they are approved."""
+"""Certificate requests (PKCS #10), which a party creates and the CA's holder reads and approves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REQUEST_FILE = "request.pem"
 
 @dataclass(frozen=True)
 class Request:
-    """What a verified request asks for; nothing else in it is believed or kept.
+    """Content of a verified certificate request; all other fields of the request are ignored.
 
     ``hosts`` are the DNS names and IP addresses of a coordinator, as text.
     """
@@ -35,7 +35,7 @@ class Request:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the public key (DER) in hexadecimal: what the requester reads out to the CA's holder."""
+        """SHA-256 of the public key (DER) in hexadecimal, which the requester reads out to the CA's holder."""
         encoding, form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
         return hashlib.sha256(self.public_key.public_bytes(encoding, form)).hexdigest()
 
@@ -51,9 +51,9 @@ def create_request(
 ) -> Request:
     """Make a P-256 key (``key.pem``, encrypted, mode 0600) and a certificate request (``request.pem``).
 
-    A coordinator needs at least one host (DNS name or IP address) under which sites reach it; a site has
-    none. Raises ``ValueError`` for hosts that are not so, :class:`crypto.errors.KeyStoreError` for an empty
-    passphrase and for files that are there unless ``overwrite``, which destroys the old key.
+    A coordinator needs at least one host (DNS name or IP address) at which sites reach it; a site must have none.
+    Raises ``ValueError`` for other hosts, and :class:`crypto.errors.KeyStoreError` for an empty passphrase and for
+    existing files unless ``overwrite``, which destroys the old key.
     """
     key_path, request_path = directory / KEY_FILE, directory / REQUEST_FILE
     names = [host_name(host) for host in dict.fromkeys(hosts)]
@@ -76,12 +76,11 @@ def create_request(
 
 
 def read_request(content: bytes) -> Request:
-    """What a PEM request asks for.
+    """Return the verified content of a PEM request.
 
-    Raises :class:`MalformedError` for other bytes, and :class:`VerificationError` unless it is signed with
-    its own P-256 key, names exactly one identity, and has hosts if and only if that is a coordinator's. It
-    does not show *who* made it: that is what comparing :attr:`Request.fingerprint` over another channel is
-    for.
+    Raises :class:`MalformedError` for other bytes, and :class:`VerificationError` unless the request is signed with
+    its own P-256 key, names exactly one identity, and has hosts if and only if that is a coordinator's. Limit: the
+    request does not show *who* made it; compare :attr:`Request.fingerprint` over another channel.
     """
     try:
         csr = x509.load_pem_x509_csr(content)
@@ -98,7 +97,7 @@ def read_request(content: bytes) -> Request:
 
 
 def subject(identity: Identity) -> x509.Name:
-    """The X.509 subject of a party: for people to read; nothing is decided by it."""
+    """Return the X.509 subject of a party, which is for people to read and not used in any check."""
     return x509.Name(
         [
             x509.NameAttribute(NameOID.ORGANIZATION_NAME, identity.federation),
@@ -109,7 +108,7 @@ def subject(identity: Identity) -> x509.Name:
 
 def _check_self_signed(csr: x509.CertificateSigningRequest) -> None:
     if not csr.is_signature_valid:
-        raise VerificationError("a request was not signed with the key that it names")
+        raise VerificationError("a request is not signed with the key that it names")
 
 
 def _check_hosts(role: Role, hosts: Sequence[str]) -> None:
@@ -118,14 +117,14 @@ def _check_hosts(role: Role, hosts: Sequence[str]) -> None:
             "a coordinator needs at least one host name or IP address under which sites reach it"
         )
     if role is Role.SITE and hosts:
-        raise ValueError("a site has no host name: nothing listens at a site")
+        raise ValueError("a site must have no host name: nothing listens at a site")
 
 
 def _hosts(csr: x509.CertificateSigningRequest) -> tuple[str, ...]:
-    """DNS names and IP addresses; a name of any other kind (an e-mail address, say) is refused."""
+    """Return DNS names and IP addresses; raise ``ValueError`` for a name of another kind (e.g. an e-mail address)."""
     names = extension(csr, x509.SubjectAlternativeName)
     others = [name for name in names if not isinstance(name, x509.UniformResourceIdentifier)]
     hosts = [str(name.value) for name in others]
     if [host_name(host) for host in hosts] != others:
-        raise ValueError("it has names that are neither an identity nor a host")
+        raise ValueError("the request has names that are neither an identity nor a host")
     return tuple(hosts)

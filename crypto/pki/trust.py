@@ -1,7 +1,7 @@
-"""The federation's CA as every party holds it, and what a certificate must be to be believed.
+"""Trust anchor of a party, the federation's CA certificate, and the checks that a certificate must pass.
 
-The limit of all of it: the CA can make any identity it likes (a site may pin its peers' certificates against
-that), and there is no revocation here; a certificate is good until it expires.
+Limits: the CA can make any identity (a site can pin its peers' certificates against that), and there is no revocation
+here: a certificate is valid until it expires.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ EXTENDED_USAGE = {
     Role.SITE: ExtendedKeyUsageOID.CLIENT_AUTH,
     Role.COORDINATOR: ExtendedKeyUsageOID.SERVER_AUTH,
 }
-"""Each role has one usage and not the other: with both, a site could pose as the coordinator."""
+"""Extended key usage by role; a role has one usage only, since with both a site could pose as the coordinator."""
 
 
 class TrustAnchor:
-    """A federation's CA certificate: what a party trusts, and all it trusts."""
+    """CA certificate of a federation, the only certificate that a party trusts by itself."""
 
     def __init__(self, certificate: bytes) -> None:
-        """``certificate``: PEM or DER; :class:`VerificationError` unless it is a federation's own CA."""
+        """Take a PEM or DER certificate; raise :class:`VerificationError` unless it is a self-signed federation CA."""
         self._certificate = load_certificate(certificate)
         _check_issuer(self._certificate, self._certificate)
         _check_is_authority(self._certificate)
@@ -39,26 +39,26 @@ class TrustAnchor:
 
     @classmethod
     def load(cls, path: Path) -> TrustAnchor:
-        """From a file; raises like the class, and ``KeyStoreError`` when it cannot be read."""
+        """Load a trust anchor from a file; raise as the class, and ``KeyStoreError`` if it cannot be read."""
         with naming(path):
             return cls(read(path))
 
     @property
     def certificate_pem(self) -> bytes:
-        """The CA certificate as PEM, for TLS."""
+        """CA certificate as PEM, for TLS."""
         return self._certificate.public_bytes(serialization.Encoding.PEM)
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the CA certificate (DER) in hexadecimal: what parties compare by telephone."""
+        """SHA-256 of the CA certificate (DER) in hexadecimal, which parties compare by telephone."""
         return fingerprint(self._certificate)
 
     def identify(self, certificate: bytes, role: Role, at: datetime) -> Identity:
-        """Whose certificate (PEM or DER) this is, at the time ``at`` (with a time zone).
+        """Return the identity of a certificate (PEM or DER) that is valid at the time ``at`` (with a time zone).
 
-        Raises :class:`VerificationError` unless this CA signed it as a party's of this federation in this
-        very role and both are in their validity, and :class:`crypto.errors.MalformedError` if it is no
-        certificate. That its owner is at the other end is for TLS, or for a signature, to show.
+        Raises :class:`VerificationError` unless this CA signed the certificate for a party of this federation in this
+        role and both certificates are within their validity, and :class:`crypto.errors.MalformedError` for bytes that
+        are not a certificate. Limit: TLS or a signature must show that the peer is the certificate's owner.
         """
         loaded = load_certificate(certificate)
         _check_issuer(loaded, self._certificate)
@@ -76,12 +76,12 @@ class TrustAnchor:
 
 
 def identity_of(certificate: x509.Certificate) -> Identity:
-    """The identity that a certificate *claims*; :class:`VerificationError` unless it claims exactly one."""
+    """Return the identity that a certificate *claims*; raise :class:`VerificationError` unless it claims one."""
     return Identity.from_uri(only_uri(certificate))
 
 
 def fingerprint(certificate: x509.Certificate) -> str:
-    """SHA-256 of a certificate (DER) in hexadecimal."""
+    """Return the SHA-256 of a certificate (DER) in hexadecimal."""
     return certificate.fingerprint(hashes.SHA256()).hex()
 
 
@@ -108,16 +108,16 @@ def _check_key(certificate: x509.Certificate) -> None:
 
 def _check_is_authority(certificate: x509.Certificate) -> None:
     if not extension(certificate, x509.BasicConstraints).ca:
-        raise VerificationError("a certificate is not a CA's")
+        raise VerificationError("a certificate is not a CA's certificate")
 
 
 def _check_not_authority(certificate: x509.Certificate) -> None:
     if extension(certificate, x509.BasicConstraints).ca:
-        raise VerificationError("a CA's certificate where a party's is due")
+        raise VerificationError("a certificate is a CA's, where a party's certificate is required")
 
 
 def _check_critical_extensions(certificate: x509.Certificate) -> None:
-    """RFC 5280, 4.2: what is critical and not understood makes a certificate void."""
+    """Raise for a critical extension that is not understood (RFC 5280, 4.2)."""
     for item in certificate.extensions:
         if item.critical and isinstance(item.value, x509.UnrecognizedExtension):
             raise VerificationError(
@@ -127,7 +127,7 @@ def _check_critical_extensions(certificate: x509.Certificate) -> None:
 
 def _check_key_usage(certificate: x509.Certificate) -> None:
     if not extension(certificate, x509.KeyUsage).digital_signature:
-        raise VerificationError("a certificate's key may not sign")
+        raise VerificationError("a certificate's key usage does not allow signatures")
 
 
 def _check_extended_usage(certificate: x509.Certificate, role: Role) -> None:
@@ -137,7 +137,7 @@ def _check_extended_usage(certificate: x509.Certificate, role: Role) -> None:
 
 def _check_federation(identity: Identity, federation: str) -> None:
     if identity.federation != federation:
-        raise VerificationError(f"{identity} is not of the federation {federation}")
+        raise VerificationError(f"{identity} is not in the federation {federation}")
 
 
 def _check_role(identity: Identity, role: Role) -> None:

@@ -1,8 +1,8 @@
-"""Secret keys in files, encrypted under a passphrase: scrypt (RFC 7914) and ChaCha20-Poly1305.
+"""Encryption of secret keys in files under a passphrase: scrypt (RFC 7914) and ChaCha20-Poly1305.
 
-A file holds one secret in PEM armor whose label says what kind of secret it is; kind and parameters are bound to the
+A file contains one secret in PEM armor, whose label names the kind of secret; kind and parameters are bound to the
 ciphertext. Each guess at a passphrase costs 128 MiB of memory and about half a second of a core. Limit: whoever copies
-the file can guess for as long as they like, so a passphrase that a few million guesses find protects nothing.
+the file can guess without end, so a passphrase that a few million guesses find protects nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SALT_BYTES, _NONCE_BYTES = 16, 12
 _HEADER_BYTES = 2 + _SALT_BYTES + _NONCE_BYTES
 _R, _P = 8, 1
 _LEAST_WORK, _MOST_WORK = 4, 18
-"""Bounds on a file's scrypt work factor log2(N): 2^18 takes 256 MiB, the most that reading a crafted file can cost."""
+"""Bounds on a file's scrypt work factor log2(N): reading a crafted file costs at most 256 MiB, for 2^18."""
 _LINE = 64
 _ARMOR = re.compile(
     rb"-----BEGIN PROTOSEAL ENCRYPTED ([A-Z ]+)-----\n([A-Za-z0-9+/=\n]+)-----END PROTOSEAL ENCRYPTED \1-----\n?"
@@ -34,19 +34,19 @@ _ARMOR = re.compile(
 
 
 class Kind(StrEnum):
-    """The kinds of secret that a file can hold."""
+    """Kind of secret that a file contains."""
 
     PRIVATE_KEY = "PRIVATE KEY"
     STORAGE_KEY = "STORAGE KEY"
 
 
 class Stretching(IntEnum):
-    """The scrypt work factor log2(N) of a new file."""
+    """Work factor log2(N) of scrypt in a new file."""
 
     FOR_PASSPHRASE = 17
-    """128 MiB and about half a second for each guess."""
+    """Cost of 128 MiB and about half a second for each guess."""
     NONE_FOR_RANDOM_SECRET = 4
-    """Only for a passphrase of 128 random bits or more that a program drew: it cannot be guessed at any speed."""
+    """Cost only for a passphrase of at least 128 random bits from a program, which no speed suffices to guess."""
 
 
 def wrap(kind: Kind, secret: bytes, passphrase: bytes, stretching: int) -> bytes:
@@ -55,7 +55,9 @@ def wrap(kind: Kind, secret: bytes, passphrase: bytes, stretching: int) -> bytes
     Raises :class:`KeyStoreError` for an empty passphrase.
     """
     if not passphrase:
-        raise KeyStoreError("the passphrase is empty; a secret key is stored under a passphrase only")
+        raise KeyStoreError(
+            "the passphrase is empty; give one, since a secret key is never stored unencrypted"
+        )
     header = bytes([_VERSION, stretching]) + secrets.token_bytes(_SALT_BYTES + _NONCE_BYTES)
     sealed = _cipher(header, passphrase).encrypt(header[-_NONCE_BYTES:], secret, _bound(kind, header))
     text = base64.b64encode(header + sealed)
@@ -65,26 +67,27 @@ def wrap(kind: Kind, secret: bytes, passphrase: bytes, stretching: int) -> bytes
 
 
 def unwrap(content: bytes, passphrase: bytes) -> tuple[Kind, bytes]:
-    """Return the kind and the secret of a file's content.
+    """Return the kind and the secret from a file's content.
 
-    Raises :class:`MalformedError` for other bytes and for a work factor out of bounds, :class:`UnknownSchemeError`
-    for another version or kind, :class:`DecryptionError` for another passphrase or altered bytes.
+    Raises :class:`MalformedError` for bytes of another form and for a work factor out of bounds,
+    :class:`UnknownSchemeError` for another version or kind, :class:`DecryptionError` for another passphrase or altered
+    bytes.
     """
     kind, body = _read(content)
     header, sealed = body[:_HEADER_BYTES], body[_HEADER_BYTES:]
     try:
         return kind, _cipher(header, passphrase).decrypt(header[-_NONCE_BYTES:], sealed, _bound(kind, header))
     except InvalidTag as error:
-        raise DecryptionError("a wrapped key does not open with this passphrase") from error
+        raise DecryptionError("a wrapped key does not decrypt with this passphrase") from error
 
 
 def stretching_of(content: bytes) -> int:
-    """Return the work factor of a file's content. Raises as :func:`unwrap`, but for the passphrase."""
+    """Return the work factor of a file's content; raise as :func:`unwrap`, except for the passphrase."""
     return _read(content)[1][1]
 
 
 def _read(content: bytes) -> tuple[Kind, bytes]:
-    """Return kind and bytes; nothing costly is done before all of it was checked."""
+    """Return kind and bytes, checked before any costly computation."""
     armor = _ARMOR.fullmatch(content)
     if armor is None:
         raise MalformedError("these bytes are not a wrapped key")
@@ -93,7 +96,7 @@ def _read(content: bytes) -> tuple[Kind, bytes]:
     except binascii.Error as error:
         raise MalformedError("these bytes are not a wrapped key") from error
     except ValueError as error:
-        raise UnknownSchemeError("a wrapped key is of a kind that this build does not know") from error
+        raise UnknownSchemeError("a wrapped key has a kind that this build does not know") from error
     _check_header(body)
     return kind, body
 
@@ -102,7 +105,7 @@ def _check_header(body: bytes) -> None:
     if len(body) <= _HEADER_BYTES:
         raise MalformedError("a wrapped key is cut short")
     if body[0] != _VERSION:
-        raise UnknownSchemeError(f"a wrapped key is of version {body[0]}, this build reads {_VERSION}")
+        raise UnknownSchemeError(f"a wrapped key has version {body[0]}; this build reads version {_VERSION}")
     if not _LEAST_WORK <= body[1] <= _MOST_WORK:
         raise MalformedError(
             f"a wrapped key asks for a work factor of 2^{body[1]}; 2^{_LEAST_WORK} to 2^{_MOST_WORK} are allowed"

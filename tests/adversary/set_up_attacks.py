@@ -273,7 +273,7 @@ SET_UP_ATTACKS: dict[str, Attack] = {
         ("crypto.roster._check_minimum",), A, Phase.ROSTER, _REFUSED + "the roster has 2", too_small_roster
     ),
     "drops the site from its roster": Attack(
-        ("crypto.roster._check_own",), A, Phase.ROSTER, _REFUSED + ".*does not hold what", dropped_site
+        ("crypto.roster._check_own",), A, Phase.ROSTER, _REFUSED + ".*lacks the statement", dropped_site
     ),
     "asks for two rosters": Attack(
         (JOURNAL_LOOKUP, JOURNAL_ONCE, _ORDER), A, Phase.ROSTER, _TWICE, two_rosters

@@ -128,7 +128,7 @@ def test_show_says_what_a_file_says(run: Run, tmp_path: Path) -> None:
 def test_nothing_is_overwritten_unless_told(run: Run, tmp_path: Path, command: list[str]) -> None:
     _made(run, INIT, SITE, [*APPROVE, "--yes-without-checking"])
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.pem")}
-    _refused(run(*command), "is already there", "--overwrite")
+    _refused(run(*command), "already exists", "--overwrite")
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.pem")} == before
     _ok(run(*command, "--overwrite"))
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.pem")} != before

@@ -109,7 +109,7 @@ _TOLD: dict[str, tuple[Callable[[Attempt, str], None], str]] = {
     ),
     "a stranger too": (
         lambda begun, name: begun.mask(name, sharers=(*EVERYONE, "clinic-z")),
-        "clinic-z: among those who made shares, but not of those who may be",
+        "clinic-z: among those who made shares, but not eligible",
     ),
     "fewer than the threshold": (
         lambda begun, name: begun.mask(name, sharers=tuple(sorted({A, name}))),
@@ -153,11 +153,11 @@ def test_where_all_hold_shares_nobody_says_who_made_them(open_sites: OpenSites) 
 
 _Sharers = Callable[[Attempt, str, tuple[SurvivorSignature, ...]], tuple[SurvivorSignature, ...]]
 _WORDS: dict[str, tuple[_Sharers, str]] = {
-    "no owner's": (lambda _begun, _name, _owners: (), "too many or too few"),
-    "not every owner's": (lambda _begun, _name, owners: owners[1:], "too many or too few"),
+    "no owner's": (lambda _begun, _name, _owners: (), "missing or unexpected"),
+    "not every owner's": (lambda _begun, _name, owners: owners[1:], "missing or unexpected"),
     "one of another site too": (
         lambda begun, name, owners: (*owners, begun.masks_with[name]),
-        "too many or too few",
+        "missing or unexpected",
     ),
     "another site's in an owner's name": (
         lambda begun, name, owners: (
@@ -210,7 +210,7 @@ def test_where_all_hold_shares_no_such_word_is_taken(open_sites: OpenSites) -> N
     play.set_up(*EVERYONE)
     begun = masked(play)
     signatures = begun.sign(EVERYONE, *EVERYONE)
-    with pytest.raises(Violation, match="too many or too few"):
+    with pytest.raises(Violation, match="missing or unexpected"):
         begun.release(EVERYONE, signatures, A, sharers=signatures[1:2])
 
 

@@ -81,15 +81,15 @@ def no_signs(patch: pytest.MonkeyPatch) -> None:
         normal[0] += np.copysign(np.linalg.norm(x), x[0])
         part -= np.outer(part @ normal, 2.0 * normal / (normal @ normal))
 
-    patch.setattr(rotation, "_turn", turn)
+    patch.setattr(rotation, "_reflect", turn)
 
 
 def left_out(size: int) -> Callable[[pytest.MonkeyPatch], None]:
     """The product without the reflection of one size."""
 
     def weaken(patch: pytest.MonkeyPatch) -> None:
-        honest = rotation._turn
-        patch.setattr(rotation, "_turn", lambda p, x, i: None if len(x) == size else honest(p, x, i))
+        honest = rotation._reflect
+        patch.setattr(rotation, "_reflect", lambda p, x, i: None if len(x) == size else honest(p, x, i))
 
     weaken.__name__ = f"reflection_{size}_left_out"
     return weaken
@@ -99,8 +99,8 @@ def cut_short(least: int) -> Callable[[pytest.MonkeyPatch], None]:
     """The product without its reflections below a size, each of which would do least and cost as much."""
 
     def weaken(patch: pytest.MonkeyPatch) -> None:
-        honest = rotation._turn
-        patch.setattr(rotation, "_turn", lambda p, x, i: None if len(x) < least else honest(p, x, i))
+        honest = rotation._reflect
+        patch.setattr(rotation, "_reflect", lambda p, x, i: None if len(x) < least else honest(p, x, i))
 
     weaken.__name__ = f"cut_short_at_{least}"
     return weaken

@@ -111,7 +111,7 @@ def test_a_complete_graph_is_everyone_with_everyone() -> None:
     assert complete_graph(30) == Graph(30, 29, 21, CERTAIN)
     assert not complete_graph(30).sparse
     assert graph_among(30, None) == complete_graph(30)
-    with pytest.raises(ValueError, match="a graph of 30 among 31 members"):
+    with pytest.raises(ValueError, match="a graph for 30 members does not fit a group of 31"):
         graph_among(31, complete_graph(30))
 
 

@@ -158,7 +158,7 @@ def test_released_shares_are_of_the_kind_that_is_due(group: Group) -> None:
         (replace(good[0], owner="clinic-z"), *good[1:]),
     ]
     for released in odd:
-        with pytest.raises(MalformedError, match="of the due kind"):
+        with pytest.raises(MalformedError, match="of the required kind"):
             check_released(released, BINDING, MEMBERS, survivors)
     for share in (b"", bytes(32), bytes(34), b"\xff" * SHARE_BYTES):
         with pytest.raises(MalformedError, match="field element"):
@@ -198,8 +198,8 @@ def test_vectors_and_answers_of_another_form_are_refused(group: Group) -> None:
     fewer = {name: released[name] for name in (A, B, C)}
     odd_released: dict[str, dict[str, Any]] = {
         "3 answers with shares; 4 are needed": fewer,
-        "of survivors alone": fewer | {E: released[A]},
-        "of the due kind": released | {A: released[A][::-1]},
+        "all from survivors": fewer | {E: released[A]},
+        "of the required kind": released | {A: released[A][::-1]},
         "a secret of clinic-a: 3 shares of a secret, 4 are needed": released | {A: released[A][1:]},
     }
     for message, answers in odd_released.items():
@@ -219,7 +219,7 @@ def test_keys_that_no_site_would_have_taken_are_refused(group: Group) -> None:
     masked, released = _answers(group, MEMBERS)
     odd = {
         "no mask keys of clinic-e": {name: group.public[name] for name in (A, B, C, D)},
-        "stands twice": group.public | {E: group.public[A]},
+        "is repeated": group.public | {E: group.public[A]},
     }
     for message, public in odd.items():
         with pytest.raises(VerificationError, match=message):
@@ -240,7 +240,7 @@ def test_a_wrong_share_of_a_key_is_noticed_with_just_enough(
     masked, released = _answers(group, survivors)
     spoilt = _flip(released, A, 4)
     expected = total(random_vectors(MEMBERS, 64, 4, seed=3), survivors)
-    with pytest.raises(MalformedError, match="put together for clinic-e is not the one"):
+    with pytest.raises(MalformedError, match="mask key of clinic-e is not the key"):
         unmask(masked, spoilt, BINDING, MEMBERS, survivors, group.public)
     assert unmask(masked, released, BINDING, MEMBERS, survivors, group.public).tolist() == expected.tolist()
     weaken("crypto.pairwise.unmask._check_stated")

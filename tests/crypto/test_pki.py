@@ -92,7 +92,7 @@ def test_bad_names_are_refused(name: str) -> None:
 
 
 def test_a_coordinator_has_no_other_name() -> None:
-    with pytest.raises(ValueError, match="one coordinator"):
+    with pytest.raises(ValueError, match="must be 'coordinator'"):
         Identity("f", Role.COORDINATOR, "second")
 
 
@@ -132,7 +132,7 @@ def test_nothing_is_overwritten_unless_told(tmp_path: Path) -> None:
     for make in makers:
         make(False)
         before = {path: path.read_bytes() for path in tmp_path.rglob("*.pem")}
-        with pytest.raises(KeyStoreError, match=r"already there.*--overwrite"):
+        with pytest.raises(KeyStoreError, match=r"already exists.*--overwrite"):
             make(False)
         assert {path: path.read_bytes() for path in tmp_path.rglob("*.pem")} == before
         make(True)
@@ -143,7 +143,7 @@ def test_a_file_that_appears_meanwhile_is_not_overwritten(tmp_path: Path) -> Non
     """Nothing was there when it was looked for; the write itself must still refuse."""
     path = tmp_path / "certificate.pem"
     path.write_bytes(b"someone else's")
-    with pytest.raises(KeyStoreError, match="already there"):
+    with pytest.raises(KeyStoreError, match="already exists"):
         write_public(path, b"mine", overwrite=False)
     assert path.read_bytes() == b"someone else's"
     assert list(tmp_path.iterdir()) == [path]
@@ -351,7 +351,7 @@ def test_credentials_are_a_pair_under_a_passphrase(federation: Federation, tmp_p
         request = (directory / "request.pem").read_bytes()
         (directory / "c.pem").write_bytes(approve(federation.authority, PASSPHRASE, request))
     Credentials.load(one / "c.pem", one / "key.pem", PASSPHRASE)
-    with pytest.raises(KeyStoreError, match="not this private key's"):
+    with pytest.raises(KeyStoreError, match="does not match the private key"):
         Credentials.load(one / "c.pem", two / "key.pem", PASSPHRASE)
     for wrong in (b"wrong", b""):
         with pytest.raises(KeyStoreError, match=r"key\.pem"):

@@ -75,5 +75,5 @@ def test_bad_arguments_are_refused(count: int, sigma: float) -> None:
 
 
 def test_a_bound_below_sigma_is_refused() -> None:
-    with pytest.raises(ValueError, match="below sigma"):
+    with pytest.raises(ValueError, match="at least sigma"):
         truncated_gaussian(1, 1.0, 0.5)

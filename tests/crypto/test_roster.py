@@ -187,9 +187,9 @@ ATTACKS: dict[str, tuple[str, str, Callable[[Scene], list[Statement]]]] = {
     "swapped key": ("crypto.roster._check_signature", "signature", _swapped_key),
     "statement of another run": ("crypto.roster._check_signature", "signature", _replayed),
     "no signature": ("crypto.roster._check_signature", "signature", _unsigned),
-    "own statement dropped": ("crypto.roster._check_own", "clinic-a stated itself", _own_dropped),
-    "own statement replaced": ("crypto.roster._check_own", "clinic-a stated itself", _own_replaced),
-    "too few": ("crypto.roster._check_minimum", "2 sites; this site takes part with 3", _too_few),
+    "own statement dropped": ("crypto.roster._check_own", "lacks the statement of clinic-a", _own_dropped),
+    "own statement replaced": ("crypto.roster._check_own", "lacks the statement of clinic-a", _own_replaced),
+    "too few": ("crypto.roster._check_minimum", "2 sites; this site requires 3", _too_few),
     "a name twice": ("crypto.roster._check_names_distinct", "names a site twice", _name_twice),
     "a key twice": ("crypto.roster._check_keys_distinct", "same channel key", _key_twice),
     "a key twice, plus a point of order two": (

@@ -185,7 +185,7 @@ def test_zeros_show_no_signs() -> None:
     zeros = np.zeros((1, 16))
     turned = zeros.copy()
     for size in range(1, 17):
-        rotation._turn(turned[:, 16 - size :], rotation._normals(KEY, 16, size), inverse=False)
+        rotation._reflect(turned[:, 16 - size :], rotation._normals(KEY, 16, size), inverse=False)
     assert np.signbit(turned).any()
     for row in (zeros, -zeros):
         assert not np.signbit(rotate(KEY, row)).any()
@@ -308,7 +308,7 @@ def test_the_seed_does_not_show() -> None:
 
 
 def test_a_context_is_named() -> None:
-    with pytest.raises(ValueError, match="names the run"):
+    with pytest.raises(ValueError, match="name the run"):
         RotationSite(SEED, b"")
 
 

@@ -168,7 +168,7 @@ def test_shares_at_places_of_ones_own_give_the_secret(
      (bytes(32), 2, [0, 1, 2])],
 )  # fmt: skip
 def test_places_of_another_form_are_refused(secret: bytes, threshold: int, places: list[int]) -> None:
-    with pytest.raises(ValueError, match="distinct places from 1 on"):
+    with pytest.raises(ValueError, match="distinct and at least 1"):
         split_among(secret, threshold, places)
 
 

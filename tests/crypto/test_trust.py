@@ -72,7 +72,7 @@ ATTACKS: dict[str, tuple[str, Role, str, Attack]] = {
     "a CA under the CA": (
         "_check_not_authority",
         Role.SITE,
-        "CA's certificate where a party's is due",
+        "where a party's certificate is required",
         lambda own, _stranger: own.odd_certificate(authority=True),
     ),
     "a critical extension that nobody knows": (
@@ -81,10 +81,10 @@ ATTACKS: dict[str, tuple[str, Role, str, Attack]] = {
         "unknown critical extension 1.3.6.1.4.1.99999.1",
         lambda own, _stranger: own.odd_certificate(more=[UNKNOWN]),
     ),
-    "a key that may not sign": (
+    "a key that does not allow signatures": (
         "_check_key_usage",
         Role.SITE,
-        "may not sign",
+        "does not allow signatures",
         lambda own, _stranger: own.odd_certificate(may_sign=False),
     ),
     "a client as coordinator": (
@@ -102,7 +102,7 @@ ATTACKS: dict[str, tuple[str, Role, str, Attack]] = {
     "another federation's name": (
         "_check_federation",
         Role.SITE,
-        "not of the federation",
+        "not in the federation",
         lambda own, _stranger: own.odd_certificate(uris=["spiffe://elsewhere/site/clinic-a"]),
     ),
     "a site's name as coordinator": (
@@ -129,7 +129,7 @@ def test_attack_meets_its_check(
 @pytest.mark.parametrize("uris", [[], [SITE_URI, COORDINATOR_URI], [SITE_URI, SITE_URI]])
 def test_a_certificate_names_one_identity(federation: Federation, uris: list[str]) -> None:
     certificate = der(federation.odd_certificate(uris=uris))
-    with pytest.raises(VerificationError, match=r"usable SubjectAlternativeName|identities where one is due"):
+    with pytest.raises(VerificationError, match=r"usable SubjectAlternativeName|identities, not one"):
         federation.trust.identify(certificate, Role.SITE, NOW)
 
 
