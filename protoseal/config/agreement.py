@@ -75,14 +75,21 @@ class Agreement(RunSettings):
     """
 
     federation: Name
+    """Name of the federation, as in its certificates."""
     run: Name
+    """Name of the run; each run has its own."""
     classes: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = Field(
         min_length=2, max_length=CKKS_SLOTS
     )
+    """Names of the classes; label i means the i-th."""
     min_sites: Annotated[int, Field(ge=2)] = FEWEST_SAFE_HOLDERS
+    """Fewest sites that may take part in a round."""
     max_sites: Annotated[int, Field(ge=2, le=MOST_SITES)] = USUAL_SITES
+    """Most sites that a run may have; sums have room for as many terms."""
     extension: ExtensionTables = Field(default_factory=dict, validate_default=True)
+    """Settings of added methods and protections."""
     distributions: Annotated[dict[str, str], Field(validate_default=True)] = Field(default_factory=dict)
+    """Names and versions of the distributions that added methods and protections come from."""
 
     @field_validator("extension", mode="before")
     @classmethod

@@ -28,10 +28,15 @@ class AveragingSection(Section):
     """
 
     parameters: Elements = 0
+    """Number of averaged parameters; write 1, and `protoseal client check` tells the right number."""
     buffers: Elements = 0
+    """Number of averaged floating-point buffers, such as batch normalisation's."""
     parameter_bound: Positive = 60.0  # 32 bits are enough for masked sums over 256 sites
+    """Largest absolute value of a parameter; a site sets larger ones to it before it sends any."""
     buffer_bound: Positive = 1e6
+    """Largest absolute value of a buffer; a site sets larger ones to it."""
     most_samples: Annotated[int, Field(ge=1, le=10**9)] = 100_000
+    """Largest number of training samples that a site counts as, where models are weighed by samples."""
 
     @model_validator(mode="after")
     def _buffers_come_with_parameters(self) -> Self:
@@ -58,9 +63,13 @@ class MaskingSection(Section):
     """
 
     ring_bits: Literal[32, 64] | None = None
+    """Bits of a masked word; by default 32 where every bound times `max_sites` is below 2^14, else 64."""
     complete_up_to: Annotated[int, Field(ge=2)] = 100
+    """Largest group in which every member shares masks with every other one."""
     max_colluding: Annotated[float, Field(ge=0, lt=1 / 3)] = 0.1
+    """Share of the run's sites that may help the coordinator, in groups larger than `complete_up_to`."""
     max_dropped: Annotated[float, Field(ge=0, le=1 / 3)] = 0.3
+    """Share of a large group's members that may drop out of a sum."""
 
     def graph(self, roster: int, listed: int) -> Graph:
         """Who holds shares of whose secrets and has masks with whom, in a run of ``roster`` sites.

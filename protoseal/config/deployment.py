@@ -92,11 +92,17 @@ class DeadlinesSection(Section):
     """
 
     join: Seconds = 3600.0
+    """Seconds to wait for sites on the list to join."""
     setup: Seconds = 300.0
+    """Seconds for rosters, keys and presence."""
     train: Seconds = 7200.0
+    """Seconds for local training."""
     values: Seconds = 900.0
+    """Seconds for uploads."""
     result: Seconds = 900.0
+    """Seconds for the acknowledgement of a result."""
     empty: Seconds = 900.0
+    """Seconds after which a run that every site has left stops."""
 
 
 class PartyFile(Section):
@@ -107,12 +113,19 @@ class PartyFile(Section):
     """
 
     agreement: DeployedAgreement
+    """Path of the agreement."""
     ca: LocalPath
+    """Certificate of the federation's CA."""
     certificate: LocalPath
+    """Certificate of this party."""
     key: LocalPath
+    """Encrypted private key of this party."""
     passphrase_file: LocalPath | None = None
+    """File with the key's passphrase, open to its owner alone."""
     state_dir: LocalPath
+    """Folder for the state of this run; each run has its own."""
     log_level: LogLevel = LogLevel.INFO
+    """Least severe message that is logged."""
 
 
 class CoordinatorConfig(PartyFile):
@@ -124,12 +137,19 @@ class CoordinatorConfig(PartyFile):
     """
 
     listen: Address
+    """Address and port to listen on."""
     sites: tuple[Name, ...]
+    """Names of the sites that may join."""
     deadlines: DeadlinesSection = DeadlinesSection()
+    """Deadlines of the phases."""
     max_attempts: Annotated[int, Field(ge=1, le=100)] = 3
+    """Attempts of a round before the run stops."""
     workers: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Processes for ciphertexts; 0 uses every core."""
     record_view: bool = False
+    """Record every message that the coordinator receives."""
     anchors: LocalPath | None = None
+    """File of the ledgers' anchors, for all runs; beside `state_dir` unless given."""
 
     @property
     def anchors_file(self) -> Path:
@@ -169,19 +189,33 @@ class SiteConfig(PartyFile):
     """
 
     name: Name
+    """Name of this site, as in its certificate."""
     coordinator: Address
+    """Host name and port of the coordinator."""
     data: Annotated[str, Field(min_length=1)]
+    """Data: `npz:PATH`, `folder:PATH`, a name, or `module:function`."""
     data_root: LocalPath | None = None
+    """Folder with torchvision's files."""
     convert_channels: bool = False
+    """Convert images between grey and RGB as agreed, instead of refusing them."""
     device: Device = "auto"
+    """Device of training: `auto`, `cpu`, `cuda:N` or `mps`."""
     out: LocalPath
+    """Folder for the trained model, the prototypes and the log; each run has its own."""
     model: ModelSpec | None = None
+    """Model of this site's own, with the agreed feature dimension."""
     pretrained: LocalPath | None = None
+    """File with the pretrained weights."""
     min_holders: Count | None = None
+    """Fewest holders that this site accepts in an agreement."""
     min_sites: Annotated[int, Field(ge=2)] | None = None
+    """Fewest sites that this site accepts on a roster or in a round."""
     pins: dict[Name, str] = Field(default_factory=dict)
+    """SHA-256 fingerprints of peers' certificates, by name."""
     retry_seconds: Positive = 600.0
+    """Seconds to keep trying when the coordinator cannot be reached."""
     privacy: BudgetSection | None = None
+    """Limits of what this site releases, whatever is agreed."""
 
     @property
     def model_spec(self) -> str:

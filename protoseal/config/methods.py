@@ -19,10 +19,15 @@ class PfplSection(Section):
     """PFPL's own settings: equations 4 and 5 of the paper (docs/explanation/notation.md)."""
 
     weighting: Weighting = Weighting.COMPLEMENT
+    """Weights of peers by distance; `inverse` is not served under `ckks`."""
     squared: bool = True
+    """Squared distances; `false` is a form of weighting `distance` alone."""
     alpha: Fraction = 0.3
+    """α: share of a site's own prototype in its target."""
     alignment: NotNegative = Field(default=1.0, alias="lambda")
+    """λ: weight of the alignment loss."""
     literal_regulariser: bool = False
+    """Take the alignment loss as printed."""
 
     @model_validator(mode="after")
     def _unsquared_is_distance(self) -> Self:
@@ -50,10 +55,15 @@ class FedpcSection(Section):
     """
 
     groups: Annotated[int, Field(ge=1, le=256)] | None = None
+    """J: number of groups; chosen by silhouette unless given."""
     pca_dim: Annotated[int, Field(ge=1, le=256)] | None = None
+    """Dimension after PCA; min(n − 1, 10) unless given."""
     alignment: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """γ: weight of the alignment loss; the cross-entropy has 1 − γ."""
     literal_absent: bool = False
+    """Let a group without a class count with zeros, as printed."""
     predicts: Predicts = Predicts.TRAINED
+    """Predict with the extractor as trained last, or as averaged last."""
 
     @model_serializer(mode="wrap")
     def _only_what_counts(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -73,16 +83,27 @@ class FeddbpSection(Section):
     """
 
     decision_weight: NotNegative = 1.0
+    """λ1: weight of the decision branch's cross-entropy."""
     shared_alignment: NotNegative = 10.0
+    """λ2: weight of the shared branch's alignment."""
     decision_alignment: NotNegative = 1.0
+    """λ3: weight of the decision branch's separation."""
     temperature: Positive = 0.07
+    """τ: temperature of the separation."""
     own: Fraction = 1.0
+    """η: share of a site's own prototype in its top channels."""
     top_channels: Annotated[int, Field(ge=0, le=1 << 20)] = 30
+    """K: channels in which a site keeps its own values."""
     share: bool = True
+    """Train the shared branch's alignment (ablation)."""
     decision: bool = True
+    """Train the decision branch (ablation)."""
     hard: bool = True
+    """Add the margin for hard negatives (ablation)."""
     personal: bool = True
+    """Fuse own and mean prototypes; `false` takes the mean (ablation)."""
     literal: bool = False
+    """Take the losses as printed."""
 
     @model_validator(mode="after")
     def _a_branch_is_left(self) -> Self:
@@ -102,15 +123,25 @@ class FedplccSection(Section):
     """
 
     contrast: NotNegative = 1.0
+    """λ1: weight of the contrastive loss."""
     correlation: NotNegative = 10.0
+    """λ2: weight of the correlation loss."""
     nearest: Sparsity = 0.5
+    """φ: share of a class's clusters in the correlation loss."""
     temperature: Positive = 0.07
+    """τ: temperature of the contrastive loss."""
     sparsity: Sparsity = 0.5
+    """α: exponent of the cosine."""
     weighted: bool = True
+    """Weigh clusters by samples; `false` weighs all alike."""
     weighted_centres: bool = False
+    """Centres are means over samples instead of prototypes."""
     literal_norms: bool = False
+    """Cluster vectors as they are instead of their directions; `plain` alone."""
     most_prototypes: Annotated[int, Field(ge=1, le=256)] = 64
+    """Most local prototypes that a site has of a class."""
     most_clusters: Annotated[int, Field(ge=1, le=256)] = 16
+    """Most clusters of a class over all sites."""
 
 
 class BaselinesSection(Section):
@@ -123,10 +154,18 @@ class BaselinesSection(Section):
     """
 
     fedprox: NotNegative = 0.01
+    """FedProx: μ of the proximal term."""
     fedproto: NotNegative = 1.0
+    """FedProto: λ of the alignment."""
     fedrep_head_epochs: Epochs = 1
+    """FedRep: epochs of the head before those of the extractor."""
     ditto: NotNegative = 0.1
+    """Ditto: λ of the personal model's proximal term."""
     fpl_temperature: Positive = 0.02
+    """FPL: τ."""
     fedplvm: NotNegative = 100.0
+    """FedPLVM: λ of both terms."""
     fedplvm_temperature: Positive = 0.07
+    """FedPLVM: τ."""
     fedplvm_sparsity: Sparsity = 0.25
+    """FedPLVM: α."""

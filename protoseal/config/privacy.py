@@ -43,8 +43,11 @@ class DpSgdSection(Section):
     """
 
     noise_multiplier: Annotated[float, Field(ge=0.01, le=1000)]
+    """Standard deviation of a step's noise, in units of `clip`."""
     clip: Positive
+    """Largest norm of one record's gradient; longer gradients are shortened."""
     sampling_rate: Annotated[float, Field(ge=1e-6, le=1)]
+    """Probability with which a record takes part in a step."""
 
     def steps(self, epochs: int) -> int:
         """Of so many epochs, rounded up; what a float's last digit adds to a whole number of steps is none."""
@@ -103,16 +106,27 @@ class PrivacySection(Section):
     """
 
     clip: Positive
+    """Largest norm of one record's features; longer ones are shortened."""
     noise_multiplier: Positive
+    """Standard deviation of a release's noise, in units of what one record changes."""
     count_weight: Positive | None = None
+    """Weight of a record's count beside its features; by default `clip`/d^¼."""
     min_count: Positive | None = None
+    """Noisy count below which a class counts as absent; by default three deviations of its noise."""
     release_every: Count = 1
+    """Rounds that one noisy release serves."""
     extractor: Extractor = Extractor.FROZEN
+    """Training of the features: not at all, by DP-SGD, or without any guarantee."""
     dp_sgd: DpSgdSection | None = None
+    """Settings of DP-SGD, for `extractor = 'private'` alone."""
     unit: Unit = Unit.RECORD
+    """Whose participation is protected: one record, one subject, or one site."""
     project_from: Annotated[int, Field(ge=2, le=1 << 16)] | None = None
+    """Features of the model, of which a public random projection makes `dim`."""
     noise: Noise = Noise.LOCAL
+    """Noise of each site's own, or noise that the sites of a masked sum share."""
     colluding: Colluding = 1
+    """Colluding sites that shared noise holds off."""
 
     @model_validator(mode="after")
     def _trains_as_it_says(self) -> Self:
@@ -191,19 +205,33 @@ class BudgetSection(Section):
     """
 
     dataset: Annotated[str, Field(min_length=1, max_length=200)]
+    """Name of the data set whose budget this is, over all runs."""
     ledger: LocalPath
+    """File in which each release is recorded before it leaves."""
     epsilon: Positive
+    """Largest ε that may be spent on the data set."""
     delta: OpenShare = 1e-5
+    """δ at which ε is counted; well below one over the number of records."""
     unit: Unit = Unit.RECORD
+    """Whose participation the ledger protects; the agreement's unit has to be the same."""
     least_noise_multiplier: Positive | None = None
+    """Least noise of a release that this site accepts."""
     largest_clip: Positive | None = None
+    """Largest clip that this site accepts."""
     most_rounds: Count | None = None
+    """Most rounds that this site accepts."""
     least_training_noise: Positive | None = None
+    """Least noise of DP-SGD that this site accepts."""
     largest_sampling_rate: Rate | None = None
+    """Largest sampling rate of DP-SGD that this site accepts."""
     allow_no_guarantee: bool = False
+    """Take part in runs without a record-level guarantee, or without noise."""
     ledger_lost: bool = False
+    """Resume although the ledger is lost; NO GUARANTEE from then on."""
     accountant: Accounting = Accounting.PLD
+    """Accountant of the ledger, which decides what may follow from earlier results."""
     least_colluding: Colluding | None = None
+    """Fewest colluding sites that shared noise has to hold off; shared noise is refused without it."""
 
     def check(self, agreed: PrivacySection | None, rounds: int) -> None:
         """Raise ``ValueError`` for what this site does not let itself be asked for."""

@@ -56,23 +56,41 @@ class RunSettings(Section):
     """What a simulation hands on to its runs' agreements, but for ``method`` and ``preprocessing``, as it stands."""
 
     method: KnownMethod
+    """Method: `pfpl`, `fedpc`, `feddbp`, `fedplcc`, or an added one."""
     protection: KnownProtection
+    """Protection: `plain`, `masked`, `ckks`, or an added one."""
     rounds: Annotated[int, Field(ge=1, le=100_000)]
+    """Number of rounds."""
     dim: Annotated[int, Field(ge=1, le=1 << 20)]
+    """Feature dimension d: length of a prototype."""
     min_holders: Count = FEWEST_SAFE_HOLDERS
+    """Fewest sites that must have a class before anything about it is released."""
     allow_fewer_holders_reveals_peers: bool = False
+    """Allow fewer than three holders, whose answers reveal a peer's prototype."""
     norm_bound: Positive = 10.0
+    """Largest Euclidean norm of a prototype; longer ones are shortened."""
     agreement_threshold: Positive = 1e-4
+    """Sum of squared distances, in units of `norm_bound` squared, up to which peers count as equal."""
     preprocessing: PreprocessingSection | None = None
+    """Preprocessing of images; without it records are features."""
     pfpl: PfplSection = PfplSection()
+    """Settings of PFPL."""
     fedpc: FedpcSection = FedpcSection()
+    """Settings of FedPC."""
     feddbp: FeddbpSection = FeddbpSection()
+    """Settings of FedDBP."""
     fedplcc: FedplccSection = FedplccSection()
+    """Settings of FedPLCC."""
     baselines: BaselinesSection = BaselinesSection()
+    """Settings of the methods to compare with."""
     averaging: AveragingSection = AveragingSection()
+    """Averaged part of the model, and its bounds."""
     masking: MaskingSection = MaskingSection()
+    """Settings of masked sums."""
     training: TrainingSection = TrainingSection()
+    """Settings of local training."""
     privacy: PrivacySection | None = None
+    """Differentially private releases; without it results are exact."""
 
     def check_served(self, method: AnyMethod) -> None:
         """Raise ``ValueError`` unless the agreed protection, and ``[privacy]``, serve this method."""

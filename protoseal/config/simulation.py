@@ -57,29 +57,53 @@ class SimulationConfig(RunSettings):
     """
 
     method: KnownMethod = Method.PFPL
+    """Method, built in or added."""
     protection: KnownProtection = Protection.PLAIN
+    """Protection, built in or added."""
     dataset: Annotated[str, Field(min_length=1)] = "digits"
+    """Data: a name, several joined by `+`, `npz:PATH`, `folder:PATH`, `sites:DIR` or `module:function`."""
     split: Annotated[str, Field(min_length=1)] = "mixed:n=6.5,max=25"
+    """How the data are dealt out to sites."""
     sites: Annotated[int, Field(ge=2, le=1000)] = 5
+    """Number of sites."""
     rounds: Annotated[int, Field(ge=1, le=100_000)] = 5
+    """Number of rounds."""
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0,)
+    """Seeds, one run for each: split, initial model, order of batches."""
     tests: Count | None = None
+    """Most test samples of each class and domain."""
     compare: tuple[KnownMethod, ...] = ()
+    """Further methods and controls on the same data."""
     device: Device = "auto"
+    """Device of training: `auto`, `cpu`, `cuda:N` or `mps`."""
     models: tuple[ModelSpec, ...] = ()
+    """Models of the sites, in turn, for methods that average none."""
     batched: Literal["auto", "always", "never"] = "auto"
+    """Train all sites in one batch."""
     evaluate_every: Count = 1
+    """Test after every so many rounds, and after the last."""
     per_class: bool = False
+    """Report accuracies of each class."""
     early_stopping: Count | None = None
+    """Rounds without better validation after which a run stops."""
     tensorboard: bool = False
+    """Write scalars for TensorBoard."""
     data_root: LocalPath | None = None
+    """Folder with torchvision's files."""
     pretrained: LocalPath | None = None
+    """File with the pretrained weights."""
     out: LocalPath = Path("runs/simulation")
+    """Folder for results."""
     workers: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Processes for ciphertexts; 0 uses every core."""
     classes: tuple[str, ...] | None = None
+    """Names of the classes; the data set's unless given."""
     dim: Annotated[int, Field(ge=1, le=1 << 20)] = 64
+    """Feature dimension d."""
     min_sites: Annotated[int, Field(ge=2)] | None = None
+    """Fewest sites of a round; `min_holders`, and at least 2, unless given."""
     extension: ExtensionTables = Field(default_factory=dict, validate_default=True)
+    """Settings of added methods and protections."""
 
     @field_validator("extension", mode="before")
     @classmethod

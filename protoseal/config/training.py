@@ -35,9 +35,13 @@ class PreprocessingSection(Section):
     """How every site turns an image into the model's input: square, scaled to [0, 1], normalised."""
 
     image_size: Annotated[int, Field(ge=1, le=4096)]
+    """Height and width of the model's input, in pixels."""
     channels: Annotated[int, Field(ge=1, le=64)]
+    """Colour channels of the model's input."""
     mean: tuple[Annotated[float, Field(allow_inf_nan=False)], ...]
+    """Mean that is subtracted, one for each channel, on a scale of 0 to 1."""
     std: tuple[Positive, ...]
+    """Deviation that is divided by, one for each channel."""
 
     @model_validator(mode="after")
     def _one_for_each_channel(self) -> Self:
@@ -72,15 +76,25 @@ class TrainingSection(Section):
     """
 
     model: ModelSpec = "small-cnn"
+    """Built-in network, or `module:function` of your own."""
     norm: Norm = Norm.BATCH
+    """Normalisation in built-in networks; `[privacy]` refuses `batch`."""
     pretrained_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    """SHA-256 of pretrained weights, which each site's `pretrained` locates."""
     init_seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Seed of the common initial model; change it when a run is repeated."""
     optimiser: Optimiser = Optimiser.SGD
+    """Optimiser of local training; its state ends with the round."""
     lr: Positive = 0.01
+    """Learning rate."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Momentum of SGD; refused with Adam."""
     weight_decay: NotNegative = 1e-5
+    """Weight decay."""
     batch_size: Count = 32
+    """Records in a batch; under DP-SGD the expected number."""
     local_epochs: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    """Epochs of local training in a round."""
 
     @model_validator(mode="after")
     def _momentum_is_of_sgd(self) -> Self:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import re
-import tomllib
+import ast
+import inspect
+import textwrap
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from itertools import pairwise
 from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
@@ -21,7 +22,6 @@ FILES: tuple[tuple[str, type[Section]], ...] = (
     ("A site's file", SiteConfig),
     ("A simulation's file", SimulationConfig),
 )
-SAMPLES = Path(__file__).parents[2] / "deploy" / "samples"
 _HEAD = ("key", "type", "default", "meaning")
 _BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 _KINDS = {"integer": "whole number", "number": "number", "boolean": "`true`, `false`"}
@@ -43,33 +43,46 @@ def configuration() -> str:
 def _file(title: str, model: type[Section], described: set[str]) -> Iterator[str]:
     schema = model.model_json_schema(schema_generator=_Lenient)
     yield f"## {title}"
-    yield from _section(schema, schema.get("$defs", {}), "", title, described)
+    yield from _section(model.__name__, schema, schema.get("$defs", {}), "", title, described)
 
 
-def _section(schema: Schema, types: Schema, path: str, title: str, described: set[str]) -> Iterator[str]:
+def _section(
+    name: str, schema: Schema, types: Schema, path: str, title: str, described: set[str]
+) -> Iterator[str]:
+    meanings = dict(_meanings(_models()[name]))
     if "description" in schema:
         yield from_docstring(schema["description"])
     plain, nested = [], []
     for key, field in schema["properties"].items():
-        name, inner = _resolved(field, types)
+        of, inner = _resolved(field, types)
         if "properties" in inner and key != "agreement":
-            nested.append((f"{path}.{key}".lstrip("."), name, inner))
-        plain.append(_row(key, field, types, required=key in schema.get("required", ()), path=path))
+            nested.append((f"{path}.{key}".lstrip("."), of, inner))
+        kind, default = _type_and_default(key, field, types, required=key in schema.get("required", ()))
+        plain.append((f"`{key}`", kind, default, escaped(meanings[key])))
     yield table(_HEAD, plain)
-    for below, name, inner in nested:
-        if name not in described:
-            described.add(name)
+    for below, of, inner in nested:
+        if of not in described:
+            described.add(of)
             yield f"### {title}: `[{below}]`"
-            yield from _section(inner, types, below, title, described)
+            yield from _section(of, inner, types, below, title, described)
 
 
-def _row(key: str, field: Schema, types: Schema, *, required: bool, path: str) -> tuple[str, str, str, str]:
+def _type_and_default(key: str, field: Schema, types: Schema, *, required: bool) -> tuple[str, str]:
     _, inner = _resolved(field, types)
     is_table = "properties" in inner
     default = "required" if required else "" if is_table else _value(field.get("default"))
     kind = "path of the agreement" if key == "agreement" else "table" if is_table else _type(field, types)
-    meaning = field.get("description") or _comments().get((path, key), "")
-    return f"`{key}`", kind, default, escaped(meaning)
+    return kind, default
+
+
+def _models() -> dict[str, type[Section]]:
+    """Return every model of a table by its name."""
+    found: dict[str, type[Section]] = {}
+    todo: list[type[Section]] = [Section]
+    while todo:
+        todo += (below := todo.pop().__subclasses__())
+        found |= {kind.__name__: kind for kind in below}
+    return found
 
 
 def _value(value: Any) -> str:
@@ -98,26 +111,29 @@ def _type(field: Schema, types: Schema) -> str:
     if inner.get("type") == "object":
         return "table"
     kind = _KINDS.get(inner.get("type", ""), "text")
-    bounds = [f"{sign} {inner[bound]:g}" for bound, sign in _BOUNDS.items() if bound in inner]
+    bounds = [f"{sign} {_number(inner[bound])}" for bound, sign in _BOUNDS.items() if bound in inner]
     return " ".join(["path" if inner.get("format") == "path" else kind, ", ".join(bounds)]).strip()
 
 
-def _comments() -> dict[tuple[str, str], str]:
-    """Return what the sample files say beside each key, by table and key; the first sample that says it counts."""
-    found: dict[tuple[str, str], str] = {}
-    for path in sorted(SAMPLES.glob("*.toml")):
-        text = path.read_text(encoding="utf-8")
-        tomllib.loads(text)
-        at, last = "", None
-        for line in text.splitlines():
-            if heading := re.match(r"\[([\w.]+)\]", line):
-                at, last = heading[1], None
-            elif entry := re.match(r"(\w+) = [^#]*?(?:\s# (.*))?$", line):
-                last = (at, entry[1]) if entry[2] and (at, entry[1]) not in found else None
-                if last:
-                    found[last] = entry[2].strip()
-            elif last and (more := re.match(r"\s{8,}# (.*)$", line)):
-                found[last] += f" {more[1].strip()}"
-            else:
-                last = None
-    return found
+def _number(value: float) -> str:
+    """Return a bound; a large power of two as a power."""
+    whole = int(value)
+    return (
+        f"2^{whole.bit_length() - 1}"
+        if whole > 10_000 and whole.bit_count() == 1
+        else f"{value:,g}"
+        if value < 1
+        else f"{value:,}"
+    )
+
+
+def _meanings(model: type[Section]) -> Iterator[tuple[str, str]]:
+    """Yield the docstring below each field of a model and of those that it extends, by the key in TOML."""
+    for kind in reversed(model.__mro__):
+        if issubclass(kind, Section) and kind is not Section:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
+            (body,) = (each.body for each in tree.body if isinstance(each, ast.ClassDef))
+            for field, below in pairwise(body):
+                if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+                    name, text = ast.unparse(field.target), ast.literal_eval(below.value)
+                    yield kind.model_fields[name].alias or name, " ".join(text.split())

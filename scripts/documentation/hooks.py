@@ -17,10 +17,11 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from scripts.documentation.command_line import command_line
-from scripts.documentation.configuration import SAMPLES, configuration
+from scripts.documentation.configuration import configuration
 from scripts.documentation.errors import errors
 
 ROOT = Path(__file__).parents[2]
+SAMPLES = ROOT / "deploy" / "samples"
 PROJECT = {name: f"project/{name.lower()}" for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")}
 """Files of the root that are pages of the site as well, and where."""
 _LINK = re.compile(r"\]\(([^)#:\s]+)(#[^)\s]*)?\)")

@@ -1,0 +1,57 @@
+"""Generated reference of the documentation site: complete, and without a meaning left out."""
+
+from __future__ import annotations
+
+import re
+
+import click
+import pytest
+
+from protoseal.cli import COMMANDS, main
+from protoseal.config import Agreement, CoordinatorConfig, Section, SimulationConfig, SiteConfig
+from scripts.documentation import configuration, errors
+from scripts.documentation.command_line import command_line
+from scripts.documentation.text import escaped, from_docstring
+from tests.support.documents import options
+
+_ROW = re.compile(r"^\| `(\w+)` \| (.*) \| (.*) \| (.*) \|$", re.M)
+
+
+def test_every_key_of_every_file_has_a_type_and_a_meaning() -> None:
+    rows = _ROW.findall(configuration.configuration())
+    files = (Agreement, CoordinatorConfig, SiteConfig, SimulationConfig)
+    keys = {field.alias or name for file in files for name, field in file.model_fields.items()}
+    assert keys <= {key for key, *_ in rows}
+    assert len(rows) > 150
+    assert [row for row in rows if not row[1] or len(row[3]) < 5] == []
+    assert ("lr", "number > 0", "`0.01`", "Learning rate.") in rows
+    assert ("init_seed", "whole number ≥ 0, < 2^63") in {row[:2] for row in rows}
+
+
+def test_a_key_without_a_meaning_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Undescribed(Section):
+        described: int = 1
+        """Number."""
+        bare: int = 2
+
+    monkeypatch.setattr(configuration, "FILES", (("A file", Undescribed),))
+    with pytest.raises(KeyError, match="bare"):
+        configuration.configuration()
+
+
+def test_every_command_has_a_section_with_its_options() -> None:
+    text = command_line()
+    named = {each for each in options(main, click.Context(main)) if each.lower() in text.lower()}
+    assert options(main, click.Context(main)) - named <= {"--help", "--version"}
+    assert set(re.findall(r"^## protoseal (\w+)$", text, re.M)) == set(COMMANDS)
+
+
+def test_every_exception_has_a_meaning_and_a_status_where_a_peer_is_told() -> None:
+    text = errors.errors()
+    assert "| `NotOnRoster` | The coordinator's file does not name this site. | `PERMISSION_DENIED` |" in text
+    assert not re.search(r"^\| `\w+` \|  \|", text, re.M)
+
+
+def test_docstrings_and_help_become_markdown() -> None:
+    assert from_docstring("Call :meth:`~a.b` with ``x``.") == "Call `a.b` with `x`."
+    assert escaped("a|b <c> `d|e` [f]") == r"a\|b \<c\> `d\|e` \[f\]"
