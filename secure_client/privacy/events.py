@@ -6,12 +6,20 @@ a site) that is added or removed.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from typing import Annotated
+
+from pydantic import ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
+
+_STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+_MOST = 1 << 63
+# A multiplier is kept as a float whatever it came as: 1 and 1.0 are equal, and differ as JSON.
+Multiplier = Annotated[float, Field(gt=0)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_STRICT)
 class GaussianRelease:
     """One release of the prototype query.
 
@@ -20,15 +28,11 @@ class GaussianRelease:
     ``ValueError`` unless the one is positive and finite and the other from 0 to 2^63.
     """
 
-    noise_multiplier: float
-    coordinates: int = 0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "noise_multiplier", _multiplier(self.noise_multiplier))
-        object.__setattr__(self, "coordinates", _count("coordinates", self.coordinates, 0))
+    noise_multiplier: Multiplier
+    coordinates: Annotated[int, Field(ge=0, le=_MOST)] = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=_STRICT)
 class DpSgd:
     """``steps`` of DP-SGD, each on a Poisson sample of which every unit is part with probability ``sampling_rate``.
 
@@ -36,18 +40,12 @@ class DpSgd:
     unless it is positive and finite, the rate is in (0, 1] and there are 1 to 2^63 steps.
     """
 
-    noise_multiplier: float
-    sampling_rate: float
-    steps: int
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "noise_multiplier", _multiplier(self.noise_multiplier))
-        object.__setattr__(self, "sampling_rate", _rate(self.sampling_rate))
-        object.__setattr__(self, "steps", _count("steps", self.steps, 1))
+    noise_multiplier: Multiplier
+    sampling_rate: Annotated[float, Field(gt=0, le=1)]
+    steps: Annotated[int, Field(ge=1, le=_MOST)]
 
 
 Event = GaussianRelease | DpSgd
-_MOST = 1 << 63
 
 _MECHANISMS: Mapping[str, type[GaussianRelease] | type[DpSgd]] = {
     "gaussian release": GaussianRelease,
@@ -72,35 +70,6 @@ def event_from_json(content: object) -> Event:
         raise ValueError(f"its mechanism is {name!r:.80}")
     try:
         return kind(**values)
-    except TypeError as error:
-        raise ValueError(f"these are not the parameters of {name!r}: {', '.join(sorted(values))}") from error
-
-
-def _multiplier(value: float) -> float:
-    number = _real("noise_multiplier", value)
-    if not (number > 0 and math.isfinite(number)):
-        raise ValueError(f"noise_multiplier is {number}, not positive and finite")
-    return number
-
-
-def _rate(value: float) -> float:
-    number = _real("sampling_rate", value)
-    if not 0 < number <= 1:
-        raise ValueError(f"sampling_rate is {number}, not above 0 and at most 1")
-    return number
-
-
-def _real(name: str, value: object) -> float:
-    # Stored as a float whatever it came as: 1 and 1.0 are equal, and differ as JSON.
-    if isinstance(value, bool) or not isinstance(value, float | int):
-        raise ValueError(f"{name} is {value!r}, not a number")
-    try:
-        return float(value)
-    except OverflowError as error:
-        raise ValueError(f"{name} is too large") from error
-
-
-def _count(name: str, value: object, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
-        raise ValueError(f"{name} is {value!r:.80}, not a whole number from {least} to 2^63")
-    return value
+    except ValidationError as error:
+        wrong = "; ".join(f"{each['loc'][0]}: {each['msg']}" for each in error.errors(include_url=False))
+        raise ValueError(f"these are no parameters of {name!r}: {wrong:.200}") from error
