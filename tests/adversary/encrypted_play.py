@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 import pytest
@@ -20,7 +20,6 @@ from protoseal.terms import sums_form
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 from secure_client.group_secret import make_group_secret
-from secure_client.setup import open_journal
 from tests.adversary.masked_play import Attempt, Groups, MaskedPlay
 from tests.support.grouped import EVERYONE
 
@@ -39,9 +38,8 @@ MAKES_SECRETS = "secure_client.setup.make_group_secret"
 
 
 def play_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One group secret for all runs, and journals that do not wait for the disk: no test here cuts the power."""
+    """Give all runs one group secret."""
     monkeypatch.setattr(MAKES_SECRETS, one_secret)
-    monkeypatch.setattr("tests.adversary.hostile.open_journal", partial(open_journal, durable=False))
 
 
 def key_of(play: MaskedPlay) -> CkksSecret:

@@ -133,7 +133,8 @@ def playing(
     agreement: Agreement, parties: Mapping[str, Party], trust: TrustAnchor, folder: Path, **options: Any
 ) -> Iterator[Play]:
     """A new run."""
-    with Store.open(folder / "coordinator.sqlite", agreement.run, agreement.hash()) as store:
+    path = folder / "coordinator.sqlite"
+    with Store.open(path, agreement.run, agreement.hash(), durable=False) as store:  # nothing cuts the power
         yield Play(agreement, parties, trust, store, folder / "keys", **options)
 
 
