@@ -189,7 +189,12 @@ class TestRetries:
         assert transport.bytes_up == len(CONTENT)
 
     def test_a_coordinator_that_comes_late_or_comes_back_is_found(
-        self, free_port: int, coordinator: Credentials, site: Credentials, federation: Federation
+        self,
+        free_port: int,
+        coordinator: Credentials,
+        site: Credentials,
+        federation: Federation,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         handler = FakeHandler()
         outcome: list[object] = []
@@ -203,7 +208,7 @@ class TestRetries:
 
         thread = threading.Thread(target=take_part)
         thread.start()
-        time.sleep(0.5)
+        _wait_until(lambda: "trying again" in caplog.text)
         with serving(handler, coordinator, federation.trust, port=free_port):
             _wait_until(lambda: ("clinic-a", "next_task") in handler.calls)
         handler.tasks["clinic-a"] = Finished(5)
