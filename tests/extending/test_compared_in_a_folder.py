@@ -44,6 +44,7 @@ def test_it_is_added_and_taken_and_what_had_ended_is_read(example: Path, tmp_pat
     assert "extension" not in json.loads((out / CLAIM).read_text(encoding="utf-8"))["config"]
 
 
+@pytest.mark.full
 def test_its_record_is_read_only_under_the_settings_that_it_had(example: Path, tmp_path: Path) -> None:
     """``self`` beside it has its settings, too."""
     out, other = tmp_path / "out", WEIGHT.format(2.0)
@@ -74,6 +75,7 @@ def test_what_it_left_unfinished_goes_on_under_the_same_settings_alone(
     assert not (out / STATE).exists()
 
 
+@pytest.mark.full
 def test_as_the_method_itself_it_is_a_part_of_what_the_folder_belongs_to(
     example: Path, tmp_path: Path
 ) -> None:
@@ -83,6 +85,7 @@ def test_as_the_method_itself_it_is_a_part_of_what_the_folder_belongs_to(
         ran(out, method="cosine-proto", more=WEIGHT.format(2.0))
 
 
+@pytest.mark.full
 def test_fresh_leaves_nothing_of_it(example: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     ran(out, "cosine-proto")

@@ -79,6 +79,7 @@ def off(one: Path, other: Path) -> float:
     )
 
 
+@pytest.mark.full
 def test_each_command_leaves_its_run(runs: Path) -> None:
     for words in documented_commands():
         options = dict(zip(words[1::2], words[2::2], strict=True))
@@ -89,6 +90,7 @@ def test_each_command_leaves_its_run(runs: Path) -> None:
         assert set(result.compared) == set(options.get("--compare", "").split(",")) - {""}
 
 
+@pytest.mark.full
 def test_the_added_method_is_the_same_under_every_protection(runs: Path) -> None:
     plain = runs / "plain"
     assert off(runs / "masked", plain) < PADS_ERROR
@@ -96,11 +98,13 @@ def test_the_added_method_is_the_same_under_every_protection(runs: Path) -> None
     assert off(runs / "ckks", plain) < CKKS_ERROR
 
 
+@pytest.mark.full
 def test_the_added_methods_are_not_those_that_they_are_like(runs: Path) -> None:
     assert off(runs / "peers", runs / "peers" / "compared" / "pfpl") > 1e-3
     assert off(runs / "plain", runs / "peers") > 1e-3
 
 
+@pytest.mark.full
 def test_the_agreement_of_a_run_says_whose_code_it_was(runs: Path, example: Path) -> None:
     agreed: dict[str, Any] = json.loads((runs / "pads" / RESULT).read_text(encoding="utf-8"))["config"]
     assert agreed["distributions"] == dict.fromkeys(("cosine-proto", "pads"), "protoseal-example 1.0")

@@ -171,6 +171,7 @@ def test_the_context_differs_wherever_sites_may_be_told_differently(example: Pat
 # Whole runs
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("one_thread")
 def test_processes_come_to_what_a_simulation_does(
     example_folder: Path, example: Path, nursery: Nursery, tmp_path: Path

@@ -115,6 +115,7 @@ def test_its_settings_reach_it(tmp_path: Path) -> None:
     assert off(strong, ran(tmp_path, "prox", "plain")) > 1e-4
 
 
+@pytest.mark.full
 def test_own_weights_say_themselves_how_much_of_a_sites_own_they_take(tmp_path: Path) -> None:
     """``alpha`` of PFPL means nothing to them."""
     one, other = (ran(tmp_path / str(alpha), "by-weights", "plain", alpha=alpha) for alpha in (0.0, 0.9))
