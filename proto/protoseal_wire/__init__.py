@@ -1,1 +1,1 @@
-"""The wire: schema, generated stubs and the codec."""
+"""Wire format: protobuf schema, generated stubs, plain message values and the codec between them."""

@@ -1,4 +1,4 @@
-"""Under which key the anchors of a privacy ledger are kept by others."""
+"""Key under which other parties keep the anchors of a site's privacy ledger."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _LABEL = "ledger-anchor"
 
 
 def anchor_key(federation: str, site: str, dataset: str) -> bytes:
-    """32 bytes, the same in every run: a ledger that was lost or begun anew is looked up under it all the same.
+    """Return 32 bytes that are equal in every run, so that the anchors of a lost or restarted ledger are still found.
 
-    They hide the data set's name from whoever cannot guess it, and nothing else: the same data set has the same key in
-    all of a federation's runs, which shows that it is the same. So no random number goes into it, which could be lost
-    together with the ledger.
+    For the same reason the key has no random part, which could be lost together with the ledger. Limit: the key only
+    hides the data set's name, and only from whoever cannot guess it. A data set has the same key in all of a
+    federation's runs, so runs with the same data set can be linked.
     """
     return hashlib.sha256(encode(_LABEL, federation.encode(), site.encode(), dataset.encode())).digest()

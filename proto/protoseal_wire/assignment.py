@@ -1,8 +1,8 @@
-"""Which local prototypes of which sites are in which cluster: what one assignment says, read alike on both sides.
+"""Assignment of all sites' local prototypes (rows) to clusters, as both sides interpret the message.
 
-Every member of a masked sum is told the whole of it, and its masks are bound to it, so that members who are told
-different ones get no sum. The limits: whether a row is as its site sent it, only that site can tell; and whether the
-rows of a cluster are alike, nobody checks.
+Every member of a masked sum gets the whole assignment, and its masks are bound to the assignment, so that members with
+different assignments get no sum. Limits: only the site that sent a row can check its entry, and nobody checks that the
+rows of a cluster are similar.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LABEL = "assigned"
 
 @dataclass(frozen=True)
 class AssignedClusters:
-    """G clusters: their classes ``labels`` int64 (G,), and how many rows of each site are in each, int64 (n, G)."""
+    """Clusters of an assignment: classes ``labels`` int64 (G,), and ``rows`` of each site in each, int64 (n, G)."""
 
     sites: tuple[str, ...]
     labels: NDArray[np.int64]
@@ -31,20 +31,20 @@ class AssignedClusters:
 
     @property
     def holders(self) -> tuple[tuple[str, ...], ...]:
-        """The sites that each cluster has rows of."""
+        """Sites with rows in each cluster."""
         return tuple(tuple(self.sites[i] for i in np.flatnonzero(of_cluster)) for of_cluster in self.rows.T)
 
     def members(self, survivors: Sequence[str]) -> NDArray[np.int64]:
-        """How many rows of these sites are in each cluster, (G,)."""
+        """Return the number of rows of the surviving sites in each cluster, (G,)."""
         staying = np.array([site in survivors for site in self.sites], dtype=np.bool_)
         return np.asarray(self.rows[staying].sum(axis=0), dtype=np.int64)
 
 
 def clusters_of(assignment: Assignment) -> AssignedClusters:
-    """What the assignment comes to.
+    """Return the clusters of an assignment.
 
-    :class:`MalformedError` unless clusters are numbered from 0 without a gap, class by class, and each is of rows of
-    one class.
+    Raises :class:`MalformedError` unless clusters are numbered from 0 without a gap, class by class, and each cluster
+    has rows of one class.
     """
     classes = np.concatenate([each.classes for each in assignment.sites])
     clusters = np.concatenate([each.clusters for each in assignment.sites])
@@ -58,19 +58,19 @@ def clusters_of(assignment: Assignment) -> AssignedClusters:
 
 
 def check_numbered(labels: NDArray[np.int64]) -> None:
-    """Of the classes (G,) of the clusters, -1 for one without rows: see :func:`clusters_of`, here and below."""
+    """Raise :class:`MalformedError` for wrong numbering; ``labels`` (G,) are clusters' classes, -1 without rows."""
     if (labels < 0).any():
         raise MalformedError("a cluster of the assignment has no rows")
     if (np.diff(labels) < 0).any():
-        raise MalformedError("clusters of the assignment are not numbered class by class")
+        raise MalformedError("clusters of the assignment must be numbered class by class")
 
 
 def check_one_class(of_cluster: NDArray[np.int64], classes: NDArray[np.int64]) -> None:
-    """Of each row, the class of its cluster and its own."""
+    """Raise :class:`MalformedError` unless each row's class is the class of its cluster."""
     if (of_cluster != classes).any():
         raise MalformedError("a cluster of the assignment has rows of two classes")
 
 
 def broadcast(base: bytes, content: bytes) -> bytes:
-    """SHA-256 over what every member is sent in an attempt: the ``base`` to train from, and the assignment's bytes."""
+    """Return the SHA-256 of an attempt's broadcast: the hash ``base`` to train from, and the assignment's bytes."""
     return hashlib.sha256(encode(_LABEL, base, content)).digest()

@@ -1,7 +1,7 @@
-"""What the two sides say to each other, as plain values.
+"""Messages between sites and coordinator, as plain values.
 
-:mod:`protoseal_wire.codec` turns these into protobuf messages and back; nothing else touches message fields.
-Every value here has passed the codec's bounds when it came from the wire.
+:mod:`protoseal_wire.codec` converts the values to protobuf messages and back; no other module uses message fields. A
+value that came from the wire has passed the codec's bounds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PROTOCOL_VERSION = 6
 
 
 class Phase(IntEnum):
-    """One request/answer step. The coordinator's request is downloaded, the site's answer uploaded."""
+    """Step of an attempt; a site downloads the coordinator's request and uploads its answer."""
 
     ROSTER = 1
     """Request: :class:`Roster`. Answer: :class:`RosterAnswer`."""
@@ -30,8 +30,10 @@ class Phase(IntEnum):
     PRESENCE = 3
     """Request: :class:`RoundStart`; the site trains. Answer: :class:`PresenceStatement`."""
     VALUES = 4
-    """Request: :class:`ActiveList`, or :class:`ReceivedShares` where masks are used. Answer:
-    :class:`crypto.protection.Payload`, or in a sparse graph :class:`MaskedValues`."""
+    """Request: :class:`ActiveList`, or with masks :class:`ReceivedShares`.
+
+    Answer: :class:`crypto.protection.Payload`, or in a sparse graph :class:`MaskedValues`.
+    """
     RESULT = 5
     """Request: the :class:`crypto.protection.Payload` for this site. Answer: :class:`Acknowledgement`."""
     SHARES = 6
@@ -43,15 +45,15 @@ class Phase(IntEnum):
     DIRECTIONS = 9
     """Request: :class:`ActiveList`. Answer: :class:`crypto.protection.Payload`."""
     MEANS = 10
-    """Request: the group's sum, a :class:`crypto.protection.Payload`. Answer: another."""
+    """Request: the group's sum, a :class:`crypto.protection.Payload`. Answer: another payload."""
 
 
 @dataclass(frozen=True, order=True)
 class PhaseKey:
-    """Which step of which attempt; attempts count from 1.
+    """Key of one phase in one attempt; attempts count from 1.
 
-    Round 0 is what comes before training: the set-up (ROSTER, SECRET) and, where the method groups sites, their
-    clustering (PRESENCE, VALUES).
+    Round 0 comes before training: it has the set-up (ROSTER, SECRET) and, if the method groups sites, their clustering
+    (PRESENCE, VALUES).
     """
 
     run: str
@@ -62,9 +64,10 @@ class PhaseKey:
 
 @dataclass(frozen=True)
 class LedgerAnchor:
-    """The last entry of a site's privacy ledger: its number from 0, and its hash (32 bytes), which stands for all.
+    """Anchor of a site's privacy ledger: the number of its last entry, from 0, and that entry's hash (32 bytes).
 
-    ``key`` (32 bytes) stands for the federation, the site and the data set: :func:`protoseal_wire.anchors.anchor_key`.
+    The hash covers all earlier entries. ``key`` (32 bytes) identifies the federation, the site and the data set:
+    :func:`protoseal_wire.anchors.anchor_key`.
     """
 
     key: bytes
@@ -72,12 +75,12 @@ class LedgerAnchor:
     head: bytes
 
     def is_behind(self, kept: LedgerAnchor) -> bool:
-        """Whether a ledger of which ``kept`` was seen can no longer, or never could, end with this entry."""
+        """Return True if a ledger with the entry ``kept`` cannot end with this entry: it was rolled back."""
         return self.seq < kept.seq or (self.seq == kept.seq and self.head != kept.head)
 
 
 class RunStage(IntEnum):
-    """The stage of a run, as far as a site that may join has to know."""
+    """Stage of a run, as far as a site that may join must know."""
 
     JOINING = 1
     UNDER_WAY = 2
@@ -87,7 +90,7 @@ class RunStage(IntEnum):
 
 @dataclass(frozen=True)
 class CheckRequest:
-    """A site asks what the coordinator serves, before it joins. The coordinator's state stays as it is."""
+    """Question of a site, before it joins, for the run that the coordinator serves; it changes no state."""
 
     protocol: int
     site: str
@@ -95,8 +98,10 @@ class CheckRequest:
 
 @dataclass(frozen=True)
 class AgreementField:
-    """One field of an agreement: keys from the top joined by dots, SHA-256 (32 bytes) of its canonical JSON, and the
-    beginning of that JSON, printable ASCII.
+    """Field of an agreement.
+
+    ``path`` has the keys from the top, joined by dots; ``sha256`` (32 bytes) is of the field's canonical JSON, and
+    ``text`` the beginning of that JSON, printable ASCII.
     """
 
     path: str
@@ -106,7 +111,7 @@ class AgreementField:
 
 @dataclass(frozen=True)
 class Listing:
-    """The coordinator's answer to a site on its list. ``round`` is 0 until the set-up is over."""
+    """Answer of the coordinator to a site on its list; ``round`` is 0 until the set-up is over."""
 
     agreement_hash: bytes
     fields: tuple[AgreementField, ...]
@@ -117,7 +122,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class CheckReply:
-    """The run that a coordinator serves. ``listing`` is None for a site that is not on the coordinator's list."""
+    """Run that a coordinator serves; ``listing`` is None for a site that is not on the coordinator's list."""
 
     protocol: int
     run: str
@@ -126,10 +131,10 @@ class CheckReply:
 
 @dataclass(frozen=True)
 class JoinRequest:
-    """A site's wish to take part: the agreement it holds (SHA-256, 32 bytes) and its signed channel key.
+    """Request of a site to join: the SHA-256 (32 bytes) of its agreement and its signed channel key.
 
-    ``anchor``: its ledger's, where the agreement has noise; else None. ``left``: PRESENCE of the last attempt whose
-    secrets the site erased as it left; None where there is none. It stays true, however late the request arrives.
+    ``anchor`` is that of the site's ledger, None if the agreement has no noise. ``left`` is the PRESENCE key of the
+    last attempt whose secrets the site erased when it left, or None; it stays true however late the request arrives.
     """
 
     protocol: int
@@ -143,9 +148,10 @@ class JoinRequest:
 
 @dataclass(frozen=True)
 class JoinReply:
-    """``poll_seconds``: how long the coordinator holds a NextTask call open. ``session``: number of this Join, from 1.
+    """Reply to a join, with the number ``session`` of this Join, from 1.
 
-    ``anchor``: what it has kept of the site's ledger, from this run and earlier ones; None where that is nothing.
+    ``poll_seconds`` is how long the coordinator holds a NextTask call open. ``anchor`` is the last anchor that the
+    coordinator kept of the site's ledger, in this run or an earlier one, or None.
     """
 
     protocol: int
@@ -156,7 +162,7 @@ class JoinReply:
 
 @dataclass(frozen=True)
 class LeaveRequest:
-    """A site's word that it takes no further part. It ends ``session``, and none that was joined since."""
+    """Notice that a site leaves; it ends ``session``, and no session that was joined later."""
 
     site: str
     session: int
@@ -164,7 +170,7 @@ class LeaveRequest:
 
 @dataclass(frozen=True)
 class TaskRequest:
-    """A site asks what to do next."""
+    """Question of a site for its next task."""
 
     protocol: int
     run: str
@@ -173,12 +179,12 @@ class TaskRequest:
 
 @dataclass(frozen=True)
 class Wait:
-    """Nothing to do now: ask again."""
+    """Task to ask again: there is nothing to do now."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """A phase to answer. The request of ``size`` bytes and this SHA-256 is to be downloaded."""
+    """Task to answer a phase, after downloading its request of ``size`` bytes and this SHA-256."""
 
     key: PhaseKey
     size: int
@@ -188,14 +194,14 @@ class Work:
 
 @dataclass(frozen=True)
 class Finished:
-    """The run is complete."""
+    """Notice that the run is complete."""
 
     rounds: int
 
 
 @dataclass(frozen=True)
 class Stopped:
-    """The run ended without completing; its state is kept at the coordinator."""
+    """Notice that the run ended without completing; the coordinator keeps its state."""
 
     reason: str
 
@@ -205,7 +211,7 @@ Task = Wait | Work | Finished | Stopped
 
 @dataclass(frozen=True)
 class UploadHeader:
-    """Announces an answer: what it answers, whose it is, its size in bytes and its SHA-256."""
+    """Announcement of an answer: phase, site, size in bytes and SHA-256."""
 
     key: PhaseKey
     site: str
@@ -215,7 +221,7 @@ class UploadHeader:
 
 @dataclass(frozen=True)
 class DownloadRequest:
-    """Asks for the request of a phase."""
+    """Question of a site for the request of a phase."""
 
     key: PhaseKey
     site: str
@@ -223,14 +229,14 @@ class DownloadRequest:
 
 @dataclass(frozen=True)
 class Roster:
-    """The signed statements of every site of the run."""
+    """Signed statements of every site of the run."""
 
     statements: tuple[Statement, ...]
 
 
 @dataclass(frozen=True)
 class GroupKeys:
-    """From the site that made the group secret: public evaluation keys, and the secret sealed to each other site."""
+    """Keys from the maker of the group secret: public evaluation keys, and the secret sealed to each other site."""
 
     evaluation_keys: bytes = field(repr=False)
     sealed: tuple[SealedSecret, ...]
@@ -238,7 +244,7 @@ class GroupKeys:
 
 @dataclass(frozen=True)
 class RosterAnswer:
-    """The hash of the roster that a site verified; with the group's keys when the site is their maker."""
+    """Hash of the roster that a site verified, with the group's keys if the site is their maker."""
 
     roster_hash: bytes
     keys: GroupKeys | None = None
@@ -246,11 +252,11 @@ class RosterAnswer:
 
 @dataclass(frozen=True)
 class RoundStart:
-    """Train, then say which classes you hold.
+    """Request to train, and then to state the classes that the site holds.
 
-    ``groups``: which sites average together, each sorted, by their first names; none where the method has no
-    groups. ``base``: SHA-256 of the result that this site's group trains from, empty before the first.
-    ``catch_up`` is that result, for a site that did not acknowledge it.
+    ``groups`` are the sets of sites that average together, each sorted, in the order of their first names; none if the
+    method has no groups. ``base`` is the SHA-256 of the result that this site's group trains from, empty before the
+    first. ``catch_up`` is that result, for a site that did not acknowledge it.
     """
 
     groups: tuple[tuple[str, ...], ...] = ()
@@ -260,11 +266,11 @@ class RoundStart:
 
 @dataclass(frozen=True)
 class PresenceStatement:
-    """A site's signed word for one attempt.
+    """Signed statement of a site for one attempt (:mod:`protoseal_wire.presence`).
 
-    ``holds``: which classes it has, bool of shape (K,). ``base``: SHA-256 of the result that it trained from, empty
-    for none. ``keys``: its keys for this attempt's masks, where masks are used. ``anchor``: its privacy ledger's,
-    where the agreement has noise.
+    ``holds`` has the classes of the site, bool of shape (K,); ``base`` is the SHA-256 of the result that it trained
+    from, empty for none; ``keys`` are its keys for this attempt's masks, if masks are used; ``anchor`` is that of its
+    privacy ledger, if the agreement has noise.
     """
 
     site: str
@@ -277,14 +283,14 @@ class PresenceStatement:
 
 @dataclass(frozen=True)
 class ActiveList:
-    """The presence statements of all participants of the attempt: who adds values for which class follows."""
+    """Presence statements of all participants of the attempt, which determine who adds values for which class."""
 
     statements: tuple[PresenceStatement, ...]
 
 
 @dataclass(frozen=True)
 class AssignedRows:
-    """The class of each of a site's local prototypes and the cluster that it is in: both int64 (M,)."""
+    """Class and cluster of each of a site's local prototypes, both int64 (M,)."""
 
     site: str
     classes: NDArray[np.int64]
@@ -293,7 +299,7 @@ class AssignedRows:
 
 @dataclass(frozen=True)
 class Assignment:
-    """Which local prototypes of which sites are in which cluster, for all sites that sent directions, sorted."""
+    """Assignment of local prototypes to clusters, for all sites that sent directions, sorted."""
 
     sites: tuple[AssignedRows, ...]
 
@@ -307,10 +313,10 @@ class SharesMade:
 
 @dataclass(frozen=True)
 class ReceivedShares:
-    """The shares that the other members of a site's group made for it.
+    """Shares that the other members of a site's group made for it.
 
-    In a complete graph whoever made none is out of the sum. In a sparse one most make none for a site, and
-    ``sharers`` are all those that made some, itself among them, sorted; else there are none.
+    In a complete graph a member without shares is not in the sum, and ``sharers`` is empty. In a sparse graph most
+    members make no share for a given site, and ``sharers`` are all members that made shares, the site included, sorted.
     """
 
     shares: tuple[SealedShare, ...]
@@ -319,7 +325,7 @@ class ReceivedShares:
 
 @dataclass(frozen=True)
 class MaskedValues:
-    """A site's values in a sparse graph, and its signature on whom it masks them with."""
+    """Masked values of a site in a sparse graph, and its signature on the set that it masks with."""
 
     payload: Payload
     signature: bytes
@@ -327,14 +333,14 @@ class MaskedValues:
 
 @dataclass(frozen=True)
 class SurvivorSet:
-    """The members of a site's group whose masked values are in the sum, sorted."""
+    """Members of a site's group whose masked values are in the sum, sorted."""
 
     sites: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class SurvivorSignature:
-    """A site's signature over the survivor set that it was told."""
+    """Signature of a site on the survivor set that it received."""
 
     site: str
     signature: bytes
@@ -342,10 +348,10 @@ class SurvivorSignature:
 
 @dataclass(frozen=True)
 class SignedSurvivors:
-    """The survivor set again, with the signatures of those who saw the same one.
+    """Survivor set with the signatures of the members that received the same set.
 
-    ``sharers``: in a sparse graph the signatures, on whom they mask with, of those survivors whose shares the recipient
-    was sent; else none.
+    In a sparse graph ``sharers`` has the signatures, on the sets that they mask with, of the survivors whose shares the
+    recipient holds; in a complete graph none.
     """
 
     sites: tuple[str, ...]
@@ -355,11 +361,11 @@ class SignedSurvivors:
 
 @dataclass(frozen=True)
 class ReleasedShares:
-    """For each member that made shares, one of the two that this site holds of it."""
+    """Released shares: for each member that made shares, one of the two that this site holds."""
 
     shares: tuple[ReleasedShare, ...]
 
 
 @dataclass(frozen=True)
 class Acknowledgement:
-    """Received; says nothing about the content."""
+    """Acknowledgement of receipt, without a statement about the content."""

@@ -1,10 +1,12 @@
-"""Signed class presence: every participant's word, for one attempt, on which classes it holds.
+"""Signed presence statements: each participant states, for one attempt, the classes that it holds.
 
-A site takes part in sums only over classes that enough *sites* say they hold, in their own signature. So the
-coordinator cannot invent holders. The same signature covers the result that the site trained from, so that no two
-are told different ones, its keys for the attempt's masks, so that the coordinator cannot put its own in their
-place, and its privacy ledger's last entry, so that the others can tell an older copy. The limits: a site that lies
-about its own classes, or its ledger, is believed, and it bounds what is uploaded, not what the coordinator answers.
+A site takes part in sums only over classes that enough *sites* state with their own signatures, so the coordinator
+cannot invent holders. The same signature covers three more facts: the result that the site trained from, so that the
+coordinator cannot give sites different results; the site's keys for the attempt's masks, so that the coordinator cannot
+replace the keys; and the last entry of the site's privacy ledger, so that other sites notice an older copy.
+
+Limits: a site that lies about its own classes or ledger is believed, and presence bounds the uploads, not the
+coordinator's answers.
 """
 
 from __future__ import annotations
@@ -35,10 +37,10 @@ def sign_presence(
     keys: MaskKeys | None = None,
     anchor: LedgerAnchor | None = None,
 ) -> PresenceStatement:
-    """State which classes this site holds (bool, shape (K,)) in the attempt that ``key`` names.
+    """Sign a statement that this site holds the classes ``holds`` (bool, shape (K,)) in the attempt of ``key``.
 
-    ``base``: SHA-256 of the result that it trained from, empty for none. ``keys``: its public keys for the
-    attempt's masks, fresh for each attempt. ``anchor``: its privacy ledger's last entry, where there is noise.
+    ``base`` is the SHA-256 of the result that the site trained from, empty for none; ``keys`` its public keys for the
+    attempt's masks, fresh for each attempt; ``anchor`` its privacy ledger's last entry, if there is noise.
     """
     site = credentials.identity.name
     signature = credentials.sign(_LABEL, *_fields(site, key, roster_hash, holds, base, keys, anchor))
@@ -46,10 +48,10 @@ def sign_presence(
 
 
 def verify_presence(member: Member, statement: PresenceStatement, key: PhaseKey, roster_hash: bytes) -> None:
-    """Raise :class:`VerificationError` unless ``member`` signed the statement for this very attempt.
+    """Raise :class:`VerificationError` unless ``member`` signed the statement for this attempt.
 
-    Keys, where it has any, must be two different usable ones. The limit: whether it must have any is
-    :func:`check_keys_given`'s to say, and whether they are fresh nobody but their owner knows.
+    Keys in the statement must be two different usable ones. Limits: :func:`check_keys_given` checks that keys are
+    present where they must be, and only a key's owner knows that it is fresh.
     """
     if statement.site != member.name:
         raise VerificationError(f"a presence statement of {statement.site} where {member.name}'s was due")
@@ -61,9 +63,9 @@ def verify_presence(member: Member, statement: PresenceStatement, key: PhaseKey,
 
 
 def verify_active_list(active: ActiveList, roster: Roster, key: PhaseKey) -> None:
-    """Raise :class:`VerificationError` unless every statement is by a distinct member, for this very attempt.
+    """Raise :class:`VerificationError` unless every statement is by a distinct member, for this attempt.
 
-    No key of one member may be another's too.
+    All members' keys must be distinct too.
     """
     _check_names_distinct([statement.site for statement in active.statements])
     for statement in active.statements:
@@ -72,7 +74,7 @@ def verify_active_list(active: ActiveList, roster: Roster, key: PhaseKey) -> Non
 
 
 def check_keys_given(active: ActiveList) -> None:
-    """Raise :class:`VerificationError` unless every statement on the list has keys, as masks need them."""
+    """Raise :class:`VerificationError` unless every statement on the list has keys, which masks need."""
     for statement in active.statements:
         if statement.keys is None:
             raise VerificationError(f"{statement.site} states no keys for its masks")
@@ -87,7 +89,7 @@ def _fields(
     keys: MaskKeys | None,
     anchor: LedgerAnchor | None,
 ) -> tuple[bytes, ...]:
-    """7 fields, 2 more with keys, and 3 more with an anchor: so none of the four kinds is ever another."""
+    """Return the signed fields: 7, 2 more with keys, 3 more with an anchor, so that all four kinds differ."""
     return (
         site.encode(),
         key.run.encode(),
@@ -104,7 +106,7 @@ def _fields(
 def _check_usable(keys: MaskKeys, site: str) -> None:
     check_channel_public(keys.mask)
     check_channel_public(keys.share)
-    # The private half of one may be put together again, and must open nothing.
+    # The private half of the mask key may be reconstructed, and must then decrypt nothing.
     check_distinct([keys.mask, keys.share], f"{site} states one key for its masks and for its shares")
 
 
@@ -114,7 +116,7 @@ def _check_keys_distinct(keys: Sequence[MaskKeys]) -> None:
 
 
 def _check_names_distinct(names: list[str]) -> None:
-    """A site that counted twice would stand for a holder that is not there."""
+    """Raise for a repeated name, which would count as an additional holder."""
     if len(set(names)) != len(names):
         raise VerificationError("the active list names a site twice")
 

@@ -185,12 +185,12 @@ def test_values_can_be_asked_for_either_way(sites: int) -> None:
 
 @pytest.mark.parametrize("fields", [(0, 1, 1), (1, 0, 1), (1, 1, 0), (1, 1, 1025)])
 def test_impossible_runs_are_refused(fields: tuple[int, int, int]) -> None:
-    with pytest.raises(ValueError, match="classes, dimensions and 1 to 1024 sites"):
+    with pytest.raises(ValueError, match="at least 1, and sites 1 to 1024"):
         Limits(*fields)
 
 
 def test_an_extractor_of_less_than_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="fewer than 0"):
+    with pytest.raises(ValueError, match="at least 0"):
         Limits(3, 2, parameters=-1)
 
 

@@ -1,8 +1,8 @@
-"""Values to bytes and back, with every bound checked: the only code that touches message fields.
+"""Codec between values and bytes, which checks every bound; no other code uses message fields.
 
-There are calls (:mod:`~protoseal_wire.codec.calls`) and contents, which is what Upload and Download carry: those of the
-set-up, of the rounds and of masked sums. Every ``decode_`` of a content raises a :class:`CodecError` and nothing else,
-whatever the bytes are. The limit: shapes and sizes are checked here, signatures are not.
+There are calls (:mod:`~protoseal_wire.codec.calls`), and contents that Upload and Download carry: contents of the
+set-up, of the rounds and of masked sums. Every ``decode_`` of a content raises a :class:`CodecError` and no other
+error, whatever the bytes are. Limit: shapes and sizes are checked here, signatures are not.
 """
 
 from protoseal_wire.codec.assembly import CHUNK_BYTES, Assembly, chunks

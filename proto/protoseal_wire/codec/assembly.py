@@ -1,4 +1,4 @@
-"""Contents in chunks: cut apart by the sender, put together and checked by the receiver."""
+"""Chunking of contents: the sender splits a content, the receiver assembles and checks it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ CHUNK_BYTES = 256 * 1024
 
 
 def chunks(content: bytes) -> Iterator[bytes]:
-    """The content in pieces of 256 KiB, the last one possibly shorter."""
+    """Yield the content in chunks of 256 KiB, the last possibly shorter."""
     for start in range(0, len(content), CHUNK_BYTES):
         yield content[start : start + CHUNK_BYTES]
 
 
 class Assembly:
-    """Puts a content together that was announced with its size in bytes and its SHA-256.
+    """Assembly of a content that was announced with its size in bytes and its SHA-256.
 
-    Holds at most ``size`` bytes, however many arrive.
+    The buffer never exceeds ``size`` bytes, however many arrive.
     """
 
     def __init__(self, size: int, sha256: bytes) -> None:
@@ -27,13 +27,13 @@ class Assembly:
         self._content = bytearray()
 
     def add(self, chunk: bytes) -> None:
-        """The next piece. :class:`TooLarge` when it goes beyond the announced size."""
+        """Add the next chunk; raise :class:`TooLarge` if it exceeds the announced size."""
         _check_chunk(chunk)
         _check_room(len(self._content) + len(chunk), self._size)
         self._content += chunk
 
     def content(self) -> bytes:
-        """The whole. :class:`Corrupted` unless it has the announced size and hash."""
+        """Return the whole content; raise :class:`Corrupted` unless it has the announced size and hash."""
         content = bytes(self._content)
         _check_complete(content, self._size)
         _check_hash(content, self._sha256)
@@ -47,12 +47,12 @@ def _check_chunk(chunk: bytes) -> None:
 
 def _check_room(received: int, size: int) -> None:
     if received > size:
-        raise TooLarge(f"more than the announced {size} bytes came")
+        raise TooLarge(f"more than the announced {size} bytes arrived")
 
 
 def _check_complete(content: bytes, size: int) -> None:
     if len(content) != size:
-        raise Corrupted(f"{len(content)} of the announced {size} bytes came")
+        raise Corrupted(f"{len(content)} of the announced {size} bytes arrived")
 
 
 def _check_hash(content: bytes, sha256: bytes) -> None:

@@ -1,7 +1,7 @@
-"""The messages of the calls that a run is made of: one ``encode_`` and one ``decode_`` for each.
+"""Codec of a run's calls: one ``encode_`` and one ``decode_`` for each message.
 
-Every ``decode_`` raises a :class:`CodecError` for a message with a field out of its bounds or unknown to this
-version. A peer of another protocol version is told apart first, whatever else its message looks like.
+Every ``decode_`` raises a :class:`CodecError` for a message with a field out of bounds or unknown to this version. The
+protocol version is checked first, whatever the other fields are.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _IN_ROUNDS = frozenset(Phase) - _SETUP
 
 
 def encode_join(request: JoinRequest) -> pb.JoinRequest:
-    """A site's wish to take part."""
+    """Encode a site's request to join."""
     return pb.JoinRequest(
         protocol=request.protocol,
         run=request.run,
@@ -60,7 +60,7 @@ def encode_join(request: JoinRequest) -> pb.JoinRequest:
 
 
 def decode_join(message: pb.JoinRequest) -> JoinRequest:
-    """The reverse of :func:`encode_join`."""
+    """Decode a site's request to join."""
     check_protocol(message.protocol)
     check_whole(message, "statement")
     return JoinRequest(
@@ -75,7 +75,7 @@ def decode_join(message: pb.JoinRequest) -> JoinRequest:
 
 
 def encode_join_reply(reply: JoinReply) -> pb.JoinReply:
-    """The coordinator's welcome."""
+    """Encode the coordinator's reply to a join."""
     return pb.JoinReply(
         protocol=reply.protocol,
         poll_seconds=reply.poll_seconds,
@@ -85,7 +85,7 @@ def encode_join_reply(reply: JoinReply) -> pb.JoinReply:
 
 
 def decode_join_reply(message: pb.JoinReply) -> JoinReply:
-    """The reverse of :func:`encode_join_reply`."""
+    """Decode the coordinator's reply to a join."""
     check_protocol(message.protocol)
     check_whole(message)
     return JoinReply(
@@ -97,19 +97,19 @@ def decode_join_reply(message: pb.JoinReply) -> JoinReply:
 
 
 def encode_task_request(request: TaskRequest) -> pb.TaskRequest:
-    """A site's question what to do next."""
+    """Encode a site's question for its next task."""
     return pb.TaskRequest(protocol=request.protocol, run=request.run, site=request.site)
 
 
 def decode_task_request(message: pb.TaskRequest) -> TaskRequest:
-    """The reverse of :func:`encode_task_request`."""
+    """Decode a site's question for its next task."""
     check_protocol(message.protocol)
     check_whole(message)
     return TaskRequest(message.protocol, check_name("run", message.run), check_name("site", message.site))
 
 
 def encode_task(task: Task) -> pb.Task:
-    """What a site is to do. A reason is cut to 500 printable characters."""
+    """Encode a site's task; a reason is cut to 500 printable characters."""
     match task:
         case Wait():
             return pb.Task(wait=pb.Wait())
@@ -122,7 +122,7 @@ def encode_task(task: Task) -> pb.Task:
 
 
 def decode_task(message: pb.Task) -> Task:
-    """The reverse of :func:`encode_task`."""
+    """Decode a site's task."""
     check_whole(message)
     match message.WhichOneof("task"):
         case "wait":
@@ -134,11 +134,11 @@ def decode_task(message: pb.Task) -> Task:
         case "stopped":
             return Stopped(_check_reason(message.stopped.reason))
         case _:
-            raise Malformed("a Task says nothing")
+            raise Malformed("a Task is empty")
 
 
 def encode_upload_header(header: UploadHeader) -> pb.UploadFrame:
-    """The first frame of an upload."""
+    """Encode the first frame of an upload."""
     return pb.UploadFrame(
         header=pb.UploadHeader(
             key=_key_message(header.key), site=header.site, size=header.size, sha256=header.sha256
@@ -147,7 +147,7 @@ def encode_upload_header(header: UploadHeader) -> pb.UploadFrame:
 
 
 def decode_upload_header(frame: pb.UploadFrame) -> UploadHeader:
-    """The reverse of :func:`encode_upload_header`."""
+    """Decode the first frame of an upload."""
     check_whole(frame, "header")
     check_there(frame.header, "key")
     return UploadHeader(
@@ -159,45 +159,45 @@ def decode_upload_header(frame: pb.UploadFrame) -> UploadHeader:
 
 
 def encode_upload_chunk(chunk: bytes) -> pb.UploadFrame:
-    """A later frame of an upload."""
+    """Encode a later frame of an upload."""
     return pb.UploadFrame(chunk=chunk)
 
 
 def decode_upload_chunk(frame: pb.UploadFrame) -> bytes:
-    """The reverse of :func:`encode_upload_chunk`."""
+    """Decode a later frame of an upload."""
     check_whole(frame, "chunk")
     return frame.chunk
 
 
 def encode_download(request: DownloadRequest) -> pb.DownloadRequest:
-    """Asks for the request of a phase."""
+    """Encode a site's question for the request of a phase."""
     return pb.DownloadRequest(key=_key_message(request.key), site=request.site)
 
 
 def decode_download(message: pb.DownloadRequest) -> DownloadRequest:
-    """The reverse of :func:`encode_download`."""
+    """Decode a site's question for the request of a phase."""
     check_whole(message, "key")
     return DownloadRequest(_read_key(message.key), check_name("site", message.site))
 
 
 def encode_download_chunk(chunk: bytes) -> pb.DownloadFrame:
-    """A frame of a download."""
+    """Encode a frame of a download."""
     return pb.DownloadFrame(chunk=chunk)
 
 
 def decode_download_chunk(frame: pb.DownloadFrame) -> bytes:
-    """The reverse of :func:`encode_download_chunk`."""
+    """Decode a frame of a download."""
     check_whole(frame)
     return frame.chunk
 
 
 def encode_leave(request: LeaveRequest) -> pb.LeaveRequest:
-    """A site's word that it takes no further part."""
+    """Encode a site's notice that it leaves the run."""
     return pb.LeaveRequest(site=request.site, session=request.session)
 
 
 def decode_leave(message: pb.LeaveRequest) -> LeaveRequest:
-    """The reverse of :func:`encode_leave`."""
+    """Decode a site's notice that it leaves the run."""
     check_whole(message)
     return LeaveRequest(check_name("site", message.site), _check_session(message.session))
 
@@ -230,7 +230,7 @@ def _read_key(message: pb.PhaseKey) -> PhaseKey:
     if phase not in (_BEFORE_TRAINING if message.round == 0 else _IN_ROUNDS):
         raise Malformed(f"{phase.name} does not belong to round {message.round}")
     if message.attempt == 0:
-        raise Malformed("attempts count from 1")
+        raise Malformed("an attempt's number must be at least 1")
     return PhaseKey(check_name("run", message.run), message.round, message.attempt, phase)
 
 
@@ -268,7 +268,7 @@ def _printable(reason: str) -> str:
 
 
 def _check_reason(reason: str) -> str:
-    """It ends up on terminals: no control characters."""
+    """Return the reason if it is short and, because terminals show it, without control characters."""
     if len(reason) > _LONGEST_REASON or not reason.isprintable():
-        raise Malformed(f"a reason is not at most {_LONGEST_REASON} printable characters")
+        raise Malformed(f"a reason must be at most {_LONGEST_REASON} printable characters")
     return reason

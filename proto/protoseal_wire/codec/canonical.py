@@ -1,7 +1,7 @@
-"""The form of every content: a protobuf ``Content`` with a version marker.
+"""Canonical form of every content: a protobuf ``Content`` with a version marker.
 
-There is one byte string for each value: whatever does not come out the same when serialised again (unknown fields,
-fields twice or out of order, defaults written out) is :class:`Malformed`.
+Each value has one byte string: bytes that differ when serialised again (unknown fields, fields twice or out of order,
+defaults written out) are :class:`Malformed`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ CONTENT_VERSION = 1
 
 
 def serialise(content: pb.Content) -> bytes:
-    """The bytes of a content, which gets the version marker."""
+    """Set the version marker of a content and return its bytes."""
     content.version = CONTENT_VERSION
     return content.SerializeToString(deterministic=True)
 
 
 def parse(content: bytes, kind: str, most: int) -> pb.Content:
-    """The content, if it is of this kind and version, in canonical form and not too large."""
+    """Return the content if it is of this kind and version, in canonical form and not too large."""
     if len(content) > most:
-        raise TooLarge(f"a {kind} has {len(content)} bytes, at most {most} are taken")
+        raise TooLarge(f"a {kind} has {len(content)} bytes; at most {most} are allowed")
     try:
         message = pb.Content.FromString(content)
     except DecodeError as error:
@@ -36,15 +36,15 @@ def parse(content: bytes, kind: str, most: int) -> pb.Content:
 
 def _check_version(message: pb.Content, kind: str) -> None:
     if message.version != CONTENT_VERSION:
-        raise UnknownVersion(f"a {kind} is of version {message.version}; this build knows {CONTENT_VERSION}")
+        raise UnknownVersion(f"a {kind} has version {message.version}; this build knows {CONTENT_VERSION}")
 
 
 def _check_kind(message: pb.Content, kind: str) -> None:
     if message.WhichOneof("body") != kind:
-        raise Malformed(f"a {message.WhichOneof('body')} came where a {kind} is due")
+        raise Malformed(f"expected a {kind}, not a {message.WhichOneof('body')}")
 
 
 def _check_canonical(message: pb.Content, content: bytes, kind: str) -> None:
-    message.DiscardUnknownFields()  # else they would be serialised again
+    message.DiscardUnknownFields()  # otherwise unknown fields would be serialised again
     if message.SerializeToString(deterministic=True) != content:
         raise Malformed(f"a {kind} has unknown fields or is not in canonical form")

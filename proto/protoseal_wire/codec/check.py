@@ -1,7 +1,7 @@
-"""The messages of the call Check, with which a site compares its agreement before it joins.
+"""Codec of the call Check, by which a site compares its agreement with the coordinator's before it joins.
 
-Limit: nothing here is signed. A coordinator can answer what it likes; what binds a run is the hash that Join compares
-and that sites sign.
+Limit: Check is not signed, so a coordinator can give any answer. The hash that Join compares and that sites sign binds
+a run.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from protoseal_wire.messages import AgreementField, CheckReply, CheckRequest, Li
 from protoseal_wire.v1 import protoseal_pb2 as pb
 
 MOST_FIELDS = 512
-"""The most fields of an agreement in one reply."""
+"""Largest number of an agreement's fields in one reply."""
 LONGEST_TEXT = 160
-"""The most characters of a field's text; the hash covers the rest."""
+"""Largest number of characters of a field's text; the hash covers the rest."""
 _PATH = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 _TEXT = re.compile(rf"[ -~]{{1,{LONGEST_TEXT}}}")
 
@@ -36,7 +36,7 @@ def decode_check(message: pb.CheckRequest) -> CheckRequest:
 
 
 def encode_check_reply(reply: CheckReply) -> pb.CheckReply:
-    """Encode the coordinator's reply. A field's text is cut to 160 characters."""
+    """Encode the coordinator's reply; a field's text is cut to 160 characters."""
     message = pb.CheckReply(protocol=reply.protocol, run=reply.run, listed=reply.listing is not None)
     if reply.listing is not None:
         listing = reply.listing
@@ -53,13 +53,13 @@ def encode_check_reply(reply: CheckReply) -> pb.CheckReply:
 def decode_check_reply(message: pb.CheckReply) -> CheckReply:
     """Decode the coordinator's reply; the reverse of :func:`encode_check_reply`.
 
-    Texts end up on terminals: they are printable ASCII, as canonical JSON always is.
+    Texts are shown on terminals, so they must be printable ASCII, as canonical JSON always is.
     """
     check_protocol(message.protocol)
     check_whole(message)
     listing = _read_listing(message) if message.listed else None
     if listing is None and (message.fields or message.agreement_hash or message.stage):
-        raise Malformed("a CheckReply has the agreement for a site that is not listed")
+        raise Malformed("a CheckReply must not have an agreement for a site that is not listed")
     return CheckReply(message.protocol, check_name("run", message.run), listing)
 
 
@@ -85,9 +85,11 @@ def _read_fields(messages: Sequence[pb.AgreementField]) -> tuple[AgreementField,
 
 def _read_field(message: pb.AgreementField) -> AgreementField:
     if not _PATH.fullmatch(message.path):
-        raise Malformed("the path of an agreement's field is not 1 to 200 of a-z, A-Z, 0-9, '_', '.' and '-'")
+        raise Malformed(
+            "the path of an agreement's field must be 1 to 200 of a-z, A-Z, 0-9, '_', '.' and '-'"
+        )
     if not _TEXT.fullmatch(message.text):
         raise Malformed(
-            f"the text of an agreement's field is not 1 to {LONGEST_TEXT} printable ASCII characters"
+            f"the text of an agreement's field must be 1 to {LONGEST_TEXT} printable ASCII characters"
         )
     return AgreementField(message.path, check_exact("a field's sha256", message.sha256), message.text)

@@ -1,4 +1,4 @@
-"""How many bytes each kind of content may have, from the public facts of a run."""
+"""Largest sizes in bytes of each kind of content, from the public facts of a run."""
 
 from __future__ import annotations
 
@@ -7,44 +7,44 @@ from dataclasses import dataclass
 from protoseal_wire.messages import Phase
 
 MOST_SITES = 1024
-"""What an agreement may allow for at most."""
+"""Largest number of sites in an agreement."""
 HASH_BYTES = 32
 CHANNEL_KEY_BYTES = 32
 MOST_ENTRIES = 2**63 - 1
-"""What a database has a number for; no ledger comes near."""
+"""Largest number of a ledger entry that a database can store; no ledger comes near it."""
 CERTIFICATE_BYTES = 4096
 SIGNATURE_BYTES = 72
-"""Of ECDSA P-256 in DER, at most."""
+"""Largest size of an ECDSA P-256 signature in DER."""
 SEALED_BYTES = 2**19
-"""A CKKS secret key at N = 8192 takes 0.23 MB."""
+"""Largest size of a sealed secret; a CKKS secret key at N = 8192 takes 0.23 MB."""
 EVALUATION_KEYS_BYTES = 2**24
-"""Relinearisation and rotation keys at N = 8192 take 9 MB, with one rotation for each power of two."""
+"""Largest size of relinearisation and rotation keys; at N = 8192 with a rotation per power of two they take 9 MB."""
 BLOB_BYTES = 2**19
-"""A fresh ciphertext of two polynomials at N = 8192 takes at most 393 kB."""
+"""Largest size of a ciphertext; a fresh one of two polynomials at N = 8192 takes at most 393 kB."""
 SHARE_BYTES = 33
-"""A value modulo 2^256 + 297."""
+"""Size of a share, a value modulo 2^256 + 297."""
 SEALED_SHARE_BYTES = 192
-"""Two shares, sealed, which adds 48 bytes; and room for a version marker."""
+"""Largest size of two sealed shares (sealing adds 48 bytes), with room for a version marker."""
 CONTENT_CEILING = 2**30
-"""What a header may announce at all. The bound of its phase is tighter; see :class:`Limits`."""
+"""Largest size that a header may announce for any content; each phase has a tighter bound, see :class:`Limits`."""
 
 _SLOTS = 4096
 _FRAMING = 512
-"""Field tags, lengths, names and whatever else is small in one message."""
+"""Room for field tags, lengths, names and other small fields of one message."""
 _EMPTY = 64
 _NAME = 72
-"""A name, its tag and its length."""
+"""Room for a name, its tag and its length."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The bounds of one run: K classes, feature dimension d, at most ``sites`` sites.
+    """Bounds of one run: K classes, feature dimension d, at most ``sites`` sites.
 
-    ``parameters``: the averaged part's parameters and buffers, where they travel. ``per_class``: the most prototypes
-    of a class in one payload. ``ciphertexts``: of an encrypted sum, where there is one. ``ValueError`` unless classes,
-    dimension, sites and ``per_class`` are at least 1, there are at most 1024 sites, and no content of numbers exceeds
-    what a header may announce. The limit: a run that is too large for ciphertexts alone is not refused here, because it
-    may use none; such ciphertexts are :class:`TooLarge` when they come.
+    ``parameters`` counts the averaged part's parameters and buffers, if they are sent; ``per_class`` is the largest
+    number of a class's prototypes in one payload; ``ciphertexts`` counts those of an encrypted sum, if there is one.
+    Raises ``ValueError`` unless classes, dimension, sites and ``per_class`` are at least 1, there are at most 1024
+    sites, and contents of numbers fit what a header may announce. Limit: a run that is too large only for ciphertexts
+    is accepted, because it may use none; such ciphertexts are :class:`TooLarge` on arrival.
     """
 
     classes: int
@@ -56,11 +56,9 @@ class Limits:
 
     def __post_init__(self) -> None:
         if min(self.classes, self.dim, self.per_class) < 1 or not 1 <= self.sites <= MOST_SITES:
-            raise ValueError(f"a run has prototypes, classes, dimensions and 1 to {MOST_SITES} sites")
+            raise ValueError(f"classes, dim and per_class must be at least 1, and sites 1 to {MOST_SITES}")
         if self.parameters < 0 or self.ciphertexts < 0:
-            raise ValueError(
-                "an extractor has no fewer than 0 parameters, and a sum no fewer than 0 ciphertexts"
-            )
+            raise ValueError("the numbers of parameters and of ciphertexts must be at least 0")
         if self._numbers > self._room:
             raise ValueError(
                 f"the numbers of one site take {self._numbers} bytes, and at most {self._room} can be sent:"
@@ -68,7 +66,7 @@ class Limits:
             )
 
     def answer_bytes(self, phase: Phase) -> int:
-        """The most bytes that a site's answer to a phase may have."""
+        """Return the largest size in bytes of a site's answer to a phase."""
         return {
             Phase.ROSTER: self.roster_answer,
             Phase.SECRET: self.empty,
@@ -83,7 +81,7 @@ class Limits:
         }[phase]
 
     def request_bytes(self, phase: Phase) -> int:
-        """The most bytes that the coordinator's request of a phase may have."""
+        """Return the largest size in bytes of the coordinator's request of a phase."""
         return {
             Phase.ROSTER: self.roster,
             Phase.SECRET: self.sealed_secret,
@@ -99,100 +97,100 @@ class Limits:
 
     @property
     def blobs(self) -> int:
-        """The most ciphertexts in one payload: of a sum, or of prototypes and what goes with them."""
+        """Largest number of ciphertexts in one payload: of a sum, or of prototypes with their extra values."""
         width: int = 2 ** (self.classes - 1).bit_length()
         return max(2 * -(-self.dim * width // _SLOTS) + 2, self.ciphertexts)
 
-    # Bytes of a content of each kind, at most.
+    # Largest size in bytes of each kind of content.
 
     @property
     def statement(self) -> int:
-        """One site's signed channel key."""
+        """Size of one site's signed channel key."""
         return CERTIFICATE_BYTES + _FRAMING
 
     @property
     def roster(self) -> int:
-        """The statement of every site."""
+        """Size of the statements of all sites."""
         return self.sites * self.statement + _EMPTY
 
     @property
     def sealed_secret(self) -> int:
-        """The group's secret key, sealed to one site."""
+        """Size of the group's secret key, sealed to one site."""
         return SEALED_BYTES + _FRAMING
 
     @property
     def roster_answer(self) -> int:
-        """A hash, evaluation keys, and the group's secret key sealed to every site."""
+        """Size of a hash, evaluation keys, and the group's secret key sealed to every site."""
         return EVALUATION_KEYS_BYTES + self.sites * self.sealed_secret + _FRAMING
 
     @property
     def round_start(self) -> int:
-        """Each site in a group of its own, a hash, and a result to catch up with."""
+        """Size of groups of a single site each, a hash, and a result to catch up with."""
         return self.payload + self._around_payload
 
     @property
     def presence(self) -> int:
-        """A truth value for each class, a hash, two keys and an anchor, signed."""
+        """Size of a signed statement with a bool for each class, a hash, two keys and an anchor."""
         return self.classes + _FRAMING
 
     @property
     def active_list(self) -> int:
-        """The presence statement of every site."""
+        """Size of the presence statements of all sites."""
         return self.sites * self.presence + _EMPTY
 
     @property
     def rows(self) -> int:
-        """The most prototypes in one payload."""
+        """Largest number of prototypes in one payload."""
         return self.classes * self.per_class
 
     @property
     def assignment(self) -> int:
-        """A class and a cluster for each local prototype of every site."""
+        """Size of a class and a cluster for each local prototype of every site."""
         return self.sites * (8 * self.rows + _NAME + _FRAMING) + _EMPTY
 
     @property
     def payload(self) -> int:
-        """Numbers of 8 bytes (prototypes, a model, and one or two for each prototype), or ciphertexts."""
+        """Size of numbers of 8 bytes (prototypes, a model, one or two for each prototype), or of ciphertexts."""
         return max(self._numbers, min(self.blobs * (BLOB_BYTES + 8), self._room)) + _FRAMING
 
     @property
     def sealed_shares(self) -> int:
-        """A sealed share for or from every site."""
+        """Size of a sealed share for or from every site."""
         return self.sites * (SEALED_SHARE_BYTES + _FRAMING) + _EMPTY
 
     @property
     def received_shares(self) -> int:
-        """A sealed share from every site, and its name."""
+        """Size of a sealed share from every site, and its name."""
         return self.sealed_shares + self.survivor_set
 
     @property
     def survivor_set(self) -> int:
-        """The name of every site."""
+        """Size of the names of all sites."""
         return self.sites * _NAME + _EMPTY
 
     @property
     def survivor_signature(self) -> int:
-        """A name and a signature."""
+        """Size of a name and a signature."""
         return _NAME + SIGNATURE_BYTES + _EMPTY
 
     @property
     def signed_survivors(self) -> int:
-        """The name of every site and two of its signatures."""
+        """Size of the name of every site and two of its signatures."""
         return self.survivor_set + 2 * self.sites * self.survivor_signature
 
     @property
     def released_shares(self) -> int:
-        """A share of every site."""
+        """Size of a share of every site."""
         return self.sites * (_NAME + SHARE_BYTES + _EMPTY) + _EMPTY
 
     @property
     def empty(self) -> int:
-        """What says nothing: an acknowledgement."""
+        """Size of an acknowledgement, which has no fields."""
         return _EMPTY
 
     @property
     def _numbers(self) -> int:
-        # Whether there is one, or which class it is of and its weight.
+        # Each prototype has a presence flag, or its class and its weight.
         beside = 1 if self.per_class == 1 else 2
         return 8 * (self.rows * (self.dim + beside) + self.parameters)
 
@@ -202,5 +200,5 @@ class Limits:
 
     @property
     def _room(self) -> int:
-        """For what a payload carries, so that a round's start that holds one can still be announced."""
+        """Room for a payload's content, so that a round's start with a payload can still be announced."""
         return CONTENT_CEILING - _FRAMING - self._around_payload

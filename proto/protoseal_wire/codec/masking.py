@@ -1,7 +1,7 @@
-"""The contents of a masked sum, and of what is assigned before it: one ``encode_`` and one ``decode_`` for each kind.
+"""Codec of a masked sum's contents and of the assignment before it: one ``encode_`` and one ``decode_`` for each kind.
 
-What is checked is form: names, sizes, counts, nothing twice. Who belongs to the group, who signed, and whether what
-is sealed opens is for :mod:`crypto.pairwise` and its callers.
+The form is checked here: names, sizes, counts, distinctness. :mod:`crypto.pairwise` and its callers check group
+membership, signatures and sealed messages.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from protoseal_wire.v1 import protoseal_pb2 as pb
 
 
 def encode_assignment(assignment: Assignment) -> bytes:
-    """The request of SHARES where local prototypes are clustered."""
+    """Encode the request of SHARES if local prototypes are clustered."""
     sites = [
         pb.AssignedRows(
             site=each.site,
@@ -57,9 +57,9 @@ def encode_assignment(assignment: Assignment) -> bytes:
 
 
 def decode_assignment(content: bytes, limits: Limits) -> Assignment:
-    """The reverse of :func:`encode_assignment`: sites sorted, each once; classes and clusters within the run's bounds.
+    """Decode an assignment: sites sorted and distinct, classes and clusters within the run's bounds.
 
-    The limit: whether clusters are numbered without gaps, and of one class each, is for the receiver to check.
+    Limit: the receiver must check that clusters are numbered without gaps and have one class each.
     """
     sites = parse(content, "assignment", limits.assignment).assignment.sites
     check_count("assigned sites", sites, 1, limits.sites)
@@ -68,13 +68,13 @@ def decode_assignment(content: bytes, limits: Limits) -> Assignment:
 
 
 def encode_shares_made(made: SharesMade) -> bytes:
-    """The answer to SHARES."""
+    """Encode the answer to SHARES."""
     shares = [_sealed_share_message(share) for share in made.shares]
     return serialise(pb.Content(shares_made=pb.SharesMade(shares=shares)))
 
 
 def decode_shares_made(content: bytes, limits: Limits) -> SharesMade:
-    """The reverse of :func:`encode_shares_made`: all by one sender, none of two to the same recipient."""
+    """Decode the answer to SHARES: all by one sender, to distinct recipients."""
     message = parse(content, "shares_made", limits.sealed_shares).shares_made
     shares = _read_sealed_shares(message.shares, limits)
     _check_same("senders", [share.sender for share in shares])
@@ -83,15 +83,15 @@ def decode_shares_made(content: bytes, limits: Limits) -> SharesMade:
 
 
 def encode_received_shares(received: ReceivedShares) -> bytes:
-    """The request of VALUES where masks are used."""
+    """Encode the request of VALUES if masks are used."""
     shares = [_sealed_share_message(share) for share in received.shares]
     return serialise(pb.Content(received_shares=pb.ReceivedShares(shares=shares, sharers=received.sharers)))
 
 
 def decode_received_shares(content: bytes, limits: Limits) -> ReceivedShares:
-    """The reverse of :func:`encode_received_shares`: all to one recipient, none of two by the same sender.
+    """Decode the request of VALUES if masks are used: shares to one recipient, by distinct senders.
 
-    There is a share, or there are names of who made some.
+    There must be a share or the names of sharers.
     """
     message = parse(content, "received_shares", limits.received_shares).received_shares
     check_count("sharers", message.sharers, 0, limits.sites)
@@ -103,43 +103,42 @@ def decode_received_shares(content: bytes, limits: Limits) -> ReceivedShares:
 
 
 def encode_masked_values(values: MaskedValues) -> bytes:
-    """The answer to VALUES in a sparse graph."""
+    """Encode the answer to VALUES in a sparse graph."""
     message = pb.MaskedValues(payload=payload_message(values.payload), signature=values.signature)
     return serialise(pb.Content(masked_values=message))
 
 
 def decode_masked_values(content: bytes, limits: Limits, form: PayloadForm) -> MaskedValues:
-    """The reverse of :func:`encode_masked_values`; the payload is as
-    :func:`protoseal_wire.codec.rounds.decode_payload` has it."""
+    """Decode the answer to VALUES in a sparse graph, with a payload of this ``form``."""
     message = parse(content, "masked_values", limits.payload).masked_values
     check_there(message, "payload")
     return MaskedValues(read_payload(message.payload, form), check_signature(message.signature))
 
 
 def encode_survivor_set(survivors: SurvivorSet) -> bytes:
-    """The request of SURVIVORS."""
+    """Encode the request of SURVIVORS."""
     return serialise(pb.Content(survivor_set=pb.SurvivorSet(sites=survivors.sites)))
 
 
 def decode_survivor_set(content: bytes, limits: Limits) -> SurvivorSet:
-    """The reverse of :func:`encode_survivor_set`."""
+    """Decode the request of SURVIVORS."""
     message = parse(content, "survivor_set", limits.survivor_set).survivor_set
     return SurvivorSet(_read_survivors(message.sites, limits))
 
 
 def encode_survivor_signature(signature: SurvivorSignature) -> bytes:
-    """The answer to SURVIVORS."""
+    """Encode the answer to SURVIVORS."""
     return serialise(pb.Content(survivor_signature=_signature_message(signature)))
 
 
 def decode_survivor_signature(content: bytes, limits: Limits) -> SurvivorSignature:
-    """The reverse of :func:`encode_survivor_signature`."""
+    """Decode the answer to SURVIVORS."""
     message = parse(content, "survivor_signature", limits.survivor_signature)
     return _read_signature(message.survivor_signature)
 
 
 def encode_signed_survivors(signed: SignedSurvivors) -> bytes:
-    """The request of UNMASK."""
+    """Encode the request of UNMASK."""
     message = pb.SignedSurvivors(
         sites=signed.sites,
         signatures=[_signature_message(signature) for signature in signed.signatures],
@@ -149,7 +148,7 @@ def encode_signed_survivors(signed: SignedSurvivors) -> bytes:
 
 
 def decode_signed_survivors(content: bytes, limits: Limits) -> SignedSurvivors:
-    """The reverse of :func:`encode_signed_survivors`: nobody signs the same twice, and no more than survived."""
+    """Decode the request of UNMASK: distinct signers in each list, and no more of them than survivors."""
     message = parse(content, "signed_survivors", limits.signed_survivors).signed_survivors
     sites = _read_survivors(message.sites, limits)
     check_count("signatures", message.signatures, 1, len(sites))
@@ -164,7 +163,7 @@ def decode_signed_survivors(content: bytes, limits: Limits) -> SignedSurvivors:
 
 
 def encode_released_shares(released: ReleasedShares) -> bytes:
-    """The answer to UNMASK."""
+    """Encode the answer to UNMASK."""
     shares = [
         pb.ReleasedShare(owner=each.owner, kind=pb.ShareKind.ValueType(int(each.kind)), share=each.share)
         for each in released.shares
@@ -173,7 +172,7 @@ def encode_released_shares(released: ReleasedShares) -> bytes:
 
 
 def decode_released_shares(content: bytes, limits: Limits) -> ReleasedShares:
-    """The reverse of :func:`encode_released_shares`: of each owner one share, so never both kinds."""
+    """Decode the answer to UNMASK: one share of each owner, so never both kinds."""
     message = parse(content, "released_shares", limits.released_shares).released_shares
     _check_shares(message.shares, limits)
     shares = tuple(_read_released_share(share) for share in message.shares)

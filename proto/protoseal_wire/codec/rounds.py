@@ -1,6 +1,6 @@
-"""The contents of a round: one ``encode_`` and one ``decode_`` for each kind.
+"""Codec of a round's contents: one ``encode_`` and one ``decode_`` for each kind.
 
-What a payload consists of depends on the agreement and the phase, so its form is given to whatever decodes one.
+The form of a payload depends on the agreement and the phase, so functions that decode a payload take its form.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from protoseal_wire.v1 import protoseal_pb2 as pb
 
 
 def encode_round_start(start: RoundStart) -> bytes:
-    """The request of PRESENCE."""
+    """Encode the request of PRESENCE."""
     groups = [pb.Group(sites=group) for group in start.groups]
     catch_up = None if start.catch_up is None else payload_message(start.catch_up)
     return serialise(pb.Content(round_start=pb.RoundStart(groups=groups, base=start.base, catch_up=catch_up)))
 
 
 def decode_round_start(content: bytes, limits: Limits, form: PayloadForm) -> RoundStart:
-    """The reverse of :func:`encode_round_start`; ``form`` is that of a result, which ``catch_up`` must have.
+    """Decode the request of PRESENCE; ``catch_up`` must have the ``form`` of a result.
 
-    The limit: whether ``catch_up`` has the hash ``base`` is for the receiver to check.
+    Limit: the receiver must check that ``catch_up`` has the hash ``base``.
     """
     message = parse(content, "round_start", limits.round_start).round_start
     catch_up = read_payload(message.catch_up, form) if message.HasField("catch_up") else None
@@ -57,43 +57,43 @@ def decode_round_start(content: bytes, limits: Limits, form: PayloadForm) -> Rou
 
 
 def encode_presence(statement: PresenceStatement) -> bytes:
-    """The answer to PRESENCE."""
+    """Encode the answer to PRESENCE."""
     return serialise(pb.Content(presence=_presence_message(statement)))
 
 
 def decode_presence(content: bytes, limits: Limits) -> PresenceStatement:
-    """The reverse of :func:`encode_presence`."""
+    """Decode the answer to PRESENCE."""
     return _read_presence(parse(content, "presence", limits.presence).presence, limits)
 
 
 def encode_active_list(active: ActiveList) -> bytes:
-    """The request of VALUES, or of SHARES where masks are used."""
+    """Encode the request of VALUES, or of SHARES if masks are used."""
     statements = [_presence_message(statement) for statement in active.statements]
     return serialise(pb.Content(active_list=pb.ActiveList(statements=statements)))
 
 
 def decode_active_list(content: bytes, limits: Limits) -> ActiveList:
-    """The reverse of :func:`encode_active_list`."""
+    """Decode the request of VALUES, or of SHARES if masks are used."""
     statements = parse(content, "active_list", limits.active_list).active_list.statements
     check_count("presence statements", statements, 1, limits.sites)
     return ActiveList(tuple(_read_presence(statement, limits) for statement in statements))
 
 
 def encode_payload(payload: Payload) -> bytes:
-    """The answer to VALUES, and the request of RESULT."""
+    """Encode the answer to VALUES, or the request of RESULT."""
     return serialise(pb.Content(payload=payload_message(payload)))
 
 
 def decode_payload(content: bytes, limits: Limits, form: PayloadForm) -> Payload:
-    """The reverse of :func:`encode_payload`: exactly the arrays and words of ``form``, or at most its ciphertexts.
+    """Decode a payload with exactly the arrays and words of ``form``, or at most its number of ciphertexts.
 
-    Arrays are finite. The limit: which schemes there are is for the protections to say.
+    Arrays must be finite. Limit: the protections check that the scheme is known.
     """
     return read_payload(parse(content, "payload", limits.payload).payload, form)
 
 
 def payload_message(payload: Payload) -> pb.Payload:
-    """A payload as a field of a content."""
+    """Return a payload as a field of a content."""
     return pb.Payload(
         scheme=payload.scheme,
         tensors=[encode_floats(array) for array in payload.arrays],
@@ -103,7 +103,7 @@ def payload_message(payload: Payload) -> pb.Payload:
 
 
 def read_payload(message: pb.Payload, form: PayloadForm) -> Payload:
-    """The reverse of :func:`payload_message`, as :func:`decode_payload` says."""
+    """Read a payload from a field of a content, with the checks of :func:`decode_payload`."""
     check_count("arrays", message.tensors, len(form.arrays), len(form.arrays))
     check_count("vectors of words", message.words, len(form.words), len(form.words))
     check_count("ciphertexts", message.blobs, min(1, form.blobs), form.blobs)
@@ -118,7 +118,7 @@ def read_payload(message: pb.Payload, form: PayloadForm) -> Payload:
 
 
 def _read_groups(message: pb.RoundStart, limits: Limits) -> tuple[tuple[str, ...], ...]:
-    """Each of them sorted, they themselves sorted by their first names, and no site in two."""
+    """Read groups, each sorted, in the order of their first names, with no site in two groups."""
     check_count("groups", message.groups, 0, limits.sites)
     for group in message.groups:
         check_count("sites in a group", group.sites, 1, limits.sites)

@@ -1,4 +1,4 @@
-"""The contents of the set-up, and the acknowledgement: one ``encode_`` and one ``decode_`` for each kind."""
+"""Codec of the set-up's contents and the acknowledgement: one ``encode_`` and one ``decode_`` for each kind."""
 
 from __future__ import annotations
 
@@ -18,64 +18,64 @@ from protoseal_wire.v1 import protoseal_pb2 as pb
 
 
 def encode_statement(statement: Statement) -> bytes:
-    """A site's signed channel key."""
+    """Encode a site's signed channel key."""
     return serialise(pb.Content(statement=statement_message(statement)))
 
 
 def decode_statement(content: bytes, limits: Limits) -> Statement:
-    """The reverse of :func:`encode_statement`."""
+    """Decode a site's signed channel key."""
     return read_statement(parse(content, "statement", limits.statement).statement)
 
 
 def encode_roster(roster: Roster) -> bytes:
-    """The request of ROSTER."""
+    """Encode the request of ROSTER."""
     statements = [statement_message(statement) for statement in roster.statements]
     return serialise(pb.Content(roster=pb.Roster(statements=statements)))
 
 
 def decode_roster(content: bytes, limits: Limits) -> Roster:
-    """The reverse of :func:`encode_roster`."""
+    """Decode the request of ROSTER."""
     statements = parse(content, "roster", limits.roster).roster.statements
     check_count("statements", statements, 1, limits.sites)
     return Roster(tuple(read_statement(statement) for statement in statements))
 
 
 def encode_roster_answer(answer: RosterAnswer) -> bytes:
-    """The answer to ROSTER."""
+    """Encode the answer to ROSTER."""
     keys = None if answer.keys is None else _group_keys_message(answer.keys)
     return serialise(pb.Content(roster_answer=pb.RosterAnswer(roster_hash=answer.roster_hash, keys=keys)))
 
 
 def decode_roster_answer(content: bytes, limits: Limits) -> RosterAnswer:
-    """The reverse of :func:`encode_roster_answer`."""
+    """Decode the answer to ROSTER."""
     message = parse(content, "roster_answer", limits.roster_answer).roster_answer
     keys = _read_group_keys(message.keys, limits) if message.HasField("keys") else None
     return RosterAnswer(check_exact("roster_hash", message.roster_hash), keys)
 
 
 def encode_sealed_secret(sealed: SealedSecret) -> bytes:
-    """The request of SECRET."""
+    """Encode the request of SECRET."""
     return serialise(pb.Content(sealed_secret=_sealed_message(sealed)))
 
 
 def decode_sealed_secret(content: bytes, limits: Limits) -> SealedSecret:
-    """The reverse of :func:`encode_sealed_secret`."""
+    """Decode the request of SECRET."""
     return _read_sealed(parse(content, "sealed_secret", limits.sealed_secret).sealed_secret)
 
 
 def encode_acknowledgement(_: Acknowledgement) -> bytes:
-    """The answer to SECRET and RESULT."""
+    """Encode the answer to SECRET and RESULT."""
     return serialise(pb.Content(acknowledgement=pb.Acknowledgement()))
 
 
 def decode_acknowledgement(content: bytes, limits: Limits) -> Acknowledgement:
-    """The reverse of :func:`encode_acknowledgement`."""
+    """Decode the answer to SECRET and RESULT."""
     parse(content, "acknowledgement", limits.empty)
     return Acknowledgement()
 
 
 def statement_message(statement: Statement) -> pb.Statement:
-    """A statement as a part of a larger message."""
+    """Return a statement as a part of a larger message."""
     return pb.Statement(
         site=statement.site,
         certificate=statement.certificate,
@@ -85,7 +85,7 @@ def statement_message(statement: Statement) -> pb.Statement:
 
 
 def read_statement(message: pb.Statement) -> Statement:
-    """The reverse of :func:`statement_message`."""
+    """Read a statement from a part of a larger message."""
     return Statement(
         check_name("a statement's site", message.site),
         check_bytes("a certificate", message.certificate, CERTIFICATE_BYTES),

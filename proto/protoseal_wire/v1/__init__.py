@@ -1,0 +1,1 @@
+"""Generated protobuf stubs of version 1 of the schema."""

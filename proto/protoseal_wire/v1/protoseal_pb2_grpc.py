@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class CoordinatorStub(object):
-    """Sites dial out. Who calls is read from the TLS certificate; the names in messages must agree with it.
+    """Sites call the coordinator. The TLS certificate identifies the caller; the names in messages must agree with it.
     """
 
     def __init__(self, channel):
@@ -68,11 +68,11 @@ class CoordinatorStub(object):
 
 
 class CoordinatorServicer(object):
-    """Sites dial out. Who calls is read from the TLS certificate; the names in messages must agree with it.
+    """Sites call the coordinator. The TLS certificate identifies the caller; the names in messages must agree with it.
     """
 
     def Check(self, request, context):
-        """Answers what a site compares before it joins. Changes nothing.
+        """Returns the facts that a site compares before it joins. Changes no state.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -85,14 +85,14 @@ class CoordinatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def NextTask(self, request, context):
-        """Held open until there is something to do, or for as long as the coordinator holds such calls.
+        """Held open until there is a task, or for the coordinator's poll time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Upload(self, request_iterator, context):
-        """A header, then the chunks of a Content. The same answer again is harmless.
+        """A header, then the chunks of a Content. Idempotent: the same answer may be sent again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -153,7 +153,7 @@ def add_CoordinatorServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Coordinator(object):
-    """Sites dial out. Who calls is read from the TLS certificate; the names in messages must agree with it.
+    """Sites call the coordinator. The TLS certificate identifies the caller; the names in messages must agree with it.
     """
 
     @staticmethod
