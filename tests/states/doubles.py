@@ -155,6 +155,11 @@ def _forgets_uploads() -> AbstractContextManager[object]:
     return patch.object(Store, "save", wrong)
 
 
+def _leaves_masks_in() -> AbstractContextManager[object]:
+    """The coordinator does not take away the masks that survivors have with drop-outs."""
+    return patch("crypto.pairwise.unmask.pair_keys", lambda *told: {})
+
+
 def _needs_one_fewer() -> AbstractContextManager[object]:
     """The coordinator asks two of four sites on, where three are the fewest."""
     plan = Aggregator.plan
@@ -240,6 +245,7 @@ DOUBLES: Mapping[str, Double] = {
     "forgets survivors": Double(_forgets_survivors, (Promise.NO_REFUSAL, Promise.ONE_SUM), "fedavg"),
     "keeps no result": Double(_keeps_no_result, (Promise.KEPT,), "plain"),
     "forgets uploads": Double(_forgets_uploads, (Promise.KEPT,), "plain"),
+    "leaves masks in": Double(_leaves_masks_in, (Promise.RIGHT_SUM,), "fedavg", 2748),
     "asks too few on": Double(_needs_one_fewer, (Promise.NO_REFUSAL,), "fedavg"),
     "refuses a second attempt": Double(_refuses_a_second_attempt, (Promise.RULES,), "fedavg"),
     "opens too few": Double(_opens_too_few, (Promise.ENOUGH,), "fedavg", 19),

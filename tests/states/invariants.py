@@ -11,7 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from crypto.pairwise.binding import Binding
 from crypto.pairwise.parts import ShareKind
+from crypto.protection import Words
 from protoseal.config import Protection
 from protoseal.terms import MASKED_SUM, has_common_group, limits_of, result_form, steps_of, values_form
 from protoseal_wire import codec
@@ -37,6 +39,7 @@ class Promise(StrEnum):
     ONE_SUM = (
         "one sum opens in a round: all who release shares do so for one attempt and one set of survivors"
     )
+    RIGHT_SUM = "a masked sum that opens is that of what its survivors put in, to the last bit"
     ONE_KIND = "of no site are shares of both kinds released in an attempt"
     ENOUGH = "no sum of fewer than min_holders sites, or holders of a class, opens"
     PAID_FIRST = "noise is drawn, and what has it leaves, once it is paid for"
@@ -79,6 +82,7 @@ class Monitor:
         self.older: set[str] = set()
         self._left: dict[tuple[str, PhaseKey], set[bytes]] = defaultdict(set)
         self._vectors: dict[tuple[str, PhaseKey], set[bytes]] = defaultdict(set)
+        self._put_in: dict[tuple[int, int, str], Words] = {}
         self._requests: dict[tuple[str, PhaseKey], bytes] = {}
         self._kinds: dict[tuple[int, int, str], set[ShareKind]] = defaultdict(set)
         self._opened: dict[int, set[tuple[int, tuple[str, ...]]]] = defaultdict(set)
@@ -152,6 +156,17 @@ class Monitor:
             return codec.encode_payload(codec.decode_masked_values(content, self._limits, form).payload)
         except CodecError:  # the graph is complete, and the vector comes alone
             return content
+
+    def masked(self, binding: Binding, site: str, words: Words) -> None:
+        """A site puts its vector under masks."""
+        self._put_in[binding.round, binding.attempt, site] = words
+
+    def unmasked(self, binding: Binding, survivors: Collection[str], total: Words) -> None:
+        """The coordinator has opened a sum."""
+        put_in = [self._put_in[binding.round, binding.attempt, site] for site in survivors]
+        if not np.array_equal(sum(put_in[1:], start=put_in[0]), total):
+            place = f"round {binding.round}, attempt {binding.attempt}"
+            self.broken(Promise.RIGHT_SUM, f"{place}: another sum than that of {sorted(survivors)}")
 
     def _released(self, site: str, key: PhaseKey, content: bytes) -> None:
         survivors = codec.decode_signed_survivors(self._requests[site, key], self._limits).sites

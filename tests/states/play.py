@@ -16,7 +16,12 @@ from unittest.mock import patch
 
 import torch
 
+import secure_client.exchanges.pairwise as site_masks
 import secure_client.trainee
+import secure_server.exchanges.pairwise as server_masks
+from crypto.pairwise.binding import Binding
+from crypto.pairwise.secrets import AttemptSecrets
+from crypto.protection import Words
 from secure_client import runner
 from secure_client.privacy.chain import Anchor
 from secure_client.privacy.entries import Spending
@@ -103,6 +108,19 @@ def play_in(root: Path, casts: Sequence[Cast], plan: Plan, ledgers: Path | None)
 @contextmanager
 def _instrumented(worlds: Worlds) -> Iterator[None]:
     spend, draw = Ledger.spend, PrototypeQuery.draw
+    mask, unmask = vars(site_masks)["mask"], vars(server_masks)["unmask"]
+
+    def masked(words: Words, secrets: AttemptSecrets, binding: Binding, site: str, *others: Any) -> Words:
+        worlds.current.scene.monitor.masked(binding, site, words)
+        sealed: Words = mask(words, secrets, binding, site, *others)
+        return sealed
+
+    def unmasked(
+        sent: Any, released: Any, binding: Binding, sharers: Any, survivors: Sequence[str], *others: Any
+    ) -> Words:
+        total: Words = unmask(sent, released, binding, sharers, survivors, *others)
+        worlds.current.scene.monitor.unmasked(binding, survivors, total)
+        return total
 
     def spent(self: Ledger, spending: Spending) -> Anchor:
         anchor = spend(self, spending)
@@ -125,6 +143,8 @@ def _instrumented(worlds: Worlds) -> Iterator[None]:
     with ExitStack() as patches:
         patches.enter_context(patch.object(Ledger, "spend", spent))
         patches.enter_context(patch.object(PrototypeQuery, "draw", drawn))
+        patches.enter_context(patch.object(site_masks, "mask", masked))
+        patches.enter_context(patch.object(server_masks, "unmask", unmasked))
         patches.enter_context(patch.object(secure_client.trainee, "run", trained))
         patches.enter_context(patch.object(runner, "_SHORTEST_TURN_SECONDS", 0.0))
         logging.disable(logging.CRITICAL)

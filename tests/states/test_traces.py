@@ -47,6 +47,15 @@ TRACES = {
     "torn keys": Trace(
         "order:0 killed-after-write:coordinator:23:0 keys-torn:coordinator:14:1", federation="ckks"
     ),
+    # A site that was killed after an answer left, and is asked again, gives the same bytes.
+    "SHARES again": Trace("order:0 request-lost:clinic-c:12:1 killed:clinic-c:15:1", federation="sparse"),
+    "SURVIVORS again": Trace("order:0 request-lost:clinic-c:18:1 killed:clinic-c:21:1", federation="sparse"),
+    "PRESENCE again": Trace(
+        "order:0 request-lost:clinic-c:15:1 killed:clinic-c:18:1", federation="shared-noise"
+    ),
+    # A coordinator that is killed before its own part in a step does it when it is started again, in the same attempt.
+    "killed in PLANNING": Trace("order:0 killed-after-write:coordinator:19:0"),
+    "killed in COMPUTING": Trace("order:0 killed-after-write:coordinator:36:0"),
     # A journal that is put back while the values are on their way, or their receipt is, seals no other vector.
     "put back, values late": Trace("order:0 late:clinic-c:15:9 put-back:clinic-c:18:1"),
     "put back, receipt lost": Trace("order:0 reply-lost:clinic-c:15:1 put-back:clinic-c:18:1"),
