@@ -17,14 +17,12 @@ from crypto.errors import VerificationError
 from protoseal.config import BudgetSection, Noise, PrivacySection
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey
-from secure_client.errors import BudgetError, RolledBackError, Violation
+from secure_client.errors import BudgetError, Violation
 from secure_client.privacy.entries import Entry
 from secure_client.privacy.ledger import read_account
-from secure_client.privacy.query import PrototypeQuery
 from secure_client.privacy.releases import Releases
 from tests.adversary.masked_play import MaskedPlay
 from tests.client.conftest import OpenSites
-from tests.client.masked_steps import played_up_to
 from tests.support.grouped import EVERYONE, grouped_agreement
 
 A, B, C, D = EVERYONE
@@ -138,13 +136,6 @@ def test_below_the_threshold_nothing_opens(play: MaskedPlay) -> None:
 # Once
 
 
-def test_the_same_request_gets_the_same_bytes_for_nothing_also_after_a_restart(
-    play: MaskedPlay, terms: Terms
-) -> None:
-    played_up_to(play, Phase.VALUES, restart=True)
-    assert len(terms[A]) == len(entries(play, A)) == 1
-
-
 def test_another_attempt_is_other_noise_and_paid_for(play: MaskedPlay, terms: Terms) -> None:
     """It may be on another grid too: its list decides."""
     first = play.attempt(*EVERYONE)
@@ -168,21 +159,6 @@ def test_each_list_has_the_share_of_its_own_threshold(play: MaskedPlay) -> None:
     steps = [play.agreement.noisy_sum(listed).grid.step for listed in (10, 7)]
     assert steps[1] / steps[0] == pytest.approx((6 / 4) ** 0.5)
     assert records[0] / records[1] == pytest.approx((6 / 4) ** 0.5, rel=1e-4)
-
-
-def test_a_site_that_dies_between_paying_and_answering_pays_again_for_new_noise(
-    play: MaskedPlay, terms: Terms, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    play.attempt(B)
-    with monkeypatch.context() as patch:
-        patch.setattr(PrototypeQuery, "draw", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            play.attempt(A)
-    play.restart(A)
-    begun = play.attempt(*EVERYONE, attempt=2)
-    total = noisy_part(play, begun.carried_out((A, B, D)))
-    assert [len(entries(play, name)) for name in EVERYONE] == [2, 2, 1, 1]
-    assert total.tolist() == np.sum([terms[name][0] for name in (A, B, D)], axis=0).tolist()
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -218,15 +194,6 @@ def test_journal_and_ledger_put_back_to_before_the_payment_are_refused_in_the_sa
     play.attempt(A)
     with pytest.raises(Violation, match="does not hold this site's own presence statement"):
         begun.share(A)
-
-
-def test_a_ledger_without_the_entry_of_the_last_sum_is_refused_after_a_restart(play: MaskedPlay) -> None:
-    played_up_to(play, Phase.VALUES)
-    ledger = play.budget(A).ledger
-    ledger.write_text(ledger.read_text().splitlines(keepends=True)[0])
-    play.restart(A)
-    with pytest.raises(RolledBackError):
-        play.site(A)
 
 
 # Not at all

@@ -12,11 +12,10 @@ import pytest
 
 from crypto.pairwise.sharers import verify_sharers
 from protoseal.config import Agreement
-from protoseal_wire.messages import Phase, SurvivorSignature
+from protoseal_wire.messages import SurvivorSignature
 from secure_client.errors import ConflictingRequest, Violation
 from tests.adversary.masked_play import Attempt, MaskedPlay
 from tests.client.conftest import OpenSites
-from tests.client.masked_steps import played_up_to
 from tests.support.grouped import EVERYONE, grouped_agreement
 
 A, B, C, D = EVERYONE
@@ -80,13 +79,6 @@ def test_each_site_signs_whom_it_masks_with(play: MaskedPlay) -> None:
     members = play.site(A).session._setup.roster().members
     for name in EVERYONE:
         verify_sharers(members[name], begun.binding, EVERYONE, begun.masks_with[name].signature)
-
-
-def test_a_site_that_restarts_at_every_step_gives_the_same_bytes_and_the_sum_opens(play: MaskedPlay) -> None:
-    """Also the holders that it drew are those of before."""
-    begun = played_up_to(play, Phase.UNMASK, restart=True)
-    expected = np.sum([play.vector(name, begun) for name in EVERYONE], axis=0)
-    assert (np.abs(begun.sum(EVERYONE, begun.released) - expected) <= play.rounding(4)).all()
 
 
 def test_a_second_word_on_who_made_shares_is_refused_for_good(play: MaskedPlay) -> None:

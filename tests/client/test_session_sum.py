@@ -35,12 +35,6 @@ def secrets_kept(play: MaskedPlay, name: str) -> set[str]:
     return {row[0] for row in rows if " round " in row[0]}
 
 
-def test_a_site_that_restarts_at_every_step_gives_the_same_bytes_and_the_sum_opens(play: MaskedPlay) -> None:
-    begun = played_up_to(play, Phase.UNMASK, restart=True)
-    expected = np.sum([play.vector(name, begun) for name in EVERYONE], axis=0)
-    assert (np.abs(begun.sum(EVERYONE, begun.released) - expected) <= play.rounding(4)).all()
-
-
 @pytest.mark.parametrize("phase", STEPS[1:])
 def test_no_step_comes_before_the_one_it_follows(play: MaskedPlay, phase: Phase) -> None:
     begun = play.attempt(*EVERYONE)

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from crypto.sealed import SealedSecret
-from protoseal.config import Protection
 from protoseal.federation import DirectTransport, LocalFederation, make_parties
 from protoseal.terms import limits_of
 from protoseal_wire import codec
@@ -194,19 +193,6 @@ class TestComputing:
         reason = "round 1, attempt 2: the aggregation failed; see the coordinator's log"
         assert task == Stopped(reason)
         assert "permission denied" in caplog.text
-
-    def test_that_begins_again_finds_the_group_keys_whole(self, tmp_path: Path) -> None:
-        """A coordinator that was killed, with the power, while it laid the keys out."""
-        agreement = small_agreement(Protection.CKKS, rounds=1)
-        with LocalFederation(agreement, small_data(agreement)) as federation:
-            scene = Scene(federation, tmp_path / "keys", Clock(), needs_secret=True)
-            scene.coordinator(background=ByHand())
-            scene.join()
-            scene.go_to(Stage.COMPUTING)
-            scene.keys.write_bytes(scene.keys.read_bytes()[:1000])
-            scene.clock.now += 1.0
-            again = scene.coordinator().state
-            assert (again.stage, again.attempt) == (Stage.RESULT, 1)
 
 
 class TestSizes:
