@@ -108,7 +108,7 @@ def test_subjects_that_are_clipped_record_by_record_are_found(monkeypatch: pytes
     def each(_self: object, rows: Tensor) -> Tensor:
         return rows
 
-    plan = plan_of(SUBJECTS, 20_000, LEVEL, 2400)
+    plan = plan_of(SUBJECTS, 30_000, LEVEL, 3600)
     assert plan.missed < 1e-9
     monkeypatch.setattr("secure_client.privacy.gradient_units.Subjects.joined", each)
     assert audit(SUBJECTS, plan).verdict is Verdict.REFUTED

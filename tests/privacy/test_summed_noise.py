@@ -159,5 +159,5 @@ def test_the_grid_of_a_share_keeps_the_noise_of_all_of_them(noise: float, terms:
 
 @pytest.mark.parametrize(("noise", "terms"), [(2.0, 0), (0.0, 3), (math.inf, 3), (math.nan, 1)])
 def test_there_is_no_share_of_nothing(noise: float, terms: int) -> None:
-    with pytest.raises(ValueError, match="shares"):
+    with pytest.raises(ValueError, match="terms"):
         share_of(noise, terms)
