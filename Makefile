@@ -32,17 +32,19 @@ test-all: $(READY)  ## every test
 	$(PYTEST)
 
 # With kernels that every x86-64 processor has, rounding differs from that of the machine's own.
-NUMERICAL := tests/algorithms tests/client $(addprefix tests/privacy/test_,dp_sgd.py features_alone.py gradients_alone.py \
-	per_sample.py subject_gradients.py suitable.py)
+NUMERICAL := tests/algorithms $(wildcard tests/secure_client/test_*.py) \
+	$(addprefix tests/secure_client/,check data methods models protocol site_model training) \
+	tests/secure_client/privacy/test_features_alone.py tests/protoseal/simulation/batched
 
 test-kernels: $(READY)  ## numerical tests again, with the kernels of the oldest processors
 	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 \
 		$(PYTEST) $(NUMERICAL)
 
-check: $(READY)  ## lint, formatting, types, docstrings, and that the generated stubs are current
+check: $(READY)  ## lint, formatting, types, layers, docstrings, and that the generated stubs are current
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy .
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/python scripts/docstring_openings.py
 	scripts/stubs.sh --check
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from algorithms.alignment import units
+from algorithms.alignment_loss import units
+from algorithms.model_outputs import Outputs
 from algorithms.prototypes import Clusters, Guide, Targets, nearest_prototype
-from algorithms.terms import Outputs
 
 
 def by_prototype(outputs: Outputs, guide: Guide) -> Tensor:

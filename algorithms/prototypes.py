@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from algorithms.linear import Bool, Float
+from algorithms.gram import Bool, Float
 
 
 @dataclass(frozen=True)

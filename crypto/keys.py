@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from crypto.encoding import encode
 from crypto.errors import DecryptionError, MalformedError, UnknownSchemeError, VerificationError
+from crypto.signed_encoding import encode
 
 KEY_BYTES = 32
 _FIELD_PRIME = 2**255 - 19
@@ -152,7 +152,7 @@ class StorageKey:
     """
 
     def __init__(self, key: bytes) -> None:
-        """Take 32 secret random bytes, such as :func:`crypto.pki.files.create_storage_key` draws."""
+        """Take 32 secret random bytes, such as :func:`crypto.pki.key_files.create_storage_key` draws."""
         self._cipher = ChaCha20Poly1305(key)
 
     def encrypt(self, plaintext: bytes, associated: bytes) -> bytes:

@@ -1,1 +1,1 @@
-"""Command line, configuration, simulation and reports."""
+"""The program: command line, simulation, evaluation and reports. Nothing else imports it."""

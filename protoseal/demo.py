@@ -19,9 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from algorithms.pfpl import Weighting
-from crypto.pki import Identity, Stretching, approve, create_authority, create_request
-from protoseal.config import (
+from agreement import (
     CONTROLS,
     Agreement,
     Method,
@@ -29,20 +27,25 @@ from protoseal.config import (
     PreprocessingSection,
     Protection,
     TrainingSection,
-    load_coordinator,
 )
-from protoseal.controls import run_control
-from protoseal.errors import UserError
-from protoseal.evaluation.recording import describe
-from protoseal.files import FileError, RunResult, SiteLog, read_prototypes, read_site_log, write_result
-from protoseal.results import run_result
+from agreement.errors import UserError
+from agreement.storage.atomic_files import FileError
+from algorithms.pfpl import Weighting
+from crypto.pki import Identity, Stretching, approve, create_authority, create_request
+from protoseal.evaluation.coordinator_view.recording import describe
+from protoseal.reports.result_files import RunResult, write_result
+from protoseal.reports.run_results import run_result
+from protoseal.simulation.local_controls import run_control
 from protoseal.splits import SiteArrays, mixed
 from secure_client.data import SiteData
 from secure_client.data.arrays import TrainTest
 from secure_client.data.digits import CLASSES, digits_in_five_appearances
 from secure_client.data.npz import write_npz
+from secure_client.output.site_files import read_prototypes
+from secure_client.output.site_log import SiteLog, read_site_log
 from secure_server.app import ADDRESS, ROUNDS_LOG, read_rounds
-from secure_server.store import Store
+from secure_server.config import load_coordinator
+from secure_server.storage.store import Store
 
 FEDERATION, DATASET = "demo", "digits in five appearances"
 _MARK = ".protoseal-demo"

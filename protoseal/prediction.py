@@ -13,14 +13,17 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from agreement import Agreement, Inference
+from agreement.storage.atomic_files import FileError
 from algorithms.inference import by_prototype
 from algorithms.prototypes import Guide
-from protoseal.config import Agreement, Inference
-from protoseal.files import MODEL, FileError, SitePrototypes, read_agreement, read_prototypes, read_site_log
-from secure_client.build import build_agreed_model
-from secure_client.guides import inference_guide
-from secure_client.learner import choose_device
-from secure_client.models import PrototypeModel, outputs_of
+from secure_client.models.prototype_model import PrototypeModel, outputs_of
+from secure_client.output.site_files import MODEL, read_agreement, read_prototypes
+from secure_client.output.site_log import read_site_log
+from secure_client.output.site_prototypes import SitePrototypes
+from secure_client.site_model.factory import build_agreed_model
+from secure_client.site_model.prototype_targets import inference_guide
+from secure_client.training.learner import choose_device
 
 _BATCH = 256
 
@@ -42,7 +45,7 @@ class Trained:
 
 
 def load_trained(folder: Path) -> Trained:
-    """Read what a site wrote to its ``out``. Raises :class:`protoseal.files.FileError` or a ``SiteError``."""
+    """Read what a site wrote to its ``out``. Raises :class:`FileError` or a ``SiteError``."""
     agreement, log = read_agreement(folder), read_site_log(folder)
     model = build_agreed_model(agreement, log.model)
     path = folder / MODEL
@@ -66,8 +69,8 @@ def own_inference(trained: Trained) -> By:
 def predict(trained: Trained, inputs: Dataset[Any], by: By, *, device: str) -> tuple[list[int], list[int]]:
     """Predicted classes and the data set's labels, as indices into the agreement's classes.
 
-    ``inputs`` yields (float32 tensor, int label). :class:`protoseal.files.FileError` for inputs that the model
-    cannot take.
+    ``inputs`` yields (float32 tensor, int label). :class:`agreement.storage.atomic_files.FileError` for inputs that the
+    model cannot take.
     """
     where = choose_device(device)
     model = trained.model.to(where)

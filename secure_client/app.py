@@ -8,31 +8,33 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
+from agreement.storage.ledger_anchors import AnchorRecord
+from agreement.storage.run_identity import differs_in, holds, keep_agreement
+from agreement.storage.sqlite import closed_on_error
 from crypto.errors import KeyStoreError
 from crypto.keys import StorageKey
 from crypto.pki import Credentials, Role, TrustAnchor
-from crypto.pki.files import create_storage_key, make_directory, read_storage_key
-from protoseal.anchors import AnchorRecord
-from protoseal.begun_run import differs_in, holds, keep_agreement
-from protoseal.config import BudgetSection, SiteConfig
-from protoseal.databases import closed_on_error
-from protoseal.files import MODEL, PROTOTYPES, SiteLog, SiteRound, write_agreement, write_site_log
+from crypto.pki.key_files import create_storage_key, make_directory, read_storage_key
 from protoseal_wire.messages import Finished, Phase, Stopped
-from secure_client.anchors import check_kept_beside
-from secure_client.beside import record_beside
-from secure_client.build import build_learner, build_trainee
-from secure_client.containment import contained
+from secure_client.client_loop import take_part
+from secure_client.config import SiteConfig
 from secure_client.data import SiteData, load_site_data
+from secure_client.error_containment import contained
 from secure_client.errors import OtherRun, RunStopped, SiteError, StateError, Unreachable
-from secure_client.journal import Journal
-from secure_client.learner import Learner
-from secure_client.privacy.exact import open_exact
+from secure_client.output.site_files import MODEL, PROTOTYPES, write_agreement
+from secure_client.output.site_log import SiteLog, SiteRound, write_site_log
+from secure_client.privacy.budget_section import BudgetSection
+from secure_client.privacy.exact_releases import open_exact
+from secure_client.privacy.privacy_units import units_at
 from secure_client.privacy.releases import NO_GUARANTEE, check_delta, open_releases
-from secure_client.runner import take_part
+from secure_client.privacy.rollback_record import record_beside
+from secure_client.protocol.journal import Journal
+from secure_client.protocol.ledger_anchors import check_kept_beside
+from secure_client.protocol.setup import Party, open_journal
 from secure_client.session import Session
-from secure_client.setup import Party, open_journal
+from secure_client.site_model.factory import build_learner, build_trainee
+from secure_client.training.learner import Learner
 from secure_client.transport import GrpcTransport
-from secure_client.units import units_at
 
 _log = logging.getLogger("protoseal.site")
 _COMPLETE, _SAVED, _LOG = "complete", "saved", "log"
@@ -212,7 +214,7 @@ def open_transport(config: SiteConfig, party: Party) -> GrpcTransport:
 
 
 def open_peers(budget: BudgetSection) -> AnchorRecord:
-    """Open the record of the peers' ledgers and the own one; :class:`protoseal.anchors.AnchorRecordError`."""
+    """Open the record of the peers' ledgers and the own one; :class:`AnchorRecordError`."""
     return AnchorRecord.open(record_beside(budget.ledger))
 
 

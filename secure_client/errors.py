@@ -15,13 +15,6 @@
     └── Violation       the coordinator asked for, or sent, what the protocol does not allow
         └── ConflictingRequest   it asked one phase twice with different content
 
-    PrivacyError
-    ├── LedgerError     a privacy ledger that cannot be written, is damaged, or is of another data set or limit
-    │   └── RolledBackError   it lacks what it once held: an older copy was put in its place
-    ├── BudgetError     a release that would spend more privacy than the site allows
-    ├── NotFiniteError  features that are infinite or not a number
-    └── Unattainable    a privacy plan that no noise, or no number of releases, fulfils
-
 Each message is one line and names the remedy.
 """
 
@@ -29,7 +22,7 @@ from __future__ import annotations
 
 
 class SiteError(Exception):
-    """Base of the errors of a site that are not of its privacy budget."""
+    """Base of every error of this package."""
 
 
 class PluginError(SiteError):
@@ -82,27 +75,3 @@ class Violation(SiteError):
 
 class ConflictingRequest(Violation):
     """The coordinator asked one phase of one attempt twice with different content."""
-
-
-class PrivacyError(Exception):
-    """Base of the errors of a privacy budget and its ledger."""
-
-
-class LedgerError(PrivacyError):
-    """The privacy ledger cannot be written, is damaged, or is of another data set or limit. Nothing may be sent."""
-
-
-class RolledBackError(LedgerError):
-    """The privacy ledger lacks what it once held: it, or an older copy of it, was put back."""
-
-
-class BudgetError(PrivacyError):
-    """A release would spend more privacy than the site allows. It was not recorded, and may not be sent."""
-
-
-class Unattainable(PrivacyError):
-    """No noise, or no number of releases, is within the privacy budget that was asked for."""
-
-
-class NotFiniteError(PrivacyError):
-    """Features that are to be released are infinite or not a number."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protoseal.config import Norm
+from agreement import Norm
 from secure_client.errors import ModelError
 
 SMALL_SIDE = 64

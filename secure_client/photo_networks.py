@@ -17,7 +17,7 @@ from torchvision.models.mobilenetv2 import InvertedResidual, MobileNetV2
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 from torchvision.ops.misc import Conv2dNormActivation
 
-from protoseal.config import Norm
+from agreement import Norm
 from secure_client.image_shape import Shape
 
 MOST_GROUPS, FEWEST_CHANNELS = 32, 4

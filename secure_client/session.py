@@ -2,8 +2,8 @@
 
 Order of a round: PRESENCE (train, say which classes are held and what was trained from), the steps in which values
 are protected and sent, RESULT (take what the next round trains from). Which steps there are, what is sent and what a
-result does follows from the agreement; see :mod:`secure_client.order`, :mod:`secure_client.methods` and
-:mod:`secure_client.exchanges`. A site that misses a result goes on with what it has.
+result does follows from the agreement; see :mod:`secure_client.protocol.phase_order`, :mod:`secure_client.methods` and
+:mod:`secure_client.protocol`. A site that misses a result goes on with what it has.
 
 Nothing that follows from a decryption is ever in an answer (Li and Micciancio, eprint 2020/1533): RESULT is
 acknowledged in the same words whatever came out, and values are protected afresh in each attempt. No more does the
@@ -13,15 +13,15 @@ session end by it, nor by what data, the model or training do: docs/explanation/
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import numpy as np
 
-from protoseal.anchors import AnchorRecord
-from protoseal.config import Agreement
-from protoseal.files import SiteRound
-from protoseal.terms import limits_of, result_form, stated_classes
+from agreement import Agreement
+from agreement.cohorts import stated_classes
+from agreement.payload_forms import limits_of, result_form
+from agreement.storage.ledger_anchors import AnchorRecord
 from protoseal_wire import codec
 from protoseal_wire.codec import CodecError
 from protoseal_wire.messages import (
@@ -34,17 +34,18 @@ from protoseal_wire.messages import (
     Work,
 )
 from protoseal_wire.presence import sign_presence
-from secure_client.anchors import OwnAnchor, PeerAnchors
 from secure_client.errors import Violation
-from secure_client.exchanges.participants import Participants
-from secure_client.figures import Evaluation
-from secure_client.journal import Journal
-from secure_client.methods.build import build_method
-from secure_client.methods.method import Given, Method
-from secure_client.order import Order
-from secure_client.privacy.exact import ExactReleases
-from secure_client.setup import Party, Setup
-from secure_client.trainee import Trainee
+from secure_client.methods.base import Given, Method
+from secure_client.methods.factory import build_method
+from secure_client.output.site_log import SiteRound
+from secure_client.output.site_rounds import site_round
+from secure_client.privacy.exact_releases import ExactReleases
+from secure_client.protocol.journal import Journal
+from secure_client.protocol.ledger_anchors import OwnAnchor, PeerAnchors
+from secure_client.protocol.participants import Participants
+from secure_client.protocol.phase_order import Order
+from secure_client.protocol.setup import Party, Setup
+from secure_client.site_model.checkpointed_learner import Trainee
 
 
 class Session:
@@ -208,29 +209,6 @@ class Session:
         return build_method(
             self._agreement, self._party, self._trainee, self._journal, self._setup, participants
         )
-
-
-def site_round(
-    number: int,
-    attempt: int,
-    sites: int,
-    withheld: tuple[str, ...],
-    accuracy: Evaluation | None,
-    seconds: Mapping[str, float],
-) -> SiteRound:
-    """One round's line of a site's log."""
-    return SiteRound(
-        round=number,
-        attempt=attempt,
-        sites=sites,
-        withheld=withheld,
-        accuracy_classifier=accuracy.accuracy_classifier if accuracy else None,
-        accuracy_prototype=accuracy.accuracy_prototype if accuracy else None,
-        pm_v=accuracy.pm_v if accuracy else None,
-        pm_l=accuracy.pm_l if accuracy else None,
-        accuracy_trained=accuracy.accuracy_trained if accuracy else None,
-        seconds=dict(seconds),
-    )
 
 
 class _Stopwatch:

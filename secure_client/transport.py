@@ -43,7 +43,7 @@ R = TypeVar("R")
 
 
 class GrpcTransport:
-    """Calls of one site in one run; :class:`secure_client.runner.Transport` is the contract.
+    """Calls of one site in one run; :class:`secure_client.client_loop.Transport` is the contract.
 
     The coordinator is who can show a certificate for server authentication, of this federation's CA alone and for
     the host in ``target`` (host:port); gRPC checks all three. A call that is lost is tried again for

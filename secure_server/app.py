@@ -15,21 +15,21 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from crypto import durable
+from agreement.storage.ledger_anchors import AnchorRecord
+from agreement.storage.run_identity import differs_in, keep_agreement
+from crypto import durable_files
 from crypto.pki import Credentials, Role, TrustAnchor
-from protoseal.anchors import AnchorRecord
-from protoseal.begun_run import differs_in, keep_agreement
-from protoseal.config import CoordinatorConfig, DeadlinesSection
 from protoseal_wire.messages import Phase
-from secure_server.aggregate import Aggregator
-from secure_server.agreed_rules import agreed_rules
-from secure_server.coordinator import Coordinator, CoordinatorRound
+from secure_server.aggregator import Aggregator
+from secure_server.config import CoordinatorConfig, DeadlinesSection
+from secure_server.coordinator import Coordinator
 from secure_server.errors import OtherRun, WrongIdentity
-from secure_server.rounds import Rules, State
-from secure_server.run_state import STEPS
-from secure_server.serve import serve
-from secure_server.store import Store
-from secure_server.workers import Workers
+from secure_server.process_pool import Workers
+from secure_server.round_log import CoordinatorRound
+from secure_server.rounds.rules_from_agreement import agreed_rules
+from secure_server.rounds.state import STEPS, Rules, State
+from secure_server.service.server import serve
+from secure_server.storage.store import Store
 
 _log = logging.getLogger("protoseal.coordinator")
 ROUNDS_LOG, ADDRESS = "rounds.jsonl", "address"
@@ -119,7 +119,7 @@ def run_coordinator(
         def ready(port: int) -> None:
             _log.info("run %s: serving on port %d", agreement.run, port)
             address = f"{config.listen.rpartition(':')[0]}:{port}"
-            durable.write(address_file, address.encode())
+            durable_files.write(address_file, address.encode())
             on_ready(port)
 
         address_file.unlink(missing_ok=True)  # of a process that was killed
@@ -134,7 +134,7 @@ def run_coordinator(
 
 def append_round(path: Path, completed: CoordinatorRound) -> None:
     """Add a line to the log of rounds; it is on the disk when this returns."""
-    durable.append_line(path, json.dumps(asdict(completed)).encode())
+    durable_files.append_line(path, json.dumps(asdict(completed)).encode())
 
 
 def read_rounds(path: Path) -> list[CoordinatorRound]:

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 
+from agreement import Agreement
+from agreement.payload_forms import limits_of
+from agreement.storage.ledger_anchors import AnchorRecord
 from crypto.pki import TrustAnchor
 from crypto.roster import Roster
-from protoseal.anchors import AnchorRecord
-from protoseal.config import Agreement
-from protoseal.terms import limits_of
 from protoseal_wire import codec
 from protoseal_wire.messages import (
     PROTOCOL_VERSION,
@@ -37,17 +37,14 @@ from protoseal_wire.messages import (
     Wait,
     Work,
 )
-from secure_server import errors, rounds
-from secure_server.aggregate import Aggregator
-from secure_server.anchors import LedgerAnchors
-from secure_server.answers import AnswerCheck
-from secure_server.checks import check_protocol
-from secure_server.computation import Computation, computation
-from secure_server.ending import Ending
-from secure_server.exchanges.attempt import Attempt
-from secure_server.members import Members
-from secure_server.preflight import check_reply
-from secure_server.progress import (
+from secure_server import errors
+from secure_server.aggregator import Aggregator
+from secure_server.check_reply import check_reply
+from secure_server.exchanges.base import Attempt
+from secure_server.ledger_anchors import LedgerAnchors
+from secure_server.membership import Members
+from secure_server.phase_requests import Requests
+from secure_server.round_log import (
     CoordinatorRound,
     WaitLog,
     is_reported,
@@ -55,9 +52,13 @@ from secure_server.progress import (
     log_progress,
     withheld_classes,
 )
-from secure_server.requests import Requests
-from secure_server.rounds import Rules, Stage, State
-from secure_server.store import Store
+from secure_server.rounds import machine
+from secure_server.rounds.preconditions import check_protocol
+from secure_server.rounds.shutdown import Ending
+from secure_server.rounds.state import Rules, Stage, State
+from secure_server.storage.store import Store
+from secure_server.stored_outcome import Computation, computation
+from secure_server.upload_checks import AnswerCheck
 
 __all__ = ["Coordinator", "CoordinatorRound"]
 
@@ -67,7 +68,7 @@ _HASH_ANSWER_BYTES = 512
 
 
 class Coordinator:
-    """One run's coordinator. :class:`secure_server.servicer.Handler` is the contract of the public calls."""
+    """One run's coordinator. :class:`secure_server.service.servicer.Handler` is the contract of the public calls."""
 
     def __init__(
         self,
@@ -104,11 +105,11 @@ class Coordinator:
         self._round_began = self._compute_began = time.perf_counter()
         self._compute_seconds = 0.0
         stored = store.load()
-        self._state = stored or rounds.start(rules, clock())
+        self._state = stored or machine.start(rules, clock())
         if stored:
             _log.info("resuming at %s of round %d", stored.stage.name, stored.round)
             self._keep_keys()  # before a computation that reads them begins again
-            self._step(rounds.Resumed())
+            self._step(machine.Resumed())
             self._work_out_again()
             if self._state.over:  # perhaps not every site has been told
                 self._ending.resume(self._state)
@@ -146,7 +147,7 @@ class Coordinator:
             )
         member = self._members.check_joining(site, request.statement, self._state)
         kept = self._anchors.kept(site, request.anchor)
-        joined = rounds.Joined(site, request.left)
+        joined = machine.Joined(site, request.left)
         self._step(joined, statement=(site, codec.encode_statement(request.statement)))
         _log.info("%s joined (certificate %s)", site, member.fingerprint[:16])
         return JoinReply(PROTOCOL_VERSION, self._poll_seconds, self._state.session(site), kept)
@@ -154,9 +155,9 @@ class Coordinator:
     def next_task(self, site: str, request: TaskRequest) -> Task:
         """What the site is to do now; :class:`Wait` when that is nothing."""
         self._check_caller(site, request.protocol, request.run)
-        rounds.check_joined(self._rules, self._state, site)
-        self._step(rounds.Polled(site))
-        key = rounds.task_for(self._rules, self._state, site)
+        machine.check_joined(self._rules, self._state, site)
+        self._step(machine.Polled(site))
+        key = machine.task_for(self._rules, self._state, site)
         if key is None:
             return self._end_or_wait(site)
         content = self._requests.content(self._state, key, site)
@@ -172,8 +173,8 @@ class Coordinator:
 
     def download(self, site: str, request: DownloadRequest) -> bytes:
         """The request that the site's current task announced."""
-        rounds.check_joined(self._rules, self._state, site)
-        if request.key != rounds.task_for(self._rules, self._state, site):
+        machine.check_joined(self._rules, self._state, site)
+        if request.key != machine.task_for(self._rules, self._state, site):
             raise errors.WrongPhase(f"{_name(request.key)} is not {site}'s task; ask for the next one")
         return self._requests.content(self._state, request.key, site)
 
@@ -182,9 +183,9 @@ class Coordinator:
 
         The phase comes first: a site whose phase is over asks for the next task, one whose answer is too large stops.
         """
-        rounds.check_joined(self._rules, self._state, site)
+        machine.check_joined(self._rules, self._state, site)
         if self._store.upload_hash(header.key, site) is None:
-            rounds.check_expected(self._rules, self._state, site, header.key)
+            machine.check_expected(self._rules, self._state, site, header.key)
         limit = self._most_bytes(site, header.key.phase)
         if header.size > limit:
             raise errors.TooLarge(
@@ -198,17 +199,17 @@ class Coordinator:
             if stored != hashlib.sha256(content).digest():
                 raise errors.Conflict(f"{site} has already answered {_name(header.key)} with other content")
             return
-        rounds.check_expected(self._rules, self._state, site, header.key)
+        machine.check_expected(self._rules, self._state, site, header.key)
         self._check.check(self._state, self.roster(), header.key, site, content)
-        self._step(rounds.Answered(site, header.key), upload=(header.key, site, content))
+        self._step(machine.Answered(site, header.key), upload=(header.key, site, content))
 
     def leave(self, site: str, request: LeaveRequest) -> None:
         """The site takes no further part until it joins again; a Leave of before that is too late, and ignored."""
-        rounds.check_on_roster(self._rules, site)
+        machine.check_on_roster(self._rules, site)
         if request.session != self._state.session(site):
             _log.info("%s left before it joined again", site)
             return
-        self._step(rounds.Left(site))
+        self._step(machine.Left(site))
         _log.info("%s left", site)
 
     def tick(self) -> None:
@@ -216,7 +217,7 @@ class Coordinator:
         if self._job is not None and self._job.done():
             job, self._job = self._job, None
             self._take_done(job)
-        self._step(rounds.Tick())
+        self._step(machine.Tick())
         self._waits.note(self._state, self._clock())
 
     # Inside
@@ -227,7 +228,7 @@ class Coordinator:
 
     def _step(
         self,
-        event: rounds.Event,
+        event: machine.Event,
         *,
         statement: tuple[str, bytes] | None = None,
         upload: tuple[PhaseKey, str, bytes] | None = None,
@@ -239,18 +240,18 @@ class Coordinator:
             return
         if is_reported(before, after):
             # Before it is stored: whoever is killed in between reports the round twice, rather than never.
-            self._report(before, abandoned=rounds.abandons(before, after))
+            self._report(before, abandoned=machine.abandons(before, after))
         self._store.save(after, statement=statement, upload=upload, results=results)
         self._state = after
         self._after(before, after)
 
-    def _following(self, event: rounds.Event) -> State:
+    def _following(self, event: machine.Event) -> State:
         """The state after ``event``. A site whose certificate ends before the set-up does becomes no member.
 
         Every other site would refuse the whole roster for it. It can take part in a run that begins later.
         """
         now = self._clock()
-        after = rounds.step(self._rules, self._state, event, now)
+        after = machine.step(self._rules, self._state, event, now)
         if self._state.members or not after.members:
             return after
         lapsed = self._members.lapsed(self._state.joined)
@@ -258,7 +259,7 @@ class Coordinator:
             return after
         _log.warning("left out, their certificates end too soon: %s", ", ".join(sorted(lapsed)))
         staying = replace(self._state, joined=self._state.joined - lapsed)
-        return rounds.step(self._rules, staying, event, now)
+        return machine.step(self._rules, staying, event, now)
 
     def _after(self, before: State, after: State) -> None:
         """What the run depends on comes first."""
@@ -353,11 +354,11 @@ class Coordinator:
         error = job.exception()
         if error is not None:
             _log.error("aggregation failed", exc_info=error)  # sites are told only that it did
-            self._step(rounds.ComputeFailed())
+            self._step(machine.ComputeFailed())
             return
         self._compute_seconds += time.perf_counter() - self._compute_began
         done = job.result()
-        if isinstance(done, rounds.Planned):
+        if isinstance(done, machine.Planned):
             self._step(done)
         else:
             self._take_results(done)
@@ -365,10 +366,10 @@ class Coordinator:
     def _take_results(self, done: Computation) -> None:
         log_failures(self._state, done.failures)
         if done.failures and not done.results:
-            self._step(rounds.ComputeFailed())
+            self._step(machine.ComputeFailed())
             return
         without = frozenset(site for failure in done.failures for site in failure.group)
-        self._step(rounds.Computed(done.groups, without), results=done.results or None)
+        self._step(machine.Computed(done.groups, without), results=done.results or None)
 
     def _most_bytes(self, site: str, phase: Phase) -> int:
         """The most that the site's answer may have. Only the maker of group keys answers ROSTER at length."""
@@ -381,10 +382,10 @@ class Coordinator:
         check_protocol(site, protocol)
         if run != self._agreement.run:
             raise errors.WrongAgreement(f"this coordinator serves run {self._agreement.run}, not {run}")
-        rounds.check_on_roster(self._rules, site)
+        machine.check_on_roster(self._rules, site)
 
 
-Done = rounds.Planned | Computation
+Done = machine.Planned | Computation
 Job = Callable[[Attempt], Done]
 """What the coordinator works out for an attempt, where that may take long."""
 

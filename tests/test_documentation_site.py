@@ -7,11 +7,14 @@ import re
 import click
 import pytest
 
+from agreement import Agreement, Section
 from protoseal.cli import COMMANDS, main
-from protoseal.config import Agreement, CoordinatorConfig, Section, SimulationConfig, SiteConfig
+from protoseal.simulation.config import SimulationConfig
 from scripts.documentation import configuration, errors
 from scripts.documentation.command_line import command_line
 from scripts.documentation.text import escaped, from_docstring
+from secure_client.config import SiteConfig
+from secure_server.config import CoordinatorConfig
 from tests.support.documents import options
 
 _ROW = re.compile(r"^\| `(\w+)` \| (.*) \| (.*) \| (.*) \|$", re.M)

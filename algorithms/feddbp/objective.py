@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from algorithms.alignment import mean_square, units
+from algorithms.alignment_loss import mean_square, units
+from algorithms.model_outputs import Outputs, Terms
 from algorithms.prototypes import Targets
-from algorithms.terms import Outputs, Terms
 
 
 @dataclass(frozen=True)
@@ -18,10 +18,10 @@ class Objective:
     """Loss L = CE_s + λ1 · CE_d + λ2 · L_s + λ3 · L_d (equation 7), each a batch mean.
 
     ``decision_weight`` is λ1, ``alignment_weight`` λ2, ``contrast_weight`` λ3, all at least 0; ``temperature`` is
-    τ > 0. L_s is :func:`algorithms.alignment.mean_square` on the shared branch, L_d :func:`contrast` on the decision
-    branch; ``literal`` takes both as printed: L_s without its 1/d, L_d without its logarithm and with the boundary
-    term of the other sign. Ablations: ``share=False`` leaves out CE_s and L_s, ``decision=False`` CE_d and L_d (for a
-    model without a decision branch), ``hard=False`` the boundary term M of L_d.
+    τ > 0. L_s is :func:`algorithms.alignment_loss.mean_square` on the shared branch, L_d :func:`contrast` on the
+    decision branch; ``literal`` takes both as printed: L_s without its 1/d, L_d without its logarithm and with the
+    boundary term of the other sign. Ablations: ``share=False`` leaves out CE_s and L_s, ``decision=False`` CE_d and L_d
+    (for a model without a decision branch), ``hard=False`` the boundary term M of L_d.
 
     Raises ``ValueError`` for weights out of range, or with both branches left out.
     """

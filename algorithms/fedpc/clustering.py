@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.kmeans import Labels, Partition, in_order_of_appearance, kmeans, means_of
-from algorithms.linear import Float
-from algorithms.pca import principal_scores, resolution
-from algorithms.silhouette import silhouette
+from algorithms.clustering.kmeans import Labels, Partition, in_order_of_appearance, kmeans, means_of
+from algorithms.clustering.pca import principal_scores, resolution
+from algorithms.clustering.silhouette import silhouette
+from algorithms.gram import Float
 
 MOST_GROUPS = 10
 """Largest number of groups J that is tried if none is given."""
@@ -30,8 +30,8 @@ def cluster(
 
     Every group has at least ``min_holders`` sites, except that fewer than 2·min_holders sites form one group; the
     caller must check that this group is large enough. Vectors that float64's inner products cannot distinguish
-    (:data:`algorithms.pca.ROUNDING`) count as equal; if all are equal, there is one group. The same arguments give the
-    same groups; ``seed`` is no secret, and only makes K-means repeatable.
+    (:data:`algorithms.clustering.pca.ROUNDING`) count as equal; if all are equal, there is one group. The same
+    arguments give the same groups; ``seed`` is no secret, and only makes K-means repeatable.
 
     Raises ``ValueError`` for a matrix that is no Gram matrix (not finite, or indefinite beyond rounding) and for
     numbers below 1.

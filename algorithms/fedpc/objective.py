@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional
 
-from algorithms.alignment import distance_of_means
+from algorithms.alignment_loss import distance_of_means
+from algorithms.model_outputs import Outputs, Terms
 from algorithms.prototypes import Targets
-from algorithms.terms import Outputs, Terms
 
 
 @dataclass(frozen=True)
 class Objective:
     """Loss (1 − γ) · CE + γ · L_p (equation 4), with CE a batch mean.
 
-    L_p is :func:`algorithms.alignment.distance_of_means`. ``alignment`` is γ: 0.5 in print, where both terms have the
-    same weight; 0 leaves cross entropy alone. Raises ``ValueError`` unless 0 ≤ γ < 1.
+    L_p is :func:`algorithms.alignment_loss.distance_of_means`. ``alignment`` is γ: 0.5 in print, where both terms have
+    the same weight; 0 leaves cross entropy alone. Raises ``ValueError`` unless 0 ≤ γ < 1.
     """
 
     alignment: float = 0.5

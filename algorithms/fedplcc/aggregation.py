@@ -15,10 +15,10 @@ from typing import NamedTuple
 import numpy as np
 
 from algorithms.averaging import weighted_mean
-from algorithms.fedplcc.merging import Merging, most_hiding
-from algorithms.finch import LEAST_NORM, finch, finch_rows
-from algorithms.kmeans import Labels, in_order_of_appearance
-from algorithms.linear import Bool, Float
+from algorithms.clustering.finch import LEAST_NORM, finch, finch_rows
+from algorithms.clustering.kmeans import Labels, in_order_of_appearance
+from algorithms.fedplcc.cluster_merging import Merging, most_hiding
+from algorithms.gram import Bool, Float
 
 WITHHELD = -1
 """Cluster number of a local prototype whose class has too few holders."""
@@ -47,7 +47,7 @@ class LocalClusters:
             raise ValueError("local prototypes must be ordered by class and stand for one sample or more")
 
     def without_zeros(self) -> LocalClusters:
-        """Return these prototypes without those of norm at most :data:`algorithms.finch.LEAST_NORM`.
+        """Return these prototypes without those of norm at most :data:`algorithms.clustering.finch.LEAST_NORM`.
 
         A zero prototype belongs to no cluster, and hides no other prototype in a sum. The limit: prototypes slightly
         longer than that hide little too, and are kept.
@@ -57,7 +57,7 @@ class LocalClusters:
 
 
 def has_direction(rows: Float) -> Bool:
-    """Return the mask (M,) of the rows (M, d) whose norm is above :data:`algorithms.finch.LEAST_NORM`."""
+    """Return the mask (M,) of the rows (M, d) whose norm is above :data:`algorithms.clustering.finch.LEAST_NORM`."""
     return np.asarray(np.linalg.norm(rows, axis=1) > LEAST_NORM)
 
 
@@ -74,9 +74,10 @@ def local_clusters(
 
     ``features`` is (n, d) float64, ``labels`` int64 (n,) in [0, K). Features are clustered by their directions, but
     the means are of the features as they are, so that the mean of a class's prototypes, weighted by ``counts``, is the
-    class mean (equation 9: weights are sample counts). ``literal`` is as in :mod:`algorithms.finch`. ``single`` makes
-    one prototype per class, its class mean, as FPL does. Zero features of a class share a prototype, so that M is at
-    most n/2 + 2K. A class in which FINCH finds more than ``most`` clusters gets one prototype, its class mean.
+    class mean (equation 9: weights are sample counts). ``literal`` is as in :mod:`algorithms.clustering.finch`.
+    ``single`` makes one prototype per class, its class mean, as FPL does. Zero features of a class share a prototype,
+    so that M is at most n/2 + 2K. A class in which FINCH finds more than ``most`` clusters gets one prototype, its
+    class mean.
 
     A prototype is the mean of two samples or more. The limit: if a class has a single nonzero sample, **its prototype
     is that sample's feature vector.** A mean over few samples hides little either; only noise bounds that.
@@ -126,13 +127,13 @@ def assign(
     """Assign all sites' local prototypes to global clusters: FINCH in each class (equation 10), then merging.
 
     For each class k ``gram_by_class`` yields the (m_k, m_k) float64 inner products of its local prototypes, and
-    ``sites_by_class`` has each prototype's site, int64 (m_k,). Without ``literal`` (:mod:`algorithms.finch`) only
-    cosines matter, so that vectors scaled to length 1, which hide their norms, give the same answer.
+    ``sites_by_class`` has each prototype's site, int64 (m_k,). Without ``literal`` (:mod:`algorithms.clustering.finch`)
+    only cosines matter, so that vectors scaled to length 1, which hide their norms, give the same answer.
 
     A cluster with prototypes of fewer than ``min_holders`` *sites* is merged into the cluster whose mean is nearest by
-    cosine (:class:`algorithms.fedplcc.merging.Merging`). So are the smallest clusters while a class has more than
-    ``most``, or with ``hiding`` more than :func:`algorithms.fedplcc.merging.most_hiding` allows. A class that fewer
-    than min_holders sites hold is withheld; a zero prototype does not make its site a holder.
+    cosine (:class:`algorithms.fedplcc.cluster_merging.Merging`). So are the smallest clusters while a class has more
+    than ``most``, or with ``hiding`` more than :func:`algorithms.fedplcc.cluster_merging.most_hiding` allows. A class
+    that fewer than min_holders sites hold is withheld; a zero prototype does not make its site a holder.
 
     So every centre mixes at least min_holders sites. The limits: **the mix is uneven**, since a site with many of a
     cluster's prototypes or samples, or with much longer prototypes, outweighs the others; changes of the centres from

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from algorithms.contrast import check_numbers, contrast, largest, mean_over, same_class, similarities
+from algorithms.contrastive_loss import check_numbers, contrast, largest, mean_over, same_class, similarities
+from algorithms.model_outputs import Outputs, Terms
 from algorithms.prototypes import Clusters
-from algorithms.terms import Outputs, Terms
 
 
 @dataclass(frozen=True)

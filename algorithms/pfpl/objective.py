@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from algorithms.alignment import distance_of_means, mean_square
-from algorithms.fedproto import objective as fedproto
+from algorithms.alignment_loss import distance_of_means, mean_square
+from algorithms.baselines import fedproto
 from algorithms.prototypes import Targets
 
 
@@ -15,8 +15,8 @@ from algorithms.prototypes import Targets
 class Objective(fedproto.Objective):
     """Loss CE + λ · ℓ_R (equation 5): FedProto's loss, with personalised prototypes as targets.
 
-    ``alignment_weight`` is λ ≥ 0. ℓ_R is :func:`algorithms.alignment.mean_square`; ``literal`` takes it as printed
-    (equations 6 and 7, :func:`algorithms.alignment.distance_of_means`). Raises ``ValueError`` for a negative or
+    ``alignment_weight`` is λ ≥ 0. ℓ_R is :func:`algorithms.alignment_loss.mean_square`; ``literal`` takes it as printed
+    (equations 6 and 7, :func:`algorithms.alignment_loss.distance_of_means`). Raises ``ValueError`` for a negative or
     non-finite λ.
     """
 

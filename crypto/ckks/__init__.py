@@ -9,5 +9,5 @@
     sums, mixing                                       both halves, of sums and of mixing
     precision                                          how far an answer may be from the exact one
 
-The halves meet in bytes alone; the coordinator's modules never import :mod:`crypto.ckks.secret`.
+The halves meet in bytes alone; the coordinator's modules never import :mod:`crypto.ckks.secret_key`.
 """

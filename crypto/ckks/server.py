@@ -15,15 +15,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from crypto.ckks import work
-from crypto.ckks.combining import Pair, weighs
+from crypto.ckks import worker_tasks
 from crypto.ckks.keys_file import KeysFile
 from crypto.ckks.packing import Packing
 from crypto.ckks.parameters import SCHEME, upload_forms
+from crypto.ckks.peer_combination import Pair, weighs
 from crypto.ckks.precision import check_cohort_size
 from crypto.ckks.serialization import read_payload
-from crypto.pool import Pool
 from crypto.protection import Cohort, Combination, Payload
+from crypto.work_pool import Pool
 
 
 class CkksServer:
@@ -62,10 +62,10 @@ class CkksServer:
         """
         check_cohort_size(len(cohort.sites))
         uploads = [payloads[site].blobs for site in cohort.sites]
-        setting = work.Setting(KeysFile.at(self._keys_path), self._combination, _packing(cohort))
+        setting = worker_tasks.Setting(KeysFile.at(self._keys_path), self._combination, _packing(cohort))
         drowned = list(~cohort.holds)
         if self._executor is None or not weighs(self._combination):
-            answers = work.combine(setting, uploads, drowned)
+            answers = worker_tasks.combine(setting, uploads, drowned)
         else:
             answers = _combined(self._executor, setting, uploads, drowned)
         return {
@@ -76,7 +76,7 @@ class CkksServer:
 
 def _combined(
     executor: Pool,
-    setting: work.Setting,
+    setting: worker_tasks.Setting,
     uploads: Sequence[Sequence[bytes]],
     drowned: Sequence[NDArray[np.bool_]],
 ) -> list[list[bytes]]:
@@ -85,12 +85,12 @@ def _combined(
     blocks = pair_blocks(len(uploads), workers)
     shares = [{i: drowned[i] for i in range(start, len(uploads), workers)} for start in range(workers)]
     with tempfile.TemporaryDirectory(prefix="ckks-") as folder:
-        scratch = work.Scratch(Path(folder))
+        scratch = worker_tasks.Scratch(Path(folder))
         scratch.put_uploads(uploads)
         lacks = {i: each for i, each in enumerate(drowned) if each.any()}
-        accumulate = partial(work.accumulate, setting, lacks, scratch)
+        accumulate = partial(worker_tasks.accumulate, setting, lacks, scratch)
         list(executor.map(accumulate, range(len(blocks)), blocks))
-        finish = partial(work.finish, setting, scratch, len(blocks))
+        finish = partial(worker_tasks.finish, setting, scratch, len(blocks))
         answers = {
             site: answer
             for some in executor.map(finish, filter(None, shares))
@@ -99,7 +99,7 @@ def _combined(
     return [answers[i] for i in range(len(uploads))]
 
 
-def pair_blocks(sites: int, workers: int) -> list[work.Block]:
+def pair_blocks(sites: int, workers: int) -> list[worker_tasks.Block]:
     """All pairs of sites, in a block of the same size for each worker, or one more.
 
     Sites are split into g groups, and the pairs within a group or between two of them follow each other, so that a
@@ -111,7 +111,7 @@ def pair_blocks(sites: int, workers: int) -> list[work.Block]:
     blocks = [pairs[len(pairs) * i // workers : len(pairs) * (i + 1) // workers] for i in range(workers)]
     adders = {i: number for number, block in enumerate(blocks) for i in chain.from_iterable(block)}
     return [
-        work.Block(block, [i for i, adder in adders.items() if adder == number])
+        worker_tasks.Block(block, [i for i, adder in adders.items() if adder == number])
         for number, block in enumerate(blocks)
     ]
 

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from crypto.ckks.packing import Complex, Float, Packing
 from crypto.ckks.parameters import SCHEME, answer_forms, upload_forms
 from crypto.ckks.precision import check_cohort_size, check_tau
-from crypto.ckks.secret import CkksSecret
+from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import read_payload
 from crypto.errors import ImplausibleError
 from crypto.protection import Cohort, Combination, Payload, Rows
-from crypto.rows import contributed
+from crypto.row_checks import contributed
 
 Counts = NDArray[np.int64]
 
@@ -61,7 +61,7 @@ class CkksSite:
         Raises :class:`MalformedError` for an answer of another form than prescribed, which the coordinator could
         tell as well, and :class:`ImplausibleError` for what shows only in the decryption. The caller must act on
         the second so that the coordinator cannot tell: whoever learns it can compare a sealed value with a
-        bound of his choice (:mod:`crypto.ckks.secret`).
+        bound of his choice (:mod:`crypto.ckks.secret_key`).
         """
         own, packing = contributed(rows, site, cohort), Packing(cohort.classes, cohort.dim)
         ciphertexts = read_payload(answer, answer_forms(self._combination, packing.parts))

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from tenseal import sealapi
 
-from crypto.ckks.bounded import FRESH_ERROR, MOST_SCALE_BITS, ROOM_BITS, SURE, BoundedVector
+from crypto.ckks.bounded_packing import FRESH_ERROR, MOST_SCALE_BITS, ROOM_BITS, SURE, BoundedVector
 from crypto.ckks.parameters import SCHEME, Ciphertext, Form, Level, context
-from crypto.ckks.secret import CkksSecret
+from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import dump, read_payload
 from crypto.errors import MalformedError, PrecisionError
 from crypto.fixed_point import Float, Segment
@@ -76,7 +76,7 @@ class SumForm:
         return SURE * FRESH_ERROR * math.sqrt(terms) / self.scale
 
     def split(self, values: Float) -> Float:
-        """Values (L,) as they travel. Raises as :meth:`crypto.ckks.bounded.BoundedVector.pack` does."""
+        """Values (L,) as they travel. Raises as :meth:`crypto.ckks.bounded_packing.BoundedVector.pack` does."""
         self.segments.check(values)
         parts: list[Float] = []
         for segment, part in self.segments.parts_of(values):
@@ -117,7 +117,7 @@ class SummingSite:
 
         Raises :class:`MalformedError` for an answer of another form than prescribed, which the coordinator could
         tell as well, and :class:`crypto.errors.ImplausibleError` for values that so many vectors do not add up to: of
-        that the coordinator must not learn (:mod:`crypto.ckks.secret`). ``ValueError`` unless 1 ≤ terms ≤ the terms
+        that the coordinator must not learn (:mod:`crypto.ckks.secret_key`). ``ValueError`` unless 1 ≤ terms ≤ the terms
         that there is room for.
         """
         if not 1 <= terms <= self._form.terms:

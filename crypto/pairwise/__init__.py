@@ -23,8 +23,8 @@ Guarantees, for a group of n with threshold t = ⌊2n/3⌋ + 1:
   *provided that each honest member joins the later attempt only if t of the earlier attempt's n members are in it, and
   then releases nothing of the earlier attempt*. The session must remember both; these functions keep no state.
 
-In a *sparse* graph (:mod:`crypto.pairwise.graph`) the guarantees are statistical, and hold against a number of
-colluders that is fixed beforehand. Two provisos change: a holder releases a share of a seed only under the owner's
+In a *sparse* graph (:mod:`crypto.pairwise.neighbour_graph`) the guarantees are statistical, and hold against a number
+of colluders that is fixed beforehand. Two provisos change: a holder releases a share of a seed only under the owner's
 signature on the set that it masks with, and an honest member that has *signed* survivors joins no later attempt over
 the same vectors.
 

@@ -13,11 +13,11 @@ import numpy as np
 
 from crypto.errors import MalformedError, VerificationError
 from crypto.keys import derive
-from crypto.pairwise.binding import Binding, check_sharers
-from crypto.pairwise.graph import CERTAIN, Graph, graph_among
+from crypto.pairwise.attempt_binding import Binding, check_sharers
+from crypto.pairwise.attempt_secrets import AttemptSecrets, agree, agreeing, check_own, check_public
 from crypto.pairwise.keystream import add_streams
-from crypto.pairwise.parts import MaskKeys
-from crypto.pairwise.secrets import AttemptSecrets, agree, agreeing, check_own, check_public
+from crypto.pairwise.neighbour_graph import CERTAIN, Graph, graph_among
+from crypto.pairwise.wire_values import MaskKeys
 from crypto.protection import Words
 
 
@@ -69,7 +69,8 @@ def pair_keys(
 ) -> dict[str, bytes]:
     """Return :func:`pair_key` for each of ``peers`` that has a mask with ``site``, never for the site itself.
 
-    ``private`` is the site's mask key. :func:`crypto.pairwise.secrets.check_public` must have accepted ``public``.
+    ``private`` is the site's mask key. :func:`crypto.pairwise.attempt_secrets.check_public` must have accepted
+    ``public``.
     """
     chance = graph_among(len(binding.group), graph).linked
     secret_with, keys = agreeing(private), dict[str, bytes]()

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from secrets import SystemRandom
 
-from crypto.encoding import encode
 from crypto.errors import VerificationError
 from crypto.keys import seal
-from crypto.pairwise.binding import Binding, check_member
-from crypto.pairwise.graph import Graph, graph_among
-from crypto.pairwise.parts import MaskKeys, SealedShare
-from crypto.pairwise.secrets import AttemptSecrets, SharePair, check_own, check_public
+from crypto.pairwise.attempt_binding import Binding, check_member
+from crypto.pairwise.attempt_secrets import AttemptSecrets, SharePair, check_own, check_public
+from crypto.pairwise.neighbour_graph import Graph, graph_among
+from crypto.pairwise.wire_values import MaskKeys, SealedShare
 from crypto.pki import Credentials, verify
 from crypto.roster import Member
 from crypto.shamir import split, split_among
+from crypto.signed_encoding import encode
 
 _LABEL = "mask-share"
 

@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from crypto.errors import MalformedError
-from crypto.pairwise.binding import Binding, check_survivors
-from crypto.pairwise.graph import Graph, graph_among
+from crypto.pairwise.attempt_binding import Binding, check_survivors
+from crypto.pairwise.attempt_secrets import check_public, public_of
 from crypto.pairwise.keystream import add_streams
 from crypto.pairwise.masks import check_words, pair_keys, self_key
-from crypto.pairwise.parts import MaskKeys, ReleasedShare, ShareKind
-from crypto.pairwise.release import check_released
-from crypto.pairwise.secrets import check_public, public_of
+from crypto.pairwise.neighbour_graph import Graph, graph_among
+from crypto.pairwise.share_release import check_released
+from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, ShareKind
 from crypto.protection import Words
 from crypto.shamir import combine
 

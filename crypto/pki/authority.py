@@ -15,12 +15,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from crypto.errors import KeyStoreError, VerificationError
-from crypto.pki import files
-from crypto.pki.fields import extension, load_certificate
+from crypto.pki import key_files
+from crypto.pki.certificate_fields import extension, load_certificate
 from crypto.pki.identity import Role, check_name, federation_uri, host_name
+from crypto.pki.passphrase_encryption import Stretching
 from crypto.pki.requests import Request, read_request, subject
 from crypto.pki.trust import EXTENDED_USAGE, TrustAnchor, check_validity
-from crypto.pki.wrapping import Stretching
 
 CA_KEY_FILE = "ca.key.pem"
 CA_FILE = "ca.pem"
@@ -51,13 +51,13 @@ def create_authority(
     check_name("federation", federation)
     key_path, certificate_path = directory / CA_KEY_FILE, directory / CA_FILE
     if not overwrite:
-        files.check_absent(key_path, certificate_path)
+        key_files.check_absent(key_path, certificate_path)
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = _authority_certificate(key, federation, days, now or datetime.now(UTC))
-    files.make_directory(directory)
-    files.write_key(key_path, key, passphrase, overwrite=overwrite, stretching=stretching)
+    key_files.make_directory(directory)
+    key_files.write_key(key_path, key, passphrase, overwrite=overwrite, stretching=stretching)
     content = certificate.public_bytes(serialization.Encoding.PEM)
-    files.write_public(certificate_path, content, overwrite=overwrite)
+    key_files.write_public(certificate_path, content, overwrite=overwrite)
     return TrustAnchor(content)
 
 
@@ -73,16 +73,17 @@ def approve(
 
     The caller must have compared the request's fingerprint with the requester's. Only identity, hosts and public key
     are taken from the request. The certificate is valid for ``days`` (365 for a site, 30 for a coordinator), and never
-    longer than the CA. Raises as :func:`crypto.pki.read_request`, :class:`VerificationError` for a request of another
-    federation or a CA outside its validity, and :class:`KeyStoreError` for a CA that is missing or does not decrypt.
+    longer than the CA. Raises as :func:`crypto.pki.requests.read_request`, :class:`VerificationError` for a request of
+    another federation or a CA outside its validity, and :class:`KeyStoreError` for a CA that is missing or does not
+    decrypt.
     """
     moment = now or datetime.now(UTC)
-    content = files.read(authority / CA_FILE)
+    content = key_files.read(authority / CA_FILE)
     issuer = load_certificate(content)
     request = read_request(request_pem)
     _check_same_federation(request, TrustAnchor(content).federation)
     check_validity(issuer, moment)
-    key = files.read_key(authority / CA_KEY_FILE, passphrase)
+    key = key_files.read_key(authority / CA_KEY_FILE, passphrase)
     if issuer.public_key() != key.public_key():
         raise KeyStoreError(f"{CA_FILE} and {CA_KEY_FILE} in {authority} do not belong together")
     lifetime = _lifetime(DEFAULT_DAYS[request.identity.role] if days is None else days)

@@ -9,12 +9,12 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from crypto.encoding import encode
 from crypto.errors import KeyStoreError, VerificationError
 from crypto.keys import KEY_BYTES
-from crypto.pki.fields import load_certificate
-from crypto.pki.files import naming, read, read_key
+from crypto.pki.certificate_fields import load_certificate
+from crypto.pki.key_files import naming, read, read_key
 from crypto.pki.trust import fingerprint, identity_of
+from crypto.signed_encoding import encode
 
 _ALGORITHM = ec.ECDSA(hashes.SHA256())
 
@@ -81,7 +81,7 @@ class Credentials:
         return self._key.private_numbers().private_value.to_bytes(KEY_BYTES, "big")
 
     def sign(self, label: str, *fields: bytes) -> bytes:
-        """Sign :func:`crypto.encoding.encode` of the label and fields with ECDSA-SHA256; return the signature as DER.
+        """Sign :func:`encode` of the label and fields with ECDSA-SHA256; return the signature as DER.
 
         Do not use a signature as an identifier: signing twice gives different bytes, and anyone can turn a signature
         into another valid one over the same fields.

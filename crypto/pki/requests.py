@@ -13,10 +13,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from crypto.errors import MalformedError, VerificationError
-from crypto.pki import files
-from crypto.pki.fields import extension, only_uri, p256_key
+from crypto.pki import key_files
+from crypto.pki.certificate_fields import extension, only_uri, p256_key
 from crypto.pki.identity import Identity, Role, host_name
-from crypto.pki.wrapping import Stretching
+from crypto.pki.passphrase_encryption import Stretching
 
 KEY_FILE = "key.pem"
 REQUEST_FILE = "request.pem"
@@ -59,7 +59,7 @@ def create_request(
     names = [host_name(host) for host in dict.fromkeys(hosts)]
     _check_hosts(identity.role, hosts)
     if not overwrite:
-        files.check_absent(key_path, request_path)
+        key_files.check_absent(key_path, request_path)
     key = ec.generate_private_key(ec.SECP256R1())
     alternatives = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(identity.uri), *names])
     csr = (
@@ -68,10 +68,10 @@ def create_request(
         .add_extension(alternatives, critical=False)
         .sign(key, hashes.SHA256())
     )
-    files.make_directory(directory)
-    files.write_key(key_path, key, passphrase, overwrite=overwrite, stretching=stretching)
+    key_files.make_directory(directory)
+    key_files.write_key(key_path, key, passphrase, overwrite=overwrite, stretching=stretching)
     content = csr.public_bytes(serialization.Encoding.PEM)
-    files.write_public(request_path, content, overwrite=overwrite)
+    key_files.write_public(request_path, content, overwrite=overwrite)
     return read_request(content)
 
 

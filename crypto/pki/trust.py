@@ -15,9 +15,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from crypto.errors import VerificationError
-from crypto.pki.fields import extension, load_certificate, only_uri, p256_key
-from crypto.pki.files import naming, read
+from crypto.pki.certificate_fields import extension, load_certificate, only_uri, p256_key
 from crypto.pki.identity import Identity, Role, federation_of
+from crypto.pki.key_files import naming, read
 
 EXTENDED_USAGE = {
     Role.SITE: ExtendedKeyUsageOID.CLIENT_AUTH,

@@ -11,8 +11,10 @@ FROM ${PYTHON_IMAGE} AS build
 ARG PIP_INDEX_URL
 WORKDIR /source
 COPY pyproject.toml README.md LICENSE ./
+COPY agreement agreement
 COPY algorithms algorithms
 COPY crypto crypto
+COPY privacy privacy
 COPY proto proto
 COPY protoseal protoseal
 COPY secure_client secure_client

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchvision.transforms import v2
 
-from protoseal.config import PreprocessingSection
+from agreement import PreprocessingSection
 from secure_client.data.preprocess import to_tensor
 from secure_client.data.sources import read
-from secure_client.models import PrototypeModel, build_model
+from secure_client.models.prototype_model import PrototypeModel, build_model
 
 SIDE, CLASSES = 28, 10
 DARK = -1.0

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from crypto.encoding import encode
 from crypto.errors import MalformedError
+from crypto.signed_encoding import encode
 from protoseal_wire.messages import Assignment
 
 _LABEL = "assigned"

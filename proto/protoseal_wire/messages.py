@@ -12,10 +12,10 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from crypto.pairwise.parts import MaskKeys, ReleasedShare, SealedShare
+from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, SealedShare
 from crypto.protection import Payload
 from crypto.roster import Statement
-from crypto.sealed import SealedSecret
+from crypto.sealed_group_secret import SealedSecret
 
 PROTOCOL_VERSION = 6
 
@@ -26,7 +26,7 @@ class Phase(IntEnum):
     ROSTER = 1
     """Request: :class:`Roster`. Answer: :class:`RosterAnswer`."""
     SECRET = 2
-    """Request: the :class:`crypto.sealed.SealedSecret` for this site. Answer: :class:`Acknowledgement`."""
+    """Request: the :class:`crypto.sealed_group_secret.SealedSecret` for this site. Answer: :class:`Acknowledgement`."""
     PRESENCE = 3
     """Request: :class:`RoundStart`; the site trains. Answer: :class:`PresenceStatement`."""
     VALUES = 4
@@ -67,7 +67,7 @@ class LedgerAnchor:
     """Anchor of a site's privacy ledger: the number of its last entry, from 0, and that entry's hash (32 bytes).
 
     The hash covers all earlier entries. ``key`` (32 bytes) identifies the federation, the site and the data set:
-    :func:`protoseal_wire.anchors.anchor_key`.
+    :func:`protoseal_wire.ledger_anchor_key.anchor_key`.
     """
 
     key: bytes

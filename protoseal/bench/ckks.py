@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from crypto.ckks.combining import Combining
 from crypto.ckks.packing import Packing
 from crypto.ckks.parameters import CORRECTION, PROTOTYPE
-from crypto.ckks.receivers import Receiver
+from crypto.ckks.peer_combination import Combining
 from crypto.ckks.serialization import read_ciphertext
 from crypto.ckks.server import CkksServer
-from crypto.pool import Pool
+from crypto.ckks.slot_masking import Receiver
 from crypto.protection import Cohort, Combination, Payload
+from crypto.work_pool import Pool
 from protoseal.bench.ckks_errors import distance_errors, errors
 from protoseal.bench.ckks_group import (
     SPREAD,
@@ -32,7 +32,7 @@ from protoseal.bench.ckks_group import (
     switch_tasks,
 )
 from protoseal.bench.record import Case, Spent, Task, Value, peak_memory, spent_on
-from secure_server.workers import Workers
+from secure_server.process_pool import Workers
 
 PAIRS = 3
 """Of one class, in the high-level code, before each turn of the circuit; scaled to all pairs and classes."""

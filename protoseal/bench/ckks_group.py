@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from crypto.ckks.circuit import Circuit
 from crypto.ckks.evaluation_keys import EvaluationKeys
 from crypto.ckks.parameters import PROTOTYPE, Ciphertext, Level
-from crypto.ckks.secret import CkksSecret
+from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import read_ciphertext
 from crypto.ckks.server import CkksServer
 from crypto.ckks.site import CkksSite
-from crypto.pool import Pool
 from crypto.protection import Cohort, Combination, Payload
+from crypto.work_pool import Pool
 from protoseal.bench.record import Spent
 
 Array = NDArray[np.float64]

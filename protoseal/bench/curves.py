@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from protoseal.figures import STYLE, svg_of
+from protoseal.reports.figures import STYLE, svg_of
 
 _LEAST_STEP = 1.2
 """Of a logarithmic axis, between two numbers beside it."""

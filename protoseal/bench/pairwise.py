@@ -11,18 +11,18 @@ from pathlib import Path
 
 import numpy as np
 
+from agreement import MaskingSection
+from agreement.agreement import USUAL_SITES
+from agreement.errors import UserError
 from crypto.fixed_point import FixedPoint, Segment, narrowest_ring
-from crypto.pairwise.binding import threshold
-from crypto.pairwise.graph import Graph, complete_graph, graph_of
+from crypto.pairwise.attempt_binding import threshold
+from crypto.pairwise.neighbour_graph import Graph, complete_graph, graph_of
 from protoseal.bench.pairwise_flower import FlowerSettings, FlowerSide
 from protoseal.bench.pairwise_parties import Float, Terms
 from protoseal.bench.pairwise_play import STEPS, Noted, Play
 from protoseal.bench.pairwise_run import play
 from protoseal.bench.pairwise_sites import Federation
 from protoseal.bench.record import Case, Spent, Task, Value, spent_on
-from protoseal.config import MaskingSection
-from protoseal.config.agreement import USUAL_SITES
-from protoseal.errors import UserError
 from protoseal_wire.messages import Phase
 
 NORM_BOUND = 10.0

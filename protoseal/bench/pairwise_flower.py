@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from agreement.errors import UserError
 from protoseal.bench.record import Spent
-from protoseal.errors import UserError
 
 SCRIPT = Path(__file__).with_name("flower_side.py")
 

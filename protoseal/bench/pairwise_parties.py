@@ -1,6 +1,6 @@
 """A site and the coordinator of one masked sum, for ``protoseal bench pairwise``.
 
-Each says and checks what :mod:`secure_client.exchanges.pairwise` and :mod:`secure_server.exchanges.pairwise` do, in
+Each says and checks what :mod:`secure_client.protocol.masked_sum` and :mod:`secure_server.exchanges.masked_sums` do, in
 contents of :mod:`protoseal_wire.codec`, without a network, a journal and a state to store. A site checks a share once,
 where one that reads its journal again checks it in each step.
 """
@@ -16,17 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crypto.fixed_point import FixedPoint
-from crypto.pairwise.binding import Binding
-from crypto.pairwise.graph import Graph
+from crypto.pairwise.attempt_binding import Binding
+from crypto.pairwise.attempt_secrets import AttemptSecrets, SharePair
 from crypto.pairwise.masks import mask
-from crypto.pairwise.parts import MaskKeys, ReleasedShare, SealedShare
-from crypto.pairwise.release import check_released, release
+from crypto.pairwise.neighbour_graph import Graph
 from crypto.pairwise.scheme import payload_of, words_of
-from crypto.pairwise.secrets import AttemptSecrets, SharePair
-from crypto.pairwise.sharers import sign_sharers, verify_sharers, verify_signed_sharers
+from crypto.pairwise.share_release import check_released, release
+from crypto.pairwise.sharer_signatures import sign_sharers, verify_sharers, verify_signed_sharers
 from crypto.pairwise.shares import make_shares, open_share, verify_share
-from crypto.pairwise.survivors import sign_survivors, verify_signed_survivors, verify_survivor
+from crypto.pairwise.survivor_signatures import sign_survivors, verify_signed_survivors, verify_survivor
 from crypto.pairwise.unmask import unmask
+from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, SealedShare
 from crypto.pki import Credentials
 from crypto.protection import PayloadForm, Words
 from crypto.roster import Roster

@@ -15,11 +15,11 @@ from time import process_time
 import numpy as np
 from torch import Tensor, nn
 
+from agreement import Agreement, MaskingSection, Method, Protection
+from agreement.payload_forms import limits_of, result_form
 from protoseal.bench.pairwise_parties import Float
-from protoseal.config import Agreement, MaskingSection, Method, Protection
-from protoseal.federation import DirectTransport, LocalFederation, LocalSite
-from protoseal.terms import limits_of, result_form
-from protoseal.trainees import SiteTesting
+from protoseal.simulation.local_federation import DirectTransport, LocalFederation, LocalSite
+from protoseal.simulation.site_pool import SiteTesting
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey, Task, Work
 from secure_client.data import SiteData
@@ -62,7 +62,7 @@ class _Timed(DirectTransport):
         self._round = round_
 
     def next_task(self) -> Task:
-        """See :class:`secure_client.runner.Transport`, here and below."""
+        """See :class:`secure_client.client_loop.Transport`, here and below."""
         with self._round.in_coordinator():
             return super().next_task()
 

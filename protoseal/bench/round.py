@@ -9,17 +9,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from crypto.pool import Pool
+from agreement import Method, Protection
+from crypto.work_pool import Pool
 from protoseal.bench.record import Case, Spent, Value, spent_on
-from protoseal.config import Method, Protection
-from protoseal.config.simulation import SimulationConfig, load_simulation
-from protoseal.federation import LocalFederation
-from protoseal.simulation import Scene
-from protoseal.site_files import DividedData, divide
-from protoseal.trainees import SiteTesting
+from protoseal.simulation.config import SimulationConfig, load_simulation
+from protoseal.simulation.experiment import Scene
+from protoseal.simulation.local_federation import LocalFederation
+from protoseal.simulation.site_datasets import DividedData, divide
+from protoseal.simulation.site_pool import SiteTesting
 from protoseal_wire.messages import Phase, Task, Work
 from secure_client.data.preprocess import to_dataset
-from secure_server.workers import Workers
+from secure_server.process_pool import Workers
 
 PROTECTED = (Protection.MASKED, Protection.CKKS)
 NOTHING = Spent(0.0, 0.0)

@@ -13,16 +13,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from agreement.extensions.recipe import Trains
 from algorithms.pfpl.objective import Objective
 from protoseal.bench.record import Case, Spent, Task, Value, compare, machine, peak_memory, spent_on
-from secure_client.batches import TensorSource
+from protoseal.simulation.batched.training import Batching, run_together
 from secure_client.data.preprocess import to_dataset
 from secure_client.data.published import read_published
-from secure_client.learner import choose_device
-from secure_client.models import PrototypeModel, build_model
-from secure_client.recipe import Trains
-from secure_client.together import Batching, run_together
-from secure_client.training import Job, Schedule
+from secure_client.models.prototype_model import PrototypeModel, build_model
+from secure_client.training.batches import TensorSource
+from secure_client.training.job import Job, Schedule
+from secure_client.training.learner import choose_device
 
 CLASSES = 10
 MNIST_SAMPLES = 60_000

@@ -14,7 +14,7 @@ from protoseal.commands.bench_options import COUNT, counts
 from protoseal.commands.bench_pairwise import pairwise
 from protoseal.commands.bench_rotation import rotation
 from protoseal.commands.bench_round import round_
-from protoseal.commands.reporting import one_line_errors
+from protoseal.commands.error_output import one_line_errors
 
 if TYPE_CHECKING:
     from protoseal.bench.record import Case

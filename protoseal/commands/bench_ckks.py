@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from protoseal.commands.bench_options import COUNT, FILE, counts, recorded, show
-from protoseal.commands.reporting import one_line_errors
+from protoseal.commands.error_output import one_line_errors
 
 if TYPE_CHECKING:
     from protoseal.bench.record import Case
@@ -74,8 +74,8 @@ def ckks(path: Path | None, plot: Path | None, plot_dims: Path | None, **setting
 
 
 def _draw(plot: Path, cases: list[Case], along: str) -> None:
+    from agreement.storage.atomic_files import write_text
     from protoseal.bench.curves import growth_curves
-    from protoseal.files import write_text
 
     grown = [case.as_json() for case in cases if case.what["case"] == f"growth of {along}"]
     if not grown:

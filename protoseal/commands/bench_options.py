@@ -58,8 +58,8 @@ def draw_growth(
     plot: Path, cases: Iterable[Case], over: str, curves: Mapping[str, str], axes: tuple[str, str]
 ) -> None:
     """Draw what cases of growth have for each name in ``curves``, by its label, over the number called ``over``."""
+    from agreement.storage.atomic_files import write_text
     from protoseal.bench.curves import growth_curves
-    from protoseal.files import write_text
 
     grown = [case.as_json() for case in cases if case.what["case"] == "growth"]
     if not grown:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from protoseal.commands.bench_options import COUNT, FILE, counts, draw_growth, recorded, show
-from protoseal.commands.reporting import one_line_errors
+from protoseal.commands.error_output import one_line_errors
 
 if TYPE_CHECKING:
     pass

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from protoseal.commands.bench_options import COUNT, FILE, recorded, show
-from protoseal.commands.reporting import one_line_errors
+from protoseal.commands.error_output import one_line_errors
 
 COLUMNS = {
     **{name: name for name in ("case", "method", "protection", "seconds")},
@@ -47,9 +47,9 @@ METHODS = ("pfpl", "fedpc", "feddbp", "fedplcc")
 @one_line_errors
 def round_(path: Path | None, method: str, **settings: object) -> None:
     """Whole rounds, training included, under masked and ckks beside plain ones."""
+    from agreement import Method
     from protoseal.bench.record import machine
     from protoseal.bench.round import Plan, measure
-    from protoseal.config import Method
 
     plan = Plan(method=Method(method), **settings)  # type: ignore[arg-type]  # click has checked them
     cases = recorded("round", measure(plan), path, machine())

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import click
 
+from agreement.errors import UserError
+from privacy.accounting.accounting_rules import Accounting
+from privacy.ledger.decisions import LONGEST_REASON
+from privacy.ledger.entries import Limit
+from privacy.ledger.ledger import Ledger, read_account
+from privacy.ledger.remaining_budget import epsilon_of
 from protoseal.commands.budget_ledger import accountant as accountant_by
 from protoseal.commands.budget_ledger import check_whole
-from protoseal.commands.reporting import one_line_errors
-from protoseal.config import Accounting
-from protoseal.errors import UserError
-from secure_client.privacy.decisions import LONGEST_REASON
-from secure_client.privacy.entries import Limit
-from secure_client.privacy.ledger import Ledger, read_account
-from secure_client.privacy.limits import epsilon_of
+from protoseal.commands.error_output import one_line_errors
 
 
 @click.command("allow")

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import click
 
 from protoseal.commands.bench_options import COUNT
-from protoseal.commands.budget_options import DELTA, FRACTION, POSITIVE, Command, agreement_option
-from protoseal.commands.reporting import one_line_errors
+from protoseal.commands.budget_option_types import DELTA, FRACTION, POSITIVE, Command, agreement_option
+from protoseal.commands.error_output import one_line_errors
 
 if TYPE_CHECKING:
-    from protoseal.evaluation.audited import Audit, UnderAudit
+    from protoseal.evaluation.privacy_audit.audit import Audit, UnderAudit
 
 NOISE = 2.0
 TRAINING = {"noise_multiplier": 5.0, "clip": 1.0, "sampling_rate": 0.75}
@@ -89,10 +89,10 @@ def audit_prototypes(
     as_json: bool,
 ) -> None:
     """Audit noisy sums and counts of classes, with canaries a hundred times as long as the clip."""
-    from algorithms.grid import share_of
-    from protoseal.commands.audit_inputs import Releasing, releasing_of
-    from protoseal.evaluation.audited_query import QueryUnderAudit
-    from secure_client.privacy.query import PrototypeQuery
+    from privacy.mechanisms.grid import share_of
+    from privacy.mechanisms.prototype_query import PrototypeQuery
+    from protoseal.commands.budget_audit_inputs import Releasing, releasing_of
+    from protoseal.evaluation.privacy_audit.prototype_query import QueryUnderAudit
 
     agreed = Releasing(NOISE, 1, 1.0) if file is None else releasing_of(file, dim)
     asked = agreed.but(noise_multiplier=noise, releases=releases, clip=clip, count_weight=count_weight)
@@ -130,10 +130,10 @@ def audit_training(
     as_json: bool,
 ) -> None:
     """Audit DP-SGD, with canaries whose gradients are a hundred times as long as the clip, seen after every step."""
-    from protoseal.commands.audit_inputs import Training, training_of
-    from protoseal.config import DpSgdSection
-    from protoseal.config.reading import validate
-    from protoseal.evaluation.audited_training import TrainingUnderAudit
+    from agreement import DpSgdSection
+    from agreement.toml_loading import validate
+    from protoseal.commands.budget_audit_inputs import Training, training_of
+    from protoseal.evaluation.privacy_audit.dp_sgd import TrainingUnderAudit
 
     usual = Training(DpSgdSection(**TRAINING), EPOCHS, ROUNDS)
     agreed = usual if file is None else training_of(file)
@@ -165,7 +165,14 @@ class _Found:
 
 
 def _run(asked: _Asked, audited: UnderAudit, as_json: bool) -> None:
-    from protoseal.evaluation.audited import HALF, audit, expected_bound, lower_bound, p_value_of, plan_of
+    from protoseal.evaluation.privacy_audit.audit import (
+        HALF,
+        audit,
+        expected_bound,
+        lower_bound,
+        p_value_of,
+        plan_of,
+    )
 
     if asked.guesses is not None and asked.guesses > asked.canaries:
         raise click.UsageError(f"--guesses {asked.guesses} are more than --canaries {asked.canaries}")
@@ -214,7 +221,7 @@ def _as_json(asked: _Asked, found: _Found) -> dict[str, object]:
 
 
 def _in_words(asked: _Asked, found: _Found) -> str:
-    from protoseal.commands.budget_inputs import NO_GUARANTEE
+    from protoseal.commands.budget_plan_inputs import NO_GUARANTEE
 
     plan, guesses = found.done.plan, found.done.guesses
     expected = found.expected
@@ -238,7 +245,7 @@ def _or_more(count: int, made: int) -> str:
 
 
 def _reason(done: Audit) -> str:
-    from protoseal.evaluation.audited import Verdict
+    from protoseal.evaluation.privacy_audit.audit import Verdict
 
     if done.verdict is Verdict.REFUTED:
         return "the mechanism loses more privacy than is claimed"

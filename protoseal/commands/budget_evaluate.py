@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from protoseal.commands.reporting import one_line_errors
+from protoseal.commands.error_output import one_line_errors
 from protoseal.commands.simulate import simulate
 
 if TYPE_CHECKING:
-    from protoseal.config.simulation import SimulationConfig
-    from protoseal.evaluation.budget_records import Evaluation
-    from protoseal.simulation import Watcher
+    from protoseal.evaluation.privacy_accuracy.records import Evaluation
+    from protoseal.simulation.config import SimulationConfig
+    from protoseal.simulation.experiment import Watcher
 
 NOISES = ("local", "distributed")
 _NOT_OF_EACH = {"early_stopping", "tensorboard", "fresh", "as_json"}
@@ -90,10 +90,10 @@ def evaluate_command(
     them so, with hardly any noise. Each run is a simulation in a folder of its own under --out, which then has
     evaluate.json and evaluate.html; runs that are there are not run again.
     """
-    from protoseal.commands.watching import watched
-    from protoseal.config.simulation import load_simulation
-    from protoseal.evaluation.budget_page import write_page
-    from protoseal.evaluation.budget_runs import BudgetCurve, asked_for
+    from protoseal.commands.simulation_progress import watched
+    from protoseal.evaluation.privacy_accuracy.page import write_page
+    from protoseal.evaluation.privacy_accuracy.runs import BudgetCurve, asked_for
+    from protoseal.simulation.config import load_simulation
 
     if at_inf and math.inf not in epsilons:
         raise click.BadParameter(
@@ -118,8 +118,8 @@ def evaluate_command(
 
 
 def _table(evaluation: Evaluation) -> Table:
-    from protoseal.evaluation.budget_page import FREEZING, epsilon_text, spread_of
-    from protoseal.tables import paired_text
+    from protoseal.evaluation.privacy_accuracy.page import FREEZING, epsilon_text, spread_of
+    from protoseal.reports.tables import paired_text
 
     title = f"{evaluation.method} under {evaluation.protection}, {evaluation.dataset}, δ = {evaluation.delta:g}, %"
     table = Table(title=title, title_justify="left", title_style="bold")

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import click
 
-from protoseal.commands.reporting import one_line_errors
-from protoseal.config import Accounting
-from secure_client.beside import PEERS, lacking
-from secure_client.errors import RolledBackError
-from secure_client.privacy.chain import Anchor
-from secure_client.privacy.decisions import exposure_to_json, loss_to_json
-from secure_client.privacy.entries import NEIGHBOURS, Entry, Limit, is_guaranteed, spending_to_json
-from secure_client.privacy.events import DpSgd, Event, event_to_json
-from secure_client.privacy.ledger import Account, read_account
-from secure_client.privacy.limits import Accountant, epsilon_of, in_words, remaining
+from privacy.accounting.accounting_rules import Accounting
+from privacy.accounting.events import DpSgd, Event, event_to_json
+from privacy.errors import RolledBackError
+from privacy.ledger.decisions import exposure_to_json, loss_to_json
+from privacy.ledger.entries import NEIGHBOURS, Entry, Limit, is_guaranteed, spending_to_json
+from privacy.ledger.hash_chain import Anchor
+from privacy.ledger.ledger import Account, read_account
+from privacy.ledger.remaining_budget import Accountant, epsilon_of, in_words, remaining
+from protoseal.commands.error_output import one_line_errors
+from secure_client.privacy.rollback_record import PEERS, lacking
 
 _LEDGER = click.argument("ledger", type=click.Path(dir_okay=False, path_type=Path))
 _SCHEMA: dict[str, object] = {"schema": 2}
@@ -126,7 +126,7 @@ def check_whole(account: Account) -> None:
 def accountant(limit: Limit) -> Accountant:
     """Return the ledger's."""
     # Only where it is needed: it takes a second to import, and `verify` does without.
-    from secure_client.privacy.accountants import accountant_of
+    from privacy.ledger.accountants import accountant_of
 
     return accountant_of(limit.accountant)
 

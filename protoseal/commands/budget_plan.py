@@ -9,10 +9,10 @@ from typing import Any
 import click
 
 from protoseal.commands.bench_options import COUNT, FILE, counts
-from protoseal.commands.budget_answer import answer, draw, show
-from protoseal.commands.budget_options import DELTA, FRACTION, POSITIVE, agreement_option
-from protoseal.commands.budget_question import CLASSES, CLIP, DIM, SOLVED, UNITS, question
-from protoseal.commands.reporting import one_line_errors
+from protoseal.commands.budget_option_types import DELTA, FRACTION, POSITIVE, agreement_option
+from protoseal.commands.budget_plan_output import answer, draw, show
+from protoseal.commands.budget_plan_query import CLASSES, CLIP, DIM, SOLVED, UNITS, question
+from protoseal.commands.error_output import one_line_errors
 
 
 @click.command("plan")
@@ -65,7 +65,7 @@ def plan_command(*, as_json: bool, plot: Path | None, **options: Any) -> None:
     removed, over everything that was planned. Counts of a site's own data are used here and go nowhere.
     """
     asked = question(**options)
-    from secure_client.privacy.plan import plan
+    from privacy.accounting.budget_plan import plan
 
     made = plan(asked.query, asked.delta, training=asked.training, **asked.given)
     found = answer(asked, made)

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import click
 
 from crypto.errors import KeyStoreError
-from protoseal.commands.logs import start_log
-from protoseal.commands.passphrase import IN_CONFIG, read_passphrase
-from protoseal.commands.printable import printable
-from protoseal.commands.reporting import one_line_errors
-from protoseal.config import SiteConfig, load_site
+from protoseal.commands.error_output import one_line_errors
+from protoseal.commands.logging_setup import start_log
+from protoseal.commands.passphrase_input import IN_CONFIG, read_passphrase
+from protoseal.commands.terminal_escaping import printable
+from secure_client.config import SiteConfig, load_site
 
 if TYPE_CHECKING:
-    from protoseal.files import SiteLog, SiteRound
+    from secure_client.output.site_log import SiteLog, SiteRound
 
 config_option = click.option(
     "--config",
@@ -67,7 +67,7 @@ def check(config: Path, as_json: bool) -> None:
     A line says ok or FAILED for each: agreement, model, data, privacy budget, folders, certificate and stored state;
     and at the coordinator: reachable, site listed, same agreement, run open. The exit code is 0 if all are ok, else 1.
     """
-    from secure_client.check import check_site
+    from secure_client.check.checks import check_site
 
     loaded = load_site(config)
     findings = []
@@ -102,7 +102,7 @@ def _passphrase_to_try(config: SiteConfig) -> bytes:
 
 
 def _show(figures: SiteRound) -> None:
-    from protoseal.tables import epsilon_text
+    from protoseal.reports.tables import epsilon_text
 
     accuracy = figures.accuracy_classifier
     parts = [

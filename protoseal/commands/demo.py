@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from protoseal.commands.reporting import one_line_errors
+from protoseal.commands.error_output import one_line_errors
 
 if TYPE_CHECKING:
     from protoseal.demo import Progress
@@ -32,8 +32,8 @@ def demo(out: Path, rounds: int, seed: int, as_json: bool) -> None:
     Everything lies in OUT afterwards: each party's folder with its log, result.json and report.html.
     """
     from protoseal.demo import run_demo
-    from protoseal.report import write_report
-    from protoseal.tables import result_tables
+    from protoseal.reports.report import write_report
+    from protoseal.reports.tables import result_tables
 
     with _display(Console(stderr=True)) as show:
         result = run_demo(out.absolute(), seed=seed, rounds=rounds, on_progress=show)

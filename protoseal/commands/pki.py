@@ -16,11 +16,17 @@ import click
 from crypto.errors import CryptoError, VerificationError
 from crypto.pki import Identity, Request, Role, approve, create_authority, create_request, read_request
 from crypto.pki.authority import CA_FILE, CA_KEY_FILE, DEFAULT_CA_DAYS, DEFAULT_DAYS, LONGEST_DAYS
-from crypto.pki.files import check_absent, naming, read, rewrap, write_public
+from crypto.pki.key_files import check_absent, naming, read, rewrap, write_public
 from crypto.pki.requests import KEY_FILE, REQUEST_FILE
-from protoseal.commands.facts import Facts, certificate_facts, fact_lines, print_facts, request_facts
-from protoseal.commands.passphrase import on_terminal, passphrase_option, read_passphrase
-from protoseal.commands.printable import printable
+from protoseal.commands.certificate_details import (
+    Facts,
+    certificate_facts,
+    fact_lines,
+    print_facts,
+    request_facts,
+)
+from protoseal.commands.passphrase_input import on_terminal, passphrase_option, read_passphrase
+from protoseal.commands.terminal_escaping import printable
 
 Command = TypeVar("Command", bound=Callable[..., None])
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from protoseal.commands.reporting import one_line_errors
+from protoseal.commands.error_output import one_line_errors
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
-    from protoseal.config import Agreement
+    from agreement import Agreement
 
 
 @click.command()

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from protoseal.commands.reporting import one_line_errors
+from protoseal.commands.error_output import one_line_errors
 
 
 @click.command()
@@ -21,10 +21,10 @@ from protoseal.commands.reporting import one_line_errors
 @one_line_errors
 def report(run_dir: Path, class_name: str | None, against: Path | None) -> None:
     """Write RUN_DIR/report.html, one self-contained page, from RUN_DIR/result.json and the sites' folders."""
-    from protoseal.files import read_result
-    from protoseal.report import write_report
-    from protoseal.seeds import between_runs
-    from protoseal.tables import pairs_table
+    from protoseal.reports.report import write_report
+    from protoseal.reports.result_files import read_result
+    from protoseal.reports.seed_statistics import between_runs
+    from protoseal.reports.tables import pairs_table
 
     if against is None:
         click.echo(write_report(run_dir, class_name))

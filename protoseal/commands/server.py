@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
-from protoseal.commands.facts import Facts, print_facts
-from protoseal.commands.logs import start_log
-from protoseal.commands.passphrase import IN_CONFIG, read_passphrase
-from protoseal.commands.reporting import one_line_errors
-from protoseal.config import CoordinatorConfig, load_coordinator
+from protoseal.commands.certificate_details import Facts, print_facts
+from protoseal.commands.error_output import one_line_errors
+from protoseal.commands.logging_setup import start_log
+from protoseal.commands.passphrase_input import IN_CONFIG, read_passphrase
+from secure_server.config import CoordinatorConfig, load_coordinator
 
 
 class LeftAlone(click.ClickException):
@@ -39,7 +39,7 @@ def server() -> None:
 @one_line_errors
 def check(config: Path, as_json: bool) -> None:
     """Open what a run needs, and tell the agreement's hash for sites to compare. Listens on nothing."""
-    from crypto.pki.fields import load_certificate
+    from crypto.pki.certificate_fields import load_certificate
     from secure_server.app import open_identity
 
     loaded = load_coordinator(config)
@@ -71,7 +71,7 @@ def run(config: Path, as_json: bool) -> None:
     reason. 2 is a wrong command line.
     """
     from secure_server.app import run_coordinator
-    from secure_server.rounds import Stage
+    from secure_server.rounds.state import Stage
 
     loaded = load_coordinator(config)
     start_log(loaded.log_level)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 
-from protoseal.commands.reporting import one_line_errors
+from protoseal.commands.error_output import one_line_errors
 
 if TYPE_CHECKING:
-    from protoseal.config.simulation import SimulationConfig
-    from protoseal.files import RunResult
+    from protoseal.reports.result_files import RunResult
+    from protoseal.simulation.config import SimulationConfig
 
 
 def _numbers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -97,10 +97,10 @@ def simulate(
     The same command goes on with a simulation that was ended; finished runs are not run again. The result is that of
     one that was not ended, bit for bit on a CPU with --batched never, else up to rounding.
     """
-    from protoseal.commands.watching import watched
-    from protoseal.config.simulation import load_simulation
-    from protoseal.report import write_report
-    from protoseal.simulation import simulate as run
+    from protoseal.commands.simulation_progress import watched
+    from protoseal.reports.report import write_report
+    from protoseal.simulation.config import load_simulation
+    from protoseal.simulation.experiment import simulate as run
 
     loaded = load_simulation(config, flags, settings)
     with watched(loaded) as watcher:
@@ -113,7 +113,7 @@ def simulate(
 
 
 def _print(result: RunResult, config: SimulationConfig) -> None:
-    from protoseal.tables import result_tables
+    from protoseal.reports.tables import result_tables
 
     for table in result_tables(result):
         Console().print(table)

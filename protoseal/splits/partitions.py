@@ -3,7 +3,7 @@
 In all of them ``own_test`` is the part of each of its classes that a site keeps to test on, whatever test part
 the data set has, so that it tests on the classes in the proportions in which it trains on them. Without it a site
 tests on the data set's own test part, as far as its classes and domains go, or on a quarter where there is none, or
-where it was pooled with the rest (:class:`protoseal.splits.specs.Split`).
+where it was pooled with the rest (:class:`protoseal.splits.split_options.Split`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from protoseal.splits.dealing import deal, divide, keep_own_test, make_sites, thinned
-from protoseal.splits.site_arrays import SiteArrays
+from protoseal.splits.allocation import deal, divide, keep_own_test, make_sites, thinned
+from protoseal.splits.site_samples import SiteArrays
 from secure_client.data.arrays import Samples, TrainTest
 from secure_client.errors import DataError
 

@@ -11,8 +11,11 @@ from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
-from protoseal.config import Agreement, CoordinatorConfig, Section, SimulationConfig, SiteConfig
+from agreement import Agreement, Section
+from protoseal.simulation.config import SimulationConfig
 from scripts.documentation.text import escaped, from_docstring, table
+from secure_client.config import SiteConfig
+from secure_server.config import CoordinatorConfig
 
 Schema = Mapping[str, Any]
 

@@ -9,7 +9,7 @@ from crypto import errors as crypto_errors
 from scripts.documentation.text import escaped, from_docstring, table
 from secure_client import errors as site_errors
 from secure_server import errors as coordinator_errors
-from secure_server.status import STATUS
+from secure_server.service.status import STATUS
 
 _PARTS: tuple[tuple[str, ModuleType], ...] = (
     ("At a site", site_errors),

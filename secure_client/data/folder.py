@@ -24,7 +24,7 @@ from typing import cast
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from protoseal.config import PreprocessingSection
+from agreement import PreprocessingSection
 from secure_client.data.arrays import Inputs, Samples, Source, Subjects, as_floats, checked_samples
 from secure_client.data.preprocess import fit_images
 from secure_client.errors import DataError

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from protoseal.config import PreprocessingSection
+from agreement import PreprocessingSection
 from secure_client.data.arrays import Inputs, Samples, as_floats
 from secure_client.errors import DataError
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from protoseal.config import PreprocessingSection
+from agreement import PreprocessingSection
 from secure_client.data.arrays import Inputs, Samples, Source, checked_samples
 from secure_client.data.folder import fitted, pixels, stack
 from secure_client.errors import DataError

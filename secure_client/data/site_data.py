@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from protoseal.config import Agreement
+from agreement import Agreement
 from secure_client.data.arrays import Samples, Subjects, check_labels, checked_subjects
-from secure_client.data.own import OwnPart, call_own
 from secure_client.data.preprocess import PreprocessedDataset, to_dataset
 from secure_client.data.sources import is_own, load
+from secure_client.data.user_data import OwnPart, call_own
 
 
 @dataclass(frozen=True)

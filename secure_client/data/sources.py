@@ -8,15 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from protoseal.config import PreprocessingSection
-from protoseal.config.reading import DATA_ROOT, nearest
+from agreement import PreprocessingSection
+from agreement.toml_loading import DATA_ROOT, nearest
 from secure_client.data.arrays import Samples, Source, TrainTest, check_labels, join_samples
 from secure_client.data.digits import digits_in_five_appearances
 from secure_client.data.folder import read_folder
 from secure_client.data.npz import read_npz
-from secure_client.data.own import read_own
 from secure_client.data.preprocess import fit_images
 from secure_client.data.published import PUBLISHED, read_published
+from secure_client.data.user_data import read_own
 from secure_client.errors import DataError
 
 DIGITS = "digits"

@@ -8,23 +8,23 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from agreement.payload_forms import limits_of, longest_mean, result_form
+from agreement.sections.clustering import counted_samples
 from algorithms.fedplcc import GlobalClusters, LocalClusters
-from algorithms.linear import Float
+from algorithms.gram import Float
 from crypto.errors import MalformedError
-from crypto.pairwise.parts import MaskKeys
+from crypto.pairwise.wire_values import MaskKeys
 from crypto.plain import SCHEME as PLAIN
 from crypto.protection import Payload
-from crypto.rows import whole_numbers
-from protoseal.config.clustering import counted_samples
-from protoseal.terms import limits_of, longest_mean, result_form
+from crypto.row_checks import whole_numbers
 from protoseal_wire import codec
 from protoseal_wire.messages import PhaseKey, RoundStart
-from secure_client.bounds import model_weight
 from secure_client.errors import Violation
-from secure_client.exchanges.pairwise import Group
-from secure_client.methods.members import Members
-from secure_client.methods.method import Given, Parts
-from secure_client.methods.start import Starts
+from secure_client.methods.base import Given, Parts
+from secure_client.methods.group_members import Members
+from secure_client.methods.round_start import Starts
+from secure_client.privacy.value_bounds import model_weight
+from secure_client.protocol.masked_sum import Group
 
 _WEIGHTS_OFF = 1e-9
 """How far the weights of a class's clusters may be from 1 together: rounding."""
@@ -51,7 +51,7 @@ class Clustered:
         self._members = Members(parts, self._starts)
 
     def start(self, key: PhaseKey, start: RoundStart) -> None:
-        """See :class:`secure_client.methods.method.Method`, here and below."""
+        """See :class:`secure_client.methods.base.Method`, here and below."""
         caught_up = self._starts.checked(key, start, self._trainee.base)
         if caught_up is not None:
             # Of the round before: what was trained in this one from another base is not to be used.

@@ -16,17 +16,17 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from agreement.aggregation.encrypted_sums import EncryptedClusterSum
 from algorithms.fedplcc import GlobalClusters
 from crypto.ckks.sums import SummingSite
 from crypto.errors import ImplausibleError, MalformedError
 from crypto.protection import Payload
-from crypto.rows import whole_numbers
-from protoseal.encrypted import EncryptedClusterSum
+from crypto.row_checks import whole_numbers
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey
-from secure_client.containment import opening
+from secure_client.error_containment import opening
 from secure_client.methods.clusters import Received
-from secure_client.methods.directed_clusters import DirectedClustered
+from secure_client.methods.rotated_clusters import DirectedClustered
 
 _log = logging.getLogger("protoseal.site")
 
@@ -37,7 +37,7 @@ class EncryptedClustered(DirectedClustered):
     assigned_in = Phase.VALUES
 
     def step(self, key: PhaseKey, request: bytes) -> bytes:
-        """See :class:`secure_client.methods.method.Method`."""
+        """See :class:`secure_client.methods.base.Method`."""
         if key.phase is Phase.DIRECTIONS:
             return self._directions(key, request)
         group = self._assigned(key, request)

@@ -11,17 +11,17 @@ import logging
 
 import numpy as np
 
-from algorithms.linear import Bool, Float
-from crypto.ckks.mixing import MixingSite
+from agreement.aggregation.encrypted_sums import EncryptedGroups, EncryptedSum
+from agreement.aggregation.means import Means
+from agreement.payload_forms import sums_form
+from algorithms.gram import Bool, Float
+from crypto.ckks.group_mixing import MixingSite
 from crypto.ckks.sums import SummingSite
 from crypto.errors import ImplausibleError
 from crypto.protection import Payload
-from protoseal.encrypted import EncryptedGroups, EncryptedSum
-from protoseal.means import Means
-from protoseal.terms import sums_form
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey
-from secure_client.containment import opening
+from secure_client.error_containment import opening
 from secure_client.errors import Violation
 from secure_client.methods.sums import Sums
 
@@ -32,7 +32,7 @@ class EncryptedSums(Sums):
     """Over all sites: VALUES, and a result that is the sum."""
 
     def step(self, key: PhaseKey, request: bytes) -> bytes:
-        """See :class:`secure_client.methods.method.Method`."""
+        """See :class:`secure_client.methods.base.Method`."""
         if key.phase is not Phase.VALUES or key.round == 0:
             return super().step(key, request)
         group = self._members.asked(key, request)

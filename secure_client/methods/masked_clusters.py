@@ -4,7 +4,7 @@ From turned directions the coordinator has cosines, and from them an assignment,
 checks; its masks are bound to it. What is then added up are the prototypes of each cluster, their samples, and models.
 The limits: **one site that helps the coordinator opens everyone's prototypes.** It undoes the rotation, and then the
 sum of each cluster is d linear equations in the norms of its prototypes, whose directions are known. Only models and
-numbers of samples are left under masks, as :mod:`secure_client.exchanges.pairwise` says. Without help, G clusters of a
+numbers of samples are left under masks, as :mod:`secure_client.protocol.masked_sum` says. Without help, G clusters of a
 class give G·(G + 1)/2 equations in the norms; a site goes along with fewer than the class has prototypes, in one round.
 """
 
@@ -13,13 +13,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from crypto.pairwise.parts import MaskKeys
 from crypto.pairwise.scheme import SCHEME as PAIRWISE
+from crypto.pairwise.wire_values import MaskKeys
 from crypto.protection import Payload
 from protoseal_wire.messages import Phase, PhaseKey
-from secure_client.exchanges.pairwise import Group
-from secure_client.methods.directed_clusters import DirectedClustered
-from secure_client.methods.method import Given
+from secure_client.methods.base import Given
+from secure_client.methods.rotated_clusters import DirectedClustered
+from secure_client.protocol.masked_sum import Group
 
 
 class MaskedClustered(DirectedClustered):

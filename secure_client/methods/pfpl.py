@@ -6,16 +6,17 @@ import logging
 
 import numpy as np
 
+from agreement.cohorts import cohort_of
+from agreement.payload_forms import limits_of, result_form
 from algorithms.pfpl.aggregation import personalise
 from crypto.errors import ImplausibleError
 from crypto.protection import Cohort, Payload, Rows, SiteHalf
-from protoseal.terms import cohort_of, limits_of, result_form
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey, RoundStart
-from secure_client.containment import opening
+from secure_client.error_containment import opening
 from secure_client.errors import Violation
-from secure_client.exchanges.one_step import site_half
-from secure_client.methods.method import Given, Parts
+from secure_client.methods.base import Given, Parts
+from secure_client.protocol.single_step import site_half
 
 _log = logging.getLogger("protoseal.site")
 
@@ -32,7 +33,7 @@ class Pfpl:
         self._limits = limits_of(parts.agreement)
 
     def start(self, key: PhaseKey, start: RoundStart) -> None:
-        """See :class:`secure_client.methods.method.Method`, here and below."""
+        """See :class:`secure_client.methods.base.Method`, here and below."""
         check_nothing_given(key, start)
 
     def stated(self, key: PhaseKey) -> tuple[bytes, None]:  # noqa: ARG002 (what every method is asked)

@@ -13,26 +13,27 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
+from agreement import Method as MethodName
+from agreement import Protection
+from agreement.cohorts import clustering_cohort
+from agreement.payload_forms import limits_of, longest_mean, result_form
 from algorithms.feddbp.fusion import fuse
-from algorithms.linear import Bool, Float
-from crypto.pairwise.parts import MaskKeys
+from algorithms.gram import Bool, Float
 from crypto.pairwise.scheme import SCHEME as PAIRWISE
+from crypto.pairwise.wire_values import MaskKeys
 from crypto.plain import SCHEME as PLAIN
 from crypto.protection import Payload
-from protoseal.config import Method as MethodName
-from protoseal.config import Protection
-from protoseal.terms import clustering_cohort, limits_of, longest_mean, result_form
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey, RoundStart
-from secure_client.bounds import model_weight
-from secure_client.containment import contained
+from secure_client.error_containment import contained
 from secure_client.errors import Violation
-from secure_client.exchanges.one_step import shown_half
-from secure_client.exchanges.pairwise import Group
-from secure_client.methods.members import Members
-from secure_client.methods.method import Given, Parts
+from secure_client.methods.base import Given, Parts
+from secure_client.methods.group_members import Members
 from secure_client.methods.pfpl import check_nothing_given
-from secure_client.methods.start import Starts
+from secure_client.methods.round_start import Starts
+from secure_client.privacy.value_bounds import model_weight
+from secure_client.protocol.masked_sum import Group
+from secure_client.protocol.single_step import shown_half
 
 
 class Sums:
@@ -47,7 +48,7 @@ class Sums:
         self._masked = parts.agreement.protection is Protection.MASKED
 
     def start(self, key: PhaseKey, start: RoundStart) -> None:
-        """See :class:`secure_client.methods.method.Method`, here and below."""
+        """See :class:`secure_client.methods.base.Method`, here and below."""
         if key.round == 0:
             check_nothing_given(key, start)
             return
@@ -60,7 +61,7 @@ class Sums:
         """What the model was trained from, and fresh keys where the sum is masked.
 
         A site that cannot pay for its share of the noise stops here with a
-        :class:`secure_client.errors.BudgetError`, before it takes part in the attempt. The share is paid for and
+        :class:`privacy.errors.BudgetError`, before it takes part in the attempt. The share is paid for and
         drawn here, not when values are asked for: the statement's anchor then covers the payment, and a journal and a
         ledger that are put back together to any moment after it have one share to add, the same.
         """

@@ -1,4 +1,1 @@
-"""Differential privacy at a site: what is released with noise, what that costs, what was spent.
-
-Only ``dp_sgd``, ``per_sample`` and ``gradient_units`` import torch.
-"""
+"""A site's use of differential privacy: releases, their cost in a run, the site's ledger."""

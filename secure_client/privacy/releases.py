@@ -10,23 +10,25 @@ from pathlib import Path
 
 import numpy as np
 
-from algorithms.grid import Float, Ints
-from protoseal.config import Agreement
-from protoseal.config.privacy import USUAL_DEVIATIONS, BudgetSection, Extractor, PrivacySection, Unit
-from secure_client.errors import BudgetError
-from secure_client.privacy.cells import Cells, ReleasedCells, release_cells
-from secure_client.privacy.chain import Anchor
-from secure_client.privacy.entries import GUARANTEE, Fact, Release, Spending
-from secure_client.privacy.events import Event
-from secure_client.privacy.joint import joint_sums
-from secure_client.privacy.planned import (
+from agreement import Agreement
+from agreement.sections.privacy import USUAL_DEVIATIONS, Extractor, PrivacySection
+from privacy.accounting.events import Event
+from privacy.errors import BudgetError
+from privacy.ledger.entries import GUARANTEE, Fact, Release, Spending
+from privacy.ledger.hash_chain import Anchor
+from privacy.mechanisms.cell_query import Cells, ReleasedCells, release_cells
+from privacy.mechanisms.grid import Float, Ints
+from privacy.mechanisms.joint_clipping import joint_sums
+from privacy.mechanisms.prototype_query import Bool, PrototypeQuery, Released, Sums
+from privacy.units import Unit
+from secure_client.privacy.budget_section import BudgetSection
+from secure_client.privacy.run_cost import (
     event_of,
     planned_epsilon,
     planned_history,
     planned_in_words,
     training_of,
 )
-from secure_client.privacy.query import Bool, PrototypeQuery, Released, Sums
 from secure_client.privacy.site_ledger import site_ledger
 
 _log = logging.getLogger("protoseal.site")

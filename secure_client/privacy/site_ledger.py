@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from protoseal.config.privacy import BudgetSection
-from secure_client.privacy.accountants import accountant_of
-from secure_client.privacy.entries import Limit
-from secure_client.privacy.ledger import Ledger
+from privacy.ledger.accountants import accountant_of
+from privacy.ledger.entries import Limit
+from privacy.ledger.ledger import Ledger
+from secure_client.privacy.budget_section import BudgetSection
 
 
 def site_ledger(budget: BudgetSection) -> Ledger:

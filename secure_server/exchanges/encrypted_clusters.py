@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import numpy as np
 
+from agreement import Agreement
+from agreement.aggregation.encrypted_sums import EncryptedClusterSum
 from crypto.ckks.sums import SummingServer
 from crypto.protection import Payload
-from protoseal.config import Agreement
-from protoseal.encrypted import EncryptedClusterSum
 from protoseal_wire.codec import Limits
 from protoseal_wire.messages import Phase
-from secure_server.exchanges.attempt import Attempt, Outcome
-from secure_server.exchanges.directions import Directions
-from secure_server.exchanges.mixing import for_members
-from secure_server.exchanges.one_step import OneStep
+from secure_server.exchanges.base import Attempt, Outcome
+from secure_server.exchanges.group_results import for_members
+from secure_server.exchanges.rotated_clusters import Directions
+from secure_server.exchanges.single_step import OneStep
 
 
 class EncryptedClusters(OneStep):
@@ -34,7 +34,7 @@ class EncryptedClusters(OneStep):
         return super().request(attempt, phase, site)
 
     def check(self, attempt: Attempt, phase: Phase, site: str, content: bytes) -> None:
-        """As :class:`secure_server.exchanges.attempt.Exchange` says."""
+        """As :class:`secure_server.exchanges.base.Exchange` says."""
         if phase is Phase.DIRECTIONS:
             self._directions.read(attempt, site, content)
         else:

@@ -10,17 +10,17 @@ from __future__ import annotations
 from concurrent.futures import Executor
 from pathlib import Path
 
-from crypto.ckks.mixing_server import MixingServer
+from agreement import Agreement
+from agreement.aggregation.encrypted_sums import EncryptedGroups
+from agreement.payload_forms import sums_form
+from crypto.ckks.group_mixing_server import MixingServer
 from crypto.protection import Payload
-from protoseal.config import Agreement
-from protoseal.encrypted import EncryptedGroups
-from protoseal.terms import sums_form
 from protoseal_wire import codec
 from protoseal_wire.codec import Limits
 from protoseal_wire.messages import Phase
-from secure_server.exchanges.attempt import Attempt, Outcome
+from secure_server.exchanges.base import Attempt, Outcome
 from secure_server.exchanges.encrypted_sums import EncryptedSums
-from secure_server.exchanges.mixing import for_members
+from secure_server.exchanges.group_results import for_members
 
 
 class EncryptedGroupSums(EncryptedSums):
@@ -39,7 +39,7 @@ class EncryptedGroupSums(EncryptedSums):
         return codec.encode_payload(self.sum_over(attempt, attempt.group_of(site)))
 
     def check(self, attempt: Attempt, phase: Phase, site: str, content: bytes) -> None:
-        """As :class:`secure_server.exchanges.attempt.Exchange` says."""
+        """As :class:`secure_server.exchanges.base.Exchange` says."""
         if phase is not Phase.MEANS:
             super().check(attempt, phase, site, content)
         else:

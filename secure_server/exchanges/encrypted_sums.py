@@ -5,15 +5,15 @@ Under ``ckks`` it sees sizes, times and who holds what. The limits are :mod:`cry
 
 from __future__ import annotations
 
+from agreement import Agreement
+from agreement.aggregation.encrypted_sums import EncryptedSum
 from crypto.ckks.sums import SummingServer
 from crypto.protection import Payload
-from crypto.sums import SumServerHalf
-from protoseal.config import Agreement
-from protoseal.encrypted import EncryptedSum
+from crypto.sum_protection import SumServerHalf
 from protoseal_wire.codec import Limits
-from secure_server.exchanges.attempt import Attempt, Outcome
-from secure_server.exchanges.mixing import for_members
-from secure_server.exchanges.one_step import OneStep
+from secure_server.exchanges.base import Attempt, Outcome
+from secure_server.exchanges.group_results import for_members
+from secure_server.exchanges.single_step import OneStep
 
 
 class EncryptedSums(OneStep):

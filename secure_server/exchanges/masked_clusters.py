@@ -12,23 +12,23 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from agreement import Agreement
+from agreement.aggregation.means import check_samples
 from algorithms.fedplcc import Contribution
-from algorithms.linear import Float
+from algorithms.gram import Float
 from crypto.errors import MalformedError
 from crypto.fixed_point import FixedPoint
 from crypto.pairwise.scheme import SCHEME
 from crypto.protection import Payload
-from protoseal.config import Agreement
-from protoseal.means import check_samples
 from protoseal_wire.assignment import broadcast
 from protoseal_wire.codec import Limits
 from protoseal_wire.messages import Phase
-from secure_server.exchanges.attempt import Attempt
-from secure_server.exchanges.clusters import result_of
-from secure_server.exchanges.directions import Directions
-from secure_server.exchanges.mixing import GroupSum
-from secure_server.exchanges.pairwise import PairwiseSums
-from secure_server.run_state import Quorum
+from secure_server.exchanges.base import Attempt
+from secure_server.exchanges.cluster_assignment import result_of
+from secure_server.exchanges.group_results import GroupSum
+from secure_server.exchanges.masked_sums import PairwiseSums
+from secure_server.exchanges.rotated_clusters import Directions
+from secure_server.rounds.state import Quorum
 
 
 class MaskedClusters(PairwiseSums):
@@ -60,7 +60,7 @@ class MaskedClusters(PairwiseSums):
                 return super().request(attempt, phase, site)
 
     def check(self, attempt: Attempt, phase: Phase, site: str, content: bytes) -> None:
-        """As :class:`secure_server.exchanges.attempt.Exchange` says."""
+        """As :class:`secure_server.exchanges.base.Exchange` says."""
         if phase is Phase.DIRECTIONS:
             self._directions.read(attempt, site, content)
         else:

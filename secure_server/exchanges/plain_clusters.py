@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
+from agreement.cohorts import group_cohort
 from algorithms.fedplcc import Contribution, LocalClusters, contribution, has_direction
-from algorithms.linear import Float
+from algorithms.gram import Float
 from crypto.errors import MalformedError, UnknownSchemeError
 from crypto.plain import SCHEME
 from crypto.protection import Payload
-from crypto.rows import NORM_SLACK, whole_numbers
-from protoseal.terms import group_cohort
-from secure_server.exchanges.attempt import Attempt, Outcome
-from secure_server.exchanges.clusters import Assigned, Local, assigned, read_labels, result_of
-from secure_server.exchanges.group_sums import check_model, check_weight
-from secure_server.exchanges.mixing import for_members
-from secure_server.exchanges.one_step import OneStep
+from crypto.row_checks import NORM_SLACK, whole_numbers
+from secure_server.exchanges.base import Attempt, Outcome
+from secure_server.exchanges.cluster_assignment import Assigned, Local, assigned, read_labels, result_of
+from secure_server.exchanges.group_results import for_members
+from secure_server.exchanges.plain_sums import check_model, check_weight
+from secure_server.exchanges.single_step import OneStep
 
 
 class PlainClusters(OneStep):

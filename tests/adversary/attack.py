@@ -8,22 +8,28 @@ from typing import Any, Generic, TypeVar
 
 import pytest
 
+from agreement import Protection
 from algorithms.pfpl import Weighting
-from protoseal.config import Protection
 from protoseal_wire.messages import Phase
 from secure_client.errors import Violation
 from tests.adversary.hostile import Asked, Hostile
 
-ORDER = "secure_client.order.Order."
-PARTICIPANTS = "secure_client.exchanges.participants.Participants."
-JOURNAL_LOOKUP, JOURNAL_ONCE = "secure_client.journal.Journal.answer", "secure_client.journal._RECORD_ONCE"
+ORDER = "secure_client.protocol.phase_order.Order."
+PARTICIPANTS = "secure_client.protocol.participants.Participants."
+JOURNAL_LOOKUP, JOURNAL_ONCE = (
+    "secure_client.protocol.journal.Journal.answer",
+    "secure_client.protocol.journal._RECORD_ONCE",
+)
 PRESENCE_FIELDS = "protoseal_wire.presence._fields"
 COHORT_INDEX = "crypto.protection.Cohort.index"
-SEALED_INFO = "crypto.sealed._info"
+SEALED_INFO = "crypto.sealed_group_secret._info"
 
-THRESHOLD, BINDING_FIELDS = "crypto.pairwise.binding.threshold", "crypto.pairwise.binding.Binding.fields"
-BROADCAST = "secure_client.methods.directed_clusters.broadcast"
-GROUPS_UNCHANGED = "secure_client.methods.start.Starts._check_unchanged"
+THRESHOLD, BINDING_FIELDS = (
+    "crypto.pairwise.attempt_binding.threshold",
+    "crypto.pairwise.attempt_binding.Binding.fields",
+)
+BROADCAST = "secure_client.methods.rotated_clusters.broadcast"
+GROUPS_UNCHANGED = "secure_client.methods.round_start.Starts._check_unchanged"
 
 _DOUBLES: dict[str, Any] = {
     JOURNAL_LOOKUP: lambda _journal, _key, _request: None,

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from grpc import StatusCode
 
+from agreement.payload_forms import limits_of
 from crypto.ckks.evaluation_keys import EvaluationKeys
-from crypto.ckks.secret import CkksSecret
+from crypto.ckks.secret_key import CkksSecret
 from crypto.errors import MalformedError, UnknownSchemeError, VerificationError
-from crypto.sealed import SealedSecret, seal_group_secret
-from protoseal.terms import limits_of
+from crypto.sealed_group_secret import SealedSecret, seal_group_secret
 from protoseal_wire import codec
 from protoseal_wire.messages import GroupKeys, RosterAnswer
 from secure_server import errors

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from algorithms.kmeans import Labels
+from algorithms.clustering.kmeans import Labels
 from protoseal_wire.messages import AssignedRows, Assignment, Phase
 from tests.adversary.attack import BROADCAST, AnyAttack
 from tests.adversary.cluster_play import ClusterAttempt, ClusterPlay
@@ -120,8 +120,8 @@ def _first_of_2_called_0(rows: AssignedRows) -> AssignedRows:
     return replace(rows, classes=classes, clusters=clusters)
 
 
-_ASSIGNED = "secure_client.exchanges.assigned."
-_HOLDERS = "secure_client.exchanges.pairwise.MaskedSum._check_cluster_holders"
+_ASSIGNED = "secure_client.protocol.assignment_checks."
+_HOLDERS = "secure_client.protocol.masked_sum.MaskedSum._check_cluster_holders"
 CLUSTER_ATTACKS: dict[str, ClusterAttack] = {
     "puts a site's prototype in a cluster of its own": ClusterAttack(
         (_ASSIGNED + "check_holders", _HOLDERS), A, Phase.SHARES,

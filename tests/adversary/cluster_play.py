@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from agreement import Agreement, AveragingSection, Method
+from agreement.payload_forms import directions_form
 from algorithms.fedplcc import LocalClusters, contribution
 from crypto.fixed_point import FixedPoint
 from crypto.protection import Payload
-from protoseal.config import Agreement, AveragingSection, Method
-from protoseal.terms import directions_form
 from protoseal_wire import codec
 from protoseal_wire.assignment import AssignedClusters, clusters_of
 from protoseal_wire.messages import ActiveList, AssignedRows, Assignment, Phase
-from secure_client.methods import directed_clusters
-from secure_server.exchanges.clusters import Local, assigned
+from secure_client.methods import rotated_clusters
+from secure_server.exchanges.cluster_assignment import Local, assigned
 from tests.adversary.masked_play import Attempt, MaskedPlay, Vector
 from tests.support.grouped import EVERYONE, PARAMETERS, grouped_agreement
 from tests.support.small import CLASSES, DIM
@@ -106,7 +106,7 @@ class ClusterAttempt(Attempt):
     def broadcast(self) -> bytes:
         """As that site has it."""
         # By the name that a double may have been given.
-        bind: Callable[[bytes, bytes], bytes] = vars(directed_clusters)["broadcast"]
+        bind: Callable[[bytes, bytes], bytes] = vars(rotated_clusters)["broadcast"]
         return bind(super().broadcast, codec.encode_assignment(self.assignment))
 
     @property

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from scipy.stats import chi2, ncx2  # type: ignore[import-untyped]  # it ships no types
 
 from crypto.errors import MalformedError
-from crypto.pairwise.graph import Graph, graph_among
+from crypto.pairwise.attempt_secrets import public_of
 from crypto.pairwise.keystream import add_streams
 from crypto.pairwise.masks import pair_keys, self_key
-from crypto.pairwise.parts import ReleasedShare, ShareKind
-from crypto.pairwise.secrets import public_of
+from crypto.pairwise.neighbour_graph import Graph, graph_among
+from crypto.pairwise.wire_values import ReleasedShare, ShareKind
 from crypto.protection import Words
 from crypto.shamir import combine
 from tests.crypto.masked_group import Group, binding_of, names

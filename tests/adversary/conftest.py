@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from agreement import Agreement, Protection
 from algorithms.pfpl import Weighting
 from crypto.keys import StorageKey
 from crypto.pki import Credentials, Identity, Stretching, approve, create_authority, create_request
-from protoseal.config import Agreement, Protection
-from secure_client.setup import Party
+from secure_client.protocol.setup import Party
 from tests.adversary.hostile import Cast, Hostile
 from tests.adversary.masked_play import MaskedPlay
 from tests.support.grouped import TEN

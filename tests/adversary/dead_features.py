@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from tenseal import sealapi
 from torch import nn
 
+from agreement import Agreement, AveragingSection, Method, Protection, TrainingSection
 from crypto.ckks.parameters import context
 from crypto.ckks.serialization import dump, read_payload
 from crypto.ckks.sums import SummingServer
 from crypto.protection import Payload
-from protoseal.config import Agreement, AveragingSection, Method, Protection, TrainingSection
-from secure_client.averaged import Averaged
-from secure_client.models import SplitModel
+from secure_client.models.prototype_model import SplitModel
+from secure_client.training.averaged_parameters import Averaged
 from tests.conformance.clustered_runs import ClusterBook, run_clustered
 from tests.conformance.grouped_runs import grouped_agreement
 from tests.conformance.runs import data_for

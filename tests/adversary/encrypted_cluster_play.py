@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from agreement import Agreement, Protection
+from agreement.aggregation.encrypted_sums import EncryptedClusterSum
 from crypto.ckks.sums import SumForm, SummingServer, SummingSite
 from crypto.protection import Payload
-from protoseal.config import Agreement, Protection
-from protoseal.encrypted import EncryptedClusterSum
 from protoseal_wire import codec
 from protoseal_wire.messages import Assignment, Phase
 from tests.adversary.cluster_play import ClusterAttempt, ClusterPlay, clustered_agreement

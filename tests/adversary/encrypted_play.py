@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from crypto.ckks.mixing_server import MixingServer
-from crypto.ckks.secret import CkksSecret
+from agreement import Protection
+from agreement.aggregation.encrypted_sums import EncryptedGroups, EncryptedSum
+from agreement.payload_forms import sums_form
+from crypto.ckks.group_mixing_server import MixingServer
+from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.sums import SumForm, SummingServer, SummingSite
 from crypto.protection import Payload
-from protoseal.config import Protection
-from protoseal.encrypted import EncryptedGroups, EncryptedSum
-from protoseal.terms import sums_form
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
-from secure_client.group_secret import make_group_secret
+from secure_client.protocol.group_secret import make_group_secret
 from tests.adversary.masked_play import Attempt, Groups, MaskedPlay
 from tests.support.grouped import EVERYONE
 
@@ -34,7 +34,7 @@ def one_secret(_: Protection) -> tuple[bytes, bytes]:
     return make_group_secret(Protection.CKKS)
 
 
-MAKES_SECRETS = "secure_client.setup.make_group_secret"
+MAKES_SECRETS = "secure_client.protocol.setup.make_group_secret"
 
 
 def play_quickly(monkeypatch: pytest.MonkeyPatch) -> None:

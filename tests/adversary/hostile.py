@@ -13,15 +13,16 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
+from agreement import Agreement
+from agreement.cohorts import cohort_of
+from agreement.payload_forms import limits_of, values_form
 from crypto.ckks.packing import Packing
 from crypto.ckks.parameters import upload_forms
-from crypto.ckks.secret import CkksSecret
+from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import read_payload
 from crypto.pki import Credentials
 from crypto.protection import Combination, Payload
 from crypto.roster import Statement
-from protoseal.config import Agreement, BudgetSection
-from protoseal.terms import cohort_of, limits_of, values_form
 from protoseal_wire import codec
 from protoseal_wire.messages import (
     ActiveList,
@@ -33,15 +34,16 @@ from protoseal_wire.messages import (
     RosterAnswer,
     RoundStart,
 )
-from secure_client.build import build_learner, build_trainee
 from secure_client.data import SiteData
-from secure_client.journal import Journal
-from secure_client.privacy.planned import simulated_budget
+from secure_client.privacy.budget_section import BudgetSection
 from secure_client.privacy.releases import Releases, open_releases
+from secure_client.privacy.run_cost import simulated_budget
+from secure_client.protocol.journal import Journal
+from secure_client.protocol.setup import Party, open_journal
 from secure_client.session import Session
-from secure_client.setup import Party, open_journal
-from secure_client.trainee import Trainee
-from secure_server.aggregate import Aggregator, server_half
+from secure_client.site_model.checkpointed_learner import Trainee
+from secure_client.site_model.factory import build_learner, build_trainee
+from secure_server.aggregator import Aggregator, server_half
 
 Rows = NDArray[np.float64]
 

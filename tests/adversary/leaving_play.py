@@ -1,7 +1,7 @@
 """A coordinator that plays a whole run towards a site's own loop, returns what it likes, and notes all that it sees.
 
-The site runs :func:`secure_client.runner.take_part` from joining to the end. The coordinator is the real one, but for
-the results that it returns, so that every request is one that a site goes along with.
+The site runs :func:`secure_client.client_loop.take_part` from joining to the end. The coordinator is the real one, but
+for the results that it returns, so that every request is one that a site goes along with.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from numpy.typing import NDArray
 from tenseal import sealapi
 from torch.utils.data import TensorDataset
 
+from agreement import Agreement, AveragingSection, MaskingSection, Method, Protection, TrainingSection
+from agreement.payload_forms import limits_of
 from crypto.ckks.parameters import context, level_id
 from crypto.ckks.serialization import dump, read_payload
 from crypto.ckks.sums import SummingServer
 from crypto.protection import Payload
-from protoseal.config import Agreement, AveragingSection, MaskingSection, Method, Protection, TrainingSection
-from protoseal.federation import DirectTransport, LocalFederation, LocalSite
-from protoseal.terms import limits_of
+from protoseal.simulation.local_federation import DirectTransport, LocalFederation, LocalSite
 from protoseal_wire import codec
 from protoseal_wire.messages import JoinReply, JoinRequest, Phase, PhaseKey, Task, Wait
-from secure_client.averaged import Averaged
-from secure_client.build import build_agreed_model, build_learner, build_trainee
+from secure_client.client_loop import take_part
 from secure_client.data import SiteData
-from secure_client.runner import take_part
 from secure_client.session import Session
-from secure_server.aggregate import Aggregator
-from secure_server.exchanges.attempt import Outcome
+from secure_client.site_model.factory import build_agreed_model, build_learner, build_trainee
+from secure_client.training.averaged_parameters import Averaged
+from secure_server.aggregator import Aggregator
+from secure_server.exchanges.base import Outcome
 from tests.adversary.encrypted_play import MAKES_SECRETS, one_secret
 from tests.support.small import small_agreement, small_data
 
@@ -120,7 +120,7 @@ class Watched(DirectTransport):
         self._agreement, self._others, self._watch = federation.agreement, others, watch
 
     def join(self, request: JoinRequest) -> JoinReply:
-        """See :class:`secure_client.runner.Transport`, here and below."""
+        """See :class:`secure_client.client_loop.Transport`, here and below."""
         for other in () if self._begun else self._others:
             other.join()
         self._begun = True
@@ -188,7 +188,7 @@ def watched(
     with patch.context() as playing:
         if agreement.protection is Protection.CKKS:
             playing.setattr(MAKES_SECRETS, one_secret)
-        playing.setattr("secure_client.runner._SHORTEST_TURN_SECONDS", 0.0)
+        playing.setattr("secure_client.client_loop._SHORTEST_TURN_SECONDS", 0.0)
         return_crafted_results(playing, agreement)
         with LocalFederation(agreement, data_of(agreement, pixel), state=state) as federation:
             if not (folder.parent / "identities").exists():

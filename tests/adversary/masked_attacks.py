@@ -8,19 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from crypto.pairwise.attempt_secrets import AttemptSecrets
 from crypto.pairwise.masks import pair_key
-from crypto.pairwise.parts import MaskKeys, ReleasedShare, ShareKind
-from crypto.pairwise.secrets import AttemptSecrets
 from crypto.pairwise.shares import make_shares, open_share
+from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, ShareKind
 from protoseal_wire.messages import ActiveList, Phase
-from tests.adversary.attack import (
-    JOURNAL_LOOKUP,
-    JOURNAL_ONCE,
-    ORDER,
-    PRESENCE_FIELDS,
-    THRESHOLD,
-    AnyAttack,
-)
+from tests.adversary.attack import JOURNAL_LOOKUP, JOURNAL_ONCE, ORDER, PRESENCE_FIELDS, THRESHOLD, AnyAttack
 from tests.adversary.masked_play import Attempt, MaskedPlay, Vector
 from tests.support.grouped import EVERYONE, TEN
 
@@ -293,10 +286,10 @@ def share_of_another_attempt(play: MaskedPlay) -> None:
     assert now.masked[A].any()
 
 
-_MASKED = "secure_client.exchanges.pairwise.MaskedSum."
+_MASKED = "secure_client.protocol.masked_sum.MaskedSum."
 _FORGET, _ENOUGH = _MASKED + "forget", _MASKED + "_check_enough"
-CHECK_KEYS = "secure_client.methods.members.Members._check_keys"
-_QUORUM = "crypto.pairwise.binding._check_quorum"
+CHECK_KEYS = "secure_client.methods.group_members.Members._check_keys"
+_QUORUM = "crypto.pairwise.attempt_binding._check_quorum"
 _TWICE = "again with different content"
 SIGNED = r"the active list of round . is refused: a signature \(presence\) does not hold"
 _SHARE = "a share said to be of .* is refused: a signature .* does not hold"
@@ -321,7 +314,7 @@ SUM_ATTACKS: dict[str, MaskedAttack] = {
         two_open_attempts,
     ),
     "sums up those whom it did not ask to unmask": MaskedAttack(
-        ("secure_client.methods.members.Members._check_earlier_sums_stay_shut",), TEN[7], Phase.SHARES,
+        ("secure_client.methods.group_members.Members._check_earlier_sums_stay_shut",), TEN[7], Phase.SHARES,
         "3 of the 10 sites that attempt 1 listed are in this one, at least 7 are needed",
         attempt_among_those_not_asked_to_unmask, data_of=_LIKE_TEN,
     ),
@@ -330,7 +323,7 @@ SUM_ATTACKS: dict[str, MaskedAttack] = {
     ),
     "leaves a site alone with colluders": MaskedAttack(
         (
-            _QUORUM, "crypto.pairwise.survivors._check_enough", _ENOUGH, _MASKED + "_check_class_holders",
+            _QUORUM, "crypto.pairwise.survivor_signatures._check_enough", _ENOUGH, _MASKED + "_check_class_holders",
         ),
         A, Phase.SURVIVORS, "the survivors are 1; the threshold is 3", left_alone_by_colluders,
     ),
@@ -343,11 +336,11 @@ SUM_ATTACKS: dict[str, MaskedAttack] = {
         single_holder, _PAIRS, {B: C},
     ),
     "asks for shares under another set": MaskedAttack(
-        (_MASKED + "_check_same_set", "crypto.pairwise.survivors._check_enough"), A, Phase.UNMASK,
+        (_MASKED + "_check_same_set", "crypto.pairwise.survivor_signatures._check_enough"), A, Phase.UNMASK,
         "another survivor set than this site signed", unsigned_set,
     ),
     "asks for shares under few signatures": MaskedAttack(
-        ("crypto.pairwise.survivors._check_enough",), A, Phase.UNMASK,
+        ("crypto.pairwise.survivor_signatures._check_enough",), A, Phase.UNMASK,
         "2 signatures on the survivors; the threshold is 3", too_few_signatures,
     ),
     "swaps the peers' mask keys": MaskedAttack(

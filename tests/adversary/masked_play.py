@@ -8,18 +8,19 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from agreement.cohorts import group_cohort
+from agreement.payload_forms import values_form
 from crypto.fixed_point import FixedPoint
-from crypto.pairwise.binding import Binding
-from crypto.pairwise.graph import Graph
+from crypto.pairwise.attempt_binding import Binding
+from crypto.pairwise.attempt_secrets import SharePair
 from crypto.pairwise.keystream import add_streams
 from crypto.pairwise.masks import pair_keys, self_key
-from crypto.pairwise.parts import MaskKeys, ReleasedShare, SealedShare, ShareKind
+from crypto.pairwise.neighbour_graph import Graph
 from crypto.pairwise.scheme import SCHEME, words_of
-from crypto.pairwise.secrets import SharePair
 from crypto.pairwise.unmask import unmask
+from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, SealedShare, ShareKind
 from crypto.protection import Payload, Words
 from crypto.shamir import combine
-from protoseal.terms import group_cohort, values_form
 from protoseal_wire import codec
 from protoseal_wire.messages import (
     ActiveList,

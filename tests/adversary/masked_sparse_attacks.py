@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 from crypto.pairwise.keystream import add_streams
 from crypto.pairwise.masks import self_key
-from crypto.pairwise.parts import ShareKind
+from crypto.pairwise.wire_values import ShareKind
 from protoseal_wire.messages import Phase, SurvivorSignature
 from tests.adversary.masked_attacks import MaskedAttack, assert_is, assert_is_row
 from tests.adversary.masked_play import Attempt, MaskedPlay, Vector
@@ -73,7 +73,7 @@ def other_sharers_to_one_site(play: MaskedPlay) -> None:
     assert_is(play, begun.opened_alone(A, seed, masks), play.vector(A, begun))
 
 
-_MASKED = "secure_client.exchanges.pairwise.MaskedSum."
+_MASKED = "secure_client.protocol.masked_sum.MaskedSum."
 _LIKE_TEN = {A: A, **dict.fromkeys(TEN[1:7], C), **dict.fromkeys(TEN[7:], B)}
 SPARSE_ATTACKS: dict[str, MaskedAttack] = {
     "opens an attempt by those that the next one leaves out": MaskedAttack(
@@ -81,7 +81,7 @@ SPARSE_ATTACKS: dict[str, MaskedAttack] = {
         attempt_without_those_that_can_open_the_last, _SPARSE, _LIKE_TEN,
     ),
     "tells one site of other sharers": MaskedAttack(
-        ("crypto.pairwise.binding._check_quorum", _MASKED + "_verify_owners"), A, Phase.VALUES,
+        ("crypto.pairwise.attempt_binding._check_quorum", _MASKED + "_verify_owners"), A, Phase.VALUES,
         "those who made shares are 3; the threshold is 7", other_sharers_to_one_site, _SPARSE, dict.fromkeys(TEN, A),
     ),
 }  # fmt: skip

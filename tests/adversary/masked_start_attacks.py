@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from agreement import Method, TrainingSection
 from crypto.protection import Payload
-from protoseal.config import Method, TrainingSection
 from protoseal_wire.messages import Phase
 from tests.adversary.attack import BINDING_FIELDS, GROUPS_UNCHANGED
 from tests.adversary.masked_attacks import MaskedAttack, assert_is
@@ -105,8 +105,8 @@ def two_starts_of_a_round(play: MaskedPlay) -> None:
     assert np.abs(play.vector(A, second) - before).max() > 0.1
 
 
-_START, _MEMBERS = "secure_client.methods.start.Starts.", "secure_client.methods.members.Members."
-_ENOUGH = "secure_client.exchanges.pairwise.MaskedSum._check_enough"
+_START, _MEMBERS = "secure_client.methods.round_start.Starts.", "secure_client.methods.group_members.Members."
+_ENOUGH = "secure_client.protocol.masked_sum.MaskedSum._check_enough"
 _STILL = {
     "training": TrainingSection(model="tests.support.grouped:build", batch_size=4, lr=1e-9),
 }

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from crypto.errors import CryptoError
-from crypto.pairwise.binding import Binding
+from crypto.pairwise.attempt_binding import Binding
+from crypto.pairwise.attempt_secrets import AttemptSecrets, SharePair
 from crypto.pairwise.keystream import add_streams
 from crypto.pairwise.masks import pair_key, self_key
-from crypto.pairwise.parts import MaskKeys, ReleasedShare, ShareKind
-from crypto.pairwise.secrets import AttemptSecrets, SharePair
 from crypto.pairwise.unmask import unmask
+from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, ShareKind
 from crypto.protection import Words
 from crypto.shamir import combine
 from protoseal_wire.messages import Phase, PhaseKey
@@ -32,14 +32,14 @@ LENGTH = 16
 SECRET: Words = np.random.default_rng(7).integers(0, 2**64, LENGTH, dtype=np.uint64)
 """The victim's vector. That of every other member is zero, which gives the attacker every advantage."""
 
-KINDS = "crypto.pairwise.release._kinds"
-QUORUM = "crypto.pairwise.binding._check_quorum"
-NAMES = "crypto.pairwise.binding._check_names"
-SIGNERS = "crypto.pairwise.survivors._check_among"
-SIGNATURES_ENOUGH = "crypto.pairwise.survivors._check_enough"
-SURVIVOR_SIGNATURE = "crypto.pairwise.survivors.verify"
-RELEASERS = "crypto.pairwise.release._check_among"
-FIELDS = "crypto.pairwise.binding.Binding.fields"
+KINDS = "crypto.pairwise.share_release._kinds"
+QUORUM = "crypto.pairwise.attempt_binding._check_quorum"
+NAMES = "crypto.pairwise.attempt_binding._check_names"
+SIGNERS = "crypto.pairwise.survivor_signatures._check_among"
+SIGNATURES_ENOUGH = "crypto.pairwise.survivor_signatures._check_enough"
+SURVIVOR_SIGNATURE = "crypto.pairwise.survivor_signatures.verify"
+RELEASERS = "crypto.pairwise.share_release._check_among"
+FIELDS = "crypto.pairwise.attempt_binding.Binding.fields"
 FRESH = "tests.crypto.masked_group.fresh_secrets"
 SELF_KEY = "crypto.pairwise.masks.self_key"
 STATEMENT = "protoseal_wire.presence.verify"

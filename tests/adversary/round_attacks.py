@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 from tenseal import sealapi
 
+from agreement import Protection
 from algorithms.pfpl import Weighting
 from crypto.ckks.serialization import dump, load
 from crypto.protection import Payload
-from protoseal.config import Protection
 from protoseal_wire import codec
 from protoseal_wire.messages import ActiveList, Phase, PhaseKey, PresenceStatement, RoundStart
 from protoseal_wire.presence import verify_presence

@@ -6,18 +6,18 @@ from dataclasses import replace
 
 import numpy as np
 
-import crypto.sealed
+import crypto.sealed_group_secret
+from agreement import Protection
 from algorithms.pfpl import Weighting
-from crypto.ckks.secret import CkksSecret
+from crypto.ckks.secret_key import CkksSecret
 from crypto.keys import KEY_BYTES, ChannelKey, seal
 from crypto.pki import Credentials
 from crypto.roster import Statement, sign_statement
-from crypto.sealed import SealedSecret
-from protoseal.config import Protection
+from crypto.sealed_group_secret import SealedSecret
 from protoseal_wire import codec
 from protoseal_wire.messages import ActiveList, GroupKeys, Phase
 from protoseal_wire.presence import verify_presence
-from secure_client.group_secret import ckks_key
+from secure_client.protocol.group_secret import ckks_key
 from tests.adversary.attack import JOURNAL_LOOKUP, JOURNAL_ONCE, ORDER, SEALED_INFO, Attack
 from tests.adversary.hostile import Hostile
 
@@ -32,8 +32,10 @@ def coordinators_own_key(play: Hostile) -> None:
     for name in (A, B, C):
         roster_hash = play.give_roster(name, statements).roster_hash
     secret, public = CkksSecret.generate()
-    context = crypto.sealed._context(A, B, play.agreement.run, 1, roster_hash, public.hash)
-    sealed = seal(play.statement(B).channel_key, _SEED + secret.to_bytes(), crypto.sealed._info(context))
+    context = crypto.sealed_group_secret._context(A, B, play.agreement.run, 1, roster_hash, public.hash)
+    sealed = seal(
+        play.statement(B).channel_key, _SEED + secret.to_bytes(), crypto.sealed_group_secret._info(context)
+    )
     signature = play.cast.coordinator.sign("group-secret", *context, sealed)
     own = SealedSecret(A, B, roster_hash, public.hash, sealed, signature)
     play.ask(B, Phase.SECRET, codec.encode_sealed_secret(own), round_number=0)
@@ -77,8 +79,14 @@ def repeated_channel_key(play: Hostile) -> None:
     statements[2] = sign_statement(play.parties[C].credentials, agreement.run, agreement.hash(), stated)
     answer = play.give_roster(A, statements)
     (sealed,) = (each for each in _made(answer.keys).sealed if each.recipient == C)
-    context = crypto.sealed._context(A, C, agreement.run, 1, answer.roster_hash, sealed.public_hash)
-    opened = play.site(B).session._setup._channel_key().open(sealed.sealed, crypto.sealed._info(context))
+    context = crypto.sealed_group_secret._context(
+        A, C, agreement.run, 1, answer.roster_hash, sealed.public_hash
+    )
+    opened = (
+        play.site(B)
+        .session._setup._channel_key()
+        .open(sealed.sealed, crypto.sealed_group_secret._info(context))
+    )
     assert ckks_key(opened).to_bytes() == _group_secret(play, A).to_bytes()
 
 
@@ -104,8 +112,10 @@ def _read_with_secret_sealed_to(
     """Set up A, C and D with a roster on which ``name`` has the coordinator's key, and read what A sends."""
     answer = play.give_roster(A, statements)
     (sealed,) = (each for each in _made(answer.keys).sealed if each.recipient == name)
-    context = crypto.sealed._context(A, name, play.agreement.run, 1, answer.roster_hash, sealed.public_hash)
-    secret = ckks_key(key.open(sealed.sealed, crypto.sealed._info(context)))
+    context = crypto.sealed_group_secret._context(
+        A, name, play.agreement.run, 1, answer.roster_hash, sealed.public_hash
+    )
+    secret = ckks_key(key.open(sealed.sealed, crypto.sealed_group_secret._info(context)))
     for peer in (C, D):
         play.give_roster(peer, statements)
     _assert_reads(play, secret, A, play.begin(A, C, D))
@@ -207,7 +217,7 @@ _ORDER, _BEGUN = ORDER + "_check_set_up_attempt", ORDER + "_check_no_round_begun
 
 SET_UP_ATTACKS: dict[str, Attack] = {
     "seals its own key to a site": Attack(
-        ("crypto.sealed._check_signature",),
+        ("crypto.sealed_group_secret._check_signature",),
         B,
         Phase.SECRET,
         _UNSEALED + ".*does not hold",
@@ -215,7 +225,7 @@ SET_UP_ATTACKS: dict[str, Attack] = {
         *_CKKS,
     ),
     "swaps the hash of the evaluation keys": Attack(
-        ("crypto.sealed._check_signature", SEALED_INFO),
+        ("crypto.sealed_group_secret._check_signature", SEALED_INFO),
         B,
         Phase.SECRET,
         _UNSEALED + ".*does not hold",
@@ -288,7 +298,7 @@ SET_UP_ATTACKS: dict[str, Attack] = {
         (_BEGUN,), A, Phase.ROSTER, "came after rounds had begun", secret_after_rounds_began, *_CKKS
     ),
     "goes back to an earlier secret": Attack(
-        ("crypto.sealed._check_signature", SEALED_INFO),
+        ("crypto.sealed_group_secret._check_signature", SEALED_INFO),
         B,
         Phase.SECRET,
         _UNSEALED + ".*does not hold",

@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from agreement import Protection
 from algorithms.pfpl import Weighting
 from crypto.ckks.circuit import Circuit
 from crypto.ckks.evaluation_keys import EvaluationKeys
 from crypto.ckks.parameters import NUMERATOR, SLOTS
-from crypto.ckks.secret import CkksSecret
+from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import dump, read_ciphertext
 from crypto.protection import Payload
-from protoseal.config import Protection
 from protoseal_wire import codec
 from protoseal_wire.messages import (
     Acknowledgement,
@@ -28,8 +28,8 @@ from protoseal_wire.messages import (
     Task,
     Work,
 )
+from secure_client.client_loop import step, take_part
 from secure_client.errors import Violation
-from secure_client.runner import step, take_part
 from tests.adversary.conftest import Open
 from tests.adversary.hostile import Hostile
 

@@ -9,7 +9,7 @@ import pytest
 from grpc import StatusCode
 
 from crypto.roster import sign_statement
-from protoseal.federation import LocalFederation
+from protoseal.simulation.local_federation import LocalFederation
 from protoseal_wire.messages import (
     PROTOCOL_VERSION,
     DownloadRequest,
@@ -21,7 +21,7 @@ from protoseal_wire.messages import (
 )
 from secure_server import errors
 from secure_server.coordinator import Coordinator
-from secure_server.status import status_of
+from secure_server.service.status import status_of
 from tests.support.small import RUN, small_agreement, small_data
 
 A, B = "clinic-a", "clinic-b"

@@ -12,19 +12,19 @@ from grpc import StatusCode
 from numpy.typing import NDArray
 from tenseal import sealapi
 
+from agreement import Agreement, Protection
+from agreement.payload_forms import limits_of, values_form
 from algorithms.pfpl import Weighting
 from crypto.ckks.serialization import dump, load
 from crypto.errors import MalformedError, UnknownSchemeError, VerificationError
 from crypto.protection import Payload
-from protoseal.config import Agreement, Protection
-from protoseal.federation import LocalFederation
-from protoseal.terms import limits_of, values_form
+from protoseal.simulation.local_federation import LocalFederation
 from protoseal_wire import codec
 from protoseal_wire.messages import Acknowledgement, Phase, PresenceStatement, RoundStart
 from protoseal_wire.presence import sign_presence
 from protoseal_wire.v1 import protoseal_pb2 as pb
 from secure_server import errors
-from secure_server.status import status_of
+from secure_server.service.status import status_of
 from tests.adversary.bad_set_ups import MAKERS, NOT_MAKERS, OTHER_HASH, SEALED, UNSIGNED, Case
 from tests.adversary.victim import Scene, Upload, personalised, stopped_at
 from tests.support.small import small_agreement, small_data
@@ -262,7 +262,7 @@ def test_a_bad_upload_changes_nothing_and_the_run_goes_on(stop: Stop) -> None:
 
 def test_without_its_check_an_unsigned_secret_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     with stopped_at(_agreement(CKKS), A, Phase.ROSTER) as scene:
-        monkeypatch.setattr("crypto.sealed._check_signature", lambda *_args: None)
+        monkeypatch.setattr("crypto.sealed_group_secret._check_signature", lambda *_args: None)
         scene.send(UNSIGNED[2](scene))
         assert A in scene.coordinator.state.verified
 

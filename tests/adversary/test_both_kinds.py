@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from crypto.errors import MalformedError
-from crypto.pairwise.parts import ReleasedShare, ShareKind
+from crypto.pairwise.wire_values import ReleasedShare, ShareKind
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, SignedSurvivors
 from protoseal_wire.v1 import protoseal_pb2 as pb
@@ -20,7 +20,7 @@ from tests.support.grouped import EVERYONE, grouped_agreement
 
 A, B, C, D = EVERYONE
 WITHOUT_C = (A, B, D)
-KINDS = "crypto.pairwise.release._kinds"
+KINDS = "crypto.pairwise.share_release._kinds"
 
 
 @pytest.fixture

@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from agreement import Protection
 from algorithms.pfpl import Weighting
 from crypto.ckks.circuit import Parts
-from crypto.ckks.combining import Combining
 from crypto.ckks.packing import Packing
 from crypto.ckks.parameters import SUM, Ciphertext, Level, answer_forms
+from crypto.ckks.peer_combination import Combining
 from crypto.ckks.precision import total_error
 from crypto.ckks.serialization import read_ciphertexts
 from crypto.protection import Combination
-from protoseal.config import Protection
 from tests.adversary.encrypted_play import MAKES_SECRETS, one_secret
 from tests.adversary.hostile import Cast, Hostile
 from tests.support.small import DIM, small_agreement

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protoseal.config import Agreement
-from protoseal.terms import directions_form, limits_of
+from agreement import Agreement
+from agreement.payload_forms import directions_form, limits_of
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
-from secure_client.trainee import Trainee
+from secure_client.site_model.checkpointed_learner import Trainee
 from tests.adversary.dead_features import CLASSES, asking, run, sealed
 from tests.conformance.clustered_runs import ClusterBook
 

@@ -13,16 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agreement import Method, Protection
+from agreement.aggregation import encrypted_sums
+from agreement.aggregation.encrypted_sums import EncryptedSum, Opened
+from agreement.aggregation.means import Means, means_of
+from agreement.payload_forms import limits_of, sums_form
 from crypto.ckks.sums import SummingSite
-from protoseal import encrypted
-from protoseal.config import Method, Protection
-from protoseal.encrypted import EncryptedSum, Opened
-from protoseal.means import Means, means_of
-from protoseal.terms import limits_of, sums_form
 from protoseal_wire import codec
 from protoseal_wire.messages import Assignment, Phase, Work
 from secure_client.errors import Violation
-from secure_server import settling
+from secure_server.rounds import transitions
 from tests.adversary.cluster_attacks import replace_clusters, rows_of
 from tests.adversary.cluster_play import ClusterPlay
 from tests.adversary.conftest import OpenMasked
@@ -89,7 +89,7 @@ def test_a_leader_with_two_sums_of_a_round_would_have_a_members_vector(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Against a coordinator that attempts the round again: everyone's sum less that without one member."""
-    monkeypatch.setattr(settling, "_sum_may_be_open", lambda *_: False)
+    monkeypatch.setattr(transitions, "_sum_may_be_open", lambda *_: False)
     book = two_sums(tmp_path)
     everyone, without = sums_of_round_1(book)
     put = book.put[1, 1, VICTIM]
@@ -123,7 +123,7 @@ def alone(play: MaskedPlay) -> tuple[Vector, Vector]:
 def test_a_class_of_one_holder_would_be_open_to_every_member(
     open_masked: OpenMasked, monkeypatch: pytest.MonkeyPatch, method: Method
 ) -> None:
-    monkeypatch.setattr("protoseal.terms.active_classes", lambda presence, _: presence)
+    monkeypatch.setattr("agreement.cohorts.active_classes", lambda presence, _: presence)
     agreement = grouped.grouped_agreement(Protection.CKKS, method=method)
     found, secret = alone(open_masked(agreement, {B: C, D: C}))
     assert np.linalg.norm(secret) > 0.1
@@ -216,7 +216,7 @@ def first_cluster(begun: EncryptedClusterAttempt, assignment: Assignment) -> Vec
 def test_a_row_in_a_cluster_of_its_own_would_be_open_to_every_site(
     play: ClusterPlay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("secure_client.exchanges.assigned.check_holders", lambda *_: None)
+    monkeypatch.setattr("secure_client.protocol.assignment_checks.check_holders", lambda *_: None)
     begun = EncryptedClusterAttempt(play, *EVERYONE)
     found = first_cluster(begun, begun.by_first({A: True}))
     np.testing.assert_allclose(found, play.local(A).rows[0], rtol=0.0, atol=1e-9)
@@ -272,7 +272,7 @@ def test_without_the_count_it_would_be_what_sites_train_towards(
     play: ClusterPlay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, _ = different_assignments(play)
-    monkeypatch.setattr(encrypted, "whole_counts", at_least_three)
+    monkeypatch.setattr(encrypted_sums, "whole_counts", at_least_three)
     begun.give(C, begun.total(EVERYONE))
     base = play.site(C).trainee._base
     assert base is not None

@@ -20,17 +20,17 @@ import pytest
 from numpy.typing import NDArray
 from tenseal import sealapi
 
-from crypto.ckks.mixing_server import MixingServer
+from agreement import FeddbpSection, Method, Protection
+from agreement.payload_forms import directions_form, limits_of, sums_form
+from crypto.ckks.group_mixing_server import MixingServer
 from crypto.ckks.parameters import Form, context, level_id
 from crypto.ckks.serialization import dump, read_payload
 from crypto.ckks.sums import SummingServer
 from crypto.protection import Payload
-from protoseal.config import FeddbpSection, Method, Protection
-from protoseal.terms import directions_form, limits_of, sums_form
 from protoseal_wire import codec
 from protoseal_wire.codec import CodecError, Limits
 from protoseal_wire.messages import Acknowledgement, Phase, PhaseKey
-from secure_client.trainee import Trainee
+from secure_client.site_model.checkpointed_learner import Trainee
 from tests.adversary.encrypted_play import MAKES_SECRETS, one_secret
 from tests.conformance.clustered_runs import run_clustered
 from tests.conformance.grouped_runs import Book, grouped_agreement, run_grouped

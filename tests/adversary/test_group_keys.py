@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from agreement import Protection
+from agreement.cohorts import cohort_of
 from algorithms.pfpl import Weighting
-from crypto.ckks.secret import CkksSecret
-from protoseal.config import Protection
-from protoseal.terms import cohort_of
+from crypto.ckks.secret_key import CkksSecret
 from protoseal_wire.messages import ActiveList
 from tests.adversary.conftest import Open
 from tests.adversary.hostile import Hostile

@@ -15,15 +15,15 @@ import pytest
 from numpy.typing import NDArray
 from tenseal import sealapi
 
+from agreement import Method, Protection
+from agreement.aggregation.encrypted_sums import EncryptedGroups
 from algorithms.pfpl import Weighting
-from crypto.ckks.mixing_server import MixingServer
+from crypto.ckks.group_mixing_server import MixingServer
 from crypto.ckks.parameters import POLY_DEGREE, Ciphertext, Form, Level, answer_forms, context, level_id
-from crypto.ckks.secret import CkksSecret
+from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import dump, load, read_payload
 from crypto.ckks.sums import SummingSite
 from crypto.protection import Combination, Payload
-from protoseal.config import Method, Protection
-from protoseal.encrypted import EncryptedGroups
 from protoseal_wire import codec
 from protoseal_wire.messages import Acknowledgement
 from secure_client.session import Session

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agreement import Agreement, DpSgdSection, Extractor, Method, PrivacySection, Protection
 from crypto.errors import CryptoError
-from protoseal.config import Agreement, DpSgdSection, Extractor, Method, PrivacySection, Protection
 from protoseal_wire.messages import Finished
 from secure_client.errors import Violation
-from secure_client.feature_pass import FeaturePass
-from secure_client.trainee import Trainee
-from secure_client.training import Losses, run
+from secure_client.site_model.checkpointed_learner import Trainee
+from secure_client.training.feature_pass import FeaturePass
+from secure_client.training.job import Losses
+from secure_client.training.loop import run
 from tests.adversary.leaving_play import HUGE, ROUNDS, Watch, leaving_agreement, watched
 from tests.support.marks import full_but
 
@@ -137,7 +138,7 @@ def _raising_training(patch: pytest.MonkeyPatch) -> None:
 
 
 def _unbounded(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("secure_client.trainee.saturated", lambda averaged, *_: averaged)
+    patch.setattr("secure_client.site_model.checkpointed_learner.saturated", lambda averaged, *_: averaged)
 
 
 def _kept_as_trained(patch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from torch.utils.data import TensorDataset
 
+from agreement import AveragingSection
 from crypto.errors import MalformedError
-from crypto.pairwise.parts import ShareKind
-from crypto.pairwise.secrets import AttemptSecrets
-from protoseal.config import AveragingSection
+from crypto.pairwise.attempt_secrets import AttemptSecrets
+from crypto.pairwise.wire_values import ShareKind
 from tests.adversary.conftest import OpenMasked
 from tests.adversary.masked_play import MaskedPlay, Vector
 from tests.support.grouped import EVERYONE, PARAMETERS, grouped_agreement

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
+from algorithms.clustering.kmeans import Labels
 from algorithms.fedplcc import most_hiding
-from algorithms.kmeans import Labels
-from algorithms.linear import Float
+from algorithms.gram import Float
 from crypto.protection import Cohort
 from crypto.rotation import class_key, rotate
 from protoseal_wire.messages import AssignedRows, Assignment, Phase, PhaseKey
 from secure_client.errors import Violation
-from secure_client.exchanges.assigned import checked_assignment
-from secure_client.exchanges.one_step import rotation_context
+from secure_client.protocol.assignment_checks import checked_assignment
+from secure_client.protocol.single_step import rotation_context
 from tests.adversary.attack import weaken
 from tests.adversary.cluster_attacks import begun
 from tests.adversary.cluster_play import ClusterPlay, clustered_agreement
@@ -106,7 +106,7 @@ def test_as_many_sums_as_minimums_allow_give_norms_away_and_are_refused(
         Violation, match=r"16 clusters for 48 rows of class .*: their sums would give norms away"
     ):
         check(16)
-    weaken("secure_client.exchanges.assigned.check_few", monkeypatch)
+    weaken("secure_client.protocol.assignment_checks.check_few", monkeypatch)
     check(16)
 
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agreement import Protection
+from agreement.payload_forms import directions_form, limits_of, values_form
 from algorithms.fedplcc import LocalClusters
 from crypto.errors import MalformedError
 from crypto.protection import Payload
-from protoseal.config import Protection
-from protoseal.terms import directions_form, limits_of, values_form
 from protoseal_wire import codec
 from protoseal_wire.messages import AssignedRows, Assignment, Phase
-from secure_client.feature_pass import Embedded
-from secure_client.learner import Learner
+from secure_client.training.feature_pass import Embedded
+from secure_client.training.learner import Learner
 from tests.adversary.cluster_attacks import assert_is, begun
 from tests.adversary.cluster_play import ClusterPlay, clustered_agreement
 from tests.adversary.hostile import Cast
@@ -77,7 +77,7 @@ def test_prototypes_among_zeros_would_be_opened(play: ClusterPlay, monkeypatch: 
     """The power of what follows: sites that send zeros, as zeros."""
     have(monkeypatch, with_zero, B, C)
     monkeypatch.setattr(LocalClusters, "without_zeros", lambda local: local)
-    monkeypatch.setattr("secure_client.methods.directed_clusters._with_directions", lambda rows: rows)
+    monkeypatch.setattr("secure_client.methods.rotated_clusters._with_directions", lambda rows: rows)
     in_zero_company(play)
 
 

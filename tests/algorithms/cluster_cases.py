@@ -12,8 +12,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from algorithms.model_outputs import Outputs, Terms
 from algorithms.prototypes import Clusters
-from algorithms.terms import Outputs, Terms
 
 CLASSES, DIM = 4, 5
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from algorithms.clustering.kmeans import Labels
 from algorithms.fedplcc import Assignment, Contribution, LocalClusters, contribution, local_clusters
-from algorithms.kmeans import Labels
-from algorithms.linear import Float
+from algorithms.gram import Float
 
 SEEDS = range(40)
 CLASSES, DIM = 3, 6

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from algorithms.inference import by_prototype
+from algorithms.model_outputs import Outputs
 from algorithms.prototypes import Clusters, Targets
-from algorithms.terms import Outputs
 from tests.algorithms import feddbp_reference as reference
 
 CLASSES, DIM = 5, 3

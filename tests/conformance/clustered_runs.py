@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
+from agreement import Agreement, Protection
+from agreement.aggregation.encrypted_sums import EncryptedClusterSum
+from agreement.payload_forms import limits_of, result_form
 from algorithms.fedplcc import LocalClusters
-from protoseal.config import Agreement, Protection
-from protoseal.encrypted import EncryptedClusterSum
-from protoseal.terms import limits_of, result_form
 from protoseal_wire import codec
 from protoseal_wire.assignment import clusters_of
 from protoseal_wire.messages import Phase, PhaseKey, Work

@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from agreement import Agreement
+from agreement.aggregation.encrypted_sums import EncryptedClusterSum, EncryptedGroups, EncryptedSum
+from agreement.aggregation.means import Means
 from algorithms.fedplcc import GlobalClusters
-from crypto.ckks.mixing import MixingSite
+from crypto.ckks.group_mixing import MixingSite
 from crypto.ckks.sums import SummingSite
 from crypto.protection import Payload
-from crypto.rows import whole_numbers
-from protoseal.config import Agreement
-from protoseal.encrypted import EncryptedClusterSum, EncryptedGroups, EncryptedSum
-from protoseal.federation import LocalSite
-from protoseal.means import Means
+from crypto.row_checks import whole_numbers
+from protoseal.simulation.local_federation import LocalSite
 
 Float = NDArray[np.float64]
 

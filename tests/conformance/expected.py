@@ -9,14 +9,14 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from algorithms.holders import active_classes
-from algorithms.linear import squared_distances
+from agreement import Agreement, PfplSection, Protection
+from algorithms.gram import squared_distances
+from algorithms.min_holders import active_classes
 from algorithms.pfpl import Weighting
 from algorithms.pfpl.aggregation import peer_weights, personalise
 from crypto.ckks.precision import peer_error
 from crypto.plain import PlainServer
 from crypto.protection import Cohort, Payload
-from protoseal.config import Agreement, PfplSection, Protection
 from tests.conformance.runs import Record, Taken
 
 Stack = NDArray[np.float64]

@@ -12,19 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from crypto.pairwise.parts import MaskKeys
-from protoseal.config import Agreement, AveragingSection, FedpcSection, Method, Protection, TrainingSection
-from protoseal.federation import DirectTransport, LocalFederation, LocalSite
-from protoseal.files import SiteRound
-from protoseal.terms import limits_of, result_form
+from agreement import Agreement, AveragingSection, FedpcSection, Method, Protection, TrainingSection
+from agreement.payload_forms import limits_of, result_form
+from crypto.pairwise.wire_values import MaskKeys
+from protoseal.simulation.local_federation import DirectTransport, LocalFederation, LocalSite
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey, RoundStart, Work
-from secure_client.averaged import Averaged
 from secure_client.data import SiteData
-from secure_client.models import SplitModel
-from secure_server.coordinator import Coordinator, CoordinatorRound
-from secure_server.run_state import Groups
-from secure_server.store import Received
+from secure_client.models.prototype_model import SplitModel
+from secure_client.output.site_log import SiteRound
+from secure_client.training.averaged_parameters import Averaged
+from secure_server.coordinator import Coordinator
+from secure_server.round_log import CoordinatorRound
+from secure_server.rounds.state import Groups
+from secure_server.storage.store import Received
 from tests.conformance.decrypted import means_in
 from tests.conformance.expected import check_predictions
 from tests.conformance.runs import Bool, Record, taken_from

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from protoseal.config import Protection
+from agreement import Protection
 from tests.algorithms import feddbp_reference as feddbp
 from tests.algorithms import fedpc_reference as paper
 from tests.algorithms import plain_lists as lists

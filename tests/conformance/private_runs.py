@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from protoseal.config import (
+from agreement import (
     Agreement,
     AveragingSection,
     Extractor,
@@ -15,8 +15,8 @@ from protoseal.config import (
     Protection,
     TrainingSection,
 )
-from secure_client.averaged import Averaged
-from secure_client.build import build_agreed_model
+from secure_client.site_model.factory import build_agreed_model
+from secure_client.training.averaged_parameters import Averaged
 from tests.conformance.grouped_runs import grouped_agreement
 
 _PIXELS = 16

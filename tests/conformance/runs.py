@@ -16,21 +16,23 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from algorithms.alignment import units
+from agreement import Agreement, Protection
+from algorithms.alignment_loss import units
 from algorithms.inference import by_prototype
+from algorithms.model_outputs import Outputs
 from algorithms.pfpl import Weighting
 from algorithms.prototypes import Clusters, Guide
-from algorithms.terms import Outputs
-from protoseal.config import Agreement, Protection
-from protoseal.federation import LocalFederation
-from protoseal.files import MODEL, SitePrototypes, SiteRound, read_prototypes
-from secure_client.build import build_agreed_model
+from protoseal.simulation.local_federation import LocalFederation
 from secure_client.data import SiteData
 from secure_client.data.arrays import Samples
 from secure_client.data.preprocess import to_dataset
-from secure_client.guides import inference_guide
-from secure_client.journal import Journal
-from secure_client.models import outputs_of
+from secure_client.models.prototype_model import outputs_of
+from secure_client.output.site_files import MODEL, read_prototypes
+from secure_client.output.site_log import SiteRound
+from secure_client.output.site_prototypes import SitePrototypes
+from secure_client.protocol.journal import Journal
+from secure_client.site_model.factory import build_agreed_model
+from secure_client.site_model.prototype_targets import inference_guide
 from tests.support.small import small_agreement
 
 Bool = NDArray[np.bool_]

@@ -9,15 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protoseal.config import FedplccSection, Method, Protection
+from agreement import FedplccSection, Method, Protection
 from protoseal_wire.messages import Phase
-from tests.conformance.clustered_runs import (
-    ClusterBook,
-    excess,
-    expected,
-    expected_local,
-    run_clustered,
-)
+from tests.conformance.clustered_runs import ClusterBook, excess, expected, expected_local, run_clustered
 from tests.conformance.grouped_runs import compare_predictions, grouped_agreement
 from tests.conformance.literal import contributors
 from tests.conformance.runs import Bool, data_for

@@ -13,20 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agreement import Agreement, Protection
 from algorithms.pfpl import Weighting
-from protoseal.config import Agreement, Protection
-from protoseal.federation import DirectTransport, LocalSite
+from protoseal.simulation.local_federation import DirectTransport, LocalSite
 from protoseal_wire.messages import Phase, PhaseKey
-from secure_server.coordinator import Coordinator, CoordinatorRound
+from secure_server.coordinator import Coordinator
+from secure_server.round_log import CoordinatorRound
 from tests.conformance.expected import Stack, check_predictions, excess_over, inputs_from
-from tests.conformance.runs import (
-    Bool,
-    Record,
-    agreement_for,
-    data_for,
-    holdings,
-    recording_federation,
-)
+from tests.conformance.runs import Bool, Record, agreement_for, data_for, holdings, recording_federation
 from tests.conformance.turns import Clock, Loss, play, set_deadlines
 from tests.support.marks import full_but
 

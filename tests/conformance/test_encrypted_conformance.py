@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protoseal.config import FeddbpSection, FedplccSection, Method, Protection
+from agreement import FeddbpSection, FedplccSection, Method, Protection
 from tests.conformance import clustered_runs, literal
 from tests.conformance.clustered_runs import ClusterBook, run_clustered
 from tests.conformance.grouped_runs import (

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protoseal.config import Method, Protection
+from agreement import Method, Protection
 from protoseal_wire.messages import Phase
-from secure_client.setup import open_journal
-from secure_server import settling
+from secure_client.protocol.setup import open_journal
+from secure_server.rounds import transitions
 from tests.conformance import clustered_runs, literal, test_restarts
 from tests.conformance.clustered_runs import ClusterBook, run_clustered
 from tests.conformance.expected import check_predictions
@@ -183,7 +183,7 @@ def test_attempts_after_means_were_asked_would_have_been_noticed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The power of the above: a coordinator that repeats the round gets means of two sums in it."""
-    monkeypatch.setattr(settling, "_sum_may_be_open", lambda *_: False)
+    monkeypatch.setattr(transitions, "_sum_may_be_open", lambda *_: False)
     book = run(Method.FEDPC, 1, tmp_path, [Loss(LEADER, 1, Phase.MEANS)])
     assert book.summary() == [(1, 2, False)]
     assert leaders(book, 1) == {FIRST[0], FIRST[1], SECOND[0]} - {LEADER}

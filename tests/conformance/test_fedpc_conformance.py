@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protoseal.config import MaskingSection, Protection
+from agreement import MaskingSection, Protection
 from tests.conformance import literal
 from tests.conformance.grouped_runs import (
     Book,

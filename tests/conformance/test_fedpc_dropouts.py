@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from protoseal.config import Protection
+from agreement import Protection
 from protoseal_wire.messages import Phase
 from tests.conformance import literal
 from tests.conformance.grouped_runs import (

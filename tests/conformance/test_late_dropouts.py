@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from agreement import Agreement, Protection
+from agreement.payload_forms import limits_of, values_form
 from algorithms.pfpl import Weighting
 from crypto.ckks.packing import Packing
 from crypto.ckks.parameters import PROTOTYPE
 from crypto.ckks.serialization import read_ciphertexts
-from protoseal.config import Agreement, Protection
-from protoseal.terms import limits_of, values_form
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 from tests.conformance.expected import excess_over, inputs_from
@@ -92,7 +92,7 @@ def test_the_class_is_zeros_then(tmp_path: Path) -> None:
 
 
 def test_zeros_that_are_not_sent_would_be_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protoseal.terms.active_classes", lambda presence, _: presence.any(axis=0))
+    monkeypatch.setattr("agreement.cohorts.active_classes", lambda presence, _: presence.any(axis=0))
     assert rare(run(tmp_path), 2) > 0.1
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protoseal.config import Method, Protection
+from agreement import Method, Protection
 from protoseal_wire.messages import Phase
 from tests.conformance.clustered_runs import ClusterBook, excess, expected, run_clustered
 from tests.conformance.grouped_runs import grouped_agreement

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agreement import Extractor, FeddbpSection, FedplccSection, Method, Protection
 from algorithms.pfpl import Weighting
-from protoseal.config import Extractor, FeddbpSection, FedplccSection, Method, Protection
 from tests.conformance import clustered_runs, expected, literal
 from tests.conformance.clustered_runs import ClusterBook, run_clustered
 from tests.conformance.grouped_runs import Book, compare_predictions, run_grouped, two_kinds

@@ -12,20 +12,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agreement import Agreement, Method, Protection
 from algorithms.pfpl import Weighting
-from protoseal.config import Agreement, Method, Protection
-from protoseal.federation import DirectTransport, make_parties
+from protoseal.simulation.local_federation import DirectTransport, make_parties
 from protoseal_wire.messages import Finished, Phase, Task
-from secure_client.build import build_learner, build_trainee
+from secure_client.client_loop import step
 from secure_client.data import SiteData
-from secure_client.journal import Journal
-from secure_client.runner import step
+from secure_client.protocol.journal import Journal
+from secure_client.protocol.setup import Party, open_journal
 from secure_client.session import Session
-from secure_client.setup import Party, open_journal
-from secure_server.aggregate import Aggregator
-from secure_server.agreed_rules import agreed_rules
+from secure_client.site_model.factory import build_learner, build_trainee
+from secure_server.aggregator import Aggregator
 from secure_server.coordinator import Coordinator
-from secure_server.store import Store
+from secure_server.rounds.rules_from_agreement import agreed_rules
+from secure_server.storage.store import Store
 from tests.conformance.clustered_runs import run_clustered
 from tests.conformance.expected import check_predictions, excess
 from tests.conformance.grouped_runs import grouped_agreement, run_grouped, two_kinds

@@ -19,9 +19,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from crypto.discrete_gaussian import discrete_gaussian
-from crypto.pairwise.binding import threshold
-from protoseal.config import (
+from agreement import (
     Agreement,
     FeddbpSection,
     MaskingSection,
@@ -30,11 +28,13 @@ from protoseal.config import (
     PrivacySection,
     Protection,
 )
+from crypto.pairwise.attempt_binding import threshold
+from privacy.mechanisms.discrete_gaussian import discrete_gaussian
 from protoseal_wire.messages import Phase
-from secure_client.build import build_agreed_model
 from secure_client.data import SiteData
-from secure_client.models import outputs_of
+from secure_client.models.prototype_model import outputs_of
 from secure_client.privacy.releases import Releases
+from secure_client.site_model.factory import build_agreed_model
 from tests.algorithms import fedpc_reference as paper
 from tests.conformance.grouped_runs import Book, run_grouped, two_kinds
 from tests.conformance.literal import contributors
@@ -102,7 +102,7 @@ class Draws:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Releases, "draw_share", noted_pay)
             patch.setattr(Releases, "term", noted_term)
-            patch.setattr("secure_client.privacy.query.discrete_gaussian", noted_draw)
+            patch.setattr("privacy.mechanisms.prototype_query.discrete_gaussian", noted_draw)
             yield
 
 

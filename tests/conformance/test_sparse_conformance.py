@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protoseal.config import FeddbpSection, FedplccSection, MaskingSection, Method, Protection
-from protoseal.evaluation.recording import compare
-from protoseal.terms import limits_of, values_form
+from agreement import FeddbpSection, FedplccSection, MaskingSection, Method, Protection
+from agreement.payload_forms import limits_of, values_form
+from protoseal.evaluation.coordinator_view.recording import compare
 from protoseal_wire import codec
 from protoseal_wire.messages import MaskedValues, Phase
 from tests.conformance import clustered_runs, literal

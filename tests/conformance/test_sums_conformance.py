@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protoseal.config import FeddbpSection, MaskingSection, Method, Protection
+from agreement import FeddbpSection, MaskingSection, Method, Protection
 from tests.conformance import literal
 from tests.conformance.grouped_runs import (
     Book,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from protoseal.config import Method, Protection
+from agreement import Method, Protection
 from protoseal_wire.messages import Phase
 from tests.conformance import literal
 from tests.conformance.grouped_runs import (

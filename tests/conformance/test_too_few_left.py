@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agreement import Agreement, Method, Protection
 from algorithms.pfpl import Weighting
-from protoseal.config import Agreement, Method, Protection
-from protoseal.federation import LocalFederation
+from protoseal.simulation.local_federation import LocalFederation
 from protoseal_wire.messages import Phase
-from secure_server.coordinator import CoordinatorRound
-from secure_server.rounds import Stage
+from secure_server.round_log import CoordinatorRound
+from secure_server.rounds.state import Stage
 from tests.conformance.expected import check_predictions
 from tests.conformance.grouped_runs import grouped_agreement
 from tests.conformance.runs import Record, agreement_for, data_for, recording_federation

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from protoseal.federation import DirectTransport, LocalFederation, LocalSite
+from protoseal.simulation.local_federation import DirectTransport, LocalFederation, LocalSite
 from protoseal_wire.messages import Finished, Phase, Stopped, Work
-from secure_server.aggregate import Aggregator
-from secure_server.agreed_rules import agreed_rules
+from secure_server.aggregator import Aggregator
 from secure_server.coordinator import Coordinator
-from secure_server.rounds import Stage, State
-from secure_server.run_state import ASKING
+from secure_server.rounds.rules_from_agreement import agreed_rules
+from secure_server.rounds.state import ASKING, Stage, State
 
 SECONDS = 10.0
 """How long every phase may take."""

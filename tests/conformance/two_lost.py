@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from protoseal.config import Protection
+from agreement import Protection
 from protoseal_wire.messages import Phase
 from tests.conformance.turns import Loss
 

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from crypto.pki import Credentials, Identity, Stretching, approve, create_authority, create_request
-from crypto.pki.files import read_key
+from crypto.pki.key_files import read_key
 from tests.crypto.masked_group import BINDING, Group
 
 PASSPHRASE = b"correct horse"

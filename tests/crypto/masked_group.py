@@ -15,16 +15,16 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from crypto.pairwise.binding import Binding
-from crypto.pairwise.graph import Graph
+from crypto.pairwise.attempt_binding import Binding
+from crypto.pairwise.attempt_secrets import AttemptSecrets, SharePair
 from crypto.pairwise.masks import mask
-from crypto.pairwise.parts import MaskKeys, ReleasedShare, SealedShare
-from crypto.pairwise.release import release
-from crypto.pairwise.secrets import AttemptSecrets, SharePair
-from crypto.pairwise.sharers import sign_sharers, verify_signed_sharers
+from crypto.pairwise.neighbour_graph import Graph
+from crypto.pairwise.share_release import release
+from crypto.pairwise.sharer_signatures import sign_sharers, verify_signed_sharers
 from crypto.pairwise.shares import make_shares, open_share, verify_share
-from crypto.pairwise.survivors import sign_survivors, verify_signed_survivors
+from crypto.pairwise.survivor_signatures import sign_survivors, verify_signed_survivors
 from crypto.pairwise.unmask import unmask
+from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, SealedShare
 from crypto.pki import Credentials, Identity
 from crypto.protection import Words
 from crypto.roster import Member

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crypto.encoding import encode
 from crypto.keys import derive
+from crypto.signed_encoding import encode
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "vectors" / "encoding.json").read_text())
 LABELS = st.from_regex(r"[a-z0-9-]{1,20}", fullmatch=True)

@@ -7,7 +7,7 @@ import pytest
 
 from crypto.errors import MalformedError
 from crypto.rotation import RotationSite, class_key, rotate
-from crypto.rows import directions, whole_numbers
+from crypto.row_checks import directions, whole_numbers
 
 SEED, CONTEXT, DIM = bytes(range(32)), b"run, round, attempt, phase", 12
 SITE = RotationSite(SEED, CONTEXT)

@@ -15,7 +15,14 @@ import pytest
 from crypto.errors import CryptoError, MalformedError, VerificationError
 from crypto.keys import ChannelKey
 from crypto.pki import Credentials, Identity, TrustAnchor
-from crypto.roster import Roster, Statement, assemble_roster, sign_statement, verify_roster, verify_statement
+from crypto.roster import (
+    Roster,
+    Statement,
+    assemble_roster,
+    sign_statement,
+    verify_roster,
+    verify_statement,
+)
 from tests.crypto.test_keys import plus_small_order
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from algorithms.pfpl import Weighting
 from algorithms.pfpl.aggregation import peer_weights
 from crypto import rotation
-from crypto.encoding import encode
 from crypto.errors import MalformedError
 from crypto.plain import GramServer, PlainServer, PlainSite
 from crypto.protection import Cohort, Payload, Rows, SiteHalf
 from crypto.rotation import SCHEME, RotationSite, class_key, rotate
+from crypto.signed_encoding import encode
 from tests.crypto.bad_rows import BAD_ROWS, check_payload_refused, check_rows_refused, other_payloads
 from tests.crypto.noise_checks import check_independent, check_shape, check_sigma
 

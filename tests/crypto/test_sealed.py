@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import crypto.sealed
+import crypto.sealed_group_secret
 from crypto.errors import CryptoError, DecryptionError, VerificationError
 from crypto.keys import ChannelKey, seal
 from crypto.pki import Credentials
 from crypto.roster import Roster, Statement, sign_statement, verify_roster
-from crypto.sealed import SealedSecret, open_group_secret, seal_group_secret
+from crypto.sealed_group_secret import SealedSecret, open_group_secret, seal_group_secret
 
 if TYPE_CHECKING:
     from tests.crypto.conftest import Federation
@@ -132,7 +132,9 @@ def _sealed_by(
     roster = scene.roster()
     attempt = ATTEMPT.to_bytes(8, "big")
     context = (maker.encode(), b"clinic-b", RUN.encode(), attempt, roster.hash, public_hash)
-    sealed = seal(scene.keys["clinic-b"].public_bytes, b"attacker's", crypto.sealed._info(context))
+    sealed = seal(
+        scene.keys["clinic-b"].public_bytes, b"attacker's", crypto.sealed_group_secret._info(context)
+    )
     signature = signer.sign("group-secret", *context, sealed) if signer else b""
     return SealedSecret(maker, "clinic-b", roster.hash, public_hash, sealed, signature)
 
@@ -185,9 +187,9 @@ ATTACKS: dict[str, tuple[set[str], Attack]] = {
 def _without(layers: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for layer in layers:
         if layer == INFO:
-            monkeypatch.setattr(crypto.sealed, INFO, lambda _context: b"nothing is bound")
+            monkeypatch.setattr(crypto.sealed_group_secret, INFO, lambda _context: b"nothing is bound")
         elif layer != KEY:
-            monkeypatch.setattr(crypto.sealed, layer, lambda *_args: None)
+            monkeypatch.setattr(crypto.sealed_group_secret, layer, lambda *_args: None)
 
 
 @pytest.mark.parametrize("name", ATTACKS)

@@ -13,15 +13,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 import crypto.keys
 import crypto.pairwise.shares
-import crypto.sealed
+import crypto.sealed_group_secret
 from crypto import errors
 from crypto.keys import ChannelKey
-from crypto.pairwise.binding import Binding
-from crypto.pairwise.parts import SealedShare
-from crypto.pairwise.secrets import AttemptSecrets
+from crypto.pairwise.attempt_binding import Binding
+from crypto.pairwise.attempt_secrets import AttemptSecrets
 from crypto.pairwise.shares import open_share, verify_share
+from crypto.pairwise.wire_values import SealedShare
 from crypto.roster import Member, Roster
-from crypto.sealed import SealedSecret, open_group_secret
+from crypto.sealed_group_secret import SealedSecret, open_group_secret
 from tests.crypto import by_hand
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "vectors" / "sealed.json").read_text())
@@ -99,7 +99,7 @@ def test_bad_shares_are_refused(case: dict[str, str]) -> None:
 
 def test_what_only_the_signature_holds_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without that check they open: it is the layer that each of these twins is about."""
-    monkeypatch.setattr(crypto.sealed, "verify", lambda *_: None)
+    monkeypatch.setattr(crypto.sealed_group_secret, "verify", lambda *_: None)
     monkeypatch.setattr(crypto.pairwise.shares, "verify", lambda *_: None)
     through = [case for case in (*VECTORS["bad_group_secrets"], *VECTORS["bad_shares"]) if _opens(case)]
     assert {f"signed for another {what}" for what in ("run", "maker", "attempt", "broadcast")} <= {

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import click
 import yaml
 
-from protoseal.commands.passphrase import CREDENTIAL, CREDENTIALS
-from protoseal.config import CoordinatorConfig, SiteConfig
+from protoseal.commands.passphrase_input import CREDENTIAL, CREDENTIALS
+from secure_client.config import SiteConfig
+from secure_server.config import CoordinatorConfig
 from tests.deploy.commands import parse_command
 from tests.deploy.dockerfile import context_path
 from tests.deploy.walkthrough import ROOT

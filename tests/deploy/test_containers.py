@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from protoseal.config import load_coordinator, load_site
+from secure_client.config import load_site
+from secure_server.config import load_coordinator
 from tests.deploy.compose import compose_problems, read_compose
 from tests.deploy.dockerfile import context_sources, dockerfile, image_problems, is_ignored, read_dockerfile
 from tests.deploy.test_samples import SAMPLES
@@ -97,7 +98,7 @@ def test_what_is_secret_or_needless_never_reaches_a_build(path: str) -> None:
 def test_what_a_build_copies_reaches_it() -> None:
     for source in context_sources(read_dockerfile(dockerfile("site"))):
         assert not is_ignored(source)
-    assert not is_ignored("protoseal/commands/passphrase.py")
+    assert not is_ignored("protoseal/commands/passphrase_input.py")
     assert not is_ignored("proto/protoseal_wire/codec/__init__.py")
 
 

@@ -9,21 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from agreement import ConfigError, FeddbpSection, FedplccSection, Method, Protection, load_agreement
 from crypto.pki.authority import CA_FILE
 from crypto.pki.requests import KEY_FILE
-from protoseal.config import (
-    ConfigError,
-    FeddbpSection,
-    FedplccSection,
-    Method,
-    Protection,
-    load_agreement,
-    load_coordinator,
-    load_site,
-)
-from secure_client.models import small_cnn
-from secure_client.privacy.events import DpSgd
-from secure_client.privacy.planned import planned_epsilon, training_of
+from privacy.accounting.events import DpSgd
+from secure_client.config import load_site
+from secure_client.models.prototype_model import small_cnn
+from secure_client.privacy.run_cost import planned_epsilon, training_of
+from secure_server.config import load_coordinator
 from tests.deploy.walkthrough import ROOT, SITES
 
 SAMPLES = ROOT / "deploy" / "samples"

@@ -9,8 +9,9 @@ from pathlib import PurePosixPath
 import click
 import pytest
 
-from protoseal.commands.passphrase import CREDENTIAL
-from protoseal.config import load_coordinator, load_site
+from protoseal.commands.passphrase_input import CREDENTIAL
+from secure_client.config import load_site
+from secure_server.config import load_coordinator
 from tests.deploy.commands import parse_command
 from tests.deploy.test_samples import SAMPLES
 from tests.deploy.walkthrough import ROOT

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from protoseal.config import load_site
-from protoseal.files import read_prototypes, read_site_log
+from secure_client.config import load_site
+from secure_client.output.site_files import read_prototypes
+from secure_client.output.site_log import read_site_log
 from secure_server.app import ROUNDS_LOG, read_rounds
 from tests.deploy.test_samples import SAMPLES
 from tests.deploy.walkthrough import EACH_SITE, ROOT, SERVICES, SITES, WALKTHROUGH, Block, Shell, read_blocks

@@ -22,12 +22,12 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from protoseal.commands.reporting import SITE_EXTRA
+from protoseal.commands.error_output import SITE_EXTRA
 from tests.deploy.dockerfile import build_context, context_sources, dockerfile, read_dockerfile
 from tests.deploy.walkthrough import ROOT
 
 EXTRAS = {"coordinator": frozenset[str](), "site": frozenset({"site"})}
-WITHOUT_TORCH = ("crypto", "protoseal_wire", "secure_server", "protoseal.config")
+WITHOUT_TORCH = ("crypto", "protoseal_wire", "secure_server", "agreement")
 """Packages that a coordinator's installation has to import whole."""
 ELSEWHERE = {"protoseal.bench.flower_side": "flwr"}
 """Modules that run in an environment of their own, and the import that they lack here."""

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import safetensors.torch
 
-from protoseal.files import MODEL
 from protoseal.splits import SiteArrays
 from protoseal_wire.messages import RoundStart
-from secure_client.averaged import Averaged
-from secure_client.build import build_agreed_model
-from secure_server.coordinator import CoordinatorRound
+from secure_client.output.site_files import MODEL
+from secure_client.site_model.factory import build_agreed_model
+from secure_client.training.averaged_parameters import Averaged
+from secure_server.round_log import CoordinatorRound
 from tests.conformance import expected, literal
 from tests.conformance.grouped_runs import Book, Float, Got, Put
 from tests.conformance.runs import taken_from

@@ -9,17 +9,19 @@ from pathlib import Path
 import numpy as np
 import safetensors.numpy
 
-from protoseal.config import Agreement
-from protoseal.federation import LocalFederation
-from protoseal.files import MODEL, PROTOTYPES, SiteRound, read_site_log, site_folder
+from agreement import Agreement
+from protoseal.reports.result_files import site_folder
+from protoseal.simulation.local_federation import LocalFederation
 from protoseal.splits import SiteArrays
 from protoseal_wire.messages import Phase
 from secure_client.app import JOURNAL
-from secure_client.base import Base
-from secure_client.journal import Journal
-from secure_client.setup import open_journal
+from secure_client.output.site_files import MODEL, PROTOTYPES
+from secure_client.output.site_log import SiteRound, read_site_log
+from secure_client.protocol.journal import Journal
+from secure_client.protocol.setup import open_journal
+from secure_client.site_model.round_base import Base
 from secure_server.app import ROUNDS_LOG, read_rounds
-from secure_server.coordinator import CoordinatorRound
+from secure_server.round_log import CoordinatorRound
 from tests.conformance.turns import Clock, Loss, play, set_deadlines
 from tests.support.processes import Federation
 

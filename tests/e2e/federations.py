@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from protoseal.config import (
+from agreement import (
     Agreement,
     AveragingSection,
     FeddbpSection,
@@ -20,12 +20,14 @@ from protoseal.config import (
     Protection,
     TrainingSection,
 )
-from protoseal.files import SitePrototypes, read_prototypes, site_folder
+from protoseal.reports.result_files import site_folder
 from protoseal.splits import SiteArrays, mixed
-from secure_client.averaged import Averaged
 from secure_client.data.arrays import Samples
 from secure_client.data.digits import APPEARANCES, CLASSES, digits_in_five_appearances
-from secure_client.models import build_model
+from secure_client.models.prototype_model import build_model
+from secure_client.output.site_files import read_prototypes
+from secure_client.output.site_prototypes import SitePrototypes
+from secure_client.training.averaged_parameters import Averaged
 from tests.support.processes import Federation
 from tests.support.simulations import run_federation
 

@@ -14,8 +14,8 @@ from crypto.pki import Credentials
 from crypto.roster import Statement, sign_statement
 from protoseal_wire import codec
 from protoseal_wire.messages import PROTOCOL_VERSION, JoinRequest
-from tests.service.harness import dialling
-from tests.service.parties import Federation as OtherFederation
+from tests.secure_server.service.harness import dialling
+from tests.secure_server.service.parties import Federation as OtherFederation
 from tests.support.processes import Federation
 
 Intruder = Callable[[Federation, Path], grpc.Call]

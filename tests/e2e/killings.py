@@ -8,7 +8,7 @@ from contextlib import suppress
 from itertools import groupby
 
 from protoseal_wire.messages import Phase
-from secure_server.run_state import STEPS
+from secure_server.rounds.state import STEPS
 from tests.conformance.turns import Loss
 from tests.e2e.expected_run import Expected
 from tests.support.killed_party import Point, When

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from protoseal.config import Agreement, Method, PrivacySection
-from secure_client.privacy.ledger import read_account
-from secure_client.privacy.planned import planned_epsilon
+from agreement import Agreement, Method, PrivacySection
+from privacy.ledger.ledger import read_account
+from secure_client.privacy.run_cost import planned_epsilon
 from secure_server.app import read_rounds
-from secure_server.store import Store
+from secure_server.storage.store import Store
 from tests.e2e.federations import small_agreement, small_sites
 from tests.e2e.killings import A_DAY
 from tests.support.processes import Federation

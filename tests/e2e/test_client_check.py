@@ -16,19 +16,20 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from agreement import Agreement, Method, PrivacySection
 from crypto.keys import StorageKey
+from privacy.ledger.accountants import cost
+from privacy.ledger.entries import GUARANTEE, Limit, Release, Spending
+from privacy.ledger.ledger import Ledger
+from privacy.units import Unit
 from protoseal.cli import main
-from protoseal.config import Agreement, Method, PrivacySection, load_site
-from protoseal.config.privacy import Unit
-from protoseal.files import MODEL, write_agreement
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.app import JOURNAL, STORAGE_KEY, open_party
-from secure_client.check import Finding, check_site
-from secure_client.privacy.accountants import cost
-from secure_client.privacy.entries import GUARANTEE, Limit, Release, Spending
-from secure_client.privacy.ledger import Ledger
-from secure_client.privacy.planned import event_of, planned_epsilon
-from secure_client.setup import open_journal
+from secure_client.check.checks import Finding, check_site
+from secure_client.config import load_site
+from secure_client.output.site_files import MODEL, write_agreement
+from secure_client.privacy.run_cost import event_of, planned_epsilon
+from secure_client.protocol.setup import open_journal
 from tests.e2e.federations import small_agreement, small_sites
 from tests.support.processes import Federation, environment
 
@@ -233,7 +234,7 @@ HOLDER = """
 import sys
 from pathlib import Path
 from crypto.keys import StorageKey
-from secure_client.journal import Journal
+from secure_client.protocol.journal import Journal
 path, run, agreement_hash, name = sys.argv[1:]
 key = StorageKey(bytes(32))
 with Journal(Path(path), run=run, agreement_hash=bytes.fromhex(agreement_hash), site=name, storage=key):

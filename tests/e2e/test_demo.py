@@ -15,7 +15,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from protoseal.cli import main
-from protoseal.files import RunResult, read_result, read_site_log
+from protoseal.reports.result_files import RunResult, read_result
+from secure_client.output.site_log import read_site_log
 from secure_server.app import ROUNDS_LOG, read_rounds
 from tests.support.nursery import Child
 from tests.support.processes import environment, own_nursery

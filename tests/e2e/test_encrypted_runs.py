@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protoseal.config import Agreement, Protection
-from protoseal.files import read_prototypes, read_site_log
+from agreement import Agreement, Protection
 from protoseal.splits import SiteArrays
 from protoseal_wire.messages import Phase
+from secure_client.output.site_files import read_prototypes
+from secure_client.output.site_log import read_site_log
 from tests.e2e.expected_run import Expected, expected
 from tests.e2e.federations import (
     feddbp_agreement,

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protoseal.config import Agreement, Extractor, Method, PrivacySection, Protection
+from agreement import Agreement, Extractor, Method, PrivacySection, Protection
+from privacy.ledger.ledger import read_account
 from protoseal.splits import SiteArrays
 from secure_client.data.arrays import Samples, checked_samples
-from secure_client.privacy.ledger import read_account
 from secure_server.app import read_rounds
 from tests.adversary.leaving_play import HUGE, ROUNDS, leaving_agreement
 from tests.support.nursery import Nursery

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from protoseal.config import Protection
-from protoseal.files import read_site_log
+from agreement import Protection
 from protoseal_wire.messages import Phase
+from secure_client.output.site_log import read_site_log
 from tests.e2e.by_command import check_predictions
 from tests.e2e.equations import feddbp_excess
 from tests.e2e.expected_run import check_run, expected

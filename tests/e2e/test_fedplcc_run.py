@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protoseal.config import Protection
-from protoseal.files import read_prototypes, read_site_log
+from agreement import Protection
 from protoseal_wire.messages import Phase
+from secure_client.output.site_files import read_prototypes
+from secure_client.output.site_log import read_site_log
 from tests.e2e.by_command import check_predictions
 from tests.e2e.expected_run import check_run, expected
 from tests.e2e.federations import fedplcc_agreement, two_kinds_of_sites

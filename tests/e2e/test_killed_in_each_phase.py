@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protoseal.config import Protection
-from protoseal.files import read_prototypes
+from agreement import Protection
 from protoseal_wire.messages import Phase
+from secure_client.output.site_files import read_prototypes
 from tests.conformance.turns import Loss
 from tests.e2e.equations import fedpc_excess, pfpl_excess
 from tests.e2e.expected_run import check_rounds, check_run, expected

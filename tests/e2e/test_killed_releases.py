@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from protoseal.config import Agreement, Method, PrivacySection
+from agreement import Agreement, Method, PrivacySection
+from privacy.ledger.entries import Entry
+from privacy.ledger.ledger import Ledger, read_account
 from protoseal_wire.messages import Phase
-from secure_client.privacy.entries import Entry
-from secure_client.privacy.ledger import Ledger, read_account
-from secure_client.privacy.planned import event_of
+from secure_client.privacy.run_cost import event_of
 from tests.e2e.federations import small_agreement, small_sites
 from tests.support.budgets import exact_epsilon
 from tests.support.killed_party import RELEASE

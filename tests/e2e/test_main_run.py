@@ -11,20 +11,23 @@ import grpc
 import numpy as np
 import pytest
 
+from agreement import Agreement, Protection
 from algorithms.pfpl.aggregation import peer_weights, personalise
 from crypto.ckks.precision import peer_error
 from crypto.plain import PlainServer, PlainSite
 from crypto.protection import Cohort
-from protoseal.config import Agreement, Protection
-from protoseal.files import SitePrototypes, read_prototypes, read_site_log, site_folder, write_result
-from protoseal.results import run_result
+from protoseal.reports.result_files import site_folder, write_result
+from protoseal.reports.run_results import run_result
 from secure_client.errors import Unreachable
+from secure_client.output.site_files import read_prototypes
+from secure_client.output.site_log import read_site_log
+from secure_client.output.site_prototypes import SitePrototypes
 from secure_client.transport import GrpcTransport
 from secure_server.app import ROUNDS_LOG, read_rounds
 from tests.e2e.by_command import check_predictions, protoseal
 from tests.e2e.federations import simulated, small_agreement, small_sites
 from tests.e2e.intruders import INTRUDERS
-from tests.service.harness import FakeHandler, join_request, serving
+from tests.secure_server.service.harness import FakeHandler, join_request, serving
 from tests.support.processes import Federation, Running, wait_until
 
 SITES = small_sites(4)

@@ -8,16 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protoseal.config import Agreement, Method, PrivacySection, Protection, load_site
-from protoseal.config.privacy import Unit
-from protoseal.files import read_prototypes
-from secure_client.check import check_site
-from secure_client.privacy.accounting import epsilon
-from secure_client.privacy.entries import GUARANTEE, Limit, Release, Spending
-from secure_client.privacy.ledger import Ledger, read_account
-from secure_client.privacy.planned import event_of, planned_epsilon
+from agreement import Agreement, Method, PrivacySection, Protection
+from privacy.accounting.accountant import epsilon
+from privacy.ledger.entries import GUARANTEE, Limit, Release, Spending
+from privacy.ledger.ledger import Ledger, read_account
+from privacy.units import Unit
+from secure_client.check.checks import check_site
+from secure_client.config import load_site
+from secure_client.output.site_files import read_prototypes
+from secure_client.privacy.run_cost import event_of, planned_epsilon
 from secure_server.app import read_rounds
-from secure_server.store import Store
+from secure_server.storage.store import Store
 from tests.e2e.federations import small_agreement, small_sites
 from tests.support.processes import Federation
 

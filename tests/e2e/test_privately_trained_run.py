@@ -8,15 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protoseal.config import Agreement, DpSgdSection, Extractor, Method, Norm, PrivacySection, Unit, load_site
-from protoseal.files import read_prototypes, read_site_log
-from protoseal.results import run_result
+from agreement import Agreement, DpSgdSection, Extractor, Method, Norm, PrivacySection
+from privacy.accounting.accountant import epsilon
+from privacy.accounting.events import DpSgd
+from privacy.ledger.ledger import read_account
+from privacy.units import Unit
+from protoseal.reports.run_results import run_result
 from protoseal.splits import SiteArrays
-from secure_client.check import check_site
-from secure_client.privacy.accounting import epsilon
-from secure_client.privacy.events import DpSgd
-from secure_client.privacy.ledger import read_account
-from secure_client.privacy.planned import event_of, planned_epsilon
+from secure_client.check.checks import check_site
+from secure_client.config import load_site
+from secure_client.output.site_files import read_prototypes
+from secure_client.output.site_log import read_site_log
+from secure_client.privacy.run_cost import event_of, planned_epsilon
 from secure_server.app import read_rounds
 from tests.e2e.federations import small_agreement, small_sites
 from tests.support.processes import Federation

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from crypto.errors import KeyStoreError
-from crypto.pki.files import rewrap
-from protoseal.config import load_site
+from crypto.pki.key_files import rewrap
 from secure_client.app import JOURNAL, STORAGE_KEY, open_party
-from secure_client.setup import open_journal
+from secure_client.config import load_site
+from secure_client.protocol.setup import open_journal
 from tests.e2e.federations import check_saved, simulated, small_agreement, small_sites
 from tests.support.processes import Federation
 

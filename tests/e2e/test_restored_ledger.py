@@ -9,17 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from protoseal.anchors import AnchorRecord
-from protoseal.config import Agreement, Method, PrivacySection, load_site
-from protoseal.files import read_site_log
-from protoseal_wire.anchors import anchor_key
-from secure_client.anchors import check_kept_beside
-from secure_client.beside import PEERS
-from secure_client.check import check_site
-from secure_client.errors import RolledBackError
-from secure_client.privacy.entries import is_guaranteed
-from secure_client.privacy.ledger import read_account
-from secure_client.privacy.planned import event_of
+from agreement import Agreement, Method, PrivacySection
+from agreement.storage.ledger_anchors import AnchorRecord
+from privacy.errors import RolledBackError
+from privacy.ledger.entries import is_guaranteed
+from privacy.ledger.ledger import read_account
+from protoseal_wire.ledger_anchor_key import anchor_key
+from secure_client.check.checks import check_site
+from secure_client.config import load_site
+from secure_client.output.site_log import read_site_log
+from secure_client.privacy.rollback_record import PEERS
+from secure_client.privacy.run_cost import event_of
+from secure_client.protocol.ledger_anchors import check_kept_beside
 from tests.e2e.federations import small_agreement, small_sites
 from tests.support.budgets import exact_epsilon
 from tests.support.killed_party import RELEASE

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from protoseal.config import Agreement, MaskingSection, Protection
+from agreement import Agreement, MaskingSection, Protection
 from protoseal_wire.messages import Phase
 from tests.conformance.turns import Loss
 from tests.e2e.equations import feddbp_excess

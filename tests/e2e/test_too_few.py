@@ -9,10 +9,10 @@ import pytest
 from protoseal.commands.server import LeftAlone
 from protoseal_wire import codec
 from protoseal_wire.messages import LeaveRequest
-from secure_server.store import Store
+from secure_server.storage.store import Store
 from tests.e2e.federations import check_saved, simulated, small_agreement, small_sites
 from tests.e2e.killings import A_DAY
-from tests.service.harness import dialling
+from tests.secure_server.service.harness import dialling
 from tests.support.processes import PATIENCE, Federation, Running
 
 pytestmark = pytest.mark.full

@@ -10,8 +10,8 @@ from statistics import NormalDist
 
 from opacus.accountants import PRVAccountant
 
-from secure_client.privacy.accounting import epsilon
-from secure_client.privacy.events import DpSgd, Event, GaussianRelease
+from privacy.accounting.accountant import epsilon
+from privacy.accounting.events import DpSgd, Event, GaussianRelease
 
 Accountant = Callable[[Sequence[Event], float], float]
 PHI = NormalDist().cdf

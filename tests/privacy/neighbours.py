@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from secure_client.privacy.query import PrototypeQuery, Sums
+from privacy.mechanisms.prototype_query import PrototypeQuery, Sums
 
 CLASSES = 3
 

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from secure_client.privacy import joint
-from secure_client.privacy.query import PrototypeQuery, Sums
+from privacy.mechanisms import joint_clipping
+from privacy.mechanisms.prototype_query import PrototypeQuery, Sums
 from tests.privacy.neighbours import CLASSES, TooSensitiveError, records
 
 
@@ -29,7 +29,9 @@ class Owned:
         third = -(-len(self.labels) // 3) or 1
         cuts = [slice(first, first + third) for first in range(0, len(self.labels), third)]
         sums = query.start(CLASSES, self.features.shape[1])
-        return joint.joint_sums(sums, ((self.features[cut], self.labels[cut]) for cut in cuts), self.owners)
+        return joint_clipping.joint_sums(
+            sums, ((self.features[cut], self.labels[cut]) for cut in cuts), self.owners
+        )
 
 
 @st.composite

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Protocol, Self
 from unittest.mock import patch
 
-import protoseal.anchors
-import secure_client.journal
-import secure_server.store
-from secure_client.privacy import durable
+import agreement.storage.ledger_anchors
+import secure_client.protocol.journal
+import secure_server.storage.store
+from privacy.ledger import append_only_file
 
 LEDGER = "ledger.jsonl"
 _LEFT_BEHIND = ("-shm", ".lock")
-_append = durable.append
+_append = append_only_file.append
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,11 @@ def watched(watcher: Watcher) -> Iterator[None]:
         watcher.written(path)
 
     with ExitStack() as patches:
-        for module in (secure_client.journal, secure_server.store, protoseal.anchors):
+        for module in (
+            secure_client.protocol.journal,
+            secure_server.storage.store,
+            agreement.storage.ledger_anchors,
+        ):
             patches.enter_context(patch.object(module, "transaction", transaction))
-        patches.enter_context(patch.object(durable, "append", append))
+        patches.enter_context(patch.object(append_only_file, "append", append))
         yield

@@ -11,26 +11,26 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
-import secure_client.exchanges.pairwise as site_masks
-import secure_client.journal
-import secure_server.rounds
-from crypto.pairwise import release as pairwise_release
-from crypto.pairwise.parts import ReleasedShare
+import secure_client.protocol.journal
+import secure_client.protocol.masked_sum as site_masks
+import secure_server.rounds.machine
+from crypto.pairwise import share_release as pairwise_release
+from crypto.pairwise.wire_values import ReleasedShare
+from privacy.ledger import append_only_file
+from privacy.ledger.ledger import Account
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.errors import Violation
-from secure_client.exchanges.pairwise import MaskedSum
-from secure_client.journal import Journal
-from secure_client.order import Order
-from secure_client.privacy import durable
-from secure_client.privacy.exact import ExactReleases
-from secure_client.privacy.ledger import Account
+from secure_client.privacy.exact_releases import ExactReleases
 from secure_client.privacy.releases import Releases
-from secure_client.trainee import Trainee
-from secure_server import settling, tasks
-from secure_server.aggregate import Aggregator
-from secure_server.rounds import Planned
-from secure_server.run_state import Stage, State
-from secure_server.store import Store
+from secure_client.protocol.journal import Journal
+from secure_client.protocol.masked_sum import MaskedSum
+from secure_client.protocol.phase_order import Order
+from secure_client.site_model.checkpointed_learner import Trainee
+from secure_server.aggregator import Aggregator
+from secure_server.rounds import task_assignment, transitions
+from secure_server.rounds.events import Planned
+from secure_server.rounds.state import Stage, State
+from secure_server.storage.store import Store
 from tests.states.invariants import Promise
 from tests.states.stepwise import no_lock
 
@@ -49,10 +49,10 @@ class Double:
 @contextmanager
 def _forgets_its_answers() -> Iterator[None]:
     """The journal does not know what was answered, and takes another answer."""
-    once = secure_client.journal._RECORD_ONCE.replace("INSERT", "INSERT OR REPLACE")
+    once = secure_client.protocol.journal._RECORD_ONCE.replace("INSERT", "INSERT OR REPLACE")
     with ExitStack() as patches:
         patches.enter_context(patch.object(Journal, "answer", lambda self, key, request: None))
-        patches.enter_context(patch.object(secure_client.journal, "_RECORD_ONCE", once))
+        patches.enter_context(patch.object(secure_client.protocol.journal, "_RECORD_ONCE", once))
         patches.enter_context(patch.object(Order, "check", lambda self, key: None))
         yield
 
@@ -109,14 +109,14 @@ def _pays_twice() -> AbstractContextManager[object]:
 
 def _takes_any_attempt() -> AbstractContextManager[object]:
     """The coordinator compares phases, and not rounds and attempts."""
-    check = secure_server.rounds.check_expected
+    check = secure_server.rounds.machine.check_expected
 
     def wrong(rules: Any, state: State, site: str, key: Any) -> None:
         check(
             rules, state, site, replace(key, round=state.round, attempt=state.attempt) if key.round else key
         )
 
-    return patch.object(secure_server.rounds, "check_expected", wrong)
+    return patch.object(secure_server.rounds.machine, "check_expected", wrong)
 
 
 def _forgets_survivors() -> AbstractContextManager[object]:
@@ -177,7 +177,7 @@ def _opens_too_few() -> Iterator[None]:
         patches.enter_context(_needs_one_fewer())
         for check in ("_check_enough", "_check_class_holders"):
             patches.enter_context(patch.object(MaskedSum, check, lambda *told: None))
-        patches.enter_context(patch("crypto.pairwise.binding.threshold", lambda members: 2))
+        patches.enter_context(patch("crypto.pairwise.attempt_binding.threshold", lambda members: 2))
         yield
 
 
@@ -196,22 +196,22 @@ def _refuses_a_second_attempt() -> AbstractContextManager[object]:
 
 def _forgets_late_sites() -> AbstractContextManager[object]:
     """A site that lacks the last result is told that the run has finished."""
-    return patch.object(tasks, "late_sites", lambda state: frozenset())
+    return patch.object(task_assignment, "late_sites", lambda state: frozenset())
 
 
 def _waits_for_all() -> AbstractContextManager[object]:
     """The coordinator waits for every site's presence, past the deadline too."""
-    settled = settling._settled_presence
+    settled = transitions._settled_presence
 
     def wrong(rules: Any, state: State, now: float, *, late: bool) -> State:
         return settled(rules, state, now, late=False)
 
-    return patch.dict(settling._SETTLED, {Stage.PRESENCE: wrong})
+    return patch.dict(transitions._SETTLED, {Stage.PRESENCE: wrong})
 
 
 def _repeats_signed_rounds() -> AbstractContextManager[object]:
     """The coordinator attempts a round of a sparse graph again after survivors were signed."""
-    return patch.object(settling, "_signed_for_good", lambda rules, state: False)
+    return patch.object(transitions, "_signed_for_good", lambda rules, state: False)
 
 
 def _trains_unpaid() -> AbstractContextManager[object]:
@@ -231,7 +231,7 @@ def _overlooks_lost_lines() -> AbstractContextManager[object]:
 
 def _locks_nothing() -> AbstractContextManager[object]:
     """Runs write to their ledger whoever else does."""
-    return patch.object(durable, "_lock", no_lock)
+    return patch.object(append_only_file, "_lock", no_lock)
 
 
 DOUBLES: Mapping[str, Double] = {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from protoseal_wire.messages import Finished
-from secure_server.run_state import Stage, State
+from secure_server.rounds.state import Stage, State
 from tests.states.invariants import Promise, Violation
 from tests.states.scene import Scene
 

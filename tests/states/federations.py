@@ -9,22 +9,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from agreement import Agreement, DpSgdSection, Extractor, Method, Noise, PrivacySection, Protection
 from algorithms.pfpl import Weighting
 from crypto.pki import TrustAnchor
-from protoseal.config import (
-    Agreement,
-    BudgetSection,
-    DpSgdSection,
-    Extractor,
-    Method,
-    Noise,
-    PrivacySection,
-    Protection,
-    Unit,
-)
-from protoseal.federation import make_parties
+from privacy.units import Unit
+from protoseal.simulation.local_federation import make_parties
 from secure_client.data import SiteData
-from secure_client.setup import Party
+from secure_client.privacy.budget_section import BudgetSection
+from secure_client.protocol.setup import Party
 from tests.support.grouped import grouped_agreement
 from tests.support.small import HOLDINGS, small_agreement, small_data
 from tests.support.summed import method_agreement

@@ -11,21 +11,22 @@ from pathlib import Path
 
 import numpy as np
 
-from crypto.pairwise.binding import Binding
-from crypto.pairwise.parts import ShareKind
+from agreement import Protection
+from agreement.payload_forms import limits_of, result_form, values_form
+from agreement.phases import MASKED_SUM, has_common_group, steps_of
+from crypto.pairwise.attempt_binding import Binding
+from crypto.pairwise.wire_values import ShareKind
 from crypto.protection import Words
-from protoseal.config import Protection
-from protoseal.terms import MASKED_SUM, has_common_group, limits_of, result_form, steps_of, values_form
+from privacy.errors import LedgerError
+from privacy.ledger.entries import Release
+from privacy.ledger.hash_chain import Anchor
+from privacy.ledger.ledger import Account, read_account
 from protoseal_wire import codec
 from protoseal_wire.codec import CodecError
 from protoseal_wire.messages import LedgerAnchor, Phase, PhaseKey
-from secure_client.errors import LedgerError
-from secure_client.privacy.chain import Anchor
-from secure_client.privacy.entries import Release
-from secure_client.privacy.ledger import Account, read_account
 from secure_client.privacy.releases import TRAINING, WHAT
-from secure_server.run_state import State
-from secure_server.store import Store
+from secure_server.rounds.state import State
+from secure_server.storage.store import Store
 from tests.states.faults import COORDINATOR
 from tests.states.federations import Cast
 from tests.states.site_rules import Shadow

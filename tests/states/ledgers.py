@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
-from secure_client.errors import BudgetError
-from secure_client.privacy import durable
-from secure_client.privacy.chain import Anchor
-from secure_client.privacy.ledger import read_account
+from privacy.errors import BudgetError
+from privacy.ledger import append_only_file
+from privacy.ledger.hash_chain import Anchor
+from privacy.ledger.ledger import read_account
 from tests.states.stepwise import stepwise
 from tests.states.strands import Killed, Strand, pause
 from tests.support.budgets import LIMIT, exact_epsilon, open_ledger, spending
@@ -22,7 +22,7 @@ _RUNS, _ROUNDS, _RESTARTS = 3, 4, 3
 _NOISE = 4.0
 """With it the budget does not suffice for all."""
 _KILLED = 0.03
-_append = durable.append
+_append = append_only_file.append
 
 
 @dataclass
@@ -104,7 +104,7 @@ class SharedLedger:
     @contextmanager
     def _stepwise(self) -> Iterator[None]:
         """A process pauses where another could come in between, and may be killed in the middle of a line."""
-        with patch.object(durable, "append", self._appended), stepwise(pause):
+        with patch.object(append_only_file, "append", self._appended), stepwise(pause):
             yield
 
     def _appended(self, file: int, content: bytes) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from secure_client.errors import PrivacyError, SiteError, Unreachable
+from privacy.errors import PrivacyError
+from secure_client.errors import SiteError, Unreachable
 from secure_client.retry import FINAL
-from secure_server.status import status_of
+from secure_server.service.status import status_of
 from tests.states.faults import AWAY, CALLS, COORDINATOR, Kind
 from tests.states.invariants import Promise
 from tests.states.parties import SiteProcess

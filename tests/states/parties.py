@@ -8,7 +8,7 @@ from concurrent.futures import Executor, Future
 from contextlib import ExitStack, suppress
 from typing import ParamSpec, Protocol, TypeVar
 
-from protoseal.anchors import AnchorRecord
+from agreement.storage.ledger_anchors import AnchorRecord
 from protoseal_wire.messages import (
     PROTOCOL_VERSION,
     DownloadRequest,
@@ -25,20 +25,20 @@ from protoseal_wire.messages import (
     Wait,
     Work,
 )
-from secure_client.anchors import check_kept_beside
 from secure_client.app import open_peers, rounds_received
-from secure_client.build import build_learner, build_trainee
+from secure_client.client_loop import take_part
 from secure_client.errors import Unreachable
-from secure_client.privacy.exact import open_exact
+from secure_client.privacy.exact_releases import open_exact
 from secure_client.privacy.releases import open_releases
-from secure_client.runner import take_part
+from secure_client.protocol.ledger_anchors import check_kept_beside
+from secure_client.protocol.setup import Party, open_journal
 from secure_client.session import Session
-from secure_client.setup import Party, open_journal
-from secure_client.trainee import Trainee
-from secure_server.aggregate import Aggregator
-from secure_server.agreed_rules import agreed_rules
+from secure_client.site_model.checkpointed_learner import Trainee
+from secure_client.site_model.factory import build_learner, build_trainee
+from secure_server.aggregator import Aggregator
 from secure_server.coordinator import Coordinator
-from secure_server.store import Store
+from secure_server.rounds.rules_from_agreement import agreed_rules
+from secure_server.storage.store import Store
 from tests.states.disks import Disk
 from tests.states.faults import COORDINATOR
 from tests.states.federations import Cast
@@ -105,7 +105,7 @@ class Mail:
         self._site, self._world, self._session = site, world, 0
 
     def join(self, request: JoinRequest) -> JoinReply:
-        """See :class:`secure_client.runner.Transport`, here and below."""
+        """See :class:`secure_client.client_loop.Transport`, here and below."""
         reply = self._call(lambda: self._handler.join(self._site.name, request))
         self._session = reply.session
         return reply

@@ -1,7 +1,8 @@
 """Every interleaving of a few sites and a few faults, explored exhaustively: ``python -m tests.states.phases``.
 
-The coordinator is the real, pure round machine (:func:`secure_server.rounds.step`); sites keep :mod:`site_rules`, which
-a walk holds to the real ones. A state is what the machine, the journals and the network know; time is one deadline.
+The coordinator is the real, pure round machine (:func:`secure_server.rounds.machine.step`); sites keep
+:mod:`site_rules`, which a walk holds to the real ones. A state is what the machine, the journals and the network know;
+time is one deadline.
 
 Free of charge: the first site by name that has something to do does it, sites that sleep wake, those that left are
 started again, lost answers arrive late, and a deadline passes where nobody has anything to do. Each of these takes one
@@ -20,14 +21,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from crypto.pairwise.binding import threshold
-from protoseal.terms import MASKED_SUM
+from agreement.phases import MASKED_SUM
+from crypto.pairwise.attempt_binding import threshold
 from protoseal_wire.messages import Phase, PhaseKey
-from secure_server import rounds
 from secure_server.errors import CoordinatorError
-from secure_server.rounds import Planned, Quorum, Rules, Stage, State
-from secure_server.tasks import task_for
-from tests.server.round_player import survivors_of
+from secure_server.rounds import machine
+from secure_server.rounds.events import Planned
+from secure_server.rounds.state import Quorum, Rules, Stage, State
+from secure_server.rounds.task_assignment import task_for
+from tests.secure_server.rounds.round_player import survivors_of
 from tests.states.site_rules import Asked, Journal, Refused, answered
 
 _LEAST = 3
@@ -85,7 +87,7 @@ class Explorer:
             common_group=True,
             smallest_group=_LEAST,
         )
-        first = Whole(rounds.start(self._rules, 0.0), (Site(),) * sites, faults)
+        first = Whole(machine.start(self._rules, 0.0), (Site(),) * sites, faults)
         self._came: dict[Whole, tuple[Whole, str] | None] = {first: None}
         self._queue = deque([first])
         self._ends: dict[Whole, str] = {}
@@ -148,7 +150,7 @@ class Explorer:
                 worked = True
                 break
         if not worked:
-            yield "deadline", self._step(whole, rounds.Tick(), _LATE), ""
+            yield "deadline", self._step(whole, machine.Tick(), _LATE), ""
         if whole.faults:
             yield from self._faults(whole._replace(faults=whole.faults - 1), early=worked)
 
@@ -181,8 +183,8 @@ class Explorer:
             if lost != whole and not refusal and site.floating is None:
                 yield f"{name}'s ANSWER IS LOST", lost, ""
         if early:
-            yield "DEADLINE", self._step(whole, rounds.Tick(), _LATE), ""
-        yield "COORDINATOR RESTARTS", self._step(whole, rounds.Resumed()), ""
+            yield "DEADLINE", self._step(whole, machine.Tick(), _LATE), ""
+        yield "COORDINATOR RESTARTS", self._step(whole, machine.Resumed()), ""
 
     def _visit(self, whole: Whole, at: int, *, lost: bool = False) -> tuple[Whole, str]:
         """A site that is up joins, or does its task; (what follows, why it refused). The same where it waits."""
@@ -191,7 +193,7 @@ class Explorer:
             return whole, ""
         if name not in whole.run.joined:
             return (whole if lost else self._joins(whole, at)), ""
-        polled = self._step(whole, rounds.Polled(name))
+        polled = self._step(whole, machine.Polled(name))
         key = task_for(self._rules, polled.run, name)
         if key is None or polled.run.over:
             return (whole if lost else polled), ""
@@ -209,12 +211,12 @@ class Explorer:
 
     def _joins(self, whole: Whole, at: int) -> Whole:
         try:
-            return self._step(whole, rounds.Joined(self._names[at], self._left(whole.sites[at].journal)))
+            return self._step(whole, machine.Joined(self._names[at], self._left(whole.sites[at].journal)))
         except CoordinatorError:  # the run goes on without it
             return _with(whole, at, whole.sites[at]._replace(process=_GONE))
 
     def _leaves(self, whole: Whole, at: int) -> Whole:
-        return self._step(_erases(whole, at), rounds.Left(self._names[at]))
+        return self._step(_erases(whole, at), machine.Left(self._names[at]))
 
     def _left(self, journal: Journal) -> PhaseKey | None:
         left = journal.left_attempt
@@ -222,16 +224,16 @@ class Explorer:
 
     def _taken(self, whole: Whole, at: int, key: PhaseKey) -> Whole:
         try:
-            return self._step(whole, rounds.Answered(self._names[at], key))
+            return self._step(whole, machine.Answered(self._names[at], key))
         except CoordinatorError:
             return whole
 
-    def _step(self, whole: Whole, event: rounds.Event, now: float = 0.0) -> Whole:
+    def _step(self, whole: Whole, event: machine.Event, now: float = 0.0) -> Whole:
         """The machine's step, with what the coordinator does of its own after it."""
-        run = rounds.step(self._rules, whole.run, event, now)
+        run = machine.step(self._rules, whole.run, event, now)
         while run.stage in (Stage.PLANNING, Stage.COMPUTING):
-            own = self._plan(run) if run.stage is Stage.PLANNING else rounds.Computed()
-            run = rounds.step(self._rules, run, own, now)
+            own = self._plan(run) if run.stage is Stage.PLANNING else machine.Computed()
+            run = machine.step(self._rules, run, own, now)
         reason = run.reason if run.over else ""
         return whole._replace(run=replace(run, deadline=_DEADLINE, reason=reason, sessions=()))
 
@@ -270,14 +272,14 @@ class Explorer:
 
     def _free_step(self, whole: Whole) -> Whole:
         if whole.run.over:  # an operator starts it again
-            return self._step(whole, rounds.Resumed())
+            return self._step(whole, machine.Resumed())
         for at, site in enumerate(whole.sites):
             if site.process == _LEFT:
                 return self._joins(_woken(whole, at), at)
             after, _ = self._visit(whole, at)
             if after != whole:
                 return after
-        return self._step(whole, rounds.Tick(), _LATE)
+        return self._step(whole, machine.Tick(), _LATE)
 
 
 def _woken(whole: Whole, at: int) -> Whole:

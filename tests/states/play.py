@@ -16,19 +16,19 @@ from unittest.mock import patch
 
 import torch
 
-import secure_client.exchanges.pairwise as site_masks
-import secure_client.trainee
-import secure_server.exchanges.pairwise as server_masks
-from crypto.pairwise.binding import Binding
-from crypto.pairwise.secrets import AttemptSecrets
+import secure_client.protocol.masked_sum as site_masks
+import secure_client.site_model.checkpointed_learner
+import secure_server.exchanges.masked_sums as server_masks
+from crypto.pairwise.attempt_binding import Binding
+from crypto.pairwise.attempt_secrets import AttemptSecrets
 from crypto.protection import Words
-from secure_client import runner
-from secure_client.privacy.chain import Anchor
-from secure_client.privacy.entries import Spending
-from secure_client.privacy.ledger import Ledger
-from secure_client.privacy.query import PrototypeQuery
+from privacy.ledger.entries import Spending
+from privacy.ledger.hash_chain import Anchor
+from privacy.ledger.ledger import Ledger
+from privacy.mechanisms.prototype_query import PrototypeQuery
+from secure_client import client_loop
 from secure_client.privacy.releases import TRAINING, WHAT
-from secure_client.training import Job, Losses
+from secure_client.training.job import Job, Losses
 from tests.states.disks import Extent, watched
 from tests.states.ending import Ending, together
 from tests.states.faults import Plan
@@ -145,8 +145,8 @@ def _instrumented(worlds: Worlds) -> Iterator[None]:
         patches.enter_context(patch.object(PrototypeQuery, "draw", drawn))
         patches.enter_context(patch.object(site_masks, "mask", masked))
         patches.enter_context(patch.object(server_masks, "unmask", unmasked))
-        patches.enter_context(patch.object(secure_client.trainee, "run", trained))
-        patches.enter_context(patch.object(runner, "_SHORTEST_TURN_SECONDS", 0.0))
+        patches.enter_context(patch.object(secure_client.site_model.checkpointed_learner, "run", trained))
+        patches.enter_context(patch.object(client_loop, "_SHORTEST_TURN_SECONDS", 0.0))
         logging.disable(logging.CRITICAL)
         patches.callback(logging.disable, logging.NOTSET)
         yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from secure_server.run_state import State
+from secure_server.rounds.state import State
 from tests.states.disks import Disk
 from tests.states.faults import COORDINATOR, Pending
 from tests.states.federations import Cast

@@ -1,7 +1,7 @@
 """A site's rules of order as a small value: what its journal makes it answer, and what it refuses.
 
-It restates :mod:`secure_client.order`, :mod:`secure_client.methods.members` and :mod:`secure_client.exchanges.pairwise`
-for one masked sum over all sites. :class:`Shadow` holds it to real sites.
+It restates :mod:`secure_client.protocol.phase_order`, :mod:`secure_client.methods.group_members` and
+:mod:`secure_client.protocol.masked_sum` for one masked sum over all sites. :class:`Shadow` holds it to real sites.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 from typing import NamedTuple
 
-from crypto.pairwise.binding import threshold
-from protoseal.config import Agreement
-from protoseal.terms import MASKED_SUM, limits_of, result_form
+from agreement import Agreement
+from agreement.payload_forms import limits_of, result_form
+from agreement.phases import MASKED_SUM
+from crypto.pairwise.attempt_binding import threshold
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
-from secure_client.privacy import durable
+from privacy.ledger import append_only_file
 
 
 @contextmanager
@@ -16,10 +16,14 @@ def stepwise(pause: Callable[[], None]) -> Iterator[None]:
     """Call ``pause`` where another process could come in between, and while a process waits for the lock."""
     with ExitStack() as patches:
         for name in ("read_all", "cut", "sync"):
-            patches.enter_context(patch.object(durable, name, _paused(pause, getattr(durable, name))))
-        patches.enter_context(patch.object(durable, "append", _around(pause, durable.append)))
-        if durable._lock is not no_lock:
-            patches.enter_context(patch.object(durable, "_lock", _locked(pause)))
+            patches.enter_context(
+                patch.object(append_only_file, name, _paused(pause, getattr(append_only_file, name)))
+            )
+        patches.enter_context(
+            patch.object(append_only_file, "append", _around(pause, append_only_file.append))
+        )
+        if append_only_file._lock is not no_lock:
+            patches.enter_context(patch.object(append_only_file, "_lock", _locked(pause)))
         yield
 
 

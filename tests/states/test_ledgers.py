@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 from unittest.mock import patch
 
-from secure_client.privacy import durable
+from privacy.ledger import append_only_file
 from tests.states.ledgers import SharedLedger
 from tests.states.stepwise import no_lock
 
@@ -23,6 +23,6 @@ def test_runs_that_share_a_ledger_keep_its_budget(tmp_path: Path) -> None:
 
 
 def test_an_unlocked_ledger_is_found(tmp_path: Path) -> None:
-    with patch.object(durable, "_lock", no_lock):
+    with patch.object(append_only_file, "_lock", no_lock):
         outcomes = [SharedLedger(tmp_path / f"{seed}.jsonl", seed).run() for seed in range(5)]
     assert any(outcome.problems for outcome in outcomes)

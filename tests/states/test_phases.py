@@ -7,8 +7,9 @@ from unittest.mock import patch
 import pytest
 
 from protoseal_wire.messages import PhaseKey
-from secure_server import rounds, settling
-from secure_server.run_state import Rules, State
+from secure_server.rounds import machine as rounds
+from secure_server.rounds import transitions
+from secure_server.rounds.state import Rules, State
 from tests.states.phases import Explorer
 
 
@@ -29,7 +30,7 @@ def test_every_order_of_more_ends_well(sites: int, faults: int, rounds: int) -> 
 
 
 def test_a_machine_that_attempts_a_round_again_after_unmask_is_found() -> None:
-    with patch.object(settling, "_sum_may_be_open", lambda rules, state: False):
+    with patch.object(transitions, "_sum_may_be_open", lambda rules, state: False):
         assert Explorer(4, 1).explore().problems
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from secure_server.run_state import Stage
+from secure_server.rounds.state import Stage
 from tests.states.disks import LEDGER
 from tests.states.faults import Plan
 from tests.states.federations import casts_of

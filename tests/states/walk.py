@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from secure_server.run_state import Stage
+from secure_server.rounds.state import Stage
 from tests.states.ending import Ending
 from tests.states.faults import Plan, draw_plan
 from tests.states.federations import casts_of

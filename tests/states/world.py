@@ -12,12 +12,13 @@ from typing import TypeVar
 
 import numpy as np
 
+from privacy.errors import RolledBackError
+from privacy.ledger.hash_chain import Anchor
 from protoseal_wire.messages import PhaseKey
 from secure_client import errors
-from secure_client.errors import RolledBackError, Unreachable
-from secure_client.privacy.chain import Anchor
-from secure_server.run_state import Stage, State
-from secure_server.store import Store
+from secure_client.errors import Unreachable
+from secure_server.rounds.state import Stage, State
+from secure_server.storage.store import Store
 from tests.states.disks import Disk
 from tests.states.ending import Ending, Operators, check_end, fingerprint
 from tests.states.faults import AWAY, COORDINATOR, OLDER_STATE, Fault, Kind, Pending, Plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from protoseal.config import Agreement, PrivacySection
+from agreement import Agreement, PrivacySection
 from protoseal_wire.messages import LedgerAnchor
 from tests.support.small import FEDERATION, small_agreement
 

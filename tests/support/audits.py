@@ -9,16 +9,16 @@ import pytest
 from numpy.typing import NDArray
 from torch import Tensor
 
-from algorithms.grid import Float, Grid, Ints
-from crypto.discrete_gaussian import discrete_gaussian
-from secure_client.privacy import dp_sgd
-from secure_client.privacy import query as query_module
-from secure_client.privacy.dp_sgd import GradientGrid
+from privacy.mechanisms import prototype_query as query_module
+from privacy.mechanisms.discrete_gaussian import discrete_gaussian
+from privacy.mechanisms.grid import Float, Grid, Ints
+from secure_client.training.dp_sgd import steps
+from secure_client.training.dp_sgd.steps import GradientGrid
 
 Double = Literal["as claimed", "three quarters", "half", "none", "no clipping"]
 DOUBLES: tuple[Double, ...] = ("as claimed", "three quarters", "half", "none", "no clipping")
 NOISE: dict[Double, float] = {"three quarters": 0.75, "half": 0.5, "none": 0.0}
-draw_noise = dp_sgd.draw_noise
+draw_noise = steps.draw_noise
 Shape = Literal[
     "none on counts",
     "none on half of the coordinates",
@@ -79,6 +79,6 @@ def weaken_training(monkeypatch: pytest.MonkeyPatch, how: Double) -> None:
         return rows.div_(grid.step).trunc_()
 
     if how in NOISE:
-        monkeypatch.setattr(dp_sgd, "draw_noise", lambda count: np.rint(NOISE[how] * draw_noise(count)))
+        monkeypatch.setattr(steps, "draw_noise", lambda count: np.rint(NOISE[how] * draw_noise(count)))
     elif how == "no clipping":
         monkeypatch.setattr(GradientGrid, "clip_", unclipped)

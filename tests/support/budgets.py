@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from secure_client.privacy.entries import Limit, Release, Spending
-from secure_client.privacy.events import Event, GaussianRelease
-from secure_client.privacy.ledger import Ledger
+from privacy.accounting.events import Event, GaussianRelease
+from privacy.ledger.entries import Limit, Release, Spending
+from privacy.ledger.ledger import Ledger
 
 DATASET = "heart-2024"
 LIMIT = Limit(epsilon=3.0, delta=1e-5)

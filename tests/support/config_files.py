@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from protoseal.config import Agreement, ConfigError, load_agreement, load_coordinator, load_site
+from agreement import Agreement, ConfigError, load_agreement
+from secure_client.config import load_site
+from secure_server.config import load_coordinator
 
 AGREEMENT: dict[str, Any] = {
     "federation": "hospital-net",

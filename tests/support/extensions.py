@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from importlib import invalidate_caches
 from pathlib import Path
 
-from protoseal.config import entry_points
+from agreement.extensions import entry_points
 from tests.support.processes import environment
 
 DOCUMENT = Path(__file__).parents[2] / "docs/how-to/extending.md"

@@ -13,7 +13,7 @@ from typing import cast
 
 from torch import Tensor
 
-from secure_client.models import PrototypeModel, small_cnn
+from secure_client.models.prototype_model import PrototypeModel, small_cnn
 
 HOLD, HELD = Path("hold"), Path("held")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from protoseal.config import Agreement, AveragingSection, MaskingSection, Method, Protection, TrainingSection
+from agreement import Agreement, AveragingSection, MaskingSection, Method, Protection, TrainingSection
 from tests.support.small import DIM, HOLDINGS, small_agreement
 
 EVERYONE = tuple(HOLDINGS)

@@ -118,13 +118,13 @@ def _by_figures(args: tuple[Any, ...], _: Mapping[str, Any]) -> tuple[PhaseKey, 
 _STEPS: Mapping[When, _Step] = {
     When.ASKED: _Step("secure_client.session", "Session", "answer", _by_argument, before=True),
     When.NOTING: _Step("secure_client.app", "_LogBook", "add", _by_figures, before=True),
-    When.MADE: _Step("secure_client.journal", "Journal", "record", _by_argument),
+    When.MADE: _Step("secure_client.protocol.journal", "Journal", "record", _by_argument),
     When.KEPT: _Step("secure_client.session", "Session", "answer", _by_argument),
     When.SENT: _Step("secure_client.transport", "GrpcTransport", "upload", _by_argument),
-    When.RECEIVED: _Step("secure_server.store", "Store", "save", _by_upload, before=True),
-    When.TAKEN: _Step("secure_server.store", "Store", "save", _by_upload),
-    When.COMPUTED: _Step("secure_server.aggregate", "Aggregator", "combine", _by_attempt),
-    When.BEGUN: _Step("secure_server.store", "Store", "save", _by_state),
+    When.RECEIVED: _Step("secure_server.storage.store", "Store", "save", _by_upload, before=True),
+    When.TAKEN: _Step("secure_server.storage.store", "Store", "save", _by_upload),
+    When.COMPUTED: _Step("secure_server.aggregator", "Aggregator", "combine", _by_attempt),
+    When.BEGUN: _Step("secure_server.storage.store", "Store", "save", _by_state),
 }
 
 
@@ -153,7 +153,7 @@ def die_of_log(count: int) -> None:
 
     The site has taken its result, and has not yet recorded that it did.
     """
-    log = importlib.import_module("protoseal.run_log").RunLog
+    log = importlib.import_module("protoseal.simulation.run_log").RunLog
     put, told = log.put_site_round, itertools.count(1)
 
     @wraps(put)

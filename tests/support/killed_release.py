@@ -51,15 +51,18 @@ def meet(text: str) -> None:
     steps = Steps(Path(LEDGER), Path(DEATH), fate.point, synced=fate.double != "not synced")
     steps.counting = False
     # The accountant takes most of a round's time, and is not what is tested.
-    for name, accountant in (("planned", "cost"), ("accountants", "cost")):
-        module = importlib.import_module(f"secure_client.privacy.{name}").__dict__
+    for name, accountant in (
+        ("secure_client.privacy.run_cost", "cost"),
+        ("privacy.ledger.accountants", "cost"),
+    ):
+        module = importlib.import_module(name).__dict__
         if accountant not in module:
             raise LookupError(f"{name} has no {accountant}")
         module[accountant] = exact_epsilon
     steps.watch()
-    _step("secure_client.privacy.query", "Sums", "release", steps, "draw")
+    _step("privacy.mechanisms.prototype_query", "Sums", "release", steps, "draw")
     for name in ("put", "record"):
-        _step("secure_client.journal", "Journal", name, steps, name)
+        _step("secure_client.protocol.journal", "Journal", name, steps, name)
     _commit(steps)
     _window(fate, steps)
     if fate.double == "sent first":
@@ -95,7 +98,7 @@ def _commit(steps: Steps) -> None:
 
         return transaction
 
-    _wrap("secure_client.journal", "Journal", "transaction", wrapper)
+    _wrap("secure_client.protocol.journal", "Journal", "transaction", wrapper)
 
 
 def _window(fate: Fate, steps: Steps) -> None:
@@ -139,5 +142,5 @@ def _pay_last() -> None:
 
         return upload
 
-    _wrap("secure_client.privacy.ledger", "Ledger", "spend", spending)
+    _wrap("privacy.ledger.ledger", "Ledger", "spend", spending)
     _wrap("secure_client.transport", "GrpcTransport", "upload", uploading)

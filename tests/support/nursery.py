@@ -28,7 +28,7 @@ _IMPORTED = (
     "protoseal.commands.client",
     "protoseal.commands.server",
     "secure_client.app",
-    "secure_client.privacy.loss_accountants",
+    "privacy.accounting.loss_accountants",
     "secure_server.app",
     "torch._dynamo",  # an optimiser's first step imports it
 )

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from agreement import Agreement
 from crypto.pki import (
     Credentials,
     Identity,
@@ -32,14 +33,14 @@ from crypto.pki import (
     create_authority,
     create_request,
 )
-from crypto.pki.files import read_storage_key
-from protoseal.config import Agreement
-from protoseal.files import SitePrototypes, read_prototypes
+from crypto.pki.key_files import read_storage_key
 from protoseal.splits import SiteArrays
 from secure_client.app import STORAGE_KEY
 from secure_client.data.arrays import TrainTest
 from secure_client.data.npz import write_npz
-from secure_client.setup import Party
+from secure_client.output.site_files import read_prototypes
+from secure_client.output.site_prototypes import SitePrototypes
+from secure_client.protocol.setup import Party
 from secure_server.app import ADDRESS
 from tests.support import gated_model, killed_party
 from tests.support.killed_party import Point

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from secure_client.privacy.query import Sums
+from privacy.mechanisms.prototype_query import Sums
 from secure_client.privacy.releases import Releases
 
 Ints = NDArray[np.int64]
@@ -26,7 +26,7 @@ def replayed_noise() -> Iterator[None]:
             return np.rint(_stream(at, count).normal(0.0, 2.0**sigma_log2, count)).astype(np.int64)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("secure_client.privacy.query.discrete_gaussian", drawn)
+            patch.setattr("privacy.mechanisms.prototype_query.discrete_gaussian", drawn)
             yield
 
 

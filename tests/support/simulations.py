@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from protoseal.config import Agreement
-from protoseal.config.simulation import SimulationConfig, load_simulation
-from protoseal.federation import LocalFederation, Outcome
-from protoseal.simulation import Completed, Watcher
-from protoseal.trainees import ONE_BY_ONE, SiteTraining
+from agreement import Agreement
+from protoseal.simulation.config import SimulationConfig, load_simulation
+from protoseal.simulation.experiment import Completed, Watcher
+from protoseal.simulation.local_federation import LocalFederation, Outcome
+from protoseal.simulation.site_pool import ONE_BY_ONE, SiteTraining
 from secure_client.data import SiteData
 
 DIGITS = """

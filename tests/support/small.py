@@ -8,8 +8,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 from torch import nn
 
-from algorithms.pfpl import Weighting
-from protoseal.config import (
+from agreement import (
     Agreement,
     Method,
     PfplSection,
@@ -17,6 +16,7 @@ from protoseal.config import (
     Protection,
     TrainingSection,
 )
+from algorithms.pfpl import Weighting
 from secure_client.data import SiteData
 from secure_client.data.arrays import Samples
 from secure_client.data.preprocess import to_dataset

@@ -19,11 +19,11 @@ from pathlib import Path
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
-from secure_client.errors import BudgetError
-from secure_client.privacy import durable
-from secure_client.privacy.entries import Limit
-from secure_client.privacy.events import Event
-from secure_client.privacy.ledger import Ledger
+from privacy.accounting.events import Event
+from privacy.errors import BudgetError
+from privacy.ledger import append_only_file
+from privacy.ledger.entries import Limit
+from privacy.ledger.ledger import Ledger
 from tests.support.budgets import DATASET, LIMIT, exact_epsilon, spending
 from tests.support.processes import Running, own_nursery
 
@@ -86,13 +86,13 @@ class Steps:
         self._size = ledger.stat().st_size if self._named else 0
 
     def watch(self) -> None:
-        """Have the ledger's calls of the system counted, in :mod:`secure_client.privacy.durable` and below it."""
+        """Have the ledger's calls of the system counted, in :mod:`privacy.ledger.append_only_file` and below it."""
         system = SimpleNamespace(**{**vars(os), **{name: self._counted(getattr(os, name)) for name in STEPS}})
-        sync = durable.sync_folder
+        sync = append_only_file.sync_folder
         counted = FunctionType(
             sync.__code__, {**sync.__globals__, "os": system}
         )  # the journal's stay uncounted
-        durable.__dict__.update(os=system, sync_folder=counted)
+        append_only_file.__dict__.update(os=system, sync_folder=counted)
 
     def before(self, name: str) -> None:
         self.at(f"before {name}", lambda: None)
@@ -179,7 +179,7 @@ def main(settings: Settings) -> None:
     steps = Steps(settings.ledger, settings.death, settings.point, synced=settings.double != "not synced")
     steps.watch()
     if settings.double == "not locked":
-        durable.__dict__["fcntl"] = SimpleNamespace(**{**vars(fcntl), "flock": lambda *_: None})
+        append_only_file.__dict__["fcntl"] = SimpleNamespace(**{**vars(fcntl), "flock": lambda *_: None})
     ledger = Ledger(settings.ledger, DATASET, LIMIT, epsilon=exact_epsilon)
     if settings.meet:
         ledger.__dict__["_epsilon"] = _meeting(settings)

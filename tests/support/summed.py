@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import nn
 
-from protoseal.config import Agreement, AveragingSection, Method, Part, Protection, TrainingSection
-from secure_client.averaged import Averaged
-from secure_client.models import SplitModel
+from agreement import Agreement, AveragingSection, Method, Part, Protection, TrainingSection
+from secure_client.models.prototype_model import SplitModel
+from secure_client.training.averaged_parameters import Averaged
 from tests.support.small import CLASSES, DIM, small_agreement
 
 PARTS = {method: method.traits.averaged for method in Method}

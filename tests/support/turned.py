@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from agreement import AddedProtection, PeersHalves
 from crypto.keys import KEY_BYTES
 from crypto.plain import PlainServer
 from crypto.protection import PayloadForm
 from crypto.rotation import SCHEME, RotationSite
-from protoseal.config import AddedProtection, PeersHalves
 
 turned = AddedProtection(
     name="turned",

@@ -26,12 +26,7 @@ from protoseal_wire.codec.calls import (
     encode_upload_chunk,
     encode_upload_header,
 )
-from protoseal_wire.codec.check import (
-    decode_check,
-    decode_check_reply,
-    encode_check,
-    encode_check_reply,
-)
+from protoseal_wire.codec.check import decode_check, decode_check_reply, encode_check, encode_check_reply
 from protoseal_wire.codec.errors import (
     CodecError,
     Corrupted,

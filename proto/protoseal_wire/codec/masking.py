@@ -10,7 +10,7 @@ from collections.abc import Sequence, Sized
 
 import numpy as np
 
-from crypto.pairwise.parts import ReleasedShare, SealedShare, ShareKind
+from crypto.pairwise.wire_values import ReleasedShare, SealedShare, ShareKind
 from crypto.protection import PayloadForm, UpTo, Words
 from protoseal_wire.codec.canonical import parse, serialise
 from protoseal_wire.codec.errors import Malformed

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from itertools import chain
 
-from crypto.pairwise.parts import MaskKeys
+from crypto.pairwise.wire_values import MaskKeys
 from crypto.protection import Payload, PayloadForm
 from protoseal_wire.codec.canonical import parse, serialise
 from protoseal_wire.codec.errors import Malformed

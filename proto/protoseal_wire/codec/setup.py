@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from crypto.roster import Statement
-from crypto.sealed import SealedSecret
+from crypto.sealed_group_secret import SealedSecret
 from protoseal_wire.codec.canonical import parse, serialise
 from protoseal_wire.codec.fields import check_bytes, check_count, check_exact, check_name, check_signature
 from protoseal_wire.codec.limits import (

@@ -1,0 +1,69 @@
+"""The agreement of a run, and what follows from it for the coordinator and for every site.
+
+An agreement is a TOML file, validated when it is loaded: a model here that exists is one that can be used. Unknown
+keys are refused by name.
+"""
+
+from agreement.agreement import Agreement, load_agreement
+from agreement.extensions.lookup import AnyMethod, AnyProtection, method_named
+from agreement.extensions.types import AddedMethod, AddedProtection, NoSettings, PeersHalves, SumHalves
+from agreement.method_traits import Family, Inference, Part, Predicts, Traits
+from agreement.methods import CONTROLS, DEPLOYABLE, SIMULATED, Method
+from agreement.party_file import LogLevel
+from agreement.protections import Protection
+from agreement.sections.averaging import AveragingSection, MaskingSection
+from agreement.sections.clustering import Clustering
+from agreement.sections.methods import (
+    BaselinesSection,
+    FeddbpSection,
+    FedpcSection,
+    FedplccSection,
+    PfplSection,
+)
+from agreement.sections.privacy import DpSgdSection, Extractor, Noise, PrivacySection
+from agreement.sections.training import Norm, Optimiser, PreprocessingSection, TrainingSection
+from agreement.sums.layout import Layout
+from agreement.toml_loading import ConfigError, Section
+
+__all__ = [
+    "CONTROLS",
+    "DEPLOYABLE",
+    "SIMULATED",
+    "AddedMethod",
+    "AddedProtection",
+    "Agreement",
+    "AnyMethod",
+    "AnyProtection",
+    "AveragingSection",
+    "BaselinesSection",
+    "Clustering",
+    "ConfigError",
+    "DpSgdSection",
+    "Extractor",
+    "Family",
+    "FeddbpSection",
+    "FedpcSection",
+    "FedplccSection",
+    "Inference",
+    "Layout",
+    "LogLevel",
+    "MaskingSection",
+    "Method",
+    "NoSettings",
+    "Noise",
+    "Norm",
+    "Optimiser",
+    "Part",
+    "PeersHalves",
+    "PfplSection",
+    "Predicts",
+    "PreprocessingSection",
+    "PrivacySection",
+    "Protection",
+    "Section",
+    "SumHalves",
+    "TrainingSection",
+    "Traits",
+    "load_agreement",
+    "method_named",
+]

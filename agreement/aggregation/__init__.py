@@ -1,0 +1,1 @@
+"""Means and encrypted sums that the coordinator and the sites compute alike."""

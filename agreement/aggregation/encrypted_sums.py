@@ -1,0 +1,241 @@
+"""What travels of sums and of groups under ``ckks``: beside the numbers themselves, what they are to be divided by.
+
+So a result can be read by whoever has the key, also by a site that was not there when it came about. Classes that are
+withheld are zeros before they are encrypted; who holds what is public.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agreement.aggregation.means import Means, check_samples, check_total, cluster_means, means_of
+from agreement.agreement import Agreement
+from agreement.payload_forms import longest_mean
+from algorithms.averaging import Counts
+from algorithms.clustering.kmeans import Labels
+from algorithms.fedpc.clustering import MOST_GROUPS
+from algorithms.fedplcc import Contribution, GlobalClusters
+from algorithms.gram import Bool, Float
+from crypto.ckks.group_mixing import MixForm
+from crypto.ckks.sums import SumForm
+from crypto.errors import BoundError, ImplausibleError, MalformedError, PrecisionError
+from crypto.fixed_point import Segment
+
+_SLACK = 1e-6
+"""Means of what keeps to its bounds are beyond them by no more than rounding and a ciphertext's error."""
+_NOT_WHOLE = 2.0
+"""Times its stated error: a count further from a whole number is none. To a ciphertext's float64 adds a hundredth."""
+_MOST = 2.0**53
+"""Beyond it float64 has no odd numbers: nothing is counted so far."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A decrypted sum: ``total`` (L,) as the layout says, over ``members``; ``holders`` (K,) have a class."""
+
+    total: Float
+    holders: Counts
+    members: int
+
+
+class CountedSum:
+    """What each site adds: its contribution, a 1 for each class that it contributes to, and a 1 for itself.
+
+    See :attr:`agreement.agreement.Agreement.sum_facts`.
+    """
+
+    def __init__(self, agreement: Agreement, error: Float) -> None:
+        """``error`` (L + K + 1,): the most that each value of a sum may be off by its protection."""
+        self._agreement, self._error = agreement, error
+
+    def vector(self, contribution: Float, holds: Bool) -> NDArray[np.float64]:
+        """For a contribution (L,) that has rows of the classes ``holds`` (K,)."""
+        return np.concatenate([contribution, holds.astype(np.float64), [1.0]])
+
+    def opened(self, values: Float) -> Opened:
+        """What :meth:`vector`'s sum over sites, (L + K + 1,), says.
+
+        Raises :class:`ImplausibleError` for what no sites add up to, whatever a protection made of an answer.
+        """
+        _check_numbers(values, self._error.shape)
+        ends = [self._agreement.layout.length]
+        errors, of_counts = np.split(self._error, ends)
+        total, counts = np.split(values, ends)
+        holders = whole_counts(counts, of_counts)
+        if self._agreement.layout.weighted:
+            total[-1:] = whole_counts(total[-1:], errors[-1:])
+        if not 1 <= holders[-1] <= self._agreement.max_sites or (holders[:-1] > holders[-1]).any():
+            raise ImplausibleError("a decrypted sum is over no number of sites")
+        return Opened(total, holders[:-1], int(holders[-1]))
+
+    def means(self, opened: Opened) -> Means:
+        """The means; :class:`ImplausibleError` for those that no sites within their bounds have, or of too few."""
+        try:
+            check_total(self._agreement, opened.total, opened.holders, opened.members)
+            means = means_of(self._agreement, opened.total, opened.holders, opened.members)
+        except (MalformedError, ValueError) as error:
+            raise ImplausibleError(f"a decrypted sum: {error}") from error
+        _, slack = self._agreement.layout.split(self._error)
+        _check_model(self._agreement, means.model, slack)
+        return means
+
+
+class AddedSum(CountedSum):
+    """The same under a third party's protection."""
+
+    def __init__(self, agreement: Agreement, error: Float) -> None:
+        """``error`` (L + K + 1,) as its half states it: float64's own is added here.
+
+        Raises :class:`PrecisionError` for one that leaves counts in doubt: too few holders could pass for enough.
+        """
+        facts = agreement.sum_facts
+        if error.shape != (facts.length,):
+            raise PrecisionError(f"the stated error of sums is of shape {error.shape}, not ({facts.length},)")
+        super().__init__(agreement, error + facts.rounding)
+        counted = self._error[agreement.layout.length - agreement.layout.weighted :]
+        if not (np.isfinite(self._error).all() and (_NOT_WHOLE * counted < 0.5).all()):
+            raise PrecisionError(
+                f"sums under {agreement.protection.value!r} are too inexact to count sites by"
+            )
+
+
+class EncryptedSum(CountedSum):
+    """The same in ciphertexts of one ``form``."""
+
+    def __init__(self, agreement: Agreement) -> None:
+        facts = agreement.sum_facts
+        self.form = SumForm(facts.segments, terms=facts.terms)
+        super().__init__(agreement, self.form.error(facts.terms))
+
+
+class EncryptedClusterSum:
+    """What each site adds where prototypes are added up by clusters, G of them.
+
+    Its part in each, how many of its rows that is, the model as the layout has it, and a 1 for itself.
+    """
+
+    def __init__(self, agreement: Agreement, clusters: int) -> None:
+        own, averaging = agreement.clustering, agreement.averaging
+        self._agreement, self._clusters = agreement, clusters
+        segments = (
+            *own.segments(clusters, agreement.dim, agreement.norm_bound, averaging.most_samples),
+            Segment(clusters, float(own.most_local)),
+            *agreement.layout.segments(agreement.norm_bound, averaging),
+            Segment(1, 1.0),
+        )
+        self.form = SumForm(segments, terms=agreement.max_sites)
+
+    def vector(self, part: Contribution, model: Float) -> NDArray[np.float64]:
+        """Of a site's part in the clusters, and its model (p + q + 1,)."""
+        own = self._agreement.clustering.vector(part.sums, part.counts)
+        return np.concatenate([own, part.members.astype(np.float64), model, [1.0]])
+
+    def means(self, values: Float, labels: Labels) -> tuple[GlobalClusters, NDArray[np.float64]]:
+        """Clusters of classes ``labels`` (G,), and the mean model, from the sum of :meth:`vector` over sites.
+
+        Raises :class:`ImplausibleError` for those that no sites within their bounds have.
+        """
+        own, number, dim = self._agreement.clustering, self._clusters, self._agreement.dim
+        ends = np.cumsum([own.length(number, dim), number, self._agreement.layout.length])
+        of_clusters, rows, model, members = np.split(values, ends)
+        errors = np.split(self.form.error(self._agreement.max_sites), ends)
+        sums, counts = own.split(of_clusters, number, dim)
+        rows_in, (sites,) = whole_counts(rows, errors[1]), whole_counts(members, errors[3])
+        (samples,) = whole_counts(model[-1:], errors[2][-1:])
+        counts = whole_counts(counts, own.split(errors[0], number, dim)[1]).astype(np.float64)
+        model[-1] = samples
+        if (rows_in < self._agreement.min_holders).any() or sites < self._agreement.min_holders:
+            raise ImplausibleError("a decrypted sum is over fewer sites than were agreed")
+        total = Contribution(sums, rows_in.astype(np.float64), counts)
+        try:
+            check_samples(float(samples), int(sites), self._agreement.averaging.most_samples)
+            clusters, mean = cluster_means(self._agreement, total, labels, model)
+        except (MalformedError, ValueError) as error:
+            raise ImplausibleError(f"a decrypted sum: {error}") from error
+        _check_model(self._agreement, mean, self._agreement.layout.split(errors[2])[1])
+        return clusters, mean
+
+
+class EncryptedGroups:
+    """What a group's leader sends of its means, and what comes back, mixed over the groups (FedPC, equations 5 to 8).
+
+    The direction is that of the concatenated prototypes. Mixed are prototypes, the averaged part, a 1 for each class
+    that the group has, and a 1: the last two come back as what the first two are divided by.
+    """
+
+    def __init__(self, agreement: Agreement) -> None:
+        self._agreement, averaging = agreement, agreement.averaging
+        self._rows = len(agreement.classes) * agreement.dim
+        segments = (
+            Segment(self._rows, longest_mean(agreement) * (1.0 + _SLACK)),
+            Segment(averaging.parameters, averaging.parameter_bound * (1.0 + _SLACK)),
+            Segment(averaging.buffers, averaging.buffer_bound * (1.0 + _SLACK)),
+            Segment(len(agreement.classes) + 1, 1.0),
+        )
+        self.form = MixForm(self._rows, segments, groups=agreement.fedpc.groups or MOST_GROUPS)
+
+    def parts(self, means: Means) -> tuple[Float, Float]:
+        """The direction (M,), not scaled, and the vector (L,) of a group's means.
+
+        Raises :class:`ImplausibleError` for means that there is no room for: of what was decrypted, no other error may
+        tell.
+        """
+        rows = np.where(means.has[:, None], means.rows, 0.0)
+        vector = np.concatenate([rows.ravel(), means.model, means.has.astype(np.float64), [1.0]])
+        try:
+            self.form.vector.check(vector)
+        except BoundError as error:
+            raise ImplausibleError(f"a decrypted sum: {error}") from error
+        return np.maximum(rows.ravel(), 0.0), vector
+
+    def nothing(self) -> tuple[Float, Float]:
+        """Of a leader that cannot read its group's sum: of the same form, without effect on other groups."""
+        return np.zeros(self._rows), np.zeros(self.form.vector.length)
+
+    def mixed(self, values: Float) -> Means:
+        """What a group trains from next; :class:`ImplausibleError` for what no groups come to.
+
+        A class whose groups weigh no more than ``agreement_threshold`` together has no prototype, in every protection.
+        """
+        agreement, classes = self._agreement, len(self._agreement.classes)
+        numbers, shares, (total,) = np.split(values, [len(values) - classes - 1, len(values) - 1])
+        if not 0.5 < total <= self.form.groups + 0.5:
+            raise ImplausibleError("a decrypted result is mixed of no number of groups")
+        has = shares > agreement.agreement_threshold * total
+        rows, model = np.split(numbers, [self._rows])
+        divisor = total if agreement.fedpc.literal_absent else np.where(has, shares, 1.0)[:, None]
+        rows = np.where(has[:, None], rows.reshape(classes, -1) / divisor, 0.0)
+        if not np.linalg.norm(rows, axis=1).max() <= longest_mean(agreement) * (1.0 + _SLACK):
+            raise ImplausibleError("a decrypted result has a prototype that is longer than the norm bound")
+        _check_model(agreement, model / total, np.zeros(len(model)))
+        return Means(rows, has, model / total)
+
+
+def _check_model(agreement: Agreement, model: Float, slack: Float) -> None:
+    """Raise :class:`ImplausibleError` for a mean (p + q,) that no models within their bounds have.
+
+    No honest sum gives such a mean, so a site does not train from it. ``slack`` (p + q,) is what ciphertexts err.
+    """
+    layout, averaging = agreement.layout, agreement.averaging
+    largest = [averaging.parameter_bound, averaging.buffer_bound]
+    bounds = np.repeat(largest, [layout.parameters, layout.buffers])
+    if not (np.abs(model) <= bounds * (1.0 + 2.0 * _SLACK) + slack).all():
+        raise ImplausibleError("a decrypted model is beyond the bounds of what is averaged")
+
+
+def _check_numbers(values: Float, shape: tuple[int, ...]) -> None:
+    """Raise :class:`ImplausibleError` unless they are finite float64 of that shape."""
+    if values.dtype != np.float64 or values.shape != shape or not np.isfinite(values).all():
+        raise ImplausibleError(f"a decrypted sum is not finite float64 of shape {shape}")
+
+
+def whole_counts(values: Float, errors: Float) -> Counts:
+    """Counts out of a decryption that errs by ``errors``, exactly; :class:`ImplausibleError` unless they are such."""
+    counts = np.rint(values)
+    possible = (counts >= 0.0) & (counts <= _MOST)  # NaN is neither
+    if not possible.all() or not (np.abs(values - counts) <= _NOT_WHOLE * errors).all():
+        raise ImplausibleError("a decrypted sum counts sites in parts")
+    return counts.astype(np.int64)

@@ -1,0 +1,109 @@
+"""From a sum over sites to means: at the coordinator, which adds up, and at a site that decrypts what was added up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agreement.agreement import Agreement
+from agreement.payload_forms import longest_mean
+from algorithms.averaging import Counts, prototype_means, weighted_mean
+from algorithms.clustering.kmeans import Labels
+from algorithms.fedplcc import Contribution, GlobalClusters, global_clusters
+from algorithms.gram import Bool, Float
+from crypto.errors import MalformedError
+
+
+@dataclass(frozen=True)
+class Means:
+    """Prototypes ``rows`` (K, d), those of classes that it ``has`` (K,), and the averaged part ``model`` (p + q,).
+
+    Where no prototypes are added up ``rows`` is (0, d), and ``has`` is all False.
+    """
+
+    rows: NDArray[np.float64]
+    has: Bool
+    model: NDArray[np.float64]
+
+
+def check_total(agreement: Agreement, total: Float, holders: Counts, members: int) -> None:
+    """Raise :class:`MalformedError` for a sum of so many ``members`` that none within their bounds come to.
+
+    ``total`` is (L,) as the layout says, ``holders`` (K,) says how many added a row for each class. The limit: one
+    member's longer row among shorter ones goes unnoticed.
+    """
+    layout = agreement.layout
+    if layout.weighted:
+        check_samples(float(total[-1]), members, agreement.averaging.most_samples)
+    if not layout.classes:
+        return
+    if layout.noisy:  # of these nothing is implausible: they are shortened to the norm bound
+        return
+    rows, _ = layout.split(total)
+    counted = holders >= agreement.min_holders
+    longest = np.linalg.norm(rows[counted] / holders[counted, None], axis=1).max(initial=0.0)
+    if not longest <= longest_mean(agreement):  # NaN is refused too
+        raise MalformedError(
+            f"a mean prototype has norm {longest:.9g}: a member did not keep to the bound of {agreement.norm_bound:g}"
+        )
+
+
+def means_of(agreement: Agreement, total: Float, holders: Counts, members: int) -> Means:
+    """Prototypes over their holders; models over samples, or over members. Arguments as for :func:`check_total`.
+
+    Raises ``ValueError`` for fewer members than ``min_holders``.
+    """
+    layout = agreement.layout
+    if members < agreement.min_holders:
+        raise ValueError(f"a sum over {members} sites, at least {agreement.min_holders} are agreed")
+    rows, model = layout.split(total)
+    weight = float(total[-1]) if layout.weighted else float(members)
+    has = np.zeros(len(agreement.classes), dtype=np.bool_)
+    if layout.classes:
+        rows, has = prototype_means(rows, holders, agreement.min_holders)
+    return Means(rows, has, weighted_mean(model, weight))
+
+
+def noisy_rows(
+    agreement: Agreement, total: Float, members: int, listed: int
+) -> tuple[NDArray[np.float64], Bool]:
+    """Prototypes (K, d) out of a sum with shared noise of ``members`` of the sites ``listed``, and which there are.
+
+    Brought within what is agreed of every site's own (FedPC: no negative component; no norm above the bound), which
+    costs no privacy: the sites cannot do it, as none of them sees its prototypes with noise.
+    """
+    vectors, weights = agreement.layout.noisy_parts(total)
+    rows, has = agreement.noisy_sum(listed).means(vectors, weights, members)
+    if agreement.method.is_grouped:
+        rows = np.maximum(rows, 0.0)
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows * np.minimum(1.0, agreement.norm_bound / np.maximum(norms, agreement.norm_bound)), has
+
+
+def cluster_means(
+    agreement: Agreement, total: Contribution, labels: Labels, model: Float
+) -> tuple[GlobalClusters, NDArray[np.float64]]:
+    """Clusters of classes ``labels`` (G,), and the mean of models (p + q,).
+
+    ``total`` is the sum of sites' contributions to the clusters, ``model`` (p + q + 1,) of models times samples, and
+    of samples. Raises :class:`MalformedError` for a centre that no sites within the norm bound have. The limit: one
+    longer row among shorter ones goes unnoticed in a sum.
+    """
+    own = agreement.clustering
+    clusters = global_clusters(total, labels, weighted_centres=own.weighted_centres, uniform=own.uniform)
+    longest = float(np.linalg.norm(clusters.rows, axis=1).max(initial=0.0))
+    if not longest <= longest_mean(agreement):  # NaN is refused too
+        raise MalformedError(
+            f"a cluster's centre has norm {longest:.9g}: a site did not keep to the bound of {agreement.norm_bound:g}"
+        )
+    _, parameters = agreement.layout.split(model)
+    return clusters, weighted_mean(parameters, float(model[-1]))
+
+
+def check_samples(weight: float, members: int, most: int) -> None:
+    """Raise :class:`MalformedError` if no so many members have that many samples together, ``most`` each."""
+    # What the fixed point rounds is a whole number already: it comes out exactly.
+    if not members <= weight <= members * most:
+        raise MalformedError(f"{members} members have {weight:g} samples together, {most} each at most")

@@ -1,0 +1,341 @@
+"""The agreement: what the coordinator and every site of a run hold in common, checked by hash at join."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+
+from agreement.extensions.settings import (
+    ExtensionTables,
+    extension_distributions,
+    extension_settings,
+    used_so_far,
+)
+from agreement.extensions.types import Added, AddedMethod, AddedProtection
+from agreement.method_traits import Family, Part
+from agreement.methods import Method
+from agreement.protections import Protection
+from agreement.run_settings import FEWEST_SAFE_HOLDERS, RunSettings
+from agreement.sections.built_in_models import BUILT_IN_MODELS
+from agreement.sections.clustering import Clustering
+from agreement.sums.layout import Layout
+from agreement.sums.noisy_sum import NoisySum
+from agreement.toml_loading import Section, read_toml, source_of, validate
+from crypto.errors import PrecisionError
+from crypto.fixed_point import FixedPoint, Segment, narrowest_ring
+from crypto.sum_protection import SumFacts
+from protoseal_wire.codec.limits import MOST_SITES
+
+NAME_PATTERN = r"^[a-z0-9][a-z0-9.-]{0,62}$"
+Name = Annotated[str, Field(pattern=NAME_PATTERN)]
+"""A federation's, run's or site's name: lower-case letters, digits, dots and hyphens, 63 at most."""
+
+HASH_LABEL = b"protoseal/v1/agreement\x00"
+
+CKKS_SLOTS = 4096
+"""Values in one ciphertext; all classes of one feature must fit into it."""
+USUAL_SITES = 256
+
+
+_AVERAGED = {
+    Part.EXTRACTOR: "without its classifier",
+    Part.NOT_NORMS: "without the layers that normalise",
+    Part.MODEL: "all of them",
+}
+
+
+class Agreement(RunSettings):
+    """What all parties of a run hold in common. Any difference changes :meth:`hash`.
+
+    ``min_holders`` counts *sites* that have a class, the receiver included: below it the class is withheld in
+    that round, in every protection. Fewer than three give a peer's prototype away, so they need protection
+    ``plain``, which hides nothing from anyone, or ``allow_fewer_holders_reveals_peers``. It bounds one
+    answer, not a run: from two rounds of exact answers with unmoving peers a site can recover a peer's
+    prototype.
+
+    ``min_sites`` is the fewest sites that may take part in a round. It is at least two, since one site has no
+    peers, and at least ``min_holders``, since with fewer sites every class of every round would be withheld.
+    ``max_sites`` is the most that a run may have: sums have room for as many terms, and messages for as many entries.
+    ``agreement_threshold`` (tau) is in units of ``norm_bound`` squared: at or below it, peers count as equal.
+    ``extension`` has the settings of third parties' methods and protections, ``distributions`` name and version of what
+    they are installed by: what is installed unless given, so that parties with others do not agree.
+    """
+
+    federation: Name
+    """Name of the federation, as in its certificates."""
+    run: Name
+    """Name of the run; each run has its own."""
+    classes: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = Field(
+        min_length=2, max_length=CKKS_SLOTS
+    )
+    """Names of the classes; label i means the i-th."""
+    min_sites: Annotated[int, Field(ge=2)] = FEWEST_SAFE_HOLDERS
+    """Fewest sites that may take part in a round."""
+    max_sites: Annotated[int, Field(ge=2, le=MOST_SITES)] = USUAL_SITES
+    """Most sites that a run may have; sums have room for as many terms."""
+    extension: ExtensionTables = Field(default_factory=dict, validate_default=True)
+    """Settings of added methods and protections."""
+    distributions: Annotated[dict[str, str], Field(validate_default=True)] = Field(default_factory=dict)
+    """Names and versions of the distributions that added methods and protections come from."""
+
+    @field_validator("extension", mode="before")
+    @classmethod
+    def _settings_of_what_is_added(cls, tables: Any, info: ValidationInfo) -> Any:
+        return (
+            extension_settings(tables, used_so_far(info), source_of(info))
+            if isinstance(tables, dict)
+            else tables
+        )
+
+    @field_validator("distributions", mode="after")
+    @classmethod
+    def _what_is_installed(cls, stated: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+        return extension_distributions(stated, used_so_far(info))
+
+    @field_validator("classes", mode="after")
+    @classmethod
+    def _distinct_classes(cls, classes: tuple[str, ...]) -> tuple[str, ...]:
+        repeated = sorted({name for name in classes if classes.count(name) > 1})
+        if repeated:
+            raise ValueError(f"class {repeated[0]!r} is named more than once")
+        return classes
+
+    @model_validator(mode="after")
+    def _enough_holders_and_sites(self) -> Self:
+        if self.min_holders < FEWEST_SAFE_HOLDERS:
+            self._check_few_holders_are_meant()
+        if self.max_sites < self.min_sites:
+            raise ValueError(f"max_sites ({self.max_sites}) is below min_sites ({self.min_sites})")
+        if self.min_sites < self.min_holders:
+            raise ValueError(
+                f"min_sites ({self.min_sites}) is below min_holders ({self.min_holders}), so a"
+                " round could withhold every class; raise min_sites or lower min_holders"
+            )
+        return self
+
+    def _check_few_holders_are_meant(self) -> None:
+        if self.protection is not Protection.PLAIN and not self.allow_fewer_holders_reveals_peers:
+            raise ValueError(
+                f"min_holders = {self.min_holders} lets a site compute another site's prototype; set it"
+                " to 3 or more, or say allow_fewer_holders_reveals_peers = true"
+            )
+
+    @model_validator(mode="after")
+    def _protection_serves_method(self) -> Self:
+        self.check_served(self.method)
+        if self.clusters and self.clustering.literal_norms and self.protection is not Protection.PLAIN:
+            raise ValueError(
+                f"literal_norms clusters vectors as they are, and protection {self.protection.value!r} shows their"
+                " directions alone; set"
+                " literal_norms = false, or choose protection 'plain'"
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _only_what_was_there(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without what third parties add, and without noise, text and hash are those of before there were any."""
+        table: dict[str, Any] = written(self)
+        for name in ("extension", "distributions", "privacy"):
+            if not getattr(self, name):
+                table.pop(name, None)
+        return table
+
+    @model_validator(mode="after")
+    def _built_in_models_know_their_input(self) -> Self:
+        if self.preprocessing is None and self.training.model in BUILT_IN_MODELS:
+            raise ValueError(
+                f"model {self.training.model!r} needs a table [preprocessing] with image_size, channels, mean"
+                " and std; without one, name a model of your own as module:function"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _knows_what_it_averages(self) -> Self:
+        if self.method is Method.AVERAGE:
+            raise ValueError("method 'average' is fedpc with groups = 1 and alignment = 0: say that")
+        if self.method.averages and not self.averaging.parameters:
+            raise ValueError(
+                f"method {self.method.value} needs the size of what it averages: set parameters in [averaging] to the"
+                f" number of the model's parameters ({_AVERAGED[self.method.traits.averaged]}); write 1, and `protoseal"
+                " client check` tells the right number"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _sums_fit_the_ring(self) -> Self:
+        if self.protection is Protection.MASKED and self.sums:
+            try:
+                self.fixed_point(int(self.clusters))
+            except PrecisionError as error:
+                raise ValueError(f"masked sums do not fit ring_bits = {self.ring_bits}: {error}") from error
+        if isinstance(self.protection, AddedProtection) and self.protection.sums and self.sums:
+            try:
+                self.protection.sums.form(self.settings_of(self.protection), self.sum_facts)
+            except PrecisionError as error:
+                raise ValueError(f"sums do not fit protection {self.protection.value!r}: {error}") from error
+        return self
+
+    @property
+    def feature_dim(self) -> int:
+        """How many the model has: ``dim``, unless a public projection makes that of more."""
+        projected = self.privacy is not None and self.privacy.project_from
+        return projected or self.dim
+
+    @property
+    def releases(self) -> int:
+        """How many releases with noise a run has at most, that of FedPC's clustering included; 0 without noise."""
+        if self.privacy is None:
+            return 0
+        return self.privacy.releases(self.rounds) + int(self.method.is_grouped)
+
+    @property
+    def most_cells(self) -> int:
+        """The most parts of classes that one release with noise has: classes, or the clusters of the round before."""
+        return len(self.classes) * (self.clustering.most_clusters if self.clusters else 1)
+
+    @property
+    def sums(self) -> bool:
+        """Whether sites' values are added up, over all sites or in groups."""
+        return self.method.traits.family in (Family.GROUPS, Family.SUMS, Family.CLUSTERS)
+
+    @property
+    def clusters(self) -> bool:
+        """Whether sites' local prototypes are clustered, class by class."""
+        return self.method.traits.family is Family.CLUSTERS
+
+    @property
+    def clustering(self) -> Clustering:
+        """How local prototypes become clusters; of no meaning where the method makes none."""
+        fedplcc, own = self.fedplcc, self.method is Method.FEDPLCC
+        return Clustering(
+            most_prototypes=fedplcc.most_prototypes,
+            most_clusters=fedplcc.most_clusters,
+            single=self.method is Method.FPL,
+            literal_norms=own and fedplcc.literal_norms,
+            uniform=not (own and fedplcc.weighted),
+            weighted_centres=own and fedplcc.weighted_centres,
+        )
+
+    @property
+    def layout(self) -> Layout:
+        """What a site adds to a sum; a vector of no numbers where nothing is added up."""
+        traits, averaging = self.method.traits, self.averaging
+        averages = self.method.averages
+        return Layout(
+            classes=len(self.classes) if traits.prototypes and self.sums else 0,
+            dim=self.dim,
+            parameters=averaging.parameters if averages else 0,
+            buffers=averaging.buffers if averages else 0,
+            weighted=traits.weighted,
+            noisy=self.distributed_noise,
+        )
+
+    @property
+    def distributed_noise(self) -> bool:
+        """Whether sites share the noise of the prototypes in a sum."""
+        return self.privacy is not None and self.privacy.distributed
+
+    def noisy_sum(self, listed: int) -> NoisySum:
+        """How prototypes with noise are added up over so many ``listed`` sites; ``ValueError`` for too few."""
+        if self.privacy is None:
+            raise ValueError("an agreement without noise has no noisy sums")
+        return NoisySum.of(self.privacy, self.dim, listed)
+
+    @property
+    def sum_facts(self) -> SumFacts:
+        """Of what each site adds where the sites read the sum: its contribution, and ones to be counted.
+
+        One for each class that it contributes to, and one for itself, so that means follow from the sum alone.
+        """
+        counts = Segment(len(self.classes) + 1, 1.0)
+        segments = (*self.layout.segments(self.norm_bound, self.averaging), counts)
+        return SumFacts(segments, terms=self.max_sites)
+
+    def fixed_point(self, clusters: int = 0) -> FixedPoint:
+        """How a site's contribution to a masked sum becomes integers; that to ``clusters`` comes before the layout's.
+
+        Sums may have as many terms as a run may have sites. Raises :class:`crypto.errors.PrecisionError`.
+        """
+        return FixedPoint(self._segments(clusters), terms=self.max_sites, ring_bits=self.ring_bits)
+
+    @property
+    def ring_bits(self) -> int:
+        """The bits of a word of a masked sum: as agreed, or as many as bounds and sites need.
+
+        The same for however many clusters a round has, so that the form of an answer is known beforehand.
+        """
+        return self.masking.ring_bits or narrowest_ring(
+            self._segments(int(self.clusters)), terms=self.max_sites
+        )
+
+    def _segments(self, clusters: int) -> tuple[Segment, ...]:
+        of_clusters = self.clustering.segments(
+            clusters, self.dim, self.norm_bound, self.averaging.most_samples
+        )
+        return (*of_clusters, *self.layout.segments(self._row_bound, self.averaging))
+
+    @property
+    def _row_bound(self) -> float:
+        """Of a number of a site's rows. With shared noise for the longest list, whose grid is the finest."""
+        if not self.distributed_noise:
+            return self.norm_bound
+        return self.noisy_sum(self.max_sites).bound(self.averaging.most_samples)
+
+    def to_json(self) -> str:
+        """The canonical JSON text: sorted keys, no spaces, ASCII, every default written out."""
+        content = self.model_dump(mode="json", by_alias=True)
+        return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str, *, source: str) -> Agreement:
+        """The agreement that :meth:`to_json` wrote; raises ``ConfigError`` naming ``source``."""
+        return validate(cls, json.loads(text), source=source, directory=Path())
+
+    def hash(self) -> bytes:
+        """SHA-256 (32 bytes) over a version label and :meth:`to_json`: equal when all settings are."""
+        return hashlib.sha256(HASH_LABEL + self.to_json().encode("ascii")).digest()
+
+    @property
+    def summary(self) -> str:
+        """What a party has to know first of what it agrees to."""
+        added = "".join(f", {name} of {found}" for name, found in self.distributions.items())
+        return (
+            f"{self.method} under {self.protection}, {self.rounds} rounds,"
+            f" min_holders {self.min_holders}, min_sites {self.min_sites}{added}"
+        )
+
+    def settings_of(self, added: Added) -> Section:
+        """A third party's own settings."""
+        return self.extension[added.name]
+
+    @property
+    def own_share(self) -> float:
+        """How much of its own prototypes a site mixes with what it is answered (``PEERS``): α of PFPL.
+
+        0 for a method with weights of its own, which say that.
+        """
+        weighs = isinstance(self.method, AddedMethod) and self.method.weights is not None
+        return 0.0 if weighs else self.pfpl.alpha
+
+    @property
+    def needs_group_secret(self) -> bool:
+        """Whether the sites share a secret that one of them makes and seals to the others."""
+        if isinstance(self.protection, AddedProtection):
+            return self.protection.secret_bytes > 0
+        return self.protection is not Protection.PLAIN
+
+
+def load_agreement(path: Path) -> Agreement:
+    """The agreement in a TOML file; raises ``ConfigError``."""
+    return read_toml(path, Agreement)

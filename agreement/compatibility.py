@@ -1,0 +1,90 @@
+"""Checks of which method can run under which protection."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from enum import StrEnum
+
+from agreement.extensions.lookup import AnyMethod, AnyProtection, offers_of
+from agreement.extensions.types import AddedMethod
+from agreement.method_traits import Family
+from agreement.methods import Method
+from agreement.protections import Protection
+from algorithms.gram import Need
+from algorithms.pfpl import Weighting, served_by
+from crypto.protection import Offer
+
+NEEDS = {
+    Family.GROUPS: frozenset({Need.CLUSTERING, Need.SUM, Need.COSINE_WEIGHTS}),
+    Family.SUMS: frozenset({Need.SUM}),
+    Family.CLUSTERS: frozenset({Need.CLUSTERING, Need.SUM}),
+    Family.ALONE: frozenset[Need](),
+}
+"""All of them. Of what serves ``PEERS``, which depends on the weighting, one is enough."""
+
+
+def check_protection_serves(
+    method: AnyMethod, weighting: Weighting, squared: bool, protection: AnyProtection
+) -> None:
+    """Raise ``ValueError``, naming both sides, unless the protection can compute what the method needs."""
+    family = method.traits.family
+    by_own_weights = isinstance(method, AddedMethod) and method.weights is not None
+    if family is Family.PEERS and not by_own_weights:
+        _check_weighting_served(method, weighting, squared, protection)
+        return
+    needs = frozenset({Need.GRAM}) if by_own_weights else NEEDS[family]
+    if not _values(needs) <= _values(offers_of(protection)):
+        raise ValueError(
+            f"method {method.value} needs {_names(needs, 'and')}, and protection {protection.value!r} offers"
+            f" {_names(offers_of(protection))}"
+        )
+
+
+def check_noise_is_shared(method: AnyMethod, protection: AnyProtection, *, personal: bool) -> None:
+    """Raise ``ValueError`` unless all that leaves a site with distributed noise leaves it in a masked sum.
+
+    ``personal``: whether FedDBP's targets have channels of a site's own prototypes, of which there is no release.
+    """
+    traits = method.traits
+    if protection is not Protection.MASKED:
+        raise ValueError(
+            f"noise = 'distributed' needs sums that show nothing of their terms: protection 'masked', not"
+            f" {protection.value!r}; choose noise = 'local'"
+        )
+    if traits.family not in (Family.GROUPS, Family.SUMS) or not traits.prototypes or traits.weighted:
+        why = (
+            "it sends more than sums of prototypes"
+            if traits.family in (Family.PEERS, Family.CLUSTERS)
+            else "its sums are not of prototypes, or weigh models by sample counts"
+        )
+        raise ValueError(
+            f"noise = 'distributed' does not serve method {method.value}: {why}; choose noise = 'local'"
+        )
+    if method is Method.FEDDBP and personal:
+        raise ValueError(
+            "with noise = 'distributed' no site has released prototypes of its own, which FedDBP's targets are made of:"
+            " set personal = false in [feddbp], so that they are the means, or choose noise = 'local'"
+        )
+
+
+def _check_weighting_served(
+    method: AnyMethod, weighting: Weighting, squared: bool, protection: AnyProtection
+) -> None:
+    needs, offers = served_by(weighting, squared=squared), offers_of(protection)
+    if _values(needs).isdisjoint(_values(offers)):
+        form = weighting.value if squared else f"{weighting.value}, unsquared"
+        others = "weighting 'complement', 'distance' or 'uniform', squared, or "
+        raise ValueError(
+            f"method {method.value} with weighting {form!r} needs {_names(needs)}, and protection"
+            f" {protection.value!r} offers {_names(offers)}; choose"
+            f" {others if Offer.DISTANCE_WEIGHTS in offers else ''}protection 'plain' or 'masked'"
+        )
+
+
+def _values(names: Set[StrEnum]) -> frozenset[str]:
+    """Methods' needs and protections' offers are enumerations of packages that do not know each other."""
+    return frozenset(str(name) for name in names)
+
+
+def _names(names: Set[StrEnum], link: str = "or") -> str:
+    return f" {link} ".join(sorted(repr(str(name)) for name in names))

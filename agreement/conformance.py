@@ -1,0 +1,196 @@
+"""Whether a third party's method or protection does what it declares: for its own tests (docs/how-to/extending.md).
+
+What is checked is that numbers come out right, that what travels has the declared form, that inputs out of bounds are
+refused before anything is sent, and that no array, vector of words or blob that a site sends is the same in two
+attempts, unless it is all zeros. **That a protection hides anything is not checked**: no test can show it, an argument
+has to.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agreement.extensions.types import AddedMethod, AddedProtection
+from agreement.toml_loading import Section
+from algorithms.gram import Bool, Float, convex
+from algorithms.pfpl import Weighting, peer_weights
+from crypto.errors import BoundError, CryptoError, MalformedError
+from crypto.fixed_point import Segment
+from crypto.plain import PlainServer, PlainSite
+from crypto.protection import Cohort, Payload, PayloadForm
+from crypto.sum_protection import SumFacts
+from protoseal_wire import codec
+from protoseal_wire.codec import Limits
+
+_CLASSES, _DIM, _SITES = 3, 7, ("a", "b", "c", "d")
+_SEGMENTS = (Segment(20, 10.0), Segment(5, 1e4), Segment(4, 1.0))
+_LIMITS = Limits(classes=_CLASSES, dim=_DIM, sites=len(_SITES), parameters=1 << 16, ciphertexts=64)
+_EXACT = 1e-9
+"""How far from ``plain`` combinations of rows of norm 1 may be, where a protection does not say more."""
+
+
+class NotConforming(AssertionError):
+    """What is checked does not do what it declares."""
+
+
+def check_protection(
+    protection: AddedProtection, settings: Section | None = None, *, tolerance: float = _EXACT
+) -> None:
+    """Raise :class:`NotConforming` unless each of its halves does what ``plain`` does.
+
+    Combinations of peers are within ``tolerance``, sums within what their half says.
+    """
+    given = protection.settings() if settings is None else settings
+    secret = secrets.token_bytes(protection.secret_bytes)
+    try:
+        if protection.sums is not None:
+            _check_sums(protection, given, secret)
+        if protection.peers is not None:
+            _check_peers(protection, given, secret, tolerance)
+    except CryptoError as error:
+        raise NotConforming(f"{protection.name}: what is right is refused: {error}") from error
+
+
+def check_weights(method: AddedMethod, settings: Section | None = None) -> None:
+    """Raise :class:`NotConforming` unless a method of ``PEERS`` weighs convexly whatever prototypes there are.
+
+    Among these: equal ones, zeros, a class that nobody holds and one with a single holder.
+    """
+    if method.weights is None:
+        raise ValueError(f"{method.name!r} has no weights of its own")
+    weights = convex(method.weights(method.settings() if settings is None else settings))
+    stack, holds = _rows(), _cohort().holds
+    for rows in (stack, np.zeros_like(stack), np.repeat(stack[:1], len(stack), axis=0)):
+        by_class = (rows * holds[:, :, None]).transpose(1, 0, 2)
+        try:
+            weights(by_class @ by_class.transpose(0, 2, 1), holds)
+        except ValueError as error:
+            raise NotConforming(f"{method.name}: {error}") from error
+
+
+def _check_sums(protection: AddedProtection, settings: Section, secret: bytes) -> None:
+    halves, cohort = protection.sums, _cohort()
+    if halves is None:
+        raise ValueError(f"{protection.name!r} adds nothing up")
+    facts = SumFacts(_SEGMENTS, terms=len(_SITES))
+    site, server = halves.site(settings, secret, facts), halves.server(settings, facts)
+    form, bounds = (
+        halves.form(settings, facts),
+        np.concatenate([np.full(s.length, s.bound) for s in _SEGMENTS]),
+    )
+    error = site.error()
+    _check_vector(f"{protection.name}: the stated error", error, facts.length)
+    for share in (0.0, 1.0, -1.0, None):  # nothing, both bounds, anything
+        values = [_within(bounds, share) for _ in cohort.sites]
+        sent = [
+            _travelled(site.protect(each, name, cohort, b"one"), form)
+            for each, name in zip(values, cohort.sites, strict=True)
+        ]
+        for payload in sent:
+            server.validate(payload)
+        got = site.unprotect(_travelled(server.add(iter(sent)), form))
+        _check_vector(f"{protection.name}: a sum", got, facts.length)
+        off = np.abs(got - np.sum(values, axis=0))
+        if not (off <= error + facts.rounding).all():
+            raise NotConforming(
+                f"{protection.name}: a sum is off by {off.max():.3g}, more than its half says"
+            )
+    for each, name in zip(values, cohort.sites, strict=True):
+        _check_unlike(protection.name, name, partial(site.protect, each, name, cohort))
+    ends = np.cumsum([0, *(segment.length for segment in _SEGMENTS)])
+    for place in {*ends[:-1], *(ends[1:] - 1)}:
+        for beyond in (2.0 * bounds[place], -2.0 * bounds[place], np.nan, np.inf, -np.inf):
+            over = np.where(np.arange(facts.length) == place, beyond, 0.0)
+            _check_refused(
+                protection.name, partial(site.protect, over, cohort.sites[0], cohort, b"three"), BoundError
+            )
+
+
+def _check_peers(protection: AddedProtection, settings: Section, secret: bytes, tolerance: float) -> None:
+    halves, cohort, stack = protection.peers, _cohort(), _rows()
+    if halves is None:
+        raise ValueError(f"{protection.name!r} serves no peers")
+    weights = partial(peer_weights, weighting=Weighting.DISTANCE, squared=True, tau=1e-4)
+    site, server = halves.site(settings, secret, b"one"), halves.server(settings, weights)
+    form, plain = halves.form(settings, _CLASSES, _DIM), PlainSite()
+    sent, open_ = {}, {}
+    for name, rows in zip(cohort.sites, stack, strict=True):
+        sent[name] = _travelled(site.protect(rows, name, cohort), form)
+        open_[name] = plain.protect(rows, name, cohort)
+        server.validate(sent[name], name, cohort)
+    got, wanted = server.combine(sent, cohort), PlainServer(weights).combine(open_, cohort)
+    for name, rows in zip(cohort.sites, stack, strict=True):
+        answer = site.unprotect(_travelled(got[name], form), rows, name, cohort)
+        off = float(np.abs(answer - plain.unprotect(wanted[name], rows, name, cohort)).max())
+        if not off <= tolerance:
+            raise NotConforming(f"{protection.name}: an answer is off by {off:.3g}, more than {tolerance:g}")
+
+    def protected(rows: Float, name: str, context: bytes) -> Payload:
+        return halves.site(settings, secret, context).protect(rows, name, cohort)
+
+    for name, rows in zip(cohort.sites, stack, strict=True):
+        _check_unlike(protection.name, name, partial(protected, rows, name))
+    for factor in (2.0, np.nan, np.inf):
+        _check_refused(protection.name, partial(site.protect, factor * stack[0], "a", cohort), MalformedError)
+
+
+def _check_vector(what: str, values: Float, length: int) -> None:
+    if values.dtype != np.float64 or values.shape != (length,) or not np.isfinite(values).all():
+        raise NotConforming(f"{what} is not finite float64 of shape ({length},)")
+
+
+def _check_unlike(name: str, site: str, protect: Callable[[bytes], Payload]) -> None:
+    """Each part with each, since one that is fresh says nothing of another. A site may leave a part at zero."""
+    for one, two in product(_parts(protect(b"one")), _parts(protect(b"two"))):
+        if one.any() and np.array_equal(one, two):
+            raise NotConforming(
+                f"{name}: two attempts are protected alike at site {site!r}, so that what they sent can be subtracted"
+            )
+
+
+def _parts(payload: Payload) -> list[NDArray[Any]]:
+    blobs = [np.frombuffer(blob, dtype=np.uint8) for blob in payload.blobs]
+    return [*payload.arrays, *payload.words, *blobs]
+
+
+def _check_refused(name: str, act: Callable[[], Payload], expected: type[CryptoError]) -> None:
+    try:
+        act()
+    except expected:
+        return
+    raise NotConforming(f"{name}: values beyond their bound are sent, and no {expected.__name__} is raised")
+
+
+def _travelled(payload: Payload, form: PayloadForm) -> Payload:
+    """As it comes out of the wire. :class:`NotConforming` for what is not of the declared form."""
+    try:
+        return codec.decode_payload(codec.encode_payload(payload), _LIMITS, form)
+    except codec.CodecError as error:
+        raise NotConforming(
+            f"a payload of scheme {payload.scheme!r} has not the declared form: {error}"
+        ) from error
+
+
+def _cohort() -> Cohort:
+    """Everybody has the first class, two the second, one the third."""
+    holds: Bool = np.array([[1, 1, 0], [1, 1, 0], [1, 0, 1], [1, 0, 0]], dtype=np.bool_)
+    return Cohort(_SITES, holds, _DIM)
+
+
+def _rows() -> Float:
+    rows = np.random.default_rng(5).normal(size=(len(_SITES), _CLASSES, _DIM))
+    return np.asarray(rows / np.linalg.norm(rows, axis=2, keepdims=True))
+
+
+def _within(bounds: Sequence[float] | Float, share: float | None) -> Float:
+    """That share of the bounds; anything within them without one."""
+    if share is not None:
+        return np.asarray(share * np.asarray(bounds))
+    return np.asarray(np.random.default_rng().uniform(-1.0, 1.0, len(bounds)) * bounds)

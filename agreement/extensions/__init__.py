@@ -1,0 +1,1 @@
+"""Methods and protections of third parties: their types, registration and settings."""

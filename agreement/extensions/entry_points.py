@@ -1,0 +1,96 @@
+"""Methods and protections of third parties, found by name among the entry points of what is installed.
+
+Only a name that is not built in is looked up, and only what it leads to is imported: that runs code of the distribution
+that registers it, with the rights of this process. Which distribution that is, and its version, is told by
+:func:`distribution_of`, and is a part of the agreement's text (:class:`agreement.agreement.Agreement`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Generic, TypeVar
+
+from agreement.extensions.types import Added, AddedMethod, AddedProtection
+
+AddedT = TypeVar("AddedT", AddedMethod, AddedProtection)
+
+
+@dataclass(frozen=True)
+class Registry(Generic[AddedT]):
+    """One group of entry points, whose objects are of one ``kind``; none of them may bear a ``built_in`` name."""
+
+    group: str
+    kind: type[AddedT]
+    built_in: Collection[str]
+
+    def find(self, name: str) -> AddedT | None:
+        """What is registered by that name, the same object each time; None if nothing is.
+
+        Raises ``ValueError``, naming distribution and entry point, for a name that two register or that is built in,
+        and for an entry point that does not import, is of another kind, or is called otherwise than what it leads to.
+        """
+        known = _FOUND.get((self.group, name))
+        if known is None:
+            point = self._point(name)
+            if point is None:
+                return None
+            known = _FOUND.setdefault((self.group, name), (self._loaded(point), _distribution(point)))
+        found, _ = known
+        if not isinstance(found, self.kind):
+            raise TypeError(f"{found!r} was registered in another group's place")
+        return found
+
+    def names(self) -> list[str]:
+        """All that is registered, for messages: nothing is imported."""
+        return sorted({point.name for point in entry_points(group=self.group)})
+
+    def _point(self, name: str) -> EntryPoint | None:
+        points = tuple(entry_points(group=self.group))
+        for point in points:
+            if point.name in self.built_in:
+                raise ValueError(
+                    f"{_told(point)} registers the name {point.name!r}, which is built in: it has to choose another, or"
+                    " be removed"
+                )
+        found = [point for point in points if point.name == name]
+        if len(found) > 1:
+            raise ValueError(
+                f"{name!r} is registered more than once, by {' and '.join(_told(each) for each in found)}: remove all"
+                " but one"
+            )
+        return found[0] if found else None
+
+    def _loaded(self, point: EntryPoint) -> AddedT:
+        try:
+            found = point.load()
+        except Exception as error:  # whatever a third party's module raises
+            raise ValueError(f"{_told(point)} cannot be loaded ({type(error).__name__}: {error})") from error
+        if not isinstance(found, self.kind):
+            raise ValueError(f"{_told(point)} is of {type(found)}, not an {self.kind.__name__}")
+        if found.name != point.name:
+            raise ValueError(f"{_told(point)} leads to what calls itself {found.name!r}")
+        return found
+
+
+_FOUND: dict[tuple[str, str], tuple[Added, str]] = {}
+"""By group and name: what was loaded, and the distribution that registers it."""
+
+
+def distribution_of(added: Added) -> str:
+    """Name and version of the distribution that registers it. ``ValueError`` for what came from no entry point."""
+    for found, distribution in _FOUND.values():
+        if found is added:
+            return distribution
+    raise ValueError(
+        f"{added.name!r} is registered by no entry point: install what defines it (docs/how-to/extending.md)"
+    )
+
+
+def _distribution(point: EntryPoint) -> str:
+    return "no distribution" if point.dist is None else f"{point.dist.name} {point.dist.version}"
+
+
+def _told(point: EntryPoint) -> str:
+    return f"{_distribution(point)}, entry point {point.name} = {point.value!r} of {point.group}"

@@ -1,0 +1,96 @@
+"""What a method does with a site's model in a round, as data: its loss, which parts train when, what is exchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from agreement.method_traits import Part, Predicts
+from agreement.sections.privacy import DpSgdSection
+
+if TYPE_CHECKING:  # the coordinator has no torch
+    from torch import Tensor
+
+    from algorithms.model_outputs import Outputs, Terms
+
+BatchLoss: TypeAlias = "Callable[[Outputs, Tensor, Any], Terms]"
+"""(outputs, labels (B,), what the site received or None) to the batch's loss and its parts.
+
+What is received is the method's own kind: ``Targets`` or ``Clusters`` of :mod:`algorithms.prototypes`.
+"""
+
+
+class Trains(StrEnum):
+    """The part of a model whose parameters a stage of local training changes; those of the rest stand still.
+
+    The statistics that batch normalisation keeps move with every batch, in whichever part they are.
+    """
+
+    ALL = "all"
+    CLASSIFIER = "classifier"
+    EXTRACTOR = "extractor"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Epochs of local training; ``epochs`` None: as many as the schedule says. ``ValueError`` for fewer than one."""
+
+    trains: Trains = Trains.ALL
+    epochs: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.epochs is not None and self.epochs < 1:
+            raise ValueError(f"a stage has 1 epoch or more, not {self.epochs}")
+
+
+@dataclass(frozen=True)
+class Clustered:
+    """How a class's features become local prototypes: a ``single`` one, or one for each cluster of them.
+
+    ``literal`` clusters features as they are, else their directions. More than ``most`` become a single one.
+    """
+
+    single: bool = False
+    literal: bool = False
+    most: int | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A method at a site. Raises ``ValueError`` for numbers out of their range.
+
+    ``stages`` follow each other in each round, by a fresh optimiser each. ``proximal`` is FedProx's μ: μ/2·‖w − w_t‖²
+    is added to the loss, w_t being the model that the round started from. With ``personal``, Ditto's λ, the site
+    has a second model beside the one that is averaged, which trains after it with λ/2·‖v − w_t‖² and is the one that
+    it predicts with. ``averages`` is the part of the model that is exchanged, ``predicts`` tells what the site
+    predicts with. With ``scores``, FedDBP's Fisher scores are taken with the prototypes; with ``clustered``, local
+    prototypes are. Without ``prototypes`` none are exchanged, so that they are taken only when something asks for them.
+    With ``initial_features`` prototypes are of the model as it was before any training, whatever trains. ``dp_sgd``:
+    all of the model trains by it, which is neither for ``proximal`` nor for a ``personal`` model, nor by parts.
+    """
+
+    objective: BatchLoss
+    stages: tuple[Stage, ...] = (Stage(),)
+    proximal: float = 0.0
+    personal: float | None = None
+    averages: Part = Part.EXTRACTOR
+    predicts: Predicts = Predicts.TRAINED
+    prototypes: bool = True
+    scores: bool = False
+    clustered: Clustered | None = None
+    initial_features: bool = False
+    dp_sgd: DpSgdSection | None = None
+
+    def __post_init__(self) -> None:
+        if not self.stages:
+            raise ValueError("a round of training has at least one stage")
+        for name, weight in (("proximal", self.proximal), ("personal", self.personal or 0.0)):
+            if not 0.0 <= weight < float("inf"):
+                raise ValueError(f"{name} is a number from 0 up, not {weight}")
+        whole = len(self.stages) == 1 and self.stages[0] == Stage()
+        if self.dp_sgd is not None and (self.proximal or self.personal is not None or not whole):
+            raise ValueError(
+                "DP-SGD is for one model that trains as a whole: no proximal term, no personal model, no parts"
+            )

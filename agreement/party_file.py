@@ -1,0 +1,90 @@
+"""Fields that the coordinator's and a site's configuration files have in common."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, ValidationInfo
+
+from agreement.agreement import Agreement, load_agreement
+from agreement.extensions.settings import added_among
+from agreement.methods import DEPLOYABLE, SIMULATED
+from agreement.toml_loading import LocalPath, Section, directory_of, source_of, validate
+
+
+def _address(value: str) -> str:
+    if (
+        re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}", value)
+        and int(value.rpartition(":")[2]) < 65_536
+    ):
+        return value
+    raise ValueError(f"{value!r} is not host:port, such as coordinator.example.org:8443")
+
+
+Address = Annotated[str, AfterValidator(_address)]
+
+
+def _agreement_of(value: object, info: ValidationInfo) -> object:
+    """A path becomes the agreement that the file holds, a table the agreement it is."""
+    directory = directory_of(info) or Path()
+    match value:
+        case str():
+            return load_agreement(directory / Path(value).expanduser())
+        case dict():
+            return validate(Agreement, value, source=f"{source_of(info)}: agreement", directory=directory)
+        case _:
+            return value
+
+
+def _deployable(agreement: Agreement) -> Agreement:
+    if agreement.method in SIMULATED:
+        raise ValueError(
+            f"method {agreement.method.value!r} is here to be compared with: it runs in `protoseal simulate` only;"
+            f" choose {', '.join(sorted(method.value for method in DEPLOYABLE))}"
+        )
+    for added in added_among((agreement.method, agreement.protection)):
+        if not added.deployable:
+            raise ValueError(
+                f"{added.value!r} of {agreement.distributions[added.name]} runs in `protoseal simulate` only: its maker"
+                " does not declare it to be deployable"
+            )
+    return agreement
+
+
+DeployedAgreement = Annotated[Agreement, AfterValidator(_deployable), BeforeValidator(_agreement_of)]
+"""In a coordinator's or site's file: the path of the agreement's file, or the agreement as a table."""
+
+
+class LogLevel(StrEnum):
+    """The least severe message that is logged."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class PartyFile(Section):
+    """What the coordinator's and a site's file have in common.
+
+    ``key`` is the encrypted private key; its passphrase comes from ``passphrase_file``, the environment, a service's
+    credential or, on a terminal, a prompt: never from this file.
+    """
+
+    agreement: DeployedAgreement
+    """Path of the agreement."""
+    ca: LocalPath
+    """Certificate of the federation's CA."""
+    certificate: LocalPath
+    """Certificate of this party."""
+    key: LocalPath
+    """Encrypted private key of this party."""
+    passphrase_file: LocalPath | None = None
+    """File with the key's passphrase, open to its owner alone."""
+    state_dir: LocalPath
+    """Folder for the state of this run; each run has its own."""
+    log_level: LogLevel = LogLevel.INFO
+    """Least severe message that is logged."""

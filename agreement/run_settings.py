@@ -1,0 +1,192 @@
+"""What an agreement and a simulation both say of a run, under the same names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import Field
+
+from agreement.compatibility import check_noise_is_shared, check_protection_serves
+from agreement.extensions.lookup import AnyMethod, KnownMethod, KnownProtection
+from agreement.field_types import Count, Positive
+from agreement.method_traits import Family, Part
+from agreement.methods import Method
+from agreement.protections import Protection
+from agreement.sections.averaging import AveragingSection, MaskingSection
+from agreement.sections.methods import (
+    BaselinesSection,
+    FeddbpSection,
+    FedpcSection,
+    FedplccSection,
+    PfplSection,
+)
+from agreement.sections.privacy import Extractor, PrivacySection
+from agreement.sections.training import PreprocessingSection, TrainingSection
+from agreement.toml_loading import Section
+from crypto.ckks.precision import check_cohort_size, check_tau
+from crypto.errors import PrecisionError
+from crypto.pairwise.attempt_binding import fewest_against
+
+FEWEST_SAFE_HOLDERS = 3
+"""With two holders, each one's answer is the other's prototype; with one, there is nobody to hide behind."""
+PRIVATE = frozenset(
+    {
+        *(Method.PFPL, Method.FEDPC, Method.AVERAGE, Method.FEDDBP, Method.FEDPLCC, Method.FEDPROTO),
+        *(Method.LOCAL, Method.SELF),
+    }
+)
+"""Methods of which nothing leaves a site but noisy prototypes and what trains with them, or nothing at all."""
+PROJECTED = frozenset({Method.PFPL, Method.FEDPLCC, Method.FEDPROTO, Method.LOCAL, Method.SELF})
+"""Methods whose features may have any sign, and that make them in no layer of their own."""
+_BELOW_ZERO = "its features must not be negative, and projected ones have any sign"
+_UNPROJECTED: dict[AnyMethod, str] = {
+    Method.FEDPC: _BELOW_ZERO,
+    Method.AVERAGE: _BELOW_ZERO,
+    Method.FEDDBP: "its branches make their features by linear layers of their own, which no projection follows",
+}
+
+
+class RunSettings(Section):
+    """What a simulation hands on to its runs' agreements, but for ``method`` and ``preprocessing``, as it stands."""
+
+    method: KnownMethod
+    """Method: `pfpl`, `fedpc`, `feddbp`, `fedplcc`, or an added one."""
+    protection: KnownProtection
+    """Protection: `plain`, `masked`, `ckks`, or an added one."""
+    rounds: Annotated[int, Field(ge=1, le=100_000)]
+    """Number of rounds."""
+    dim: Annotated[int, Field(ge=1, le=1 << 20)]
+    """Feature dimension d: length of a prototype."""
+    min_holders: Count = FEWEST_SAFE_HOLDERS
+    """Fewest sites that must have a class before anything about it is released."""
+    allow_fewer_holders_reveals_peers: bool = False
+    """Allow fewer than three holders, whose answers reveal a peer's prototype."""
+    norm_bound: Positive = 10.0
+    """Largest Euclidean norm of a prototype; longer ones are shortened."""
+    agreement_threshold: Positive = 1e-4
+    """Sum of squared distances, in units of `norm_bound` squared, up to which peers count as equal."""
+    preprocessing: PreprocessingSection | None = None
+    """Preprocessing of images; without it records are features."""
+    pfpl: PfplSection = PfplSection()
+    """Settings of PFPL."""
+    fedpc: FedpcSection = FedpcSection()
+    """Settings of FedPC."""
+    feddbp: FeddbpSection = FeddbpSection()
+    """Settings of FedDBP."""
+    fedplcc: FedplccSection = FedplccSection()
+    """Settings of FedPLCC."""
+    baselines: BaselinesSection = BaselinesSection()
+    """Settings of the methods to compare with."""
+    averaging: AveragingSection = AveragingSection()
+    """Averaged part of the model, and its bounds."""
+    masking: MaskingSection = MaskingSection()
+    """Settings of masked sums."""
+    training: TrainingSection = TrainingSection()
+    """Settings of local training."""
+    privacy: PrivacySection | None = None
+    """Differentially private releases; without it results are exact."""
+
+    def check_served(self, method: AnyMethod) -> None:
+        """Raise ``ValueError`` unless the agreed protection, and ``[privacy]``, serve this method."""
+        check_protection_serves(method, self.pfpl.weighting, self.pfpl.squared, self.protection)
+        if self.privacy is not None:
+            self._check_private(method, self.privacy)
+
+    def _check_private(self, method: AnyMethod, agreed: PrivacySection) -> None:
+        for holds, refusal in self._refusals(method, frozen=agreed.extractor is Extractor.FROZEN):
+            if holds:
+                raise ValueError(refusal)
+        if agreed.distributed:
+            check_noise_is_shared(method, self.protection, personal=self.feddbp.personal)
+        self._check_projection(method, agreed)
+
+    def _check_projection(self, method: AnyMethod, agreed: PrivacySection) -> None:
+        if agreed.project_from is None:
+            return
+        agreed.check_projected(self.dim)
+        if method not in PROJECTED:
+            reason = _UNPROJECTED.get(method, "nothing says that it can do with projected features")
+            raise ValueError(
+                f"project_from in [privacy] does not serve {method.value!r}: {reason}; set dim to what the model is to"
+                " have, and leave project_from out"
+            )
+
+    def _refusals(self, method: AnyMethod, *, frozen: bool) -> Iterator[tuple[bool, str]]:
+        """What [privacy] does not go with: whether that is so, and what is to be said then."""
+        served, averaged = ", ".join(sorted(each.value for each in PRIVATE)), method.traits.averaged
+        yield (
+            method not in PRIVATE,
+            f"[privacy] serves {served}: of method {method.value!r} more leaves a site than noisy prototypes",
+        )
+        yield (
+            frozen and averaged not in (Part.NOTHING, Part.EXTRACTOR),
+            f"method {method.value!r} averages models with their classifiers, which extractor = 'frozen' trains without"
+            " noise: no record-level guarantee would be left",
+        )
+        yield (
+            frozen and method is Method.FEDDBP and self.feddbp.decision,
+            "feddbp predicts by its decision branch, which extractor = 'frozen' leaves as it began: set decision ="
+            " false in [feddbp], or another extractor",
+        )
+        yield (
+            not frozen and averaged is not Part.NOTHING and self.averaging.buffers > 0,
+            f"[privacy] allows no buffers in [averaging] unless features are frozen: method {method.value!r} would send"
+            " statistics that follow the records; use a model without them",
+        )
+        own = self.fedplcc
+        yield (
+            method.traits.family is Family.CLUSTERS and own.most_clusters > own.most_prototypes,
+            "with [privacy] a site has a prototype for each cluster of the round before: set most_prototypes in"
+            " [fedplcc] to most_clusters or more",
+        )
+
+    def check_sites(self, method: AnyMethod, sites: int) -> None:
+        """Raise ``ValueError`` where so many sites are too few for ``max_colluding``, or too many for ckks."""
+        self.check_colluding(method, sites)
+        if self.protection is Protection.CKKS:
+            try:
+                check_cohort_size(sites)
+                if method.traits.family is Family.PEERS:
+                    check_tau(self.agreement_threshold, sites)
+            except PrecisionError as error:
+                raise ValueError(str(error)) from error
+
+    def check_colluding(self, method: AnyMethod, sites: int) -> None:
+        """Raise ``ValueError`` where a group of a run of so many sites may be too small for ``max_colluding`` of them.
+
+        Sites would refuse every masked sum of it (:meth:`MaskingSection.fewest_listed`).
+        """
+        sums = method.traits.family in (Family.GROUPS, Family.SUMS, Family.CLUSTERS)
+        if self.protection is not Protection.MASKED or not sums:
+            return
+        fewest, smallest = self.masking.fewest_listed(sites), self._smallest_group(method, sites)
+        self._check_noise_is_held(sites, smallest)
+        if smallest < fewest:
+            larger = f"set min_holders to {fewest} or more, " if fewest <= sites else ""
+            raise ValueError(
+                f"max_colluding in [masking] is {self.masking.colluding(sites)} of {sites} sites, which a group of"
+                f" {smallest} does not hold off: {larger}lower max_colluding, or raise complete_up_to to {sites}, where"
+                " min_holders alone decides"
+            )
+
+    def _check_noise_is_held(self, sites: int, smallest: int) -> None:
+        """Of distributed noise, that ``colluding`` sites leave enough of it, and do not open the masks."""
+        if self.privacy is None or not self.privacy.distributed:
+            return
+        colluding = self.privacy.colluding
+        if smallest < fewest_against(colluding):
+            raise ValueError(
+                f"colluding in [privacy] is {colluding}, which a group of {smallest} does not hold off: lower it, or"
+                f" set min_holders to {fewest_against(colluding)} or more"
+            )
+        if sites > self.masking.complete_up_to and self.masking.colluding(sites) < colluding:
+            raise ValueError(
+                f"colluding in [privacy] is {colluding}, and masks of {sites} sites hold off"
+                f" {self.masking.colluding(sites)}: raise max_colluding in [masking], or complete_up_to to {sites}"
+            )
+
+    def _smallest_group(self, method: AnyMethod, sites: int) -> int:
+        """As FedPC's clustering may make it; where there is none, all sites are the one group."""
+        grouped = method.is_grouped and method is not Method.AVERAGE and self.fedpc.groups != 1
+        return self.min_holders if grouped and sites >= 2 * self.min_holders else sites

@@ -1,0 +1,97 @@
+"""What of a model is averaged, and how its sums are masked."""
+
+from __future__ import annotations
+
+from math import ceil, floor
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from agreement.field_types import Positive
+from agreement.toml_loading import Section
+from crypto.pairwise.attempt_binding import fewest_against, threshold
+from crypto.pairwise.neighbour_graph import Graph, complete_graph, graph_of
+
+Elements = Annotated[int, Field(ge=0, le=2**26)]
+_ROUNDING = 1e-9
+
+
+class AveragingSection(Section):
+    """The part of the model that the method averages, and its bounds.
+
+    ``parameters`` and ``buffers`` count its numbers: parameters (FedPC: outside the classifier), and floating-point
+    buffers such as batch normalisation's. Write 1 for the parameters, and `protoseal client check` tells both. Values
+    beyond ``parameter_bound`` or ``buffer_bound`` are set to it before a site sends any, with a warning; an initial
+    model beyond them is refused. The bounds make room for sums in fixed point. So does ``most_samples``, where models
+    are weighed by sample counts: a site with more training samples counts as one with that many, and logs a warning as
+    it starts.
+    """
+
+    parameters: Elements = 0
+    """Number of averaged parameters; write 1, and `protoseal client check` tells the right number."""
+    buffers: Elements = 0
+    """Number of averaged floating-point buffers, such as batch normalisation's."""
+    parameter_bound: Positive = 60.0  # 32 bits are enough for masked sums over 256 sites
+    """Largest absolute value of a parameter; a site sets larger ones to it before it sends any."""
+    buffer_bound: Positive = 1e6
+    """Largest absolute value of a buffer; a site sets larger ones to it."""
+    most_samples: Annotated[int, Field(ge=1, le=10**9)] = 100_000
+    """Largest number of training samples that a site counts as, where models are weighed by samples."""
+
+    @model_validator(mode="after")
+    def _buffers_come_with_parameters(self) -> Self:
+        if self.buffers and not self.parameters:
+            raise ValueError("buffers without parameters: give both numbers")
+        return self
+
+
+class MaskingSection(Section):
+    """Masked sums are taken in the ring of integers modulo 2^``ring_bits``.
+
+    32 bits halve what is sent and leave fewer fractional bits, 16 or more: each term is off by 2^-17 at most. Without
+    a number here the agreement has 32 where that fits, every bound times ``max_sites`` being below 2^14, and else 64.
+
+    In a group of up to ``complete_up_to`` members each has a mask with each other and holds shares of its secrets. In a
+    larger one a few do, which chance picks: as many as it takes to hold off ``max_colluding`` of the run's sites, if
+    these help the coordinator, and to open the sum without ``max_dropped`` of the group's members. Beyond that share
+    of colluders nothing is promised there; a complete graph holds off almost a third of the group's members.
+
+    In a run of more than ``complete_up_to`` sites no shorter list of members will do than holds off that share by
+    itself (:meth:`fewest_listed`), since the coordinator picks whom it lists. In a run of up to so many every graph is
+    complete and ``max_colluding`` **means nothing**: the threshold and ``min_holders`` decide, which has to be
+    max(3c − 1, c + 2) for c colluders. How many sites a run has is the coordinator's word too, from ``min_sites`` up.
+    """
+
+    ring_bits: Literal[32, 64] | None = None
+    """Bits of a masked word; by default 32 where every bound times `max_sites` is below 2^14, else 64."""
+    complete_up_to: Annotated[int, Field(ge=2)] = 100
+    """Largest group in which every member shares masks with every other one."""
+    max_colluding: Annotated[float, Field(ge=0, lt=1 / 3)] = 0.1
+    """Share of the run's sites that may help the coordinator, in groups larger than `complete_up_to`."""
+    max_dropped: Annotated[float, Field(ge=0, le=1 / 3)] = 0.3
+    """Share of a large group's members that may drop out of a sum."""
+
+    def graph(self, roster: int, listed: int) -> Graph:
+        """Who holds shares of whose secrets and has masks with whom, in a run of ``roster`` sites.
+
+        ``listed``: members of the group that an attempt lists. Colluders are counted in the whole run, since which
+        others are listed is the coordinator's choice, and rounded up; drop-outs are rounded down. Both but for what
+        floats are off.
+        """
+        if listed <= self.complete_up_to:
+            return complete_graph(listed)
+        dropped = min(floor(self.max_dropped * listed + _ROUNDING), listed - threshold(listed))
+        return graph_of(listed, self.colluding(roster), dropped)
+
+    def colluding(self, roster: int) -> int:
+        """How many of a run's ``roster`` sites ``max_colluding`` is."""
+        return ceil(self.max_colluding * roster - _ROUNDING)
+
+    def fewest_listed(self, roster: int) -> int:
+        """The fewest members of a group that an attempt may list, in a run of ``roster`` sites, for their sum's sake.
+
+        1 where no group of the run is large enough for a sparse graph. The group itself may be no smaller either.
+        """
+        if roster <= self.complete_up_to:
+            return 1
+        return fewest_against(self.colluding(roster))

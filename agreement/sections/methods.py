@@ -1,0 +1,171 @@
+"""The methods' own settings."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from agreement.field_types import Fraction, NotNegative, Positive
+from agreement.method_traits import Predicts
+from agreement.toml_loading import Section
+from algorithms.pfpl import Weighting
+
+Sparsity = Annotated[float, Field(gt=0, le=1)]
+Epochs = Annotated[int, Field(ge=1, le=10_000)]
+
+
+class PfplSection(Section):
+    """PFPL's own settings: equations 4 and 5 of the paper (docs/explanation/notation.md)."""
+
+    weighting: Weighting = Weighting.COMPLEMENT
+    """Weights of peers by distance; `inverse` is not served under `ckks`."""
+    squared: bool = True
+    """Squared distances; `false` is a form of weighting `distance` alone."""
+    alpha: Fraction = 0.3
+    """α: share of a site's own prototype in its target."""
+    alignment: NotNegative = Field(default=1.0, alias="lambda")
+    """λ: weight of the alignment loss."""
+    literal_regulariser: bool = False
+    """Take the alignment loss as printed."""
+
+    @model_validator(mode="after")
+    def _unsquared_is_distance(self) -> Self:
+        if not self.squared and self.weighting is not Weighting.DISTANCE:
+            raise ValueError(
+                "squared = false is a form of weighting 'distance' alone; set that or remove squared"
+            )
+        return self
+
+
+class FedpcSection(Section):
+    """FedPC: equations 2 to 8 of the paper (docs/explanation/notation.md).
+
+    ``groups`` is J, chosen by silhouette when it is not given; ``pca_dim`` is min(n − 1, 10) when it is not given.
+    A group has ``min_holders`` sites or more, so fewer than 2·``min_holders`` sites are always one group, whatever
+    ``groups`` says: then there is nothing to mix between groups (equations 5 to 8).
+
+    ``alignment`` is γ of L = (1 − γ)·CE + γ·Σ_k ‖P_i^k − P_j^k‖, and 0.5 as printed. That is too much where the first
+    round leaves the model far from trained: a sum of distances over up to K classes outweighs the cross-entropy, and
+    features collapse onto targets that tell classes apart badly. Try 0.01 to 0.05 there (docs: notation).
+
+    ``predicts``: with the model as the site trained it last, or with the extractor that it got back last and the
+    classifier as it trained it, which has less of DP-SGD's noise. The paper does not say. The default is no part of
+    the agreement's text and hash.
+    """
+
+    groups: Annotated[int, Field(ge=1, le=256)] | None = None
+    """J: number of groups; chosen by silhouette unless given."""
+    pca_dim: Annotated[int, Field(ge=1, le=256)] | None = None
+    """Dimension after PCA; min(n − 1, 10) unless given."""
+    alignment: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """γ: weight of the alignment loss; the cross-entropy has 1 − γ."""
+    literal_absent: bool = False
+    """Let a group without a class count with zeros, as printed."""
+    predicts: Predicts = Predicts.TRAINED
+    """Predict with the extractor as trained last, or as averaged last."""
+
+    @model_serializer(mode="wrap")
+    def _only_what_counts(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        table: dict[str, Any] = written(self)
+        if self.predicts is Predicts.TRAINED:
+            table.pop("predicts", None)
+        return table
+
+
+class FeddbpSection(Section):
+    """FedDBP: equations 3 to 10 of the paper (docs/explanation/notation.md), with its values.
+
+    ``decision_weight``, ``shared_alignment`` and ``decision_alignment`` are λ1, λ2 and λ3; ``temperature`` is τ.
+    ``own`` is η: how much of a site's own prototype is in the ``top_channels`` K channels that matter most to it.
+    ``share``, ``decision``, ``hard`` and ``personal`` switch parts of the method off for ablations; ``literal`` takes
+    the losses as printed.
+    """
+
+    decision_weight: NotNegative = 1.0
+    """λ1: weight of the decision branch's cross-entropy."""
+    shared_alignment: NotNegative = 10.0
+    """λ2: weight of the shared branch's alignment."""
+    decision_alignment: NotNegative = 1.0
+    """λ3: weight of the decision branch's separation."""
+    temperature: Positive = 0.07
+    """τ: temperature of the separation."""
+    own: Fraction = 1.0
+    """η: share of a site's own prototype in its top channels."""
+    top_channels: Annotated[int, Field(ge=0, le=1 << 20)] = 30
+    """K: channels in which a site keeps its own values."""
+    share: bool = True
+    """Train the shared branch's alignment (ablation)."""
+    decision: bool = True
+    """Train the decision branch (ablation)."""
+    hard: bool = True
+    """Add the margin for hard negatives (ablation)."""
+    personal: bool = True
+    """Fuse own and mean prototypes; `false` takes the mean (ablation)."""
+    literal: bool = False
+    """Take the losses as printed."""
+
+    @model_validator(mode="after")
+    def _a_branch_is_left(self) -> Self:
+        if not (self.share or self.decision):
+            raise ValueError("share and decision are both false: nothing would be trained")
+        return self
+
+
+class FedplccSection(Section):
+    """FedPLCC: equations 4 to 11 of the paper (docs/explanation/notation.md), with its values; λ1 is its DomainNet's.
+
+    ``contrast`` and ``correlation`` are λ1 and λ2, ``nearest`` is φ, ``temperature`` τ, ``sparsity`` α.
+    ``weighted`` = false takes all prototypes of a class alike. ``weighted_centres`` makes centres the means of samples
+    instead of prototypes. ``literal_norms`` clusters vectors as they are instead of by their directions alone.
+    ``most_prototypes`` bounds a site's local prototypes of a class, ``most_clusters`` the clusters of a class over all
+    sites, also FPL's and FedPLVM's: under masks a coordinator that asks for many sums learns much (threat-model.md).
+    """
+
+    contrast: NotNegative = 1.0
+    """λ1: weight of the contrastive loss."""
+    correlation: NotNegative = 10.0
+    """λ2: weight of the correlation loss."""
+    nearest: Sparsity = 0.5
+    """φ: share of a class's clusters in the correlation loss."""
+    temperature: Positive = 0.07
+    """τ: temperature of the contrastive loss."""
+    sparsity: Sparsity = 0.5
+    """α: exponent of the cosine."""
+    weighted: bool = True
+    """Weigh clusters by samples; `false` weighs all alike."""
+    weighted_centres: bool = False
+    """Centres are means over samples instead of prototypes."""
+    literal_norms: bool = False
+    """Cluster vectors as they are instead of their directions; `plain` alone."""
+    most_prototypes: Annotated[int, Field(ge=1, le=256)] = 64
+    """Most local prototypes that a site has of a class."""
+    most_clusters: Annotated[int, Field(ge=1, le=256)] = 16
+    """Most clusters of a class over all sites."""
+
+
+class BaselinesSection(Section):
+    """What the four methods are compared with; each value is read by the method that it is named after, ``fedproto`` by
+    ``fedproto-averaged`` too.
+
+    ``fedprox`` μ, ``fedproto`` λ, ``ditto`` λ; ``fpl_temperature`` τ; of FedPLVM λ (of both its terms), τ and α, as in
+    its authors' code. ``fedrep_head_epochs`` come before the extractor's: 1 as in PFLlib (``plocal_epochs``), for a
+    budget near the others'; FedRep's authors train the head for more, about 10.
+    """
+
+    fedprox: NotNegative = 0.01
+    """FedProx: μ of the proximal term."""
+    fedproto: NotNegative = 1.0
+    """FedProto: λ of the alignment."""
+    fedrep_head_epochs: Epochs = 1
+    """FedRep: epochs of the head before those of the extractor."""
+    ditto: NotNegative = 0.1
+    """Ditto: λ of the personal model's proximal term."""
+    fpl_temperature: Positive = 0.02
+    """FPL: τ."""
+    fedplvm: NotNegative = 100.0
+    """FedPLVM: λ of both terms."""
+    fedplvm_temperature: Positive = 0.07
+    """FedPLVM: τ."""
+    fedplvm_sparsity: Sparsity = 0.25
+    """FedPLVM: α."""

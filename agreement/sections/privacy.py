@@ -1,0 +1,164 @@
+"""The agreement's ``[privacy]`` section: noisy releases and DP-SGD."""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from typing import Annotated, Any, Self
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from agreement.field_types import Count, Positive
+from agreement.toml_loading import Section
+from privacy.mechanisms.grid import best_count_weight
+from privacy.units import Unit
+
+_ABSENT_BY_DEFAULT = ("dp_sgd", "unit", "project_from")
+"""Left out of the agreement's text where they are not given: it is then that of before there were any."""
+Colluding = Annotated[int, Field(ge=0)]
+USUAL_DEVIATIONS = 3.0
+"""Of a noisy count: an empty class is taken for one with records once in 740 releases."""
+
+
+class Extractor(StrEnum):
+    """What is known of the features that prototypes are means of.
+
+    ``FROZEN``: the initial model's, which no record has shaped; only the classifier trains. ``PRIVATE``: the site
+    trains all of its model by DP-SGD. ``TRAINED``: it trains them on the same records without noise, so that a release
+    has **no record-level guarantee**.
+    """
+
+    FROZEN = "frozen"
+    PRIVATE = "private"
+    TRAINED = "trained"
+
+
+class DpSgdSection(Section):
+    """Local training by DP-SGD: in each step every record takes part with probability ``sampling_rate``.
+
+    Gradients of single records are clipped to the norm ``clip``, and their sum gets Gaussian noise with a standard
+    deviation of ``noise_multiplier`` times that. An epoch is 1/``sampling_rate`` steps.
+    """
+
+    noise_multiplier: Annotated[float, Field(ge=0.01, le=1000)]
+    """Standard deviation of a step's noise, in units of `clip`."""
+    clip: Positive
+    """Largest norm of one record's gradient; longer gradients are shortened."""
+    sampling_rate: Annotated[float, Field(ge=1e-6, le=1)]
+    """Probability with which a record takes part in a step."""
+
+    def steps(self, epochs: int) -> int:
+        """Of so many epochs, rounded up; what a float's last digit adds to a whole number of steps is none."""
+        return math.ceil(epochs / self.sampling_rate * (1 - 1e-12))
+
+
+class Noise(StrEnum):
+    """Whose noise covers a record.
+
+    ``LOCAL``: its own site's, all of it. ``DISTRIBUTED``: that of the sites in a masked sum together, each adding a
+    share. Then it holds against who sees the sum alone, and stands on the masks and on enough sites that add theirs.
+    """
+
+    LOCAL = "local"
+    DISTRIBUTED = "distributed"
+
+
+class PrivacySection(Section):
+    """What sites release: noisy class means of clipped features, the same in every round until the next release.
+
+    Features are clipped to the norm ``clip``, and counts weigh ``count_weight`` (clip/d^¼ unless given), in one
+    Gaussian query with noise of ``noise_multiplier`` times its sensitivity. A class whose noisy count is below
+    ``min_count`` (three of its standard deviations unless given) is treated as absent. Neighbours are by adding or
+    removing one ``unit``. With ``project_from`` the model has so many features, of which a public random projection
+    makes the agreed ``dim`` that prototypes have; the classifier takes them as they are. ``dp_sgd`` is for private
+    features, and for no others.
+
+    With ``noise`` distributed the multiplier is that of the noise in a sum without the shares of ``colluding`` sites,
+    which know theirs. **A site that looks at the result is one of them**: with 0 the guarantee is against the
+    coordinator and outsiders alone.
+    """
+
+    clip: Positive
+    """Largest norm of one record's features; longer ones are shortened."""
+    noise_multiplier: Positive
+    """Standard deviation of a release's noise, in units of what one record changes."""
+    count_weight: Positive | None = None
+    """Weight of a record's count beside its features; by default `clip`/d^¼."""
+    min_count: Positive | None = None
+    """Noisy count below which a class counts as absent; by default three deviations of its noise."""
+    release_every: Count = 1
+    """Rounds that one noisy release serves."""
+    extractor: Extractor = Extractor.FROZEN
+    """Training of the features: not at all, by DP-SGD, or without any guarantee."""
+    dp_sgd: DpSgdSection | None = None
+    """Settings of DP-SGD, for `extractor = 'private'` alone."""
+    unit: Unit = Unit.RECORD
+    """Whose participation is protected: one record, one subject, or one site."""
+    project_from: Annotated[int, Field(ge=2, le=1 << 16)] | None = None
+    """Features of the model, of which a public random projection makes `dim`."""
+    noise: Noise = Noise.LOCAL
+    """Noise of each site's own, or noise that the sites of a masked sum share."""
+    colluding: Colluding = 1
+    """Colluding sites that shared noise holds off."""
+
+    @model_validator(mode="after")
+    def _trains_as_it_says(self) -> Self:
+        if self.extractor is Extractor.PRIVATE and self.dp_sgd is None:
+            raise ValueError(
+                "extractor = 'private' trains by DP-SGD: say how in [privacy.dp_sgd] (noise_multiplier, clip,"
+                " sampling_rate)"
+            )
+        if self.extractor is not Extractor.PRIVATE and self.dp_sgd is not None:
+            raise ValueError(
+                f"[privacy.dp_sgd] is of extractor = 'private', not {self.extractor.value!r}: remove it, or change that"
+            )
+        if self.extractor is Extractor.PRIVATE and self.unit is Unit.SITE:
+            raise ValueError(
+                "extractor = 'private' samples a site's records or subjects, and unit = 'site' is agreed on: choose"
+                " extractor = 'frozen'"
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _only_what_was_there(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        table: dict[str, Any] = written(self)
+        fields = type(self).model_fields
+        return {
+            name: value
+            for name, value in table.items()
+            if name not in self._absent_by_default or value != fields[name].default
+        }
+
+    @property
+    def _absent_by_default(self) -> tuple[str, ...]:
+        return _ABSENT_BY_DEFAULT if self.distributed else (*_ABSENT_BY_DEFAULT, "noise", "colluding")
+
+    @model_validator(mode="after")
+    def _each_sum_is_a_release(self) -> Self:
+        if self.distributed and self.release_every > 1:
+            raise ValueError(
+                "distributed noise is drawn for each sum, since what two sums with the same noise differ by has hardly"
+                " any: set release_every = 1, and fewer rounds"
+            )
+        return self
+
+    @property
+    def distributed(self) -> bool:
+        """Whether sites share the noise of a sum."""
+        return self.noise is Noise.DISTRIBUTED
+
+    def weight(self, dim: int) -> float:
+        """Of a record's count beside its features (d,)."""
+        return best_count_weight(self.clip, dim) if self.count_weight is None else self.count_weight
+
+    def check_projected(self, dim: int) -> None:
+        """Raise ``ValueError`` unless the projection, if there is one, leaves fewer features than there were."""
+        if self.project_from is not None and self.project_from <= dim:
+            raise ValueError(
+                f"project_from = {self.project_from} in [privacy] are the model's features, and dim = {dim} of them are"
+                " left: agree on more of the one, or fewer of the other"
+            )
+
+    def releases(self, rounds: int) -> int:
+        """How many so many rounds have at most, counted from 1: a clustering before them has its own."""
+        return -(-rounds // self.release_every)

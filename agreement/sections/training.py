@@ -1,0 +1,111 @@
+"""What sites train, on what and how: the model, its input, and local training's settings."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Annotated, Any, Self
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
+
+from agreement.field_types import Count, NotNegative, Positive
+from agreement.sections.built_in_models import BUILT_IN_MODELS
+from agreement.toml_loading import Section, nearest
+
+
+def model_spec(value: str) -> str:
+    """The value, if it names a built-in model or is of the form ``module:function``; else ``ValueError``."""
+    if value in BUILT_IN_MODELS or re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", value):
+        return value
+    raise ValueError(f"unknown model {value!r}, and not module:function{nearest(value, BUILT_IN_MODELS)}")
+
+
+ModelSpec = Annotated[
+    str, BeforeValidator(lambda value: model_spec(value) if isinstance(value, str) else value)
+]
+
+
+class PreprocessingSection(Section):
+    """How every site turns an image into the model's input: square, scaled to [0, 1], normalised."""
+
+    image_size: Annotated[int, Field(ge=1, le=4096)]
+    """Height and width of the model's input, in pixels."""
+    channels: Annotated[int, Field(ge=1, le=64)]
+    """Colour channels of the model's input."""
+    mean: tuple[Annotated[float, Field(allow_inf_nan=False)], ...]
+    """Mean that is subtracted, one for each channel, on a scale of 0 to 1."""
+    std: tuple[Positive, ...]
+    """Deviation that is divided by, one for each channel."""
+
+    @model_validator(mode="after")
+    def _one_for_each_channel(self) -> Self:
+        if not len(self.mean) == len(self.std) == self.channels:
+            raise ValueError(f"mean and std need one number for each of the {self.channels} channels")
+        return self
+
+
+class Optimiser(StrEnum):
+    """Which steps local training takes. Its state does not outlive a round."""
+
+    SGD = "sgd"
+    ADAM = "adam"
+    """Without ``momentum``, which is refused: Adam's own is fixed."""
+
+
+class Norm(StrEnum):
+    """How the built-in networks that normalise do it; it means nothing to the others."""
+
+    BATCH = "batch"
+    """Over the batch in training, by what was kept of all batches afterwards."""
+    GROUP = "group"
+    """Each sample by itself, so that per-sample gradients exist and a batch may be one sample."""
+
+
+class TrainingSection(Section):
+    """Local training, the same at every site. ``init_seed`` makes the common initial model.
+
+    ``momentum`` is SGD's. With Adam it is refused, and is no part of the agreement's text and hash.
+    With ``pretrained_sha256`` every site that uses the agreed ``model`` begins with the extractor in a file of that
+    SHA-256 (hex), whose place its own file tells.
+    """
+
+    model: ModelSpec = "small-cnn"
+    """Built-in network, or `module:function` of your own."""
+    norm: Norm = Norm.BATCH
+    """Normalisation in built-in networks; `[privacy]` refuses `batch`."""
+    pretrained_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    """SHA-256 of pretrained weights, which each site's `pretrained` locates."""
+    init_seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Seed of the common initial model; change it when a run is repeated."""
+    optimiser: Optimiser = Optimiser.SGD
+    """Optimiser of local training; its state ends with the round."""
+    lr: Positive = 0.01
+    """Learning rate."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Momentum of SGD; refused with Adam."""
+    weight_decay: NotNegative = 1e-5
+    """Weight decay."""
+    batch_size: Count = 32
+    """Records in a batch; under DP-SGD the expected number."""
+    local_epochs: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    """Epochs of local training in a round."""
+
+    @model_validator(mode="after")
+    def _momentum_is_of_sgd(self) -> Self:
+        if self.optimiser is Optimiser.ADAM and "momentum" in self.model_fields_set:
+            raise ValueError("momentum is SGD's, Adam's own is fixed: remove it, or set optimiser = 'sgd'")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _only_what_counts(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What is written can be read back: not a momentum that nobody uses."""
+        table: dict[str, Any] = written(self)
+        if self.optimiser is Optimiser.ADAM:
+            table.pop("momentum", None)
+        return table

@@ -1,0 +1,1 @@
+"""Files and databases that both the coordinator and the sites keep."""

@@ -1,0 +1,130 @@
+"""The newest anchor that was seen of each site's privacy ledger, over all runs, in one file.
+
+The coordinator keeps one of all sites, and each site one of its peers. What is noted is on the disk when
+:meth:`AnchorRecord.note` returns, and the number kept of a ledger never goes down. Several processes may have the file
+open. The limit: an older copy of *this* file put back, or the file removed, is not noticed here, which is why more than
+one party has one.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
+
+from agreement.errors import UserError
+from agreement.storage.sqlite import DatabaseOwner, closed_on_error, transaction
+from protoseal_wire.messages import LedgerAnchor
+
+Owner = tuple[str, bytes]
+"""A site's name and an anchor's key."""
+
+_VERSION = 1
+_SCHEMA = """CREATE TABLE anchors (
+    site TEXT NOT NULL, key BLOB NOT NULL, seq INTEGER NOT NULL, head BLOB NOT NULL, PRIMARY KEY (site, key)
+) STRICT"""
+_PATIENCE = 30.0
+
+
+class AnchorRecordError(UserError):
+    """The record of anchors cannot be read or written."""
+
+
+class AnchorRecord(DatabaseOwner):
+    """The newest anchors by site and key. Calls come from one thread at a time."""
+
+    def __init__(self, database: sqlite3.Connection, path: Path) -> None:
+        """Use :meth:`open`."""
+        self._db, self._path = database, path
+
+    @classmethod
+    def open(cls, path: Path, *, read_only: bool = False) -> Self:
+        """Open or create the file, readable by its owner alone; its folder must be there.
+
+        With ``read_only`` it must be there, is not changed, and nothing can be noted. :class:`AnchorRecordError` if it
+        cannot be opened or is no such record.
+        """
+        with _named(path):
+            if not read_only:
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            database = sqlite3.connect(
+                f"{path.resolve().as_uri()}?mode={'ro' if read_only else 'rw'}",
+                uri=True,
+                isolation_level=None,
+                timeout=_PATIENCE,
+                check_same_thread=False,
+            )
+            with closed_on_error(database):
+                _check_version(database) if read_only else _prepare(database)
+        return cls(database, path)
+
+    def held(self, site: str, key: bytes) -> LedgerAnchor | None:
+        """What is kept of a site's ledger; None where that is nothing."""
+        with _named(self._path):
+            return self._held(site, key)
+
+    def all(self) -> dict[Owner, LedgerAnchor]:
+        """All that is kept."""
+        with _named(self._path):
+            rows = self._db.execute("SELECT site, key, seq, head FROM anchors").fetchall()
+        return {(site, key): LedgerAnchor(key, seq, head) for site, key, seq, head in rows}
+
+    def forget(self, site: str, key: bytes) -> None:
+        """Drop what is kept of one ledger; durable when this returns."""
+        with _named(self._path), transaction(self._db):
+            self._db.execute("DELETE FROM anchors WHERE (site, key) = (?, ?)", (site, key))
+
+    def note(self, seen: Mapping[str, LedgerAnchor]) -> dict[str, LedgerAnchor]:
+        """Keep each site's anchor where it is newer than what is kept; durable when this returns.
+
+        Returns what is kept of those sites that showed another entry under the same number: no ledger has two.
+        """
+        with _named(self._path), transaction(self._db):
+            before = {site: self._held(site, anchor.key) for site, anchor in seen.items()}
+            for site, anchor in seen.items():
+                kept = before[site]
+                if kept is None or anchor.seq > kept.seq:
+                    row = (site, anchor.key, anchor.seq, anchor.head)
+                    self._db.execute("INSERT OR REPLACE INTO anchors VALUES (?, ?, ?, ?)", row)
+        return {
+            site: kept
+            for site, kept in before.items()
+            if kept is not None and kept.seq == seen[site].seq and kept.head != seen[site].head
+        }
+
+    def _held(self, site: str, key: bytes) -> LedgerAnchor | None:
+        query = "SELECT key, seq, head FROM anchors WHERE (site, key) = (?, ?)"
+        row = self._db.execute(query, (site, key)).fetchone()
+        return None if row is None else LedgerAnchor(*row)
+
+
+def _prepare(database: sqlite3.Connection) -> None:
+    # One file, and no log beside it that a copy could lack. EXTRA: the folder is synced too, so that what was
+    # committed outlasts a power cut just after.
+    database.execute("PRAGMA synchronous=EXTRA")
+    with transaction(database):
+        (version,) = database.execute("PRAGMA user_version").fetchone()
+        if version == 0 and database.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
+            database.execute(_SCHEMA)
+            database.execute(f"PRAGMA user_version={_VERSION}")
+        else:
+            _check_version(database)
+
+
+def _check_version(database: sqlite3.Connection) -> None:
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    if version != _VERSION:
+        raise sqlite3.DatabaseError(f"it is of version {version}, this release knows {_VERSION}")
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        raise AnchorRecordError(
+            f"{path}, the record of ledgers' anchors: {error}; mend the disk, or give its latest copy back"
+        ) from error

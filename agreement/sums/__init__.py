@@ -1,0 +1,1 @@
+"""Layout of summed vectors, and the noise in them."""

@@ -1,0 +1,77 @@
+"""Noise that is added to a masked sum by all sites together: what follows from the agreement and from who is listed.
+
+With n sites listed and c that may collude, a sum that opens has the noise of T = t − c others at least, t being its
+threshold. Each adds discrete Gaussian noise of 2^20 steps on a grid whose step is that of one of T shares of the agreed
+noise. Sites and the coordinator compute the same from the same signed list. Why that is enough, and as cheap as noise
+of one site, and why means are over records and not over sites: docs/adr/0016.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agreement.sections.privacy import USUAL_DEVIATIONS, PrivacySection
+from algorithms.gram import Bool, Float
+from crypto.pairwise.attempt_binding import fewest_against, threshold
+from privacy.mechanisms.grid import SIGMA, Grid, share_of
+
+_NOISE_BOUND = float(2**31)
+"""Beyond it is a draw once in e^2047."""
+
+
+@dataclass(frozen=True)
+class NoisySum:
+    """What sites add, and what a sum of it says, for one attempt's list.
+
+    ``threshold`` is t, ``share`` the noise multiplier of each site's own noise, ``grid`` that of the share.
+    """
+
+    threshold: int
+    share: float
+    grid: Grid
+    min_count: float | None
+
+    @classmethod
+    def of(cls, agreed: PrivacySection, dim: int, listed: int) -> NoisySum:
+        """For features (d,) and a list of n ``listed`` sites.
+
+        ``ValueError`` for a list that so many colluding sites leave nobody of, or open by themselves
+        (:func:`crypto.pairwise.attempt_binding.fewest_against`), and for noise without a grid.
+        """
+        least = fewest_against(agreed.colluding)
+        if listed < least:
+            raise ValueError(
+                f"{listed} sites are listed: noise that {agreed.colluding} colluding sites may know a part of is that"
+                f" of {least} sites or more"
+            )
+        quorum = threshold(listed)
+        share = share_of(agreed.noise_multiplier, quorum - agreed.colluding)
+        return cls(quorum, share, Grid.of(agreed.clip, agreed.weight(dim), share), agreed.min_count)
+
+    def bound(self, most_samples: int) -> float:
+        """The largest magnitude of a number that a site with so many records adds, but once in e^2047."""
+        return most_samples * max(self.grid.radius, self.grid.weight) + _NOISE_BOUND
+
+    def least_count(self, survivors: int) -> float:
+        """What a class's noisy count has to be for the class to be there.
+
+        Unless agreed: three deviations, with the noise of all that survived, more than T as they are.
+        """
+        if self.min_count is not None:
+            return self.min_count
+        return float(USUAL_DEVIATIONS * math.sqrt(survivors) * SIGMA / self.grid.weight)
+
+    def means(self, vectors: Float, weights: Float, survivors: int) -> tuple[NDArray[np.float64], Bool]:
+        """Mean features (K, d) over the records of all survivors, in units of a feature, and which there are (K,).
+
+        ``vectors`` (K, d) and ``weights`` (K,) are the opened sums, in whole steps. Rows that are not there are zero.
+        """
+        counts = weights / self.grid.weight
+        has = counts >= self.least_count(survivors)
+        rows = np.zeros(vectors.shape)
+        rows[has] = vectors[has] * self.grid.step / counts[has, None]
+        return rows, has

@@ -1,0 +1,168 @@
+"""From a TOML file to a validated model, and from what is wrong with it to one line for each problem."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo
+
+from agreement.errors import UserError
+
+
+class ConfigError(UserError):
+    """A configuration that cannot be used: a line for each problem, with the file and the key's path."""
+
+    def __init__(self, source: str, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(f"{source}: {problem}" for problem in self.problems))
+
+
+class Section(BaseModel):
+    """Base of every table: immutable, unknown keys refused, no conversion between types (5 is not "5")."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=False)
+
+
+SectionT = TypeVar("SectionT", bound=Section)
+
+
+def read_toml(path: Path, model: type[SectionT]) -> SectionT:
+    """The validated content of a TOML file; relative paths in it are taken from the file's directory.
+
+    Raises :class:`ConfigError` for a file that is missing, not TOML, or wrong in any of its keys.
+    """
+    return validate(model, parse_toml(path), source=str(path), directory=path.parent)
+
+
+def parse_toml(path: Path) -> dict[str, Any]:
+    """The content of a TOML file, not validated; raises :class:`ConfigError` if it is missing or not TOML."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(str(path), [f"cannot be read ({error.strerror})"]) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(str(path), [f"is not TOML: {error}"]) from error
+
+
+def validate(model: type[SectionT], table: dict[str, Any], *, source: str, directory: Path) -> SectionT:
+    """The validated table. ``source`` names it in errors; relative paths are taken from ``directory``.
+
+    It goes through JSON, because there a list may become a tuple, and a string an enum, without any other
+    conversion being allowed. Raises :class:`ConfigError`.
+    """
+    try:
+        text = json.dumps(table, allow_nan=True)
+    except TypeError as error:
+        raise ConfigError(
+            source, ["dates and times are not used in this file; write them as text"]
+        ) from error
+    try:
+        return model.model_validate_json(text, context={"source": source, "directory": directory.absolute()})
+    except ValidationError as error:
+        raise ConfigError(source, [_line(model, table, problem) for problem in error.errors()]) from error
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """``; did you mean 'x'?`` for the known name nearest to this one, or the list of all that are known."""
+    names = sorted(known)
+    matches = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+    return f"; did you mean {matches[0]!r}?" if matches else f"; known: {', '.join(names)}"
+
+
+def directory_of(info: ValidationInfo) -> Path | None:
+    """The directory that relative paths are taken from; None for a model that was made without a file."""
+    return (info.context or {}).get("directory")
+
+
+def source_of(info: ValidationInfo) -> str:
+    """What the content being validated is called in errors."""
+    return str((info.context or {}).get("source", ""))
+
+
+DATA_ROOT = "DATA_ROOT/"
+"""How a path in a data set's name says that it is under the data root, wherever that is."""
+
+
+SITES_FORM = "sites:"
+"""What the name of a data set begins with that is a folder with a file for each site."""
+
+
+def data_spec(spec: str, directory: Path | None) -> str:
+    """A data set's name with its relative paths (``npz:``, ``folder:``, ``sites:``) taken from ``directory``.
+
+    Paths that begin with ``DATA_ROOT/`` stay: they are under the data root. Domains joined by ``+`` are treated one
+    by one; other forms stay as they are.
+    """
+    if directory is None:
+        return spec
+    return "+".join(_domain_spec(part, directory) for part in spec.split("+"))
+
+
+def _domain_spec(spec: str, directory: Path) -> str:
+    kind, separator, path = spec.partition(":")
+    if separator and kind in {"npz", "folder", "sites"} and not path.startswith(DATA_ROOT):
+        return f"{kind}:{directory / Path(path).expanduser()}"
+    return spec
+
+
+def _from_directory(path: Path, info: ValidationInfo) -> Path:
+    directory = directory_of(info)
+    return path if directory is None else directory / path.expanduser()
+
+
+LocalPath = Annotated[Path, AfterValidator(_from_directory)]
+"""A path that, when it is relative, is taken from the directory of the file that names it."""
+
+
+def _line(model: type[BaseModel], table: dict[str, Any], problem: Any) -> str:
+    location = tuple(problem["loc"])
+    path = ".".join(str(part) for part in location)
+    message = _message(model, table, problem, location)
+    return f"{path}: {message}" if path else message
+
+
+def _message(model: type[BaseModel], table: dict[str, Any], problem: Any, location: tuple[Any, ...]) -> str:
+    kind, message = problem["type"], str(problem["msg"])
+    if kind == "extra_forbidden":
+        return _unknown_key(model, location)
+    if kind == "missing":
+        return "is missing"
+    if kind == "value_error":
+        return message.removeprefix("Value error, ")
+    return f"{message[:1].lower()}{message[1:]}{_found(table, location)}"
+
+
+def _unknown_key(model: type[BaseModel], location: tuple[Any, ...]) -> str:
+    return "unknown key" + nearest(str(location[-1]), _keys(_table_at(model, location[:-1])))
+
+
+def _found(table: Any, location: tuple[Any, ...]) -> str:
+    for part in location:
+        try:
+            table = table[part]
+        except (KeyError, IndexError, TypeError):
+            return ""
+    return "" if isinstance(table, dict | list) else f", not {table!r}"
+
+
+def _keys(model: type[BaseModel]) -> list[str]:
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _table_at(model: type[BaseModel], location: tuple[Any, ...]) -> type[BaseModel]:
+    for part in location:
+        fields = {field.alias or name: field for name, field in model.model_fields.items()}
+        if part in fields:
+            model = _model_of(fields[part].annotation) or model
+    return model
+
+
+def _model_of(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := _model_of(part))), None)

@@ -1,0 +1,1 @@
+"""Clustering algorithms: FINCH, K-means, principal components, silhouettes."""

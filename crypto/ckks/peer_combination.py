@@ -1,0 +1,183 @@
+"""A site's peers combined on ciphertexts: Σ_m d_im·C_m and Σ_m d_im, with d_im = ‖C_i − C_m‖² for each class.
+
+A distance is used for both of its sites and dropped, so that what is held grows with the number of sites and not with
+that of pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crypto.ckks import noise_flooding
+from crypto.ckks.circuit import Circuit, Parts
+from crypto.ckks.packed_sums import PackedSums, Product
+from crypto.ckks.packing import Complex, Packing
+from crypto.ckks.parameters import SCALE, UNIT_SCALE, Ciphertext, Level
+from crypto.ckks.slot_masking import Receiver
+from crypto.protection import Combination
+
+Pair = tuple[int, int]
+Bool = NDArray[np.bool_]
+
+
+def weighs(combination: Combination) -> bool:
+    """Whether distances are needed."""
+    return combination is not Combination.UNIFORM
+
+
+def adds_up(combination: Combination) -> bool:
+    """Whether the bare sum of all sites' prototypes is needed."""
+    return combination is not Combination.DISTANCE
+
+
+@dataclass(frozen=True)
+class Site:
+    """One site's prototypes: as they came, the conjugate of each part, and at the level of products."""
+
+    high: Parts
+    conjugates: Parts
+    low: Parts
+
+
+class Combining:
+    """The arithmetic for one combination and layout."""
+
+    def __init__(self, circuit: Circuit, combination: Combination, packing: Packing) -> None:
+        self._circuit, self._combination, self._packing = circuit, combination, packing
+
+    def answers(
+        self, prototypes: Sequence[Parts], receivers: Sequence[Receiver]
+    ) -> Iterator[list[Ciphertext]]:
+        """Each site's answer, from what all of them sent."""
+        sums: dict[int, list[Ciphertext]] = {}
+        lengths: dict[int, list[Ciphertext]] = {}
+        if weighs(self._combination):
+            sites = {i: self.prepare(parts) for i, parts in enumerate(prototypes)}
+            sums = self.weighted_sums(list(combinations(sites, 2)), sites)
+            lengths = self.lengths(sites, {i: receiver.lacks for i, receiver in enumerate(receivers)})
+            low = [site.low for site in sites.values()]
+            del sites
+        else:
+            low = [self.lower(parts) for parts in prototypes]
+        total = self.sum(low) if adds_up(self._combination) else []
+        for i, own in enumerate(low):
+            peers = self.less(total, own) if total else []
+            yield self.answer(sums.pop(i, []), peers, receivers[i], lengths.pop(i, []))
+
+    def sum(self, vectors: Iterable[Parts]) -> list[Ciphertext]:
+        """Part by part; of no vectors, no parts."""
+        total: list[Ciphertext] = []
+        for parts in vectors:
+            total = (
+                [self._circuit.add(x, y) for x, y in zip(total, parts, strict=True)] if total else [*parts]
+            )
+        return total
+
+    def less(self, total: Parts, own: Parts) -> list[Ciphertext]:
+        """total − own, part by part."""
+        return [self._circuit.subtract(x, y) for x, y in zip(total, own, strict=True)]
+
+    def prepare(self, parts: Parts) -> Site:
+        """A site's prototypes, made ready for :meth:`weighted_sums`: one key switch for each part."""
+        return Site(parts, [self._circuit.conjugate(part) for part in parts], self.lower(parts))
+
+    def lower(self, parts: Parts) -> list[Ciphertext]:
+        """Prototypes at the level of products."""
+        return [self._circuit.lower(part, Level.PRODUCT) for part in parts]
+
+    def weighted_sums(self, pairs: Sequence[Pair], sites: Mapping[int, Site]) -> dict[int, list[Ciphertext]]:
+        """For each site of some pairs {i, m}: Σ_m d_im·C_m part by part (three polynomials), then Σ_m d_im."""
+        products = [partial(self._squares, sites[i], sites[m]) for i, m in pairs]
+        sums: dict[int, list[Ciphertext]] = {}
+        distances = PackedSums(self._circuit, self._packing).sums(products)
+        for (i, m), distance in zip(pairs, distances, strict=True):
+            for receiver, peer in ((i, m), (m, i)):
+                terms = [self._circuit.multiply(distance, part) for part in sites[peer].low]
+                if receiver in sums:
+                    self._add_to(sums[receiver], [*terms, distance])
+                else:  # the distance is copied: it serves two receivers
+                    sums[receiver] = [*terms, self._circuit.lower(distance, Level.PRODUCT)]
+        return sums
+
+    def lengths(self, sites: Mapping[int, Site], lacks: Mapping[int, Bool]) -> dict[int, list[Ciphertext]]:
+        """Return for each site that ``lacks`` classes (K,) what grows with its rows of them.
+
+        First ‖C_i‖², then 2⟨C_i, W⟩ with a fresh random W, which is 0 only where C_i is; both of each class in all of
+        the class's slots, at the level and scale of distances.
+        """
+        lacking = {i: classes for i, classes in lacks.items() if classes.any()}
+        products: list[Product] = []
+        for i, classes in lacking.items():
+            drawn = noise_flooding.random_rows(self._packing, classes)
+            products += [partial(self._square, sites[i]), partial(self._projected, sites[i], drawn)]
+        sums = PackedSums(self._circuit, self._packing).sums(products)
+        return {i: [next(sums), next(sums)] for i in lacking}
+
+    def answer(
+        self,
+        sums: Sequence[Ciphertext],
+        peers: Parts,
+        receiver: Receiver,
+        lengths: Parts,
+    ) -> list[Ciphertext]:
+        """Return one site's answer, from its weighted sums and Σ_{m≠i} C_m; none that it does not need.
+
+        ``lengths`` are the receiver's of :meth:`lengths`, if it lacks a class. Classes that the receiver is not to
+        have hold noise, the others what :mod:`crypto.ckks.site` reads, and nothing else.
+        """
+        circuit = self._circuit
+        if self._combination is Combination.UNIFORM:
+            return receiver.sums(peers)
+        *products, total = sums
+        correction = receiver.correction
+        if correction is not None:
+            products = self._complement(products, total, peers, correction)
+        numerators = receiver.numerators([circuit.relinearise(part) for part in products], lengths)
+        denominator = receiver.denominator(circuit.scale_up(total, UNIT_SCALE), lengths)
+        return [*numerators, denominator]
+
+    def _squares(self, left: Site, right: Site) -> Ciphertext:
+        """(x − y)·conj(x − y) in each slot, which is real; three polynomials.
+
+        Differences, not inner products: what a key switch adds to every ciphertext alike cancels out, and so does
+        nothing that near-equal prototypes need.
+        """
+        circuit, differences = self._circuit, []
+        for side in ("high", "conjugates"):
+            parts = zip(getattr(left, side), getattr(right, side), strict=True)
+            differences.append([circuit.subtract(x, y) for x, y in parts])
+        return circuit.add_all([circuit.multiply(z, c) for z, c in zip(*differences, strict=True)])
+
+    def _square(self, site: Site) -> Ciphertext:
+        """x·conj(x) in each slot, which is real; three polynomials."""
+        pairs = zip(site.high, site.conjugates, strict=True)
+        return self._circuit.add_all([self._circuit.multiply(x, c) for x, c in pairs])
+
+    def _projected(self, site: Site, drawn: Sequence[Complex]) -> Ciphertext:
+        """x·conj(w) + conj(x)·w in each slot, which is real; two polynomials."""
+        circuit, terms = self._circuit, []
+        for x, conjugate, w in zip(site.high, site.conjugates, drawn, strict=True):
+            terms.append(circuit.multiply_values(x, w.conj(), SCALE))
+            terms.append(circuit.multiply_values(conjugate, w, SCALE))
+        return circuit.add_all(terms)
+
+    def _add_to(self, sums: Parts, terms: Parts) -> None:
+        for total, term in zip(sums, terms, strict=True):
+            self._circuit.add_to(total, term)
+
+    def _complement(
+        self, products: Parts, total: Ciphertext, peers: Parts, correction: Ciphertext
+    ) -> list[Ciphertext]:
+        """(den − corr)·Σ_{m≠i} C_m − Σ_m d_im·C_m; the bare sum would give both peers away among three holders."""
+        circuit = self._circuit
+        distance = circuit.subtract(total, correction)
+        return [
+            circuit.subtract(circuit.multiply(distance, peer), product)
+            for peer, product in zip(peers, products, strict=True)
+        ]

@@ -1,0 +1,146 @@
+"""Binding of every key, mask, share and signature to one attempt, and the threshold of the attempt's group."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from crypto.errors import MalformedError, VerificationError
+from crypto.signed_encoding import encode
+
+HASH_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Binding:
+    """Facts of an attempt, which each member must take from its own knowledge, never from a message.
+
+    ``group`` has the names of all participants of the attempt, sorted and distinct, 2 or more. ``broadcast`` is the
+    hash of the model or prototypes that every member was sent before it trained, empty if nothing was sent. The masks
+    of members whose facts differ do not cancel, so a coordinator that sends different models to different members gets
+    no sum (Pasquini et al. 2021, arXiv 2111.07380).
+
+    Raises :class:`MalformedError` for fields that are not of this form.
+    """
+
+    run: str
+    round: int
+    attempt: int
+    roster_hash: bytes
+    agreement_hash: bytes
+    group: tuple[str, ...]
+    broadcast: bytes
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.round < 2**64 and 0 <= self.attempt < 2**64):
+            raise MalformedError("rounds and attempts are counted from 0, in 64 bits")
+        if len(self.roster_hash) != HASH_BYTES or len(self.agreement_hash) != HASH_BYTES:
+            raise MalformedError(f"the hashes of a roster and an agreement have {HASH_BYTES} bytes")
+        if len(self.broadcast) not in {0, HASH_BYTES}:
+            raise MalformedError(f"the hash of a broadcast has {HASH_BYTES} bytes, or none")
+        if len(self.group) < 2 or not is_sorted(self.group):
+            raise MalformedError("a group must be 2 or more names, sorted and distinct")
+
+    @property
+    def threshold(self) -> int:
+        """Threshold t, the number of members whose shares open a secret of another member."""
+        return threshold(len(self.group))
+
+    def fields(self) -> tuple[bytes, ...]:
+        """Return the fields as bytes, in the order in which keys and signatures bind them."""
+        return (
+            self.run.encode(),
+            self.round.to_bytes(8, "big"),
+            self.attempt.to_bytes(8, "big"),
+            self.roster_hash,
+            self.agreement_hash,
+            encode_names(self.group),
+            self.broadcast,
+        )
+
+    def position(self, site: str) -> int:
+        """Return the x of a member's shares, 1 for the first by name; raise :class:`VerificationError` for others."""
+        check_member(self, site)
+        return self.group.index(site) + 1
+
+
+def threshold(members: int) -> int:
+    """Return t = ⌊2n/3⌋ + 1, the smallest number above two thirds, so that two quorums share over a third of members.
+
+    To open *both* secrets of a member takes t + t answers. Honest members answer for one kind each, so 2t − n or more
+    of the n members must answer for both. 2t − n is at least (n + 2)/3: c members are too few in every group of 3c − 1
+    members or more.
+    """
+    if members < 2:
+        raise ValueError(f"a group must have 2 or more members, not {members}")
+    return 2 * members // 3 + 1
+
+
+def fewest_against(colluding: int) -> int:
+    """Return max(3c − 1, c + 2), the group size from which c members that collude with the coordinator open nothing.
+
+    In such a group c is below 2t − n, too few for a member's secrets, and an opened sum has at least two other members.
+    Limit: a part of a sum to which fewer than c + 2 members contribute is revealed when the c subtract their values.
+    """
+    if colluding < 0:
+        raise ValueError(f"the number of colluding members must be at least 0, not {colluding}")
+    return max(3 * colluding - 1, colluding + 2)
+
+
+def encode_names(names: Sequence[str]) -> bytes:
+    """Encode names as one field."""
+    return _encoded(tuple(names))
+
+
+@lru_cache(maxsize=8)
+def _encoded(names: tuple[str, ...]) -> bytes:
+    """Encode names, cached: the same few lists of hundreds of names enter every key and signature of an attempt."""
+    return encode("pairwise-names", *(name.encode() for name in names))
+
+
+def is_sorted(names: Sequence[str]) -> bool:
+    """Return True if names are sorted and distinct."""
+    return list(names) == sorted(set(names))
+
+
+def check_member(binding: Binding, site: str) -> None:
+    """Raise :class:`VerificationError` unless ``site`` is in the group."""
+    if site not in binding.group:
+        raise VerificationError(f"{site} is not in the group {', '.join(binding.group)}")
+
+
+def check_sharers(binding: Binding, sharers: Sequence[str]) -> None:
+    """Raise :class:`VerificationError` unless sharers are sorted and distinct, members, and a quorum."""
+    _check_set(sharers, binding.group, binding.threshold, "those who made shares")
+
+
+def check_survivors(binding: Binding, sharers: Sequence[str], survivors: Sequence[str]) -> None:
+    """Raise :class:`VerificationError` unless survivors are sorted and distinct, sharers, and a quorum.
+
+    A repeated name, or a set below the threshold, would let the coordinator choose a sum of few members.
+    """
+    check_sharers(binding, sharers)
+    _check_set(survivors, sharers, binding.threshold, "the survivors")
+
+
+def _check_set(names: Sequence[str], within: Collection[str], least: int, what: str) -> None:
+    _check_names(names, what)
+    _check_within(names, within, what)
+    _check_quorum(names, least, what)
+
+
+def _check_names(names: Sequence[str], what: str) -> None:
+    if not is_sorted(names):
+        raise VerificationError(f"{what} are not sorted and distinct names")
+
+
+def _check_within(names: Sequence[str], within: Collection[str], what: str) -> None:
+    strangers = sorted(set(names) - set(within))
+    if strangers:
+        raise VerificationError(f"{', '.join(strangers)}: among {what}, but not eligible")
+
+
+def _check_quorum(names: Sequence[str], least: int, what: str) -> None:
+    if len(names) < least:
+        raise VerificationError(f"{what} are {len(names)}; the threshold is {least}")

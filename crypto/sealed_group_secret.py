@@ -1,0 +1,118 @@
+"""Group secret that one site makes, seals to each other member, and sends through the coordinator.
+
+The maker signs the ciphertext together with the recipient, the run, the attempt of the set-up, the roster and the hash
+of the public keys that belong to the secret. So the coordinator can neither read a secret, nor substitute its own, nor
+replay one of an earlier attempt. Limit: every member knows the secret, so a single member that colludes with the
+coordinator reveals everything that the secret protects.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from crypto.errors import VerificationError
+from crypto.keys import ChannelKey, seal
+from crypto.pki import Credentials, verify
+from crypto.roster import Roster
+from crypto.signed_encoding import encode
+
+_LABEL = "group-secret"
+
+
+@dataclass(frozen=True)
+class SealedSecret:
+    """Sealed group secret in transit; ``public_hash`` is the SHA-256 of the public keys that belong to the secret."""
+
+    maker: str
+    recipient: str
+    roster_hash: bytes
+    public_hash: bytes
+    sealed: bytes = field(repr=False)
+    signature: bytes = field(repr=False)
+
+
+def seal_group_secret(
+    credentials: Credentials,
+    roster: Roster,
+    run: str,
+    attempt: int,
+    *,
+    recipient: str,
+    secret: bytes,
+    public_hash: bytes,
+) -> SealedSecret:
+    """Seal ``secret`` to a member, as the roster's maker in this attempt (1, 2, …) of the set-up.
+
+    Raises :class:`VerificationError` if the credentials are not the maker's or the recipient is not a member.
+    """
+    maker = credentials.identity.name
+    _check_maker(maker, roster)
+    _check_member(recipient, roster)
+    context = _context(maker, recipient, run, attempt, roster.hash, public_hash)
+    sealed = seal(roster.members[recipient].channel_key, secret, _info(context))
+    signature = credentials.sign(_LABEL, *context, sealed)
+    return SealedSecret(maker, recipient, roster.hash, public_hash, sealed, signature)
+
+
+def open_group_secret(
+    sealed: SealedSecret, *, roster: Roster, run: str, attempt: int, recipient: str, channel_key: ChannelKey
+) -> tuple[bytes, bytes]:
+    """Return the secret and the public hash from the message that the coordinator relayed to ``recipient``.
+
+    Raises as :func:`verify_sealed`, and :class:`crypto.errors.DecryptionError` if the message does not decrypt with
+    this channel key.
+    """
+    verify_sealed(sealed, roster=roster, run=run, attempt=attempt, recipient=recipient)
+    context = _context(roster.maker, recipient, run, attempt, roster.hash, sealed.public_hash)
+    return channel_key.open(sealed.sealed, _info(context)), sealed.public_hash
+
+
+def verify_sealed(sealed: SealedSecret, *, roster: Roster, run: str, attempt: int, recipient: str) -> None:
+    """Raise :class:`VerificationError` unless the roster's maker signed it for this recipient, run, attempt and roster.
+
+    Limit: only the recipient can check that the message decrypts, and its content.
+    """
+    _check_maker(sealed.maker, roster)
+    _check_recipient(sealed, recipient)
+    _check_roster(sealed, roster)
+    # The context is built from the verifier's own knowledge, never from the message's fields.
+    context = _context(roster.maker, recipient, run, attempt, roster.hash, sealed.public_hash)
+    _check_signature(sealed, roster, context)
+
+
+def _context(
+    maker: str, recipient: str, run: str, attempt: int, roster_hash: bytes, public_hash: bytes
+) -> tuple[bytes, ...]:
+    number = attempt.to_bytes(8, "big")
+    return (maker.encode(), recipient.encode(), run.encode(), number, roster_hash, public_hash)
+
+
+def _info(context: tuple[bytes, ...]) -> bytes:
+    """Return HPKE's ``info``, to which the ciphertext is bound."""
+    return encode("group-secret-info", *context)
+
+
+def _check_maker(maker: str, roster: Roster) -> None:
+    if maker != roster.maker:
+        raise VerificationError(f"the group secret was made by {maker}, but it is for {roster.maker} to make")
+
+
+def _check_member(name: str, roster: Roster) -> None:
+    if name not in roster.members:
+        raise VerificationError(f"{name} is not on the roster")
+
+
+def _check_recipient(sealed: SealedSecret, recipient: str) -> None:
+    if sealed.recipient != recipient:
+        raise VerificationError(f"a group secret for {sealed.recipient} was given to {recipient}")
+
+
+def _check_roster(sealed: SealedSecret, roster: Roster) -> None:
+    if sealed.roster_hash != roster.hash:
+        raise VerificationError("a group secret was sealed for another roster")
+
+
+def _check_signature(sealed: SealedSecret, roster: Roster, context: tuple[bytes, ...]) -> None:
+    """Verify the signature with the maker's certified key, never with a key that travels with the secret."""
+    maker = roster.members[roster.maker]
+    verify(maker.public_key, sealed.signature, _LABEL, *context, sealed.sealed)

@@ -1,0 +1,1 @@
+"""Differential privacy: mechanisms, accounting and the ledger. Knows no network and no agreement."""

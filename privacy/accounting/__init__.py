@@ -1,0 +1,1 @@
+"""Privacy accounting: ε of a history of releases, and the noise that a budget allows."""

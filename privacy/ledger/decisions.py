@@ -1,0 +1,115 @@
+"""Lines of a privacy ledger that spend nothing, and change what the others mean: who decided what of a data set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from privacy.ledger.entries import Entry, Limit, entry_from_json
+
+LONGEST_REASON = 500
+_EXPOSED, _LOST, _LIMIT = "no guarantee", "ledger lost", "limit"
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """In this run, under this agreement, exact values left: there is no guarantee for any record from then on."""
+
+    run: str
+    agreement_hash: bytes
+    time: str
+
+
+@dataclass(frozen=True)
+class Loss:
+    """An earlier ledger, which had come to entry ``seq``, is lost: nobody knows what was spent of the data set."""
+
+    seq: int
+    time: str
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """From here on this is the limit, for a ``reason`` that whoever decided it gave.
+
+    ``ValueError`` unless that is 1 to 500 printable characters.
+    """
+
+    limit: Limit
+    reason: str
+    time: str
+
+    def __post_init__(self) -> None:
+        if not (self.reason.strip() and len(self.reason) <= LONGEST_REASON and self.reason.isprintable()):
+            raise ValueError(f"a reason is 1 to {LONGEST_REASON} printable characters")
+
+
+Line = Entry | Exposure | Loss | Allowance
+"""What a line after the first says."""
+
+
+def exposure_to_json(exposure: Exposure) -> dict[str, object]:
+    """A line's content."""
+    return {
+        "kind": _EXPOSED,
+        "time": exposure.time,
+        "run": exposure.run,
+        "agreement": exposure.agreement_hash.hex(),
+    }
+
+
+def loss_to_json(loss: Loss) -> dict[str, object]:
+    """A line's content."""
+    return {"kind": _LOST, "time": loss.time, "entry": loss.seq}
+
+
+def allowance_to_json(allowance: Allowance) -> dict[str, object]:
+    """A line's content."""
+    return {
+        "kind": _LIMIT,
+        "time": allowance.time,
+        **allowance.limit.to_json(),
+        "reason": allowance.reason,
+    }
+
+
+def line_from_json(content: Mapping[str, object]) -> Line:
+    """What a line after the first says; ``ValueError`` for what no ledger of this version has."""
+    readers: Mapping[object, Callable[[Mapping[str, object]], Line]] = {
+        _EXPOSED: _exposure,
+        _LOST: _loss,
+        _LIMIT: _allowance,
+    }
+    kind = content.get("kind")
+    return (readers.get(kind, entry_from_json) if isinstance(kind, str) else entry_from_json)(content)
+
+
+def _exposure(content: Mapping[str, object]) -> Exposure:
+    run, agreement, time = (content.get(name) for name in ("run", "agreement", "time"))
+    if not (isinstance(run, str) and isinstance(agreement, str) and isinstance(time, str)):
+        raise ValueError("it does not say in which run values left without a guarantee")
+    exposure = Exposure(run, bytes.fromhex(agreement), time)
+    _check_all_said(exposure_to_json(exposure), content)
+    return exposure
+
+
+def _loss(content: Mapping[str, object]) -> Loss:
+    seq, time = content.get("entry"), content.get("time")
+    if type(seq) is not int or not isinstance(time, str):
+        raise ValueError("it does not say which entry was lost")
+    _check_all_said(loss_to_json(Loss(seq, time)), content)
+    return Loss(seq, time)
+
+
+def _allowance(content: Mapping[str, object]) -> Allowance:
+    reason, time = content.get("reason"), content.get("time")
+    if not (isinstance(reason, str) and isinstance(time, str)):
+        raise ValueError("it does not say why the limit changed")
+    allowance = Allowance(Limit.from_json(content), reason, time)
+    _check_all_said(allowance_to_json(allowance), content)
+    return allowance
+
+
+def _check_all_said(known: Mapping[str, object], content: Mapping[str, object]) -> None:
+    if known != content:
+        raise ValueError(f"it says more than a line of kind {content.get('kind')!r} does")

@@ -1,0 +1,103 @@
+"""Checks of whether a release fits into what remains of a budget, and counts of how many do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from privacy.accounting.accounting_rules import Accounting
+from privacy.accounting.events import DpSgd, Event
+from privacy.errors import BudgetError
+from privacy.ledger.entries import Budget, Entry, Limit, Spending
+
+Accountant = Callable[[Sequence[Event], float], float]
+"""The epsilon of a history at a delta: never less than what it costs, and no less for a longer history."""
+MOST_RELEASES, MOST_STEPS = 10_000, 1_000_000
+"""As many as :func:`remaining` counts up to."""
+
+
+def epsilon_of(history: Sequence[Event], limit: Limit, epsilon: Accountant) -> float:
+    """What a history has spent, at the limit's delta: 0 for none."""
+    return epsilon(history, limit.delta) if history else 0.0
+
+
+def fits(history: Sequence[Event], event: Event, limit: Limit, epsilon: Accountant) -> bool:
+    """Whether epsilon stays within the limit; false for what is not a number."""
+    return epsilon((*history, event), limit.delta) <= limit.epsilon
+
+
+def check_covered(entries: Sequence[Entry], spending: Spending, limit: Limit) -> None:
+    """Raise :class:`BudgetError` for DP-SGD beside entries of another agreement, where the accountant needs a plan.
+
+    Parameters that were chosen after looking at earlier outputs are covered for Gaussian releases alone
+    (docs/adr/0021-accounting-across-runs.md).
+    """
+    if limit.accountant is not Accounting.PLD:
+        return
+    spent = [*(each.spending for each in entries), spending]
+    if len({each.agreement_hash for each in spent}) > 1 and any(
+        isinstance(each.event, DpSgd) for each in spent
+    ):
+        raise BudgetError(
+            f"{spending.release} is under another agreement than the ledger's entries, and there is DP-SGD among them:"
+            f" accountant = {Accounting.PLD.value!r} does not cover an agreement that was chosen after looking at what"
+            " earlier ones gave. `protoseal budget allow --accountant renyi-filter` does, for more epsilon; or, where"
+            " all agreements were fixed before the first of them released anything, --accountant pld-planned; then let"
+            " [privacy] of the site's file say the same"
+        )
+
+
+def refusal(history: Sequence[Event], spending: Spending, budget: Budget, epsilon: Accountant) -> BudgetError:
+    """What to raise of a release that does not fit: how much too much it is, and what remains."""
+    limit, event = budget.limit, spending.event
+    spent, total = epsilon_of(history, limit, epsilon), epsilon((*history, event), limit.delta)
+    return BudgetError(
+        f"{spending.release} would bring data set {budget.dataset!r} to epsilon {total:.6g}, above its limit of "
+        f"{limit}; epsilon {spent:.6g} is spent. Of this kind "
+        f"{in_words(event, remaining(history, event, limit, epsilon))} remain; `protoseal budget plan` finds what fits"
+    )
+
+
+def remaining(history: Sequence[Event], event: Event, limit: Limit, epsilon: Accountant) -> int:
+    """How many more releases like this one fit, or steps of DP-SGD with its parameters.
+
+    Never more than fit, nor more than :data:`MOST_RELEASES` or :data:`MOST_STEPS`; from 100 on perhaps 1 % fewer, for
+    an accountant may take a second for each answer.
+    """
+    start, most = (event.steps, MOST_STEPS) if isinstance(event, DpSgd) else (1, MOST_RELEASES)
+
+    def fit(count: int) -> bool:
+        return epsilon((*history, *_several(event, count)), limit.delta) <= limit.epsilon
+
+    fitting, beyond = _between(fit, start, most)
+    while beyond - fitting > max(1, fitting // 100):
+        middle = max(fitting + 1, math.isqrt(fitting * beyond))
+        fitting, beyond = (middle, beyond) if fit(middle) else (fitting, middle)
+    return fitting
+
+
+def _between(fit: Callable[[int], bool], start: int, most: int) -> tuple[int, int]:
+    """A count that fits, or 0, and one that does not, or one more than ``most``; apart by a factor of 4 or less."""
+    count = min(start, most)
+    if fit(count):
+        while count < most and fit(min(4 * count, most)):
+            count = min(4 * count, most)
+        return count, min(4 * count, most) if count < most else most + 1
+    while count > 1 and not fit(count // 4 or 1):
+        count = count // 4 or 1
+    return (count // 4 or 1, count) if count > 1 else (0, 1)
+
+
+def in_words(event: Event, count: int) -> str:
+    """``count`` releases like ``event``, or steps of it."""
+    if isinstance(event, DpSgd):
+        steps = "step" if count == 1 else "steps"
+        rate = f"sampling rate {event.sampling_rate:g}"
+        return f"{count} {steps} of DP-SGD with noise multiplier {event.noise_multiplier:g} and {rate}"
+    releases = "release" if count == 1 else "releases"
+    return f"{count} {releases} with noise multiplier {event.noise_multiplier:g}"
+
+
+def _several(event: Event, count: int) -> tuple[Event, ...]:
+    return (replace(event, steps=count),) if isinstance(event, DpSgd) else (event,) * count

@@ -1,0 +1,1 @@
+"""Noisy queries, their sensitivity and their noise."""

@@ -1,0 +1,156 @@
+"""The prototype query for units of many records: one subject, or a whole site, changes it no more than a record does.
+
+Of a subject with records of k classes, n_c of class c, each of these classes gets the mean of its records, shortened to
+1/√k of it, and its count W/√k: a subject of one class counts as one record does, whatever number of records it has, and
+one of k classes as 1/√k of a record in each. Of all ways to weigh classes without looking at features that do not
+exceed a record's sensitivity, this is the one with the largest sum of weights.
+
+*Sensitivity, in whole numbers.* Records are rows x_i of whole steps with ‖x_i‖ ≤ B
+(:class:`~privacy.mechanisms.grid.Grid`). With F = ⌊√(2^64/(k·n_c²))⌋ ≤ 2^32/(n_c·√k), in exact arithmetic, class c
+gets v·F/2^32 for v = Σ x_i over the subject's records of that class, truncated towards zero coordinate by coordinate,
+and its count n_c·W·F/2^32, truncated as well. Truncation shortens, and ‖v‖ ≤ n_c·B. So a subject adds
+
+    Σ_c (‖v‖² + (n_c·W)²)·F²/2^64 ≤ Σ_c (n_c²·B² + n_c²·W²)/(k·n_c²) = B² + W²
+
+to the squared norm at most, over all classes together: what one record may, so that the same noise is enough. What
+others add does not depend on it: sums are of subjects, and a subject's part follows from its own records alone. With a
+single record F is 2^32, and nothing is truncated: then this is the query by records, to the last digit.
+
+No product leaves 63 bits: |v|·F ≤ n_c·B·2^32/n_c ≤ 2^62, as B and W are 2^30 at most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from privacy.mechanisms.grid import Float, Ints
+from privacy.mechanisms.prototype_query import Sums
+
+_FRACTION_BITS = 32
+_AT_ONCE = 1 << 20
+"""Values of features that are worked on together."""
+_MOST_RECORDS = 2**32
+
+
+@dataclass(frozen=True, repr=False)
+class Parts:
+    """Sums of some subjects' records by class, in steps; secret.
+
+    ``rows`` int64 (n, d) are of ``counts`` int64 (n,) records each, which are ``owners``' (n,) and of class ``labels``.
+    """
+
+    owners: Ints
+    labels: Ints
+    rows: Ints
+    counts: Ints
+
+    def __repr__(self) -> str:
+        return "Parts(<secret>)"
+
+    def take(self, chosen: Ints) -> Parts:
+        """Some of them."""
+        return Parts(self.owners[chosen], self.labels[chosen], self.rows[chosen], self.counts[chosen])
+
+    def and_(self, other: Parts) -> Parts:
+        """Both, with one part for each subject and class."""
+        mine, others = (vars(each).values() for each in (self, other))
+        owners, labels, rows, counts = (np.concatenate(pair) for pair in zip(mine, others, strict=True))
+        order = np.lexsort((labels, owners))
+        owners, labels = owners[order], labels[order]
+        starts = np.flatnonzero(np.r_[True, (np.diff(owners) != 0) | (np.diff(labels) != 0)][: len(order)])
+        sums = (np.add.reduceat(each[order], starts, axis=0) for each in (rows, counts))
+        return Parts(owners[starts], labels[starts], *sums)
+
+    def shortened(self, weight: int) -> tuple[Ints, Ints]:
+        """What whole subjects add, a record's count weighing ``weight``: vectors int64 (n, d) and counts int64 (n,)."""
+        _, inverse, classes = np.unique(self.owners, return_inverse=True, return_counts=True)
+        kinds, of_kind = np.unique(np.stack([classes[inverse], self.counts]), axis=1, return_inverse=True)
+        known = np.array([factor(*each) for each in kinds.T.tolist()], dtype=np.int64)
+        factors = known[of_kind.reshape(-1)]
+        return _times(self.rows, factors[:, None]), _times(self.counts * weight, factors)
+
+
+class JointSums:
+    """The query's sums with each subject's contribution bounded as a whole. Secret."""
+
+    def __init__(self, sums: Sums) -> None:
+        """``sums`` are those of no records yet; what is added here goes there, subject by subject."""
+        self._sums = sums
+        none = np.zeros(0, np.int64)
+        self._held = Parts(none, none, sums.vectors[:0], none)
+        self._records = 0
+
+    def __repr__(self) -> str:
+        return "JointSums(<secret>)"
+
+    def add(self, features: Float, labels: Ints, owners: Ints) -> None:
+        """Add records as :meth:`Sums.add` does, ``owners`` int64 (N,) being the numbers of the subjects they are of.
+
+        They come in the order of these numbers, over all calls: a subject that another has followed is counted, and
+        cannot come again. ``ValueError`` if it does, or for more than 2^32 records; then nothing was added.
+        """
+        self._sums.check(features, labels)
+        self._check_order(owners, len(labels))
+        self._records += len(labels)
+        size = max(1, _AT_ONCE // self._sums.vectors.shape[1])
+        for first in range(0, len(labels), size):
+            some = slice(first, first + size)
+            rows = self._sums.query.grid.records(features[some])
+            self._take(Parts(owners[some], labels[some], rows, np.ones(len(rows), np.int64)))
+
+    def close(self) -> Sums:
+        """The sums of all subjects; nothing is to be added any more."""
+        self._count(self._held)
+        self._held = self._held.take(np.zeros(0, np.int64))
+        return self._sums
+
+    def _take(self, parts: Parts) -> None:
+        """Count the subjects that are complete, and hold the last one back: its records may go on."""
+        joined = self._held.and_(parts)
+        complete = joined.owners != joined.owners[-1]
+        self._count(joined.take(np.flatnonzero(complete)))
+        self._held = joined.take(np.flatnonzero(~complete))
+
+    def _count(self, parts: Parts) -> None:
+        if not len(parts.owners):
+            return
+        vectors, weights = parts.shortened(self._sums.query.grid.weight)
+        np.add.at(self._sums.vectors, parts.labels, vectors)
+        np.add.at(self._sums.weights, parts.labels, weights)
+
+    def _check_order(self, owners: Ints, records: int) -> None:
+        if owners.dtype != np.int64 or owners.shape != (records,):
+            raise ValueError(f"subjects are int64, one a record, not {owners.dtype} of {owners.shape}")
+        if (np.diff(np.r_[self._held.owners[-1:], owners]) < 0).any():
+            raise ValueError("a subject's records come together, in the order of the subjects' numbers")
+        if self._records + records > _MOST_RECORDS:
+            raise ValueError("sums have room for 2^32 records")
+
+
+def joint_sums(sums: Sums, batches: Iterable[tuple[Float, Ints]], owners: Ints) -> Sums:
+    """``sums`` with all records of ``batches`` added, of which ``owners`` (N,) has the subjects, in the same order.
+
+    Raises ``ValueError`` unless there are as many of the ones as of the others.
+    """
+    joint, at = JointSums(sums), 0
+    for features, labels in batches:
+        joint.add(features, labels, owners[at : at + len(labels)])
+        at += len(labels)
+    if at != len(owners):
+        raise ValueError(f"{len(owners)} records have a subject, and {at} came")
+    return joint.close()
+
+
+def factor(classes: int, records: int) -> int:
+    """F = ⌊2^32/(n·√k)⌋, exact, of ``records`` n of one class, for a subject with records of so many ``classes`` k."""
+    return math.isqrt((1 << 2 * _FRACTION_BITS) // (classes * records**2))
+
+
+def _times(values: Ints, factors: Ints) -> Ints:
+    """values·factors/2^32, truncated towards zero."""
+    shortened: Ints = np.sign(values) * (np.abs(values) * factors >> _FRACTION_BITS)
+    return shortened

@@ -1,0 +1,72 @@
+"""What certificates and requests say, for people and for ``--json``."""
+
+from __future__ import annotations
+
+import json
+
+import click
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from crypto.errors import VerificationError
+from crypto.pki import Request
+from crypto.pki.certificate_fields import extension, load_certificate, only_uri
+from crypto.pki.trust import fingerprint
+
+Facts = dict[str, str | list[str]]
+_USAGES = {ExtendedKeyUsageOID.CLIENT_AUTH: "clientAuth", ExtendedKeyUsageOID.SERVER_AUTH: "serverAuth"}
+
+
+def request_facts(request: Request) -> Facts:
+    """A verified request. ``fingerprint`` is of its public key: what the requester reads out."""
+    return {
+        "kind": "request",
+        "identity": request.identity.uri,
+        "hosts": list(request.hosts),
+        "fingerprint": request.fingerprint,
+    }
+
+
+def certificate_facts(content: bytes) -> Facts:
+    """What a certificate (PEM or DER) says of itself. ``fingerprint`` is of the certificate: what a peer
+    pins.
+
+    Raises :class:`VerificationError` unless it names one federation's CA or party, and
+    :class:`crypto.errors.MalformedError` if it is no certificate. Who signed it is not looked at.
+    """
+    certificate = load_certificate(content)
+    authority = extension(certificate, x509.BasicConstraints).ca
+    return {
+        "kind": "CA certificate" if authority else "certificate",
+        "identity": only_uri(certificate),
+        "hosts": _hosts(certificate),
+        "usage": _usage(certificate),
+        "valid_from": f"{certificate.not_valid_before_utc:%Y-%m-%dT%H:%M:%SZ}",
+        "valid_until": f"{certificate.not_valid_after_utc:%Y-%m-%dT%H:%M:%SZ}",
+        "serial": f"{certificate.serial_number:x}",
+        "fingerprint": fingerprint(certificate),
+    }
+
+
+def print_facts(facts: Facts, *, as_json: bool) -> None:
+    """To standard output, as JSON or as one line for each fact."""
+    click.echo(json.dumps(facts, indent=2) if as_json else fact_lines(facts))
+
+
+def fact_lines(facts: Facts) -> str:
+    """One aligned line for each fact that is not empty."""
+    texts = {name: ", ".join(value) if isinstance(value, list) else value for name, value in facts.items()}
+    return "\n".join(f"{name.replace('_', ' '):<12} {text}" for name, text in texts.items() if text)
+
+
+def _hosts(certificate: x509.Certificate) -> list[str]:
+    names = extension(certificate, x509.SubjectAlternativeName)
+    return [str(name.value) for name in names if isinstance(name, x509.DNSName | x509.IPAddress)]
+
+
+def _usage(certificate: x509.Certificate) -> list[str]:
+    try:
+        usages = extension(certificate, x509.ExtendedKeyUsage)
+    except VerificationError:
+        return []
+    return [_USAGES.get(usage, usage.dotted_string) for usage in usages]

@@ -1,0 +1,23 @@
+"""Where the log of a long-running command goes."""
+
+from __future__ import annotations
+
+import logging
+
+from rich.console import Console
+from rich.logging import RichHandler
+
+from agreement import LogLevel
+from protoseal.commands.terminal_escaping import PrintableRecords
+
+
+def start_log(level: LogLevel) -> None:
+    """To standard error: for people on a terminal, a plain line each elsewhere (a file, journald)."""
+    console = Console(stderr=True)
+    handler = (
+        RichHandler(console=console, show_path=False) if console.is_terminal else logging.StreamHandler()
+    )
+    if not console.is_terminal:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.addFilter(PrintableRecords())
+    logging.basicConfig(level=level.value.upper(), handlers=[handler])

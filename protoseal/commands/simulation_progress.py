@@ -1,0 +1,131 @@
+"""What `protoseal simulate` shows while it runs: a bar on a terminal, else lines; reports; scalars for TensorBoard."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from agreement import AnyMethod
+from protoseal.reports.report import write_report
+from protoseal.reports.run_results import mean, own_accuracy
+from protoseal.reports.tables import percent
+from protoseal.simulation.config import SimulationConfig
+from protoseal.simulation.experiment import Completed, Ended, Watcher, Written
+from protoseal.simulation.tensorboard import Scalars
+from secure_client.output.site_log import SiteRound
+
+LINE_SECONDS = 5.0
+"""Without a terminal, a line no more often than this, but for the end of a method."""
+
+
+class Reports(Watcher):
+    """Writes ``report.html`` beside each ``result.json``: early plots, then the final ones."""
+
+    def on_result(self, written: Written) -> None:
+        """Of what there is so far."""
+        write_report(written.folder)
+
+
+class Lines(Watcher):
+    """A line on standard error every few seconds."""
+
+    def __init__(self, console: Console, rounds: int) -> None:
+        self._console, self._rounds = console, rounds
+        self._began = self._last = time.monotonic()
+
+    def on_completed(self, completed: Completed) -> None:
+        """Only where the last line is some time ago."""
+        now = time.monotonic()
+        if now - self._last >= LINE_SECONDS:
+            self._last = now
+            where = (
+                f"seed {completed.seed}, {completed.method.value}, round {completed.round} of {self._rounds}"
+            )
+            self._line(where + _tested(completed.method, completed.told))
+
+    def on_run(self, ended: Ended) -> None:
+        """Always."""
+        last = {name: rounds[-1] for name, rounds in ended.outcome.site_rounds.items() if rounds}
+        had_ended = "" if ended.anew else ", as it was"
+        self._line(f"seed {ended.seed}, {ended.method.value}{_tested(ended.method, last)}{had_ended}")
+
+    def _line(self, text: str) -> None:
+        seconds = time.monotonic() - self._began
+        self._console.print(f"{seconds:8.1f} s  {text}", highlight=False, soft_wrap=True)
+
+
+class Bars(Watcher):
+    """A bar of rounds on a terminal, over all seeds and methods."""
+
+    def __init__(self, bar: Bar, task: TaskID, rounds: int) -> None:
+        self._bar, self._task, self._rounds = bar, task, rounds
+        self._ended = 0
+
+    def on_completed(self, completed: Completed) -> None:
+        """One more round."""
+        done = self._ended * self._rounds + completed.round
+        tested = _tested(completed.method, completed.told)
+        text = f"seed {completed.seed}, {completed.method.value}{tested}"
+        self._bar.update(self._task, completed=done, description=text)
+
+    def on_run(self, ended: Ended) -> None:
+        """All of its rounds, stopped early or not."""
+        self._ended += 1
+        text = f"seed {ended.seed}, {ended.method.value}"
+        self._bar.update(self._task, completed=self._ended * self._rounds, description=text)
+
+
+class Several(Watcher):
+    """Tells each of them."""
+
+    def __init__(self, watchers: Sequence[Watcher]) -> None:
+        self._watchers = watchers
+
+    def on_completed(self, completed: Completed) -> None:
+        """See :class:`Watcher`, here and below."""
+        for each in self._watchers:
+            each.on_completed(completed)
+
+    def on_run(self, ended: Ended) -> None:
+        """To all."""
+        for each in self._watchers:
+            each.on_run(ended)
+
+    def on_result(self, written: Written) -> None:
+        """To all."""
+        for each in self._watchers:
+            each.on_result(written)
+
+
+@contextmanager
+def watched(config: SimulationConfig) -> Iterator[Watcher]:
+    """What the configuration asks for, as long as the simulation runs."""
+    console = Console(stderr=True)
+    with ExitStack() as stack:
+        watchers: list[Watcher] = [Reports()]
+        if config.tensorboard:
+            watchers.append(stack.enter_context(Scalars(config.out / "tensorboard")))
+        if console.is_terminal:
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+            )
+            bar = stack.enter_context(Bar(*columns, console=console))
+            total = len(config.seeds) * len(config.methods) * config.rounds
+            watchers.append(Bars(bar, bar.add_task("rounds", total=total), config.rounds))
+        else:
+            watchers.append(Lines(console, config.rounds))
+        yield Several(watchers)
+
+
+def _tested(method: AnyMethod, told: Mapping[str, SiteRound]) -> str:
+    """The sites' mean accuracy, if they were tested."""
+    accuracy = mean(own_accuracy(method, each) for each in told.values())
+    return "" if accuracy is None else f": {percent(accuracy)} %"

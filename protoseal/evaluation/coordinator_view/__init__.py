@@ -1,0 +1,1 @@
+"""Search of what the coordinator received for traces of the sites' values."""

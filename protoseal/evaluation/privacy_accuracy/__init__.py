@@ -1,0 +1,1 @@
+"""Accuracy that a configuration reaches at each ε."""

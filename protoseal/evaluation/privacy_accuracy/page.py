@@ -1,0 +1,79 @@
+"""``evaluate.html``: one self-contained page about accuracy against ε."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from agreement.storage.atomic_files import write_text
+from protoseal.evaluation.privacy_accuracy.figures import accuracy_over_epsilon
+from protoseal.evaluation.privacy_accuracy.records import MEASURES, Evaluation, Level, RunAt
+from protoseal.reports.figures import data_uri
+from protoseal.reports.html_pages import Filters, template
+from protoseal.reports.tables import METRICS, paired_text, percent
+
+PAGE = "evaluate.html"
+FREEZING = (
+    "∞ is without [privacy], so that features train there, which all others keep frozen: a loss is what noise, clipping"
+    " and freezing cost together. Beside it, ε = 100 has frozen features with hardly any noise: what is lost there is"
+    " of freezing and clipping, and what others lose more, of the noise."
+)
+"""To be said where :attr:`Evaluation.freezes`."""
+
+
+def write_page(folder: Path, evaluation: Evaluation) -> Path:
+    """Write it and return its path. It loads nothing from anywhere else."""
+    page = template(PAGE, _FILTERS).render(
+        evaluation=evaluation,
+        figure=data_uri(accuracy_over_epsilon(evaluation)),
+        measures={name: METRICS[name] for name in MEASURES},
+        spread=spread_of,
+        freezing=FREEZING,
+        config=_json(evaluation.config),
+        at_inf=_json(otherwise) if (otherwise := _otherwise_at_inf(evaluation)) else None,
+    )
+    return write_text(folder / PAGE, page)
+
+
+def spread_of(level: Level, measure: str) -> str:
+    """Mean ± standard deviation over the seeds in per cent; "-" where nothing is known."""
+    if measure not in level.mean:
+        return "-"
+    spread = level.standard_deviation.get(measure)
+    return percent(level.mean[measure]) + ("" if spread is None else f" ± {percent(spread)}")
+
+
+def epsilon_text(figures: Level | RunAt) -> str:
+    """∞ where there is no noise."""
+    return "∞" if figures.epsilon is None else f"{figures.epsilon:g}"
+
+
+def number_text(number: float | None) -> str:
+    """With four digits; "-" for none."""
+    return "-" if number is None else f"{number:.4g}"
+
+
+def _seeds_text(level: Level) -> str:
+    return ", ".join(map(str, level.seeds))
+
+
+def _otherwise_at_inf(evaluation: Evaluation) -> dict[str, Any]:
+    """What runs at ∞ have that is not as in the others, apart from ``[privacy]``."""
+    exact = evaluation.config_at_inf or {}
+    return {
+        key: value for key, value in exact.items() if key != "privacy" and value != evaluation.config.get(key)
+    }
+
+
+def _json(table: dict[str, Any]) -> str:
+    return json.dumps(table, indent=2, ensure_ascii=False, default=str)
+
+
+_FILTERS: Filters = {
+    "percent": percent,
+    "paired": paired_text,
+    "number": number_text,
+    "epsilon": epsilon_text,
+    "seeds": _seeds_text,
+}

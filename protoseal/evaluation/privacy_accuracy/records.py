@@ -1,0 +1,142 @@
+"""``evaluate.json``: what a configuration reaches at each ε, every run of it and what they come to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from agreement.sections.privacy import Extractor
+from agreement.storage.atomic_files import write_text
+from protoseal.reports.result_files import Accuracies, Paired, RunResult, SiteFigures
+from protoseal.reports.seed_statistics import paired
+from secure_client.output.json_records import Record, Share
+
+EVALUATION = "evaluate.json"
+EXACT = "exact"
+"""The noise of a run without any."""
+MEASURES = ("accuracy", "accuracy_classifier", "accuracy_prototype")
+
+
+class SiteAt(Record):
+    """A site's accuracies after the last round, and the ε that its ledger had by then; None without noise."""
+
+    name: str
+    train_samples: int
+    epsilon: float | None
+    accuracy: Share | None
+    accuracy_classifier: Share | None
+    accuracy_prototype: Share | None
+
+
+class RunAt(Record):
+    """One simulated run. ``epsilon`` is what it was to keep to, ``planned`` what its agreement takes; None is ∞.
+
+    ``spent`` is the most that any site's ledger has. Noise multipliers are those of the configuration times ``factor``.
+    ``guaranteed``: that ε is true of a record. ``folder`` is under the evaluation's own. ``features``: how the model
+    has them, as the configuration's ``extractor`` says; at ∞ they are trained, whatever it says.
+    """
+
+    epsilon: float | None
+    noise: str
+    features: str
+    seed: int
+    folder: str
+    factor: float | None
+    noise_multiplier: float | None
+    training_noise_multiplier: float | None
+    planned: float | None
+    spent: float | None
+    guaranteed: bool
+    metrics: dict[str, Accuracies]
+    """Of the method, and of each that ran beside it: means over the sites."""
+    sites: tuple[SiteAt, ...]
+
+
+class Level(Record):
+    """All seeds at one ε with one kind of noise. ``loss`` is what ∞ has more, paired by seed, as a share.
+
+    Where ``features`` are other than those of ∞, it is of that too, and not of the noise alone.
+    """
+
+    epsilon: float | None
+    noise: str
+    features: str
+    seeds: tuple[int, ...]
+    mean: dict[str, Share]
+    standard_deviation: dict[str, float]
+    loss: dict[str, Paired]
+
+
+class Evaluation(Record):
+    """All of it; ``complete`` once every run that was asked for is there.
+
+    ``config_at_inf`` is what runs at ∞ were of, where that is more than ``config`` without ``[privacy]``.
+    """
+
+    schema_version: Literal[1] = Field(default=1, alias="schema")
+    method: str
+    protection: str
+    dataset: str
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    unit: str
+    config: dict[str, Any]
+    config_at_inf: dict[str, Any] | None = None
+    runs: tuple[RunAt, ...]
+    levels: tuple[Level, ...]
+    complete: bool
+
+    @property
+    def freezes(self) -> bool:
+        """Whether a loss is that of features that do not train, beside that of noise."""
+        return any(each.loss and each.features == Extractor.FROZEN for each in self.levels)
+
+
+def site_at(figures: SiteFigures) -> SiteAt:
+    """Of a result's site."""
+    return SiteAt(**figures.model_dump(include=set(SiteAt.model_fields)))
+
+
+def spent_of(result: RunResult) -> float | None:
+    """The most that a site spent; None where none did."""
+    return max((site.epsilon for site in result.sites if site.epsilon is not None), default=None)
+
+
+def levels_of(method: str, runs: Sequence[RunAt]) -> tuple[Level, ...]:
+    """What the runs come to, from the least ε to ∞."""
+    places = sorted({(each.epsilon or math.inf, each.noise) for each in runs})
+    exact = [each for each in runs if each.epsilon is None]
+    return tuple(
+        _level(method, [each for each in runs if (each.epsilon or math.inf, each.noise) == place], exact)
+        for place in places
+    )
+
+
+def write_evaluation(folder: Path, evaluation: Evaluation) -> Path:
+    """Write ``evaluate.json`` and return its path."""
+    text = evaluation.model_dump_json(by_alias=True, indent=2) + "\n"
+    return write_text(folder / EVALUATION, text)
+
+
+def _level(method: str, runs: Sequence[RunAt], exact: Sequence[RunAt]) -> Level:
+    values = {measure: _by_seed(method, measure, runs) for measure in MEASURES}
+    known = {measure: list(each.values()) for measure, each in values.items() if each}
+    losses = {measure: paired(_by_seed(method, measure, exact), values[measure]) for measure in known}
+    return Level(
+        epsilon=runs[0].epsilon,
+        noise=runs[0].noise,
+        features=runs[0].features,
+        seeds=tuple(sorted(each.seed for each in runs)),
+        mean={measure: fmean(each) for measure, each in known.items()},
+        standard_deviation={measure: stdev(each) for measure, each in known.items() if len(each) > 1},
+        loss={} if runs[0].epsilon is None else {name: pair for name, pair in losses.items() if pair},
+    )
+
+
+def _by_seed(method: str, measure: str, runs: Sequence[RunAt]) -> dict[int, float]:
+    found = {each.seed: getattr(each.metrics[method], measure) for each in runs if method in each.metrics}
+    return {seed: value for seed, value in found.items() if value is not None}

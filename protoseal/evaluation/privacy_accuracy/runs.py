@@ -1,0 +1,183 @@
+"""Accuracy against ε: one simulation for each ε, kind of noise and seed, with as much noise as the ε asks for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agreement import CONTROLS, ConfigError
+from agreement.sections.privacy import Extractor, PrivacySection
+from agreement.toml_loading import validate
+from protoseal.evaluation.privacy_accuracy.records import (
+    EXACT,
+    Evaluation,
+    RunAt,
+    levels_of,
+    site_at,
+    spent_of,
+    write_evaluation,
+)
+from protoseal.evaluation.privacy_accuracy.scaled_noise import Scaled, fitted
+from protoseal.reports.result_files import RESULT, RunResult, read_result
+from protoseal.simulation.config import SimulationConfig
+from protoseal.simulation.experiment import Watcher, scene_of, simulate
+from secure_client.privacy.run_cost import SIMULATED_DELTA, planned_epsilon
+
+LOCAL = "local"
+RUNS = "runs"
+
+Watched = Callable[[SimulationConfig], AbstractContextManager[Watcher]]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One run that is asked for: ``epsilon`` may be infinite, and then ``noise`` is :data:`EXACT`."""
+
+    epsilon: float
+    noise: str
+    seed: int
+
+    @property
+    def folder(self) -> str:
+        """Where it lies under the evaluation's folder."""
+        place = "epsilon-inf" if math.isinf(self.epsilon) else f"epsilon-{self.epsilon:g}-{self.noise}"
+        return f"{RUNS}/{place}/seed-{self.seed}"
+
+
+def asked_for(epsilons: Sequence[float], noises: Sequence[str], seeds: Sequence[int]) -> tuple[Asked, ...]:
+    """All seeds at the largest ε first, so that there soon is something to compare with."""
+    return tuple(
+        Asked(epsilon, noise, seed)
+        for epsilon in sorted(set(epsilons), reverse=True)
+        for noise in ([EXACT] if math.isinf(epsilon) else noises)
+        for seed in seeds
+    )
+
+
+class BudgetCurve:
+    """The runs of one configuration, each with the noise that its ε asks for."""
+
+    def __init__(self, config: SimulationConfig, out: Path, exact: SimulationConfig | None = None) -> None:
+        """``config`` needs a ``[privacy]``, whose noise is scaled; results go to ``out``. Raises ``ConfigError``.
+
+        Runs at ∞ are of ``exact``, where it is given: what suits training with noise need not suit it without.
+        """
+        if config.privacy is None:
+            raise ConfigError("evaluate", ["the configuration has no [privacy], whose noise could be scaled"])
+        if config.method in CONTROLS:
+            raise ConfigError("evaluate", [f"{config.method.value} releases nothing: choose another method"])
+        if exact is not None:
+            _check_comparable(config, exact)
+        self._config, self._agreed, self._out = config, config.privacy, out
+        self._exact = exact
+        self._fitted: dict[tuple[float, str], Scaled] = {}
+
+    @property
+    def noise(self) -> str:
+        """The kind that the configuration has."""
+        return str(getattr(self._agreed, "noise", LOCAL))
+
+    def run(self, asked: Sequence[Asked], watched: Watched) -> Iterator[Evaluation]:
+        """What there is after each run. Runs that are there are read; the last one is complete.
+
+        ``watched`` makes the watcher of a run that is not there. Raises what
+        :func:`protoseal.simulation.experiment.simulate` raises; ``UserError`` before anything runs.
+        """
+        configs = [self._config_of(each) for each in asked]  # all of them, before anything runs
+        runs: list[RunAt] = []
+        for each, config in zip(asked, configs, strict=True):
+            runs.append(self._as_run(each, _simulated(config, watched)))
+            evaluation = self._evaluation(runs, complete=len(runs) == len(asked))
+            write_evaluation(self._out, evaluation)
+            yield evaluation
+
+    def _noise_of(self, asked: Asked) -> Scaled | None:
+        """Found once for each ε and kind of noise: it does not depend on the seed."""
+        if math.isinf(asked.epsilon):
+            return None
+        key = asked.epsilon, asked.noise
+        if key not in self._fitted:
+            agreement = scene_of(self._config, self._config.seeds[0]).agreement(self._config.method)
+
+            def planned(privacy: PrivacySection) -> float:
+                agreed = agreement.model_copy(update={"privacy": privacy})
+                return planned_epsilon(agreed, privacy, SIMULATED_DELTA)
+
+            self._fitted[key] = fitted(self._with_noise(asked.noise), asked.epsilon, planned)
+        return self._fitted[key]
+
+    def _with_noise(self, kind: str) -> PrivacySection:
+        """The configuration's own noise, of one kind."""
+        if kind == self.noise:
+            return self._agreed
+        table = self._agreed.model_dump(mode="json") | {"noise": kind}
+        return validate(PrivacySection, table, source="evaluate: [privacy]", directory=Path())
+
+    def _config_of(self, asked: Asked) -> SimulationConfig:
+        noise = self._noise_of(asked)
+        config = self._exact if noise is None and self._exact is not None else self._config
+        table: dict[str, Any] = config.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        table.pop("privacy", None)
+        if noise is not None:
+            table["privacy"] = noise.privacy.model_dump(mode="json")
+        table |= {"seeds": [asked.seed], "out": str(self._out / asked.folder)}
+        return validate(SimulationConfig, table, source="evaluate", directory=Path())
+
+    def _as_run(self, asked: Asked, result: RunResult) -> RunAt:
+        noise = self._noise_of(asked)
+        training = None if noise is None else noise.privacy.dp_sgd
+        return RunAt(
+            epsilon=None if noise is None else asked.epsilon,
+            noise=asked.noise,
+            features=(Extractor.TRAINED if noise is None else noise.privacy.extractor).value,
+            seed=asked.seed,
+            folder=asked.folder,
+            factor=None if noise is None else noise.factor,
+            noise_multiplier=None if noise is None else noise.privacy.noise_multiplier,
+            training_noise_multiplier=None if training is None else training.noise_multiplier,
+            planned=None if noise is None else noise.planned,
+            spent=spent_of(result),
+            guaranteed=noise is not None and all(site.guaranteed for site in result.sites),
+            metrics=result.metrics,
+            sites=tuple(map(site_at, result.sites)),
+        )
+
+    def _evaluation(self, runs: Sequence[RunAt], *, complete: bool) -> Evaluation:
+        config = self._config
+        return Evaluation(
+            method=config.method.value,
+            protection=config.protection.value,
+            dataset=config.dataset,
+            delta=SIMULATED_DELTA,
+            unit=self._agreed.unit.value,
+            config=_told(config),
+            config_at_inf=None if self._exact is None else _told(self._exact),
+            runs=tuple(runs),
+            levels=levels_of(config.method.value, runs),
+            complete=complete,
+        )
+
+
+def _check_comparable(config: SimulationConfig, exact: SimulationConfig) -> None:
+    """Raise ``ConfigError`` where ∞ would be of another method, of other records or of other sites."""
+    for name in ("method", "dataset", "split", "sites"):
+        if getattr(config, name) != getattr(exact, name):
+            raise ConfigError(
+                "evaluate", [f"a loss against another {name} is no loss: leave {name} as it is at ∞"]
+            )
+
+
+def _told(config: SimulationConfig) -> dict[str, Any]:
+    return config.model_dump(mode="json", by_alias=True, exclude={"out"})
+
+
+def _simulated(config: SimulationConfig, watched: Watched) -> RunResult:
+    """Its result, anew or as it was, and nothing to watch then."""
+    if (config.out / RESULT).exists() and read_result(config.out).complete:
+        return simulate(config)
+    with watched(config) as watcher:
+        return simulate(config, watcher)

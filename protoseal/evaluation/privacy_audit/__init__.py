@@ -1,0 +1,1 @@
+"""Audits that attack a mechanism and compare the outcome with its claim."""

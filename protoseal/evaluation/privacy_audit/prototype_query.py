@@ -1,0 +1,196 @@
+"""An audit of the prototype query as it is released, with canaries alone in classes of their own.
+
+A further class costs nothing, since a record is in one, so the claim is that of a query with the agreed clip, weight
+and noise. Features of a canary are a hundred times as long as the clip and equally large in all coordinates, so that
+missing clipping shows, and so does clipping of single coordinates. All canaries are orthogonal in the query: under the
+claimed noise, a canary's inner product with the noisy sums is all that these reveal of it.
+
+Noise of another shape reveals more. Signs of the features therefore alternate, over coordinates and over releases, so
+that noise which is the same in several of them cancels. Scores weigh coordinates and releases against the covariance
+that the sums show, so that numbers without noise count most. And classes whose scores
+are equal to the last digit are guessed first, for they have no noise. None of it looks at the coins.
+
+The limits. Coordinates are looked at in four parts, releases in eight. Noise that follows from a known seed is not told
+from noise that is drawn, unless it returns in a later release.
+
+Where a subject or a site is the unit, each canary is a subject with several records in each of two classes. Where sites
+share the noise, the sums have as many shares as are left of the smallest agreed list without those that collude.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from privacy.accounting.accountant import Composed
+from privacy.accounting.events import GaussianRelease
+from privacy.mechanisms.grid import SIGMA, Ints
+from privacy.mechanisms.joint_clipping import joint_sums
+from privacy.mechanisms.prototype_query import PrototypeQuery, Sums
+from privacy.units import Unit
+from protoseal.evaluation.privacy_audit.audit import random
+from protoseal.evaluation.privacy_audit.canary_bound import Bool, Float
+from protoseal.evaluation.privacy_audit.trade_off import TradeOff, composed_trade_off
+
+LENGTH = 100.0
+"""Norm of a canary's features, over the clip."""
+_AT_ONCE = 1000
+"""Canaries that are added together."""
+_CLASSES, _RECORDS = 2, 3
+"""Classes of a subject, and its records in each."""
+_PARTS, _BLOCKS = 4, 8
+"""Parts of the coordinates, and of the releases, that scores weigh against each other."""
+_CANARIES_OF_A_NUMBER = 500
+"""Canaries for each of a score's numbers from which on their covariance is estimated; with fewer, all weigh alike."""
+_RIDGE = 1e-6
+"""The part of the claimed noise's variance that is added to every number's, so that none has zero variance."""
+_SHARPER = 1.02
+"""Coordinates and releases are weighed against each other if that tells the coins better than the claim by so much."""
+_TURNS = np.array([1.0, -1.0, 1.0, 1.0])
+"""Signs of a canary's features in parts of the coordinates, and in blocks of releases."""
+_SAME, _REPEATS = 1e-9, 10
+"""So many scores that differ by less than this are equal. Noise of 2^20 steps gives no three that are."""
+
+
+@dataclass(frozen=True)
+class QueryUnderAudit:
+    """``releases`` of a ``query`` over features of length ``dim``, seen by whoever gets all the noisy sums.
+
+    ``shares`` is the number of sites that add the query's noise to a sum; the noise multiplier of ``query`` is then
+    that of one site's share.
+    """
+
+    query: PrototypeQuery
+    releases: int = 1
+    dim: int = 1
+    unit: Unit = Unit.RECORD
+    shares: int = 1
+
+    @property
+    def noise_multiplier(self) -> float:
+        """The noise multiplier of a release, with the noise of all shares."""
+        return self.query.noise_multiplier * math.sqrt(self.shares)
+
+    def epsilon(self, canaries: int, delta: float, noise: float = 1.0) -> float:
+        """Return the ε that the accountant gives."""
+        return self._history(canaries, noise).epsilon(delta)
+
+    def curve(self, canaries: int, noise: float = 1.0) -> TradeOff:
+        """Return the trade-off curve of all releases together."""
+        return composed_trade_off(self._history(canaries, noise))
+
+    def simulated(self, coins: Bool, noise: float = 1.0) -> Float:
+        """Draw scores (m,) for ``coins`` (m,)."""
+        deviation = self.noise_multiplier * noise * math.sqrt(self.releases)
+        return np.asarray(coins * float(self.releases) + random().normal(0.0, deviation, coins.size))
+
+    def scores(self, coins: Bool) -> Float:
+        """Release with the canaries that are in by ``coins`` (m,): near the number of releases for these, else 0.
+
+        Canaries whose classes have no noise are infinitely likely to be in, or out.
+        """
+        added = self._added()
+        seen = self._seen(coins, len(added))
+        seen -= seen.mean(axis=0)
+        weights = weighed(seen, added.reshape(-1))
+        scores = seen @ weights * (self.releases / float(added.reshape(-1) @ weights))
+        return sure_of_repeats(scores) + self.releases / 2
+
+    def _seen(self, coins: Bool, blocks: int) -> Float:
+        """Return the noisy numbers (m, n) of each canary's classes, with the claimed noise's deviation for a unit."""
+        turns = np.resize(_TURNS, blocks).tolist()
+        exact = {sign: self._exact(coins, sign) for sign in set(turns)}
+        seen = np.zeros((coins.size, blocks, self._parts * (len(self._starts) + 1)))
+        for number in range(self.releases):
+            block = number % blocks
+            for share in [exact[turns[block]], *[self._nothing(coins.size)] * (self.shares - 1)]:
+                seen[:, block] += self._in_parts(*share.noised(), turns[block])
+        seen /= np.sqrt(self._of_block(blocks) * self.shares)[:, None]
+        return seen.reshape(coins.size, -1)
+
+    def _in_parts(self, vectors: Ints, weights: Ints, sign: float) -> Float:
+        """Return sums over parts of the coordinates, and the counts: (m, n), of deviation 1 under one share's noise."""
+        signed = np.add.reduceat(vectors * (sign * self._signs), self._starts, axis=1)
+        sizes = np.diff([*self._starts, self.dim])
+        numbers = np.concatenate([signed / np.sqrt(sizes), weights[:, None]], axis=1) / SIGMA
+        return np.asarray(numbers.reshape(-1, self._parts * numbers.shape[1]))
+
+    def _added(self) -> Float:
+        """Return what a canary adds to the numbers that are seen: (blocks, n)."""
+        grid, blocks = self.query.grid, min(_BLOCKS, self.releases)
+        sizes = np.diff([*self._starts, self.dim])
+        of_class = np.array([*(grid.radius * np.sqrt(sizes / self.dim)), grid.weight]) / SIGMA
+        of_release = np.tile(of_class / math.sqrt(self._parts), self._parts)
+        return np.asarray(np.sqrt(self._of_block(blocks) / self.shares)[:, None] * of_release)
+
+    def _of_block(self, blocks: int) -> Ints:
+        """Return the number of releases in each block."""
+        return np.bincount(np.arange(self.releases) % blocks, minlength=blocks)
+
+    @property
+    def _starts(self) -> Ints:
+        """The first coordinate of each part."""
+        parts = min(_PARTS, self.dim)
+        return np.arange(parts) * self.dim // parts
+
+    @property
+    def _signs(self) -> Float:
+        """Signs (d,) of a canary's features."""
+        sizes = np.diff([*self._starts, self.dim])
+        return np.asarray(np.repeat(np.resize(_TURNS, self._starts.size), sizes))
+
+    @property
+    def _parts(self) -> int:
+        """Classes of one canary."""
+        return 1 if self.unit is Unit.RECORD else _CLASSES
+
+    def _history(self, canaries: int, noise: float) -> Composed:
+        coordinates = self.query.coordinates(canaries * self._parts, self.dim)
+        release = GaussianRelease(self.noise_multiplier * noise, coordinates)
+        return Composed.of([release] * self.releases)
+
+    def _nothing(self, canaries: int) -> Sums:
+        return self.query.start(canaries * self._parts, self.dim)
+
+    def _exact(self, coins: Bool, sign: float) -> Sums:
+        sums, inside = self._nothing(coins.size), np.flatnonzero(coins)
+        if self.unit is not Unit.RECORD:
+            owners = np.repeat(inside, _CLASSES * _RECORDS)
+            return joint_sums(sums, self._batches(inside, sign), owners)
+        for features, labels in self._batches(inside, sign):
+            sums.add(features, labels)
+        return sums
+
+    def _batches(self, inside: Ints, sign: float) -> Iterator[tuple[Float, Ints]]:
+        """Yield features and labels of these canaries, in their order."""
+        records = 1 if self.unit is Unit.RECORD else _RECORDS
+        features = sign * self._signs * (LENGTH * self.query.clip / math.sqrt(self.dim))
+        for first in range(0, inside.size, _AT_ONCE):
+            some = inside[first : first + _AT_ONCE, None] * self._parts + np.arange(self._parts)
+            labels = np.repeat(some.reshape(-1), records)
+            yield np.tile(features, (labels.size, 1)), labels
+
+
+def weighed(seen: Float, added: Float) -> Float:
+    """Return weights (n,) of the numbers ``seen`` (m, n), of which a canary that is in has ``added`` (n,) more.
+
+    ``seen`` have a mean of zero, and are to have noise of deviation 1 each: then ``added`` itself is best. Where the
+    covariance that is seen shows less noise in some direction, the weights are those of Fisher's discriminant for it.
+    The covariance includes what the coins make of it, which does not change that direction.
+    """
+    canaries, numbers = seen.shape
+    if canaries < _CANARIES_OF_A_NUMBER * numbers:
+        return added
+    covariance = seen.T @ seen / canaries + _RIDGE * np.eye(numbers)
+    weights: Float = np.linalg.solve(covariance, added)
+    length = float(added @ added)
+    return weights if float(added @ weights) > _SHARPER * length / (1 + length / 4) else added
+
+
+def sure_of_repeats(scores: Float) -> Float:
+    """Return ``scores`` (m,) with those infinite that are repeated: above zero in, below it out."""
+    _, which, counts = np.unique(np.rint(scores / _SAME), return_inverse=True, return_counts=True)
+    return np.where(counts[which] >= _REPEATS, np.copysign(np.inf, scores), scores)

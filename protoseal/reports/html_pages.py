@@ -1,0 +1,30 @@
+"""Pages that stand alone: templates of this package, all in the frame and style of ``page.html``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.resources import files
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
+
+Filters = Mapping[str, Callable[..., object]]
+
+
+def template(name: str, filters: Filters) -> Template:
+    """The page's template, whose values are escaped and all have to be given.
+
+    No page loads anything from anywhere else: figures are in it, and its policy says so to the browser.
+    """
+    environment = Environment(
+        loader=FunctionLoader(_text),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= filters
+    return environment.get_template(name)
+
+
+def _text(name: str) -> str:
+    return (files("protoseal.reports") / name).read_text(encoding="utf-8")

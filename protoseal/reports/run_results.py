@@ -1,0 +1,182 @@
+"""From the logs of sites and coordinator to ``result.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Protocol
+
+from agreement import Agreement, AnyMethod, Inference, method_named
+from protoseal.reports.result_files import Accuracies, RoundFigures, RunResult, Seconds, SiteFigures, ViewLine
+from secure_client.output.site_log import SiteLog, SiteRound
+from secure_server.round_log import CoordinatorRound
+
+Compared = Mapping[str, Mapping[str, Sequence[SiteRound]]]
+"""For each method and control that ran beside the one in question: each site's rounds."""
+ByRound = Mapping[str, Mapping[str, Mapping[int, SiteRound]]]
+"""The same by method, site and number of the round."""
+
+
+def run_result(
+    agreement: Agreement,
+    sites: Mapping[str, SiteLog],
+    rounds: Sequence[CoordinatorRound],
+    compared: Compared,
+    *,
+    dataset: str,
+    seed: int,
+    method: AnyMethod | None = None,
+    view: tuple[ViewLine, ...] = (),
+    best: Mapping[str, int] | None = None,
+    complete: bool = True,
+    data_sha256: str | None = None,
+) -> RunResult:
+    """The result of one federated run, with the methods and controls that ran beside it.
+
+    ``method`` is its name where that is not the agreement's, as of a control that is an agreement on another method.
+    ``best`` maps the names of methods that were stopped early to the round that they are reported as of.
+    """
+    name, best = (method or agreement.method).value, best or {}
+    own = {name: {site: log.rounds for site, log in sites.items()}}
+    everything = {**own, **{str(each): logs for each, logs in compared.items()}}
+    last = {
+        each: {site: _last(log, best.get(each)) for site, log in logs.items()}
+        for each, logs in everything.items()
+    }
+    by_round = {
+        each: {site: {one.round: one for one in log} for site, log in logs.items()}
+        for each, logs in everything.items()
+    }
+    figures = tuple(_site_figures(sites[site], name, last) for site in sorted(sites))
+    reported = [each for each in rounds if each.round <= best.get(name, each.round)][-1:]
+    return RunResult(
+        method=name,
+        protection=agreement.protection.value,
+        dataset=dataset,
+        seed=seed,
+        sites=figures,
+        rounds=tuple(_round_figures(each, name, by_round) for each in rounds),
+        mean_accuracy=mean(each.accuracy for each in figures),
+        config=agreement.model_dump(mode="json", by_alias=True),
+        classes=agreement.classes,
+        withheld=reported[0].withheld if reported else (),
+        compared=_means(last, [str(each) for each in compared]),
+        metrics={each: _mean_accuracies(each, logs) for each, logs in last.items()},
+        best_round=best.get(name),
+        groups=reported[0].groups if reported else (),
+        coordinator_view=view,
+        complete=complete,
+        data_sha256=data_sha256,
+    )
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Of those that are numbers; None if none is."""
+    numbers = [value for value in values if value is not None]
+    return fmean(numbers) if numbers else None
+
+
+class TwoWays(Protocol):
+    """A test's two outcomes."""
+
+    @property
+    def accuracy_classifier(self) -> float | None:
+        """By the classifier."""
+        ...
+
+    @property
+    def accuracy_prototype(self) -> float | None:
+        """By the nearest prototype."""
+        ...
+
+
+def own_accuracy(method: AnyMethod | str, figures: TwoWays) -> float | None:
+    """By the method's own inference; by the classifier as long as there is no prototype to be near to.
+
+    As the run told it where it did: of the control ``self`` it alone knows which method's inference is meant.
+    """
+    if isinstance(figures, SiteRound) and figures.accuracy is not None:
+        return figures.accuracy
+    by_prototype = method_named(str(method)).traits.inference is Inference.PROTOTYPE
+    if by_prototype and figures.accuracy_prototype is not None:
+        return figures.accuracy_prototype
+    return figures.accuracy_classifier
+
+
+def _last(log: Sequence[SiteRound], best: int | None) -> Sequence[SiteRound]:
+    """The round that a site is reported as of, in a list: up to ``best`` the last one tested, if any was."""
+    considered = [each for each in log if best is None or each.round <= best]
+    return ([each for each in considered if each.accuracy_classifier is not None] or considered)[-1:]
+
+
+def _means(logs: Compared, names: Iterable[str]) -> dict[str, float]:
+    """Each method's mean accuracy over the sites, after the last of the rounds given."""
+    means = {name: mean(_accuracy(name, log) for log in logs[name].values()) for name in names}
+    return {name: value for name, value in means.items() if value is not None}
+
+
+def _accuracies(method: str, figures: SiteRound) -> Accuracies:
+    known = figures.model_dump(include=set(Accuracies.model_fields))
+    return Accuracies(**known | {"accuracy": own_accuracy(method, figures)})
+
+
+def _mean_accuracies(method: str, logs: Mapping[str, Sequence[SiteRound]]) -> Accuracies:
+    last = [_accuracies(method, log[-1]) for log in logs.values() if log]
+    return Accuracies(
+        **{name: mean(getattr(each, name) for each in last) for name in Accuracies.model_fields}
+    )
+
+
+def _site_figures(log: SiteLog, method: str, last: Compared) -> SiteFigures:
+    """``last`` has each method's last round, the site's own run included."""
+    here = {name: logs[log.name] for name, logs in last.items() if log.name in logs}
+    beside = {name: _accuracy(name, rounds) for name, rounds in here.items() if name != method}
+    known = {str(name): value for name, value in beside.items() if value is not None}
+    own = here[method][-1] if here[method] else None
+    accuracies = Accuracies() if own is None else _accuracies(method, own)
+    return SiteFigures(
+        name=log.name,
+        train_samples=log.train_samples,
+        bytes_up=log.bytes_up,
+        bytes_down=log.bytes_down,
+        model=log.model,
+        compared=known,
+        withheld=own.withheld if own else (),
+        epsilon=max((each.epsilon for each in log.rounds if each.epsilon is not None), default=None),
+        delta=max((each.delta for each in log.rounds if each.delta is not None), default=None),
+        guaranteed=bool(log.rounds) and all(each.guaranteed for each in log.rounds),
+        per_class=(own.per_class if own else None) or {},
+        **accuracies.model_dump(),
+    )
+
+
+def _round_figures(completed: CoordinatorRound, method: str, by_round: ByRound) -> RoundFigures:
+    then = {
+        name: {site: log[completed.round] for site, log in logs.items() if completed.round in log}
+        for name, logs in by_round.items()
+    }
+    here = then.pop(method)
+    accuracies = {
+        site: value for site, one in here.items() if (value := own_accuracy(method, one)) is not None
+    }
+    beside = _means({name: {site: [one] for site, one in logs.items()} for name, logs in then.items()}, then)
+    return RoundFigures(
+        round=completed.round,
+        mean_accuracy=mean(accuracies.values()),
+        seconds=Seconds(
+            train=_longest(here.values(), "train"),
+            protect=_longest(here.values(), "protect"),
+            aggregate=completed.aggregate_seconds,
+            total=completed.total_seconds,
+        ),
+        accuracies=accuracies,
+        compared=beside,
+    )
+
+
+def _accuracy(method: str, rounds: Sequence[SiteRound]) -> float | None:
+    return own_accuracy(method, rounds[-1]) if rounds else None
+
+
+def _longest(rounds: Iterable[SiteRound], part: str) -> float:
+    return max((each.seconds.get(part, 0.0) for each in rounds), default=0.0)

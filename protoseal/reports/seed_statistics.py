@@ -1,0 +1,132 @@
+"""What several seeds' results come to: mean and spread of each figure, and differences paired by seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import fmean, stdev
+
+from agreement.storage.atomic_files import FileError
+from protoseal.reports.result_files import Accuracies, Paired, RunResult, SeedFigures, Spread
+
+METRICS = tuple(Accuracies.model_fields)
+"""The names of the figures that are compared over seeds."""
+
+
+def over_seeds(results: Mapping[int, RunResult]) -> RunResult:
+    """The first seed's result with what all of them come to, ``results`` mapping seeds to theirs.
+
+    Raises ``ValueError`` when there is none.
+    """
+    if not results:
+        raise ValueError("no seed has a result")
+    first = next(iter(results.values()))
+    seeds = tuple(_figures(seed, result) for seed, result in results.items())
+    return first.model_copy(
+        update={
+            "seeds": seeds,
+            "spread": _spread([result.mean_accuracy for result in results.values()]),
+            "summary": {name: _summary(name, seeds) for name in first.metrics},
+            "differences": {
+                name: _differences(first.method, name, seeds)
+                for name in first.metrics
+                if name != first.method
+            },
+            "complete": all(result.complete for result in results.values()),
+        }
+    )
+
+
+def between_runs(result: RunResult, other: RunResult) -> dict[str, dict[str, Paired]]:
+    """How a run's method differs from each of another run's, by the seeds that both have; under the methods' names.
+
+    Raises :class:`FileError` when they have no seed in common, when one has not ended, and where their data, splits
+    or numbers of rounds differ. Deployments do not tell of data: there the caller sees to it.
+    """
+    own, others = _seeds_of(result), _seeds_of(other)
+    _check_comparable(result, other)
+    _check_same_data(own, others)
+    differences = {
+        name: {
+            metric: pair
+            for metric in METRICS
+            if (pair := paired(_by_seed(result.method, metric, own), _by_seed(name, metric, others)))
+        }
+        for name in other.metrics
+    }
+    if not any(differences.values()):
+        raise FileError("the two runs have no figure of a seed in common: run both with the same --seeds")
+    return differences
+
+
+def _check_comparable(result: RunResult, other: RunResult) -> None:
+    if not (result.complete and other.complete):
+        raise FileError("one of the two runs has not ended: let it go on with the command that began it")
+    rounds, others = result.config.get("rounds"), other.config.get("rounds")
+    if rounds != others:
+        raise FileError(f"the two runs have {rounds} and {others} rounds: run both with the same --rounds")
+
+
+def _check_same_data(own: tuple[SeedFigures, ...], others: tuple[SeedFigures, ...]) -> None:
+    data = {each.seed: each.data_sha256 for each in others}
+    for each in own:
+        one, other = each.data_sha256, data.get(each.seed, each.data_sha256)
+        if one != other and None in (one, other):
+            raise FileError(
+                f"one of the two runs does not tell which data it had in seed {each.seed}, as deployments do not:"
+                " simulate both"
+            )
+        if one != other:
+            raise FileError(
+                f"the two runs have other data in seed {each.seed}: run both with the same --dataset, --data-root,"
+                " --split, --sites, --tests and preprocessing"
+            )
+
+
+def _seeds_of(result: RunResult) -> tuple[SeedFigures, ...]:
+    return result.seeds or (_figures(result.seed, result),)
+
+
+def paired(values: Mapping[int, float], others: Mapping[int, float]) -> Paired | None:
+    """``values`` less ``others``, by the seeds that both have; None if there is none.
+
+    The standard error is that of the mean of the differences, s/√n, and None for one seed.
+    """
+    gains = {seed: values[seed] - others[seed] for seed in values if seed in others}
+    if not gains:
+        return None
+    error = stdev(gains.values()) / len(gains) ** 0.5 if len(gains) > 1 else None
+    return Paired(by_seed=gains, mean=fmean(gains.values()), standard_error=error)
+
+
+def _figures(seed: int, result: RunResult) -> SeedFigures:
+    return SeedFigures(
+        seed=seed,
+        mean_accuracy=result.mean_accuracy,
+        compared=result.compared,
+        metrics=result.metrics,
+        data_sha256=result.data_sha256,
+    )
+
+
+def _summary(method: str, seeds: tuple[SeedFigures, ...]) -> dict[str, Spread]:
+    spreads = {metric: _spread([*_by_seed(method, metric, seeds).values()]) for metric in METRICS}
+    return {metric: spread for metric, spread in spreads.items() if spread is not None}
+
+
+def _differences(method: str, other: str, seeds: tuple[SeedFigures, ...]) -> dict[str, Paired]:
+    pairs = {
+        metric: paired(_by_seed(method, metric, seeds), _by_seed(other, metric, seeds)) for metric in METRICS
+    }
+    return {metric: pair for metric, pair in pairs.items() if pair is not None}
+
+
+def _by_seed(method: str, metric: str, seeds: tuple[SeedFigures, ...]) -> dict[int, float]:
+    """Of the seeds in which the method has the figure."""
+    values = {each.seed: getattr(each.metrics[method], metric) for each in seeds if method in each.metrics}
+    return {seed: value for seed, value in values.items() if value is not None}
+
+
+def _spread(values: list[float | None] | list[float]) -> Spread | None:
+    """None for fewer than two numbers, which have no spread."""
+    known = [value for value in values if value is not None]
+    return Spread(mean=fmean(known), standard_deviation=stdev(known)) if len(known) > 1 else None

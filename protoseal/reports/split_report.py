@@ -1,0 +1,160 @@
+"""Who has what in a split: samples of each class by site and domain, as files and a plot.
+
+For simulations alone: class counts of real sites are theirs to keep, and no deployment has them in one place.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from numpy.typing import NDArray
+
+from agreement.storage.atomic_files import write_text
+from protoseal.reports.figures import NAMED_SITES, STYLE, svg_of
+from protoseal.splits import SiteArrays
+
+CSV, JSON, PLOT = "split.csv", "split.json", "split.svg"
+NAMED_CLASSES = 30
+"""With more classes than this, the plot names only every second, third, … of them."""
+
+LARGEST_DOT = 160.0
+"""Area, in points squared, of the dot for the largest count of a plot, where there is room for it."""
+
+
+@dataclass(frozen=True)
+class SplitRow:
+    """Samples of each class, in the order of the classes, in one part of what a site has of one domain.
+
+    ``part`` is train, validation or test.
+    """
+
+    site: str
+    domain: str
+    part: str
+    counts: tuple[int, ...]
+
+    @property
+    def total(self) -> int:
+        """Samples of all classes."""
+        return sum(self.counts)
+
+
+def split_rows(sites: Sequence[SiteArrays], classes: Sequence[str]) -> list[SplitRow]:
+    """A row for each site, domain that it has, and part: in the order of the sites, then as a site has them."""
+    return [
+        SplitRow(site.name, domain, part, tuple(map(int, counts)))
+        for site in sites
+        for number, domain in enumerate(site.domains)
+        for part, samples in site.parts.items()
+        for counts in [np.bincount(samples.labels[samples.domains == number], minlength=len(classes))]
+    ]
+
+
+def split_csv(rows: Sequence[SplitRow], classes: Sequence[str]) -> str:
+    """The rows as CSV (RFC 4180, lines ended by a line feed): site, domain, part, all, then the classes by name."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["site", "domain", "part", "all", *classes])
+    writer.writerows([row.site, row.domain, row.part, row.total, *row.counts] for row in rows)
+    return text.getvalue()
+
+
+def split_json(rows: Sequence[SplitRow], classes: Sequence[str]) -> str:
+    """The rows as JSON: ``{"schema": 1, "classes", "rows": [{"site", "domain", "part", "counts"}]}``."""
+    listed = [
+        {"site": row.site, "domain": row.domain, "part": row.part, "counts": list(row.counts)} for row in rows
+    ]
+    return (
+        json.dumps({"schema": 1, "classes": list(classes), "rows": listed}, indent=2, ensure_ascii=False)
+        + "\n"
+    )
+
+
+def split_figure(rows: Sequence[SplitRow], classes: Sequence[str]) -> Figure:
+    """A dot for each site and class that it trains on, its area in proportion to the samples.
+
+    Colours are domains; the dot of a site with several domains is divided into rings, whose areas add up.
+    """
+    trained = [row for row in rows if row.part == "train"]
+    sites, domains = (list(dict.fromkeys(names)) for names in ([r.site for r in trained], _domains(trained)))
+    counts = np.zeros((len(sites), len(domains), len(classes)), dtype=np.int64)
+    for row in trained:
+        counts[sites.index(row.site), domains.index(row.domain)] += np.array(row.counts)
+    with mpl.rc_context(STYLE):
+        size = (max(4.0, min(14.0, 1.6 + 0.32 * len(sites))), max(2.4, min(9.0, 1.2 + 0.24 * len(classes))))
+        figure = Figure(figsize=size, layout="constrained")
+        axes = figure.add_subplot()
+        _dots(axes, counts, _largest_dot(size, len(sites), len(classes)))
+        _name_axes(axes, sites, classes)
+        if len(domains) > 1:
+            figure.legend(handles=_legend(domains), loc="outside right upper")
+    return figure
+
+
+def write_split(out: Path, sites: Sequence[SiteArrays], classes: Sequence[str]) -> list[Path]:
+    """Write ``split.csv``, ``split.json`` and ``split.svg`` into ``out`` and return their paths.
+
+    The same split writes the same bytes.
+    """
+    rows = split_rows(sites, classes)
+    return [
+        write_text(out / CSV, split_csv(rows, classes)),
+        write_text(out / JSON, split_json(rows, classes)),
+        write_text(out / PLOT, svg_of(split_figure(rows, classes))),
+    ]
+
+
+def _domains(rows: Sequence[SplitRow]) -> list[str]:
+    return [row.domain for row in rows]
+
+
+def _largest_dot(size: tuple[float, float], sites: int, classes: int) -> float:
+    """Area such that neighbours do not touch: 72 points an inch, four fifths of the room between centres."""
+    room = 0.8 * 72.0 * min(0.8 * size[0] / max(sites, 1), 0.8 * size[1] / max(classes, 1))
+    return min(LARGEST_DOT, room**2)
+
+
+def _dots(axes: Axes, counts: NDArray[np.int64], largest: float) -> None:
+    """``counts`` (sites, domains, classes): the outermost ring first, so that the inner ones lie on it."""
+    most = max(1, int(counts.sum(axis=1).max()))
+    outer = counts[:, ::-1].cumsum(axis=1)[
+        :, ::-1
+    ]  # a domain's dot covers its own samples and those after it
+    for domain in range(counts.shape[1]):
+        site, label = np.nonzero(counts[:, domain])
+        areas = largest * outer[site, domain, label] / most
+        axes.scatter(site, label, s=areas, color=_colour(domain), linewidths=0, zorder=2)
+    axes.set_title(f"training samples by area; the largest dot: {most:,}")
+
+
+def _name_axes(axes: Axes, sites: Sequence[str], classes: Sequence[str]) -> None:
+    axes.set_xlabel("site")
+    axes.set_ylabel("class")
+    axes.set_xlim(-0.7, len(sites) - 0.3)
+    axes.set_ylim(len(classes) - 0.3, -0.7)
+    step = -(-len(sites) // (4 * NAMED_SITES))
+    turned = 90 if len(sites) > NAMED_SITES // 2 else 0
+    axes.set_xticks(range(0, len(sites), step), sites[::step], rotation=turned)
+    step = -(-len(classes) // NAMED_CLASSES)
+    axes.set_yticks(range(0, len(classes), step), classes[::step])
+
+
+def _legend(domains: Sequence[str]) -> list[Line2D]:
+    return [
+        Line2D([], [], linestyle="", marker="o", color=_colour(number), label=name)
+        for number, name in enumerate(domains)
+    ]
+
+
+def _colour(index: int) -> str:
+    return f"C{index % 10}"

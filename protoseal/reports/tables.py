@@ -1,0 +1,209 @@
+"""A run's result as tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.table import Table
+
+from protoseal.reports.result_files import Paired, RunResult, SiteFigures, Spread
+from secure_client.output.site_log import Personalised, SiteRound
+
+NO_GLOBAL_MODEL = (
+    "GM, the accuracy of one global model, is left out: most methods leave each site a classifier of its own, so there"
+    " is no such model. Where whole models are averaged, PM(V) and PM(L) are of the model as the site trained it last."
+)
+METRICS = {
+    "accuracy": "accuracy",
+    "accuracy_classifier": "by classifier",
+    "accuracy_prototype": "by prototype",
+    "pm_v": "PM(V), own test set",
+    "pm_l": "PM(L), own test set",
+    "pm_v_global": "PM(V), over all sites",
+    "pm_l_global": "PM(L), over all sites",
+}
+"""What the figures of a method are called in tables. ``accuracy`` is by the method's own inference."""
+
+
+def result_tables(result: RunResult) -> list[Table]:
+    """Accuracy and traffic by site, seconds by round, and where there are any: personalised accuracies, accuracies by
+    class, groups, what the coordinator saw.
+
+    With several seeds, what all of them come to stands last, and the tables before it are the first seed's.
+    """
+    tables = [sites_table(result), rounds_table(result)]
+    if len(result.metrics) > 1 or has_personalised(result):
+        tables.append(metrics_table(result))
+    if any(site.per_class for site in result.sites):
+        tables.append(classes_table(result))
+    if result.groups:
+        tables.append(groups_table(result))
+    if result.coordinator_view:
+        tables.append(view_table(result))
+    if len(result.seeds) > 1:
+        tables += [summary_table(result), differences_table(result)]
+    return tables
+
+
+def of_seed(result: RunResult) -> str:
+    """Which seed's figures these are, where there are several."""
+    return f", seed {result.seed} of {len(result.seeds)} seeds" if len(result.seeds) > 1 else ""
+
+
+def sites_table(result: RunResult) -> Table:
+    """Each site's accuracy beside the others', payload bytes each way, and classes withheld from it."""
+    others = list(result.compared)
+    until = f", as of round {result.best_round}" if result.best_round else ""
+    table = _table(f"{result.method} under {result.protection}, {result.dataset}{of_seed(result)}{until}")
+    _columns(
+        table,
+        ["site"],
+        [f"{result.method} %", *(f"{name} %" for name in others), "train", "kB up", "kB down"],
+    )
+    private = is_private(result)
+    if private:
+        table.add_column(f"epsilon{of_unit(result)}")
+    table.add_column("withheld")
+    for site in result.sites:
+        beside = [percent(site.compared.get(name)) for name in others]
+        numbers = [percent(site.accuracy), *beside, str(site.train_samples)]
+        traffic = [f"{count / 1000:,.0f}" for count in (site.bytes_up, site.bytes_down)]
+        spent = [epsilon_text(site)] if private else []
+        table.add_row(site.name, *numbers, *traffic, *spent, " ".join(site.withheld) or "-")
+    table.add_section()
+    table.add_row("mean", percent(result.mean_accuracy), *(percent(result.compared[name]) for name in others))
+    return table
+
+
+def is_private(result: RunResult) -> bool:
+    """Whether any site's prototypes were noisy."""
+    return any(site.epsilon is not None for site in result.sites)
+
+
+def of_unit(result: RunResult) -> str:
+    """Whose participation ε is of, where that is not a record's: " (subject)", " (site)"."""
+    unit = (result.config.get("privacy") or {}).get("unit")
+    return f" ({unit})" if unit else ""
+
+
+def epsilon_text(figures: SiteFigures | SiteRound) -> str:
+    """What was spent, and that it is no guarantee where it is none."""
+    if figures.epsilon is None:
+        return "-"
+    return ("" if figures.guaranteed else "NO GUARANTEE, ") + f"{figures.epsilon:.3g}"
+
+
+def has_personalised(result: RunResult) -> bool:
+    """Whether any of FedNH's personalised accuracies is known."""
+    fields = Personalised.model_fields
+    return any(getattr(means, name) is not None for means in result.metrics.values() for name in fields)
+
+
+def metrics_table(result: RunResult) -> Table:
+    """Every accuracy of each method that ran, means over the sites."""
+    table = _table(f"means over the sites, %{of_seed(result)}")
+    _columns(table, ["method"], list(METRICS.values()))
+    for name, means in result.metrics.items():
+        table.add_row(name, *(percent(getattr(means, metric)) for metric in METRICS))
+    table.caption = NO_GLOBAL_MODEL if has_personalised(result) else None
+    return table
+
+
+def classes_table(result: RunResult) -> Table:
+    """The method's accuracy on each class at each site, and how many sites tested it."""
+    table = _table(f"{result.method} by class, %{of_seed(result)}")
+    tested = [name for name in result.classes if any(name in site.per_class for site in result.sites)]
+    _columns(table, ["site"], tested)
+    for site in result.sites:
+        table.add_row(site.name, *(percent(site.per_class.get(name)) for name in tested))
+    return table
+
+
+def summary_table(result: RunResult) -> Table:
+    """Each method's means over the sites: mean and standard deviation over the seeds."""
+    names = ", ".join(str(each.seed) for each in result.seeds)
+    table = _table(f"mean ± standard deviation over seeds {names}, %")
+    _columns(table, ["method"], list(METRICS.values()))
+    for name, spreads in result.summary.items():
+        table.add_row(name, *(spread_text(spreads.get(metric)) for metric in METRICS))
+    return table
+
+
+def differences_table(result: RunResult) -> Table:
+    """By how many points the method is above each other, paired by seed: each seed, and the mean ± standard error."""
+    return pairs_table(f"{result.method} less each other, paired by seed, points", result.differences)
+
+
+def pairs_table(title: str, differences: Mapping[str, Mapping[str, Paired]]) -> Table:
+    """For each other method, or other run, the differences of each figure."""
+    pairs = [pair for each in differences.values() for pair in each.values()]
+    seeds = sorted({seed for pair in pairs for seed in pair.by_seed})
+    table = _table(title)
+    _columns(table, ["less", "of"], [*(f"seed {seed}" for seed in seeds), "mean ± s.e."])
+    for name, of_figure in differences.items():
+        for metric, pair in of_figure.items():
+            by_seed = [points(pair.by_seed.get(seed)) for seed in seeds]
+            table.add_row(name, METRICS[metric], *by_seed, paired_text(pair))
+        table.add_section()
+    return table
+
+
+def groups_table(result: RunResult) -> Table:
+    """Which sites averaged with each other."""
+    table = _table(f"groups{of_seed(result)}")
+    _columns(table, ["group", "sites"], [])
+    for number, group in enumerate(result.groups, start=1):
+        table.add_row(str(number), ", ".join(group))
+    return table
+
+
+def rounds_table(result: RunResult) -> Table:
+    """Mean accuracy and seconds of each round: the slowest site's training and protection, the coordinator's part."""
+    table = _table(f"rounds{of_seed(result)}")
+    _columns(table, ["round"], ["mean %", "train s", "protect s", "aggregate s", "total s"])
+    for each in result.rounds:
+        seconds = (each.seconds.train, each.seconds.protect, each.seconds.aggregate, each.seconds.total)
+        table.add_row(str(each.round), percent(each.mean_accuracy), *(f"{value:.2f}" for value in seconds))
+    return table
+
+
+def view_table(result: RunResult) -> Table:
+    """What the coordinator's own recording of the run shows."""
+    table = _table("what the coordinator saw, from its recording")
+    for name in ("", "seen", "evidence"):
+        table.add_column(name, overflow="fold")
+    for line in result.coordinator_view:
+        table.add_row(line.what, "yes" if line.seen else "no", line.evidence)
+    return table
+
+
+def spread_text(spread: Spread | None) -> str:
+    """Mean and standard deviation in per cent."""
+    return "-" if spread is None else f"{percent(spread.mean)} ± {percent(spread.standard_deviation)}"
+
+
+def paired_text(pair: Paired) -> str:
+    """The mean of paired differences and its standard error, in points."""
+    error = "" if pair.standard_error is None else f" ± {100 * pair.standard_error:.1f}"
+    return points(pair.mean) + error
+
+
+def points(share: float | None) -> str:
+    """A difference of shares in percentage points, with its sign."""
+    return "-" if share is None else f"{100 * share:+.1f}"
+
+
+def percent(share: float | None) -> str:
+    """A share in per cent, with one decimal; "-" for none."""
+    return "-" if share is None else f"{100 * share:.1f}"
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold")
+
+
+def _columns(table: Table, left: Sequence[str], right: Sequence[str]) -> None:
+    for name in left:
+        table.add_column(name)
+    for name in right:
+        table.add_column(name, justify="right")

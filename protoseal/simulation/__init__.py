@@ -1,0 +1,1 @@
+"""Simulation of whole federations in one process."""

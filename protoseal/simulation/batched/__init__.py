@@ -1,0 +1,1 @@
+"""Training of many simulated sites as one batched program."""

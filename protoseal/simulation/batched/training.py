@@ -1,0 +1,300 @@
+"""Several sites' training of one architecture as one batched program, with the one-by-one loop's results.
+
+Sites train on their own, so their steps may be taken in any order between sites: in each epoch first the full batches,
+one of each site at a time, then the sites' short last ones. See :mod:`protoseal.simulation.batched.network` for the
+network.
+
+How many sites a program has decides how its sums are rounded. So a run that was killed in the middle of a round, and
+trains the sites that are left, comes to the same up to rounding; bit for bit it does so one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import groupby
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from algorithms.model_outputs import Outputs, Terms
+from algorithms.prototypes import Clusters, Guide, Targets
+from protoseal.simulation.batched.layers import CannotStack
+from protoseal.simulation.batched.network import Stack, signature
+from protoseal.simulation.batched.optimiser import Leaves, fresh_steps
+from secure_client.training.batches import TensorSource, full_and_rest
+from secure_client.training.job import Job, Losses, check_finite, has_batch_norm, trained_parameters
+from secure_client.training.loop import run
+
+BLOCK_BYTES = 2**25
+"""Of batches that are gathered from the sites' data at a time: 32 MiB."""
+
+CACHE_BYTES, MOST_ON_CPU = 2**25, 10
+"""On a CPU: parameters, gradients and momentum of the sites that train together, and the number of these sites."""
+GPU_BYTES = 2**33
+"""The same on a GPU."""
+
+
+class Batching(StrEnum):
+    """Whether sites train as one program: where it is faster, where it is possible, or not at all."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+def run_together(
+    jobs: Sequence[Job], batching: Batching = Batching.AUTO, *, at_once: int | None = None
+) -> list[Losses]:
+    """Train each job's model in place, as :func:`secure_client.training.loop.run` would, and give its losses in order.
+
+    The jobs are of different models, such as different sites' first stages of one round. Those with the same
+    architecture, schedule, stage, loss, device and kind of guide train as one program, at most ``at_once`` of them, and
+    on a CPU as many programs side by side as torch has threads, each with one thread. The others train one by one:
+    models with dropout or with layers that :mod:`protoseal.simulation.batched.network` does not know, data that are no
+    pair of tensors, and what trains by DP-SGD. Results are equal up to the order of sums in floating point.
+
+    Raises :class:`TrainingError` when a loss is not finite, ``ValueError`` when two jobs have one model. After an error
+    some of the models are as they were, and others trained.
+    """
+    if len({id(job.model) for job in jobs}) < len(jobs):
+        raise ValueError("two jobs of one model cannot be run together: one follows the other")
+    if batching is Batching.NEVER:
+        return [run(job) for job in jobs]
+    losses: dict[int, Losses] = {}
+    groups = [(group, [jobs[number] for number in group]) for group in _groups(jobs, batching, at_once)]
+    for (group, own), found in zip(groups, _side_by_side([own for _, own in groups]), strict=True):
+        losses.update(zip(group, found or [run(job) for job in own], strict=True))
+    return [losses[number] for number in range(len(jobs))]
+
+
+def sites_at_once(job: Job, batching: Batching = Batching.AUTO) -> int:
+    """How many sites train as one program.
+
+    On a GPU as many as leave room. On a CPU a step is faster only while what the optimiser reads and writes stays in
+    the cache, so sites with networks of some 1.4 million parameters and more train each by itself there
+    (docs/adr/0011); ``always`` takes two of these at a time.
+    """
+    parameters = sum(each.numel() * each.element_size() for each in job.model.parameters())
+    with_gradient_and_momentum = 3 * max(1, parameters)
+    if job.device.type != "cpu":
+        return max(1, GPU_BYTES // with_gradient_and_momentum)
+    fitting = min(MOST_ON_CPU, CACHE_BYTES // with_gradient_and_momentum)
+    return max(2 if batching is Batching.ALWAYS else 1, fitting)
+
+
+def _groups(jobs: Sequence[Job], batching: Batching, at_once: int | None) -> Iterator[list[int]]:
+    """The jobs' numbers, those that train as one program in one list."""
+    alike: dict[object, list[int]] = {}
+    for number, job in enumerate(jobs):
+        alike.setdefault(_kind(job, number), []).append(number)
+    for numbers in alike.values():
+        first = jobs[numbers[0]]
+        most = at_once or sites_at_once(first, batching)
+        programs, sides = -(-len(numbers) // most), _threads(first)
+        size = -(-len(numbers) // (-(-programs // sides) * sides))  # no thread has nothing to do
+        ordered = sorted(numbers, key=lambda number: _batches_of(jobs[number]), reverse=True)
+        yield from (ordered[start : start + size] for start in range(0, len(ordered), size))
+
+
+def _threads(job: Job) -> int:
+    return torch.get_num_threads() if job.device.type == "cpu" else 1
+
+
+def _side_by_side(groups: Sequence[list[Job]]) -> list[list[Losses] | None]:
+    """Each group's losses; None for one that has to train one by one, which draws from torch's own generator."""
+    threads = min([len(groups), *(_threads(jobs[0]) for jobs in groups)], default=1)
+    if threads < 2:
+        return [_as_one(jobs) if len(jobs) > 1 else None for jobs in groups]
+    before = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            return list(pool.map(_as_one, groups))
+    finally:
+        torch.set_num_threads(before)  # a thread's setting is also that of all threads to come
+
+
+def _as_one(jobs: list[Job]) -> list[Losses] | None:
+    with suppress(CannotStack):  # found out before or in the first step, which changes copies only
+        return _Together(jobs).run()
+    return None
+
+
+def _kind(job: Job, number: int) -> object:
+    """Equal for jobs that can be stacked; a job that cannot is like no other."""
+    if not isinstance(job.source, TensorSource) or job.dp_sgd is not None:
+        return number
+    try:
+        architecture = signature(job.model)
+    except CannotStack:
+        return number
+    inputs, labels = job.source.tensors
+    tensors = [inputs[0], labels[0], *_tensors_of(job.guide)]
+    return (
+        architecture,
+        *(job.objective, job.schedule, job.epochs, job.trains, job.device, job.proximal),
+        *(type(job.guide), tuple((tuple(each.shape), each.dtype) for each in tensors)),
+    )
+
+
+def _batches_of(job: Job) -> tuple[int, int]:
+    """An epoch's full batches, and the samples in its last one when that has another size, else 0."""
+    return full_and_rest(len(job.source), job.schedule.batch_size, join_single=has_batch_norm(job.model))
+
+
+def _tensors_of(guide: Guide | None) -> tuple[Tensor, ...]:
+    match guide:
+        case Targets(rows, present):
+            return rows, present
+        case Clusters(rows, labels, weights):
+            return rows, labels, weights
+    return ()
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A batch (S′, B, …) of each of the sites ``first`` … ``last`` − 1."""
+
+    first: int
+    last: int
+    inputs: Tensor
+    labels: Tensor
+
+
+class _Together:
+    """Training of jobs of one kind, sorted by batches, most first."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        """Raises :class:`CannotStack` for a network or a source that does not allow it."""
+        self._jobs, self._job = jobs, jobs[0]
+        if any(job.dp_sgd is not None for job in jobs):
+            raise CannotStack("training by DP-SGD")
+        if not isinstance(self._job.source, TensorSource):
+            raise CannotStack("data that are read as they are needed")
+        self._stack = Stack([job.model for job in jobs])
+        self._trained = self._stack.trainable & set(trained_parameters(self._job.model, self._job.trains))
+        values = self._stack.values
+        self._steps = fresh_steps(self._job.schedule, {name: values[name] for name in self._trained})
+        self._anchors = {
+            name: torch.stack([job.anchor[name] for job in jobs])
+            for name in (self._trained if self._job.proximal else ())
+        }
+        self._guides = [
+            torch.stack(each) for each in zip(*(_tensors_of(job.guide) for job in jobs), strict=True)
+        ]
+        self._feed = _Feed(jobs)
+        self._rows: dict[str, Tensor] = {}
+        self._range = (0, 0)
+
+    def run(self) -> list[Losses]:
+        for _ in range(self._job.epochs):
+            losses = self._epoch()
+            for each in losses:
+                check_finite(each, self._job.schedule.lr)
+        self._stack.unload()
+        return losses
+
+    def _epoch(self) -> list[Losses]:
+        sums = torch.zeros(len(self._jobs), 3, device=self._job.device)
+        for step in self._feed.epoch():
+            sums[step.first : step.last] += self._take(step)
+        means = sums.cpu() / torch.tensor(self._feed.batches).unsqueeze(1)
+        return [Losses(*row) for row in means.tolist()]
+
+    def _take(self, step: _Step) -> Tensor:
+        """One step of some of the sites; their losses (S′, 3)."""
+        leaves = self._leaves(step.first, step.last)
+        terms = self._terms(self._stack.outputs(step.inputs), step)
+        torch.autograd.backward(terms.total.sum())
+        self._pull(leaves, step)
+        self._steps.step(leaves, step.first, step.last)
+        return torch.stack(terms, dim=1).detach()
+
+    def _leaves(self, first: int, last: int) -> Leaves:
+        """The trained parameters of some of the sites, without gradients; the network computes with them."""
+        if self._range != (first, last):
+            self._range = first, last
+            self._rows = self._stack.rows(first, last, self._trained)
+            self._stack.use(self._rows)
+        leaves = {name: self._rows[name] for name in sorted(self._trained)}
+        for leaf in leaves.values():
+            leaf.grad = None
+        return leaves
+
+    def _terms(self, outputs: Outputs, step: _Step) -> Terms:
+        """Each site's terms, (S′,) each."""
+        kind = type(self._job.guide)
+        given = [each for each in outputs if each is not None]
+        guides = [each[step.first : step.last] for each in self._guides]
+
+        def of_site(parts: list[Tensor], labels: Tensor, guide: list[Tensor]) -> tuple[Tensor, ...]:
+            rest = iter(parts)
+            site = Outputs(*(None if each is None else next(rest) for each in outputs))  # type: ignore[arg-type]
+            return tuple(self._job.objective(site, labels, cast("Any", kind)(*guide) if guide else None))
+
+        return Terms(*torch.vmap(of_site, in_dims=0)(given, step.labels, guides))
+
+    def _pull(self, leaves: Leaves, step: _Step) -> None:
+        """The gradient of μ/2·‖w − anchor‖²."""
+        for name, anchors in self._anchors.items():
+            leaf = leaves[name]
+            if leaf.grad is not None:
+                leaf.grad.add_(leaf.detach() - anchors[step.first : step.last], alpha=self._job.proximal)
+
+
+class _Feed:
+    """The sites' batches, in the orders that their seeds decide."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._data = [cast("TensorSource", job.source).tensors for job in jobs]
+        self._generators = [torch.Generator().manual_seed(job.seed) for job in jobs]
+        self._device = jobs[0].device
+        self._size = jobs[0].schedule.batch_size
+        counts = [_batches_of(job) for job in jobs]
+        self._full = [full for full, _ in counts]
+        self.batches = [full + bool(rest) for full, rest in counts]
+        sample = self._data[0][0][0]
+        batch_bytes = self._size * sample.numel() * sample.element_size()
+        self._block = max(1, BLOCK_BYTES // (batch_bytes * len(jobs)))
+
+    def epoch(self) -> Iterator[_Step]:
+        """First the full batches, of as many sites at a time as have another; then those of other sizes."""
+        orders = [
+            torch.randperm(len(labels), generator=generator).to(self._device)
+            for (_, labels), generator in zip(self._data, self._generators, strict=True)
+        ]
+        for start in range(0, self._full[0], self._block):
+            yield from self._of_block(orders, start)
+        yield from self._of_ends(orders)
+
+    def _of_block(self, orders: list[Tensor], start: int) -> Iterator[_Step]:
+        """Batches ``start`` … ``start + block`` − 1, gathered at once."""
+        size = self._size
+        gathered = []
+        for site, order in enumerate(orders):
+            stop = min(start + self._block, self._full[site])
+            if start >= stop:
+                break
+            inputs, labels = self._at(site, order[start * size : stop * size])
+            gathered.append((inputs.reshape(-1, size, *inputs.shape[1:]), labels.reshape(-1, size)))
+        for number in range(len(gathered[0][0])):
+            active = [each for each in gathered if len(each[0]) > number]
+            inputs, labels = (torch.stack([each[part][number] for each in active]) for part in (0, 1))
+            yield _Step(0, len(active), inputs, labels)
+
+    def _of_ends(self, orders: list[Tensor]) -> Iterator[_Step]:
+        """The last batches that are not full: neighbours that have one of the same size take it together."""
+        ends = [order[full * self._size :] for order, full in zip(orders, self._full, strict=True)]
+        for length, sites in groupby(range(len(ends)), key=lambda site: len(ends[site])):
+            if length:
+                numbers = list(sites)
+                inputs, labels = zip(*(self._at(site, ends[site]) for site in numbers), strict=True)
+                yield _Step(numbers[0], numbers[-1] + 1, torch.stack(inputs), torch.stack(labels))
+
+    def _at(self, site: int, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        inputs, labels = self._data[site]
+        return inputs[chosen], labels[chosen]

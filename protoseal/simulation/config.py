@@ -1,0 +1,296 @@
+"""What ``protoseal simulate`` runs: flags over a file over defaults."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+
+from agreement.agreement import USUAL_SITES, Agreement
+from agreement.extensions.lookup import AnyMethod, KnownMethod, KnownProtection
+from agreement.extensions.settings import ExtensionTables, extension_settings, used_so_far
+from agreement.field_types import Count
+from agreement.methods import CONTROLS, Method
+from agreement.protections import Protection
+from agreement.run_settings import RunSettings
+from agreement.sections.training import ModelSpec, PreprocessingSection
+from agreement.toml_loading import (
+    SITES_FORM,
+    ConfigError,
+    LocalPath,
+    data_spec,
+    directory_of,
+    parse_toml,
+    source_of,
+    validate,
+)
+from secure_client.config import Device
+
+SPLITTING = ("split", "sites", "tests")
+"""How a data set is divided, where its files do not say."""
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+
+
+class SimulationConfig(RunSettings):
+    """One simulated run for each of ``seeds``.
+
+    A seed makes the split, the initial model and the order of batches. ``compare`` names further methods and
+    controls that run on the same data with the same budget. ``classes`` and ``preprocessing`` follow from the
+    data set unless given; ``min_sites`` is ``min_holders`` unless given, and at least 2. The sizes in ``[averaging]``
+    follow from the model. Of the data's own test part at most ``tests`` samples of each class and domain are used.
+    ``pretrained`` is the file whose SHA-256 ``[training]`` holds.
+    """
+
+    method: KnownMethod = Method.PFPL
+    """Method, built in or added."""
+    protection: KnownProtection = Protection.PLAIN
+    """Protection, built in or added."""
+    dataset: Annotated[str, Field(min_length=1)] = "digits"
+    """Data: a name, several joined by `+`, `npz:PATH`, `folder:PATH`, `sites:DIR` or `module:function`."""
+    split: Annotated[str, Field(min_length=1)] = "mixed:n=6.5,max=25"
+    """How the data are dealt out to sites."""
+    sites: Annotated[int, Field(ge=2, le=1000)] = 5
+    """Number of sites."""
+    rounds: Annotated[int, Field(ge=1, le=100_000)] = 5
+    """Number of rounds."""
+    seeds: Annotated[tuple[Seed, ...], Field(min_length=1)] = (0,)
+    """Seeds, one run for each: split, initial model, order of batches."""
+    tests: Count | None = None
+    """Most test samples of each class and domain."""
+    compare: tuple[KnownMethod, ...] = ()
+    """Further methods and controls on the same data."""
+    device: Device = "auto"
+    """Device of training: `auto`, `cpu`, `cuda:N` or `mps`."""
+    models: tuple[ModelSpec, ...] = ()
+    """Models of the sites, in turn, for methods that average none."""
+    batched: Literal["auto", "always", "never"] = "auto"
+    """Train all sites in one batch."""
+    evaluate_every: Count = 1
+    """Test after every so many rounds, and after the last."""
+    per_class: bool = False
+    """Report accuracies of each class."""
+    early_stopping: Count | None = None
+    """Rounds without better validation after which a run stops."""
+    tensorboard: bool = False
+    """Write scalars for TensorBoard."""
+    data_root: LocalPath | None = None
+    """Folder with torchvision's files."""
+    pretrained: LocalPath | None = None
+    """File with the pretrained weights."""
+    out: LocalPath = Path("runs/simulation")
+    """Folder for results."""
+    workers: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Processes for ciphertexts; 0 uses every core."""
+    classes: tuple[str, ...] | None = None
+    """Names of the classes; the data set's unless given."""
+    dim: Annotated[int, Field(ge=1, le=1 << 20)] = 64
+    """Feature dimension d."""
+    min_sites: Annotated[int, Field(ge=2)] | None = None
+    """Fewest sites of a round; `min_holders`, and at least 2, unless given."""
+    extension: ExtensionTables = Field(default_factory=dict, validate_default=True)
+    """Settings of added methods and protections."""
+
+    @field_validator("extension", mode="before")
+    @classmethod
+    def _settings_of_what_is_added(cls, tables: Any, info: ValidationInfo) -> Any:
+        every = [*used_so_far(info), *info.data.get("compare", ())]
+        return extension_settings(tables, every, source_of(info)) if isinstance(tables, dict) else tables
+
+    @model_serializer(mode="wrap")
+    def _only_what_is_there(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        table: dict[str, Any] = written(self)
+        if not table.get("extension"):
+            table.pop("extension", None)
+        return table
+
+    @field_validator("dataset", mode="after")
+    @classmethod
+    def _data_from_directory(cls, spec: str, info: ValidationInfo) -> str:
+        return data_spec(spec, directory_of(info))
+
+    @field_validator("seeds", mode="after")
+    @classmethod
+    def _distinct_seeds(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(seeds)) < len(seeds):
+            raise ValueError("a seed is named more than once")
+        return seeds
+
+    @model_validator(mode="after")
+    def _sites_suffice(self) -> Self:
+        if not self.is_split and self.sites < self.fewest_sites:
+            raise ValueError(
+                f"sites = {self.sites} is below {self.fewest_sites}, the fewest that min_holders and"
+                " min_sites allow; use more sites, or lower min_holders"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _what_is_split_is_split_once(self) -> Self:
+        idle = [name for name in SPLITTING if name in self.model_fields_set]
+        if self.is_split and idle:
+            raise ValueError(
+                f"{' and '.join(idle)} would do nothing: {SITES_FORM}DIR has a file for each site, with what it trains"
+                " and tests on; leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _protection_serves_methods(self) -> Self:
+        for method in self.methods:
+            self.check_served(method)
+        return self
+
+    @model_validator(mode="after")
+    def _stopping_shows_nothing(self) -> Self:
+        if self.privacy is not None and self.early_stopping is not None:
+            raise ValueError(
+                "early_stopping follows from accuracies on private samples, which [privacy] does not pay for: leave one"
+                " of the two out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _as_many_sites_are_protected(self) -> Self:
+        if not self.is_split:
+            for method in self.methods:
+                self.check_sites(method, self.sites)
+        return self
+
+    @model_validator(mode="after")
+    def _different_models_are_not_averaged(self) -> Self:
+        averaging = [method.value for method in self.methods if method.averages]
+        if len(set(self.models)) > 1 and averaging:
+            raise ValueError(
+                f"{' and '.join(averaging)} would average models of different architectures: with `models`, choose"
+                " methods that average none, such as pfpl, feddbp or fedproto, or name one model"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _self_has_something_to_align_with(self) -> Self:
+        guide = self.self_aligns_as
+        if Method.SELF in self.methods and not guide.traits.prototypes:
+            raise ValueError(
+                f"the control 'self' aligns a site with its own prototypes as the method beside it does, and"
+                f" {guide.value} has not one prototype for each class: leave 'self' out, or run it beside pfpl, fedpc,"
+                " feddbp or fedproto as the method"
+            )
+        return self
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the data set has a file for each site, so that there is nothing to split."""
+        return self.dataset.startswith(SITES_FORM)
+
+    @property
+    def methods(self) -> tuple[AnyMethod, ...]:
+        """All that runs, each once, the method itself first."""
+        return tuple(dict.fromkeys((self.method, *self.compare)))
+
+    @property
+    def self_aligns_as(self) -> AnyMethod:
+        """The method whose loss and inference ``self`` has: the one that it is compared with, PFPL if there is none."""
+        federated = [method for method in self.methods if method not in CONTROLS]
+        return federated[0] if federated else Method.PFPL
+
+    def model_of(self, position: int) -> str:
+        """What the site at that place in the order of names trains."""
+        return self.models[position % len(self.models)] if self.models else self.training.model
+
+    @property
+    def fewest_sites(self) -> int:
+        """``min_sites``, or what follows from ``min_holders`` when it is not given."""
+        return self.min_sites or max(2, self.min_holders)
+
+    def agreement(
+        self,
+        *,
+        method: AnyMethod,
+        seed: int,
+        classes: Sequence[str],
+        preprocessing: PreprocessingSection | None,
+        averaged: tuple[int, int] | None = None,
+    ) -> Agreement:
+        """The agreement of one run of this simulation, for classes and preprocessing taken from the data.
+
+        ``averaged`` is how many parameters and buffers of the model the method averages, if it does. ``average`` is
+        an agreement on ``fedpc`` with one group and no alignment. Raises ``ConfigError`` where no such agreement may
+        exist.
+        """
+        table = self.model_dump(mode="json", by_alias=True, include={*RunSettings.model_fields, "extension"})
+        used = (method.value, self.protection.value)
+        table["extension"] = {name: own for name, own in table.get("extension", {}).items() if name in used}
+        table["training"]["init_seed"] = seed
+        table["training"]["model"] = self.model_of(0)
+        if averaged is not None:
+            table["averaging"] |= {"parameters": averaged[0], "buffers": averaged[1]}
+        if method is Method.AVERAGE:
+            table["fedpc"] |= {"groups": 1, "alignment": 0.0}
+        table |= {
+            "federation": "simulation",
+            "run": f"{method.value}-seed-{seed}",
+            "method": (Method.FEDPC if method is Method.AVERAGE else method).value,
+            "classes": list(classes),
+            "min_sites": self.fewest_sites,
+            "max_sites": max(USUAL_SITES, self.sites),
+            "preprocessing": preprocessing and preprocessing.model_dump(mode="json"),
+        }
+        return validate(Agreement, table, source="simulation", directory=Path())
+
+
+def load_simulation(
+    path: Path | None, flags: Mapping[str, object], settings: Sequence[str] = ()
+) -> SimulationConfig:
+    """``flags`` over ``settings`` over the file's content over the defaults; a flag that is None was not given.
+
+    Each setting is of the form ``section.key=value``, the value as in TOML, where a word needs no quotes. Relative
+    paths among the flags are taken from the working directory, those in the file and in settings from the file's.
+    ``out`` is by default named after the file. Raises ``ConfigError``.
+    """
+    table = {} if path is None else parse_toml(path)
+    named = [str(flags.get("dataset") or ""), *(each.partition("=")[2].strip(" '\"") for each in settings)]
+    if any(each.startswith(SITES_FORM) for each in named):
+        table = {key: value for key, value in table.items() if key not in SPLITTING}  # they are of other data
+    for setting in settings:
+        _set(table, setting)
+    given = {key: _from_here(key, value) for key, value in flags.items() if value is not None}
+    if path is not None and "out" not in table | given:
+        given["out"] = _from_here("out", f"runs/{path.stem}")
+    directory = Path() if path is None else path.parent
+    return validate(SimulationConfig, table | given, source=str(path or "simulate"), directory=directory)
+
+
+def _set(table: dict[str, Any], setting: str) -> None:
+    """Put one setting into the table."""
+    name, separator, text = setting.partition("=")
+    *sections, key = name.strip().split(".")
+    if not (separator and key and all(sections)):
+        raise ConfigError("--set", [f"{setting!r} is not of the form section.key=value"])
+    for section in sections:
+        table = table.setdefault(section, {})
+        if not isinstance(table, dict):
+            raise ConfigError("--set", [f"{setting!r}: {section} is no section"])
+    table[key] = _value(text.strip())
+
+
+def _value(text: str) -> object:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _from_here(key: str, value: object) -> object:
+    if key in {"data_root", "out"}:
+        return str(Path(str(value)).absolute())
+    return data_spec(str(value), Path.cwd()) if key == "dataset" else value

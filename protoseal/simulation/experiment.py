@@ -1,0 +1,330 @@
+"""``protoseal simulate``: methods and controls on one data set and split, for one seed or several."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch.utils.data import Dataset
+
+from agreement import CONTROLS, Agreement, AnyMethod, ConfigError, Method, Protection
+from crypto.work_pool import Pool
+from protoseal.reports.result_files import RunResult, write_record, write_result
+from protoseal.reports.run_results import Compared, run_result
+from protoseal.reports.seed_statistics import over_seeds
+from protoseal.reports.split_report import write_split
+from protoseal.simulation.batched.training import Batching
+from protoseal.simulation.config import SimulationConfig
+from protoseal.simulation.local_controls import run_control
+from protoseal.simulation.local_federation import LocalFederation, Outcome
+from protoseal.simulation.run_folder import COMPARED, RunFolder
+from protoseal.simulation.saved_run import Run
+from protoseal.simulation.site_datasets import DividedData, divide
+from protoseal.simulation.site_pool import SiteTesting, SiteTraining
+from secure_client.data import SiteData
+from secure_client.data.preprocess import to_dataset
+from secure_client.output.site_log import SiteRound
+from secure_client.site_model.factory import build_agreed_model
+from secure_client.training.averaged_parameters import Averaged
+from secure_server.process_pool import Workers
+
+__all__ = ["COMPARED", "Completed", "Ended", "Watcher", "Written", "scene_of", "simulate"]
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A round that every site has told of; ``told`` maps sites to their figures."""
+
+    seed: int
+    method: AnyMethod
+    round: int
+    told: Mapping[str, SiteRound]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run that has ended; not ``anew`` if it had ended before, and was read."""
+
+    seed: int
+    method: AnyMethod
+    outcome: Outcome
+    anew: bool
+
+
+@dataclass(frozen=True)
+class Written:
+    """A ``result.json`` with what there is so far, and the folder that it was written into."""
+
+    folder: Path
+    result: RunResult
+
+
+class Watcher:
+    """Told of what happens, as it happens. Does nothing of itself."""
+
+    def on_completed(self, completed: Completed) -> None:
+        """Every site has told of a round."""
+
+    def on_run(self, ended: Ended) -> None:
+        """A run has ended."""
+
+    def on_result(self, written: Written) -> None:
+        """Results were written."""
+
+
+def simulate(config: SimulationConfig, watcher: Watcher | None = None, *, fresh: bool = False) -> RunResult:
+    """Run it, leaving ``result.json`` and ``sites/NAME/`` in ``config.out``.
+
+    Each further method of ``compare`` that is no control leaves the same in ``compared/METHOD``. With several seeds
+    each has a folder ``seed-N`` of that form, and the result on top has the sites and rounds of the first seed with
+    means, spreads and paired differences over all.
+
+    A simulation that was ended, however suddenly, goes on where it was: runs that had ended are read, the one that had
+    not goes on with the round that it was in. It comes to the same, bit for bit on a CPU with ``batched = "never"``;
+    otherwise up to rounding, which training makes more of: then the sites that had not trained in that round train as a
+    smaller program. ``fresh`` starts over, once the first seed's data and models are known to be there. Raises what a
+    site or the coordinator raises, and :class:`protoseal.simulation.run_folder.OtherSimulation` where the folder is
+    another configuration's.
+    """
+    folder = RunFolder(config)
+    if fresh:
+        _check(config)
+    seen = watcher or Watcher()
+    with folder.claimed(fresh=fresh), _workers(config) as executor:
+        results: dict[int, RunResult] = {}
+        for seed in config.seeds:
+            results[seed] = OneSeed(config, seed, folder, executor, seen).run()
+            if len(config.seeds) > 1:
+                over = over_seeds(results)
+                whole = len(results) == len(config.seeds)
+                _publish(seen, config.out, over.model_copy(update={"complete": whole}))
+        folder.drop_all_state()
+    return over_seeds(results) if len(results) > 1 else results[config.seeds[0]]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One seed's data, and what every method that runs on it shares."""
+
+    config: SimulationConfig
+    seed: int
+    divided: DividedData
+    data: Mapping[str, SiteData]
+    overall: Dataset[Any]
+
+    def agreement(self, method: AnyMethod) -> Agreement:
+        """The agreement of a method's run; the sizes of what it averages are those of the model."""
+        make = partial(
+            self.config.agreement,
+            method=method,
+            seed=self.seed,
+            classes=self.divided.classes,
+            preprocessing=self.divided.preprocessing,
+        )
+        if not method.averages:
+            return make()
+        unsized = make(averaged=(1, 0))
+        model = build_agreed_model(unsized, unsized.training.model)
+        return make(averaged=Averaged(model, method.traits.averaged).sizes)
+
+    @property
+    def training(self) -> SiteTraining:
+        """How sites train."""
+        config = self.config
+        return SiteTraining(
+            device=config.device,
+            batching=Batching(config.batched),
+            models=config.models,
+            pretrained=config.pretrained,
+        )
+
+    @property
+    def testing(self) -> SiteTesting:
+        """What sites' models are tested on, and when."""
+        config = self.config
+        return SiteTesting(self.overall, config.evaluate_every, config.per_class, config.early_stopping)
+
+
+def scene_of(config: SimulationConfig, seed: int) -> Scene:
+    """One seed's data, read and divided. Raises what :func:`simulate` raises for data that are wrong."""
+    divided = _divided(config, seed)
+    if len(divided.sites) < config.fewest_sites:
+        raise ConfigError(
+            config.dataset,
+            [f"{len(divided.sites)} sites, but min_holders and min_sites ask for {config.fewest_sites}"],
+        )
+    data = {site.name: site.to_data(divided.preprocessing) for site in divided.sites}
+    overall = to_dataset(divided.test_of_all(), divided.preprocessing, where=config.dataset)
+    return Scene(config, seed, divided, data, overall)
+
+
+def _divided(config: SimulationConfig, seed: int) -> DividedData:
+    return divide(
+        config.dataset,
+        config.split,
+        sites=config.sites,
+        seed=seed,
+        data_root=config.data_root,
+        agreed=config.preprocessing,
+        classes=config.classes,
+        tests=config.tests,
+    )
+
+
+def _check(config: SimulationConfig) -> None:
+    """Raise what the first seed's data, split or models would, before anything is thrown away for their sake."""
+    scene = scene_of(config, config.seeds[0])
+    for method in config.methods:
+        agreement = scene.agreement(method)
+        build_agreed_model(agreement, agreement.training.model)
+
+
+class OneSeed:
+    """All methods on one seed's data."""
+
+    def __init__(
+        self, config: SimulationConfig, seed: int, folder: RunFolder, executor: Pool | None, seen: Watcher
+    ) -> None:
+        self._config, self._seed, self._folder = config, seed, folder
+        self._executor, self._seen = executor, seen
+        self._out = folder.of_seed(seed)
+        self._runs: dict[AnyMethod, Run] = {}
+
+    def run(self) -> RunResult:
+        """Their result; runs that had ended before are read."""
+        ended = self._ended()
+        for method in self._config.methods:
+            run = self._runs[method] = ended.get(method) or self._run_anew(method)
+            if method not in ended:
+                write_record(self._folder.record(self._seed, method), run.record())
+                self._folder.drop_state(self._seed, method)
+            self._seen.on_run(Ended(self._seed, method, run.outcome, anew=method not in ended))
+            result = self._publish(complete=len(self._runs) == len(self._config.methods))
+        return result
+
+    def _ended(self) -> dict[AnyMethod, Run]:
+        """The runs that had ended before, all read before another begins, since any may be refused."""
+        paths = {method: self._folder.record(self._seed, method) for method in self._config.methods}
+        ended = {method: Run.of(path) for method, path in paths.items() if path.exists()}
+        for method, run in ended.items():
+            self._folder.check_settings(paths[method], run.agreement)
+        return ended
+
+    @cached_property
+    def _scene(self) -> Scene:
+        scene = scene_of(self._config, self._seed)
+        self._folder.check_data(
+            lambda seed: (scene.divided if seed == self._seed else _divided(self._config, seed)).sha256
+        )
+        write_split(self._out, scene.divided.sites, scene.divided.classes)
+        return scene
+
+    def _run_anew(self, method: AnyMethod) -> Run:
+        """Or from where it was when it was ended."""
+        aligned = self._config.self_aligns_as if method is Method.SELF else method
+        agreement = self._scene.agreement(aligned)
+        self._folder.keep_agreement(self._seed, method, agreement)
+        self._folder.keep_claim(self._seed, self._scene.divided.sha256)
+        if method in CONTROLS:
+            return self._run(method, agreement, self._control(method, agreement))
+        with self._federation(method, agreement) as federation:
+            federation.run()
+            return self._run(method, agreement, federation.save(self._folder_of(method)))
+
+    def _federation(self, method: AnyMethod, agreement: Agreement) -> LocalFederation:
+        scene = self._scene
+        return LocalFederation(
+            agreement,
+            scene.data,
+            method=method,
+            training=scene.training,
+            testing=scene.testing,
+            executor=self._executor,
+            state=self._folder.state(self._seed, method),
+            on_completed=partial(self._completed, method),
+        )
+
+    def _run(self, method: AnyMethod, agreement: Agreement, outcome: Outcome) -> Run:
+        return Run(method, agreement, outcome, self._scene.divided.sha256)
+
+    def _control(self, method: AnyMethod, agreement: Agreement) -> Outcome:
+        """``local`` trains by cross-entropy alone, ``self`` by the loss of the method that it is compared with."""
+        scene = self._scene
+        return run_control(
+            agreement,
+            method,
+            scene.data,
+            training=scene.training,
+            testing=scene.testing,
+            state=self._folder.state(self._seed, method),
+            on_completed=partial(self._completed, method),
+        )
+
+    def _completed(self, method: AnyMethod, run: HasOutcome, number: int) -> None:
+        told = {
+            site: each
+            for site, log in run.outcome.sites.items()
+            for each in log.rounds
+            if each.round == number
+        }
+        self._seen.on_completed(Completed(self._seed, method, number, told))
+
+    def _folder_of(self, method: AnyMethod) -> Path:
+        return self._out if method is self._config.method else self._out / COMPARED / method.value
+
+    def _publish(self, *, complete: bool) -> RunResult:
+        """Write the results that there are; the method's own comes first, so there always is one."""
+        for method, run in self._runs.items():
+            if method is not self._config.method and method not in CONTROLS:
+                write_result(self._folder_of(method), self._result(run, {}, complete=True))
+        own = self._runs[self._config.method]
+        beside = {
+            method.value: run.outcome.site_rounds for method, run in self._runs.items() if run is not own
+        }
+        result = self._result(own, beside, complete=complete)
+        _publish(self._seen, self._out, result)
+        return result
+
+    def _result(self, run: Run, beside: Compared, *, complete: bool) -> RunResult:
+        best = {method.value: each.outcome.best_round for method, each in self._runs.items()}
+        return run_result(
+            run.agreement,
+            run.outcome.sites,
+            run.outcome.rounds,
+            beside,
+            dataset=self._config.dataset,
+            seed=self._seed,
+            method=run.method,
+            best={name: number for name, number in best.items() if number is not None},
+            complete=complete,
+            data_sha256=run.data_sha256,
+        )
+
+
+class HasOutcome(Protocol):
+    """A run that can tell what there is so far."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """Each site's log, and the coordinator's rounds."""
+        ...
+
+
+def _publish(seen: Watcher, folder: Path, result: RunResult) -> None:
+    write_result(folder, result)
+    seen.on_result(Written(folder, result))
+
+
+@contextmanager
+def _workers(config: SimulationConfig) -> Iterator[Pool | None]:
+    """Processes for ciphertexts; none where nothing is encrypted."""
+    if config.protection is not Protection.CKKS or CONTROLS.issuperset(config.methods):
+        yield None
+        return
+    with Workers(config.workers or os.cpu_count() or 1) as executor:
+        yield executor

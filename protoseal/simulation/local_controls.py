@@ -1,0 +1,164 @@
+"""Controls: what a site reaches without a federation, with the same model, data and schedule."""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from agreement import CONTROLS, Agreement, AnyMethod, Method
+from crypto.keys import KEY_BYTES, StorageKey
+from protoseal.simulation.local_federation import Outcome
+from protoseal.simulation.run_log import RunLog
+from protoseal.simulation.site_pool import EVERY_ROUND, ONE_BY_ONE, SiteTesting, SiteTraining, Trainees
+from secure_client.data import SiteData
+from secure_client.output.site_rounds import site_round
+from secure_client.protocol.journal import Journal
+from secure_client.site_model.factory import build_trainee
+from secure_server.round_log import CoordinatorRound
+
+
+class LocalControl:
+    """Sites that train side by side and exchange nothing. Close it when done: it holds journals open."""
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        control: AnyMethod,
+        data: Mapping[str, SiteData],
+        *,
+        training: SiteTraining,
+        testing: SiteTesting,
+        state: Path | None = None,
+        on_completed: Callable[[LocalControl, int], None] = lambda run, number: None,
+    ) -> None:
+        """As :class:`LocalFederation`; ``self`` aligns and predicts as the agreement's method.
+
+        Raises ``ValueError`` for a method that is no control.
+        """
+        if control not in CONTROLS:
+            raise ValueError(f"{control} is no control")
+        self._agreement, self._control = agreement, control
+        self._on_completed = on_completed
+        self._stack = ExitStack()
+        try:
+            self._state = state or Path(
+                self._stack.enter_context(tempfile.TemporaryDirectory(prefix="protoseal-"))
+            )
+            self._log = self._stack.enter_context(RunLog(self._state / "log.sqlite"))
+            self._sites = {
+                name: build_trainee(
+                    agreement, training.learner(agreement, name, data[name], at), self._journal(name)
+                )
+                for at, name in enumerate(sorted(data))
+            }
+            self._trainees = Trainees(
+                self._sites,
+                data,
+                self._log,
+                method=agreement.method if control is Method.SELF else control,
+                agreement=agreement,
+                training=training,
+                testing=testing,
+            )
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def run(self) -> None:
+        """All rounds, or those that are left, or as many as there are before training stops early."""
+        self._log_what_was_completed()
+        self._trainees.end_round(self._trainees.completed)
+        while not self._trainees.over:
+            number = self._trainees.completed + 1
+            self._trainees.train(number)
+            for name in sorted(self._sites.keys() - self._log.sites_of(number)):
+                self._round(name, number)
+            self._log.put_round(self._as_coordinated(number))
+            self._trainees.end_round(number)
+            self._on_completed(self, number)
+
+    def close_tests(self) -> None:
+        """Test what is tested at the end."""
+        self._trainees.close()
+
+    @property
+    def outcome(self) -> Outcome:
+        """What there is so far; rounds as a coordinator would have seen them, no bytes."""
+        return Outcome(self._trainees.logs(), self._log.rounds(), [], self._trainees.best_round)
+
+    def _round(self, name: str, number: int) -> None:
+        trainee, start = self._sites[name], time.perf_counter()
+        trainee.trained(number)
+        seconds = {"train": time.perf_counter() - start, "protect": 0.0}
+        if self._control is Method.SELF:
+            trainee.take_targets(number, *trainee.latest())
+        tested = trainee.evaluate() if self._trainees.tests_in(number) else None
+        self._trainees.tell(name, site_round(number, 1, 1, (), tested, seconds))
+
+    def _log_what_was_completed(self) -> None:
+        """A process may have been killed between a round's last site and the round itself."""
+        logged = {each.round for each in self._log.rounds()}
+        for number in range(1, self._trainees.completed + 1):
+            if number not in logged:
+                self._log.put_round(self._as_coordinated(number))
+                self._on_completed(self, number)
+
+    def _as_coordinated(self, number: int) -> CoordinatorRound:
+        told = [self._log.site_round(name, number) for name in sorted(self._sites)]
+        slowest = max(each.seconds["train"] for each in told)
+        return CoordinatorRound(number, 1, tuple(sorted(self._sites)), (), 0.0, slowest)
+
+    def _journal(self, name: str) -> Journal:
+        """It has nothing secret, so its key may be another one each time."""
+        return self._stack.enter_context(
+            Journal(
+                self._state / "sites" / name / "journal.sqlite",
+                run=self._agreement.run,
+                agreement_hash=self._agreement.hash(),
+                site=name,
+                storage=StorageKey(secrets.token_bytes(KEY_BYTES)),
+                durable=False,
+            )
+        )
+
+
+def run_control(
+    agreement: Agreement,
+    control: AnyMethod,
+    data: Mapping[str, SiteData],
+    *,
+    training: SiteTraining = ONE_BY_ONE,
+    testing: SiteTesting = EVERY_ROUND,
+    state: Path | None = None,
+    on_completed: Callable[[LocalControl, int], None] = lambda run, number: None,
+) -> Outcome:
+    """The same models, data and schedule without a federation: what each site reaches on its own, by round.
+
+    ``self`` aligns and predicts as the agreement's method does, with prototypes held to the same bounds.
+    """
+    with LocalControl(
+        agreement,
+        control,
+        data,
+        training=training,
+        testing=testing,
+        state=state,
+        on_completed=on_completed,
+    ) as run:
+        run.run()
+        run.close_tests()
+        return run.outcome

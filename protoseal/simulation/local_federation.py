@@ -1,0 +1,385 @@
+"""A federation in one process: the same sessions, coordinator and protections as in deployment, without sockets.
+
+Identities are made for the run and thrown away with it, as is all that sites and coordinator keep: it is there so that
+a run whose process was killed goes on where it was, on a CPU and with sites that train one by one as if it had not been
+(bit for bit). Nobody waits for the disk: a process that is killed loses nothing, a power cut may lose all of it. The
+limit: one process holds every site's data and keys, so nothing is kept from anybody here; simulation answers questions
+about accuracy and cost, not about privacy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from agreement import Agreement, AnyMethod
+from crypto.keys import StorageKey, derive
+from crypto.pki import (
+    Credentials,
+    Identity,
+    Stretching,
+    TrustAnchor,
+    approve,
+    create_authority,
+    create_request,
+)
+from crypto.work_pool import Pool
+from protoseal.reports.result_files import site_folder
+from protoseal.simulation.run_log import RunLog
+from protoseal.simulation.site_pool import EVERY_ROUND, ONE_BY_ONE, SiteTesting, SiteTraining, Trainees
+from protoseal_wire.messages import (
+    PROTOCOL_VERSION,
+    DownloadRequest,
+    Finished,
+    JoinReply,
+    JoinRequest,
+    LeaveRequest,
+    Phase,
+    PhaseKey,
+    Stopped,
+    Task,
+    TaskRequest,
+    UploadHeader,
+    Work,
+)
+from secure_client.client_loop import step
+from secure_client.data import SiteData
+from secure_client.errors import RunStopped
+from secure_client.output.site_files import write_agreement
+from secure_client.output.site_log import SiteLog, SiteRound, write_site_log
+from secure_client.privacy.releases import Releases, open_releases
+from secure_client.privacy.run_cost import simulated_budget
+from secure_client.protocol.journal import Journal
+from secure_client.protocol.setup import Party, open_journal
+from secure_client.session import Session
+from secure_client.site_model.checkpointed_learner import Trainee
+from secure_client.site_model.factory import build_trainee
+from secure_server.aggregator import Aggregator
+from secure_server.coordinator import Coordinator
+from secure_server.round_log import CoordinatorRound
+from secure_server.rounds.rules_from_agreement import agreed_rules
+from secure_server.rounds.state import Rules, Stage
+from secure_server.storage.store import Received, Store
+
+_KEYS_WORD = "passphrase"
+_AGES = 1e9  # seconds: sites take turns here, so no deadline may pass
+
+
+class DirectTransport:
+    """A site's calls, made straight to a coordinator in the same process.
+
+    ``on_payload`` is told of each request's and answer's size before it goes, with True for an answer.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        run: str,
+        site: str,
+        on_payload: Callable[[PhaseKey, int, bool], None] = lambda key, size, up: None,
+    ) -> None:
+        self._coordinator, self._run, self._site = coordinator, run, site
+        self._on_payload, self._session = on_payload, 0
+
+    def join(self, request: JoinRequest) -> JoinReply:
+        """See :class:`secure_client.client_loop.Transport`, here and below."""
+        reply = self._coordinator.join(self._site, request)
+        self._session = reply.session
+        return reply
+
+    def next_task(self) -> Task:
+        """Never blocks."""
+        return self._coordinator.next_task(self._site, TaskRequest(PROTOCOL_VERSION, self._run, self._site))
+
+    def download(self, work: Work) -> bytes:
+        """The request itself."""
+        content = self._coordinator.download(self._site, DownloadRequest(work.key, self._site))
+        self._on_payload(work.key, len(content), False)
+        return content
+
+    def upload(self, key: PhaseKey, content: bytes) -> None:
+        """With the header that the wire would have."""
+        header = UploadHeader(key, self._site, len(content), hashlib.sha256(content).digest())
+        self._coordinator.check_upload(self._site, header)
+        self._on_payload(key, len(content), True)
+        self._coordinator.upload(self._site, header, content)
+
+    def leave(self) -> None:
+        """Take no further part."""
+        self._coordinator.leave(self._site, LeaveRequest(self._site, self._session))
+
+
+@dataclass
+class Outcome:
+    """What a federation leaves: each site's log, the coordinator's rounds, and what it received, if that was recorded.
+
+    ``best_round`` is the one that is reported where training was to stop early, else None.
+    """
+
+    sites: dict[str, SiteLog]
+    rounds: list[CoordinatorRound]
+    received: list[Received]
+    best_round: int | None = None
+
+    @property
+    def site_rounds(self) -> dict[str, Sequence[SiteRound]]:
+        """Each site's rounds."""
+        return {name: log.rounds for name, log in self.sites.items()}
+
+
+@dataclass
+class LocalSite:
+    """One site of a federation in this process."""
+
+    session: Session
+    transport: DirectTransport
+    trainee: Trainee
+
+    @property
+    def name(self) -> str:
+        """The site's name."""
+        return self.session.site
+
+    def join(self) -> None:
+        """Ask to take part."""
+        self.session.take_welcome(self.transport.join(self.session.join_request()))
+
+    def step(self) -> Task:
+        """Do one task."""
+        return step(self.session, self.transport)
+
+
+class LocalFederation:
+    """A coordinator and sites that take turns. Close it when done: it holds journals and a store open."""
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        data: Mapping[str, SiteData],
+        *,
+        method: AnyMethod | None = None,
+        training: SiteTraining = ONE_BY_ONE,
+        testing: SiteTesting = EVERY_ROUND,
+        executor: Pool | None = None,
+        record: bool = False,
+        state: Path | None = None,
+        on_round: Callable[[str, SiteRound], None] = lambda site, figures: None,
+        on_completed: Callable[[LocalFederation, int], None] = lambda run, number: None,
+    ) -> None:
+        """``data`` maps site names to their data. With ``record`` every message received is kept.
+
+        ``method`` is its name where that is not the agreement's. ``on_round`` is told of each site's rounds,
+        ``on_completed`` when all sites have told of one. A federation whose files were left in ``state`` by a process
+        that was killed goes on where it was; without ``state`` they lie in a folder that is removed in the end.
+        """
+        self.agreement, self._data, self._training, self._record = agreement, data, training, record
+        self._on_round, self._on_completed = on_round, on_completed
+        self._stack = ExitStack()
+        try:
+            self._state = state or Path(
+                self._stack.enter_context(tempfile.TemporaryDirectory(prefix="protoseal-"))
+            )
+            self.parties, trust = kept_parties(self._state / "identities", agreement, sorted(data))
+            self.log = self._stack.enter_context(RunLog(self._state / "log.sqlite"))
+            self.store = self._stack.enter_context(self._open_store())
+            self.coordinator = Coordinator(
+                agreement=agreement,
+                rules=_patient_rules(agreement, sorted(data)),
+                trust=trust,
+                store=self.store,
+                aggregator=Aggregator(agreement, self._state / "evaluation-keys.bin", executor),
+                on_round=self.log.put_round,
+            )
+            opened = {party.name: self._open_trainee(party, at) for at, party in enumerate(self.parties)}
+            self.trainees = Trainees(
+                {name: trainee for name, (trainee, _) in opened.items()},
+                data,
+                self.log,
+                method=method or agreement.method,
+                agreement=agreement,
+                training=training,
+                testing=testing,
+                until={name: _last_result(journal) for name, (_, journal) in opened.items()},
+            )
+            self.sites = [self._open_site(party, *opened[party.name]) for party in self.parties]
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def run(self) -> None:
+        """All rounds, or those that are left, or as many as there are before training stops early.
+
+        Raises :class:`secure_client.errors.RunStopped` when the run does not complete.
+        """
+        for _ in self.turns():
+            pass
+
+    def turns(self) -> Iterator[Task]:
+        """The same, one site's task after the other, each as it was done."""
+        self.trainees.end_round(
+            self.trainees.completed
+        )  # perhaps this is what was not done when it was killed
+        for site in self.sites:
+            site.join()
+        for site in cycle(self.sites):
+            if self._stopped_early:
+                return
+            task = self._turn(site)
+            yield task
+            if isinstance(task, Finished):
+                return
+
+    @property
+    def rounds(self) -> list[CoordinatorRound]:
+        """The coordinator's rounds so far."""
+        return self.log.rounds()
+
+    @property
+    def outcome(self) -> Outcome:
+        """What there is so far."""
+        received = list(self.store.received()) if self._record else []
+        return Outcome(self.trainees.logs(), self.rounds, received, self.trainees.best_round)
+
+    def save(self, out: Path) -> Outcome:
+        """Test what is tested at the end, and write every site's files to ``out/sites/NAME``."""
+
+        def save_site(name: str, trainee: Trainee) -> None:
+            folder = site_folder(out, name)
+            trainee.save(folder)
+            write_agreement(folder, self.agreement)
+
+        self.trainees.close(save_site)
+        outcome = self.outcome
+        for name, log in outcome.sites.items():
+            write_site_log(site_folder(out, name), log)
+        return outcome
+
+    @property
+    def _stopped_early(self) -> bool:
+        """And the coordinator knows of the last round: after a restart a site may yet have to hand in that it ended."""
+        return self.trainees.stopped_early and self.coordinator.state.round > self.trainees.completed
+
+    def _turn(self, site: LocalSite) -> Task:
+        """One site's task, with what is to be done before and after it."""
+        state = self.coordinator.state
+        if state.stage is Stage.PRESENCE:
+            # All have had the last result, and none was asked for this round's training alone.
+            self.trainees.train(state.round)
+        before = self.trainees.completed
+        task = site.step()
+        if isinstance(task, Stopped):
+            raise RunStopped(f"the run stopped: {task.reason}")
+        if self.trainees.completed > before:
+            self.trainees.end_round(self.trainees.completed)
+            self._on_completed(self, self.trainees.completed)
+        return task
+
+    def _open_store(self) -> Store:
+        run, path = self.agreement.run, self._state / "coordinator.sqlite"
+        return Store.open(path, run, self.agreement.hash(), record=self._record, durable=False)
+
+    def _open_trainee(self, party: Party, position: int) -> tuple[Trainee, Journal]:
+        path = self._state / "sites" / party.name / "journal.sqlite"
+        journal = self._stack.enter_context(open_journal(path, self.agreement, party, durable=False))
+        learner = self._training.learner(self.agreement, party.name, self._data[party.name], position)
+        return build_trainee(self.agreement, learner, journal, self._releases(party, path.parent)), journal
+
+    def _releases(self, party: Party, folder: Path) -> Releases | None:
+        """By a ledger of the simulated site's own, which has room for the run and no more."""
+        if self.agreement.privacy is None:
+            return None
+        return open_releases(self.agreement, simulated_budget(self.agreement, party.name, folder))
+
+    def _open_site(self, party: Party, trainee: Trainee, journal: Journal) -> LocalSite:
+        def tell(figures: SiteRound) -> None:
+            self._on_round(party.name, self.trainees.tell(party.name, figures))
+
+        def count(key: PhaseKey, size: int, up: bool) -> None:
+            self.log.put_payload(party.name, key, size, up=up)
+
+        session = Session(
+            self.agreement, party, trainee, journal, on_round=tell, tests_in=self.trainees.tests_in
+        )
+        return LocalSite(
+            session, DirectTransport(self.coordinator, self.agreement.run, party.name, count), trainee
+        )
+
+
+def make_parties(
+    directory: Path, agreement: Agreement, names: Sequence[str], passphrase: bytes | None = None
+) -> tuple[list[Party], TrustAnchor]:
+    """Make a federation's CA and sites, with keys in ``directory`` under a random secret, else one nobody learns."""
+    passphrase = passphrase or secrets.token_bytes(32)
+    authority = directory / "ca"
+    stretching = Stretching.NONE_FOR_RANDOM_SECRET
+    create_authority(authority, agreement.federation, passphrase, stretching=stretching)
+    for name in names:
+        folder = directory / "sites" / name
+        identity = Identity.site(agreement.federation, name)
+        create_request(folder, identity, passphrase, stretching=stretching)
+        certificate = approve(authority, passphrase, (folder / "request.pem").read_bytes())
+        (folder / "certificate.pem").write_bytes(certificate)
+    return _load_parties(directory, agreement, names, passphrase)
+
+
+def kept_parties(
+    directory: Path, agreement: Agreement, names: Sequence[str]
+) -> tuple[list[Party], TrustAnchor]:
+    """Those in ``directory``, made when it is not there: the passphrase lies beside the keys.
+
+    That is for a simulation alone, which has everything of everyone in any case.
+    """
+    if not directory.exists():
+        begun = Path(tempfile.mkdtemp(dir=directory.parent, prefix="begun-"))
+        passphrase = secrets.token_bytes(32)
+        (begun / _KEYS_WORD).write_bytes(passphrase)
+        make_parties(begun, agreement, names, passphrase)
+        begun.rename(directory)
+    return _load_parties(directory, agreement, names, (directory / _KEYS_WORD).read_bytes())
+
+
+def _load_parties(
+    directory: Path, agreement: Agreement, names: Sequence[str], passphrase: bytes
+) -> tuple[list[Party], TrustAnchor]:
+    trust = TrustAnchor.load(directory / "ca" / "ca.pem")
+    folders = [directory / "sites" / name for name in names]
+    credentials = [
+        Credentials.load(each / "certificate.pem", each / "key.pem", passphrase) for each in folders
+    ]
+    storage = [derive(passphrase, "simulated-storage-key", name.encode()) for name in names]
+    return [
+        Party(each, trust, agreement.min_sites, _stored_under(key))
+        for each, key in zip(credentials, storage, strict=True)
+    ], trust
+
+
+def _stored_under(key: bytes) -> Callable[[], StorageKey]:
+    return lambda: StorageKey(key)
+
+
+def _last_result(journal: Journal) -> int:
+    """The last round whose result a site has kept; what it told of a later one it had not."""
+    key = journal.latest(Phase.RESULT)
+    return 0 if key is None else key.round
+
+
+def _patient_rules(agreement: Agreement, names: Sequence[str]) -> Rules:
+    return agreed_rules(
+        agreement, names, max_attempts=1, join_seconds=_AGES, phase_seconds=dict.fromkeys(Phase, _AGES)
+    )

@@ -1,0 +1,256 @@
+"""The folder of a simulation: what it has of finished runs, what unfinished ones go on from, whose it is.
+
+``simulation.json`` says which configuration and which data the folder belongs to. ``runs/METHOD.json`` has the logs of
+a run that has ended, in the folder of its seed; ``.state`` has the files of runs that have not, and is gone when all
+have.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from agreement import Agreement, AnyMethod, Method
+from agreement.errors import UserError
+from agreement.storage.atomic_files import write_text
+from agreement.storage.run_identity import AGREEMENT
+from crypto import durable_files
+from privacy.errors import PrivacyError
+from protoseal.reports.result_files import RESULT
+from protoseal.simulation.config import SimulationConfig
+from secure_client.errors import SiteError
+from secure_client.output.site_files import read_agreement, write_agreement
+from secure_client.output.site_log import SITE_LOG
+
+CLAIM, STATE, RUNS, COMPARED = "simulation.json", ".state", "runs", "compared"
+_LOCK, _DATA = "lock", "data"
+
+FREE = frozenset({"out", "workers", "data_root", "tensorboard", "compare", "seeds"})
+"""What may be another in the same folder: it changes no run, or says which runs there are.
+
+So may the settings of what only a compared method is made of: :meth:`RunFolder.check_settings`.
+"""
+
+
+class OtherSimulation(UserError):
+    """The folder has the runs of another configuration, or another process is at work in it."""
+
+
+class RunFolder:
+    """A simulation's folder. Runs are named by their seed and method."""
+
+    def __init__(self, config: SimulationConfig) -> None:
+        self._out = config.out
+        self._several = len(config.seeds) > 1
+        self._claim = _claim_of(config, self._several)
+        self._aligned, self._extension = config.self_aligns_as, config.extension
+        self._data_checked = False
+
+    @contextmanager
+    def claimed(self, *, fresh: bool = False) -> Iterator[None]:
+        """Inside, the folder is this configuration's, and no other process's; with ``fresh`` what it had is gone.
+
+        Raises :class:`OtherSimulation`.
+        """
+        if fresh:
+            self._check_is_a_simulation()
+        else:
+            self._check_same()
+        (self._out / STATE).mkdir(parents=True, exist_ok=True)
+        with _locked(self._out / STATE / _LOCK):
+            if fresh:
+                self._clear()
+            was_claimed = (self._out / CLAIM).exists()
+            try:
+                yield
+            except (UserError, PrivacyError, SiteError):
+                if not was_claimed and not self._has_ended_runs():
+                    (self._out / CLAIM).unlink(missing_ok=True)  # what was refused claims nothing
+                raise
+            finally:
+                if not (self._out / CLAIM).exists():  # nothing was begun
+                    shutil.rmtree(self._out / STATE, ignore_errors=True)
+
+    def _has_ended_runs(self) -> bool:
+        return any(self._out.glob(f"{RUNS}/*.json")) or any(self._out.glob(f"seed-*/{RUNS}/*.json"))
+
+    def check_data(self, digest_of: Callable[[int], str]) -> None:
+        """Raise :class:`OtherSimulation` where there are runs on other data, as ``data_root`` may have another time.
+
+        ``digest_of`` gives the SHA-256 of the divided data of a seed. It is asked for once in a process, and only when
+        there were runs before: files that change while a simulation goes on are not noticed.
+        """
+        if not self._data_checked and (self._out / CLAIM).exists():
+            known = self._known_data()
+            if known is None or digest_of(known["seed"]) != known["sha256"]:
+                raise OtherSimulation(
+                    f"{self._out} has runs on other data than there are now: go back to these, give another --out,"
+                    " or use --fresh to throw those runs away"
+                )
+        self._data_checked = True
+
+    def keep_claim(self, seed: int, data_sha256: str) -> None:
+        """From now on the folder belongs to this configuration, and to the data with this digest in this seed."""
+        known = self._known_data() or {"seed": seed, "sha256": data_sha256}
+        claim = {**self._claim, _DATA: known}
+        write_text(self._out / CLAIM, json.dumps(claim, indent=2, sort_keys=True) + "\n")
+
+    def _known_data(self) -> dict[str, Any] | None:
+        path = self._out / CLAIM
+        known: Any = json.loads(path.read_text(encoding="utf-8")).get(_DATA) if path.exists() else None
+        match known:
+            case {"seed": int(), "sha256": str()}:
+                return {"seed": known["seed"], "sha256": known["sha256"]}
+        return None
+
+    def of_seed(self, seed: int) -> Path:
+        """Where a seed's results lie."""
+        return self._out / f"seed-{seed}" if self._several else self._out
+
+    def record(self, seed: int, method: AnyMethod) -> Path:
+        """The file of a run that has ended."""
+        return self.of_seed(seed) / RUNS / f"{self._name(method)}.json"
+
+    def state(self, seed: int, method: AnyMethod) -> Path:
+        """A folder, made if need be, for what an unfinished run goes on from."""
+        folder = self._out / STATE / f"seed-{seed}" / self._name(method)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return folder
+
+    def keep_agreement(self, seed: int, method: AnyMethod, agreement: Agreement) -> None:
+        """An unfinished run goes on under the agreement that it began under, and under no other.
+
+        Raises :class:`OtherSimulation` for other settings, :class:`agreement.storage.atomic_files.FileError` for
+        another distribution than there was.
+        """
+        state = self.state(seed, method)
+        if (state / AGREEMENT).exists():
+            self.check_settings(state, read_agreement(state))
+        write_agreement(state, agreement)
+
+    def check_settings(self, place: Path, agreement: Agreement) -> None:
+        """Raise :class:`OtherSimulation` where a run left ``place`` under other settings of third parties than now.
+
+        The claim has those of the method and the protection alone, since what is compared may change.
+        """
+        others = [name for name, own in agreement.extension.items() if self._extension.get(name) != own]
+        if others:
+            raise OtherSimulation(
+                f"{place} is of other settings (extension.{', extension.'.join(others)}): go back to these,"
+                " delete it to run that method again, or use --fresh to start over"
+            )
+
+    def drop_state(self, seed: int, method: AnyMethod) -> None:
+        """The run has ended: it goes on from nothing."""
+        shutil.rmtree(self.state(seed, method))
+
+    def drop_all_state(self) -> None:
+        """All runs have ended."""
+        shutil.rmtree(self._out / STATE)
+
+    def _name(self, method: AnyMethod) -> str:
+        """Of a run. ``self`` is another run beside another method."""
+        return f"{method.value}-{self._aligned.value}" if method is Method.SELF else method.value
+
+    def _check_same(self) -> None:
+        path = self._out / CLAIM
+        if not path.exists():
+            return
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise OtherSimulation(
+                f"{path} is damaged; use --fresh to start over, or another --out"
+            ) from error
+        if isinstance(found, dict):
+            found.pop(_DATA, None)  # compared once the data are read
+        differing = _differing(found, self._claim) if isinstance(found, dict) else ["everything"]
+        if differing:
+            raise OtherSimulation(
+                f"{self._out} has runs of another configuration ({', '.join(differing)}): go back to it, give another"
+                " --out, or use --fresh to throw those runs away"
+            )
+
+    def _check_is_a_simulation(self) -> None:
+        """Nobody's other files are to be thrown away."""
+        begun = (self._out / CLAIM).exists() or (self._out / STATE / _LOCK).exists()
+        if self._out.exists() and any(self._out.iterdir()) and not begun:
+            raise OtherSimulation(f"{self._out} is not empty and has no simulation; give another --out")
+
+    def _clear(self) -> None:
+        """What simulations leave, by its names, but for the folder of the state, which holds the lock."""
+        (self._out / CLAIM).unlink(missing_ok=True)
+        seeds = [each for each in self._out.glob("seed-*") if each.name.removeprefix("seed-").isdigit()]
+        for folder in (self._out, *seeds):
+            _clear_results(folder)
+        for each in [*(self._out / STATE).iterdir(), self._out / "tensorboard"]:
+            if each.is_dir():
+                shutil.rmtree(each)
+
+
+def _clear_results(folder: Path) -> None:
+    """Remove one seed's results, all of ``runs/*.json`` among them; a folder with other files stays, with these."""
+    for pattern in (RESULT, "report.html", "split.csv", "split.json", "split.svg"):
+        (folder / pattern).unlink(missing_ok=True)
+    for record in folder.glob(f"{RUNS}/*.json"):
+        record.unlink()
+    for each in (*filter(Path.is_dir, folder.glob(f"{COMPARED}/*")), folder):
+        _clear_sites(each)
+    for name in (RUNS, COMPARED):
+        _remove_if_empty(folder / name)
+    if folder.name.startswith("seed-"):
+        _remove_if_empty(folder)
+
+
+def _clear_sites(folder: Path) -> None:
+    """Remove the sites' folders of one run, and the run's own if nothing else is in it."""
+    for log in folder.glob(f"sites/*/{SITE_LOG}"):
+        shutil.rmtree(log.parent)
+    _remove_if_empty(folder / "sites")
+    if folder.parent.name == COMPARED:
+        (folder / RESULT).unlink(missing_ok=True)
+        _remove_if_empty(folder)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def _claim_of(config: SimulationConfig, several: bool) -> dict[str, Any]:
+    """What must be the same for runs to be of one simulation."""
+    content = config.model_dump(mode="json", by_alias=True, exclude=set(FREE))
+    for name in content.get("extension", {}).keys() - {config.method.value, config.protection.value}:
+        del content["extension"][name]
+    if not content.get("extension"):
+        content.pop("extension", None)
+    # One seed's results lie where those of several seeds are summed up.
+    return {"schema": 1, "seed": None if several else config.seeds[0], "config": content}
+
+
+def _differing(found: dict[str, Any], expected: dict[str, Any], prefix: str = "") -> list[str]:
+    """The names of settings that differ."""
+    names: list[str] = []
+    for key in sorted(found.keys() | expected.keys()):
+        one, other = found.get(key), expected.get(key)
+        if isinstance(one, dict) and isinstance(other, dict):
+            names += _differing(one, other, "" if key == "config" else f"{prefix}{key}.")
+        elif one != other:
+            names.append(prefix + key)
+    return names
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    try:
+        file = durable_files.hold(path)
+    except BlockingIOError as error:
+        raise OtherSimulation(
+            f"another process is simulating in {path.parent.parent}; wait for it, or give another --out"
+        ) from error
+    with file:
+        yield

@@ -1,0 +1,86 @@
+"""What a simulated run has shown so far: each site's rounds, the coordinator's, and the bytes that went either way.
+
+A file that is written as the run goes on, so that a run which is killed and taken up again has lost none of it. Each
+entry has a name of its own and replaces one of that name: what is told twice, because the process was killed in
+between, counts once.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from agreement.storage.sqlite import DatabaseOwner
+from protoseal_wire.messages import PhaseKey
+from secure_client.output.site_log import SiteRound
+from secure_server.round_log import CoordinatorRound
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS site_rounds (
+    site TEXT NOT NULL, round INTEGER NOT NULL, json TEXT NOT NULL, PRIMARY KEY (site, round)
+) STRICT;
+CREATE TABLE IF NOT EXISTS rounds (round INTEGER PRIMARY KEY, json BLOB NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS payloads (
+    site TEXT NOT NULL, up INTEGER NOT NULL, round INTEGER NOT NULL, attempt INTEGER NOT NULL, phase INTEGER NOT NULL,
+    size INTEGER NOT NULL, PRIMARY KEY (site, up, round, attempt, phase)
+) STRICT;
+"""
+_COORDINATOR_ROUND = TypeAdapter(CoordinatorRound)
+
+
+class RunLog(DatabaseOwner):
+    """One run's log. Durable against the end of the process, not against that of the machine."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or create the file."""
+        self._db = sqlite3.connect(path, isolation_level=None)
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=OFF")
+        for statement in _SCHEMA.split(";\n"):
+            self._db.execute(statement)
+
+    def put_site_round(self, site: str, figures: SiteRound) -> None:
+        """A round as a site saw it."""
+        row = (site, figures.round, figures.model_dump_json())
+        self._db.execute("INSERT OR REPLACE INTO site_rounds VALUES (?, ?, ?)", row)
+
+    def put_round(self, completed: CoordinatorRound) -> None:
+        """A round as the coordinator saw it."""
+        row = (completed.round, _COORDINATOR_ROUND.dump_json(completed))
+        self._db.execute("INSERT OR REPLACE INTO rounds VALUES (?, ?)", row)
+
+    def put_payload(self, site: str, key: PhaseKey, size: int, *, up: bool) -> None:
+        """The bytes of a request (``up`` false) or an answer."""
+        row = (site, int(up), key.round, key.attempt, int(key.phase), size)
+        self._db.execute("INSERT OR REPLACE INTO payloads VALUES (?, ?, ?, ?, ?, ?)", row)
+
+    def site_rounds(self, site: str) -> tuple[SiteRound, ...]:
+        """A site's rounds, oldest first."""
+        rows = self._db.execute("SELECT json FROM site_rounds WHERE site = ? ORDER BY round", (site,))
+        return tuple(SiteRound.model_validate_json(text) for (text,) in rows)
+
+    def site_round(self, site: str, round_number: int) -> SiteRound:
+        """One round of a site; ``KeyError`` if it did not tell of it."""
+        query = "SELECT json FROM site_rounds WHERE site = ? AND round = ?"
+        row = self._db.execute(query, (site, round_number)).fetchone()
+        if row is None:
+            raise KeyError((site, round_number))
+        return SiteRound.model_validate_json(row[0])
+
+    def sites_of(self, round_number: int) -> set[str]:
+        """The sites that told of a round."""
+        rows = self._db.execute("SELECT site FROM site_rounds WHERE round = ?", (round_number,))
+        return {site for (site,) in rows}
+
+    def rounds(self) -> list[CoordinatorRound]:
+        """The coordinator's rounds, oldest first."""
+        rows = self._db.execute("SELECT json FROM rounds ORDER BY round")
+        return [_COORDINATOR_ROUND.validate_json(text) for (text,) in rows]
+
+    def payload_bytes(self, site: str, *, up: bool) -> int:
+        """Of all answers, or of all requests."""
+        query = "SELECT coalesce(sum(size), 0) FROM payloads WHERE site = ? AND up = ?"
+        (total,) = self._db.execute(query, (site, int(up))).fetchone()
+        return int(total)

@@ -1,0 +1,49 @@
+"""What one method did in a simulation, and the record of it that is read when the simulation goes on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from agreement import Agreement, AnyMethod, method_named
+from protoseal.reports.result_files import RunRecord, read_record
+from protoseal.simulation.local_federation import Outcome
+from secure_server.round_log import CoordinatorRound
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one method did on one seed's data, so far or in all; ``data_sha256`` is of these."""
+
+    method: AnyMethod
+    agreement: Agreement
+    outcome: Outcome
+    data_sha256: str
+
+    def record(self) -> RunRecord:
+        """All of it, to be read by :meth:`of`."""
+        return RunRecord(
+            method=self.method.value,
+            agreement=self.agreement.model_dump(mode="json", by_alias=True),
+            sites=tuple(self.outcome.sites.values()),
+            rounds=tuple(asdict(each) for each in self.outcome.rounds),
+            best_round=self.outcome.best_round,
+            data_sha256=self.data_sha256,
+        )
+
+    @classmethod
+    def of(cls, path: Path) -> Run:
+        """The run that ended with this record. Raises :class:`FileError` for another file."""
+        record = read_record(path)
+        agreement = Agreement.from_json(json.dumps(record.agreement), source=str(path))
+        rounds = TypeAdapter(list[CoordinatorRound]).validate_python(record.rounds)
+        sites = {log.name: log for log in record.sites}
+        return cls(
+            method_named(record.method),
+            agreement,
+            Outcome(sites, rounds, [], record.best_round),
+            record.data_sha256,
+        )

@@ -1,0 +1,129 @@
+"""From the names of a data set and a split to each simulated site's samples, and a file for each site."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from agreement import PreprocessingSection
+from agreement.agreement import NAME_PATTERN
+from agreement.toml_loading import SITES_FORM
+from protoseal.splits import SiteArrays, iid, parse_split
+from secure_client.data.arrays import Samples, TrainTest, join_samples
+from secure_client.data.npz import read_npz
+from secure_client.data.sources import join, own_classes, read, suggest_preprocessing
+from secure_client.errors import DataError
+
+_TEST_STREAM = 2
+"""Beside the seed, so that which test samples are used is drawn independently of the split."""
+
+
+@dataclass(frozen=True)
+class DividedData:
+    """Each site's samples, and what the sites then agree on. ``test`` is the data set's own test part, if any."""
+
+    sites: tuple[SiteArrays, ...]
+    classes: tuple[str, ...]
+    preprocessing: PreprocessingSection | None
+    test: Samples | None = None
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of every sample of every site and of ``test``: the same data and split have the same."""
+        parts = [(site.name, kind, part) for site in self.sites for kind, part in site.parts.items()]
+        return digest([*parts, *([] if self.test is None else [("", "test", self.test)])])
+
+    def test_of_all(self) -> Samples:
+        """A test set over all sites: the data set's own, or else what the sites hold back, together.
+
+        Only a simulation has it: no site of a deployment sees another's samples.
+        """
+        return self.test if self.test is not None else join_samples([site.test for site in self.sites])
+
+
+def digest(parts: Iterable[tuple[str, str, Samples]]) -> str:
+    """SHA-256 in hexadecimal over which site's samples they are, what for, and the samples; with shapes and types."""
+    hashed = hashlib.sha256()
+    for site, kind, part in parts:
+        for name in ("inputs", "labels", "domains", "subjects"):
+            array = getattr(part, name)
+            if array is None:
+                continue
+            hashed.update(f"{site} {kind} {name} {array.dtype.str} {array.shape}\n".encode())
+            hashed.update(np.ascontiguousarray(array).data)
+    return hashed.hexdigest()
+
+
+def divide(
+    dataset: str,
+    split: str,
+    *,
+    sites: int,
+    seed: int,
+    data_root: Path | None = None,
+    agreed: PreprocessingSection | None = None,
+    classes: tuple[str, ...] | None = None,
+    tests: int | None = None,
+) -> DividedData:
+    """Read ``dataset`` and divide it among ``sites`` sites, called site-1 and so on.
+
+    Of the data set's own test part, if it has one that is not dealt out with the rest, at most ``tests`` samples of
+    each class and domain are used. With ``sites:DIR`` the split is given: a site for each file, whatever ``sites`` and
+    ``split`` say. Classes and preprocessing follow from the data unless given. Raises a
+    :class:`secure_client.errors.SiteError`.
+    """
+    if dataset.startswith(SITES_FORM):
+        return read_sites(Path(dataset.removeprefix(SITES_FORM)), agreed=agreed, classes=classes)
+    divider = parse_split(split)
+    sources = read(dataset, data_root=data_root, agreed=agreed, seed=seed)
+    agreed = agreed or suggest_preprocessing(sources)
+    data = divider.pooled(join(sources, agreed, classes))
+    if tests is not None and data.test is not None:
+        data = replace(data, test=fewer(data.test, tests, seed))
+    return DividedData(divider(data, sites=sites, seed=seed), data.classes, agreed, data.test)
+
+
+def fewer(samples: Samples, most: int, seed: int) -> Samples:
+    """At most ``most`` of each class and domain, drawn at random by the seed, in the order of the data."""
+    rng = np.random.default_rng((seed, _TEST_STREAM))
+    cells = np.stack([samples.domains, samples.labels])
+    kept = [
+        rng.permutation(np.flatnonzero((cells == cell[:, np.newaxis]).all(axis=0)))[:most]
+        for cell in np.unique(cells, axis=1).T
+    ]
+    return samples.take(np.sort(np.concatenate(kept)))
+
+
+def read_sites(
+    directory: Path, *, agreed: PreprocessingSection | None = None, classes: tuple[str, ...] | None = None
+) -> DividedData:
+    """``directory/NAME.npz`` for each site, in the form of :mod:`secure_client.data.npz`.
+
+    Where a site has no test part, a quarter of each of its classes becomes one; which, follows from the file
+    alone. Raises :class:`DataError`.
+    """
+    files = sorted(directory.glob("*.npz"))
+    if not files:
+        raise DataError(f"{SITES_FORM}{directory}: holds no .npz file; it needs one for each site")
+    for file in files:
+        if not re.fullmatch(NAME_PATTERN, file.stem):
+            raise DataError(
+                f"{file}: a site's name has lower-case letters, digits, dots and hyphens only; rename it"
+            )
+    sources = [read_npz(file) for file in files]
+    agreed, classes = agreed or suggest_preprocessing(sources), classes or own_classes(sources)
+    data = [join([source], agreed, classes) for source in sources]
+    sites = (_alone(file.stem, part) for file, part in zip(files, data, strict=True))
+    return DividedData(tuple(sites), classes, agreed)
+
+
+def _alone(name: str, data: TrainTest) -> SiteArrays:
+    if data.test is None:
+        return replace(iid(data, sites=1, seed=0)[0], name=name)
+    return SiteArrays(name, data.train, data.test, data.domains)

@@ -1,0 +1,285 @@
+"""The sites of one process as what trains: how they train together, when they stop, what they are tested on."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from agreement import Agreement, AnyMethod, Inference
+from protoseal.reports.run_results import mean, own_accuracy
+from protoseal.simulation.batched.training import Batching, run_together
+from protoseal.simulation.run_log import RunLog
+from secure_client.data import SiteData
+from secure_client.error_containment import contained
+from secure_client.errors import DataError
+from secure_client.output.site_log import SiteLog, SiteRound
+from secure_client.output.site_rounds import site_round
+from secure_client.site_model.checkpointed_learner import Trainee
+from secure_client.site_model.factory import build_learner, warn_of_fedavg
+from secure_client.training.evaluation import Evaluation
+from secure_client.training.job import Losses
+from secure_client.training.learner import Learner
+
+_log = logging.getLogger("protoseal.simulation")
+
+
+@dataclass(frozen=True)
+class SiteTraining:
+    """How and what the sites train: on which device, together or one by one, which models.
+
+    With ``models``, the site at position i in the order of names has the i-th of them (after the last the first again)
+    instead of the agreement's; ``pretrained`` is then for those that have the agreement's.
+    """
+
+    device: str = "cpu"
+    batching: Batching = Batching.NEVER
+    models: tuple[str, ...] = ()
+    pretrained: Path | None = None
+
+    def model_of(self, agreement: Agreement, position: int) -> str:
+        """What the site at that position trains."""
+        return self.models[position % len(self.models)] if self.models else agreement.training.model
+
+    def learner(self, agreement: Agreement, name: str, data: SiteData, position: int) -> Learner:
+        """A site's learner; what is to be warned of in all of them, with the first. Raises a ``SiteError``."""
+        model = self.model_of(agreement, position)
+        learner = build_learner(
+            agreement,
+            name,
+            data,
+            model=model,
+            device=self.device,
+            pretrained=self.pretrained if model == agreement.training.model else None,
+        )
+        if position == 0:
+            warn_of_fedavg(agreement, learner)
+        return learner
+
+
+@dataclass(frozen=True)
+class SiteTesting:
+    """What is tested and when: after every ``every``-th round and the last one.
+
+    ``overall`` is a test set over all sites, on which every site's model is tested once, at the end. With ``patience``
+    p training stops when the sites' mean accuracy on what they keep aside was not above its best for p rounds.
+    """
+
+    overall: Dataset[Any] | None = None
+    every: int = 1
+    per_class: bool = False
+    patience: int | None = None
+
+
+ONE_BY_ONE, EVERY_ROUND = SiteTraining(), SiteTesting()
+
+
+class Trainees:
+    """The trainees of one run of one method, by the names of their sites, and what they told of its rounds.
+
+    A run that was killed is taken up with the trainees that its journals hold and the log that its file holds: what was
+    told is not asked again, and nothing is trained twice but what no journal had yet. Where sites train one by one it
+    comes to the same, bit for bit on a CPU; of one program the sites that are left are a smaller one, which rounds
+    differently.
+    """
+
+    def __init__(
+        self,
+        trainees: Mapping[str, Trainee],
+        data: Mapping[str, SiteData],
+        log: RunLog,
+        *,
+        method: AnyMethod,
+        agreement: Agreement,
+        training: SiteTraining,
+        testing: SiteTesting,
+        until: Mapping[str, int] | None = None,
+    ) -> None:
+        """What the log has of a site's rounds after ``until`` does not count: it will tell of them again.
+
+        ``method`` is the one whose inference the sites have. Raises :class:`DataError` where training is to stop early
+        and a site keeps nothing aside for that.
+        """
+        self._trainees, self._data, self._log = trainees, data, log
+        self._method, self._agreement = method, agreement
+        self._training, self._testing = training, testing
+        lacking = [name for name in sorted(data) if data[name].validation is None]
+        if testing.patience is not None and lacking:
+            raise DataError(
+                f"early_stopping needs samples that {lacking[0]} keeps aside: add val=0.1 to the split's options"
+            )
+        self._shares: dict[int, float] = {}
+        self._told = {
+            name: {
+                each.round: each
+                for each in log.site_rounds(name)
+                if until is None or each.round <= until[name]
+            }
+            for name in sorted(trainees)
+        }
+        self._means: dict[int, float] = {}
+
+    # While it runs
+
+    def tests_in(self, round_number: int) -> bool:
+        """Whether models are tested after this round."""
+        return round_number % self._testing.every == 0 or round_number == self._agreement.rounds
+
+    def train(self, round_number: int) -> None:
+        """Train all sites that have not trained in this round, as one program; nothing where they train one by one.
+
+        To be called when everything that the round starts from is there at every site.
+        """
+        waiting = [each for each in self._trainees.values() if not each.is_trained_for(round_number)]
+        if self._training.batching is Batching.NEVER or round_number == 0 or not waiting:
+            return
+        start = time.perf_counter()
+        for each in waiting:
+            each.begin(round_number)
+        found = contained(
+            lambda: self._together(waiting, round_number),
+            lambda: _one_by_one(waiting, round_number),
+            f"training of {len(waiting)} sites as one program",
+        )
+        for each, losses in zip(waiting, found, strict=True):
+            each.finish(round_number, losses)
+        self._shares[round_number] = (time.perf_counter() - start) / len(waiting)
+
+    def tell(self, name: str, figures: SiteRound) -> SiteRound:
+        """A site's figures of a round with what only a simulation knows of it; they are kept."""
+        trainee, seconds = self._trainees[name], dict(figures.seconds)
+        # Of the time that all took together, each site's part is an equal share.
+        seconds["train"] = seconds.get("train", 0.0) + self._shares.get(figures.round, 0.0)
+        update: dict[str, Any] = {"seconds": seconds, "accuracy": own_accuracy(self._method, figures)}
+        if trainee.losses is not None:
+            update["loss"] = trainee.losses.total
+        validation = self._data[name].validation
+        if self._testing.patience is not None and validation is not None:
+            update["accuracy_validation"] = own_accuracy(self._method, trainee.evaluate_on(validation))
+        return self._keep(name, figures.model_copy(update=update))
+
+    def end_round(self, round_number: int) -> None:
+        """To be called when every site has told of the round, before anyone trains for the next."""
+        if self._testing.patience is not None and self.best_round == round_number:
+            for each in self._trainees.values():
+                if each.remembered != round_number:
+                    each.remember()
+
+    @property
+    def completed(self) -> int:
+        """The last round that every site has told of; 0 before the first."""
+        return min(max(told, default=0) for told in self._told.values())
+
+    @property
+    def best_round(self) -> int | None:
+        """The first round of the highest mean accuracy on what sites keep aside; None where nobody asked."""
+        if self._testing.patience is None or not self.completed:
+            return None
+        for number in range(len(self._means) + 1, self.completed + 1):
+            self._means[number] = self._validated(number)
+        return max(self._means, key=lambda number: (self._means[number], -number))
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing more to train."""
+        return self.stopped_early or self.completed >= self._agreement.rounds
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether it is time to stop, however many rounds are left."""
+        patience, best = self._testing.patience, self.best_round
+        return patience is not None and best is not None and self.completed - best >= patience
+
+    # At its end
+
+    def close(self, save: Callable[[str, Trainee], None] = lambda name, trainee: None) -> None:
+        """Test what is reported as it is to be tested at the end, and ``save`` it.
+
+        Where training was to stop early this is the best round's model, to which the sites go back. A warning tells of
+        rounds in which a site's training failed.
+        """
+        self._warn_of_failures()
+        for name, trainee in self._trainees.items():
+            if self._testing.patience is not None:
+                trainee.go_back()
+            last = self._told[name].get(self.best_round or self.completed)
+            if last is not None:
+                self._keep(name, self._closing(trainee, last))
+            save(name, trainee)
+
+    def logs(self) -> dict[str, SiteLog]:
+        """Each site's log so far."""
+        return {
+            name: SiteLog(
+                name=name,
+                model=self._training.model_of(self._agreement, position),
+                train_samples=self._data[name].train_samples,
+                bytes_up=self._log.payload_bytes(name, up=True),
+                bytes_down=self._log.payload_bytes(name, up=False),
+                rounds=tuple(told[number] for number in sorted(told)),
+            )
+            for position, (name, told) in enumerate(self._told.items())
+        }
+
+    # Parts of these
+
+    def _warn_of_failures(self) -> None:
+        rounds = [each for told in self._told.values() for each in told.values()]
+        failed = sum(not each.trained for each in rounds)
+        if failed:
+            _log.warning(
+                "%s: training failed in %d of %d rounds of all sites, whose models stayed as they were: see the log of"
+                " each, and do not take the figures for the method's",
+                *(self._method.value, failed, len(rounds)),
+            )
+
+    def _together(self, waiting: Sequence[Trainee], round_number: int) -> Sequence[Losses | None]:
+        for stage in zip(*(each.jobs(round_number) for each in waiting), strict=True):
+            losses = run_together(stage, self._training.batching)
+        return losses
+
+    def _keep(self, name: str, figures: SiteRound) -> SiteRound:
+        self._log.put_site_round(name, figures)
+        self._told[name][figures.round] = figures
+        return figures
+
+    def _validated(self, round_number: int) -> float:
+        """The mean accuracy on what the sites keep aside; below any other for a round that not all took part in."""
+        told = [each[round_number] for each in self._told.values() if round_number in each]
+        value = mean(each.accuracy_validation for each in told)
+        return -1.0 if value is None or len(told) < len(self._told) else value
+
+    def _closing(self, trainee: Trainee, figures: SiteRound) -> SiteRound:
+        update: dict[str, Any] = {}
+        if self._testing.patience is not None or self._testing.per_class:
+            tested = trainee.evaluate()
+            update = {} if tested is None else self._tested(figures, tested)
+        if self._testing.overall is not None:
+            tested = trainee.evaluate_on(self._testing.overall)
+            update |= {"pm_v_global": tested.pm_v, "pm_l_global": tested.pm_l}
+        return figures.model_copy(update=update)
+
+    def _tested(self, figures: SiteRound, tested: Evaluation) -> dict[str, Any]:
+        """The figures that follow from a test."""
+        after = site_round(figures.round, figures.attempt, figures.sites, (), tested, {})
+        names = ("accuracy_classifier", "accuracy_prototype", "accuracy_trained", "pm_v", "pm_l")
+        update: dict[str, Any] = {name: getattr(after, name) for name in names}
+        update["accuracy"] = own_accuracy(self._method, tested)
+        if self._testing.per_class:
+            near = self._method.traits.inference is Inference.PROTOTYPE and tested.by_prototype
+            shares = tested.by_prototype if near else tested.by_classifier
+            named = zip(self._agreement.classes, shares, strict=True)
+            update["per_class"] = {name: share for name, share in named if share is not None}
+        return update
+
+
+def _one_by_one(waiting: Sequence[Trainee], round_number: int) -> list[Losses | None]:
+    """Train each site by itself, from where the round began: one that diverges spoils no other."""
+    for each in waiting:
+        each.undo()
+    return [each.run(round_number) for each in waiting]

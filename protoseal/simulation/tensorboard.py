@@ -1,0 +1,77 @@
+"""A simulation's figures as scalars for TensorBoard, a run for each seed and method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from agreement import AnyMethod
+from agreement.errors import UserError
+from protoseal.reports.run_results import mean, own_accuracy
+from protoseal.simulation.experiment import Completed, Ended, Watcher
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+class Scalars(Watcher):
+    """Writes ``FOLDER/seed-N/METHOD``; a run that is taken up again goes on in a file beside the first.
+
+    After each round: accuracy by the method's own inference and training loss, of each site and on average, and the
+    seconds of the slowest site's training and protection. Raises ``UserError`` without the package.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._make = _writer_class()
+        self._writers: dict[tuple[int, AnyMethod], SummaryWriter] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for writer in self._writers.values():
+            writer.close()
+        self._writers.clear()
+
+    def on_completed(self, completed: Completed) -> None:
+        """One step of each scalar; of what was not tested there is none."""
+        told, number = completed.told, completed.round
+        writer = self._writer(completed.seed, completed.method)
+        own = {site: own_accuracy(completed.method, each) for site, each in told.items()}
+        _add(writer, number, "accuracy", own)
+        _add(writer, number, "loss", {site: each.loss for site, each in told.items()})
+        for part in sorted({part for each in told.values() for part in each.seconds}):
+            slowest = max(each.seconds.get(part, 0.0) for each in told.values())
+            writer.add_scalar(f"seconds/{part}", slowest, number)
+        writer.flush()
+
+    def on_run(self, ended: Ended) -> None:
+        """Its file is complete."""
+        writer = self._writers.pop((ended.seed, ended.method), None)
+        if writer is not None:
+            writer.close()
+
+    def _writer(self, seed: int, method: AnyMethod) -> SummaryWriter:
+        if (seed, method) not in self._writers:
+            self._writers[seed, method] = self._make(str(self._folder / f"seed-{seed}" / method.value))
+        return self._writers[seed, method]
+
+
+def _add(writer: SummaryWriter, number: int, name: str, values: Mapping[str, float | None]) -> None:
+    """Each site's value and their mean."""
+    for tag, value in {"mean": mean(values.values()), **values}.items():
+        if value is not None:
+            writer.add_scalar(f"{name}/{tag}", value, number)
+
+
+def _writer_class() -> type[SummaryWriter]:
+    try:
+        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 (an optional part)
+    except ImportError as error:
+        raise UserError(
+            "scalars for TensorBoard need its package: run pip install 'protoseal[tensorboard]', or leave"
+            " --tensorboard out"
+        ) from error
+    return SummaryWriter

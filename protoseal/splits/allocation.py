@@ -1,0 +1,146 @@
+"""From shares to sites: the samples of each domain and class, shuffled and dealt out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protoseal.splits.shared_samples import Pool, SharedSamples
+from protoseal.splits.site_samples import SiteArrays
+from secure_client.data.arrays import Indices, Labels, Samples, TrainTest
+from secure_client.errors import DataError
+
+Shares = NDArray[np.float64]
+"""(sites, domains, classes): in what proportions the sites get the samples of a domain and class."""
+
+TRAIN_PART = 0.75
+"""Of each class at a site, where the data set has no test part of its own."""
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """Each site's training samples and, where the data have no test part, its test samples, by index.
+
+    In the order of the data, so that a file of a site's samples does not tell how they were drawn.
+    """
+
+    trains: list[Indices]
+    tests: list[Indices]
+
+
+def divide(
+    data: TrainTest,
+    shares: Shares,
+    *,
+    caps: Sequence[int] | None = None,
+    own_test: float | None = None,
+    rng: np.random.Generator,
+) -> tuple[SiteArrays, ...]:
+    """:func:`deal`, then :func:`make_sites`, of the data without their test part where sites keep their own."""
+    data, train_part = keep_own_test(data, own_test)
+    return make_sites(data, deal(data, shares, caps, train_part, rng))
+
+
+def keep_own_test(data: TrainTest, own_test: float | None) -> tuple[TrainTest, float]:
+    """The data to deal out and which part of it sites train on, where ``own_test`` is what each tests on."""
+    if own_test is None:
+        return data, TRAIN_PART
+    return replace(data, test=None), 1.0 - own_test
+
+
+def deal(
+    data: TrainTest, shares: Shares, caps: Sequence[int] | None, train_part: float, rng: np.random.Generator
+) -> Dealt:
+    """Indices of each site's samples. ``caps`` bounds each site's training samples of a class.
+
+    Where the data have a test part, all that is dealt out is for training up to the cap; elsewhere the rest of
+    each class, 1 − ``train_part`` of it and what is above the cap, is the site's to test on.
+    """
+    trains: list[list[Indices]] = [[] for _ in shares]
+    tests: list[list[Indices]] = [[] for _ in shares]
+    for label in range(len(data.classes)):
+        for site, members in enumerate(_deal_class(data.train, label, shares[:, :, label], rng)):
+            wanted = len(members) if data.test is not None else math.floor(train_part * len(members) + 0.5)
+            kept = wanted if caps is None else min(caps[site], wanted)
+            trains[site].append(members[:kept])
+            tests[site].append(members[kept:])
+    return Dealt([_in_order(parts) for parts in trains], [_in_order(parts) for parts in tests])
+
+
+def make_sites(data: TrainTest, dealt: Dealt) -> tuple[SiteArrays, ...]:
+    """The sites, called site-1 and so on, with numbers of equal width.
+
+    Where the data have a test part, each site has all of it that is of the classes and domains it trains on, in
+    memory once for all sites. Raises :class:`DataError` for a site without training or without test samples.
+    """
+    width = len(str(len(dealt.trains)))
+    names = [f"site-{number:0{width}d}" for number in range(1, len(dealt.trains) + 1)]
+    maker = _SiteMaker(data)
+    return tuple(maker.site(*parts) for parts in zip(names, dealt.trains, dealt.tests, strict=True))
+
+
+@dataclass(frozen=True)
+class _SiteMaker:
+    data: TrainTest
+    pool: Pool | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "pool", None if self.data.test is None else Pool(self.data.test))
+
+    def site(self, name: str, train_indices: Indices, rest: Indices) -> SiteArrays:
+        train = self.data.train.take(train_indices)
+        test = self.data.train.take(rest) if self.pool is None else _like(self.pool, train)
+        for part, kind in ((train, "training"), (test, "test")):
+            if not len(part):
+                raise DataError(
+                    f"this split leaves {name} without {kind} samples; use fewer sites or more data"
+                )
+        here = np.union1d(train.domains, test.domains)
+        train, test = (_renumbered(part, np.searchsorted(here, part.domains)) for part in (train, test))
+        return SiteArrays(name, train, test, tuple(self.data.domains[domain] for domain in here))
+
+
+def thinned(samples: Samples, wanted: int, rng: np.random.Generator) -> Samples:
+    """So many of the samples, drawn at random; :class:`DataError` where there are fewer."""
+    if wanted > len(samples):
+        raise DataError(
+            f"{wanted} samples are wanted, of {len(samples)} that there are; use fewer sites or a smaller per="
+        )
+    return samples.take(np.sort(rng.choice(len(samples), wanted, replace=False)))
+
+
+def _deal_class(samples: Samples, label: int, shares: Shares, rng: np.random.Generator) -> list[Indices]:
+    """Shuffled indices of one class for each site, by shares (sites, domains)."""
+    dealt: list[list[Indices]] = [[] for _ in shares]
+    for domain in range(shares.shape[1]):
+        members = rng.permutation(np.flatnonzero((samples.labels == label) & (samples.domains == domain)))
+        total = shares[:, domain].sum()
+        if total > 0:
+            # A random order of the sites, so that the remainder of a division falls to no site in particular.
+            order = rng.permutation(len(shares))
+            ends = np.rint(shares[order, domain].cumsum() / total * len(members)).astype(np.int64)
+            for site, part in zip(order, np.split(members, ends[:-1]), strict=True):
+                dealt[site].append(part)
+    return [rng.permutation(np.concatenate(parts)) if parts else np.empty(0, np.int64) for parts in dealt]
+
+
+def _in_order(parts: list[Indices]) -> Indices:
+    return np.sort(np.concatenate(parts))
+
+
+def _like(pool: Pool, train: Samples) -> SharedSamples:
+    """The test samples of the classes and domains that the training samples have."""
+    test = pool.samples
+    here = np.isin(test.labels, np.unique(train.labels)) & np.isin(test.domains, np.unique(train.domains))
+    rows = np.flatnonzero(here)
+    return SharedSamples(pool, rows, test.domains[rows])
+
+
+def _renumbered(part: Samples, domains: Labels) -> Samples:
+    if isinstance(part, SharedSamples):
+        return SharedSamples(part.pool, part.rows, domains)
+    return replace(part, domains=domains)

@@ -1,0 +1,57 @@
+"""Samples that several simulated sites have, kept in memory once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+from agreement import PreprocessingSection
+from secure_client.data.arrays import Indices, Inputs, Labels, Samples
+from secure_client.data.preprocess import to_dataset
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Samples of which each site has some rows. They are preprocessed once for all sites that agreed alike."""
+
+    samples: Samples
+    _made: dict[PreprocessingSection | None, TensorDataset] = field(default_factory=dict, repr=False)
+
+    def dataset(self, agreed: PreprocessingSection | None, *, where: str) -> TensorDataset:
+        """All of the samples under the agreed preprocessing: the same object each time."""
+        if agreed not in self._made:
+            self._made[agreed] = to_dataset(self.samples, agreed, where=where)
+        return self._made[agreed]
+
+
+class SharedSamples(Samples):
+    """Some rows of a :class:`Pool`. ``inputs`` are copied out of it each time that they are asked for.
+
+    ``domains`` may number other names than the pool's do. They are for tests, and so have no subjects.
+    """
+
+    pool: Pool
+    rows: Indices
+
+    def __init__(self, pool: Pool, rows: Indices, domains: Labels) -> None:
+        for name, value in (("pool", pool), ("rows", rows), ("domains", domains)):
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "labels", pool.samples.labels[rows])
+
+    @property
+    def inputs(self) -> Inputs:
+        """A copy, of the shape and dtype of the pool's."""
+        return self.pool.samples.inputs[self.rows]
+
+    @property
+    def is_images(self) -> bool:
+        return self.pool.samples.is_images
+
+    def take(self, indices: Indices) -> Samples:
+        return SharedSamples(self.pool, self.rows[indices], self.domains[indices])
+
+    def subset(self, agreed: PreprocessingSection | None, *, where: str) -> Dataset[Any]:
+        """These rows of the pool's data set."""
+        return Subset(self.pool.dataset(agreed, where=where), self.rows.tolist())

@@ -1,0 +1,100 @@
+"""One simulated site's samples, and the part of them that it may keep aside for early stopping."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from agreement import PreprocessingSection
+from protoseal.splits.shared_samples import SharedSamples
+from secure_client.data import SiteData
+from secure_client.data.arrays import Samples
+from secure_client.data.preprocess import to_dataset
+from secure_client.data.site_data import numbered
+from secure_client.errors import DataError
+
+VALIDATION_STREAM, SUBJECT_STREAM = 1, 3
+"""Beside the seed, so that validation parts and subjects are drawn independently of the split they are taken from."""
+
+
+@dataclass(frozen=True)
+class SiteArrays:
+    """One site's samples; their domains number ``domains``, the names of those that the site has.
+
+    ``validation``, where it was asked for, is in neither ``train`` nor ``test``.
+    """
+
+    name: str
+    train: Samples
+    test: Samples
+    domains: tuple[str, ...]
+    validation: Samples | None = None
+
+    @property
+    def parts(self) -> dict[str, Samples]:
+        """The samples by what they are for: train, validation where there is any, test."""
+        parts = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {kind: part for kind, part in parts.items() if part is not None}
+
+    def to_data(self, agreed: PreprocessingSection | None) -> SiteData:
+        """The data sets that the site trains and tests on, under the agreed preprocessing.
+
+        Test samples that several sites have are in memory once, as subsets of one data set.
+        """
+        return SiteData(
+            self._dataset(self.train, agreed),
+            self._dataset(self.test, agreed),
+            None if self.validation is None else self._dataset(self.validation, agreed),
+            numbered(self.train.subjects),
+        )
+
+    def _dataset(self, part: Samples, agreed: PreprocessingSection | None) -> Dataset[Any]:
+        if isinstance(part, SharedSamples):
+            return part.subset(agreed, where=self.name)
+        return to_dataset(part, agreed, where=self.name)
+
+
+def with_validation(sites: Sequence[SiteArrays], part: float, seed: int) -> tuple[SiteArrays, ...]:
+    """The sites with that part of their training samples kept aside, in (0, 1): of each class, rounded half up.
+
+    At least one sample of each class stays for training. What the sites have besides is unchanged, so that a
+    split with and without validation differs in nothing else. Raises :class:`DataError` naming a site that has
+    too few samples of every class to keep one aside.
+    """
+    rng = np.random.default_rng((seed, VALIDATION_STREAM))
+    return tuple(_with_validation(site, part, rng) for site in sites)
+
+
+def with_subjects(sites: Sequence[SiteArrays], records: int, seed: int) -> tuple[SiteArrays, ...]:
+    """The sites with their training samples dealt to made-up subjects of so many each, whatever their classes.
+
+    At random, and a site's last subject may have fewer. No subject is at two sites.
+    """
+    rng = np.random.default_rng((seed, SUBJECT_STREAM))
+    return tuple(_with_subjects(site, records, rng) for site in sites)
+
+
+def _with_subjects(site: SiteArrays, records: int, rng: np.random.Generator) -> SiteArrays:
+    numbers = rng.permutation(len(site.train)) // records
+    subjects = np.char.add(f"{site.name}/", numbers.astype(np.str_))
+    return replace(site, train=replace(site.train, subjects=subjects))
+
+
+def _with_validation(site: SiteArrays, part: float, rng: np.random.Generator) -> SiteArrays:
+    aside = np.zeros(len(site.train), dtype=np.bool_)
+    for label in np.unique(site.train.labels):
+        members = np.flatnonzero(site.train.labels == label)
+        count = min(math.floor(part * len(members) + 0.5), len(members) - 1)
+        aside[rng.permutation(members)[:count]] = True
+    if not aside.any():
+        raise DataError(
+            f"val={part:g} keeps none of {site.name}'s {len(aside)} training samples; make it larger, or give"
+            " sites more samples of a class"
+        )
+    kept, held = np.flatnonzero(~aside), np.flatnonzero(aside)
+    return replace(site, train=site.train.take(kept), validation=site.train.take(held))

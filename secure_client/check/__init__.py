@@ -1,0 +1,1 @@
+"""``protoseal client check``: a dry run of a site."""

@@ -1,0 +1,174 @@
+"""``protoseal client check``: everything that a run needs, tried without sending any data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TypeVar
+
+from agreement import Agreement
+from algorithms.gram import Bool
+from crypto.errors import CryptoError
+from crypto.pki.certificate_fields import load_certificate
+from privacy.errors import BudgetError, PrivacyError
+from privacy.ledger.ledger import read_account
+from protoseal_wire.messages import CheckReply
+from secure_client.app import NO_LEDGER, load_data, open_learner, open_party
+from secure_client.check.coordinator_checks import ask, check_agreement, check_listed, check_open
+from secure_client.check.disk_checks import check_folders, check_state
+from secure_client.config import SiteConfig
+from secure_client.errors import SiteError
+from secure_client.privacy.affordability import check_room
+from secure_client.privacy.exact_releases import open_exact
+from secure_client.privacy.privacy_units import units_at
+from secure_client.privacy.releases import NO_GUARANTEE, check_delta, open_releases
+from secure_client.privacy.run_cost import planned_epsilon, planned_in_words
+from secure_client.protocol.ledger_anchors import check_kept_beside
+from secure_client.protocol.setup import Party
+from secure_client.site_model.factory import build_initial_model, check_averaged
+from secure_client.training.learner import choose_device
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was tried, and what came of it."""
+
+    what: str
+    ok: bool
+    detail: str
+
+
+def check_site(config: SiteConfig, passphrase: Callable[[], bytes]) -> Iterator[Finding]:
+    """Try everything that a run needs, each also where another failed; nothing at the coordinator changes.
+
+    What needs neither key nor network comes first, for whoever drafts an agreement may have none yet. ``passphrase`` is
+    asked several times, and may raise :class:`crypto.errors.CryptoError`. A cause that fails several is told with the
+    first.
+    """
+    told: dict[str, str] = {}
+    for each in _findings(config, passphrase):
+        first = each.what if each.ok else told.setdefault(each.detail, each.what)
+        yield each if first == each.what else Finding(each.what, False, f"for the same reason as {first}")
+
+
+def _findings(config: SiteConfig, passphrase: Callable[[], bytes]) -> Iterator[Finding]:
+    yield _tried("agreement", lambda: _agreement(config.agreement))
+    model = _tried("model", lambda: _model(config))
+    yield model
+    if model.ok:
+        yield _tried("data and model", lambda: _learner(config))
+    else:
+        yield _tried("data", lambda: _data(config))
+    yield _tried("privacy", lambda: _privacy(config))
+    yield _tried("folders", lambda: check_folders(config))
+    party = _once(lambda: open_party(config, passphrase()))
+    yield _tried("certificate", lambda: _certificate(party()))
+    yield _tried("state", lambda: check_state(config, party()))
+    reply = _once(lambda: ask(config, party()))
+    yield _tried("coordinator", lambda: _reached(config, reply()))
+    yield _tried("listed", lambda: check_listed(config, reply()))
+    yield _tried("same agreement", lambda: check_agreement(config, reply()))
+    yield _tried("run", lambda: check_open(config, reply()))
+
+
+def _once(attempt: Callable[[], R]) -> Callable[[], R]:
+    """The outcome of the first call, an exception or not, at each."""
+    outcomes: list[R | Exception] = []
+
+    def outcome() -> R:
+        if not outcomes:
+            try:
+                outcomes.append(attempt())
+            except (CryptoError, PrivacyError, SiteError, OSError) as error:
+                outcomes.append(error)
+        if isinstance(outcomes[0], Exception):
+            raise outcomes[0]
+        return outcomes[0]
+
+    return outcome
+
+
+def _tried(what: str, attempt: Callable[[], str]) -> Finding:
+    try:
+        return Finding(what, True, attempt())
+    except (CryptoError, PrivacyError, SiteError) as error:
+        return Finding(what, False, str(error))
+    except OSError as error:
+        return Finding(what, False, f"{error.filename or what}: {error.strerror or error}")
+
+
+def _agreement(agreement: Agreement) -> str:
+    return f"run {agreement.run}: {agreement.summary}; hash {agreement.hash().hex()}"
+
+
+def _privacy(config: SiteConfig) -> str:
+    """What the run takes of the budget, and what remains; the ledger is begun if there is none."""
+    agreement, own = config.agreement, config.privacy
+    if agreement.privacy is None and own is None:
+        return NO_LEDGER % (NO_GUARANTEE, agreement.run)
+    if own is not None:
+        check_kept_beside(own)
+    exact = open_exact(agreement, own)
+    if exact is not None and own is not None:
+        return (
+            f"{NO_GUARANTEE} for {own.dataset!r} from this run on: exact values would leave; epsilon"
+            f" {exact.spent.epsilon:.4g} of {own.epsilon:g} is spent"
+        )
+    if (
+        own is not None
+    ):  # before a ledger is begun, whose unit cannot be changed, and whose limit by a decision alone
+        check_delta(own, units_at(load_data(config), agreement))
+    begun = own is not None and not own.ledger.exists()
+    releases = open_releases(agreement, own)
+    if agreement.privacy is None or own is None or releases is None:
+        raise BudgetError("nothing is released with noise")
+    check_room(agreement, agreement.privacy, read_account(own.ledger))
+    planned, spent = planned_epsilon(agreement, agreement.privacy, own.delta, own.accountant), releases.spent
+    label = "" if spent.guaranteed else f"{NO_GUARANTEE}: "
+    begins = f"; the ledger {own.ledger} is begun with that limit" if begun else ""
+    return (
+        f"{label}{planned_in_words(agreement, agreement.privacy)} take epsilon {planned:.4g} by themselves;"
+        f" {spent.epsilon:.4g} of {own.epsilon:g} at delta {own.delta:g} for one {own.unit} is spent on"
+        f" {own.dataset!r}{begins}"
+    )
+
+
+def _model(config: SiteConfig) -> str:
+    """What of it leaves the site, where the method averages some of it."""
+    agreement, spec = config.agreement, config.model_spec
+    check_averaged(agreement, build_initial_model(agreement, spec, config.pretrained))
+    if not agreement.method.averages:
+        return spec
+    averaging = agreement.averaging
+    averaged = f"{averaging.parameters:,} parameters and {averaging.buffers:,} buffers of it are averaged"
+    return f"{spec}; {averaged}, the rest stays here"
+
+
+def _data(config: SiteConfig) -> str:
+    data = load_data(config)
+    return f"{data.train_samples} training samples, not tried on the model"
+
+
+def _certificate(party: Party) -> str:
+    ends = load_certificate(party.credentials.certificate_pem).not_valid_after_utc
+    days = (ends - datetime.now(UTC)).days
+    return f"{party.credentials.identity}, valid for {days} more days"
+
+
+def _learner(config: SiteConfig) -> str:
+    agreement = config.agreement
+    data = load_data(config)
+    _, counts = open_learner(config, data).prototypes()
+    missing: Bool = counts == 0
+    absent = [name for name, out in zip(agreement.classes, missing, strict=True) if out]
+    per_class = ", ".join(f"{n}: {c}" for n, c in zip(agreement.classes, counts, strict=True) if c)
+    without = f"; no samples of {', '.join(absent)}" if absent else ""
+    samples = f"{data.train_samples} training samples ({per_class}){without}"
+    return f"{samples}; {config.model_spec} on {choose_device(config.device)}"
+
+
+def _reached(config: SiteConfig, reply: CheckReply) -> str:
+    return f"{config.coordinator} answers over mutual TLS by protocol {reply.protocol}, and serves run {reply.run!r}"

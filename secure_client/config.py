@@ -1,0 +1,116 @@
+"""A site's configuration file, ``site.toml``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from agreement.agreement import Name
+from agreement.field_types import Count, Positive
+from agreement.party_file import Address, PartyFile
+from agreement.sections.training import ModelSpec
+from agreement.toml_loading import LocalPath, data_spec, directory_of, read_toml
+from secure_client.privacy.budget_section import BudgetSection
+
+Device = Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")]
+"""``auto`` is the GPU when there is one."""
+
+
+class SiteConfig(PartyFile):
+    """``site.toml``. ``out`` receives the trained model, the prototypes and the site's log.
+
+    ``pretrained`` is this site's copy of the weights whose SHA-256 the agreement holds. Images with other channels than
+    the agreement's are refused, unless ``convert_channels`` lets grey and RGB be converted into each other.
+
+    ``min_holders`` and ``min_sites`` are what *this site* insists on. An agreement with fewer holders is refused
+    when this file is loaded, and so bounds every sum and mean that the site is in; a roster or round with fewer
+    sites is refused when it comes, whatever the coordinator says. The limit: ``min_sites`` counts a round's sites
+    over all groups, so the sum of one group may be over fewer, down to ``min_holders``. ``pins``
+    maps a peer's name to the SHA-256 fingerprint of its certificate: with a pin, not even the CA can put another
+    certificate in the peer's place.
+    """
+
+    name: Name
+    """Name of this site, as in its certificate."""
+    coordinator: Address
+    """Host name and port of the coordinator."""
+    data: Annotated[str, Field(min_length=1)]
+    """Data: `npz:PATH`, `folder:PATH`, a name, or `module:function`."""
+    data_root: LocalPath | None = None
+    """Folder with torchvision's files."""
+    convert_channels: bool = False
+    """Convert images between grey and RGB as agreed, instead of refusing them."""
+    device: Device = "auto"
+    """Device of training: `auto`, `cpu`, `cuda:N` or `mps`."""
+    out: LocalPath
+    """Folder for the trained model, the prototypes and the log; each run has its own."""
+    model: ModelSpec | None = None
+    """Model of this site's own, with the agreed feature dimension."""
+    pretrained: LocalPath | None = None
+    """File with the pretrained weights."""
+    min_holders: Count | None = None
+    """Fewest holders that this site accepts in an agreement."""
+    min_sites: Annotated[int, Field(ge=2)] | None = None
+    """Fewest sites that this site accepts on a roster or in a round."""
+    pins: dict[Name, str] = Field(default_factory=dict)
+    """SHA-256 fingerprints of peers' certificates, by name."""
+    retry_seconds: Positive = 600.0
+    """Seconds to keep trying when the coordinator cannot be reached."""
+    privacy: BudgetSection | None = None
+    """Limits of what this site releases, whatever is agreed."""
+
+    @property
+    def model_spec(self) -> str:
+        """This site's model: its own when the file names one, else the agreement's."""
+        return self.model or self.agreement.training.model
+
+    @property
+    def required_sites(self) -> int:
+        """Fewest sites, this one included, in a round that this site takes part in, over all groups."""
+        return max(self.min_sites or 0, self.agreement.min_sites)
+
+    @field_validator("data", mode="after")
+    @classmethod
+    def _data_from_directory(cls, spec: str, info: ValidationInfo) -> str:
+        return data_spec(spec, directory_of(info))
+
+    @field_validator("pins", mode="after")
+    @classmethod
+    def _plain_fingerprints(cls, pins: dict[str, str]) -> dict[str, str]:
+        return {name: _fingerprint(name, text) for name, text in pins.items()}
+
+    @model_validator(mode="after")
+    def _privacy_suffices(self) -> Self:
+        agreed = self.agreement.privacy
+        if self.privacy is not None:
+            self.privacy.check(agreed, self.agreement.rounds)
+        elif agreed is not None:
+            raise ValueError(
+                "the agreement releases prototypes with noise, and that has to be paid for: say in [privacy] what this"
+                " site may spend (dataset, ledger, epsilon, delta)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _agreement_suffices(self) -> Self:
+        if self.min_holders and self.min_holders > self.agreement.min_holders:
+            raise ValueError(
+                f"min_holders: this site insists on {self.min_holders} holders of a class, the agreement has"
+                f" {self.agreement.min_holders}; have the federation raise it, or do not take part"
+            )
+        return self
+
+
+def _fingerprint(name: str, text: str) -> str:
+    plain = text.replace(":", "").lower()
+    if not re.fullmatch(r"[0-9a-f]{64}", plain):
+        raise ValueError(f"the pin of {name!r} is not a SHA-256 fingerprint of 64 hexadecimal digits")
+    return plain
+
+
+def load_site(path: Path) -> SiteConfig:
+    """The site's file; raises ``ConfigError``."""
+    return read_toml(path, SiteConfig)

@@ -1,0 +1,45 @@
+"""Sums at a site under a third party's protection: one step, and a sum that every site reads by itself.
+
+As under ``ckks`` a result that cannot be right, which only those who can read it see, is acknowledged like any other,
+and not used.
+"""
+
+from __future__ import annotations
+
+from agreement import AddedProtection
+from agreement.aggregation.encrypted_sums import AddedSum
+from agreement.aggregation.means import Means
+from crypto.protection import Payload
+from crypto.sum_protection import SumSiteHalf
+from protoseal_wire import codec
+from protoseal_wire.messages import Phase, PhaseKey
+from secure_client.methods.encrypted_sums import EncryptedSums
+from secure_client.protocol.single_step import attempt_context
+
+
+class AddedSums(EncryptedSums):
+    """Over all sites: VALUES, and a result that is the sum."""
+
+    def step(self, key: PhaseKey, request: bytes) -> bytes:
+        """See :class:`secure_client.methods.base.Method`."""
+        if key.phase is not Phase.VALUES:
+            return super().step(key, request)
+        group, half = self._members.asked(key, request), self._half()
+        vector = self._sum(half).vector(self._vector(key, group), self._adds_to(group))
+        context = attempt_context(self._agreement, self._setup, key, group.cohort, group.base)
+        return codec.encode_payload(half.protect(vector, self._site, group.cohort, context))
+
+    def _opened(self, payload: Payload) -> Means:
+        half = self._half()
+        counted = self._sum(half)
+        return counted.means(counted.opened(half.unprotect(payload).copy()))
+
+    def _sum(self, half: SumSiteHalf) -> AddedSum:
+        return AddedSum(self._agreement, half.error())
+
+    def _half(self) -> SumSiteHalf:
+        protection = self._agreement.protection
+        if not isinstance(protection, AddedProtection) or protection.sums is None:
+            raise ValueError(f"protection {protection.value!r} is built in, or adds nothing up")
+        settings = self._agreement.settings_of(protection)
+        return protection.sums.site(settings, self._setup.group_secret(), self._agreement.sum_facts)

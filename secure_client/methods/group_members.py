@@ -1,0 +1,113 @@
+"""Who adds to a site's sum in an attempt: the members of its group, all from one start, and no second open sum."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from agreement import Protection
+from agreement.cohorts import group_cohort
+from agreement.phases import fewest_listed, steps_of
+from crypto.errors import CryptoError
+from crypto.pairwise.attempt_binding import threshold
+from protoseal_wire.messages import ActiveList, Phase, PhaseKey
+from protoseal_wire.presence import check_keys_given
+from secure_client.errors import Violation
+from secure_client.methods.base import Parts
+from secure_client.methods.round_start import Starts
+from secure_client.protocol.masked_sum import Group
+
+_log = logging.getLogger("protoseal.site")
+
+
+class Members:
+    """Reads a site's group out of the coordinator's lists, which come with the first step of a round."""
+
+    def __init__(self, parts: Parts, starts: Starts) -> None:
+        self._agreement, self._trainee, self._journal = parts.agreement, parts.trainee, parts.journal
+        self._participants, self._starts, self._setup = parts.participants, starts, parts.setup
+        self._masked = parts.agreement.protection is Protection.MASKED
+        self._listed = steps_of(parts.agreement, 1)[0]
+
+    def asked(self, key: PhaseKey, request: bytes) -> Group:
+        """The group that the first step of a round names. Raises :class:`Violation` for one not to be gone along with.
+
+        Under masks, that is also one that an earlier sum of the round could be subtracted from.
+        """
+        group = self._group(self._participants.verified(key, request))
+        if self._masked:
+            self._check_earlier_sums_stay_shut(key, group)
+        return group
+
+    def agreed(self, key: PhaseKey) -> Group:
+        """The group that this site went along with in the attempt."""
+        return self._group(self._participants.agreed(key, self._listed))
+
+    def known(self, key: PhaseKey) -> int:
+        """How many sites took part, as far as this one knows: one that dropped out early knows of itself alone."""
+        if self._journal.request(PhaseKey(key.run, key.round, key.attempt, self._listed)) is None:
+            return 1
+        return len(self._participants.agreed(key, self._listed).statements)
+
+    def _group(self, active: ActiveList) -> Group:
+        """The own group's members on a list that was verified: enough of them, all from the same start."""
+        own = self._starts.own_group()
+        statements = [each for each in active.statements if each.site in own]
+        self._check_enough_members(len(statements))
+        self._check_same_base([each.base for each in statements])
+        if self._masked:
+            self._check_keys(active)
+        keys = {each.site: each.keys for each in statements if each.keys is not None}
+        return Group(group_cohort(active, own, self._agreement), keys, self._trainee.base)
+
+    def _check_earlier_sums_stay_shut(self, key: PhaseKey, group: Group) -> None:
+        """Whatever masked vector this site sent in an earlier attempt of the round is in a sum that never opens.
+
+        Else both attempts' sums could open, and be subtracted. An honest member that stated its presence in this
+        attempt released nothing in the earlier one (it would have refused to state it) and never will (that
+        attempt is not open any more). With t of the n listed then being listed now, at most n − t honest ones
+        are left to release, and c colluders: too few if c < 2t − n.
+        """
+        for earlier in self._journal.attempts_before(key, Phase.VALUES):
+            listed = self.agreed(earlier).cohort.sites
+            back, least = len(set(listed) & set(group.cohort.sites)), threshold(len(listed))
+            if back < least:
+                _log.error(
+                    "asked for another sum of round %d, without most sites of an earlier one", key.round
+                )
+                raise Violation(
+                    f"{back} of the {len(listed)} sites that attempt {earlier.attempt} listed are in this one, at "
+                    f"least {least} are needed: the others could open that attempt's sum, to be subtracted from this"
+                )
+
+    def _check_enough_members(self, members: int) -> None:
+        """The coordinator picks whom it lists: in a large run, so few that ``max_colluding`` of it were enough."""
+        roster = len(self._setup.roster().members)
+        least = fewest_listed(self._agreement, roster)
+        if members < least:
+            raise Violation(
+                f"{members} sites of the group take part, at least {least} are needed of a run of {roster}"
+            )
+        self._check_noise_is_held(members, roster)
+
+    def _check_noise_is_held(self, members: int, roster: int) -> None:
+        """Sparse masks hold off ``max_colluding`` of a run alone, and shared noise stands on them."""
+        privacy, masking = self._agreement.privacy, self._agreement.masking
+        if privacy is None or not privacy.distributed or not masking.graph(roster, members).sparse:
+            return
+        if masking.colluding(roster) < privacy.colluding:
+            raise Violation(
+                f"masks of a run of {roster} hold off {masking.colluding(roster)} colluding sites, and its noise is to"
+                f" hold off {privacy.colluding}"
+            )
+
+    def _check_same_base(self, bases: Sequence[bytes]) -> None:
+        """Else the coordinator could give one member a model of its own and look for it in the sum."""
+        if set(bases) != {self._trainee.base}:
+            raise Violation("not all members of the group train from the same result")
+
+    def _check_keys(self, active: ActiveList) -> None:
+        try:
+            check_keys_given(active)
+        except CryptoError as error:
+            raise Violation(f"the active list is refused: {error}") from error

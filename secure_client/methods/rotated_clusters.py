@@ -1,0 +1,92 @@
+"""Clusters at a site whose prototypes the coordinator does not see: it gets their directions, turned, and no more.
+
+From these it has cosines, and from them an assignment, which every site is told in full and checks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from algorithms.fedplcc import Contribution, contribution, has_direction
+from algorithms.gram import Float
+from crypto.protection import Payload
+from crypto.randomness import gaussian
+from crypto.rotation import SCHEME as ROTATION
+from crypto.rotation import RotationSite
+from crypto.row_checks import directions
+from protoseal_wire import codec
+from protoseal_wire.assignment import broadcast, clusters_of
+from protoseal_wire.messages import Phase, PhaseKey
+from secure_client.errors import Violation
+from secure_client.methods.clusters import Clustered
+from secure_client.protocol.assignment_checks import checked_assignment
+from secure_client.protocol.masked_sum import Group
+from secure_client.protocol.single_step import rotation_context
+
+
+class DirectedClustered(Clustered):
+    """DIRECTIONS; what comes after them hangs on how sums are protected."""
+
+    assigned_in: Phase
+    """The step whose request is the assignment."""
+
+    # What is sent
+
+    def _directions(self, key: PhaseKey, request: bytes) -> bytes:
+        """Local prototypes scaled to length 1, turned class by class, and their classes.
+
+        A prototype of zeros, which a site has where it keeps them, goes in a direction of its own drawing; what it adds
+        to its cluster is nothing but its number.
+        """
+        local = self._local(self._members.asked(key, request))
+        context = rotation_context(self._agreement, self._setup, key, key.phase)
+        turned = RotationSite(self._setup.rotation_seed(), context).turned(
+            directions(_with_directions(local.rows)), local.labels
+        )
+        return codec.encode_payload(Payload(ROTATION, arrays=(turned, local.labels.astype(np.float64))))
+
+    def _part(self, group: Group, assignment: bytes) -> Contribution:
+        """This site's part in each cluster of an assignment that was checked."""
+        sites = codec.decode_assignment(assignment, self._limits).sites
+        (clusters,) = (each.clusters for each in sites if each.site == self._site)
+        weighted = self._agreement.clustering.weighted_centres
+        return contribution(self._local(group), clusters, len(group.clusters), weighted_centres=weighted)
+
+    # What is taken
+
+    def _check_assigned(self, key: PhaseKey, labels: np.ndarray) -> None:
+        """Of the clusters that this site added to, if it came so far: their number, their classes."""
+        request = self._journal.request(replace(key, phase=self.assigned_in))
+        if request is None:
+            return
+        found = clusters_of(codec.decode_assignment(request, self._limits))
+        if not np.array_equal(labels, found.labels):
+            raise Violation("a result's clusters are not those of the assignment")
+
+    # Who adds to it
+
+    def _assigned(self, key: PhaseKey, request: bytes) -> Group:
+        """The attempt's group with the clusters of its rows, and bound to how these were assigned."""
+        group = self._members.agreed(key)
+        found = checked_assignment(
+            self._agreement,
+            self._site,
+            group.cohort,
+            self._local(group).labels,
+            codec.decode_assignment(request, self._limits),
+        )
+        return replace(group, base=broadcast(group.base, request), clusters=found.holders)
+
+    def _asked(self, key: PhaseKey, phase: Phase) -> bytes:
+        request = self._journal.request(replace(key, phase=phase))
+        if request is None:
+            raise Violation(f"{key.phase.name} came before {phase.name}")
+        return request
+
+
+def _with_directions(rows: Float) -> Float:
+    """Rows (M, d), those without a direction replaced by random ones."""
+    drawn = gaussian(rows.size, 1.0).reshape(rows.shape)
+    return np.where(has_direction(rows)[:, None], rows, drawn)

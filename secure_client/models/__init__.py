@@ -1,0 +1,1 @@
+"""Models of a site: backbones, heads, projections and pretrained weights."""

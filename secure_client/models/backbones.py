@@ -1,0 +1,126 @@
+"""The networks that are built in: square images (B, channels, side, side) become features (B, d).
+
+What the methods ask of each: features are the output of a ReLU, so that none is negative; and no step is done in place,
+since per-sample gradients need every activation as it was. Networks with normalisation do it by :class:`Norm`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+
+from torch import nn
+
+from secure_client.image_shape import Shape
+from secure_client.models.scattering import FACTOR, PATHS, Scattering
+
+SMALL_CNN, FEDPC_CNN, TANH_CNN, SCATTERNET = "small-cnn", "fedpc-cnn", "tanh-cnn", "scatternet"
+PHOTO_NETWORKS = (
+    *("resnet10", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
+    *("googlenet", "mobilenet-v2"),
+)
+FEDPC_HIDDEN = 384
+"""Width of the layer before the embedding in :func:`fedpc_cnn`."""
+
+
+def small_cnn(shape: Shape) -> nn.Module:
+    """Two 3×3 convolutions (32 and 64 channels), each ReLU'd and 2×2 max-pooled; linear to d; ReLU.
+
+    For images of at least 4 pixels a side, such as digits of 8×8 or 28×28; :class:`ModelError` for smaller ones.
+    """
+    shape.check_side(SMALL_CNN, 4)
+    return nn.Sequential(
+        nn.Conv2d(shape.channels, 32, kernel_size=3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, kernel_size=3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * (shape.image_size // 4) ** 2, shape.dim),
+        nn.ReLU(),
+    )
+
+
+def fedpc_cnn(shape: Shape) -> nn.Module:
+    """FedPC's network: two 5×5 convolutions of 64 channels, each ReLU'd and 2×2 max-pooled; linear to 384 and to d.
+
+    Each linear layer of the extractor is ReLU'd. The paper's d is 192: agree on ``dim = 192`` for its network of
+    1600 → 384 → 192 on images of 32×32, 1024 → 384 → 192 on 28×28. No padding, so an image has at least 16 pixels
+    a side; :class:`ModelError` for a smaller one.
+    """
+    shape.check_side(FEDPC_CNN, 16, f"; use {SMALL_CNN}, or a larger image_size")
+    side = ((shape.image_size - 4) // 2 - 4) // 2  # after two convolutions and two poolings
+    return nn.Sequential(
+        nn.Conv2d(shape.channels, 64, kernel_size=5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(64, 64, kernel_size=5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * side**2, FEDPC_HIDDEN),
+        nn.ReLU(),
+        nn.Linear(FEDPC_HIDDEN, shape.dim),
+        nn.ReLU(),
+    )
+
+
+def tanh_cnn(shape: Shape) -> nn.Module:
+    """For DP-SGD: few parameters, and activations that are bounded (Papernot et al. 2021, its network for MNIST).
+
+    Convolutions of 16 channels (8×8, padding 3) and of 32 (4×4), both of stride 2, each followed by tanh and a 2×2
+    max-pooling of stride 1; linear to d (32 in the paper); ReLU, where the paper has tanh. For images of at least 16
+    pixels a side; :class:`ModelError` for smaller ones.
+    """
+    shape.check_side(TANH_CNN, 16, f"; use {SMALL_CNN}, or a larger image_size")
+    side = (shape.image_size // 2 - 1 - 4) // 2  # after a convolution of stride 2, a pooling, and both again
+    return nn.Sequential(
+        nn.Conv2d(shape.channels, 16, kernel_size=8, stride=2, padding=3),
+        nn.Tanh(),
+        nn.MaxPool2d(2, stride=1),
+        nn.Conv2d(16, 32, kernel_size=4, stride=2),
+        nn.Tanh(),
+        nn.MaxPool2d(2, stride=1),
+        nn.Flatten(),
+        nn.Linear(32 * side**2, shape.dim),
+        nn.ReLU(),
+    )
+
+
+def scatternet(shape: Shape) -> nn.Module:
+    """For DP-SGD without public data: scattering coefficients, which nothing trains; linear to d; ReLU.
+
+    Tramèr and Boneh 2021: coefficients are normalised in groups of three of a channel's 81 paths, each image by itself,
+    whatever ``norm`` is agreed. Behind them they have the classifier alone; here it follows on d features. For images
+    of at least 8 pixels a side; :class:`ModelError` for smaller ones.
+    """
+    shape.check_side(SCATTERNET, 2 * FACTOR)
+    paths = PATHS * shape.channels
+    return nn.Sequential(
+        Scattering(shape.image_size),
+        nn.GroupNorm(paths // 3, paths, affine=False),
+        nn.Flatten(),
+        nn.Linear(paths * (shape.image_size // FACTOR) ** 2, shape.dim),
+        nn.ReLU(),
+    )
+
+
+def _photo_network(name: str, shape: Shape) -> nn.Module:
+    """Build a network of :mod:`secure_client.photo_networks`, the only ones that import torchvision."""
+    from secure_client.photo_networks import BUILDERS  # noqa: PLC0415 (torchvision takes seconds to import)
+
+    return BUILDERS[name](shape)
+
+
+BACKBONES: Mapping[str, Callable[[Shape], nn.Module]] = MappingProxyType(
+    {
+        SMALL_CNN: small_cnn,
+        FEDPC_CNN: fedpc_cnn,
+        TANH_CNN: tanh_cnn,
+        SCATTERNET: scatternet,
+        **{name: partial(_photo_network, name) for name in PHOTO_NETWORKS},
+    }
+)
+"""Every built-in network by name."""

@@ -1,0 +1,192 @@
+"""Pretrained weights from a file: the common start of a run that does not begin from a seed alone."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from secure_client.errors import ModelError
+from secure_client.models.prototype_model import PrototypeModel, SplitModel
+
+if TYPE_CHECKING:
+    from secure_client.photo_networks import Published
+
+_log = logging.getLogger("protoseal.site")
+_BACKBONE, _CLASSIFIER = "backbone.", "classifier."
+_COUNTER = ".num_batches_tracked"
+"""Batch normalisation's count of batches, which old files lack and nothing here uses."""
+_MOST_NAMED = 5
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """How many of a model's tensors a file gave, and by name those that it did not, which follow from the seed.
+
+    ``other_shape`` are those that the file has in another shape; ``absent`` those that are taken from no file: the
+    classifier, and the layer that leads to d where the file has none.
+    """
+
+    taken: int
+    other_shape: tuple[str, ...]
+    absent: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Names:
+    """How a file's names become the model's.
+
+    Names of the file that begin with one of ``ignored`` are dropped, the rest get ``prefix``. Tensors of the model
+    whose names begin with one of ``kept`` come from no file. ``stem`` may have another shape.
+    """
+
+    prefix: str
+    ignored: tuple[str, ...]
+    kept: tuple[str, ...]
+    stem: str | None = None
+
+
+def load_pretrained(model: PrototypeModel, path: Path, sha256: str) -> Loaded:
+    """Give the model the extractor in ``path``, if the file has this SHA-256 (hex).
+
+    The file is in safetensors' format, or a table of tensors that ``torch.save`` wrote, read by torch's reader of
+    plain weights: nothing in it is executed. The names are those of a model that this program saved, those of the
+    backbone alone, or torchvision's. The classifier is never taken. Of torchvision's weights neither is the last
+    layer, nor a first convolution of another shape, such as a small image's; both follow from the seed then. All
+    else must be there, in its shape, and nothing more.
+
+    The hash makes every site begin alike, and not with weights that are any good: who agrees on it trusts the file.
+    Weights suit the images that they were trained on: torchvision's GoogLeNet expects a mean and std of 0.5.
+
+    Raises :class:`ModelError`, and leaves the model as it was, for a file that cannot be read, is another, or does
+    not fit.
+    """
+    given = _read(path, sha256)
+    own, names = model.state_dict(), _names(model, given)
+    taken = {
+        names.prefix + name: value for name, value in given.items() if not name.startswith(names.ignored)
+    }
+    expected = {name for name in own if not name.startswith(names.kept)}
+    _check_names(path, taken.keys(), expected)
+    misfits = {name for name in taken.keys() & expected if taken[name].shape != own[name].shape}
+    _check_values(path, taken, own, misfits - {names.stem})
+    loaded = {name: value for name, value in taken.items() if name not in misfits}
+    model.load_state_dict(own | loaded)
+    return _reported(path, Loaded(len(loaded), tuple(sorted(misfits)), tuple(sorted(own.keys() - expected))))
+
+
+def _read(path: Path, sha256: str) -> dict[str, Tensor]:
+    """The file's tensors by name. What was hashed is what is read."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"pretrained weights {path} cannot be read ({error.strerror})") from error
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != sha256.lower():
+        raise ModelError(
+            f"pretrained weights {path} have the SHA-256 {digest}, the agreement's have {sha256.lower()}: get the"
+            " federation's file"
+        )
+    stored = _parsed(path, content)
+    if not isinstance(stored, Mapping) or not all(_is_named_tensor(*item) for item in stored.items()):
+        raise ModelError(
+            f"pretrained weights {path} are no table of names and dense tensors: save the model's state_dict() alone"
+        )
+    return {name: value.detach() for name, value in stored.items()}
+
+
+def _parsed(path: Path, content: bytes) -> object:
+    """A safetensors file begins with the length of its header, which begins with a brace."""
+    try:
+        if content[8:9] == b"{":
+            return safetensors.torch.load(content)
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:  # the readers raise nearly anything
+        reason = str(error).partition("\n")[0]
+        raise ModelError(
+            f"pretrained weights {path} are neither safetensors nor plain weights of torch ({reason}): save the"
+            " model's state_dict() alone"
+        ) from error
+
+
+def _is_named_tensor(name: object, value: object) -> bool:
+    """Names and tensors that hold their numbers in memory, one by one."""
+    if not (isinstance(name, str) and isinstance(value, Tensor)):
+        return False
+    return value.layout is torch.strided and value.device.type == "cpu" and not value.is_quantized
+
+
+def _names(model: PrototypeModel, given: Iterable[str]) -> _Names:
+    """Which of the three ways of naming the file follows."""
+    if not isinstance(model, SplitModel) or any(name.startswith(_BACKBONE) for name in given):
+        return _Names("", (_CLASSIFIER,), (_CLASSIFIER,))
+    from secure_client.photo_networks import published_layout  # noqa: PLC0415 (torchvision takes seconds to import)
+
+    layout = published_layout(model.backbone)
+    if layout is None:
+        return _Names(_BACKBONE, (), (_CLASSIFIER,))
+    return _published_names(layout)
+
+
+def _published_names(layout: Published) -> _Names:
+    return _Names(
+        prefix=_BACKBONE,
+        ignored=(layout.head, *layout.extra),
+        kept=(_CLASSIFIER, _BACKBONE + layout.head),
+        stem=_BACKBONE + layout.stem,
+    )
+
+
+def _check_names(path: Path, taken: Iterable[str], expected: Iterable[str]) -> None:
+    unknown = sorted(set(taken) - set(expected))
+    missing = sorted(name for name in set(expected) - set(taken) if not name.endswith(_COUNTER))
+    problems = [
+        *([f"has {_some(unknown)}, which the model has not"] if unknown else []),
+        *([f"lacks {_some(missing)}"] if missing else []),
+    ]
+    if problems:
+        raise ModelError(
+            f"pretrained weights {path} are another model's: the file {' and '.join(problems)}; agree on the model and"
+            " the norm that they were trained with"
+        )
+
+
+def _check_values(
+    path: Path, taken: Mapping[str, Tensor], own: Mapping[str, Tensor], misfits: Iterable[str]
+) -> None:
+    wrong = [
+        f"{name} is {tuple(taken[name].shape)}, not {tuple(own[name].shape)}" for name in sorted(misfits)
+    ]
+    wrong += [
+        f"{name} holds {taken[name].dtype}"
+        for name in sorted(taken)
+        if taken[name].is_floating_point() != own[name].is_floating_point() or taken[name].is_complex()
+    ]
+    wrong = wrong or [
+        f"{name} has numbers that are not finite"
+        for name in sorted(taken)
+        if not bool(taken[name].to(own[name].dtype).isfinite().all())
+    ]
+    if wrong:
+        raise ModelError(f"pretrained weights {path} do not fit the model: {_some(wrong)}")
+
+
+def _some(items: list[str]) -> str:
+    """The first few, and how many more there are."""
+    more = f" and {len(items) - _MOST_NAMED} more" if len(items) > _MOST_NAMED else ""
+    return ", ".join(items[:_MOST_NAMED]) + more
+
+
+def _reported(path: Path, loaded: Loaded) -> Loaded:
+    if loaded.other_shape:
+        _log.warning("%s: not taken, as their shape is another: %s", path, ", ".join(loaded.other_shape))
+    _log.info("%s: %d tensors taken; from the seed: %s", path, loaded.taken, ", ".join(loaded.absent))
+    return loaded

@@ -1,0 +1,89 @@
+"""A public random projection after a model: fewer features for what is exchanged, all of them for the classifier.
+
+Noise on a prototype grows with the root of its dimensions, and what tells classes apart needs few of them: inner
+products survive a random projection (Johnson and Lindenstrauss 1984). The matrix follows from the agreement's
+``init_seed`` alone. It looks at no data and nothing trains it, so it costs no privacy, and is no secret.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from algorithms.model_outputs import Outputs
+from secure_client.errors import ModelError
+from secure_client.models.prototype_model import PrototypeModel
+
+_LABEL = b"protoseal/v1/projection\x00"
+
+
+class PublicProjection(nn.Module):
+    """(B, D) → (B, d) by a fixed matrix, which is in no state and no average: whoever knows the seed can make it."""
+
+    matrix: Tensor
+
+    def __init__(self, inputs: int, outputs: int, seed: int) -> None:
+        super().__init__()
+        self.shape, self.seed = (outputs, inputs), seed
+        matrix = torch.from_numpy(projection(inputs, outputs, seed).astype(np.float32))
+        self.register_buffer("matrix", matrix, persistent=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """float (B, d)."""
+        return functional.linear(features, self.matrix)
+
+
+class Projected(PrototypeModel):
+    """A model whose ``features`` (B, d) are a projection of its body's (B, D); its classifier takes all D of them."""
+
+    def __init__(self, model: PrototypeModel, projection: PublicProjection) -> None:
+        """Take over ``model``, which is not to be used by itself any more.
+
+        :class:`ModelError` when its classifier is no module.
+        """
+        super().__init__()
+        if not isinstance(model.classifier, nn.Module):
+            raise ModelError("project_from needs a classifier of its own: make model.classifier an nn.Module")
+        self.classifier = model.classifier
+        model.classifier = nn.Identity()  # or its parameters would have two names in the state
+        self.body, self.projection = model, projection
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits, float (B, K)."""
+        return cast("Tensor", self.classifier(self.body.features(inputs)))
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """The projected embedding, float (B, d)."""
+        return cast("Tensor", self.projection(self.body.features(inputs)))
+
+    def outputs(self, inputs: Tensor) -> Outputs:
+        """What is exchanged and aligned, (B, d), and the logits of all D features."""
+        embedded = self.body.features(inputs)
+        return Outputs(self.projection(embedded), self.classifier(embedded))
+
+
+def project(model: PrototypeModel, inputs: int, outputs: int, *, seed: int) -> Projected:
+    """The model with features (B, ``inputs``) as one with features (B, ``outputs``)."""
+    return Projected(model, PublicProjection(inputs, outputs, seed))
+
+
+def projection(inputs: int, outputs: int, seed: int) -> NDArray[np.float64]:
+    """√(D/d)·Q, float64 (d, D), of orthonormal rows Q in a direction that is uniform over all (Haar's measure).
+
+    Squared norms are kept on average over seeds, so that clip, norm bound and weights of the loss mean what they would
+    for all D features; no vector gets longer than √(D/d) times its length. Q is that of Gaussian columns'
+    QR decomposition with R's diagonal positive (Mezzadri 2007), which makes it unique: machines differ in float64's
+    last digits only. The generator is numpy's PCG64, seeded with a hash of seed and shape.
+    """
+    digest = hashlib.sha256(_LABEL + f"{seed}\0{inputs}\0{outputs}".encode()).digest()
+    generator = np.random.Generator(np.random.PCG64(int.from_bytes(digest, "big")))
+    columns, upper = np.linalg.qr(generator.standard_normal((inputs, outputs)))
+    rows: NDArray[np.float64] = (columns * np.sign(np.diagonal(upper))).T
+    return rows * math.sqrt(inputs / outputs)

@@ -1,0 +1,1 @@
+"""Files that a site leaves in its own folder."""

@@ -1,0 +1,67 @@
+"""A check that what remains of a site's budget pays for the rest of a run, before the run begins or resumes.
+
+Limit: the plan is without retries. A round that is repeated may be paid for twice, so a run that fits here exactly can
+still end early.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+
+from agreement import Agreement
+from agreement.sections.privacy import PrivacySection
+from privacy.accounting.events import Event
+from privacy.errors import BudgetError
+from privacy.ledger.accountants import accountant_of
+from privacy.ledger.entries import Release
+from privacy.ledger.ledger import Account
+from secure_client.privacy.releases import TRAINING, WHAT
+from secure_client.privacy.run_cost import event_of, training_of
+
+
+def planned_by_round(agreement: Agreement, agreed: PrivacySection) -> Iterator[tuple[Release, Event]]:
+    """Yield what a run pays for, oldest first; the events of :func:`planned.planned_history`, with their names."""
+    training, release = training_of(agreement, agreed), event_of(agreement, agreed)
+    if agreement.method.is_grouped:
+        yield Release(agreement.run, 0, WHAT), release
+    for number in range(1, agreement.rounds + 1):
+        if training is not None:
+            yield Release(agreement.run, number, TRAINING), training
+        if (number - 1) % agreed.release_every == 0:
+            yield Release(agreement.run, number, WHAT), release
+
+
+def first_without_room(agreement: Agreement, agreed: PrivacySection, account: Account) -> int | None:
+    """Return the first round that what remains of the budget does not pay for; None where all of the run fits.
+
+    What the ledger has of this very run is paid for already.
+    """
+    paid = {
+        each.spending.release for each in account.entries if each.spending.agreement_hash == agreement.hash()
+    }
+    left = [each for each in planned_by_round(agreement, agreed) if each[0] not in paid]
+    events, limit = [event for _, event in left], account.limit
+    cost = accountant_of(limit.accountant)
+
+    def exceeds(count: int) -> bool:
+        return not cost([*account.history, *events[:count]], limit.delta) <= limit.epsilon
+
+    if not events or not exceeds(len(events)):
+        return None
+    counts = range(1, len(events) + 1)
+    return left[bisect_left(counts, True, key=exceeds)][0].round
+
+
+def check_room(agreement: Agreement, agreed: PrivacySection, account: Account) -> None:
+    """Raise :class:`BudgetError` unless what remains of the budget pays for the rest of the run."""
+    number = first_without_room(agreement, agreed, account)
+    if number is None:
+        return
+    limit = account.limit
+    spent = accountant_of(limit.accountant)(account.history, limit.delta) if account.history else 0.0
+    raise BudgetError(
+        f"the budget of {account.budget.dataset!r} does not pay for round {number} of {agreement.rounds}: epsilon"
+        f" {spent:.4g} of {limit} is spent; agree on more noise or fewer releases (`protoseal budget plan`), or raise"
+        " the limit with the reason (`protoseal budget allow`)"
+    )

@@ -1,0 +1,109 @@
+"""The privacy limits in a site's own configuration file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import Field
+
+from agreement.field_types import Count, Positive
+from agreement.sections.privacy import Colluding, Extractor, PrivacySection
+from agreement.toml_loading import LocalPath, Section
+from privacy.accounting.accounting_rules import Accounting
+from privacy.units import Unit
+
+OpenShare = Annotated[float, Field(gt=0, lt=1)]
+Rate = Annotated[float, Field(gt=0, le=1)]
+
+
+class BudgetSection(Section):
+    """A site's own limits, whatever is agreed: ``epsilon`` at ``delta`` over all runs on the data set ``dataset``.
+
+    ``ledger`` is the file in which each release is recorded before it leaves: one for a data set, for all runs. They
+    are for one ``unit`` added or removed, which has to be what the agreement's releases are for. Less
+    noise than ``least_noise_multiplier``, a larger clip than ``largest_clip`` or more rounds than ``most_rounds`` are
+    refused; and of DP-SGD less noise than ``least_training_noise``, or a larger rate than ``largest_sampling_rate``.
+    ``allow_no_guarantee``: what is agreed may lack a record-level guarantee, or all privacy. ``ledger_lost``: where the
+    ledger lacks what the site has shown of it, it goes on all the same, without a guarantee from then on. Noise that is
+    distributed is refused without ``least_colluding``, the fewest colluding sites that it has to hold off.
+    ``accountant`` is the ledger's (:class:`Accounting`).
+    """
+
+    dataset: Annotated[str, Field(min_length=1, max_length=200)]
+    """Name of the data set whose budget this is, over all runs."""
+    ledger: LocalPath
+    """File in which each release is recorded before it leaves."""
+    epsilon: Positive
+    """Largest ε that may be spent on the data set."""
+    delta: OpenShare = 1e-5
+    """δ at which ε is counted; well below one over the number of records."""
+    unit: Unit = Unit.RECORD
+    """Whose participation the ledger protects; the agreement's unit has to be the same."""
+    least_noise_multiplier: Positive | None = None
+    """Least noise of a release that this site accepts."""
+    largest_clip: Positive | None = None
+    """Largest clip that this site accepts."""
+    most_rounds: Count | None = None
+    """Most rounds that this site accepts."""
+    least_training_noise: Positive | None = None
+    """Least noise of DP-SGD that this site accepts."""
+    largest_sampling_rate: Rate | None = None
+    """Largest sampling rate of DP-SGD that this site accepts."""
+    allow_no_guarantee: bool = False
+    """Take part in runs without a record-level guarantee, or without noise."""
+    ledger_lost: bool = False
+    """Resume although the ledger is lost; NO GUARANTEE from then on."""
+    accountant: Accounting = Accounting.PLD
+    """Accountant of the ledger, which decides what may follow from earlier results."""
+    least_colluding: Colluding | None = None
+    """Fewest colluding sites that shared noise has to hold off; shared noise is refused without it."""
+
+    def check(self, agreed: PrivacySection | None, rounds: int) -> None:
+        """Raise ``ValueError`` for what this site does not let itself be asked for."""
+        if agreed is None:
+            self._check_guarantee("the agreement has no [privacy], and prototypes would be exact")
+            return
+        if agreed.unit is not self.unit:
+            raise ValueError(
+                f"the agreement's releases are for one {agreed.unit}, and this site's budget is for one {self.unit}: a"
+                " data set's ledger has one unit; change the agreement, or keep a ledger for that unit"
+            )
+        if agreed.extractor is Extractor.TRAINED:
+            self._check_guarantee("extractor = 'trained' leaves no record-level guarantee")
+        if agreed.distributed:
+            self._check_colluding(agreed.colluding)
+        for what, value, kind, limit in self._asked(agreed, rounds):
+            if limit is not None and (value < limit if kind == "least" else value > limit):
+                raise ValueError(
+                    f"the agreement asks for {what} {value:g}, and {kind} that this site allows is {limit:g}"
+                )
+
+    def _asked(self, agreed: PrivacySection, rounds: int) -> Iterator[tuple[str, float, str, float | None]]:
+        """What the agreement asks for, its value, whether the site's limit is the least or the most, and that limit."""
+        yield "noise multiplier", agreed.noise_multiplier, "least", self.least_noise_multiplier
+        yield "clip", agreed.clip, "largest", self.largest_clip
+        yield "rounds", rounds, "most", self.most_rounds
+        training = agreed.dp_sgd
+        if training is not None:
+            noise = self.least_training_noise
+            yield "noise multiplier in training", training.noise_multiplier, "least", noise
+            yield "sampling rate", training.sampling_rate, "largest", self.largest_sampling_rate
+
+    def _check_guarantee(self, why: str) -> None:
+        if not self.allow_no_guarantee:
+            raise ValueError(
+                f"{why}; change the agreement, or say allow_no_guarantee = true in [privacy] of the site's file"
+            )
+
+    def _check_colluding(self, colluding: int) -> None:
+        if self.least_colluding is None:
+            raise ValueError(
+                "noise = 'distributed' covers this site's records by other sites' noise too; agree on local noise, or"
+                " say how many sites that collude it has to hold off: least_colluding in [privacy] of the site's file"
+            )
+        if colluding < self.least_colluding:
+            raise ValueError(
+                f"the agreement's distributed noise holds off {colluding} colluding sites, and this site wants"
+                f" {self.least_colluding} held off"
+            )

@@ -1,0 +1,177 @@
+"""The noisy prototypes that a site goes by: those of its last release, kept with what it trained.
+
+Where sites share the noise of a sum, none of them has a release of its own after round 0: its share of the noise is
+paid for and drawn before it states its presence in an attempt, and kept with the attempt's secrets until it is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from algorithms.fedplcc import LocalClusters
+from algorithms.gram import Bool
+from algorithms.prototypes import Clusters, Guide
+from privacy.ledger.hash_chain import Anchor
+from privacy.mechanisms.cell_query import Cells
+from secure_client.privacy.releases import Releases, Spent
+from secure_client.privacy.value_bounds import PrototypeBounds
+
+_SEQ, _HEAD = "protoseal.ledger-seq", "protoseal.ledger-head"
+_COUNTS, _ROWS, _ROUND = "protoseal.noisy-counts", "protoseal.released", "protoseal.released-in"
+_LOCAL = "protoseal.released-local-"
+
+Batches = Iterable[tuple[NDArray[np.float64], NDArray[np.int64]]]
+"""Features (B, d) and labels (B,)."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """What the site goes by from ``round`` on: ``rows`` (K, d) as they are sent, and noisy ``counts`` int64 (K,).
+
+    A class that is not present by its noisy count has 0 of it, and a row of zeros; the others have 1 or more. Where a
+    class may have several prototypes they are ``local``, with noisy counts too, and ``rows`` are their means.
+    """
+
+    round: int
+    rows: NDArray[np.float64]
+    counts: NDArray[np.int64]
+    local: LocalClusters | None = None
+
+    @property
+    def present(self) -> Bool:
+        """Which classes there are, (K,)."""
+        return np.asarray(self.counts > 0)
+
+
+class NoisyPrototypes:
+    """Draws prototypes in rounds that have a release, once they are paid for, and has the same until the next."""
+
+    def __init__(
+        self,
+        releases: Releases,
+        bounds: PrototypeBounds,
+        classes: int,
+        *,
+        clustered: bool = False,
+        owners: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Released rows are brought within the ``bounds``, which costs nothing. Of K ``classes``.
+
+        ``clustered``: a class has a prototype for each of its clusters that the site was given last, of the records
+        that are nearest to its centre. ``owners`` (N,) are of the records of all that is embedded: see
+        :meth:`Releases.release`.
+        """
+        self._releases, self._bounds = releases, bounds
+        self._classes, self._clustered = classes, clustered
+        self._owners = owners
+        self._last: Release | None = None
+
+    def pay_for_training(self, number: int) -> None:
+        """Before a round's training, which is then to be done once: see :meth:`Releases.pay_for_training`."""
+        self._releases.pay_for_training(number)
+
+    def of_round(
+        self, number: int, embedded: Iterable[tuple[Tensor, Tensor]], guide: Guide | None = None
+    ) -> Release:
+        """What a round goes by. ``embedded`` are features (B, d) and labels (B,), read if the round has a release.
+
+        ``guide`` is what the site trained towards, which has the clusters if there are any. Where the round's noise is
+        shared, the site has no class by itself, and draws nothing yet.
+        """
+        if number and self._releases.distributed:
+            self._last = Release(number, *self._releases.nothing())
+        elif self._last is None or self._releases.due(number, self._last.round):
+            batches = _as_arrays(embedded)
+            self._last = (
+                self._of_cells(number, batches, guide)
+                if self._clustered
+                else self._of_classes(number, batches)
+            )
+        return self._last
+
+    def draw_share(self, number: int) -> NDArray[np.int64]:
+        """Pay for a round's sum and draw this site's share: see :meth:`Releases.draw_share`."""
+        return self._releases.draw_share(number)
+
+    def term(
+        self, embedded: Iterable[tuple[Tensor, Tensor]], listed: int, share: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return this site's term of a sum: see :meth:`secure_client.privacy.releases.Releases.term`."""
+        return self._releases.term(_as_arrays(embedded), listed, share, self._owners)
+
+    def _of_classes(self, number: int, batches: Batches) -> Release:
+        drawn = self._releases.release(number, batches, self._owners)
+        counts = np.where(drawn.present, _whole(drawn.counts), 0)
+        return Release(number, self._bounds.bounded(drawn.rows).rows, counts)
+
+    def _of_cells(self, number: int, batches: Batches, guide: Guide | None) -> Release:
+        drawn = self._releases.release_cells(number, batches, self._cells(guide), self._owners)
+        rows = self._bounds.bounded(drawn.rows).rows
+        local = LocalClusters(rows, drawn.labels, _whole(drawn.counts))
+        counts = np.bincount(local.labels, weights=local.counts, minlength=self._classes).astype(np.int64)
+        means = np.zeros((self._classes, rows.shape[1]))
+        np.add.at(means, local.labels, rows * local.counts[:, None])
+        return Release(number, means / np.maximum(counts, 1)[:, None], counts, local)
+
+    def _cells(self, guide: Guide | None) -> Cells:
+        if not isinstance(guide, Clusters):
+            return Cells.around(np.zeros((0, self._releases.dim)), np.zeros(0, dtype=np.int64), self._classes)
+        return Cells.around(guide.rows.double().numpy(), guide.labels.numpy(), self._classes)
+
+    @property
+    def releases(self) -> Releases:
+        """What they are paid by."""
+        return self._releases
+
+    @property
+    def spent(self) -> Spent:
+        """Of the data set's budget, over all runs."""
+        return self._releases.spent
+
+    def state(self) -> dict[str, Tensor]:
+        """To be kept; what :meth:`load` takes up."""
+        if self._last is None:
+            return {}
+        anchor, local = self._releases.anchor, {} if self._last.local is None else vars(self._last.local)
+        return {
+            **{_LOCAL + name: torch.tensor(each) for name, each in local.items()},
+            _SEQ: torch.tensor(anchor.seq),
+            _HEAD: torch.tensor(list(bytes.fromhex(anchor.head)), dtype=torch.uint8),
+            _ROUND: torch.tensor(self._last.round),
+            _ROWS: torch.tensor(self._last.rows),  # a copy: the trainee keeps the same rows beside it
+            _COUNTS: torch.tensor(self._last.counts),
+        }
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Take its own out of what was kept.
+
+        :class:`RolledBackError` where the ledger has not what it had then: the site would pay from a new budget.
+        """
+        self._last = None
+        if _ROUND in state:
+            head = state.pop(_HEAD).numpy().tobytes().hex()
+            self._releases.check_anchor(Anchor(int(state.pop(_SEQ)), head))
+            names = [name for name in state if name.startswith(_LOCAL)]
+            local = {name.removeprefix(_LOCAL): state.pop(name).numpy() for name in names}
+            self._last = Release(
+                *(int(state.pop(_ROUND)), state.pop(_ROWS).numpy(), state.pop(_COUNTS).numpy()),
+                LocalClusters(**local) if local else None,
+            )
+
+
+def _whole(counts: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Noisy counts in whole records, 1 or more."""
+    return np.maximum(np.rint(counts), 1.0).astype(np.int64)
+
+
+def _as_arrays(
+    embedded: Iterable[tuple[Tensor, Tensor]],
+) -> Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]]:
+    for given, labels in embedded:
+        yield given.double().cpu().numpy(), labels.long().cpu().numpy()

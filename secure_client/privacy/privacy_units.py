@@ -1,0 +1,46 @@
+"""Whose a site's training records are, where the agreed unit of privacy is more than a record."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from agreement import Agreement
+from privacy.units import Unit
+from secure_client.data import SiteData
+from secure_client.errors import DataError
+
+
+def with_owners(data: SiteData, agreement: Agreement) -> SiteData:
+    """The data with the units that the agreement protects as its ``subjects``: None where each record is one by itself.
+
+    Of a site there is one unit, the site. :class:`DataError` where subjects are agreed on and not known.
+    """
+    match Unit.RECORD if agreement.privacy is None else agreement.privacy.unit:
+        case Unit.RECORD:
+            return replace(data, subjects=None)
+        case Unit.SITE:
+            return replace(data, subjects=np.zeros(data.train_samples, np.int64))
+        case Unit.SUBJECT:
+            _check_subjects(data)
+            return data
+
+
+def units_at(data: SiteData, agreement: Agreement) -> int:
+    """How many units a data set has of which δ is to hold each: this site's records or subjects, or the run's sites."""
+    if agreement.privacy is not None and agreement.privacy.unit is Unit.SITE:
+        return agreement.max_sites
+    owners = with_owners(data, agreement).subjects
+    return data.train_samples if owners is None else len(np.unique(owners))
+
+
+def _check_subjects(data: SiteData) -> None:
+    if data.subjects is None:
+        raise DataError(
+            "the agreement protects subjects, and nothing tells whose each training sample is: give an array subjects"
+            " in the npz, a subjects.csv in the folder, or subjects in a data set of your own; a simulation makes them"
+            " up by subject=8 in --split"
+        )
+    if data.subjects.shape != (data.train_samples,):
+        raise DataError(f"{len(data.subjects)} subjects are given for {data.train_samples} training samples")

@@ -1,0 +1,92 @@
+"""What a run costs, known from its agreement alone: every site trains as often, with the same noise, as any other."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from agreement import Agreement
+from agreement.sections.privacy import PrivacySection
+from privacy.accounting.accounting_rules import Accounting
+from privacy.accounting.events import DpSgd, Event, GaussianRelease
+from privacy.errors import BudgetError
+from privacy.ledger.accountants import accountant_of, cost
+from privacy.mechanisms.prototype_query import PrototypeQuery
+from secure_client.privacy.budget_section import BudgetSection
+
+SIMULATED_DELTA = 1e-5
+_PAID_TWICE = 8
+"""Rounds that a simulated site may pay twice, in runs that are killed and go on."""
+
+
+def event_of(agreement: Agreement, agreed: PrivacySection, cells: int | None = None) -> GaussianRelease:
+    """What a release over so many parts of classes costs; without a number, what each costs at most.
+
+    ``ValueError`` for more parts than are agreed.
+    """
+    parts = agreement.most_cells if cells is None else cells
+    if parts > agreement.most_cells:
+        raise ValueError(f"a release over {parts} cells, where {agreement.most_cells} are agreed at most")
+    coordinates = PrototypeQuery.coordinates(parts, agreement.dim)
+    return GaussianRelease(agreed.noise_multiplier, coordinates)
+
+
+def training_of(agreement: Agreement, agreed: PrivacySection) -> DpSgd | None:
+    """What a round's training costs; None where it is not by DP-SGD, and so costs nothing or is not covered."""
+    settings = agreed.dp_sgd
+    if settings is None:
+        return None
+    steps = settings.steps(agreement.training.local_epochs)
+    return DpSgd(settings.noise_multiplier, settings.sampling_rate, steps)
+
+
+def planned_history(agreement: Agreement, agreed: PrivacySection) -> list[Event]:
+    """All of a run: the training of every round, and every release."""
+    training = training_of(agreement, agreed)
+    trained: list[Event] = [] if training is None else [training] * agreement.rounds
+    return [*trained, *[event_of(agreement, agreed)] * agreement.releases]
+
+
+def planned_epsilon(
+    agreement: Agreement, agreed: PrivacySection, delta: float, accountant: Accounting = Accounting.PLD
+) -> float:
+    """Return what :func:`planned_history` costs; infinite where the noise is too little to say."""
+    return accountant_of(accountant)(planned_history(agreement, agreed), delta)
+
+
+def planned_in_words(agreement: Agreement, agreed: PrivacySection) -> str:
+    """What :func:`planned_history` has, to be read."""
+    count, training = agreement.releases, training_of(agreement, agreed)
+    releases = f"{count} release{'s' * (count != 1)} with noise multiplier {agreed.noise_multiplier:g}"
+    if training is None:
+        return releases
+    return (
+        f"{releases} and {training.steps * agreement.rounds} steps of DP-SGD with {training.noise_multiplier:g} at"
+        f" sampling rate {training.sampling_rate:g}"
+    )
+
+
+def simulated_budget(agreement: Agreement, site: str, folder: Path) -> BudgetSection:
+    """Of a site that is simulated: a ledger of its own in ``folder`` with room for the run, whatever it costs.
+
+    And for a few rounds that are paid twice, by runs that are killed and go on.
+
+    :class:`BudgetError` where the noise is too little for any.
+    """
+    agreed = agreement.privacy
+    if agreed is None:
+        raise ValueError("an agreement without noise needs no budget")
+    training = training_of(agreement, agreed)
+    again: list[Event] = [event_of(agreement, agreed), *([] if training is None else [training])]
+    planned = cost([*planned_history(agreement, agreed), *again * _PAID_TWICE], SIMULATED_DELTA)
+    if not math.isfinite(planned):
+        raise BudgetError("with so little noise no epsilon can be told: set a larger noise_multiplier")
+    return BudgetSection(
+        dataset=site,
+        ledger=folder / "ledger.jsonl",
+        epsilon=planned,
+        delta=SIMULATED_DELTA,
+        unit=agreed.unit,
+        allow_no_guarantee=True,
+        least_colluding=0,
+    )

@@ -1,0 +1,1 @@
+"""A site's half of the protocol below the methods: set-up, journal, order, exchanges."""

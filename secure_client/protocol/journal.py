@@ -1,0 +1,259 @@
+"""A site's memory of a run: what it answered, what it must keep secret, and what it has learnt.
+
+One answer for each phase of each attempt. An answer is durable here before it is sent, so the same request gets the
+same bytes after a crash, and another request under the same name is refused for good: two answers over the same
+inputs could be subtracted.
+
+Secrets are stored encrypted (:class:`crypto.keys.StorageKey`). Those of one attempt are erased with it, or when the
+site leaves or the run stops, and all of them when the run is over: their bytes are overwritten in the file and its
+log. The limits:
+
+- A process that is killed or loses its way to the coordinator leaves the secrets of its last attempt, so that it can
+  resume, until the journal is next opened and the attempt is over. One killed while it erases leaves them in the log
+  until then. Those of a site that never comes back stay.
+- A copy of this file put back after newer answers were sent is not noticed here.
+- What a file system, a disk that writes elsewhere (SSD), a snapshot or a backup kept of the older bytes is out of
+  reach. These bytes open only with the site's storage key, a file beside the journal that the passphrase opens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from agreement.storage.sqlite import DatabaseOwner, closed_on_error, make_private, transaction
+from crypto.durable_files import make_folder
+from crypto.keys import StorageKey
+from protoseal_wire.messages import Phase, PhaseKey
+from secure_client.errors import ConflictingRequest, OtherRun, StateError, Violation
+
+_SCHEMA_VERSION = 1
+_SCHEMA = """
+CREATE TABLE identity (schema INTEGER NOT NULL, run TEXT NOT NULL, agreement_hash BLOB NOT NULL, site TEXT NOT NULL);
+CREATE TABLE answers (
+    round INTEGER NOT NULL, attempt INTEGER NOT NULL, phase INTEGER NOT NULL,
+    request_hash BLOB NOT NULL, request BLOB NOT NULL, answer BLOB NOT NULL,
+    PRIMARY KEY (round, attempt, phase)
+) STRICT;
+CREATE TABLE secrets (name TEXT PRIMARY KEY, sealed BLOB NOT NULL) STRICT;
+CREATE TABLE documents (name TEXT PRIMARY KEY, round INTEGER NOT NULL, content BLOB NOT NULL) STRICT;
+"""
+_LEFT = "left attempt"
+# Beside the check of what was asked before: the table's key makes a second answer impossible to store.
+_RECORD_ONCE = "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?)"
+
+
+class Journal(DatabaseOwner):
+    """The journal of one site in one run; one process at a time."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        run: str,
+        agreement_hash: bytes,
+        site: str,
+        storage: StorageKey,
+        durable: bool = True,
+    ) -> None:
+        """Open or create the file. :class:`OtherRun` if it is of another run, agreement or site, :class:`StateError` if
+        it is in use or damaged.
+
+        Only for a simulation, ``durable`` = false does not wait for the disk: a killed process loses nothing, a power
+        cut may lose the last answers or the whole file, and a site could then answer twice.
+        """
+        make_folder(path.parent, 0o700)
+        make_private(path)
+        self._storage = storage
+        self._run = run
+        self._synchronous = "FULL" if durable else "OFF"
+        self._forgot = False
+        # Statements are not kept: each would keep the last values bound to it, which are as large as a model.
+        self._db = sqlite3.connect(
+            path, isolation_level=None, timeout=1.0, check_same_thread=False, cached_statements=0
+        )
+        with closed_on_error(self._db):
+            self._prepare(path, (_SCHEMA_VERSION, run, agreement_hash, site))
+
+    def _prepare(self, path: Path, identity: tuple[int, str, bytes, str]) -> None:
+        try:
+            # Exclusive: a second process with the same identity could give a second answer.
+            self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute(f"PRAGMA synchronous={self._synchronous}")
+            self._db.execute("PRAGMA secure_delete=ON")  # overwritten with zeros, not just unlinked
+            self._db.execute("BEGIN EXCLUSIVE")
+            if not self._db.execute("SELECT 1 FROM sqlite_master").fetchone():
+                for statement in _SCHEMA.split(";\n"):
+                    self._db.execute(statement)
+                self._db.execute("INSERT INTO identity VALUES (?, ?, ?, ?)", identity)
+            found = self._db.execute("SELECT schema, run, agreement_hash, site FROM identity").fetchone()
+            if found != identity and found[0] == _SCHEMA_VERSION and self.unused:
+                self._start_over(identity)
+                found = identity
+            self._db.execute("COMMIT")
+            # A process that was killed may have forgotten something that its log still has.
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        except sqlite3.OperationalError as error:
+            raise StateError(f"{path}: {error}; is another process of this site running?") from error
+        except sqlite3.DatabaseError as error:
+            raise StateError(f"{path} is not a journal: {error}") from error
+        if found != identity:
+            raise OtherRun(
+                f"{path} is of another run, agreement or site; give this run a state_dir of its own, "
+                "or go back to the agreement it was started with"
+            )
+
+    @property
+    def unused(self) -> bool:
+        """Return True if nothing was answered yet."""
+        return self._db.execute("SELECT 1 FROM answers").fetchone() is None
+
+    def _start_over(self, identity: tuple[int, str, bytes, str]) -> None:
+        """Nothing was answered yet: a corrected configuration may start in the same place."""
+        for table in ("secrets", "documents", "identity"):
+            self._db.execute(f"DELETE FROM {table}")  # noqa: S608 (the three names above)
+        self._db.execute("INSERT INTO identity VALUES (?, ?, ?, ?)", identity)
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All that is stored inside, or, if an exception ends it, nothing."""
+        with transaction(self._db):
+            yield
+        self._empty_log()
+
+    def _empty_log(self) -> None:
+        """After something was forgotten: the write-ahead log still has the page on which it stood."""
+        if self._forgot:
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            self._forgot = False
+
+    # One answer for each phase
+
+    def answer(self, key: PhaseKey, request: bytes) -> bytes | None:
+        """The stored answer to this very request, or None if this phase was never answered.
+
+        :class:`ConflictingRequest` if another request was answered, :class:`Violation` if the answer is of a round
+        so long over that it is no longer kept.
+        """
+        row = self._row(key)
+        if row is None:
+            return None
+        check_same_request(key, row[0], hashlib.sha256(request).digest())
+        check_still_kept(key, row[2])
+        return bytes(row[2])
+
+    def record(self, key: PhaseKey, request: bytes, answer: bytes) -> None:
+        """Store an answer; durable when this returns."""
+        self._db.execute(
+            _RECORD_ONCE,
+            (key.round, key.attempt, key.phase, hashlib.sha256(request).digest(), request, answer),
+        )
+
+    def request(self, key: PhaseKey) -> bytes | None:
+        """The request that was answered under this key, or None."""
+        row = self._row(key)
+        return None if row is None else bytes(row[1])
+
+    def stored_answer(self, key: PhaseKey) -> bytes | None:
+        """The answer that was given under this key, or None."""
+        row = self._row(key)
+        return None if row is None else bytes(row[2])
+
+    def _row(self, key: PhaseKey) -> tuple[bytes, bytes, bytes] | None:
+        row: tuple[bytes, bytes, bytes] | None = self._db.execute(
+            "SELECT request_hash, request, answer FROM answers WHERE round=? AND attempt=? AND phase=?",
+            (key.round, key.attempt, key.phase),
+        ).fetchone()
+        return row
+
+    def latest(self, *phases: Phase) -> PhaseKey | None:
+        """The last (round, attempt) in which one of the phases was answered."""
+        marks = ", ".join("?" * len(phases))
+        row = self._db.execute(
+            f"SELECT round, attempt, phase FROM answers WHERE phase IN ({marks}) "  # noqa: S608 (marks are "?, ?")
+            "ORDER BY round DESC, attempt DESC, phase DESC LIMIT 1",
+            [int(phase) for phase in phases],
+        ).fetchone()
+        return None if row is None else PhaseKey(self._run, row[0], row[1], Phase(row[2]))
+
+    def attempts_before(self, key: PhaseKey, phase: Phase) -> tuple[PhaseKey, ...]:
+        """The earlier attempts of the same round in which ``phase`` was answered, oldest first."""
+        rows = self._db.execute(
+            "SELECT attempt FROM answers WHERE round=? AND attempt<? AND phase=? ORDER BY attempt",
+            (key.round, key.attempt, phase),
+        ).fetchall()
+        return tuple(PhaseKey(key.run, key.round, attempt, phase) for (attempt,) in rows)
+
+    def forget_contents(self, before_round: int) -> None:
+        """Drop the bytes of old rounds; the hashes stay, so that a replay still meets its refusal."""
+        self._db.execute(
+            "UPDATE answers SET request = x'', answer = x'' WHERE round > 0 AND round < ?", (before_round,)
+        )
+
+    # Secrets and documents
+
+    def put_secret(self, name: str, secret: bytes) -> None:
+        """Store a secret encrypted, replacing one of the same name."""
+        sealed = self._storage.encrypt(secret, name.encode())
+        self._db.execute("INSERT OR REPLACE INTO secrets VALUES (?, ?)", (name, sealed))
+
+    def secret(self, name: str) -> bytes | None:
+        """The secret of that name, or None. :class:`crypto.errors.DecryptionError` if it was tampered with."""
+        row = self._db.execute("SELECT sealed FROM secrets WHERE name=?", (name,)).fetchone()
+        return None if row is None else self._storage.decrypt(bytes(row[0]), name.encode())
+
+    def check_secrets(self) -> int:
+        """Return how many secrets there are. :class:`crypto.errors.DecryptionError` unless each of them opens."""
+        names = [name for (name,) in self._db.execute("SELECT name FROM secrets")]
+        for name in names:
+            self.secret(name)
+        return len(names)
+
+    def forget_secret(self, name: str) -> bool:
+        """Erase a secret when the transaction it is in ends; return whether there was one. See the module's limits."""
+        found = self._db.execute("DELETE FROM secrets WHERE name=?", (name,)).rowcount > 0
+        self._forgot |= found
+        return found
+
+    def forget_secrets(self, *, but: str) -> None:
+        """Erase all secrets except one, as :meth:`forget_secret` does."""
+        self._forgot |= self._db.execute("DELETE FROM secrets WHERE name!=?", (but,)).rowcount > 0
+
+    def put(self, name: str, round_number: int, content: bytes) -> None:
+        """Store a document with the round it is of, replacing the one of that name."""
+        self._db.execute("INSERT OR REPLACE INTO documents VALUES (?, ?, ?)", (name, round_number, content))
+
+    def get(self, name: str) -> tuple[int, bytes] | None:
+        """(round, content) of the document, or None."""
+        row = self._db.execute("SELECT round, content FROM documents WHERE name=?", (name,)).fetchone()
+        return None if row is None else (int(row[0]), bytes(row[1]))
+
+    # What can no longer be answered
+
+    def leave(self, begun: PhaseKey) -> None:
+        """Remember that the secrets of the attempt that this PRESENCE began were erased before its end."""
+        self.put(_LEFT, begun.round, str(begun.attempt).encode())
+
+    def left(self) -> PhaseKey | None:
+        """Return the last attempt of which :meth:`leave` was told."""
+        stored = self.get(_LEFT)
+        return None if stored is None else PhaseKey(self._run, stored[0], int(stored[1]), Phase.PRESENCE)
+
+
+def check_same_request(key: PhaseKey, answered: bytes, asked: bytes) -> None:
+    """Raise :class:`ConflictingRequest` when a phase is asked again with other content."""
+    if answered != asked:
+        raise ConflictingRequest(
+            f"the coordinator asked {key.phase.name} of round {key.round}, attempt {key.attempt} again "
+            "with different content"
+        )
+
+
+def check_still_kept(key: PhaseKey, answer: bytes) -> None:
+    """Raise :class:`Violation` when the answer's bytes were dropped; no answer is empty by itself."""
+    if not answer:
+        raise Violation(f"{key.phase.name} of round {key.round} was asked again after later rounds' results")

@@ -1,0 +1,343 @@
+"""A masked sum over a group: keys, shares, masked words, survivors, release (Bonawitz et al. 2017).
+
+What a site gives away here is bounded by what it refuses. It masks among sharers no fewer than the threshold, signs
+one survivor set and only one that hides it well enough, and releases for each sharer one kind of share, once, under
+enough signatures on that very set. Its secrets live for one attempt and are erased with it.
+
+In a large group the graph of masks and shares is sparse (:mod:`crypto.pairwise.neighbour_graph`), and a site gives a
+share of a seed only under its owner's word that it masks with whom this site masks with. Having signed survivors there,
+it is done with the round: those that a later attempt leaves out could be enough to open the sum of this one.
+
+The limits: with masks between all, t of the n members that an attempt lists together open every vector of the group. A
+passive coordinator needs t of them, an active one 2t − n, since each honest site answers for one survivor set, and in
+one round for no two sums over what it trained (:mod:`secure_client.methods.sums`); n is its choice, from
+``min_holders`` on, and in a run of more than ``complete_up_to`` sites from where ``max_colluding`` of these are too
+few. In a sparse graph the promise is against so many, and there is none beyond. Over rounds in which training hardly
+moves sites, which it can bring about, sums can be subtracted. A member's bad share is logged and left out where it does
+not open; one that opens and is wrong spoils the sum, which shows at the coordinator and is traced to nobody.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agreement import Agreement
+from agreement.payload_forms import limits_of
+from crypto.errors import CryptoError, VerificationError
+from crypto.pairwise.attempt_binding import Binding, check_sharers, check_survivors
+from crypto.pairwise.attempt_secrets import AttemptSecrets, SharePair
+from crypto.pairwise.masks import mask
+from crypto.pairwise.neighbour_graph import Graph
+from crypto.pairwise.scheme import payload_of
+from crypto.pairwise.share_release import release
+from crypto.pairwise.sharer_signatures import sign_sharers, verify_signed_sharers
+from crypto.pairwise.shares import make_shares, open_share, verify_share
+from crypto.pairwise.survivor_signatures import sign_survivors, verify_signed_survivors
+from crypto.pairwise.wire_values import MaskKeys, SealedShare
+from crypto.protection import Cohort
+from crypto.roster import Member
+from protoseal_wire import codec
+from protoseal_wire.messages import (
+    MaskedValues,
+    Phase,
+    PhaseKey,
+    ReceivedShares,
+    ReleasedShares,
+    SharesMade,
+    SignedSurvivors,
+    SurvivorSignature,
+)
+from secure_client.errors import Violation
+from secure_client.protocol.assignment_checks import check_holders
+from secure_client.protocol.journal import Journal
+from secure_client.protocol.setup import Party, Setup
+
+_log = logging.getLogger("protoseal.site")
+
+
+@dataclass(frozen=True)
+class Group:
+    """The members of a site's group in one attempt: who holds what, which keys, and what all of them were sent.
+
+    ``clusters``: where prototypes are added up by clusters, the sites that each has rows of.
+    """
+
+    cohort: Cohort
+    keys: Mapping[str, MaskKeys]
+    base: bytes
+    clusters: tuple[tuple[str, ...], ...] = ()
+
+
+class MaskedSum:
+    """A site's half of the masked sums of a run. All that lasts from one step to the next is in the journal."""
+
+    def __init__(self, agreement: Agreement, party: Party, setup: Setup, journal: Journal) -> None:
+        self._agreement, self._party, self._setup, self._journal = agreement, party, setup, journal
+        self._limits = limits_of(agreement)
+        self._last: tuple[tuple[Binding, bytes], tuple[str, ...]] | None = None
+
+    # The secrets of an attempt
+
+    def fresh_keys(self, key: PhaseKey) -> MaskKeys:
+        """Public keys for a new attempt; the secrets of the attempt before it are erased."""
+        self._check_signed_none(key)
+        self._forget_last()
+        secrets = AttemptSecrets.generate()
+        self._journal.put_secret(_secrets_name(key), secrets.to_bytes())
+        return secrets.public
+
+    def forget(self, key: PhaseKey) -> bool:
+        """Erase the attempt's secrets: with them, its uploads could be opened later. Return whether there were any."""
+        self._journal.forget_secret(_own_pair_name(key))
+        self._journal.forget_secret(_noise_name(key))
+        return self._journal.forget_secret(_secrets_name(key))
+
+    def leave(self) -> None:
+        """Erase the secrets of an attempt that is not over, and remember so: it cannot be asked for another step."""
+        left = self._forget_last()
+        if left is not None:
+            self._journal.leave(left)
+
+    def _forget_last(self) -> PhaseKey | None:
+        """Erase the secrets of the last attempt; return its PRESENCE if there were any: it had no result then."""
+        last = self._journal.latest(Phase.PRESENCE)
+        return last if last is not None and self.forget(last) else None
+
+    def keep_noise(self, key: PhaseKey, noise: NDArray[np.int64]) -> None:
+        """Store the attempt's share of the noise, drawn with the keys: a site has one of it as it has one of these."""
+        self._journal.put_secret(_noise_name(key), noise.astype("<i8").tobytes())
+
+    def take_noise(self, key: PhaseKey) -> NDArray[np.int64]:
+        """Return the share that was stored, and erase it: it is for one vector, whose bytes the journal keeps."""
+        noise = np.frombuffer(self._secret(_noise_name(key)), dtype="<i8").astype(np.int64)
+        self._journal.forget_secret(_noise_name(key))
+        return noise
+
+    # The steps
+
+    def shares(self, key: PhaseKey, group: Group) -> bytes:
+        """SHARES: this site's secrets of the attempt in shares, one sealed to each other member, or to some."""
+        secrets, binding = self._secrets(key), self._binding(key, group)
+        with _refusing(key.round, "keys"):
+            shares, own = make_shares(
+                self._party.credentials, secrets, binding, group.keys, self._graph(binding)
+            )
+        self._journal.put_secret(_own_pair_name(key), own.to_bytes())
+        return codec.encode_shares_made(SharesMade(shares))
+
+    def values(self, key: PhaseKey, group: Group, request: bytes, vector: NDArray[np.float64]) -> bytes:
+        """VALUES: ``vector`` (L,) in fixed point under masks with everyone who made shares, or with some.
+
+        In a sparse graph with this site's signature on who they are. Raises :class:`crypto.errors.BoundError` for a
+        value beyond its agreed bound, before anything is sent.
+        """
+        secrets, binding = self._secrets(key), self._binding(key, group)
+        sharers = self._verified_sharers(request, binding)
+        words = self._agreement.fixed_point(len(group.clusters)).encode(vector)
+        graph = self._graph(binding)
+        payload = payload_of(mask(words, secrets, binding, self._party.name, sharers, group.keys, graph))
+        if not graph.sparse:
+            return codec.encode_payload(payload)
+        return codec.encode_masked_values(
+            MaskedValues(payload, sign_sharers(self._party.credentials, binding, sharers))
+        )
+
+    def survivors(self, key: PhaseKey, group: Group, request: bytes) -> bytes:
+        """SURVIVORS: this site's signature on the one set that it will release shares for.
+
+        :class:`Violation` where the secrets to do so are erased: the coordinator would count on the site's shares.
+        """
+        self._secrets(key)
+        self._secret(_own_pair_name(key))
+        survivors = codec.decode_survivor_set(request, self._limits).sites
+        binding = self._binding(key, group)
+        sharers = self._verified_sharers(self._request(key, Phase.VALUES), binding)
+        with _refusing(key.round, "survivors"):
+            check_survivors(binding, sharers, survivors)
+            signature = sign_survivors(self._party.credentials, binding, survivors)
+        self._check_enough(len(survivors), "survive")
+        self._check_class_holders(survivors, group.cohort)
+        self._check_cluster_holders(survivors, group.clusters)
+        return codec.encode_survivor_signature(SurvivorSignature(self._party.name, signature))
+
+    def unmask(self, key: PhaseKey, group: Group, request: bytes) -> bytes:
+        """UNMASK: one share of each sharer, of the kind that the signed set asks for. Then the secrets are erased."""
+        signed = codec.decode_signed_survivors(request, self._limits)
+        self._check_same_set(key, signed.sites)
+        binding, received = self._binding(key, group), self._request(key, Phase.VALUES)
+        sharers, held = self._verified_sharers(received, binding), self._held(key, received, binding)
+        signatures = {each.site: each.signature for each in signed.signatures}
+        with _refusing(key.round, "signed survivors"):
+            verify_signed_survivors(signatures, self._setup.roster().members, binding, signed.sites)
+            self._verify_owners(signed, binding, sharers, received)
+            released = release(binding, self._party.name, sharers, signed.sites, held)
+        self.forget(key)
+        return codec.encode_released_shares(ReleasedShares(released))
+
+    # What holds a step off
+
+    def _verified_sharers(self, request: bytes, binding: Binding) -> tuple[str, ...]:
+        """Everyone who made shares in this attempt, this site included, sorted.
+
+        A share that the coordinator altered, or took from elsewhere, is a :class:`Violation`. Three steps go by the
+        same shares, whose signatures are checked once.
+        """
+        if self._last is None or self._last[0] != (binding, request):
+            self._last = ((binding, request), self._checked_sharers(request, binding))
+        return self._last[1]
+
+    def _checked_sharers(self, request: bytes, binding: Binding) -> tuple[str, ...]:
+        received = codec.decode_received_shares(request, self._limits)
+        for share in received.shares:
+            self._check_share(share, binding)
+        sharers = self._sharers(received, binding)
+        with _refusing(binding.round, "received shares"):
+            check_sharers(binding, sharers)
+        self._check_enough(len(sharers), "made shares")
+        return sharers
+
+    def _sharers(self, received: ReceivedShares, binding: Binding) -> tuple[str, ...]:
+        """In a complete graph they are those whose shares came. In a sparse one the coordinator says who they are.
+
+        It cannot tell one site so and another site otherwise: :meth:`_verify_owners`.
+        """
+        told = {self._party.name, *(share.sender for share in received.shares)}
+        if not self._graph(binding).sparse:
+            if received.sharers:
+                raise Violation("told who made shares, where their shares say so")
+            return tuple(sorted(told))
+        missing = sorted(told - set(received.sharers))
+        if missing:
+            raise Violation(f"{missing[0]} is not among those who made shares")
+        return received.sharers
+
+    def _verify_owners(
+        self, signed: SignedSurvivors, binding: Binding, sharers: Sequence[str], received: bytes
+    ) -> None:
+        """Whether each survivor whose share came masks with those with whom this site does; in a sparse graph."""
+        owners = set[str]()
+        if self._graph(binding).sparse:
+            shares = codec.decode_received_shares(received, self._limits).shares
+            owners = {share.sender for share in shares} & set(signed.sites)
+        signatures = {each.site: each.signature for each in signed.sharers}
+        verify_signed_sharers(signatures, self._setup.roster().members, binding, sharers, owners)
+
+    def _check_signed_none(self, key: PhaseKey) -> None:
+        """In a sparse graph fewer than a third of the members could open a sum whose survivors enough have signed.
+
+        So who has signed takes part in no further attempt of the round, as who has released shares does nowhere.
+        """
+        for earlier in self._journal.attempts_before(key, Phase.SURVIVORS):
+            if codec.decode_received_shares(self._request(earlier, Phase.VALUES), self._limits).sharers:
+                _log.error("asked for round %d again after its survivors were signed", key.round)
+                raise Violation(
+                    f"survivors of attempt {earlier.attempt} were signed; its sum could be opened by those that"
+                    " another attempt leaves out, and be subtracted"
+                )
+
+    def _check_share(self, share: SealedShare, binding: Binding) -> None:
+        try:
+            verify_share(share, self._member(share.sender), binding, self._party.name)
+        except CryptoError as error:
+            raise Violation(f"a share said to be of {share.sender} is refused: {error}") from error
+
+    def _member(self, site: str) -> Member:
+        member = self._setup.roster().members.get(site)
+        if member is None:
+            raise VerificationError(f"{site} is not on the roster")
+        return member
+
+    def _check_enough(self, sites: int, did: str) -> None:
+        """Beside the threshold, which the checks of the scheme insist on."""
+        if sites < self._agreement.min_holders:
+            raise Violation(
+                f"{sites} sites of the group {did}, at least {self._agreement.min_holders} are agreed"
+            )
+
+    def _check_class_holders(self, survivors: Sequence[str], cohort: Cohort) -> None:
+        """A class whose other holders dropped out would be opened with the sum."""
+        staying = np.array([site in survivors for site in cohort.sites])
+        left = cohort.holds[staying].sum(axis=0)
+        short = np.flatnonzero((cohort.counts > 0) & (left < self._agreement.min_holders))
+        if short.size:
+            raise Violation(
+                f"class {self._agreement.classes[short[0]]!r} is left with {left[short[0]]} holders among the "
+                f"survivors, at least {self._agreement.min_holders} are agreed"
+            )
+
+    def _check_cluster_holders(self, survivors: Sequence[str], clusters: tuple[tuple[str, ...], ...]) -> None:
+        """As for classes: the sum of a cluster is opened too."""
+        left = frozenset(survivors)
+        staying = tuple(tuple(site for site in holders if site in left) for holders in clusters)
+        check_holders(staying, self._agreement, "the survivors")
+
+    def _check_same_set(self, key: PhaseKey, survivors: Sequence[str]) -> None:
+        signed = codec.decode_survivor_set(self._request(key, Phase.SURVIVORS), self._limits).sites
+        if tuple(survivors) != signed:
+            raise Violation("shares are asked for under another survivor set than this site signed")
+
+    # What the journal keeps of the steps before
+
+    def _held(self, key: PhaseKey, received: bytes, binding: Binding) -> dict[str, SharePair]:
+        """The share pairs that this site can release: its own, and those that open."""
+        secrets = self._secrets(key)
+        held = {self._party.name: SharePair.from_bytes(self._secret(_own_pair_name(key)))}
+        for share in codec.decode_received_shares(received, self._limits).shares:
+            try:
+                held[share.sender] = open_share(share, secrets, binding)
+            except CryptoError as error:
+                _log.error("the share that %s made for this site is of no use: %s", share.sender, error)
+        return held
+
+    def _graph(self, binding: Binding) -> Graph:
+        return self._agreement.masking.graph(len(self._setup.roster().members), len(binding.group))
+
+    def _binding(self, key: PhaseKey, group: Group) -> Binding:
+        return Binding(
+            key.run,
+            key.round,
+            key.attempt,
+            self._setup.roster().hash,
+            self._agreement.hash(),
+            group.cohort.sites,
+            group.base,
+        )
+
+    def _secrets(self, key: PhaseKey) -> AttemptSecrets:
+        return AttemptSecrets.from_bytes(self._secret(_secrets_name(key)))
+
+    def _secret(self, name: str) -> bytes:
+        secret = self._journal.secret(name)
+        if secret is None:
+            raise Violation(f"the {name} are erased: that attempt is over")
+        return secret
+
+    def _request(self, key: PhaseKey, phase: Phase) -> bytes:
+        return self._journal.request(PhaseKey(key.run, key.round, key.attempt, phase)) or b""
+
+
+@contextmanager
+def _refusing(round_number: int, what: str) -> Iterator[None]:
+    """What the scheme finds wrong is the coordinator's doing: all that it relays was checked by signature."""
+    try:
+        yield
+    except CryptoError as error:
+        raise Violation(f"the {what} of round {round_number} are refused: {error}") from error
+
+
+def _secrets_name(key: PhaseKey) -> str:
+    return f"mask secrets of round {key.round}, attempt {key.attempt}"
+
+
+def _noise_name(key: PhaseKey) -> str:
+    return f"noise of round {key.round}, attempt {key.attempt}"
+
+
+def _own_pair_name(key: PhaseKey) -> str:
+    return f"own shares of round {key.round}, attempt {key.attempt}"

@@ -1,0 +1,68 @@
+"""Who takes part in an attempt, as the participants' own signatures prove."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agreement import Agreement
+from agreement.payload_forms import limits_of
+from crypto.errors import CryptoError
+from protoseal_wire import codec
+from protoseal_wire.messages import ActiveList, Phase, PhaseKey
+from protoseal_wire.presence import verify_active_list
+from secure_client.errors import Violation
+from secure_client.protocol.journal import Journal
+from secure_client.protocol.ledger_anchors import PeerAnchors
+from secure_client.protocol.setup import Party, Setup
+
+
+class Participants:
+    """Reads the coordinator's active lists. The limit: a site that lies about its own classes is believed."""
+
+    def __init__(
+        self, agreement: Agreement, party: Party, setup: Setup, journal: Journal, anchors: PeerAnchors
+    ) -> None:
+        self._agreement, self._party, self._setup, self._journal = agreement, party, setup, journal
+        self._anchors = anchors
+        self._limits = limits_of(agreement)
+        self._last: tuple[tuple[PhaseKey, bytes, bytes], ActiveList] | None = None
+
+    def agreed(self, key: PhaseKey, phase: Phase) -> ActiveList:
+        """The list that this site went by when it answered ``phase`` in the attempt."""
+        request = self._journal.request(PhaseKey(key.run, key.round, key.attempt, phase))
+        if request is None:
+            raise Violation(f"{key.phase.name} came before {phase.name}")
+        return self.verified(key, request)
+
+    def verified(self, key: PhaseKey, request: bytes) -> ActiveList:
+        """The list, if everyone on it signed for this attempt, this site among them, and they are enough.
+
+        :class:`Violation` otherwise. Each step of an attempt goes by the same list, whose signatures are checked once.
+        """
+        asked = (replace(key, phase=Phase.PRESENCE), self._setup.roster().hash, request)
+        if self._last is None or self._last[0] != asked:
+            self._last = (asked, self._checked(key, request))
+        return self._last[1]
+
+    def _checked(self, key: PhaseKey, request: bytes) -> ActiveList:
+        active = codec.decode_active_list(request, self._limits)
+        begun = PhaseKey(key.run, key.round, key.attempt, Phase.PRESENCE)
+        try:
+            verify_active_list(active, self._setup.roster(), begun)
+        except CryptoError as error:
+            raise Violation(f"the active list of round {key.round} is refused: {error}") from error
+        self._check_enough_sites(len(active.statements))
+        self._check_own_presence(begun, [codec.encode_presence(each) for each in active.statements])
+        self._anchors.check(begun, active)
+        return active
+
+    def _check_enough_sites(self, sites: int) -> None:
+        least = max(self._agreement.min_sites, self._party.min_sites)
+        if sites < least:
+            raise Violation(
+                f"the coordinator asked for values among {sites} sites, at least {least} are agreed"
+            )
+
+    def _check_own_presence(self, begun: PhaseKey, statements: list[bytes]) -> None:
+        if self._journal.stored_answer(begun) not in statements:
+            raise Violation("the active list does not hold this site's own presence statement")

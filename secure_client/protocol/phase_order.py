@@ -1,0 +1,119 @@
+"""The rules of order at a site: what may be asked when, one check each.
+
+They read nothing but the journal and the agreement, so a restart changes none of their answers.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from agreement import Agreement
+from agreement.phases import first_round, has_result, steps_of
+from protoseal_wire.messages import Phase, PhaseKey
+from secure_client.errors import Violation
+from secure_client.protocol.journal import Journal
+
+_log = logging.getLogger("protoseal.site")
+_SET_UP = (Phase.ROSTER, Phase.SECRET)
+
+
+class Order:
+    """Whether a phase may be asked now. A check that fails raises :class:`Violation`."""
+
+    def __init__(self, agreement: Agreement, journal: Journal) -> None:
+        self._agreement, self._journal = agreement, journal
+
+    def check(self, key: PhaseKey) -> None:
+        """Every rule for a phase that has no answer yet."""
+        if key.phase in _SET_UP:
+            self._check_set_up_round(key)
+            self._check_no_round_begun(key)
+            self._check_set_up_attempt(key)
+        elif key.phase is Phase.PRESENCE:
+            self._check_agreed_round(key)
+            self._check_fresh(key)
+            self._check_not_unmasked(key)
+            self._check_one_result_each_round(key)
+        else:
+            self._check_attempt_open(key)
+            if key.phase is not Phase.RESULT:
+                self._check_result_not_given(key)
+            self._check_step_before(key)
+
+    def check_run(self, key: PhaseKey) -> None:
+        """The phase is of this site's run."""
+        if key.run != self._agreement.run:
+            raise Violation(f"asked for run {key.run}, this site takes part in {self._agreement.run}")
+
+    def _check_set_up_round(self, key: PhaseKey) -> None:
+        if key.round != 0:
+            raise Violation(f"{key.phase.name} belongs to round 0, not {key.round}")
+
+    def _check_no_round_begun(self, key: PhaseKey) -> None:
+        # A new roster means a new group secret; under it, the rounds already run could be run again.
+        if self._journal.latest(Phase.PRESENCE) is not None:
+            raise Violation(f"{key.phase.name} (attempt {key.attempt}) came after rounds had begun")
+
+    def _check_set_up_attempt(self, key: PhaseKey) -> None:
+        """A roster replaces only an earlier one, and a secret comes with the roster in force."""
+        last = self._journal.latest(Phase.ROSTER)
+        begun = last.attempt if last is not None else 0
+        if key.attempt <= begun if key.phase is Phase.ROSTER else key.attempt != begun:
+            raise Violation(f"{key.phase.name} of set-up attempt {key.attempt} came in attempt {begun}")
+
+    def _check_agreed_round(self, key: PhaseKey) -> None:
+        if not first_round(self._agreement) <= key.round <= self._agreement.rounds:
+            raise Violation(f"round {key.round} is not one of the agreed {self._agreement.rounds}")
+
+    def _check_fresh(self, key: PhaseKey) -> None:
+        last = self._journal.latest(Phase.PRESENCE)
+        if last is not None and (key.round, key.attempt) <= (last.round, last.attempt):
+            raise Violation(
+                f"round {key.round}, attempt {key.attempt} is not after {last.round}, {last.attempt}"
+            )
+
+    def _check_not_unmasked(self, key: PhaseKey) -> None:
+        """Two sums over the same inputs and two survivor sets differ by what one site sent.
+
+        That others, which released nothing, are not asked for the second one alone, is the method's to see.
+        """
+        last = self._journal.latest(Phase.UNMASK)
+        if last is not None and key.round <= last.round:
+            _log.error("asked for round %d again after its sum was unmasked", key.round)
+            raise Violation(
+                f"shares of round {last.round} were released; another of its sums could be subtracted"
+            )
+
+    def _check_one_result_each_round(self, key: PhaseKey) -> None:
+        last = self._journal.latest(Phase.RESULT)
+        if last is not None and key.round <= last.round:
+            raise Violation(f"round {key.round} has had its result; another could be subtracted from it")
+
+    def _check_attempt_open(self, key: PhaseKey) -> None:
+        last = self._journal.latest(Phase.PRESENCE)
+        if last is None or (last.round, last.attempt) != (key.round, key.attempt):
+            raise Violation(
+                f"{key.phase.name} of round {key.round}, attempt {key.attempt} is not the one begun"
+            )
+
+    def _check_result_not_given(self, key: PhaseKey) -> None:
+        """A result ends its attempt, also at a site that dropped out before its last step."""
+        if self._asked(key, Phase.RESULT):
+            raise Violation(f"{key.phase.name} came after the result of round {key.round}")
+
+    def _check_step_before(self, key: PhaseKey) -> None:
+        before = self._before(key)
+        if not self._asked(key, before):
+            raise Violation(f"{key.phase.name} came before {before.name}")
+
+    def _before(self, key: PhaseKey) -> Phase:
+        """The step that a phase follows; the result of a masked sum is also for those that dropped out of it."""
+        steps = (Phase.PRESENCE, *steps_of(self._agreement, key.round))
+        if key.phase is Phase.RESULT and has_result(key.round):
+            return Phase.VALUES if steps[1:] == (Phase.VALUES,) else Phase.PRESENCE
+        if key.phase not in steps:
+            raise Violation(f"round {key.round} has no {key.phase.name} under this agreement")
+        return steps[steps.index(key.phase) - 1]
+
+    def _asked(self, key: PhaseKey, phase: Phase) -> bool:
+        return self._journal.request(PhaseKey(key.run, key.round, key.attempt, phase)) is not None

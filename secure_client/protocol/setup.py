@@ -1,0 +1,218 @@
+"""Round 0 at a site: who takes part, and the secret that the sites share.
+
+The coordinator relays everything here and can add or change nothing: statements are signed under the federation's
+CA, the group secret is sealed to each site and signed by the site that the roster prescribes as its maker.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+
+from agreement import Agreement
+from agreement.payload_forms import limits_of
+from crypto.ckks.secret_key import CkksSecret
+from crypto.errors import CryptoError
+from crypto.keys import ChannelKey, StorageKey
+from crypto.pki import Credentials, TrustAnchor
+from crypto.roster import Roster, Statement, sign_statement, verify_roster
+from crypto.sealed_group_secret import open_group_secret, seal_group_secret
+from protoseal_wire import codec
+from protoseal_wire.messages import Acknowledgement, GroupKeys, Phase, RosterAnswer
+from secure_client.errors import Violation
+from secure_client.protocol.group_secret import check_group_secret, ckks_key, make_group_secret, rotation_seed
+from secure_client.protocol.journal import Journal
+
+_log = logging.getLogger("protoseal.site")
+_CHANNEL, _SIGNING, _STATEMENT = "channel key", "signing key", "statement"
+_VERIFIED_AT = "roster verified at"
+
+
+@dataclass(frozen=True)
+class Party:
+    """Who a site is, whom it trusts, and the least it accepts whatever the coordinator says.
+
+    ``pins`` maps a peer's name to the SHA-256 fingerprint (hex) of its certificate. ``storage`` gives the key that
+    encrypts what the site stores; it is called when a journal is opened.
+    """
+
+    credentials: Credentials
+    trust: TrustAnchor
+    min_sites: int
+    storage: Callable[[], StorageKey] = field(repr=False)
+    pins: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The site's name, from its certificate."""
+        return self.credentials.identity.name
+
+
+def open_journal(path: Path, agreement: Agreement, party: Party, *, durable: bool = True) -> Journal:
+    """Open the site's journal for this run; its secrets are encrypted under the site's storage key."""
+    return Journal(
+        path,
+        run=agreement.run,
+        agreement_hash=agreement.hash(),
+        site=party.name,
+        storage=party.storage(),
+        durable=durable,
+    )
+
+
+class Setup:
+    """A site's half of the set-up. Survives restarts through the journal.
+
+    A run knows its sites by the certificates with which they joined. So a site signs with that certificate's key until
+    the run is over, also after its certificate was renewed: the journal keeps the key, encrypted.
+    """
+
+    def __init__(
+        self, agreement: Agreement, party: Party, journal: Journal, now: Callable[[], datetime]
+    ) -> None:
+        self._agreement, self._journal, self._now = agreement, journal, now
+        self._limits = limits_of(agreement)
+        self._roster: Roster | None = None
+        self.statement = self._load_statement() or self._make_statement(party)
+        self.party = replace(party, credentials=self._credentials_of_run() or party.credentials)
+
+    def _load_statement(self) -> Statement | None:
+        stored = self._journal.secret(_STATEMENT)
+        return None if stored is None else codec.decode_statement(stored, self._limits)
+
+    def _make_statement(self, party: Party) -> Statement:
+        channel, run, agreement_hash = ChannelKey.generate(), self._agreement.run, self._agreement.hash()
+        statement = sign_statement(party.credentials, run, agreement_hash, channel.public_bytes)
+        with self._journal.transaction():
+            self._journal.put_secret(_CHANNEL, channel.private_bytes())
+            self._journal.put_secret(_SIGNING, party.credentials.private_bytes())
+            self._journal.put_secret(_STATEMENT, codec.encode_statement(statement))
+        return statement
+
+    def _credentials_of_run(self) -> Credentials | None:
+        """Return what the run knows this site by; None once :meth:`finish` erased it."""
+        stored = self._journal.secret(_SIGNING)
+        return None if stored is None else Credentials.from_stored(self.statement.certificate, stored)
+
+    def _channel_key(self) -> ChannelKey:
+        stored = self._journal.secret(_CHANNEL)
+        if stored is None:
+            raise Violation("the coordinator asked for more after it said that the run is over")
+        return ChannelKey.from_private_bytes(stored)
+
+    def check_not_over(self) -> None:
+        """Raise :class:`Violation` once :meth:`finish` erased the keys of the run."""
+        self._channel_key()
+
+    def finish(self) -> None:
+        """Erase every secret of the run: it is over, and nothing may be asked of this site any more.
+
+        The statement stays. It is public, and a site that is started again joins with it to hear that the run is over.
+        """
+        self._journal.forget_secrets(but=_STATEMENT)
+
+    def answer_roster(self, attempt: int, request: bytes) -> bytes:
+        """Verify the roster; the site whose turn it is also makes the group's keys."""
+        now = self._now()
+        self._roster = self._verified(request, now)
+        for name in sorted(set(self.party.pins) - set(self._roster.members)):
+            _log.warning("there is a pin for %s, but no such site is on the roster", name)
+        self._journal.put(_VERIFIED_AT, 0, now.isoformat().encode())
+        makes_keys = self._agreement.needs_group_secret and self._roster.maker == self.party.name
+        keys = self._make_group_keys(self._roster, attempt) if makes_keys else None
+        return codec.encode_roster_answer(RosterAnswer(self._roster.hash, keys))
+
+    def answer_secret(self, attempt: int, request: bytes) -> bytes:
+        """Open the group secret that was sealed to this site in this very attempt of the set-up."""
+        sealed = codec.decode_sealed_secret(request, self._limits)
+        try:
+            secret, _ = open_group_secret(
+                sealed,
+                roster=self.roster(),
+                run=self._agreement.run,
+                attempt=attempt,
+                recipient=self.party.name,
+                channel_key=self._channel_key(),
+            )
+            check_group_secret(secret, self._agreement.protection)
+        except CryptoError as error:
+            raise Violation(f"the group secret that the coordinator delivered is refused: {error}") from error
+        self._journal.put_secret(_group_name(attempt), secret)
+        return codec.encode_acknowledgement(Acknowledgement())
+
+    def roster(self) -> Roster:
+        """The roster this site verified last. :class:`Violation` if the coordinator skipped that step.
+
+        A certificate that ends during the run does not end the run: what counts is when it was verified.
+        """
+        if self._roster is None:
+            key, stamp = self._journal.latest(Phase.ROSTER), self._journal.get(_VERIFIED_AT)
+            request = self._journal.request(key) if key else None
+            if request is None or stamp is None:
+                raise Violation("the coordinator went on before it sent the roster")
+            self._roster = self._verified(request, datetime.fromisoformat(stamp[1].decode()))
+        return self._roster
+
+    def rotation_seed(self) -> bytes:
+        """The seed of rotations that the sites share. :class:`Violation` if the coordinator skipped that step."""
+        return rotation_seed(self._group_secret())
+
+    def ckks_key(self) -> CkksSecret:
+        """The key that the sites share. :class:`Violation` if the coordinator skipped that step."""
+        return ckks_key(self._group_secret())
+
+    def group_secret(self) -> bytes:
+        """All of it; empty where the protection has none. :class:`Violation` if the coordinator skipped that step."""
+        return self._group_secret() if self._agreement.needs_group_secret else b""
+
+    def _group_secret(self) -> bytes:
+        self.roster()
+        begun = self._journal.latest(Phase.ROSTER)
+        secret = None if begun is None else self._journal.secret(_group_name(begun.attempt))
+        if secret is None:
+            raise Violation("the coordinator began a round before it delivered the group secret")
+        return secret
+
+    def _verified(self, request: bytes, at: datetime) -> Roster:
+        statements = codec.decode_roster(request, self._limits).statements
+        try:
+            return verify_roster(
+                statements,
+                trust=self.party.trust,
+                run=self._agreement.run,
+                agreement_hash=self._agreement.hash(),
+                own=self.statement,
+                minimum=max(self._agreement.min_sites, self.party.min_sites),
+                pins=self.party.pins,
+                at=at,
+            )
+        except CryptoError as error:
+            raise Violation(f"the roster that the coordinator sent is refused: {error}") from error
+
+    def _make_group_keys(self, roster: Roster, attempt: int) -> GroupKeys:
+        secret, public = make_group_secret(self._agreement.protection)
+        public_hash = hashlib.sha256(public).digest()
+        self._journal.put_secret(_group_name(attempt), secret)
+        sealed = tuple(
+            seal_group_secret(
+                self.party.credentials,
+                roster,
+                self._agreement.run,
+                attempt,
+                recipient=name,
+                secret=secret,
+                public_hash=public_hash,
+            )
+            for name in roster.members
+            if name != self.party.name
+        )
+        return GroupKeys(public, sealed)
+
+
+def _group_name(attempt: int) -> str:
+    """Return the name of the group secret of one attempt of the set-up: it serves that attempt's roster alone."""
+    return f"group secret of set-up attempt {attempt}"

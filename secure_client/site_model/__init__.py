@@ -1,0 +1,1 @@
+"""A site's model over the rounds: checkpoints, targets, what a round starts from."""

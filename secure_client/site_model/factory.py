@@ -1,0 +1,197 @@
+"""From the agreement to a site's learner: the same in deployment, in simulation and for the controls."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from agreement import CONTROLS, Agreement, Method, Part, Protection
+from privacy.errors import BudgetError
+from secure_client.data import SiteData
+from secure_client.errors import ModelError
+from secure_client.models.dual_branch import add_branches
+from secure_client.models.pretrained import load_pretrained
+from secure_client.models.projection import project
+from secure_client.models.prototype_model import PrototypeModel, build_model, weights_hash
+from secure_client.privacy.noisy_prototypes import NoisyPrototypes
+from secure_client.privacy.privacy_units import with_owners
+from secure_client.privacy.releases import Releases
+from secure_client.privacy.value_bounds import PrototypeBounds, check_initial_bounds
+from secure_client.protocol.journal import Journal
+from secure_client.site_model.checkpointed_learner import Trainee
+from secure_client.training.averaged_parameters import Averaged
+from secure_client.training.job import Schedule, has_batch_norm
+from secure_client.training.learner import Learner, choose_device
+from secure_client.training.objectives import build_recipe
+
+_log = logging.getLogger("protoseal.site")
+
+
+def build_initial_model(agreement: Agreement, spec: str, pretrained: Path | None) -> PrototypeModel:
+    """The initial model, on the CPU: the same at every site that uses the same ``spec``.
+
+    ``pretrained`` is the file that the agreement's ``pretrained_sha256`` is of, for the agreed model: a site with a
+    model of its own begins from the seed. :class:`ModelError` where the file is missing, unused or does not fit.
+    """
+    agreed = agreement.training
+    wanted = agreed.pretrained_sha256 if spec == agreed.model else None
+    if wanted and pretrained is None:
+        raise ModelError(
+            "the agreed model begins from pretrained weights: set pretrained to the file of SHA-256 " + wanted
+        )
+    if pretrained is not None and not wanted:
+        raise ModelError(
+            f"pretrained is set, but {spec} begins from the seed: remove it, or agree on that model and on"
+            " pretrained_sha256 in [training]"
+        )
+    return build_agreed_model(agreement, spec, pretrained)
+
+
+def build_agreed_model(agreement: Agreement, spec: str, pretrained: Path | None = None) -> PrototypeModel:
+    """A model like the initial one, on the CPU; with the initial one's weights if ``pretrained`` is as agreed."""
+    section, seed = agreement.preprocessing, agreement.training.init_seed
+    model = build_model(
+        spec,
+        classes=len(agreement.classes),
+        dim=agreement.feature_dim,
+        channels=section.channels if section else 1,
+        image_size=section.image_size if section else 1,
+        seed=seed,
+        norm=agreement.training.norm,
+    )
+    if pretrained is not None:
+        load_pretrained(model, pretrained, agreement.training.pretrained_sha256 or "")
+    if agreement.feature_dim != agreement.dim:
+        return project(model, agreement.feature_dim, agreement.dim, seed=seed)
+    if agreement.method is not Method.FEDDBP:
+        return model
+    feddbp_ = agreement.feddbp
+    return add_branches(model, agreement.dim, seed=seed, share=feddbp_.share, decision=feddbp_.decision)
+
+
+def build_learner(
+    agreement: Agreement,
+    site: str,
+    data: SiteData,
+    *,
+    model: str,
+    device: str,
+    pretrained: Path | None = None,
+) -> Learner:
+    """A learner as the agreement prescribes it.
+
+    Raises a :class:`secure_client.errors.SiteError`.
+    """
+    training = agreement.training
+    built = build_initial_model(agreement, model, pretrained)
+    check_averaged(agreement, built)
+    check_private(agreement, built)
+    return Learner(
+        built,
+        with_owners(data, agreement),
+        build_recipe(agreement),
+        Schedule(
+            lr=training.lr,
+            momentum=training.momentum,
+            weight_decay=training.weight_decay,
+            batch_size=training.batch_size,
+            local_epochs=training.local_epochs,
+            optimiser=training.optimiser,
+        ),
+        site=site,
+        seed=training.init_seed,
+        classes=len(agreement.classes),
+        dim=agreement.dim,
+        device=choose_device(device),
+    )
+
+
+def build_trainee(
+    agreement: Agreement, learner: Learner, journal: Journal, releases: Releases | None = None
+) -> Trainee:
+    """The learner with its memory, and what it releases by where the agreement has noise.
+
+    Raises :class:`BudgetError` for such an agreement without it, unless nothing of the method leaves a site, and for
+    more samples than sums with shared noise have room for.
+    Logs a warning where the site's model weighs less than its samples.
+    """
+    samples, most = int(learner.counts.sum()), agreement.averaging.most_samples
+    # With noise it counts as what it releases, of which an exact number would tell nothing.
+    if agreement.method.traits.weighted and agreement.privacy is None and samples > most:
+        _log.warning(
+            "%s: has %d training samples and counts as %d in every sum, most_samples of the agreement, which should "
+            "allow for them",
+            *(learner.site, samples, most),
+        )
+    if agreement.distributed_noise and samples > most:
+        raise BudgetError(
+            f"this site has more training samples than the {most} that sums with shared noise have room for: agree on a"
+            " larger most_samples in [averaging]"
+        )
+    if agreement.privacy is not None and releases is None and agreement.method not in CONTROLS:
+        raise BudgetError("prototypes that are agreed to be noisy have nothing to be released by")
+    keeps_zeros = agreement.protection is Protection.CKKS
+    bounds = prototype_bounds(agreement)
+    noisy = None
+    if releases is not None:
+        releases.begin_with(weights_hash(learner.state()))
+        owners, clustered = learner.owners, agreement.clusters
+        noisy = NoisyPrototypes(releases, bounds, len(agreement.classes), clustered=clustered, owners=owners)
+    averaging = agreement.averaging
+    return Trainee(learner, journal, bounds, averaging=averaging, keeps_zeros=keeps_zeros, noisy=noisy)
+
+
+def check_private(agreement: Agreement, model: PrototypeModel) -> None:
+    """Raise :class:`ModelError` for statistics of batches: they move with every record that trains, frozen or not."""
+    if agreement.privacy is not None and has_batch_norm(model):
+        raise ModelError(
+            '[privacy] allows no batch normalisation, whose statistics follow the records; set norm = "group" in'
+            " [training], or use a model with nn.GroupNorm"
+        )
+
+
+def prototype_bounds(agreement: Agreement) -> PrototypeBounds:
+    """What prototypes are held to. FedPC's have no negative component, so that no cosine is negative."""
+    most = agreement.clustering.most_local if agreement.clusters else None
+    return PrototypeBounds(agreement.norm_bound, clip_at_zero=agreement.method.is_grouped, most_of_class=most)
+
+
+def check_averaged(agreement: Agreement, model: PrototypeModel) -> None:
+    """Raise unless what the method averages of an untrained model is what was agreed.
+
+    :class:`ModelError` for another size, :class:`crypto.errors.BoundError` for values beyond the agreed bounds, as
+    a pretrained model may have.
+    """
+    if not agreement.method.averages:
+        return
+    averaged = Averaged(model, agreement.method.traits.averaged)
+    _check_sizes(agreement, *averaged.sizes)
+    check_initial_bounds(averaged.vector(), agreement.averaging)
+
+
+def warn_of_fedavg(agreement: Agreement, learner: Learner) -> None:
+    """Log a warning where FedBN would keep nothing at the sites, since the model has no layers that normalise."""
+    if agreement.method.traits.averaged is not Part.NOT_NORMS:
+        return
+    if learner.averaged_sizes == Averaged(learner.predictor, Part.MODEL).sizes:
+        _log.warning(
+            "%s with a model without layers that normalise is fedavg: all of it is averaged",
+            agreement.method.value,
+        )
+
+
+def _check_sizes(agreement: Agreement, parameters: int, buffers: int) -> None:
+    if not parameters:
+        raise ModelError(
+            f"the part of the model that {agreement.method.value} would average has no parameters; use a model with"
+            " layers before its classifier"
+        )
+    averaging = agreement.averaging
+    if (parameters, buffers) != (averaging.parameters, averaging.buffers):
+        settings = f"parameters = {parameters}"
+        if buffers or averaging.buffers:
+            settings += f" and buffers = {buffers}"
+        raise ModelError(
+            f"what is averaged of the model has {parameters:,} parameters and {buffers:,} buffers: set {settings} in"
+            " [averaging]"
+        )

@@ -1,0 +1,79 @@
+"""A round's training as a site keeps it: the model's state with what the method exchanges of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+from typing import Self
+
+import numpy as np
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from algorithms.fedplcc import LocalClusters
+from algorithms.gram import Bool, Float
+from secure_client.training.job import Losses
+
+_OWN, _COUNTS, _FROM = "protoseal.prototypes", "protoseal.counts", "protoseal.trained-from"
+_SCORES, _LOSSES, _LOCAL = "protoseal.scores", "protoseal.losses", "protoseal.local-"
+
+
+@dataclass(frozen=True, repr=False)
+class Trained:
+    """The outcome of a round's training, beside the model: a secret of the site.
+
+    ``counts`` int64 (K,) are samples of each class; ``rows`` float64 (K, d) the prototypes, None where none were taken;
+    ``scores`` float64 (K, d) Fisher scores; ``base`` the hash of what the training started from. ``losses`` are None
+    where training failed, and in round 0.
+    """
+
+    round: int
+    counts: NDArray[np.int64]
+    base: bytes
+    rows: Float | None = None
+    scores: Float | None = None
+    local: LocalClusters | None = None
+    losses: Losses | None = None
+
+    def __repr__(self) -> str:
+        return f"Trained(round={self.round}, …)"
+
+    def held(self) -> Bool:
+        """Return which classes (K,) there are prototypes of: with several of a class, those that have one to send."""
+        if self.local is None:
+            return self.counts > 0
+        return np.isin(np.arange(len(self.counts)), self.local.labels)
+
+    def to_bytes(self, model: Mapping[str, Tensor]) -> bytes:
+        """Return this outcome and the ``model``'s state as one safetensors file."""
+        state = {**model, _COUNTS: torch.from_numpy(self.counts)}
+        state[_FROM] = torch.tensor(list(self.base), dtype=torch.uint8)
+        if self.rows is not None:
+            state[_OWN] = torch.from_numpy(self.rows)
+        if self.scores is not None:
+            state[_SCORES] = torch.from_numpy(self.scores)
+        if self.local is not None:
+            state |= {_LOCAL + name: torch.from_numpy(each) for name, each in vars(self.local).items()}
+        if self.losses is not None:
+            state[_LOSSES] = torch.tensor(astuple(self.losses), dtype=torch.float64)
+        return safetensors.torch.save(state)
+
+    @classmethod
+    def from_bytes(cls, number: int, content: bytes) -> tuple[Self, dict[str, Tensor]]:
+        """Return what :meth:`to_bytes` stored for round ``number``, and the model's state."""
+        state = safetensors.torch.load(content)
+        local = {name: state.pop(name).numpy() for name in list(state) if name.startswith(_LOCAL)}
+        found = cls(
+            number,
+            counts=state.pop(_COUNTS).numpy(),
+            base=state.pop(_FROM).numpy().tobytes(),
+            rows=state.pop(_OWN).numpy() if _OWN in state else None,
+            scores=state.pop(_SCORES).numpy() if _SCORES in state else None,
+            local=LocalClusters(**{name.removeprefix(_LOCAL): each for name, each in local.items()})
+            if local
+            else None,
+            losses=Losses(*state.pop(_LOSSES).tolist()) if _LOSSES in state else None,
+        )
+        return found, state

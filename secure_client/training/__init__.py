@@ -1,0 +1,1 @@
+"""Local training of one model at one site."""

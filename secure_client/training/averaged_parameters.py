@@ -1,0 +1,130 @@
+"""The part of a model that a federation averages, as one vector. The rest is a site's own and is never in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import assert_never
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from agreement import Part
+from algorithms.gram import Float
+from secure_client.errors import ModelError
+from secure_client.models.prototype_model import PrototypeModel
+
+NORMS = (
+    nn.modules.batchnorm._NormBase,  # of batches and of instances
+    nn.GroupNorm,
+    nn.LayerNorm,
+    nn.LocalResponseNorm,
+)
+"""Layers that normalise."""
+
+
+class Averaged:
+    """A view of a model: its parameters, then its floating-point buffers, as far as they are of ``part``.
+
+    Both in the order in which the module registers them. What a module does not store in its state (buffers that
+    are not persistent) and whole numbers (batch normalisation's count of batches) are left out, and stay local. A
+    parameter that the part shares with the rest of the model counts as the rest's.
+    """
+
+    def __init__(self, model: PrototypeModel, part: Part = Part.EXTRACTOR) -> None:
+        """:class:`ModelError` when the part cannot be told apart, or parameters are no real numbers."""
+        self._model = model
+        own = {
+            id(each) for module in _rest(model, part) for each in [*module.parameters(), *module.buffers()]
+        }
+        self._parameters = [name for name, each in model.named_parameters() if id(each) not in own]
+        stored = model.state_dict().keys()
+        self._buffers = [
+            name
+            for name, each in model.named_buffers()
+            if id(each) not in own and name in stored and each.is_floating_point()
+        ]
+        for name in self._parameters:
+            if not model.get_parameter(name).is_floating_point():
+                raise ModelError(f"parameter {name!r} holds no real numbers, so it cannot be averaged")
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """(p, q): how many numbers its parameters and its buffers hold."""
+        return _count(map(self._model.get_parameter, self._parameters)), _count(
+            map(self._model.get_buffer, self._buffers)
+        )
+
+    def vector(self) -> NDArray[np.float64]:
+        """A copy, float64 (p + q,). Exact for parameters of at most 64 bits."""
+        parts = [each.detach().cpu().double().flatten() for each in self._tensors()]
+        return torch.cat(parts).numpy() if parts else np.empty(0)
+
+    def load(self, vector: Float) -> None:
+        """Set the part to a finite vector (p + q,), rounded to the model's own precision.
+
+        A number beyond the range of the model's precision becomes the largest one within, and a running variance below
+        0 becomes 0: means of variances are below 0 by what a protection errs at most, but a coordinator can take more
+        away from them under encryption, and no error may tell it so.
+
+        :class:`ModelError`, and no change, for another length or a number that is not finite.
+        """
+        tensors = self._tensors()
+        if vector.shape != (_count(tensors),):
+            raise ModelError(
+                f"an averaged part of shape {vector.shape}, the model's has ({_count(tensors)},)"
+            )
+        if not np.isfinite(vector).all():
+            raise ModelError("an averaged part with numbers that are not finite")
+        if not tensors:
+            return
+        ends = np.cumsum([each.numel() for each in tensors], dtype=np.int64)
+        parts = [torch.tensor(part) for part in np.split(np.asarray(vector, dtype=np.float64), ends[:-1])]
+        rounded = [_rounded(part, each) for part, each in zip(parts, tensors, strict=True)]
+        names = [*self._parameters, *self._buffers]
+        for name, part in zip(names, rounded, strict=True):
+            if name.endswith("running_var"):
+                part.clamp_(min=0.0)
+        with torch.no_grad():
+            for each, part in zip(tensors, rounded, strict=True):
+                each.copy_(part)
+
+    def _tensors(self) -> list[Tensor]:
+        # Looked up each time: a module may put another tensor in a buffer's place.
+        parameters: list[Tensor] = [self._model.get_parameter(name) for name in self._parameters]
+        return parameters + [self._model.get_buffer(name) for name in self._buffers]
+
+
+def _rest(model: PrototypeModel, part: Part) -> list[nn.Module]:
+    """The modules that are not averaged."""
+    match part:
+        case Part.NOTHING:
+            return [model]
+        case Part.MODEL:
+            return []
+        case Part.NOT_NORMS:
+            return [each for each in model.modules() if isinstance(each, NORMS)]
+        case Part.EXTRACTOR:
+            return [_classifier(model)]
+        case _:
+            assert_never(part)
+
+
+def _classifier(model: PrototypeModel) -> nn.Module:
+    if not isinstance(model.classifier, nn.Module):
+        raise ModelError(
+            "the classifier stays at the site when an extractor is averaged, so it must be a module of its own:"
+            " make model.classifier an nn.Module"
+        )
+    return model.classifier
+
+
+def _rounded(part: Tensor, like: Tensor) -> Tensor:
+    """Round numbers to another tensor's precision and shape, those beyond its range to its largest."""
+    largest = torch.finfo(like.dtype).max
+    return part.clamp(-largest, largest).to(like.dtype).reshape(like.shape)
+
+
+def _count(tensors: Iterable[Tensor]) -> int:
+    return sum(each.numel() for each in tensors)

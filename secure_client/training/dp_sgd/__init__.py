@@ -1,0 +1,1 @@
+"""Local training by DP-SGD, and whether a model supports it."""

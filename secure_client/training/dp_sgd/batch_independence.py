@@ -1,0 +1,100 @@
+"""Whether a model computes each record by itself: tried out, since a model of one's own may compute anything."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from secure_client.errors import ModelError
+from secure_client.models.prototype_model import PrototypeModel, outputs_of
+
+_TRIED = 3
+"""Records of a batch."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A model and a batch (B, …) to try it on, on the CPU; see :func:`trial_of`."""
+
+    model: PrototypeModel
+    batch: Tensor
+    exact: bool
+    """In float64. A model that computes in float32 alone is tried in that."""
+
+    def copy(self) -> PrototypeModel:
+        """Return another copy of the model, in ``train()`` mode but for its dropout."""
+        copied = copy.deepcopy(self.model).train()
+        for each in copied.modules():
+            if isinstance(each, nn.modules.dropout._DropoutNd):
+                each.eval()
+        return copied
+
+
+def trial_of(model: PrototypeModel, inputs: Tensor) -> Trial:
+    """Return a trial of ``model``, which is left as it is, in float64 where the model computes in float64.
+
+    Of ``inputs`` (B, …), B ≥ 1, shape and type count where they are floats, and numbers are drawn; others are taken.
+
+    Two computations of the same gradient differ by rounding, and rounding decides a ReLU or a max-pooling at a tie,
+    where the gradient jumps: in float32 by 3 % of a layer of GoogLeNet. In float64 draws that come so near to a tie
+    are rarer by the ratio of the two precisions, 5e8.
+    """
+    tried, batch = copy.deepcopy(model).cpu(), _batch_like(inputs)
+    exact = Trial(
+        copy.deepcopy(tried).double(), batch.double() if batch.is_floating_point() else batch, exact=True
+    )
+    try:
+        computed = outputs(exact.copy().eval(), exact.batch)
+    except (
+        Exception
+    ):  # a constant of the model's own stays in float32; what fails in float32 too is told there
+        return Trial(tried, batch, exact=False)
+    if all(each.dtype == torch.float64 for each in computed):
+        return exact
+    return Trial(tried, batch, exact=False)
+
+
+def check_alone(model: PrototypeModel, inputs: Tensor) -> None:
+    """Raise :class:`ModelError` unless what ``model`` gives for a record in ``eval()`` mode is that record's alone.
+
+    Whatever stands beside it in a batch, and whatever was computed before. ``inputs``: see :func:`trial_of`. Tried with
+    three records: what couples others is not found.
+    """
+    trial = trial_of(model, inputs)
+    batch, tried = trial.batch, trial.copy().eval()
+    before = outputs(tried, batch)
+    apart = [outputs(tried, batch[number : number + 1]) for number in range(len(batch))]
+    joined = [torch.cat(each) for each in zip(*apart, strict=True)]
+    if not all(map(near, before, joined)) or not all(map(near, before, outputs(tried, batch))):
+        raise ModelError(
+            "[privacy]: what the model computes of a record depends on what stands beside it in a batch, or came before"
+            " it; each has to be computed by itself, as nn.GroupNorm or nn.LayerNorm do"
+        )
+
+
+def outputs(model: PrototypeModel, batch: Tensor) -> list[Tensor]:
+    """All that the model gives for a batch, in the mode it is in."""
+    with torch.no_grad():
+        return [each.detach() for each in present_outputs(model, batch)]
+
+
+def present_outputs(model: PrototypeModel, batch: Tensor) -> list[Tensor]:
+    """The same, with gradients."""
+    return [each for each in outputs_of(model, batch) if each is not None]
+
+
+def _batch_like(inputs: Tensor) -> Tensor:
+    """Return as many records as are tried: drawn, or those that are given, over and over."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        if inputs.is_floating_point():
+            return torch.randn(_TRIED, *inputs.shape[1:], dtype=inputs.dtype)
+    return inputs.cpu()[torch.arange(_TRIED) % len(inputs)]
+
+
+def near(one: Tensor, other: Tensor) -> bool:
+    """Return whether two computations of the same outputs agree, but for rounding in float32."""
+    return torch.allclose(one, other, rtol=1e-3, atol=1e-4 * float(one.abs().max()) + 1e-12)

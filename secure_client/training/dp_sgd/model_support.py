@@ -1,0 +1,133 @@
+"""Whether a model can train by DP-SGD: tried out, since a model of one's own may compute anything.
+
+What is asked of it: a record's outputs depend on that record and the weights alone, whatever stands beside it in a
+batch and whatever was computed before; and Opacus finds the gradients that single records have.
+"""
+
+from __future__ import annotations
+
+import torch
+from opacus.validators import ModuleValidator
+from torch import Tensor, nn
+
+from secure_client.errors import ModelError
+from secure_client.models.prototype_model import PrototypeModel
+from secure_client.training.dp_sgd.batch_independence import (
+    Trial,
+    check_alone,
+    near,
+    outputs,
+    present_outputs,
+    trial_of,
+)
+from secure_client.training.dp_sgd.per_sample_gradients import hooked, take_gradients
+
+_RELATIVE, _OF_LARGEST = 1e-2, 1e-4
+"""Differences allowed for rounding: relative to a gradient's own norm, and to the largest parameter's. They suit the
+models that compute in float32 alone. A coupled model is off by more."""
+_IN_FLOAT32 = (
+    " (The model computes in float32 only, where a ReLU or max-pooling at a tie can look the same: let it compute in"
+    " float64, by model.double(), and it is compared in that.)"
+)
+
+
+def check_suitable(model: PrototypeModel, inputs: Tensor) -> None:
+    """Raise :class:`ModelError` with the reason unless ``model`` can train by DP-SGD; it is left as it is.
+
+    ``inputs`` (B, …): see :func:`trial_of`. Dropout, which draws for each record by itself, is off.
+    """
+    trial = trial_of(model, inputs)
+    _check_known(trial.copy())
+    _check_unmoved(trial)
+    _check_gradients(trial)
+    check_alone(model, inputs)
+
+
+def _check_unmoved(trial: Trial) -> None:
+    moved, before = trial.copy(), outputs(trial.copy().eval(), trial.batch)
+    outputs(moved, trial.batch)
+    if not all(map(near, before, outputs(moved.eval(), trial.batch))):
+        raise ModelError(
+            "DP-SGD: what the model computes moves with what it has seen, beside its weights: leave out statistics and"
+            " averages that it keeps"
+        )
+
+
+def _check_known(model: nn.Module) -> None:
+    """Refuse what Opacus itself refuses, in its own words: batch normalisation, torch's recurrent layers, attention."""
+    found = ModuleValidator.validate(model.train(), strict=False)
+    if found:
+        raise ModelError(f"DP-SGD by Opacus does not take the model: {' '.join(str(found[0]).split())}")
+
+
+def _check_gradients(trial: Trial) -> None:
+    # Not ">" the other way round: what is not a number is refused.
+    if not gradient_gap(trial) <= 1.0:
+        raise ModelError(
+            "DP-SGD: Opacus does not find the gradients that single records have in the model: it uses a weight"
+            " past the layer that owns it, or computes records together. Call each layer as a module, and"
+            f" nn.Dropout in place of its function{'' if trial.exact else _IN_FLOAT32}"
+        )
+
+
+def gradient_gap(trial: Trial) -> float:
+    """Return the largest distance, over parameters, from Opacus' gradients to those of single records, in allowances.
+
+    Up to 1 they agree; NaN where a gradient is not finite. Raises :class:`ModelError` where Opacus finds none.
+    """
+    together = _hooked_gradients(trial.copy(), trial.batch)
+    single = _single_gradients(trial.copy(), trial.batch)
+    if not single:
+        return 0.0
+    norms = torch.stack([each.norm() for each in single])
+    apart = torch.stack([(ours - own).norm() for ours, own in zip(together, single, strict=True)])
+    allowed = _RELATIVE * norms + _OF_LARGEST * norms.max()
+    return float(torch.where(apart == 0, 0.0, apart / allowed).max())
+
+
+def _hooked_gradients(model: PrototypeModel, batch: Tensor) -> list[Tensor]:
+    """Return each parameter's gradients (B, …), as training takes them."""
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    try:
+        with hooked(model):
+            torch.autograd.backward(_sum(present_outputs(model, batch)))
+            given = take_gradients(model, parameters)
+    except ModelError:
+        raise
+    except NotImplementedError as error:
+        raise ModelError(
+            f"DP-SGD: a layer of the model keeps statistics, which follow the records: {' '.join(str(error).split())}"
+        ) from error
+    except Exception as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        hint = "" if "inplace" not in reason else "; compute nothing in place: nn.ReLU(inplace=False), a + b"
+        raise ModelError(
+            f"DP-SGD: Opacus cannot take gradients of single records{hint} ({reason})"
+        ) from error
+    return [
+        torch.zeros(len(batch), *own.shape) if each is None else each
+        for own, each in zip(parameters, given, strict=True)
+    ]
+
+
+def _single_gradients(model: PrototypeModel, batch: Tensor) -> list[Tensor]:
+    """Return each parameter's gradients (B, …), one record after the other, by torch alone."""
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    rows = [
+        torch.autograd.grad(
+            _sum(present_outputs(model, batch[number : number + 1])), parameters, allow_unused=True
+        )
+        for number in range(len(batch))
+    ]
+    return [
+        torch.stack([torch.zeros_like(own) if each is None else each for each in given])
+        for own, *given in zip(parameters, *rows, strict=True)
+    ]
+
+
+def _sum(outputs: list[Tensor]) -> Tensor:
+    """Return a sum over records in which every output counts, each number by another weight."""
+    total = torch.zeros(())
+    for each in outputs:
+        total = total + (each * torch.linspace(0.5, 1.5, each[0].numel()).view(each.shape[1:])).sum()
+    return total

@@ -1,0 +1,90 @@
+"""Gradients of single records' losses, by Opacus: for models in which no record's output depends on another's."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from opacus.grad_sample import GradSampleModule
+from torch import Tensor, nn
+
+from agreement.extensions.recipe import BatchLoss
+from algorithms.model_outputs import Outputs, Terms
+from algorithms.prototypes import Guide
+from secure_client.errors import ModelError
+
+_ACTIVATIONS, _UNFINISHED, _LENGTH = "activations", "_current_grad_sample", "max_batch_len"
+"""What Opacus keeps at a module between a forward and a backward pass, at a parameter, and at a module."""
+
+
+@contextmanager
+def hooked(model: nn.Module) -> Iterator[None]:
+    """Inside, each backward pass in ``train()`` mode leaves what :func:`take_gradients` takes.
+
+    The loss has to be a sum over records. The model is left without a trace of it. ``NotImplementedError`` for
+    layers with statistics of what they have seen.
+    """
+    with warnings.catch_warnings():
+        # Inputs need no gradient, and the first layer's hook says each time that it can do without.
+        warnings.filterwarnings("ignore", message="Full backward hook is firing")
+        wrapped = GradSampleModule(model, loss_reduction="sum", strict=True)
+        try:
+            yield
+        finally:
+            wrapped.to_standard_module()
+            for module in model.modules():
+                for name in (_ACTIVATIONS, _LENGTH):
+                    if hasattr(module, name):
+                        delattr(module, name)
+
+
+def take_gradients(model: nn.Module, parameters: Sequence[nn.Parameter]) -> list[Tensor | None]:
+    """The last backward pass's gradients of each record, (B, …) for each parameter; None for one that had no part.
+
+    Nothing of them is left for the next pass. :class:`ModelError` where the loss left out what a layer gave: Opacus
+    would take its other inputs for those.
+    """
+    for module in model.modules():
+        if getattr(module, _ACTIVATIONS, None):
+            raise ModelError(
+                f"DP-SGD: the loss leaves out what a layer {type(module).__name__} of the model gave; give to the loss"
+                " all that the model computes"
+            )
+    taken: list[Tensor | None] = []
+    for each in parameters:
+        marked = cast("Any", each)
+        taken.append(marked.grad_sample)
+        marked.grad_sample, marked._forward_counter, each.grad = None, 0, None
+    return taken
+
+
+def clear_gradients(model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
+    """Remove what a pass that failed on its way has left of its records."""
+    for module in model.modules():
+        for name in (_ACTIVATIONS, _LENGTH):
+            if hasattr(module, name):
+                delattr(module, name)
+    for each in parameters:
+        marked = cast("Any", each)
+        marked.grad_sample, marked._forward_counter, each.grad = None, 0, None
+        if hasattr(each, _UNFINISHED):
+            delattr(each, _UNFINISHED)
+
+
+def sample_terms(objective: BatchLoss, outputs: Outputs, labels: Tensor, guide: Guide | None) -> Terms:
+    """Each record's own terms, (B,) each: the objective's for a batch of that record alone.
+
+    Whatever an objective makes of a batch, such as a mean of its features or a margin, is then the record's own, and
+    the sum over records is a sum of terms that each depend on one of them.
+    """
+    given = [each for each in outputs if each is not None]
+
+    def of_record(parts: list[Tensor], label: Tensor) -> tuple[Tensor, ...]:
+        rest = iter(parts)
+        single = Outputs(*(None if each is None else next(rest).unsqueeze(0) for each in outputs))  # type: ignore[arg-type]
+        return tuple(objective(single, label.unsqueeze(0), guide))
+
+    return Terms(*torch.vmap(of_record)(given, labels))

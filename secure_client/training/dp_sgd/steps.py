@@ -1,0 +1,257 @@
+"""Local training by DP-SGD (Abadi et al. 2016): Poisson samples, clipped gradients of single records, noise.
+
+A step's sum of clipped gradients is one of whole numbers. With a noise multiplier z and a clip C, the grid's step is
+z·C/2^20, a record's gradient is clipped to R = ⌊2^20/z⌋ steps and truncated towards zero, and the noise is a Gaussian
+with a standard deviation of 2^20 steps, rounded to whole ones: rounding the noise is rounding the noisy sum, which
+costs no privacy, and 2^20/R ≥ z.
+
+Samples and noise are from the operating system's entropy, never from a seed of the run. The divisor is the agreed batch
+size: the expected one would tell the number of records. A sample may be empty, and takes its noisy step all the same.
+
+Where a job's records have owners, samples are of these, and a subject's gradient is clipped as a record's is
+(:mod:`secure_client.training.dp_sgd.clipping_units`).
+
+A record on which the model fails has a gradient of zeros.
+
+Physical batches are of one size, which follows from what is agreed and the model; the last is filled up. A record's
+gradient in float32 is then the same to the last bit whatever other records there are, on the CPU that was tried
+(``tests/secure_client/training/dp_sgd/test_gradients_alone.py``), and from there on sums are exact: one unit more or
+less changes them by C at most.
+
+The limits. What a GPU does was not looked at. The Gaussian is float64's (:mod:`crypto.randomness`): its own grid
+shows nothing of the sum, since each whole number stands for some 2^32 of its values (against Mironov 2012), but its
+probabilities are right to some 2^-32, and no draw is beyond 8.6 standard deviations. How long a step takes tells how
+many records it had.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from agreement import DpSgdSection
+from crypto.randomness import gaussian
+from privacy.mechanisms.grid import SIGMA
+from secure_client.error_containment import check_no_signal
+from secure_client.errors import ModelError, TrainingError
+from secure_client.models.prototype_model import outputs_of
+from secure_client.training.batches import split
+from secure_client.training.dp_sgd.clipping_units import Records, Subjects
+from secure_client.training.dp_sgd.per_sample_gradients import (
+    clear_gradients,
+    hooked,
+    sample_terms,
+    take_gradients,
+)
+from secure_client.training.job import Job, Losses, seeded, trained_parameters
+
+_log = logging.getLogger("protoseal.site")
+_Gradients = list[Tensor | None]
+"""Gradients of single records for each parameter, (B, …); None for a parameter that had no part."""
+_MARGIN = 1e-6
+"""Of the radius, for float64 in a norm over up to 10^9 numbers."""
+_MOST_BYTES = {"cpu": 2**25, "cuda": 2**32}
+"""Of gradients of single records that are there at a time."""
+_MOST_AT_ONCE = {"cpu": 128, "cuda": 512}
+"""Records: on a CPU more were no faster for ``tanh-cnn``, and more of the last batch is filled up in vain."""
+_MULTIPLE = 8
+"""With two threads the last of five or six records were seen to round otherwise than the others."""
+_CLIPPED_AT_ONCE = {"cpu": 2**17, "cuda": 2**26}
+"""Numbers of gradients that are clipped together: on a CPU they are to stay in the cache."""
+
+
+@dataclass(frozen=True)
+class GradientGrid:
+    """``step`` in units of a gradient, and R, the ``radius``, in steps."""
+
+    step: float
+    radius: int
+
+    @classmethod
+    def of(cls, settings: DpSgdSection) -> GradientGrid:
+        """The grid on which noise of 2^20 steps is at least the noise multiplier times R."""
+        radius = math.floor(SIGMA / Fraction(settings.noise_multiplier))
+        return cls(settings.noise_multiplier * settings.clip / SIGMA, radius)
+
+    def clip_(self, rows: Tensor) -> Tensor:
+        """Gradients of records, float64 (B, P), clipped and truncated to whole steps in place: the same tensor.
+
+        Each then has a norm of at most R. One that is not finite becomes zero: no record can spoil a step, or show in
+        that it was spoiled.
+        """
+        norms = torch.linalg.vector_norm(rows, dim=1)
+        finite = norms.isfinite()
+        if not bool(finite.all()):
+            rows[~finite], norms[~finite] = 0.0, 0.0
+        factors = (self.radius * (1 - _MARGIN) / norms).clamp(max=1 / self.step)
+        return rows.mul_(factors.unsqueeze(1)).trunc_()
+
+
+def poisson_sample(records: int, rate: float) -> list[int]:
+    """Of so many records those that are part of a step: each by itself, with probability ``rate``, in their order.
+
+    By 64 bits of the operating system's entropy each; the probability is the rate, rounded down to a multiple of 2^-64.
+    """
+    if rate >= 1.0:
+        return list(range(records))
+    words = np.frombuffer(secrets.token_bytes(8 * records), dtype="<u8")
+    return np.flatnonzero(words < np.uint64(math.floor(rate * 2**64))).tolist()
+
+
+def draw_noise(count: int) -> NDArray[np.float64]:
+    """Rounded Gaussian noise with a standard deviation of 2^20 steps, whole numbers in float64 (count,)."""
+    return np.rint(gaussian(count, float(SIGMA)))
+
+
+def run_privately(job: Job, settings: DpSgdSection) -> Losses:
+    """Train the job's model in place; its steps have to be paid for beforehand.
+
+    Losses are means over the records of the last epoch's steps: exact, they are to stay at the site. Raises
+    :class:`TrainingError` where the parameters are not finite afterwards.
+    """
+    if job.proximal:
+        raise ModelError("DP-SGD is accounted for without a proximal term")
+    training = _Training(job, settings)
+    job.model.train()
+    # Not the job's seed, which others know: what dropout drops is then no function of a record's place in a batch.
+    with hooked(job.model), seeded(job.device, secrets.randbits(63)):
+        return training.run()
+
+
+class _Training:
+    """The steps of one job."""
+
+    def __init__(self, job: Job, settings: DpSgdSection) -> None:
+        self._job, self._settings, self._grid = job, settings, GradientGrid.of(settings)
+        trained = trained_parameters(job.model, job.trains).values()
+        self._parameters = [each for each in trained if each.requires_grad]
+        self._optimiser = job.schedule.optimise(self._parameters)
+        self._sizes = [each.numel() for each in self._parameters]
+        self._at_once = physical_size(self._parameters, job.device, job.schedule.batch_size)
+        numbers = sum(self._sizes)
+        rows = max(1, _CLIPPED_AT_ONCE.get(job.device.type, 2**17) // max(1, numbers))
+        self._buffer = torch.empty(rows, numbers, dtype=torch.float64, device=job.device)
+        self._units = Records(len(job.source)) if job.owners is None else Subjects(job.owners)
+
+    def run(self) -> Losses:
+        steps = self._settings.steps(self._job.epochs)
+        told = steps - self._settings.steps(1)
+        last = torch.zeros(4, dtype=torch.float64, device=self._job.device)
+        for number in range(steps):
+            found = self._step()
+            if number >= told:
+                last += found
+        if not all(bool(each.isfinite().all()) for each in self._parameters):
+            raise TrainingError(
+                f"training by DP-SGD has diverged; lower the learning rate (now {self._job.schedule.lr:g}), or raise"
+                f" batch_size (now {self._job.schedule.batch_size}), by which the noise is divided too"
+            )
+        return Losses(*(last[:3] / last[3].clamp(min=1)).tolist())
+
+    def _step(self) -> Tensor:
+        """One step; sums of its records' losses, and how many have them: (4,)."""
+        chosen = self._units.records(poisson_sample(self._units.number, self._settings.sampling_rate))
+        total = torch.zeros(sum(self._sizes), dtype=torch.float64, device=self._job.device)
+        told = torch.zeros(4, dtype=torch.float64, device=self._job.device)
+        for group in split(chosen, self._at_once):
+            told += self._add(total, group)
+        self._set_gradients(total)
+        self._optimiser.step()
+        self._optimiser.zero_grad(set_to_none=True)
+        return told
+
+    def _add(self, total: Tensor, group: list[int]) -> Tensor:
+        """Add the clipped gradients of a batch in whole steps, exactly: sums stay far below 2^53."""
+        given, terms = self._gradients(group)
+        for first in range(0, len(group), len(self._buffer)):
+            rows = self._flat(given, first, min(first + len(self._buffer), len(group)))
+            total += self._grid.clip_(self._units.joined(rows)).sum(dim=0)
+        return _summed(terms)
+
+    def _gradients(self, group: list[int]) -> tuple[_Gradients, Sequence[Tensor]]:
+        """Return each record's gradients and terms, (B, …) and (B,); zeros and NaN for a record that they fail for.
+
+        A batch that fails is computed again record by record, so that a record changes nobody's gradient but its own.
+        """
+        try:
+            return self._computed(group)
+        except BaseException as error:
+            check_no_signal(error)
+            clear_gradients(self._job.model, self._parameters)
+            failed = error
+        if len(group) > 1:
+            return _joined([self._gradients([each]) for each in group], self._parameters)
+        _log.warning("training by DP-SGD failed on a record, which counts as zeros: %s", failed)
+        return [None] * len(self._parameters), (torch.full((1,), math.nan, device=self._job.device),) * 3
+
+    def _computed(self, group: list[int]) -> tuple[_Gradients, Sequence[Tensor]]:
+        job, count = self._job, len(group)
+        ((inputs, labels),) = job.source.batches([group])
+        inputs, labels = filled(inputs, self._at_once), filled(labels, self._at_once)
+        terms = sample_terms(job.objective, outputs_of(job.model, inputs), labels, job.guide)
+        torch.autograd.backward(terms.total.sum())
+        return take_gradients(job.model, self._parameters), [each[:count] for each in terms]
+
+    def _flat(self, given: _Gradients, first: int, last: int) -> Tensor:
+        """Some records' gradients, float64 (B, P), good until the next; a parameter that had no part has zeros."""
+        rows = self._buffer[: last - first]
+        for part, each in zip(torch.split(rows, self._sizes, dim=1), given, strict=True):
+            if each is None:
+                part.zero_()
+            else:
+                part.copy_(each[first:last].flatten(1))
+        return rows
+
+    def _set_gradients(self, total: Tensor) -> None:
+        noise = torch.from_numpy(draw_noise(len(total))).to(total.device)
+        unit = self._grid.step / self._job.schedule.batch_size
+        parts = torch.split((total + noise) * unit, self._sizes)
+        for parameter, part in zip(self._parameters, parts, strict=True):
+            parameter.grad = part.view_as(parameter).to(parameter.dtype)
+
+
+def physical_size(parameters: Sequence[nn.Parameter], device: torch.device, expected: int) -> int:
+    """Of how many records gradients are there at a time, whatever number a sample has.
+
+    So that ``expected`` of them, the agreed batch size, and two standard deviations more, fill whole batches, and a
+    multiple of 8, or of a power of two where there is no room for that. Nothing in it is a site's own.
+    """
+    record = max(1, sum(each.numel() * each.element_size() for each in parameters))
+    most = max(1, min(_MOST_AT_ONCE.get(device.type, 128), _MOST_BYTES.get(device.type, 2**25) // record))
+    multiple = min(_MULTIPLE, 1 << (most.bit_length() - 1))
+    usual = expected + math.isqrt(4 * expected)
+    size = math.ceil(usual / math.ceil(usual / (most - most % multiple)))
+    return size + -size % multiple
+
+
+def filled(rows: Tensor, size: int) -> Tensor:
+    """``rows`` (B, …), 1 ≤ B ≤ size, and copies of the first (size, …), whose results are to be left out."""
+    return torch.cat([rows, rows[:1].expand(size - len(rows), *rows.shape[1:])])
+
+
+def _joined(
+    singles: Sequence[tuple[_Gradients, Sequence[Tensor]]], parameters: Sequence[nn.Parameter]
+) -> tuple[_Gradients, Sequence[Tensor]]:
+    """Put records' gradients and terms together, (B, …) and (B,)."""
+    of_each = zip(parameters, zip(*(given for given, _ in singles), strict=True), strict=True)
+    gradients = [
+        torch.cat([torch.zeros_like(of).unsqueeze(0) if each is None else each[:1] for each in rows])
+        for of, rows in of_each
+    ]
+    return [*gradients], [torch.cat(rows) for rows in zip(*(terms for _, terms in singles), strict=True)]
+
+
+def _summed(terms: Sequence[Tensor]) -> Tensor:
+    """Sums of the records' finite losses, and how many these are: (4,)."""
+    rows = torch.stack([each.detach().double() for each in terms])
+    finite = rows.isfinite().all(0)
+    return torch.cat([torch.where(finite, rows, 0.0).sum(1), finite.sum(dtype=torch.float64).view(1)])

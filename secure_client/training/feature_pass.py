@@ -1,0 +1,89 @@
+"""One pass of a model over a site's records, which no record can end.
+
+A batch on which the model fails is computed again record by record, so that one record's error changes no other
+record's features. The record that fails, or whose features are not finite, counts as zeros under its own label. With
+noise this keeps the query's sensitivity: a record changes its own row alone. The order and the number of rows never
+depend on what the model computes.
+
+Limit: a model that fails on all records gives zeros for all; the site's log says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from secure_client.error_containment import check_no_signal
+from secure_client.models.prototype_model import PrototypeModel, outputs_of
+from secure_client.training.batches import Source, split
+
+EVALUATION_BATCH = 256
+"""Records that are computed together."""
+Embedded = tuple[Tensor, Tensor]
+"""Features (B, d) and labels int64 (B,) of a batch, on the device of the source."""
+_log = logging.getLogger("protoseal.site")
+
+
+class FeaturePass:
+    """Features of a source's records by one model, in ``eval()`` mode."""
+
+    def __init__(
+        self,
+        model: PrototypeModel,
+        source: Source,
+        labels: Tensor,
+        *,
+        dim: int,
+        device: torch.device,
+        where: str,
+    ) -> None:
+        """``labels`` int64 (N,) are those of all records; ``where`` names the site in the log."""
+        self._model, self._source, self._labels = model, source, labels
+        self._dim, self._device, self._where = dim, device, where
+        self._failed, self._infinite = 0, 0
+
+    def over(self, order: Iterable[int]) -> Iterator[Embedded]:
+        """Yield the features of the records in this order."""
+        self._model.eval()
+        for group in split(list(order), EVALUATION_BATCH):
+            yield self._of(group)
+        self._warn()
+
+    def _of(self, group: Sequence[int]) -> Embedded:
+        try:
+            return self._computed(group)
+        except BaseException as error:
+            check_no_signal(error)
+            _log.debug("%s: the model failed on a batch: %s", self._where, error, exc_info=True)
+        singles = [self._of_one(each) for each in group]
+        features, labels = zip(*singles, strict=True)
+        return torch.cat(features), torch.cat(labels)
+
+    def _of_one(self, record: int) -> Embedded:
+        try:
+            return self._computed([record])
+        except BaseException as error:
+            check_no_signal(error)
+            _log.debug("%s: the model failed on a record: %s", self._where, error)
+        self._failed += 1
+        label = self._labels[record : record + 1].to(self._device)
+        return torch.zeros(1, self._dim, device=self._device), label
+
+    def _computed(self, group: Sequence[int]) -> Embedded:
+        ((inputs, labels),) = self._source.batches([group])
+        with torch.no_grad():
+            features = outputs_of(self._model, inputs).features
+        finite = features.isfinite().all(dim=1)
+        self._infinite += len(features) - int(finite.sum())
+        return torch.where(finite.unsqueeze(1), features, 0.0), labels
+
+    def _warn(self) -> None:
+        for number, what in ((self._failed, "failed on"), (self._infinite, "gave no finite features for")):
+            if number:
+                _log.warning(
+                    "%s: the model %s %d records, which count as zeros: look for extreme values in the data",
+                    *(self._where, what, number),
+                )

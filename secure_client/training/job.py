@@ -1,0 +1,116 @@
+"""Training jobs: one stage of one model's local training, with the schedule and the losses."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from agreement import DpSgdSection, Optimiser
+from agreement.extensions.recipe import BatchLoss, Trains
+from algorithms.prototypes import Guide
+from secure_client.errors import TrainingError
+from secure_client.models.prototype_model import PrototypeModel
+from secure_client.training.batches import Source
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Local training's settings, the same in every round.
+
+    ``momentum`` is SGD's; Adam has its own (0.9 and 0.999). ``weight_decay`` is added to the gradient by both.
+    """
+
+    lr: float
+    momentum: float
+    weight_decay: float
+    batch_size: int
+    local_epochs: int
+    optimiser: Optimiser = Optimiser.SGD
+
+    def optimise(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+        """A fresh optimiser of these parameters."""
+        if self.optimiser is Optimiser.ADAM:
+            return torch.optim.Adam(parameters, lr=self.lr, weight_decay=self.weight_decay)
+        return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Means over the batches of a round's last local epoch."""
+
+    total: float
+    classification: float
+    alignment: float
+
+
+@dataclass(frozen=True)
+class Job:
+    """A stage of one model's training in one round.
+
+    ``source``, ``guide`` and ``anchor`` are on the model's ``device``. Only parameters of the part ``trains``
+    change, and batch normalisation's statistics in all of it. With ``proximal`` μ > 0, μ/2·‖w − anchor‖² is added to
+    the loss, ``anchor`` holding a tensor for each parameter by name.
+    ``seed`` decides the order of batches and what dropout drops. With ``dp_sgd`` the operating system's entropy decides
+    both, and the noise: such a job is to be paid for before it is run, each time. Samples are then of whole ``owners``,
+    int64 (N,), of the source's records, or of records where that is None.
+    """
+
+    model: PrototypeModel
+    source: Source
+    objective: BatchLoss
+    guide: Guide | None
+    schedule: Schedule
+    epochs: int
+    trains: Trains
+    seed: int
+    device: torch.device
+    anchor: Mapping[str, Tensor]
+    proximal: float = 0.0
+    dp_sgd: DpSgdSection | None = None
+    owners: NDArray[np.int64] | None = None
+
+
+def trained_parameters(model: PrototypeModel, trains: Trains) -> dict[str, nn.Parameter]:
+    """The parameters, by name, that a stage changes."""
+    if trains is Trains.ALL:
+        return dict(model.named_parameters())
+    heads = {id(each) for each in model.classifier.parameters()}
+    wanted = trains is Trains.CLASSIFIER
+    return {name: each for name, each in model.named_parameters() if (id(each) in heads) is wanted}
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    """Whether it cannot train on single samples."""
+    return any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in model.modules())
+
+
+def check_finite(losses: Losses, lr: float) -> None:
+    """Raise :class:`TrainingError` when training has diverged."""
+    if not np.isfinite(losses.total):
+        raise TrainingError(
+            f"the training loss is {losses.total}; lower the learning rate (now {lr:g}) or the"
+            " alignment weight, and look for extreme values in the data"
+        )
+
+
+def training_seed(seed: int, site: str, round_number: int, stage: int) -> int:
+    """What decides the order of batches in a stage: the run's seed, the site, the round and the stage alone."""
+    names = (seed, site, round_number, stage) if stage else (seed, site, round_number)
+    digest = hashlib.sha256("\0".join(map(str, names)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") % 2**63
+
+
+@contextmanager
+def seeded(device: torch.device, seed: int) -> Iterator[None]:
+    """torch's generators seeded inside, and as they were outside."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield

@@ -1,0 +1,392 @@
+"""A site's training round by round: model, data, objective and schedule. No transport, no protection."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from agreement import Predicts
+from agreement.extensions.recipe import Recipe, Stage
+from algorithms import inference, metrics
+from algorithms.feddbp.fisher import fisher_scores
+from algorithms.fedplcc import LocalClusters, local_clusters
+from algorithms.gram import Bool, Float
+from algorithms.model_outputs import Outputs
+from algorithms.prototypes import Guide, class_means
+from secure_client.data import SiteData
+from secure_client.errors import DataError, DeviceError, ModelError, TrainingError
+from secure_client.models.prototype_model import Filled, PrototypeModel, check_model, outputs_of
+from secure_client.training.averaged_parameters import Averaged
+from secure_client.training.batches import Source, in_order, open_source
+from secure_client.training.dp_sgd.batch_independence import check_alone
+from secure_client.training.evaluation import Evaluation, shares
+from secure_client.training.feature_pass import EVALUATION_BATCH, Embedded, FeaturePass
+from secure_client.training.job import Job, Losses, Schedule, has_batch_norm, training_seed
+from secure_client.training.loop import run
+
+
+def choose_device(name: str) -> torch.device:
+    """``auto`` is the GPU when CUDA has one, else the CPU; anything else is torch's own name for a device.
+
+    Raises :class:`DeviceError` for a name torch does not know or a GPU that is not there.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it was compiled with CUDA
+        reason = str(error).splitlines()[0]
+        raise DeviceError(f"device {name!r} cannot be used ({reason}); use auto, cpu or cuda:N") from error
+    return device
+
+
+class Learner:
+    """One site's model and data, and what a round does with them.
+
+    A round's result depends on the model, the targets, and (seed, site, round) alone: optimiser state does
+    not outlive a round, and shuffling and dropout draw from a generator seeded by the three. So a site that
+    was restarted and loaded its model trains as if it had not been, bit for bit on a CPU; on a GPU, and where
+    several sites train as one program (:mod:`protoseal.simulation.batched.training`), up to the order of its sums. The
+    last batch of one sample joins the one before when the model has batch normalisation.
+    """
+
+    def __init__(
+        self,
+        model: PrototypeModel,
+        data: SiteData,
+        recipe: Recipe,
+        schedule: Schedule,
+        *,
+        site: str,
+        seed: int,
+        classes: int,
+        dim: int,
+        device: torch.device,
+    ) -> None:
+        """Move model and data to ``device`` and try one batch.
+
+        Raises :class:`ModelError` when the model's outputs are not (B, d) and (B, K), :class:`DataError`
+        for an empty data set or labels outside [0, K), :class:`TrainingError` when batch normalisation
+        would have to train on single samples. With the recipe's ``dp_sgd`` :class:`ModelError` also for a model that
+        cannot train by it; with ``initial_features`` for one that does not compute each record by itself.
+        """
+        self._model = model.to(device)
+        self._personal = None if recipe.personal is None else copy.deepcopy(self._model)
+        self._initial = copy.deepcopy(self._model) if recipe.initial_features else None
+        self._recipe, self._schedule = recipe, schedule
+        self._site, self._seed = site, seed
+        self._classes, self._dim = classes, dim
+        self._device = device
+        self._train = open_source(data.train, device)
+        self._test = None if data.test is None else open_source(data.test, device)
+        self._owners = data.subjects
+        self._check()
+        self._labels = _known_labels(self._train, self._classes)
+        self._train_counts = torch.bincount(self._labels, minlength=classes).numpy()
+        if recipe.dp_sgd is not None:
+            self._check_private()
+        if recipe.initial_features:
+            check_alone(self._model, next(self._train.batches([[0]]))[0])
+
+    def train(self, round_number: int, guide: Guide | None) -> Losses:
+        """The local epochs of a round; without a guide the objective has no alignment. Losses of the last stage.
+
+        Raises :class:`TrainingError` when the loss is not finite.
+        """
+        for job in self.jobs(round_number, guide):
+            losses = run(job)
+        return losses
+
+    def jobs(self, round_number: int, guide: Guide | None) -> list[Job]:
+        """What :meth:`train` runs, to be run in order. They change this learner's model in place."""
+        recipe = self._recipe
+        plan = [(self._model, stage, recipe.proximal) for stage in recipe.stages]
+        if self._personal is not None and recipe.personal is not None:
+            plan.append((self._personal, Stage(), recipe.personal))
+        on_device = None if guide is None else guide.to(self._device)
+        pulled = any(proximal for _, _, proximal in plan)
+        anchor = (
+            {name: each.detach().clone() for name, each in self._model.named_parameters()} if pulled else {}
+        )
+        return [
+            Job(
+                model=model,
+                source=self._train,
+                objective=recipe.objective,
+                guide=on_device,
+                schedule=self._schedule,
+                epochs=stage.epochs or self._schedule.local_epochs,
+                trains=stage.trains,
+                seed=training_seed(self._seed, self._site, round_number, number),
+                device=self._device,
+                anchor=anchor,
+                proximal=proximal,
+                dp_sgd=recipe.dp_sgd,
+                owners=self._owners,
+            )
+            for number, (model, stage, proximal) in enumerate(plan)
+        ]
+
+    def embedded(self) -> Iterable[Embedded]:
+        """One pass over the training set in ``eval()`` mode, by the model that this site predicts with.
+
+        In the order of the training set, or of its records' owners where they have any. With the recipe's
+        ``initial_features`` by a copy of the model as it was given: whatever moves in training, or while it computes,
+        is in none of them. Private features are computed in batches of one size.
+
+        Neither a model that fails on a record nor features that are not finite end the pass: such a record counts as
+        zeros, with its label, whatever the others are.
+
+        To be read once, or as often as :meth:`prototypes`, :meth:`scores` and :meth:`local_clusters` need for this
+        recipe: where they are more than one, what they are all taken of is kept.
+        """
+        model = self.predictor if self._initial is None else copy.deepcopy(self._initial)
+        if self._initial is not None or self._recipe.dp_sgd is not None:
+            model = Filled(model, EVALUATION_BATCH)
+        order = (
+            range(len(self._train))
+            if self._owners is None
+            else np.argsort(self._owners, kind="stable").tolist()
+        )
+        features = FeaturePass(
+            model, self._train, self._labels, dim=self._dim, device=self._device, where=self._site
+        )
+        batches = features.over(order)
+        return list(batches) if self._recipe.scores or self._recipe.clustered else batches
+
+    def prototypes(
+        self, embedded: Iterable[Embedded] | None = None
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Class means of the features, float64 (K, d), and samples per class, int64 (K,).
+
+        Of what :meth:`embedded` gives, the whole training set. Rows of classes without samples are zero. Neither is
+        protected: both are this site's secrets.
+        """
+        means, counts = class_means(self._given(embedded), self._classes, self._dim)
+        return means.numpy(), counts.numpy()
+
+    def scores(self, embedded: Iterable[Embedded] | None = None) -> NDArray[np.float64] | None:
+        """Each class's Fisher scores of the features' channels, float64 (K, d), as FedDBP uses them; None for others.
+
+        Of the training set, as :meth:`prototypes` are; zeros for classes without samples, and for what is not a
+        number. They say how this site tells its classes apart, and are its secret.
+        """
+        if not self._recipe.scores:
+            return None
+        classifier = self.predictor.classifier
+        found = fisher_scores(self._given(embedded), classifier, self._classes, self._dim)
+        return found.nan_to_num().numpy()
+
+    def scores_at(self, rows: Float, present: Bool) -> NDArray[np.float64] | None:
+        """As :meth:`scores`, at prototypes (K, d) in place of records, for the classes that are ``present`` (K,).
+
+        So they follow from the rows and the model alone, and tell of records what these do.
+        """
+        if not self._recipe.scores:
+            return None
+        at = torch.tensor(rows[present], dtype=torch.float32, device=self._device)
+        labels = torch.from_numpy(np.flatnonzero(present)).to(self._device)
+        self.predictor.eval()
+        return self.scores([(at, labels)])
+
+    def local_clusters(self, embedded: Iterable[Embedded] | None = None) -> LocalClusters | None:
+        """Several prototypes for each class, as FedPLCC, FPL and FedPLVM exchange them; None for other methods.
+
+        Of the training set, as :meth:`prototypes` are; this site's secrets, their number too.
+        """
+        clustered = self._recipe.clustered
+        if clustered is None:
+            return None
+        features, labels = [], []
+        for given, known in self._given(embedded):
+            features.append(given.cpu().double().numpy())
+            labels.append(known.cpu().numpy())
+        return local_clusters(
+            np.concatenate(features),
+            np.concatenate(labels).astype(np.int64),
+            self._classes,
+            single=clustered.single,
+            literal=clustered.literal,
+            most=clustered.most,
+        )
+
+    def evaluate(self, prototypes: Guide | None) -> Evaluation | None:
+        """On the site's own test set, by classifier and by nearest prototype; None without a test set."""
+        return None if self._test is None else self._evaluated(self._test, prototypes)
+
+    def evaluate_on(self, dataset: Dataset[Any], prototypes: Guide | None) -> Evaluation:
+        """The same on another test set. Raises :class:`DataError` for one without samples or with other classes."""
+        source = open_source(dataset, self._device)
+        _known_labels(source, self._classes)
+        return self._evaluated(source, prototypes)
+
+    def state(self) -> dict[str, Tensor]:
+        """A copy of the parameters and buffers of all of this site's models, on the CPU."""
+        return {name: value.detach().cpu().clone() for name, value in self._models().state_dict().items()}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take over a state; :class:`ModelError` when it is another model's."""
+        try:
+            self._models().load_state_dict(state)
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())
+            raise ModelError(f"the stored model does not fit the configured one: {reason}") from error
+
+    @property
+    def is_finite(self) -> bool:
+        """Return True if every parameter and buffer of this site's models is a finite number."""
+        values = self._models().state_dict().values()
+        return all(bool(each.isfinite().all()) for each in values if each.is_floating_point())
+
+    def predictor_state(self) -> dict[str, Tensor]:
+        """A copy of the parameters and buffers of the model that this site predicts with, on the CPU."""
+        return {name: value.detach().cpu().clone() for name, value in self.predictor.state_dict().items()}
+
+    @property
+    def predicts(self) -> Predicts:
+        """What this site predicts with, beside the model as it trained it."""
+        return self._recipe.predicts
+
+    @property
+    def predictor(self) -> PrototypeModel:
+        """The model that this site predicts with."""
+        return self._model if self._personal is None else self._personal
+
+    @property
+    def exchanges_prototypes(self) -> bool:
+        """Whether the method exchanges prototypes, be it one for each class or several."""
+        return self._recipe.prototypes
+
+    @property
+    def dim(self) -> int:
+        """Of a prototype: d."""
+        return self._dim
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """Training samples of each class, int64 (K,); a secret of this site."""
+        return self._train_counts.copy()
+
+    @property
+    def owners(self) -> NDArray[np.int64] | None:
+        """The numbers of the units that :meth:`embedded`'s records are of, (N,), ascending; a secret of this site.
+
+        None: each record is one by itself.
+        """
+        return None if self._owners is None else np.sort(self._owners)
+
+    @property
+    def site(self) -> str:
+        """Whose it is."""
+        return self._site
+
+    @property
+    def averaged_sizes(self) -> tuple[int, int]:
+        """(p, q): the numbers in the parameters and buffers of the part of the model that is averaged."""
+        return self._averaged.sizes
+
+    def averaged(self) -> NDArray[np.float64]:
+        """The part of the model that is averaged, float64 (p + q,); a secret of this site once it has trained.
+
+        With the recipe's ``initial_features`` that of the model as it was given, whatever moves in training.
+        """
+        if self._initial is None:
+            return self._averaged.vector()
+        return Averaged(self._initial, self._recipe.averages).vector()
+
+    def load_averaged(self, vector: Float) -> None:
+        """Take over what was averaged, float64 (p + q,), and keep the rest; see :meth:`Averaged.load`."""
+        self._averaged.load(vector)
+
+    @contextmanager
+    def aggregated(self, vector: Float) -> Iterator[None]:
+        """Inside, the model has ``vector`` (p + q,) for the part that is averaged."""
+        own = self._averaged.vector()
+        self.load_averaged(vector)
+        try:
+            yield
+        finally:
+            self.load_averaged(own)
+
+    @cached_property
+    def _averaged(self) -> Averaged:
+        return Averaged(self._model, self._recipe.averages)
+
+    def _given(self, embedded: Iterable[Embedded] | None) -> Iterable[Embedded]:
+        return self.embedded() if embedded is None else embedded
+
+    def _evaluated(self, source: Source, prototypes: Guide | None) -> Evaluation:
+        near = None if prototypes is None else prototypes.to(self._device)
+        predicted, nearest, labels = [], [], []
+        for given, known in self._outputs(self.predictor, source):
+            predicted.append(given.logits.argmax(dim=1).cpu())
+            labels.append(known.cpu())
+            if near is not None:
+                nearest.append(inference.by_prototype(given, near).cpu())
+        known_labels, total = torch.cat(labels).numpy(), len(source)
+        correct, counts = metrics.per_class(torch.cat(predicted).numpy(), known_labels, self._classes)
+        near_right = np.zeros_like(correct)
+        if nearest:
+            near_right, _ = metrics.per_class(torch.cat(nearest).numpy(), known_labels, self._classes)
+        return Evaluation(
+            accuracy_classifier=int(correct.sum()) / total,
+            accuracy_prototype=None if near is None else int(near_right.sum()) / total,
+            by_classifier=shares(correct, counts),
+            by_prototype=() if near is None else shares(near_right, counts),
+            pm_v=metrics.pm_v(correct, counts, self._train_counts),
+            pm_l=metrics.pm_l(correct, counts, self._train_counts),
+        )
+
+    def _models(self) -> nn.Module:
+        """Whose state is this site's: one model, or the averaged one and the site's own."""
+        if self._personal is None:
+            return self._model
+        return nn.ModuleDict({"averaged": self._model, "personal": self._personal})
+
+    def _outputs(self, model: PrototypeModel, source: Source) -> Iterator[tuple[Outputs, Tensor]]:
+        """(outputs, labels) over a whole source, in ``eval()`` mode and without gradients."""
+        model.eval()
+        for inputs, labels in source.batches(in_order(len(source), EVALUATION_BATCH)):
+            with torch.no_grad():
+                given = outputs_of(model, inputs)
+            yield given, labels
+
+    def _check_private(self) -> None:
+        from secure_client.training.dp_sgd.model_support import check_suitable  # noqa: PLC0415 (Opacus takes a second)
+
+        check_suitable(self._model, next(self._train.batches([[0]]))[0])
+
+    def _check(self) -> None:
+        """Raise as the constructor promises."""
+        inputs, _ = next(self._train.batches([[0]]))
+        check_model(self._model, inputs, classes=self._classes, dim=self._dim)
+        if self._test is not None:
+            _known_labels(self._test, self._classes)
+        if has_batch_norm(self._model) and 1 in (self._schedule.batch_size, len(self._train)):
+            raise TrainingError(
+                "batch normalisation cannot train on single samples; use a batch size of 2 or more"
+                " and as many samples, or a model with nn.GroupNorm"
+            )
+
+
+def _known_labels(source: Source, classes: int) -> Tensor:
+    """Return the labels of all samples, int64 (N,), on the CPU. :class:`DataError` for a label outside [0, K)."""
+    found = []
+    for _, labels in source.batches(in_order(len(source), EVALUATION_BATCH)):
+        outside = labels[(labels < 0) | (labels >= classes)]
+        if len(outside):
+            raise DataError(
+                f"label {int(outside[0])} is outside the {classes} agreed classes, 0 to {classes - 1}"
+            )
+        found.append(labels.cpu())
+    return torch.cat(found)

@@ -1,0 +1,32 @@
+"""The answer to Check: what a site compares before it joins. Nothing here changes the run or its store.
+
+A site that is not on the coordinator's list learns the run's name and nothing else.
+"""
+
+from __future__ import annotations
+
+from agreement import Agreement
+from agreement.differences import fields_of
+from protoseal_wire.messages import PROTOCOL_VERSION, CheckReply, Listing, RunStage
+from secure_server.rounds.preconditions import may_join
+from secure_server.rounds.state import Rules, Stage, State
+
+_OF_STAGE = {
+    Stage.JOINING: RunStage.JOINING,
+    Stage.FINISHED: RunStage.FINISHED,
+    Stage.STOPPED: RunStage.STOPPED,
+}
+
+
+def check_reply(agreement: Agreement, rules: Rules, state: State, site: str) -> CheckReply:
+    """Return what the coordinator tells ``site``, whose certificate it has verified."""
+    if site not in rules.roster:
+        return CheckReply(PROTOCOL_VERSION, agreement.run, None)
+    listing = Listing(
+        agreement_hash=agreement.hash(),
+        fields=fields_of(agreement),
+        stage=_OF_STAGE.get(state.stage, RunStage.UNDER_WAY),
+        round=state.round,
+        may_join=may_join(rules, state, site),
+    )
+    return CheckReply(PROTOCOL_VERSION, agreement.run, listing)

@@ -1,0 +1,108 @@
+"""Local prototypes of all sites in, clusters of them out: what does not hang on the protection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from agreement import Agreement, Protection
+from agreement.aggregation.means import cluster_means
+from algorithms.clustering.kmeans import Labels
+from algorithms.fedplcc import WITHHELD, Assignment, Contribution, assign
+from algorithms.gram import Bool, Float
+from crypto.errors import MalformedError
+from crypto.protection import Payload
+from crypto.row_checks import whole_numbers
+
+
+@dataclass(frozen=True)
+class Local:
+    """One site's local prototypes, or their directions, as they came: ``rows`` (M, d) of classes ``labels`` (M,)."""
+
+    rows: Float
+    labels: Labels
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """G clusters of classes ``labels`` (G,), and for each site the cluster of each of its rows, in their order."""
+
+    labels: Labels
+    of_site: Mapping[str, Labels]
+
+
+def read_labels(numbers: Float, holds: Bool, most: int) -> Labels:
+    """The classes of a site's local prototypes, int64 (M,).
+
+    :class:`MalformedError` unless they are in order, one to ``most`` of each class that the site ``holds`` (K,), and
+    none of another.
+    """
+    labels = whole_numbers(numbers, len(holds))
+    if (np.diff(labels) < 0).any():
+        raise MalformedError("local prototypes are not ordered by class")
+    each = np.bincount(labels, minlength=len(holds))
+    if ((each > 0) != holds).any():
+        raise MalformedError("local prototypes are not of the classes that the site holds")
+    if each.max(initial=0) > most:
+        raise MalformedError(f"{each.max()} local prototypes of a class, at most {most} are agreed")
+    return labels
+
+
+def assigned(agreement: Agreement, local: Mapping[str, Local]) -> Assigned:
+    """Every site's rows in clusters, by their inner products: no more of a class than are agreed, and under masks no
+    more than hide norms.
+
+    Raises ``ValueError`` for a class of too few sites. Takes memory in the square of a class's rows over all sites,
+    and time in their cube: a site can make it long, but with no more than ``most_prototypes`` rows of each class.
+    """
+    sites, own = sorted(local), agreement.clustering
+    classes = range(len(agreement.classes))
+    owners = [
+        np.repeat(np.arange(len(sites)), [int((local[site].labels == k).sum()) for site in sites])
+        for k in classes
+    ]
+    found = assign(
+        (
+            _gram(np.concatenate([local[site].rows[local[site].labels == k] for site in sites]))
+            for k in classes
+        ),
+        owners,
+        agreement.min_holders,
+        literal=own.literal_norms,
+        most=own.most_clusters,
+        hiding=agreement.protection is Protection.MASKED,
+    )
+    _check_held(found)
+    return Assigned(
+        found.labels, {site: _of_site(number, owners, found) for number, site in enumerate(sites)}
+    )
+
+
+def result_of(
+    agreement: Agreement, total: Contribution, labels: Labels, model: Float, scheme: str
+) -> Payload:
+    """What every site is given: centres, classes and weights of clusters, and the mean of models.
+
+    ``model`` is the sum (p + q + 1,) of models times samples, and of samples.
+    """
+    clusters, mean = cluster_means(agreement, total, labels, model)
+    return Payload(scheme, arrays=(clusters.rows, labels.astype(np.float64), clusters.weights, mean))
+
+
+def _of_site(number: int, owners: list[Labels], found: Assignment) -> Labels:
+    """Rows are ordered by class at every site, so its clusters are too."""
+    parts = [of_row[own == number] for own, of_row in zip(owners, found.of_row, strict=True)]
+    return np.concatenate(parts)
+
+
+def _gram(rows: Float) -> Float:
+    products = rows @ rows.T
+    return np.asarray((products + products.T) / 2.0)
+
+
+def _check_held(found: Assignment) -> None:
+    """Classes without enough holders are withheld before it comes to this."""
+    if any((of_row == WITHHELD).any() for of_row in found.of_row):
+        raise ValueError("a class has prototypes of too few sites")

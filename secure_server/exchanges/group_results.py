@@ -1,0 +1,92 @@
+"""After the sums: means, mixed between groups where there are several, and a result for each site."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agreement import Agreement
+from agreement.aggregation.means import check_total, means_of, noisy_rows
+from algorithms.fedpc.aggregation import Groups, between, within
+from algorithms.gram import Bool
+from crypto.protection import Cohort, Payload
+from secure_server.exchanges.base import Outcome
+from secure_server.rounds.state import Groups as SiteGroups
+
+Vector = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class GroupSum:
+    """A group's ``total`` (L,) over those of its ``cohort`` who are in the sum: prototypes, then the extractor."""
+
+    cohort: Cohort
+    members: tuple[str, ...]
+    total: Vector
+
+    @property
+    def holders(self) -> NDArray[np.int64]:
+        """How many members added a row for each class, (K,)."""
+        indices = [self.cohort.index(site) for site in self.members]
+        return np.asarray(self.cohort.holds[indices].sum(axis=0), dtype=np.int64)
+
+
+def check_means(agreement: Agreement, each: GroupSum) -> None:
+    """As :func:`agreement.aggregation.means.check_total`: every site would refuse such a result."""
+    check_total(agreement, each.total, each.holders, len(each.members))
+
+
+def results_of(agreement: Agreement, sums: Sequence[GroupSum], scheme: str) -> list[Payload]:
+    """Each group's result, in the order of the sums. Raises ``ValueError`` for a group too small to have one."""
+    if agreement.method.is_grouped:
+        return _mixed(agreement, sums, scheme)
+    return [_averaged(agreement, each, scheme) for each in sums]
+
+
+def _mixed(agreement: Agreement, sums: Sequence[GroupSum], scheme: str) -> list[Payload]:
+    """FedPC: the groups' vectors after equations 5 to 8, and which classes each has."""
+    parts = [agreement.layout.split(each.total) for each in sums]
+    means = within(
+        np.stack([rows for rows, _ in parts]),
+        np.stack([each.holders for each in sums]),
+        np.stack([model for _, model in parts]),
+        np.array([len(each.members) for each in sums], dtype=np.int64),
+        agreement.min_holders,
+    )
+    if agreement.distributed_noise:
+        means = _with_noise(agreement, sums, means)
+    tau, literal = agreement.agreement_threshold, agreement.fedpc.literal_absent
+    groups = between(means, literal_absent=literal, tau=tau)
+    return [_payload_of(groups, index, scheme) for index in range(len(sums))]
+
+
+def _with_noise(agreement: Agreement, sums: Sequence[GroupSum], means: Groups) -> Groups:
+    """The groups' extractors with prototypes that are read out of their noise: means over records, not sites."""
+    found = [noisy_rows(agreement, each.total, len(each.members), len(each.cohort.sites)) for each in sums]
+    return Groups(np.stack([rows for rows, _ in found]), np.stack([has for _, has in found]), means.theta)
+
+
+def _averaged(agreement: Agreement, each: GroupSum, scheme: str) -> Payload:
+    """Means of prototypes over their holders, or their records; of models over samples, or over members."""
+    means = means_of(agreement, each.total, each.holders, len(each.members))
+    if agreement.distributed_noise:
+        rows, has = noisy_rows(agreement, each.total, len(each.members), len(each.cohort.sites))
+        return _payload(rows, means.model, has, scheme)
+    return _payload(means.rows, means.model, means.has, scheme)
+
+
+def for_members(groups: SiteGroups, results: Sequence[Payload]) -> Outcome:
+    """Each group's result for each of its participants."""
+    pairs = zip(groups, results, strict=True)
+    return Outcome({site: result for group, result in pairs for site in group})
+
+
+def _payload_of(groups: Groups, index: int, scheme: str) -> Payload:
+    return _payload(groups.rows[index], groups.theta[index], groups.has[index], scheme)
+
+
+def _payload(rows: Vector, model: Vector, has: Bool, scheme: str) -> Payload:
+    return Payload(scheme, arrays=(np.concatenate([rows.ravel(), model]), has.astype(np.float64)))

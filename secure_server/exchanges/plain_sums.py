@@ -1,0 +1,65 @@
+"""Sums under ``plain``: the coordinator sees every site's prototypes and model, and adds them up."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from agreement import AveragingSection
+from agreement.cohorts import group_cohort
+from algorithms.gram import Bool
+from crypto.errors import MalformedError
+from crypto.plain import SCHEME, only_array
+from crypto.protection import Payload
+from crypto.row_checks import NORM_SLACK
+from secure_server.exchanges.base import Attempt, Outcome
+from secure_server.exchanges.group_results import GroupSum, Vector, for_members, results_of
+from secure_server.exchanges.single_step import OneStep
+
+
+class GroupSums(OneStep):
+    """One vector (L,) from each site, as :class:`agreement.Layout` says."""
+
+    def validate(self, payload: Payload, site: str, attempt: Attempt) -> None:
+        """Raise :class:`MalformedError` for what masked sums would not carry, or a row of no active class."""
+        vector, layout = only_array(payload, SCHEME), self._agreement.layout
+        rows, model = layout.split(vector)
+        if layout.classes:
+            cohort = group_cohort(attempt.active, attempt.group_of(site), self._agreement)
+            _check_rows(rows, cohort.holds[cohort.index(site)], self._agreement.norm_bound)
+        weight = float(vector[-1]) if layout.weighted else 1.0
+        check_weight(weight, self._agreement.averaging.most_samples)
+        check_model(model / weight, self._agreement.averaging)
+
+    def outcome(self, attempt: Attempt) -> Outcome:
+        """The result of its group for each participant."""
+        sums = [self._sum(attempt, group) for group in attempt.groups]
+        return for_members(attempt.groups, results_of(self._agreement, sums, SCHEME))
+
+    def _sum(self, attempt: Attempt, group: tuple[str, ...]) -> GroupSum:
+        """Of vectors that are read one at a time."""
+        total = np.zeros(self._agreement.layout.length)
+        for site in group:
+            total += only_array(self.payload(attempt, site), SCHEME)
+        return GroupSum(group_cohort(attempt.active, group, self._agreement), group, total)
+
+
+def _check_rows(rows: Vector, holds: Bool, bound: float) -> None:
+    if rows[~holds].any():
+        raise MalformedError("a row stands where the site does not hold the class")
+    longest = float(np.linalg.norm(rows, axis=1).max(initial=0.0))
+    if longest > bound * (1.0 + NORM_SLACK):
+        raise MalformedError(f"a prototype has norm {longest:.9g}; the agreed bound is {bound:g}")
+
+
+def check_weight(weight: float, most: int) -> None:
+    """Raise :class:`MalformedError` unless the weight is a number of samples, ``most`` at most."""
+    if not 1.0 <= weight <= most or weight != int(weight):
+        raise MalformedError(f"a weight of {weight:g}: it counts samples, {most} at most")
+
+
+def check_model(model: Vector, agreed: AveragingSection) -> None:
+    """Raise :class:`MalformedError` for a model (p + q,) that masked sums would have no room for."""
+    parts = np.split(np.abs(model), [agreed.parameters])
+    for part, bound in zip(parts, (agreed.parameter_bound, agreed.buffer_bound), strict=True):
+        if part.max(initial=0.0) > bound * (1.0 + NORM_SLACK):
+            raise MalformedError(f"a value of what is averaged is beyond its agreed bound of {bound:g}")

@@ -1,0 +1,70 @@
+"""Directions of all sites' local prototypes in, turned so that inner products are all that can be read; clusters out.
+
+The coordinator sees the cosines between prototypes of a class, and how many of them each site has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from agreement import Agreement
+from agreement.cohorts import group_cohort
+from agreement.payload_forms import directions_form
+from crypto.errors import MalformedError, UnknownSchemeError
+from crypto.rotation import SCHEME
+from crypto.row_checks import NORM_SLACK
+from protoseal_wire import codec
+from protoseal_wire.assignment import AssignedClusters, clusters_of
+from protoseal_wire.codec import Limits
+from protoseal_wire.messages import AssignedRows, Assignment, Phase
+from secure_server.exchanges.base import Attempt, Kept
+from secure_server.exchanges.cluster_assignment import Local, assigned, read_labels
+
+
+@dataclass(frozen=True)
+class Told:
+    """The assignment of one attempt as every site is told it, and what it comes to."""
+
+    content: bytes
+    clusters: AssignedClusters
+
+
+class Directions:
+    """The step DIRECTIONS.
+
+    The assignment follows from what is stored, and is the same again after a restart on the same machine. It is
+    worked out once for an attempt, in time and memory that grow with the square of a class's prototypes.
+    """
+
+    def __init__(self, agreement: Agreement, limits: Limits) -> None:
+        self._agreement, self._limits = agreement, limits
+        self._told = Kept[Told]()
+
+    def told(self, attempt: Attempt) -> Told:
+        """Worked out by whoever asks first; by two threads at once perhaps, to the same outcome."""
+        senders = attempt.survivors[Phase.DIRECTIONS]
+        return self._told.of((attempt.key, senders), lambda: self._assigned(attempt, senders))
+
+    def _assigned(self, attempt: Attempt, senders: tuple[str, ...]) -> Told:
+        local = {site: self.read(attempt, site, attempt.answer(Phase.DIRECTIONS, site)) for site in senders}
+        found = assigned(self._agreement, local)
+        assignment = Assignment(
+            tuple(AssignedRows(site, local[site].labels, found.of_site[site]) for site in sorted(local))
+        )
+        return Told(codec.encode_assignment(assignment), clusters_of(assignment))
+
+    def read(self, attempt: Attempt, site: str, content: bytes) -> Local:
+        """A site's rows, turned, and their classes. Raises :class:`MalformedError` for what no honest site sends."""
+        payload = codec.decode_payload(content, self._limits, directions_form(self._agreement))
+        if payload.scheme != SCHEME:
+            raise UnknownSchemeError(f"expected a payload of scheme {SCHEME!r}, not {payload.scheme!r}")
+        rows, classes = payload.arrays
+        cohort = group_cohort(attempt.active, attempt.group_of(site), self._agreement)
+        holds, most = cohort.holds[cohort.index(site)], self._agreement.clustering.most_local
+        labels = read_labels(classes, holds, most)
+        norms = np.linalg.norm(rows, axis=1)
+        if (np.abs(norms - 1.0) > NORM_SLACK).any():
+            raise MalformedError("a direction is not of length 1")
+        return Local(rows, labels)

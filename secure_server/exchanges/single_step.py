@@ -1,0 +1,54 @@
+"""Exchanges of one step: every participant sends its values, which the coordinator can check by themselves."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from agreement import Agreement
+from agreement.payload_forms import values_form
+from crypto.protection import Payload
+from protoseal_wire import codec
+from protoseal_wire.codec import Limits
+from protoseal_wire.messages import Phase
+from secure_server.exchanges.base import Attempt, Outcome
+from secure_server.rounds.state import Quorum
+
+
+class OneStep(ABC):
+    """VALUES, from everyone who takes part: a missing one fails the attempt."""
+
+    masked = False
+
+    def __init__(self, agreement: Agreement, limits: Limits) -> None:
+        self._agreement, self._limits = agreement, limits
+
+    def quorums(self, _: Attempt) -> tuple[Quorum, ...]:
+        """None: everyone is needed."""
+        return ()
+
+    def request(self, attempt: Attempt, _phase: Phase, _site: str) -> bytes:
+        """The presence of all participants."""
+        return codec.encode_active_list(attempt.active)
+
+    def check(self, attempt: Attempt, _phase: Phase, site: str, content: bytes) -> None:
+        """As :meth:`validate`, and for what does not decode."""
+        self.validate(self._decoded(attempt, content), site, attempt)
+
+    def payloads(self, attempt: Attempt) -> dict[str, Payload]:
+        """The values of all participants."""
+        return {site: self.payload(attempt, site) for site in attempt.survivors[Phase.VALUES]}
+
+    def payload(self, attempt: Attempt, site: str) -> Payload:
+        """The values of one participant."""
+        return self._decoded(attempt, attempt.answer(Phase.VALUES, site))
+
+    @abstractmethod
+    def validate(self, payload: Payload, site: str, attempt: Attempt) -> None:
+        """Raise :class:`crypto.errors.MalformedError` unless the payload may enter :meth:`outcome`."""
+
+    @abstractmethod
+    def outcome(self, attempt: Attempt) -> Outcome:
+        """What follows from everyone's values."""
+
+    def _decoded(self, attempt: Attempt, content: bytes) -> Payload:
+        return codec.decode_payload(content, self._limits, values_form(self._agreement, attempt.key.round))

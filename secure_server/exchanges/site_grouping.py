@@ -1,0 +1,71 @@
+"""FedPC's clustering, before any training: inner products of the sites' prototypes in, groups of sites out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from functools import partial
+
+from agreement import Agreement
+from agreement.cohorts import clustering_cohort
+from algorithms.fedpc.clustering import cluster
+from crypto.plain import GramServer
+from crypto.protection import Payload
+from protoseal_wire.codec import Limits
+from secure_server.exchanges.base import Attempt, Outcome
+from secure_server.exchanges.single_step import OneStep
+from secure_server.rounds.state import Groups
+
+
+class Clustering(OneStep):
+    """Each site sends one row, all of its prototypes one after the other; ``plain``, or turned by ``rotation``.
+
+    The limit: the groups show which sites' prototypes are alike, to the coordinator and to every site.
+    """
+
+    def __init__(
+        self, agreement: Agreement, limits: Limits, scheme: str, executor: Executor | None = None
+    ) -> None:
+        """Groups are searched for by ``executor``, or in this thread when there is none."""
+        super().__init__(agreement, limits)
+        self._server, self._executor = GramServer(scheme), executor
+
+    def validate(self, payload: Payload, site: str, attempt: Attempt) -> None:
+        """As :class:`crypto.plain.GramServer` says."""
+        self._server.validate(payload, site, clustering_cohort(attempt.active, self._agreement))
+
+    def outcome(self, attempt: Attempt) -> Outcome:
+        """Groups of all members of the run, also of those that took no part."""
+        fedpc, cohort = self._agreement.fedpc, clustering_cohort(attempt.active, self._agreement)
+        search = partial(
+            cluster,
+            self._server.gram(self.payloads(attempt), cohort),
+            min_holders=self._agreement.min_holders,
+            groups=fedpc.groups,
+            dimension=fedpc.pca_dim,
+            seed=self._agreement.training.init_seed,
+        )
+        labels = search() if self._executor is None else self._executor.submit(search).result()
+        found = grouped(cohort.sites, [int(label) for label in labels])
+        return Outcome(groups=with_absent(found, tuple(attempt.roster.members)))
+
+
+def grouped(sites: Sequence[str], labels: Sequence[int]) -> Groups:
+    """Sites with the same label together: each group sorted, the groups by their first names."""
+    groups = (
+        tuple(sorted(site for site, own in zip(sites, labels, strict=True) if own == label))
+        for label in set(labels)
+    )
+    return tuple(sorted(groups))
+
+
+def with_absent(groups: Groups, members: Sequence[str]) -> Groups:
+    """The same with the members that are in none: they join the largest group, the first by name if several are.
+
+    Nothing is known of them, and in a large group they are least missed when they drop out again.
+    """
+    present = {site for group in groups for site in group}
+    absent = tuple(site for site in members if site not in present)
+    largest = min(groups, key=lambda group: (-len(group), group))
+    joined = tuple(sorted((*largest, *absent)))
+    return tuple(sorted(joined if group is largest else group for group in groups))

@@ -1,0 +1,148 @@
+"""What each site is asked in each phase, as bytes: a pure function of what the store holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agreement import Agreement
+from agreement.payload_forms import limits_of, result_form
+from crypto.keys import comparable
+from protoseal_wire import codec
+from protoseal_wire.messages import (
+    ActiveList,
+    GroupKeys,
+    Phase,
+    PhaseKey,
+    PresenceStatement,
+    Roster,
+    RoundStart,
+)
+from secure_server.aggregator import Aggregator
+from secure_server.errors import WrongPhase
+from secure_server.exchanges.base import Attempt, Kept
+from secure_server.membership import Members
+from secure_server.rounds.state import State
+from secure_server.storage.store import Given, Store
+
+
+class Requests:
+    """Builds requests from stored statements, uploads and results."""
+
+    def __init__(self, agreement: Agreement, store: Store, members: Members, aggregator: Aggregator) -> None:
+        self._agreement, self._store = agreement, store
+        self._members, self._aggregator = members, aggregator
+        self._limits = limits_of(agreement)
+        self._group_keys: tuple[PhaseKey, GroupKeys] | None = None
+        self._roster = Kept[bytes]()
+        self._stated = Kept[dict[str, PresenceStatement]]()
+
+    def content(self, state: State, key: PhaseKey, site: str) -> bytes:
+        """The request of ``key`` for ``site``. :class:`WrongPhase` when there is none."""
+        match key.phase:
+            case Phase.ROSTER:
+                return self._encoded_roster(state)
+            case Phase.SECRET:
+                return self._sealed_secret(state, site)
+            case Phase.PRESENCE:
+                return codec.encode_round_start(self.round_start(state, site))
+            case Phase.RESULT:
+                return self._result(key, site)
+            case _:
+                exchange = self._aggregator.exchange(key.round)
+                return exchange.request(self.attempt(state), key.phase, site)
+
+    # The set-up
+
+    def roster(self, state: State) -> Roster:
+        """The statements of the run's members."""
+        statements = self._store.statements()
+        return Roster(tuple(codec.decode_statement(statements[name], self._limits) for name in state.members))
+
+    def _encoded_roster(self, state: State) -> bytes:
+        """The same for every member: encoded once."""
+        return self._roster.of((state.members,), lambda: codec.encode_roster(self.roster(state)))
+
+    def group_keys(self, state: State) -> GroupKeys | None:
+        """What the maker of the group's keys uploaded, or None as long as it has not."""
+        key = state.roster_key
+        if self._group_keys is None or self._group_keys[0] != key:
+            # Megabytes, and asked for at every call of every site in the set-up: decoded once.
+            content = self._store.upload(key, state.maker)
+            keys = None if content is None else codec.decode_roster_answer(content, self._limits).keys
+            self._group_keys = None if keys is None else (key, keys)
+        return None if self._group_keys is None else self._group_keys[1]
+
+    def _sealed_secret(self, state: State, site: str) -> bytes:
+        keys = self.group_keys(state)
+        for sealed in keys.sealed if keys else ():
+            if sealed.recipient == site:
+                return codec.encode_sealed_secret(sealed)
+        raise WrongPhase(f"there is no sealed secret for {site}")
+
+    # A round
+
+    def round_start(self, state: State, site: str) -> RoundStart:
+        """The groups, what the site's group trains from, and that itself if the site never said that it has it.
+
+        A result is acknowledged in its own round or not at all, so this is the same all through a later attempt.
+        """
+        base = self._base(state, site)
+        if base is None:
+            return RoundStart(state.groups)
+        content = None
+        if self._store.upload_hash(base.key, site) is None:
+            content = self._store.content(base.sha256)
+        catch_up = None
+        if content is not None:
+            catch_up = codec.decode_payload(content, self._limits, result_form(self._agreement))
+        return RoundStart(state.groups, base.sha256, catch_up)
+
+    def base_of(self, state: State, site: str) -> bytes:
+        """SHA-256 of what the site's group trains from, empty before the first result."""
+        base = self._base(state, site)
+        return b"" if base is None else base.sha256
+
+    def _base(self, state: State, site: str) -> Given | None:
+        """The last result that the site's group was given; None before the first, and where there are no groups."""
+        group = next((group for group in state.groups if site in group), ())
+        return self._store.latest_given(group, state.round)
+
+    def attempt(self, state: State) -> Attempt:
+        """The current attempt, from PLANNING or its first step on."""
+        participants = frozenset(state.participants)
+        there = (tuple(site for site in group if site in participants) for group in state.groups)
+        return Attempt(
+            key=state.presence_key,
+            roster=self._members.roster(state),
+            active=self._active_list(state, state.participants),
+            groups=tuple(sorted(group for group in there if group)),
+            survivors={each.phase: each.sites for each in state.survivors},
+            answer=lambda phase, site: self._answer(state.key(phase), site),
+        )
+
+    def presence_keys(self, state: State, sites: frozenset[str]) -> set[bytes]:
+        """Return the mask keys that these sites have stated in the current attempt, in comparable form."""
+        active = self._active_list(state, sorted(sites))
+        stated = [statement.keys for statement in active.statements if statement.keys is not None]
+        return {comparable(key) for keys in stated for key in (keys.mask, keys.share)}
+
+    def _active_list(self, state: State, sites: Sequence[str]) -> ActiveList:
+        key = state.presence_key
+        # Each request and each answer of the attempt needs all of them, and they stay as they are: decoded once.
+        stated = self._stated.of((key,), dict)
+        for site in sites:
+            if site not in stated:
+                stated[site] = codec.decode_presence(self._answer(key, site), self._limits)
+        return ActiveList(tuple(stated[site] for site in sites))
+
+    def _answer(self, key: PhaseKey, site: str) -> bytes:
+        content = self._store.upload(key, site)
+        if content is None:
+            raise RuntimeError(f"the store lost {site}'s answer to {key.phase.name} of round {key.round}")
+        return content
+
+    def _result(self, key: PhaseKey, site: str) -> bytes:
+        content = self._store.result(key, site)
+        if content is None:
+            raise WrongPhase(f"there is no result for {site} in round {key.round}")
+        return content

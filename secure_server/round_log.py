@@ -1,0 +1,173 @@
+"""What the operator reads of a run: a line for what happens, a record for each round."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from agreement import Agreement
+from agreement.cohorts import cohort_of, group_cohort
+from secure_server.exchanges.base import Attempt, GroupFailure
+from secure_server.rounds import machine
+from secure_server.rounds.state import Groups, Rules, Stage, State
+from secure_server.rounds.task_assignment import missing_sites
+
+_log = logging.getLogger("protoseal.coordinator")
+_REMINDER_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class CoordinatorRound:
+    """A round as the coordinator knows it. Seconds count from the start of this process at the earliest.
+
+    ``sites`` took part in its last attempt (nobody, if that ended before), by ``groups`` where there are any;
+    ``withheld`` names the classes that had too few holders (in every group). ``abandoned``: it ended without a result;
+    ``without``: those of the sites whose group alone had none. A coordinator that was killed just after it reported a
+    round reports it once more.
+    """
+
+    round: int
+    attempt: int
+    sites: tuple[str, ...]
+    withheld: tuple[str, ...]
+    aggregate_seconds: float
+    total_seconds: float
+    groups: Groups = ()
+    abandoned: bool = False
+    without: tuple[str, ...] = ()
+
+
+def withheld_classes(attempt: Attempt, agreement: Agreement) -> tuple[str, ...]:
+    """The classes that no site, or no site of any group, adds to for want of holders, as far as statements tell.
+
+    None if nobody takes part.
+    """
+    if not attempt.sites:
+        return ()
+    if attempt.groups:
+        cohorts = [group_cohort(attempt.active, group, agreement) for group in attempt.groups]
+    else:
+        cohorts = [cohort_of(attempt.active, agreement)]
+    counts = np.sum([cohort.counts for cohort in cohorts], axis=0)
+    return tuple(name for name, holders in zip(agreement.classes, counts, strict=True) if not holders)
+
+
+class WaitLog:
+    """A line that says whom the run waits for, and until when: as soon as that changes, then once a minute."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._said: object = None
+        self._said_at = -math.inf
+
+    def note(self, state: State, now: float) -> None:
+        """To be called after each step, and a few times a second."""
+        waits_for = state.joined if state.stage is Stage.JOINING else state.empty_until
+        here = (state.stage, state.round, state.attempt, state.setup_attempt, waits_for)
+        if state.over or (here == self._said and now - self._said_at < _REMINDER_SECONDS):
+            return
+        self._said, self._said_at = here, now
+        _log.info("%s", _waiting(self._rules, state, now))
+
+
+def _waiting(rules: Rules, state: State, now: float) -> str:
+    if state.empty_until is not None:
+        gone = _list(state.members)
+        return (
+            f"every site has left or fallen silent: waiting for one of {gone} "
+            f"(the run stops in {_left(state.empty_until, now)})"
+        )
+    missing = _list(missing_sites(rules, state)) or "nobody"
+    deadline = f"(deadline in {_left(state.deadline, now)})"
+    match state.stage:
+        case Stage.JOINING:
+            return f"waiting for sites to join: missing {missing} {deadline}"
+        case Stage.SETUP:
+            return f"waiting for the set-up: missing {missing} {deadline}"
+        case Stage.PLANNING | Stage.COMPUTING:
+            return f"{state.stage.name} of round {state.round} is this coordinator's own work {deadline}"
+        case _:
+            return f"waiting for {state.stage.name} of round {state.round}: missing {missing} {deadline}"
+
+
+def _left(until: float, now: float) -> str:
+    return f"{max(0.0, until - now):.0f} s"
+
+
+def log_progress(agreement: Agreement, before: State, after: State) -> None:
+    """Where the run is, and whom it waits for or goes on without."""
+    if after.reason and after.reason != before.reason:
+        _log.warning("%s", after.reason)
+    left_out = _left_out(after) - _left_out(before)
+    if left_out:
+        _log.warning("going on without %s", _list(left_out))
+    if len(after.survivors) > len(before.survivors):
+        _log_dropped(before, after)
+    if after.stage is not before.stage or after.attempt != before.attempt:
+        _log.info("%s: round %d, attempt %d", after.stage.name, after.round, after.attempt)
+    if after.stage is Stage.PLANNING and before.stage is Stage.PRESENCE:
+        _log_sitting_out(before, after)
+    if after.groups != before.groups:
+        _log_groups(before, after)
+        _log_fewer_groups(after, agreement)
+
+
+def _left_out(state: State) -> frozenset[str]:
+    return state.absent | state.benched | state.left
+
+
+def log_failures(state: State, failures: Iterable[GroupFailure]) -> None:
+    """Which groups get no result of a round, and why; sites are not told."""
+    for failure in failures:
+        group = _list(failure.group)
+        _log.error("round %d: no result for the group of %s: %s", state.round, group, failure.why)
+        for suspicion in failure.suspicions:
+            _log.error("round %d: suspicious: %s", state.round, suspicion)
+
+
+def _log_dropped(before: State, after: State) -> None:
+    over = after.survivors[-1]
+    dropped = set(before.asked) - set(over.sites)
+    if dropped:
+        _log.warning("round %d: %s dropped out in %s", after.round, _list(dropped), over.phase.name)
+
+
+def _log_sitting_out(before: State, after: State) -> None:
+    sitting_out = before.answered - after.absent - after.left - set(after.participants)
+    if sitting_out:
+        _log.warning(
+            "round %d: %s sit out, too few of their group are there", after.round, _list(sitting_out)
+        )
+
+
+def _log_groups(before: State, after: State) -> None:
+    for number, group in enumerate(after.groups, start=1):
+        _log.info("group %d: %s", number, ", ".join(group))
+    unknown = set(after.members) - set(before.participants)
+    if unknown and before.participants:  # of a clustering: a common group is there before anyone takes part
+        _log.warning("absent when groups were made, so in the largest: %s", _list(unknown))
+
+
+def _log_fewer_groups(after: State, agreement: Agreement) -> None:
+    """Groups that are too small join others, and few sites are never divided, whatever was asked for."""
+    asked, made = agreement.fedpc.groups, len(after.groups)
+    if asked is not None and made < asked:
+        _log.warning(
+            "groups = %d is agreed, and %d made of %d sites: none has fewer than min_holders = %d%s",
+            *(asked, made, sum(map(len, after.groups)), agreement.min_holders),
+            "; one group alone has none to mix with" if made == 1 else "",
+        )
+
+
+def is_reported(before: State, after: State) -> bool:
+    """Whether the round of ``before`` has just ended, with or without a result."""
+    ended = before.stage is Stage.RESULT and after.stage is not Stage.RESULT
+    return ended or machine.abandons(before, after)
+
+
+def _list(sites: Iterable[str]) -> str:
+    return ", ".join(sorted(sites))

@@ -1,0 +1,1 @@
+"""The round machine: states, events, transitions and preconditions, free of input and output."""

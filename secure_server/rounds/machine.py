@@ -1,0 +1,223 @@
+"""The round machine: who is asked what, when a phase ends, what follows. Pure: no clock, I/O or randomness.
+
+    JOINING → SETUP → PRESENCE → (PLANNING →) steps → COMPUTING → RESULT → the next round's PRESENCE, or FINISHED
+                      ↑  └──────────────────────┤  └─ abandoned ──────────↗
+                      └─────── next attempt ────┘
+
+The steps of a round are VALUES alone, or SHARES, VALUES, SURVIVORS and UNMASK, which DIRECTIONS may come before; round
+0, where there is one, ends with groups instead of a RESULT. Where there are groups, PLANNING settles the quorum of each
+step, and after DIRECTIONS once more.
+Too few sites, ``max_attempts`` failures in a row, or nobody left to wait for, end in STOPPED, from which
+:class:`Resumed` goes on.
+
+Guaranteed, whatever the order of events and however the clock jumps: an attempt is computed only over sites
+that answered PRESENCE and each step of that very attempt, at least ``min_sites`` of them at PRESENCE, and in each
+step as many as its quorums say; a step without quorums needs everyone. A round has one computed attempt at most;
+what a key asks never changes. Once UNMASK was asked, no other attempt of its round begins: two sets of survivors
+over the same values could be subtracted. A round that fails then is abandoned, without a result. And once masked
+VALUES were asked of a group, it takes part in another attempt of that round only with as many of its members of
+before as UNMASK needs; if that leaves no group, the round is abandoned too, and those that it needed are benched.
+A site that cost a round an attempt (it answered PRESENCE and then left, or missed a step that needed it) is benched:
+not asked again in that round; and in the next, if the round was abandoned. So a run of one-step rounds in which
+``min_sites`` sites answer in time finishes, whatever fewer than ``max_attempts`` others do. A run finishes only if
+some round had a result; else it ends in STOPPED, one round past its last, and nothing takes it on from there.
+The limits: ``max_attempts`` sites that misbehave one after another in one round do stop the run; where there are
+groups, one group that cannot meet its quorum costs all of them the attempt. Whether an answer's *content* is good is
+not known here: check it before stepping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import replace
+
+from protoseal_wire.messages import Phase, PhaseKey
+from secure_server.rounds.events import (
+    Answered,
+    Computed,
+    ComputeFailed,
+    Event,
+    Joined,
+    Left,
+    Planned,
+    Polled,
+    Resumed,
+    Tick,
+)
+from secure_server.rounds.preconditions import (
+    check_computing,
+    check_expected,
+    check_groups_due,
+    check_joined,
+    check_may_join,
+    check_on_roster,
+    check_planning,
+    check_some_given,
+)
+from secure_server.rounds.state import Groups, Quorum, Rules, Stage, State, Survivors
+from secure_server.rounds.task_assignment import ready_sites, task_for
+from secure_server.rounds.transitions import (
+    emptied,
+    enter,
+    failed,
+    next_attempt,
+    next_round,
+    next_step,
+    settled,
+    within_full_time,
+)
+
+__all__ = [
+    "Answered",
+    "ComputeFailed",
+    "Computed",
+    "Event",
+    "Groups",
+    "Joined",
+    "Left",
+    "Planned",
+    "Polled",
+    "Quorum",
+    "Resumed",
+    "Rules",
+    "Stage",
+    "State",
+    "Survivors",
+    "Tick",
+    "abandons",
+    "check_expected",
+    "check_joined",
+    "check_on_roster",
+    "ready_sites",
+    "start",
+    "step",
+    "task_for",
+]
+
+
+def start(rules: Rules, now: float) -> State:
+    """A new run, open for joining. ``now`` in seconds; :class:`Resumed` may begin another epoch."""
+    return State(rules.run, Stage.JOINING, now + rules.join_seconds)
+
+
+def step(rules: Rules, state: State, event: Event, now: float) -> State:
+    """The state after ``event``; the same state when it changes nothing.
+
+    :class:`NotOnRoster`, :class:`JoinClosed`, :class:`NotJoined` or :class:`WrongPhase` for an event that has
+    no place here. An answer counts as long as no event has ended its phase, even just after the deadline.
+    """
+    return emptied(rules, _followed(rules, within_full_time(rules, state, now), event, now), now)
+
+
+def _followed(rules: Rules, state: State, event: Event, now: float) -> State:
+    match event:
+        case Joined(site, left):
+            state = _joined(rules, state, site, left)
+        case Polled(site):
+            check_joined(rules, state, site)
+            state = _back(state, site)
+        case Answered(site, key):
+            state = _answered(rules, state, site, key)
+        case Left(site):
+            state = _left(state, site)
+        case Planned(quorums):
+            check_planning(state)
+            return next_step(rules, replace(state, quorums=quorums), now)
+        case Computed(groups, without):
+            # Not settled at once: the results are to be stored under this very state's key.
+            return _computed(rules, state, groups, without, now)
+        case ComputeFailed():
+            check_computing(state, Stage.PLANNING)
+            return failed(rules, state, "the aggregation failed; see the coordinator's log", now)
+        case Resumed():
+            return _resumed(rules, state, now)
+        case Tick():
+            pass
+    return settled(rules, state, now)
+
+
+def abandons(before: State, after: State) -> bool:
+    """Whether ``after``, a step later, has given up the round of ``before`` without a result."""
+    ended = after.round > before.round or (
+        after.stage is Stage.FINISHED and before.stage is not Stage.FINISHED
+    )
+    return ended and before.begun and before.round > 0 and before.last_result < before.round
+
+
+# What events do
+
+
+def _joined(rules: Rules, state: State, site: str, left: PhaseKey | None) -> State:
+    check_on_roster(rules, site)
+    check_may_join(rules, state, site)
+    erased = {site} if state.begun and left == state.presence_key else set()
+    sessions = {**dict(state.sessions), site: state.session(site) + 1}
+    return replace(
+        _back(state, site),
+        joined=state.joined | {site},
+        left=state.left | erased,
+        sessions=tuple(sorted(sessions.items())),
+    )
+
+
+def _back(state: State, site: str) -> State:
+    return replace(state, absent=state.absent - {site})
+
+
+def _answered(rules: Rules, state: State, site: str, key: PhaseKey) -> State:
+    check_joined(rules, state, site)
+    state = _back(state, site)
+    if key in _answered_keys(state, site):
+        return state
+    check_expected(rules, state, site, key)
+    match key.phase:
+        case Phase.ROSTER:
+            return replace(state, verified=state.verified | {site})
+        case Phase.SECRET:
+            return replace(state, keyed=state.keyed | {site})
+        case _:
+            return replace(state, answered=state.answered | {site})
+
+
+def _answered_keys(state: State, site: str) -> set[PhaseKey | None]:
+    """What the site is known to have answered, of the set-up and the current attempt."""
+    steps = (
+        (state.roster_key, site in state.verified),
+        (state.secret_key, site in state.keyed),
+        (state.presence_key, site in state.participants),
+        *((state.key(each.phase), site in each.sites) for each in state.survivors),
+        (state.asked_key, site in state.answered),
+    )
+    return {key for key, answered in steps if answered}
+
+
+def _left(state: State, site: str) -> State:
+    absent = state.absent | ({site} & set(state.members))
+    return replace(state, joined=state.joined - {site}, absent=absent)
+
+
+def _computed(rules: Rules, state: State, groups: Groups, without: Set[str], now: float) -> State:
+    check_computing(state)
+    check_groups_due(state, groups)
+    check_some_given(state, without)
+    if groups:
+        # A round has ended well: whom it was repeated without is asked in the next.
+        over = replace(state, groups=groups, failures=0, benched=frozenset(), reason="")
+        return next_round(rules, over, now)
+    state = replace(state, without=tuple(sorted(without)), last_result=state.round)
+    return enter(rules, state, Stage.RESULT, now)
+
+
+def _resumed(rules: Rules, state: State, now: float) -> State:
+    if state.stage is Stage.FINISHED or state.round > rules.rounds:
+        return state
+    if state.stage is not Stage.STOPPED:
+        deadline = now + rules.seconds(state.stage)
+        return replace(state, deadline=deadline, benched=frozenset(), empty_until=None)
+    # A stopped run is started again by an operator, who wants everyone back: nobody counts as absent.
+    state = replace(state, failures=0, absent=frozenset(), benched=frozenset(), reason="")
+    if not state.members:
+        return enter(rules, state, Stage.JOINING, now)
+    if not state.begun:
+        return enter(rules, state, Stage.SETUP, now)
+    return next_attempt(rules, state, now)

@@ -1,0 +1,89 @@
+"""Refusals of the coordinator, one check each."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from protoseal_wire.messages import PROTOCOL_VERSION, PhaseKey
+from secure_server.errors import JoinClosed, NotJoined, NotOnRoster, WrongPhase, WrongProtocol
+from secure_server.rounds.state import Groups, Rules, Stage, State
+from secure_server.rounds.task_assignment import task_for
+
+
+def check_protocol(site: str, protocol: int) -> None:
+    """:class:`WrongProtocol` for a site that speaks another version than this build."""
+    if protocol != PROTOCOL_VERSION:
+        raise WrongProtocol(
+            f"{site} speaks protocol {protocol}, this coordinator {PROTOCOL_VERSION}: install the same release"
+        )
+
+
+def check_on_roster(rules: Rules, site: str) -> None:
+    """:class:`NotOnRoster` unless the coordinator's file names the site."""
+    if site not in rules.roster:
+        raise NotOnRoster(
+            f"{site} is not among this run's sites; the coordinator's operator can add it before a run"
+        )
+
+
+def may_join(rules: Rules, state: State, site: str) -> bool:
+    """Return whether a site of the roster may join, for the first time or again.
+
+    A site that is no member is taken in until the set-up is over, while one more attempt of the set-up may fail: the
+    last attempt is for those that are there.
+    """
+    if not state.members or site in state.members:
+        return True
+    return not state.begun and not state.over and state.failures + 1 < rules.max_attempts
+
+
+def check_may_join(rules: Rules, state: State, site: str) -> None:
+    """Raise :class:`JoinClosed` if the run goes on without the site."""
+    if not may_join(rules, state, site):
+        how = "is over, and was" if state.over else "goes on"
+        raise JoinClosed(f"run {state.run} {how} without {site}: it can join the next run")
+
+
+def check_joined(rules: Rules, state: State, site: str) -> None:
+    """:class:`NotJoined` unless the site has joined and not left since; :class:`NotOnRoster` as above."""
+    check_on_roster(rules, site)
+    if site not in state.joined:
+        raise NotJoined(f"{site} has not joined run {state.run}, or has left it: join first")
+
+
+def check_expected(rules: Rules, state: State, site: str, key: PhaseKey) -> None:
+    """:class:`WrongPhase` unless ``key`` is the site's current task."""
+    task = task_for(rules, state, site)
+    if key != task:
+        current = _name(task) if task else f"none ({state.stage})"
+        raise WrongPhase(f"{_name(key)} is not asked of {site}; its task now: {current}")
+
+
+def check_planning(state: State) -> None:
+    """:class:`WrongPhase` unless a plan is due: what a step needs is settled before it is asked, and once."""
+    if state.stage is not Stage.PLANNING:
+        raise WrongPhase(f"nothing is being planned in stage {state.stage}")
+
+
+def check_computing(state: State, *others: Stage) -> None:
+    """:class:`WrongPhase` unless a result is being computed, or it is one of the ``others``: a round has one result."""
+    if state.stage not in (Stage.COMPUTING, *others):
+        raise WrongPhase(f"nothing is being computed in stage {state.stage}")
+
+
+def check_groups_due(state: State, groups: Groups) -> None:
+    """``ValueError`` unless groups come from a clustering and from nothing else: they stay as they are."""
+    if bool(groups) != (state.round == 0):
+        raise ValueError(f"round {state.round} {'sets' if groups else 'must set'} the groups")
+
+
+def check_some_given(state: State, without: Set[str]) -> None:
+    """``ValueError`` unless those without a result are some participants, and not all of them."""
+    if without and not without < set(state.participants):
+        raise ValueError(
+            "a round with a result has one for some participant, and only participants are without"
+        )
+
+
+def _name(key: PhaseKey) -> str:
+    return f"{key.phase.name} of round {key.round}, attempt {key.attempt}, run {key.run}"

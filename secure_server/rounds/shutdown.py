@@ -1,0 +1,63 @@
+"""When the coordinator of a run that is over may go: once every site was told, or the time for that has passed.
+
+A coordinator that is started again after the end waits longer for sites that have not fetched the last result.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from secure_server.rounds.state import Stage, State
+from secure_server.rounds.task_assignment import late_sites
+
+_log = logging.getLogger("protoseal.coordinator")
+_GRACE_SECONDS = 30.0
+
+
+class Ending:
+    """The end of one run, by its coordinator's ``clock``. Late sites are waited for ``late_seconds``."""
+
+    def __init__(self, clock: Callable[[], float], late_seconds: float) -> None:
+        self._clock, self._late_seconds = clock, late_seconds
+        self._began: float | None = None
+        self._told: set[str] = set()
+        self._awaited: frozenset[str] = frozenset()
+
+    def begin(self, ended: State) -> None:
+        """The run has just ended. Once more is harmless."""
+        if self._began is None:
+            self._began = self._clock()
+            level = logging.INFO if ended.stage is Stage.FINISHED else logging.ERROR
+            _log.log(level, "the run is over: %s", ended.reason or "finished")
+
+    def resume(self, ended: State) -> None:
+        """The coordinator is started again, and the run is over: answer the sites that ask."""
+        self._began, self._awaited = self._clock(), late_sites(ended)
+        if ended.stage is Stage.FINISHED:
+            _log.info("run %s is complete after %d rounds", ended.run, ended.round)
+        else:
+            _log.error("run %s is over: %s", ended.run, ended.reason)
+        if self._awaited:
+            late = ", ".join(sorted(self._awaited))
+            _log.info("waiting %.0f s for %s to fetch the last result", self._patience, late)
+        else:
+            _log.info("answering sites that ask for %.0f s", self._patience)
+
+    def tell(self, site: str) -> None:
+        """The site has been told how the run ended."""
+        self._told.add(site)
+
+    def is_over(self, state: State) -> bool:
+        """Return True if nobody needs the coordinator any more."""
+        if self._began is None:
+            return False
+        if self._told >= (state.joined - state.absent) | self._awaited:
+            return True
+        return self._clock() - self._began > self._patience
+
+    @property
+    def _patience(self) -> float:
+        """In seconds. A late site that has been told needs no more time than the others."""
+        late = self._awaited - self._told
+        return max(_GRACE_SECONDS, self._late_seconds) if late else _GRACE_SECONDS

@@ -1,0 +1,87 @@
+"""Who is asked what, in each stage."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from protoseal_wire.messages import PhaseKey
+from secure_server.rounds.state import Rules, Stage, State
+
+
+def task_for(rules: Rules, state: State, site: str) -> PhaseKey | None:
+    """The step that ``site`` is to answer now; None: it has to wait, or the run is ``over``.
+
+    A member that was late in the set-up is still given its ROSTER and SECRET in any later stage. A site that left the
+    current attempt and is back waits for the attempt's RESULT, or for the next attempt. After the run has finished the
+    last round's RESULT can still be fetched.
+    """
+    if state.stage is Stage.FINISHED:
+        return state.result_key if site in late_sites(state) & state.joined else None
+    if state.over or site not in state.joined or site not in state.members:
+        return None
+    if site not in state.verified:
+        return state.roster_key
+    if site not in ready_sites(rules, state):
+        return state.secret_key if state.maker in state.verified else None
+    asked = asked_sites(rules, state) if state.stage is Stage.PRESENCE else askable_sites(state)
+    return state.asked_key if site in asked - state.answered else None
+
+
+def late_sites(state: State) -> frozenset[str]:
+    """Return the sites that there is a last result for and that have not acknowledged it, in a finished run."""
+    if state.stage is not Stage.FINISHED or state.last_result != state.round:
+        return frozenset()
+    return frozenset(state.participants) - set(state.without) - state.answered
+
+
+def asked_sites(rules: Rules, state: State) -> frozenset[str]:
+    """The members that the current attempt asks for PRESENCE: those set up, but the benched and those that left it."""
+    return ready_sites(rules, state) - state.benched - state.left
+
+
+def askable_sites(state: State) -> frozenset[str]:
+    """Return the sites that the attempt's current step can be asked of: those that left it take its result alone."""
+    asked = frozenset(state.asked)
+    return asked if state.stage is Stage.RESULT else asked - state.left
+
+
+def missing_sites(rules: Rules, state: State) -> frozenset[str]:
+    """Return the sites that the current stage waits for; none where it waits for the coordinator itself."""
+    match state.stage:
+        case Stage.JOINING:
+            return frozenset(rules.roster) - state.joined
+        case Stage.SETUP:
+            return frozenset(state.members) - ready_sites(rules, state)
+        case Stage.PRESENCE:
+            return asked_sites(rules, state) - (state.answered - state.absent)
+        case Stage.PLANNING | Stage.COMPUTING | Stage.FINISHED | Stage.STOPPED:
+            return frozenset()
+        case _:
+            return askable_sites(state) - state.answered
+
+
+def able_sites(rules: Rules, state: State, sites: Set[str]) -> frozenset[str]:
+    """Those of ``sites`` that could go through a round: all, or where there are groups, those of groups that can."""
+    if not state.groups:
+        return frozenset(sites)
+    return frozenset().union(
+        *(sites & set(group) for group in state.groups if _able(rules, state, group, sites))
+    )
+
+
+def _able(rules: Rules, state: State, group: tuple[str, ...], sites: Set[str]) -> bool:
+    """Whether enough of the group are there: for its size, and for what its members sent earlier in the round.
+
+    Who can be in a sum of this attempt and not in an earlier one's, or the other way round, must be too few to open
+    either: two sums over the same values could be subtracted.
+    """
+    if len(sites & set(group)) < rules.fewest_listed(len(state.members)):
+        return False
+    return all(quorum.met_by(sites) for quorum in state.committed if quorum.sites <= set(group))
+
+
+def ready_sites(rules: Rules, state: State) -> frozenset[str]:
+    """The members that are set up: they verified the roster and, where there is a group secret, hold it."""
+    if not rules.needs_secret:
+        return state.verified
+    return state.verified & (state.keyed | set(state.members[:1]))

@@ -1,0 +1,273 @@
+"""The calls of a site over gRPC: say who calls, decode, hand on, encode. What a run is, is the handler's business."""
+# ruff: noqa: N802 (the calls have the schema's names)
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar
+
+import grpc
+
+from crypto.errors import CryptoError
+from crypto.pki import Role, TrustAnchor
+from protoseal_wire import codec
+from protoseal_wire.messages import (
+    CheckReply,
+    CheckRequest,
+    DownloadRequest,
+    JoinReply,
+    JoinRequest,
+    LeaveRequest,
+    Task,
+    TaskRequest,
+    UploadHeader,
+    Wait,
+)
+from protoseal_wire.v1 import protoseal_pb2 as pb
+from protoseal_wire.v1 import protoseal_pb2_grpc as pb_grpc
+from secure_server.errors import WrongIdentity
+from secure_server.service.change_notifier import Changes
+from secure_server.service.status import status_of
+
+_log = logging.getLogger("protoseal.coordinator")
+_security = logging.getLogger("protoseal.security")
+_UPLOADS_AT_ONCE = 4
+_HEADER_SECONDS = 30.0
+_SLOWEST_BYTES_PER_SECOND = 16 * 1024
+_REPLY_SECONDS = 2.0
+
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Handler(Protocol):
+    """One run's coordinator, free of transport. All calls come from one thread; each refuses by raising."""
+
+    def check(self, site: str, request: CheckRequest) -> CheckReply:
+        """Tell a site what it compares before it joins; changes nothing."""
+        ...
+
+    def join(self, site: str, request: JoinRequest) -> JoinReply:
+        """Admit a site."""
+        ...
+
+    def next_task(self, site: str, request: TaskRequest) -> Task:
+        """What a site is to do now, without waiting: :class:`Wait` when that is nothing."""
+        ...
+
+    def check_upload(self, site: str, header: UploadHeader) -> None:
+        """Refuse an upload by its header, before a byte of it is taken in."""
+        ...
+
+    def upload(self, site: str, header: UploadHeader, content: bytes) -> None:
+        """Take an answer; the same one again is harmless."""
+        ...
+
+    def download(self, site: str, request: DownloadRequest) -> bytes:
+        """The request of a phase."""
+        ...
+
+    def leave(self, site: str, request: LeaveRequest) -> None:
+        """The site takes no further part."""
+        ...
+
+    def tick(self) -> None:
+        """Let deadlines pass; called a few times a second."""
+        ...
+
+    def subscribe(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called, from any thread, whenever tasks may have changed."""
+        ...
+
+    @property
+    def finished(self) -> bool:
+        """The run is over and nobody needs the server any more."""
+        ...
+
+
+class Connections(Protocol):
+    """The relay between the network and the server. ``peer`` is the server's name for the other end of a call."""
+
+    def vouch(self, peer: str, site: str) -> None:
+        """A site proved itself on the connection of a call."""
+        ...
+
+    def origin(self, peer: str) -> str:
+        """Return the address that the call comes from."""
+        ...
+
+
+class Servicer(pb_grpc.CoordinatorServicer):
+    """Answers calls by a :class:`Handler` whose one thread is ``thread``.
+
+    The caller is who its certificate says, checked on every call: a certificate may end while its owner is
+    connected. Uploads are bounded in size by the handler, in time by a least speed, one for each site and four
+    in all; so four sites together can hold up the others' uploads, but one alone cannot. Downloads are bounded in time
+    by the same speed, and one for each site.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        trust: TrustAnchor,
+        thread: Executor,
+        changes: Changes,
+        poll_seconds: float,
+        connections: Connections,
+    ) -> None:
+        self._handler, self._trust, self._thread = handler, trust, thread
+        self._changes, self._poll_seconds, self._connections = changes, poll_seconds, connections
+        self._uploading: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._downloading: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._slots = asyncio.Semaphore(_UPLOADS_AT_ONCE)
+
+    async def Check(self, request: pb.CheckRequest, context: Context) -> pb.CheckReply:
+        """Tell a site what it compares before it joins."""
+        async with self._caller("Check", context) as site:
+            asked = codec.decode_check(request)
+            check_speaks_for_itself(site, asked.site)
+            return codec.encode_check_reply(await self._do(self._handler.check, site, asked))
+
+    async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
+        """Admit a site."""
+        async with self._caller("Join", context) as site:
+            join = codec.decode_join(request)
+            check_speaks_for_itself(site, join.site)
+            return codec.encode_join_reply(await self._do(self._handler.join, site, join))
+
+    async def NextTask(self, request: pb.TaskRequest, context: Context) -> pb.Task:
+        """What to do now; held open while there is nothing."""
+        async with self._caller("NextTask", context) as site:
+            asked = codec.decode_task_request(request)
+            check_speaks_for_itself(site, asked.site)
+            return codec.encode_task(await self._poll(site, asked, self._hold_seconds(context)))
+
+    async def Upload(
+        self, request_iterator: AsyncIterator[pb.UploadFrame], context: Context
+    ) -> pb.UploadReply:
+        """Take an answer in."""
+        async with self._caller("Upload", context) as site:
+            header = await _receive_header(request_iterator)
+            check_speaks_for_itself(site, header.site)
+            async with self._uploading[site], self._slots:
+                await self._do(self._handler.check_upload, site, header)
+                content = await _receive_content(request_iterator, header)
+                await self._do(self._handler.upload, site, header, content)
+            return pb.UploadReply()
+
+    async def Download(
+        self, request: pb.DownloadRequest, context: Context
+    ) -> AsyncIterator[pb.DownloadFrame]:
+        """Give a request out."""
+        async with self._caller("Download", context) as site:
+            asked = codec.decode_download(request)
+            check_speaks_for_itself(site, asked.site)
+            async with self._downloading[
+                site
+            ]:  # a reader that stalls holds one content, however often it asks
+                content = await self._do(self._handler.download, site, asked)
+                async with _in_time("download", len(content)):
+                    for chunk in codec.chunks(content):
+                        yield codec.encode_download_chunk(chunk)
+
+    async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
+        """Let a site go."""
+        async with self._caller("Leave", context) as site:
+            leave = codec.decode_leave(request)
+            check_speaks_for_itself(site, leave.site)
+            await self._do(self._handler.leave, site, leave)
+            return pb.LeaveReply()
+
+    async def _do(self, function: Callable[P, R], *args: P.args, **_: P.kwargs) -> R:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+
+    async def _poll(self, site: str, request: TaskRequest, seconds: float) -> Task:
+        clock = asyncio.get_running_loop().time
+        end = clock() + seconds
+        while True:
+            change = self._changes.next()
+            task = await self._do(self._handler.next_task, site, request)
+            if not isinstance(task, Wait) or not await self._changes.wait(change, end - clock()):
+                return task
+
+    def _hold_seconds(self, context: Context) -> float:
+        """Answer before the caller gives up."""
+        left = context.time_remaining()
+        return self._poll_seconds if left is None else min(self._poll_seconds, left - _REPLY_SECONDS)
+
+    @asynccontextmanager
+    async def _caller(self, rpc: str, context: Context) -> AsyncIterator[str]:
+        """The calling site's name; errors raised inside become a status for the peer and a line in a log."""
+        site: str | None = None
+        try:
+            site = identify_site(self._trust, context)
+            self._connections.vouch(context.peer(), site)
+            yield site
+        except asyncio.CancelledError:
+            _log.info("%s of %s at %s was cut off", rpc, site, self._connections.origin(context.peer()))
+            raise
+        except Exception as error:
+            status = status_of(error)
+            if status is None:
+                _log.exception("%s of %s failed", rpc, site)
+                await context.abort(grpc.StatusCode.INTERNAL, "the coordinator failed; its log says why")
+            else:
+                log_refusal(error, rpc, site, self._connections.origin(context.peer()))
+                await context.abort(status, str(error))
+
+
+def identify_site(trust: TrustAnchor, context: Context) -> str:
+    """The name of the site whose certificate the peer proved in the TLS handshake."""
+    certificates = tuple(context.auth_context().get("x509_pem_cert", ()))
+    if len(certificates) != 1:
+        raise WrongIdentity("the call came without a certificate")
+    try:
+        return trust.identify(certificates[0], Role.SITE, datetime.now(UTC)).name
+    except CryptoError as error:
+        raise WrongIdentity(f"the certificate is not a valid site's: {error}") from error
+
+
+def check_speaks_for_itself(site: str, named: str) -> None:
+    """A message speaks for the site whose certificate came with it, and for no other."""
+    if named != site:
+        raise WrongIdentity(f"a message of {site} names {named}: a site speaks for itself only")
+
+
+def log_refusal(error: Exception, rpc: str, site: str | None, peer: str) -> None:
+    """One JSON line on the logger ``protoseal.security``: why, never what was sent."""
+    event = {"event": type(error).__name__, "rpc": rpc, "site": site, "peer": peer, "reason": str(error)}
+    _security.warning(json.dumps(event))
+
+
+async def _receive_header(frames: AsyncIterator[pb.UploadFrame]) -> UploadHeader:
+    async with _in_time("upload", 0):
+        async for frame in frames:
+            return codec.decode_upload_header(frame)
+    raise codec.Corrupted("the upload ended before its header")
+
+
+async def _receive_content(frames: AsyncIterator[pb.UploadFrame], header: UploadHeader) -> bytes:
+    assembly = codec.Assembly(header.size, header.sha256)
+    async with _in_time("upload", header.size):
+        async for frame in frames:
+            assembly.add(codec.decode_upload_chunk(frame))
+    return assembly.content()
+
+
+@asynccontextmanager
+async def _in_time(what: str, size: int) -> AsyncIterator[None]:
+    """Allow the time that ``size`` bytes may take; raise :class:`codec.Corrupted` when that is over."""
+    seconds = _HEADER_SECONDS + size / _SLOWEST_BYTES_PER_SECOND
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as error:
+        raise codec.Corrupted(f"the {what} stalled: it was not over after {seconds:.0f} s") from error

@@ -1,0 +1,216 @@
+"""The coordinator's front: it takes TCP connections in, and keeps few of those that show no certificate.
+
+gRPC can limit handshakes by time and connections by number, but at its limit it refuses the *newest* connection: a host
+that opens many and opens them again shuts every site out. The front passes bytes between each connection and the gRPC
+server, and at its limit it closes the *oldest* connection of the network that has most of those without a certificate.
+TLS ends at the server, so the front sees ciphertext only; the service vouches for a connection at its first call, which
+nobody makes without a certificate of the federation's CA (:meth:`Front.vouch`).
+
+Guaranteed, however many connections are opened: files and memory for them are bounded; a network (an IPv4 address, an
+IPv6 /64) loses its connections to another one only while it has more of them itself; and a host that shares its network
+with an attacker is served if it finishes its handshake before ``Limits.strangers`` newer connections arrive.
+Limit: a flood that fills the line, or the processor with handshakes, is not held off here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import resource
+import socket
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from secure_server.errors import CannotListen
+from secure_server.service.tcp_relay import End, Outer
+
+_log = logging.getLogger("protoseal.coordinator")
+_MOST_FILES = 65_536
+_FILES_FOR_THE_REST = 256
+"""Files for the store, the workers, gRPC itself, and connections accepted since the loop last closed any."""
+_FILES_EACH = 3
+"""A connection is open at its outer end, and twice between the front and the server."""
+_MOST_STRANGERS = 512
+_FOR_EACH_SITE = 8
+_CALL_SECONDS = 30.0
+_AT_ONCE = 64
+_LOG_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most connections in all, of strangers (who have made no call yet), and of one site.
+
+    ``seconds`` is the time from the connection to its first call.
+    """
+
+    connections: int
+    strangers: int
+    of_a_site: int = _FOR_EACH_SITE
+    seconds: float = _CALL_SECONDS
+
+
+def limits_of_process() -> Limits:
+    """Raise the soft limit of open files to the hard one, 65,536 at most, and return what fits into it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    files = max(soft, wanted) if soft != resource.RLIM_INFINITY else _MOST_FILES
+    connections = max(files // 2, files - _FILES_FOR_THE_REST) // _FILES_EACH
+    return Limits(connections, min(_MOST_STRANGERS, connections // 2))
+
+
+class Front:
+    """Passes connections on to the server that listens at a Unix socket. All calls on one event loop."""
+
+    def __init__(self, server: Path, limits: Limits) -> None:
+        self._server, self._limits = server, limits
+        self._strangers: defaultdict[str, dict[Outer, None]] = defaultdict(dict)
+        self._sites: defaultdict[str, dict[Outer, None]] = defaultdict(dict)
+        self._by_name: dict[str, Outer] = {}
+        self._listening: list[asyncio.Server] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._turned_away, self._logged = 0, -_LOG_SECONDS
+
+    async def listen(self, sockets: Sequence[socket.socket]) -> None:
+        """Take connections of these bound sockets in, which the front owns from now on."""
+        loop = asyncio.get_running_loop()
+        for each in sockets:
+            self._listening.append(await loop.create_server(lambda: Outer(self), sock=each, backlog=_AT_ONCE))
+            each.listen(socket.SOMAXCONN)  # asyncio takes one number for what waits and what it takes at once
+
+    def vouch(self, peer: str, site: str) -> None:
+        """Keep the connection of a call: ``site`` proved itself on it. ``peer`` is as gRPC names it."""
+        outer = self._by_name.get(peer)
+        if outer is None or outer.site is not None:
+            return
+        self._forget(outer)
+        outer.site = site
+        self._sites[site][outer] = None
+        if len(self._sites[site]) > self._limits.of_a_site:
+            next(iter(self._sites[site])).drop()
+
+    def origin(self, peer: str) -> str:
+        """Return the address of a call as gRPC would name it without the front; ``peer`` itself if it is unknown."""
+        outer = self._by_name.get(peer)
+        return peer if outer is None else outer.origin
+
+    def close(self) -> None:
+        """Take nobody else in. Connections stay until :meth:`drop_all`."""
+        for each in self._listening:
+            each.close()
+
+    def drop_all(self) -> None:
+        """Close every connection."""
+        for outer in [each for group in (*self._strangers.values(), *self._sites.values()) for each in group]:
+            outer.drop()
+
+    # For its connections
+
+    def admit(self, outer: Outer) -> None:
+        """Count a new connection, and close another one for it if there are too many."""
+        self._strangers[outer.network][outer] = None
+        outer.timer = asyncio.get_running_loop().call_later(self._limits.seconds, outer.drop)
+        strangers = sum(map(len, self._strangers.values()))
+        in_all = strangers + sum(map(len, self._sites.values()))
+        if strangers > self._limits.strangers or in_all > self._limits.connections:
+            self._turn_away(max(self._strangers, key=lambda network: len(self._strangers[network])))
+
+    def connect(self, outer: Outer, first: bytes) -> None:
+        """Open the other half of a connection that has sent its ``first`` bytes."""
+        task = asyncio.get_running_loop().create_task(self._connected(outer, first))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def remove(self, outer: Outer) -> None:
+        """A connection is over."""
+        self._forget(outer)
+        if outer.name is not None:
+            self._by_name.pop(outer.name, None)
+
+    async def _connected(self, outer: Outer, first: bytes) -> None:
+        inner, loop = End(), asyncio.get_running_loop()
+        end: socket.socket | None = None
+        try:
+            end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            end.setblocking(False)
+            end.bind("")  # the kernel gives it a name of its own, by which the server knows its peer
+            outer.name = f"unix-abstract:{end.getsockname()[1:].decode()}"
+            self._by_name[outer.name] = outer
+            await loop.sock_connect(end, str(self._server))
+            await loop.create_connection(lambda: inner, sock=end)
+        except OSError as error:  # files can run out, too
+            if end is not None:
+                end.close()
+            outer.drop()
+            _log.error("the front does not reach its server: %s", error)
+            return
+        outer.join(inner, first)
+        if outer.over:
+            outer.abort()
+
+    def _forget(self, outer: Outer) -> None:
+        if outer.timer is not None:
+            outer.timer.cancel()
+        groups = self._strangers if outer.site is None else self._sites
+        key = outer.network if outer.site is None else outer.site
+        groups[key].pop(outer, None)
+        if not groups[key]:
+            del groups[key]
+
+    def _turn_away(self, network: str) -> None:
+        next(iter(self._strangers[network])).drop()
+        self._turned_away += 1
+        now = asyncio.get_running_loop().time()
+        if now - self._logged >= _LOG_SECONDS:
+            _log.warning(
+                "too many connections without a certificate, most of %s: closed %d since the last such line",
+                *(network, self._turned_away),
+            )
+            self._turned_away, self._logged = 0, now
+
+
+def bound_sockets(listen: str) -> list[socket.socket]:
+    """Sockets at every address of ``listen``, host:port, all of the same port; port 0 for any.
+
+    An address that this machine does not have is left out. :class:`CannotListen` if none is left or one is in use.
+    """
+    host, _, port = listen.rpartition(":")
+    bound: list[socket.socket] = []
+    try:
+        places = socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        for family, _kind, _protocol, _name, place in dict.fromkeys(places):
+            number = bound[0].getsockname()[1] if bound else place[1]
+            try:
+                bound.append(_bound(family, (place[0], number, *place[2:])))
+            except OSError as error:
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+    except (OSError, ValueError) as error:
+        for each in bound:
+            each.close()
+        raise CannotListen(f"cannot listen on {listen}: it is in use or not this machine's") from error
+    if not bound:
+        raise CannotListen(f"cannot listen on {listen}: it is not this machine's")
+    return bound
+
+
+def _bound(family: int, place: tuple[object, ...]) -> socket.socket:
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # a restart need not wait for old connections
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(place[0] != "::"))
+        bound.bind(place)
+    except OSError:
+        bound.close()
+        raise
+    return bound

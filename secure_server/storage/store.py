@@ -1,0 +1,354 @@
+"""The coordinator's memory of a run: its state, the sites' statements and uploads, the results.
+
+One SQLite file. Each :meth:`Store.save` is one transaction over the new state and what caused it, synced to
+the disk before it returns: what is acknowledged after it survives SIGKILL and power loss, and nothing is ever
+half there. The limit: that holds as far as the disk keeps what it says it has synced, and an older copy of
+the file put back in its place is not noticed here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import BinaryIO, Self
+
+from agreement.storage.sqlite import DatabaseOwner, closed_on_error, make_private, transaction
+from crypto.durable_files import hold, make_folder
+from protoseal_wire.messages import Phase, PhaseKey
+from secure_server.errors import Conflict, OtherRun, StoreInUse, WrongPhase, WrongStore
+from secure_server.rounds.state import State
+from secure_server.storage.answer_reader import Reader
+
+_SCHEMA_VERSION = 2
+_SCHEMA = (
+    "CREATE TABLE identity (schema INTEGER NOT NULL, run TEXT NOT NULL, agreement_hash BLOB NOT NULL) STRICT",
+    "CREATE TABLE state (id INTEGER PRIMARY KEY CHECK (id = 1), json TEXT NOT NULL) STRICT",
+    """CREATE TABLE statements (
+        site TEXT PRIMARY KEY, content BLOB NOT NULL, received_at REAL NOT NULL
+    ) STRICT""",
+    # The content of an old round may be pruned; its hash stays, so that a replay still meets its refusal.
+    """CREATE TABLE uploads (
+        round INTEGER NOT NULL, attempt INTEGER NOT NULL, phase INTEGER NOT NULL, site TEXT NOT NULL,
+        sha256 BLOB NOT NULL, content BLOB, received_at REAL NOT NULL,
+        PRIMARY KEY (round, attempt, phase, site)
+    ) STRICT""",
+    # Sites of a group have the same result: it is kept once.
+    """CREATE TABLE results (
+        round INTEGER NOT NULL, attempt INTEGER NOT NULL, phase INTEGER NOT NULL, site TEXT NOT NULL,
+        sha256 BLOB NOT NULL,
+        PRIMARY KEY (round, attempt, phase, site)
+    ) STRICT""",
+    "CREATE TABLE contents (sha256 BLOB PRIMARY KEY, content BLOB NOT NULL) STRICT",
+)
+
+_DELETE_RESULTS = """
+    DELETE FROM results WHERE round < ? AND EXISTS (
+        SELECT 1 FROM results AS newer
+        WHERE newer.site = results.site AND (newer.round, newer.attempt) > (results.round, results.attempt)
+    )
+"""
+
+
+@dataclass(frozen=True)
+class Received:
+    """A message that a site sent and the coordinator took: a statement (``key`` is None) or an answer.
+
+    ``received_at`` is in seconds since the epoch, by the coordinator's clock.
+    """
+
+    site: str
+    key: PhaseKey | None
+    content: bytes
+    received_at: float
+
+
+@dataclass(frozen=True)
+class Given:
+    """A result that was given: under which RESULT key, and its SHA-256 (32 bytes)."""
+
+    key: PhaseKey
+    sha256: bytes
+
+
+class Store(DatabaseOwner):
+    """One run's store; one process at a time. Calls come from one thread at a time."""
+
+    def __init__(
+        self,
+        database: sqlite3.Connection,
+        lock: BinaryIO,
+        path: Path,
+        run: str,
+        *,
+        record: bool,
+        clock: Callable[[], float],
+    ) -> None:
+        """Use :meth:`open`."""
+        self._db, self._lock, self._path, self._run = database, lock, path, run
+        self._record, self._clock = record, clock
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        run: str,
+        agreement_hash: bytes,
+        *,
+        record: bool = False,
+        durable: bool = True,
+        clock: Callable[[], float] = time.time,
+    ) -> Self:
+        """Open or create the file, readable by its owner alone.
+
+        With ``record`` no upload is ever pruned: :meth:`received` is then all that the coordinator took in. Only for a
+        simulation, ``durable`` = false does not wait for the disk: a killed process loses nothing, a power cut may.
+        :class:`StoreInUse` if a store has it open, :class:`WrongStore` if it is of another run, agreement or
+        version, or no store at all.
+        """
+        make_folder(path.parent, 0o700)
+        try:
+            lock = hold(path.with_name(path.name + ".lock"))
+        except BlockingIOError as error:
+            raise StoreInUse(f"{path} is in use: is another coordinator of this run running?") from error
+        try:
+            database = _open_database(path, (_SCHEMA_VERSION, run, agreement_hash), durable)
+        except BaseException:
+            lock.close()
+            raise
+        return cls(database, lock, path, run, record=record, clock=clock)
+
+    def close(self) -> None:
+        """Release the file; once more is harmless."""
+        super().close()
+        self._lock.close()
+
+    # The state and what caused it
+
+    def load(self) -> State | None:
+        """The last saved state; None in a new store. :class:`WrongStore` if it is damaged."""
+        row = self._db.execute("SELECT json FROM state").fetchone()
+        try:
+            return None if row is None else State.from_json(row[0])
+        except ValueError as error:
+            raise WrongStore(f"the stored state of run {self._run} cannot be read: {error}") from error
+
+    def save(
+        self,
+        state: State,
+        *,
+        upload: tuple[PhaseKey, str, bytes] | None = None,
+        statement: tuple[str, bytes] | None = None,
+        results: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """Store ``state`` with what caused it, all or nothing; durable when this returns.
+
+        ``upload`` is (key, site, content), ``statement`` (site, content); the same content again is harmless,
+        other content is a :class:`Conflict` and changes nothing. ``results`` (site → content) are those of
+        ``state.result_key``.
+        """
+        with self._transaction():
+            if upload is not None:
+                self._put_upload(*upload)
+            if statement is not None:
+                self._put_statement(*statement)
+            for site, content in (results or {}).items():
+                self._put_result(state.result_key, site, content)
+            self._put_state(state)
+
+    def prune(self, before_round: int) -> None:
+        """Drop what rounds before ``before_round`` leave, but for the set-up.
+
+        That is results, save each site's latest, which it may not have got, and unless recording the contents of
+        uploads.
+        """
+        with self._transaction():
+            self._db.execute(_DELETE_RESULTS, (before_round,))
+            self._db.execute("DELETE FROM contents WHERE sha256 NOT IN (SELECT sha256 FROM results)")
+            if not self._record:
+                self._db.execute(
+                    "UPDATE uploads SET content = NULL WHERE round < ? AND phase NOT IN (?, ?)",
+                    (before_round, int(Phase.ROSTER), int(Phase.SECRET)),
+                )
+
+    # What is stored
+
+    def reader(self) -> Reader:
+        """For another thread, which is to close it before this store."""
+        return Reader(self._path)
+
+    def upload(self, key: PhaseKey, site: str) -> bytes | None:
+        """The answer of ``site`` to ``key``; None if there is none, or it is pruned."""
+        return self._one(
+            "SELECT content FROM uploads WHERE (round, attempt, phase, site) = (?, ?, ?, ?)", key, site
+        )
+
+    def upload_hash(self, key: PhaseKey, site: str) -> bytes | None:
+        """The SHA-256 (32 bytes) of the answer of ``site`` to ``key``, pruned or not; None if none came."""
+        return self._one(
+            "SELECT sha256 FROM uploads WHERE (round, attempt, phase, site) = (?, ?, ?, ?)", key, site
+        )
+
+    def result(self, key: PhaseKey, site: str) -> bytes | None:
+        """The result for ``site`` under a RESULT key; None if there is none, or it is pruned."""
+        digest = self._result_hash(key, site)
+        return None if digest is None else self.content(digest)
+
+    def content(self, sha256: bytes) -> bytes | None:
+        """A result by its SHA-256; None if there is none, or it is pruned."""
+        row = self._db.execute("SELECT content FROM contents WHERE sha256 = ?", (sha256,)).fetchone()
+        return None if row is None else row[0]
+
+    def latest_given(self, sites: Iterable[str], before_round: int) -> Given | None:
+        """The last result that any of ``sites`` was given before a round; None before the first."""
+        row = self._db.execute(
+            "SELECT round, attempt, phase, sha256 FROM results "
+            "WHERE round < ? AND site IN (SELECT value FROM json_each(?)) "
+            "ORDER BY round DESC, attempt DESC, phase DESC, sha256 DESC LIMIT 1",
+            (before_round, json.dumps(list(sites))),
+        ).fetchone()
+        if row is None:
+            return None
+        round_, attempt, phase, digest = row
+        return Given(PhaseKey(self._run, round_, attempt, Phase(phase)), digest)
+
+    def statements(self) -> dict[str, bytes]:
+        """Each joined site's signed statement."""
+        return dict(self._db.execute("SELECT site, content FROM statements"))
+
+    def last_join(self) -> datetime:
+        """When the newest statement came; ``ValueError`` as long as there is none."""
+        (received_at,) = self._db.execute("SELECT max(received_at) FROM statements").fetchone()
+        if received_at is None:
+            raise ValueError("no site has joined")
+        return datetime.fromtimestamp(received_at, UTC)
+
+    def received(self) -> Iterator[Received]:
+        """The messages taken in, oldest first: all of the run if it was recorded from its start to now.
+
+        The same bytes sent twice are listed once; what was refused is not listed.
+        """
+        rows = self._db.execute(
+            "SELECT site, NULL, NULL, NULL, content, received_at FROM statements UNION ALL "
+            "SELECT site, round, attempt, phase, content, received_at FROM uploads WHERE content IS NOT NULL "
+            "ORDER BY received_at"
+        )
+        for site, round_, attempt, phase, content, received_at in rows:
+            key = None if phase is None else PhaseKey(self._run, round_, attempt, Phase(phase))
+            yield Received(site, key, content, received_at)
+
+    # Rows
+
+    def _transaction(self) -> AbstractContextManager[None]:
+        return transaction(self._db)
+
+    def _put_state(self, state: State) -> None:
+        self._db.execute("INSERT OR REPLACE INTO state VALUES (1, ?)", (state.to_json(),))
+
+    def _put_statement(self, site: str, content: bytes) -> None:
+        stored = self.statements().get(site)
+        if stored is not None:
+            check_same(f"{site}'s statement in run {self._run}", stored, content)
+            return
+        self._db.execute("INSERT INTO statements VALUES (?, ?, ?)", (site, content, self._clock()))
+
+    def _put_upload(self, key: PhaseKey, site: str, content: bytes) -> None:
+        digest = hashlib.sha256(content).digest()
+        stored = self.upload_hash(key, site)
+        if stored is not None:
+            check_same(f"{site}'s answer to {key.phase.name} of round {key.round}", stored, digest)
+            return
+        self._db.execute(
+            "INSERT INTO uploads VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (*_step(key), site, digest, content, self._clock()),
+        )
+
+    def _put_result(self, key: PhaseKey, site: str, content: bytes) -> None:
+        stored, digest = self._result_hash(key, site), hashlib.sha256(content).digest()
+        if stored is not None:
+            check_same(f"the result for {site} in round {key.round}", stored, digest)
+            return
+        self._db.execute("INSERT OR IGNORE INTO contents VALUES (?, ?)", (digest, content))
+        self._db.execute("INSERT INTO results VALUES (?, ?, ?, ?, ?)", (*_step(key), site, digest))
+
+    def _result_hash(self, key: PhaseKey, site: str) -> bytes | None:
+        return self._one(
+            "SELECT sha256 FROM results WHERE (round, attempt, phase, site) = (?, ?, ?, ?)", key, site
+        )
+
+    def _one(self, query: str, key: PhaseKey, site: str) -> bytes | None:
+        check_run(key, self._run)
+        row = self._db.execute(query, (*_step(key), site)).fetchone()
+        return None if row is None else row[0]
+
+
+def check_same(what: str, stored: bytes, given: bytes) -> None:
+    """:class:`Conflict` unless the two are equal."""
+    if stored != given:
+        raise Conflict(f"{what} is already stored with other content, and stays as it is")
+
+
+def check_run(key: PhaseKey, run: str) -> None:
+    """:class:`WrongPhase` if the key is of another run."""
+    if key.run != run:
+        raise WrongPhase(f"{key.phase.name} of run {key.run!r}: this is run {run!r}")
+
+
+def check_identity(path: Path, found: object, expected: tuple[int, str, bytes]) -> None:
+    """:class:`OtherRun` unless the file is of this version of the schema, run and agreement."""
+    if found != expected:
+        raise OtherRun(
+            f"{path} is of another run, agreement or version of protoseal; give this run a state_dir of its "
+            "own, or go back to the agreement it was started with"
+        )
+
+
+def _step(key: PhaseKey) -> tuple[int, int, int]:
+    return key.round, key.attempt, int(key.phase)
+
+
+def _open_database(path: Path, identity: tuple[int, str, bytes], durable: bool) -> sqlite3.Connection:
+    make_private(path)
+    # Statements are not kept: each would keep the last values bound to it.
+    database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=0)
+    with closed_on_error(database):
+        try:
+            _prepare(database, identity, durable)
+            found = database.execute("SELECT schema, run, agreement_hash FROM identity").fetchone()
+        except sqlite3.DatabaseError as error:
+            raise WrongStore(f"{path} is not a coordinator's store: {error}") from error
+        check_identity(path, found, identity)
+    return database
+
+
+def _prepare(database: sqlite3.Connection, identity: tuple[int, str, bytes], durable: bool) -> None:
+    database.execute("PRAGMA journal_mode=WAL")
+    database.execute(f"PRAGMA synchronous={'FULL' if durable else 'OFF'}")
+    if database.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
+        _create(database, identity)
+    if database.execute("SELECT 1 FROM statements").fetchone() is None:
+        _start_over(database, identity)
+
+
+def _create(database: sqlite3.Connection, identity: tuple[int, str, bytes]) -> None:
+    with transaction(database):
+        for table in _SCHEMA:
+            database.execute(table)
+        database.execute("INSERT INTO identity VALUES (?, ?, ?)", identity)
+
+
+def _start_over(database: sqlite3.Connection, identity: tuple[int, str, bytes]) -> None:
+    """No site has joined yet: a corrected agreement may start in the same place. Of this schema only."""
+    with transaction(database):
+        changed = database.execute(
+            "UPDATE identity SET run = ?, agreement_hash = ? WHERE schema = ? AND (run, agreement_hash) != (?, ?)",
+            (*identity[1:], identity[0], *identity[1:]),
+        )
+        if changed.rowcount:
+            database.execute("DELETE FROM state")

@@ -1,0 +1,26 @@
+"""An attempt's outcome as the coordinator stores it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from protoseal_wire import codec
+from secure_server.exchanges.base import GroupFailure, Outcome
+from secure_server.rounds.state import Groups
+
+
+@dataclass(frozen=True)
+class Computation:
+    """Each site's result as bytes, a clustering's groups, and the groups that get nothing."""
+
+    results: Mapping[str, bytes]
+    groups: Groups
+    failures: tuple[GroupFailure, ...]
+
+
+def computation(outcome: Outcome) -> Computation:
+    """Encode an outcome. A result that several sites share, megabytes, is encoded once."""
+    contents = {id(payload): codec.encode_payload(payload) for payload in outcome.results.values()}
+    results = {site: contents[id(payload)] for site, payload in outcome.results.items()}
+    return Computation(results, outcome.groups, outcome.failures)

@@ -1,0 +1,107 @@
+"""Checks on what sites upload, before it is stored: an answer that fails one changes nothing."""
+
+from __future__ import annotations
+
+from agreement import Agreement
+from crypto.keys import comparable
+from crypto.roster import Member, Roster
+from crypto.sealed_group_secret import verify_sealed
+from protoseal_wire import codec
+from protoseal_wire.codec import Limits
+from protoseal_wire.messages import GroupKeys, Phase, PhaseKey, PresenceStatement, RosterAnswer
+from protoseal_wire.presence import verify_presence
+from secure_server.aggregator import Aggregator
+from secure_server.errors import BadPayload
+from secure_server.ledger_anchors import LedgerAnchors
+from secure_server.phase_requests import Requests
+from secure_server.rounds.state import State
+
+
+class AnswerCheck:
+    """Knows what a well-formed answer to each phase looks like."""
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        requests: Requests,
+        aggregator: Aggregator,
+        anchors: LedgerAnchors,
+        limits: Limits,
+    ) -> None:
+        self._needs_secret = agreement.needs_group_secret
+        self._classes = len(agreement.classes)
+        self._noise_shared = agreement.distributed_noise
+        self._requests = requests
+        self._aggregator, self._anchors = aggregator, anchors
+        self._limits = limits
+
+    def check(self, state: State, roster: Roster, key: PhaseKey, site: str, content: bytes) -> None:
+        """Raise :class:`BadPayload`, a codec error or a :class:`crypto.errors.CryptoError`.
+
+        Of a statement that is as it should be its anchor is kept, before it is stored and acknowledged.
+        """
+        match key.phase:
+            case Phase.ROSTER:
+                answer = codec.decode_roster_answer(content, self._limits)
+                self._check_roster_answer(answer, roster, key, site)
+            case Phase.PRESENCE:
+                statement = codec.decode_presence(content, self._limits)
+                self._check_presence(roster.members[site], key, roster.hash, statement)
+                self._check_base(state, statement)
+                self._check_keys(state, statement)
+                self._anchors.note(statement)
+            case Phase.SECRET | Phase.RESULT:
+                codec.decode_acknowledgement(content, self._limits)
+            case _:
+                exchange = self._aggregator.exchange(key.round)
+                exchange.check(self._requests.attempt(state), key.phase, site, content)
+
+    def _check_roster_answer(self, answer: RosterAnswer, roster: Roster, key: PhaseKey, site: str) -> None:
+        if answer.roster_hash != roster.hash:
+            raise BadPayload(f"{site} verified another roster")
+        makes_keys = self._needs_secret and site == roster.maker
+        if (answer.keys is not None) != makes_keys:
+            raise BadPayload(f"{site} {'must' if makes_keys else 'must not'} send group keys")
+        if answer.keys is not None:
+            self._check_group_keys(answer.keys, roster, key, site)
+
+    def _check_group_keys(self, keys: GroupKeys, roster: Roster, key: PhaseKey, site: str) -> None:
+        """What is wrong here is found here, where the maker answers for it, and not by the sites it is sent to."""
+        if sorted(sealed.recipient for sealed in keys.sealed) != sorted(set(roster.members) - {site}):
+            raise BadPayload(f"{site} must seal the group secret to each other member, once")
+        for sealed in keys.sealed:
+            verify_sealed(sealed, roster=roster, run=key.run, attempt=key.attempt, recipient=sealed.recipient)
+        public_hash = self._aggregator.check_keys(keys.evaluation_keys)
+        if any(sealed.public_hash != public_hash for sealed in keys.sealed):
+            raise BadPayload(f"{site} sealed a secret that goes with other evaluation keys")
+
+    def _check_presence(
+        self, member: Member, key: PhaseKey, roster_hash: bytes, statement: PresenceStatement
+    ) -> None:
+        if statement.holds.shape != (self._classes,):
+            raise BadPayload(
+                f"{member.name} states presence for {statement.holds.size} classes, not {self._classes}"
+            )
+        if self._noise_shared and not statement.holds.all():
+            raise BadPayload(f"{member.name} leaves out classes, where noise is shared in all of them")
+        self._anchors.check(member.name, statement.anchor)
+        verify_presence(member, statement, key, roster_hash)
+
+    def _check_base(self, state: State, statement: PresenceStatement) -> None:
+        """Members of a group that trained from different results would have masks that do not cancel."""
+        if statement.base != self._requests.base_of(state, statement.site):
+            raise BadPayload(f"{statement.site} trained from another result than its group")
+
+    def _check_keys(self, state: State, statement: PresenceStatement) -> None:
+        masked = self._aggregator.exchange(state.round).masked
+        if (statement.keys is not None) != masked:
+            raise BadPayload(f"{statement.site} {'must' if masked else 'must not'} state keys for masks")
+        if statement.keys is not None:
+            self._check_keys_new(state, statement)
+
+    def _check_keys_new(self, state: State, statement: PresenceStatement) -> None:
+        """The others would refuse a list on which a key stands twice, and with it the attempt."""
+        keys = statement.keys
+        others = self._requests.presence_keys(state, state.answered)
+        if keys is not None and not others.isdisjoint(map(comparable, (keys.mask, keys.share))):
+            raise BadPayload(f"{statement.site} states a key that is another site's")

@@ -1,0 +1,108 @@
+"""A third party's method beside another: added to a simulation's folder, taken from it, and thrown away with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agreement.storage.atomic_files import FileError
+from protoseal.reports.result_files import read_record, site_folder
+from protoseal.simulation.experiment import Ended, Watcher, simulate
+from protoseal.simulation.local_federation import LocalFederation
+from protoseal.simulation.run_folder import CLAIM, STATE, OtherSimulation
+from secure_client.output.site_files import read_agreement
+from tests.support.extensions import install_documented, installed
+from tests.support.simulations import DIGITS, Killed, config_in, fail_at
+
+FILE = "rounds = 1\n" + DIGITS.replace("per=40", "per=20")
+WEIGHT = "[extension.cosine-proto]\nweight = {}\n"
+
+
+class Anew(Watcher):
+    """Which methods ran, and were not read."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+
+    def on_run(self, ended: Ended) -> None:
+        if ended.anew:
+            self.ran.append(ended.method.value)
+
+
+def ran(out: Path, *compare: str, method: str = "local", more: str = "", fresh: bool = False) -> list[str]:
+    anew = Anew()
+    simulate(config_in(FILE + more, out, method=method, compare=compare), anew, fresh=fresh)
+    return anew.ran
+
+
+def test_it_is_added_and_taken_and_what_had_ended_is_read(example: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert ran(out) == ["local"]
+    assert ran(out, "cosine-proto") == ["cosine-proto"]
+    assert ran(out) == []
+    assert ran(out, "cosine-proto") == []
+    assert "extension" not in json.loads((out / CLAIM).read_text(encoding="utf-8"))["config"]
+
+
+@pytest.mark.full
+def test_its_record_is_read_only_under_the_settings_that_it_had(example: Path, tmp_path: Path) -> None:
+    """``self`` beside it has its settings, too."""
+    out, other = tmp_path / "out", WEIGHT.format(2.0)
+    ran(out, "cosine-proto", "self")
+    for compare in (["cosine-proto"], ["cosine-proto", "self"]):
+        with pytest.raises(OtherSimulation, match=r"runs/cosine-proto\.json .*\(extension\.cosine-proto\)"):
+            ran(out, *compare, more=other)
+    record = out / "runs" / "cosine-proto.json"
+    record.unlink()
+    with pytest.raises(OtherSimulation, match=r"runs/self-cosine-proto\.json .*\(extension\.cosine-proto\)"):
+        ran(out, "cosine-proto", "self", more=other)
+    assert not record.exists()
+    assert ran(out, "cosine-proto", more=other) == ["cosine-proto"]
+    assert read_record(record).agreement["extension"] == {"cosine-proto": {"weight": 2.0}}
+
+
+def test_what_it_left_unfinished_goes_on_under_the_same_settings_alone(
+    example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        fail_at(patch, LocalFederation, "save", 1, after=False)
+        with pytest.raises(Killed):
+            ran(out, "cosine-proto")
+    with pytest.raises(OtherSimulation, match=r"seed-0/cosine-proto .*\(extension\.cosine-proto\)"):
+        ran(out, "cosine-proto", more=WEIGHT.format(2.0))
+    assert ran(out, "cosine-proto") == ["cosine-proto"]
+    assert not (out / STATE).exists()
+
+
+@pytest.mark.full
+def test_as_the_method_itself_it_is_a_part_of_what_the_folder_belongs_to(
+    example: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    ran(out, method="cosine-proto")
+    with pytest.raises(OtherSimulation, match=r"\(extension\.cosine-proto\.weight\)"):
+        ran(out, method="cosine-proto", more=WEIGHT.format(2.0))
+
+
+@pytest.mark.full
+def test_fresh_leaves_nothing_of_it(example: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    ran(out, "cosine-proto")
+    assert (out / "compared" / "cosine-proto" / "result.json").exists()
+    (out / "compared" / ".DS_Store").touch()
+    ran(out, fresh=True)
+    assert [each.name for each in (out / "runs").iterdir()] == ["local.json"]
+    assert [each.name for each in (out / "compared").iterdir()] == [".DS_Store"]  # no simulation's
+
+
+def test_a_distribution_that_is_gone_is_named(tmp_path: Path) -> None:
+    out, folder = tmp_path / "out", tmp_path / "example"
+    folder.mkdir()
+    install_documented(folder)
+    with installed(folder):
+        ran(out, method="cosine-proto")
+    with pytest.raises(FileError, match=r"agreement\.json needs .*: install protoseal-example 1\.0$"):
+        read_agreement(site_folder(out, "site-1"))

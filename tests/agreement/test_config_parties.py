@@ -1,0 +1,85 @@
+"""The coordinator's file and a site's: their agreement, their paths, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agreement import ConfigError
+from secure_client.config import load_site
+from tests.support.config_files import AGREEMENT, COORDINATOR, FEDPC, SITE, load_party, toml, write
+
+
+@pytest.fixture
+def agreed(tmp_path: Path) -> Path:
+    return write(tmp_path / "agreement.toml", AGREEMENT).parent
+
+
+def test_paths_are_taken_from_the_file_that_names_them(agreed: Path) -> None:
+    site = load_party(agreed, SITE, data="npz:d.npz+folder:f")
+    assert site.ca == agreed / "ca.pem"
+    assert site.data == f"npz:{agreed}/d.npz+folder:{agreed}/f"
+
+
+def test_the_agreement_may_stand_in_the_file_itself(tmp_path: Path) -> None:
+    inline = (
+        "{" + ", ".join(f"{k} = {json.dumps(v)}" for k, v in AGREEMENT.items() if k != "preprocessing") + "}"
+    )
+    own = inline.removesuffix("}") + ', training = { model = "mine:build" } }'
+    path = tmp_path / "site.toml"
+    path.write_text(f"agreement = {own}\n{toml(SITE)}", encoding="utf-8")
+    assert load_site(path).agreement.run == "run-1"
+
+
+def test_a_site_refuses_an_agreement_with_fewer_holders_than_it_insists_on(agreed: Path) -> None:
+    assert load_party(agreed, SITE, min_holders=3).min_holders == 3
+    with pytest.raises(ConfigError, match="insists on 4 holders of a class, the agreement has 3"):
+        load_party(agreed, SITE, min_holders=4)
+
+
+def test_a_site_may_insist_on_more_sites_in_a_round(agreed: Path) -> None:
+    assert load_party(agreed, SITE, min_sites=5).required_sites == 5
+    assert load_party(agreed, SITE, min_sites=2).required_sites == 3
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "said"),
+    [
+        (SITE, {"coordinator": "localhost"}, "is not host:port"),
+        (SITE, {"nmae": "x"}, "did you mean 'name'"),
+        (SITE, {"pins": {"south": "abc"}}, "the pin of 'south' is not a SHA-256 fingerprint"),
+        (COORDINATOR, {"sites": ["north", "south"]}, "2 listed, but the agreement's min_sites is 3"),
+        (COORDINATOR, {"sites": ["north", "north", "south"]}, "'north' is listed more than once"),
+        (COORDINATOR, {"deadlines": {"tran": 3.0}}, "did you mean 'train'"),
+        (COORDINATOR, {"sites": [f"site-{n}" for n in range(300)]}, "the agreement's max_sites is 256"),
+        (COORDINATOR, {"max_attempts": 0}, "max_attempts"),
+    ],
+)
+def test_a_wrong_party_file_is_refused_in_a_line(
+    agreed: Path, base: dict[str, Any], changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_party(agreed, base, **changes)
+    (line,) = str(refused.value).splitlines()
+    assert said in line
+
+
+def test_a_threshold_that_so_many_sites_cannot_keep_is_refused(tmp_path: Path) -> None:
+    """With what else than PFPL is computed on ciphertexts it has nothing to do."""
+    sites = [f"site-{n}" for n in range(60)]
+    for changes in ({}, FEDPC | {"protection": "ckks"}):
+        write(tmp_path / "agreement.toml", AGREEMENT | {"agreement_threshold": 1e-6} | changes)
+        if changes:
+            assert len(load_party(tmp_path, COORDINATOR, sites=sites).sites) == 60
+        else:
+            with pytest.raises(ConfigError, match="agreement threshold of 1e-06 is below what 60 sites"):
+                load_party(tmp_path, COORDINATOR, sites=sites)
+
+
+def test_more_sites_than_pfpl_on_ciphertexts_serves_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "agreement.toml", AGREEMENT | {"max_sites": 300})
+    with pytest.raises(ConfigError, match="serves 2 to 256 sites"):
+        load_party(tmp_path, COORDINATOR, sites=[f"site-{n}" for n in range(300)])

@@ -1,0 +1,221 @@
+"""What an answer holds beside what its receiver may have: noise for classes it has not, nothing anywhere else."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from crypto.ckks import noise_flooding
+from crypto.ckks.circuit import IMAGINARY_UNIT
+from crypto.ckks.noise_flooding import BOUND, SIGMA, drown_replicated, drown_rows
+from crypto.ckks.packed_sums import PackedSums
+from crypto.ckks.packing import Packing
+from crypto.ckks.parameters import Ciphertext, answer_forms
+from crypto.ckks.precision import total_error
+from crypto.ckks.serialization import read_payload
+from crypto.protection import Combination
+from tests.crypto.ckks_reference import (
+    Stack,
+    cohort_of,
+    expected,
+    group,
+    random_stack,
+    received,
+    server_half,
+    uploads,
+)
+from tests.crypto.noise_checks import (
+    WrongNoiseError,
+    check_drowned,
+    check_independent,
+    check_shape,
+    check_sigma,
+)
+
+ALL = list(Combination)
+PACKING = Packing(classes=10, dim=300)
+STACK = random_stack((4, 10, 300), 0.5, seed=11)
+MISSING = [0, 3, 5, 6, 7]
+HOLDS = np.ones((4, 10), dtype=np.bool_)
+HOLDS[0, MISSING] = False
+HOLDS[:, 9] = False
+COHORT = cohort_of(HOLDS, 300)
+OPEN = np.setdiff1d(np.arange(PACKING.stride), [*MISSING, 9])
+"""The first site's classes, and padding."""
+LEFT_OVER = {
+    Combination.UNIFORM: total_error(len(COHORT.sites)),
+    Combination.DISTANCE: total_error(len(COHORT.sites)),
+    Combination.COMPLEMENT: min(1e-6, len(COHORT.sites) * total_error(len(COHORT.sites))),
+}
+"""den is off by :func:`total_error`; so is num, in which errors of distances meet rows no longer than 1; and with
+``complement`` den's error meets the sum of n − 1 of them as well. What is prescribed is between 0 and 10."""
+
+
+def hardly_any(packing: Packing, drowned: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """In place of noise. Ciphertexts that are multiplied by nothing at all are refused."""
+    return packing.replicate(np.where(drowned, 1e-9, 0.0))
+
+
+def hardly_any_rows(packing: Packing, drowned: NDArray[np.bool_]) -> list[NDArray[np.float64]]:
+    """The same for rows."""
+    return [hardly_any(packing, drowned)] * packing.parts
+
+
+def slots(combination: Combination) -> list[NDArray[np.complex128]]:
+    """The first site's answer, decrypted: every slot of every ciphertext."""
+    answer = server_half(combination).combine(uploads(STACK, COHORT, combination), COHORT)[COHORT.sites[0]]
+    ciphertexts = read_payload(answer, answer_forms(combination, PACKING.parts))
+    return [group().secret.decrypt(ciphertext) for ciphertext in ciphertexts]
+
+
+def by_class(vector: NDArray[np.complex128]) -> NDArray[np.complex128]:
+    """(Kpad, F): the padding's classes too."""
+    return vector.reshape(PACKING.copies, PACKING.stride).T
+
+
+def prescribed(combination: Combination) -> list[NDArray[np.complex128]]:
+    """What the first site's answer holds where nothing is drowned, every slot of every ciphertext."""
+    sent = np.where(HOLDS[:, :, None], STACK, 0.0)
+    distances = np.square(sent - sent[0]).sum(axis=-1)
+    total, peers = distances.sum(axis=0), sent[1:].sum(axis=0)
+    numerators = (distances[:, :, None] * sent).sum(axis=0)
+    if combination is Combination.UNIFORM:
+        return PACKING.pack(peers)
+    if combination is Combination.COMPLEMENT:
+        counts = HOLDS.sum(axis=0)
+        absent = (len(sent) - counts) * np.square(sent[0]).sum(axis=-1) + (counts == 2)
+        numerators = (total - absent)[:, None] * peers - numerators
+    return [*PACKING.pack(numerators), PACKING.replicate(total).astype(np.complex128)]
+
+
+def leftovers(answer: list[NDArray[np.complex128]], combination: Combination) -> float:
+    """The most that any slot which is not drowned, padding and imaginary parts too, is off what is prescribed."""
+    pairs = zip(answer, prescribed(combination), strict=True)
+    return max(float(np.abs(by_class(got - exact)[OPEN]).max()) for got, exact in pairs)
+
+
+@pytest.fixture(scope="module", params=ALL)
+def answer(request: pytest.FixtureRequest) -> list[NDArray[np.complex128]]:
+    return slots(request.param)
+
+
+def test_classes_a_site_has_not_are_noise_of_the_right_size(answer: list[NDArray[np.complex128]]) -> None:
+    drowned = np.concatenate([by_class(part)[MISSING].ravel() for part in answer[: PACKING.parts]])
+    noise = np.concatenate([drowned.real, drowned.imag])
+    check_sigma(noise, SIGMA)
+    check_shape(noise, SIGMA)
+    check_independent(noise[:-1], noise[1:])
+    for factor in (2 / 3, 3 / 2):
+        with pytest.raises(WrongNoiseError):
+            check_sigma(noise, factor * SIGMA)
+
+
+@pytest.mark.parametrize("combination", ALL)
+def test_every_other_slot_holds_what_is_prescribed_and_nothing_else(combination: Combination) -> None:
+    assert leftovers(slots(combination), combination) < LEFT_OVER[combination]
+
+
+def test_a_denominator_is_real(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums of squares are packed as real and imaginary part. Not taken apart they show distances of other pairs."""
+    combination = Combination.DISTANCE
+    assert np.abs(by_class(slots(combination)[-1])[OPEN].imag).max() < LEFT_OVER[combination]
+    halves = PackedSums._halves
+
+    def together(sums: PackedSums, packed: Ciphertext, levels: int) -> tuple[Ciphertext, Ciphertext]:
+        if levels:
+            return halves(sums, packed, levels)
+        both = sums._circuit.add(packed, packed)
+        return both, sums._circuit.multiply_by_monomial(both, -IMAGINARY_UNIT)
+
+    monkeypatch.setattr(PackedSums, "_halves", together)
+    weakened = slots(combination)
+    assert leftovers(weakened, combination) > 0.1
+    # Pairs (0, 1) and (0, 2), (0, 3) and (1, 2) are packed together.
+    seen = by_class(weakened[-1])[2].mean().imag
+    apart = np.square(STACK[:, None, 2] - STACK[None, :, 2]).sum(axis=-1)
+    assert seen == pytest.approx(apart[0, 2] - apart[0, 1] + apart[1, 2], abs=1e-6)
+
+
+def test_a_withheld_class_is_drowned_for_everyone() -> None:
+    denominators = []
+    for _ in range(2):
+        numerators, denominator = (by_class(vector)[9] for vector in slots(Combination.DISTANCE))
+        check_sigma(np.concatenate([numerators.real, numerators.imag]), SIGMA)
+        denominators.append(denominator[0].real)
+    check_drowned(np.array(denominators), 0.0, LEFT_OVER[Combination.DISTANCE], SIGMA)
+    assert np.abs(denominators).max() > 1.0  # one draw is not once in 160 000
+
+
+def peer_seen(combination: Combination) -> Stack:
+    """What the first site makes of its answer if it reads the classes it has not as if it had them."""
+    answer = slots(combination)
+    rows = PACKING.unpack(answer[: PACKING.parts])
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows
+
+
+def cosines(seen: Stack) -> NDArray[np.float64]:
+    """With the combination of peers of each class the first site has not, up to its length and sign."""
+    others = np.where((np.arange(4) > 0)[:, None, None], STACK, 0.0)
+    weights = np.square(others).sum(axis=-1, keepdims=True)
+    truth = (weights * others).sum(axis=0)
+    truth /= np.linalg.norm(truth, axis=1, keepdims=True)
+    return np.asarray(np.abs((seen * truth).sum(axis=1))[MISSING])
+
+
+@pytest.mark.parametrize("combination", ALL)
+def test_only_without_drowning_a_site_reads_classes_it_has_not(
+    combination: Combination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A random direction has a cosine of sigma 1/√300 with any other: 0.4 is seven of them.
+    assert (cosines(peer_seen(combination)) < 0.4).all()
+    monkeypatch.setattr(noise_flooding, "drown_rows", hardly_any_rows)
+    assert (cosines(peer_seen(combination)) > 0.99).all()
+
+
+@pytest.mark.parametrize("combination", [Combination.DISTANCE, Combination.COMPLEMENT])
+def test_the_denominator_is_drowned_too(combination: Combination, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would tell the peers' norms: a site without the class sends zeros, so that d_im = ‖C_m‖²."""
+    drowned = by_class(slots(combination)[-1])[MISSING].real
+    check_drowned(drowned[:, 0], 3.0, LEFT_OVER[combination], SIGMA)
+    assert (np.abs(drowned[:, 0] - 3.0) > 1.0).sum() >= len(MISSING) - 1  # two are not once in 10^9
+    # All slots of a class share one draw: independent ones could be averaged.
+    # What differs is the error of the site's own norm, times a draw.
+    assert np.ptp(drowned, axis=1).max() < 1.0
+    monkeypatch.setattr(noise_flooding, "drown_replicated", hardly_any)
+    open_ = by_class(slots(combination)[-1])[MISSING].real
+    np.testing.assert_allclose(open_, 3.0, rtol=0.0, atol=LEFT_OVER[combination])
+    with pytest.raises(WrongNoiseError, match="is there"):
+        check_drowned(open_[:, 0], 3.0, LEFT_OVER[combination], SIGMA)
+
+
+def test_drowning_costs_the_other_classes_no_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    payloads = uploads(STACK, COHORT, Combination.COMPLEMENT)
+    server, truth = server_half(Combination.COMPLEMENT), expected(STACK, HOLDS, Combination.COMPLEMENT)
+    drowned = received(server.combine(payloads, COHORT), STACK, COHORT, Combination.COMPLEMENT)
+    monkeypatch.setattr(noise_flooding, "drown_rows", hardly_any_rows)
+    clear = received(server.combine(payloads, COHORT), STACK, COHORT, Combination.COMPLEMENT)
+    # Noise comes before rescaling, so that each has roundings of its own, within 3e-8 where D is 1 or more.
+    assert np.abs(drowned - clear).max() < 6e-8
+    assert np.abs(clear - truth).max() < 1e-4
+
+
+def test_replicated_draws_are_independent_between_classes() -> None:
+    """With 4096 classes, every slot is a draw of its own, and both of its parts."""
+    packing = Packing(classes=4096, dim=1)
+    drowned = np.ones(4096, dtype=np.bool_)
+    first, second = drown_replicated(packing, drowned), drown_replicated(packing, drowned)
+    check_sigma(first, SIGMA)
+    check_shape(first, SIGMA)
+    check_independent(first, second)
+    (rows,) = drown_rows(Packing(classes=4096, dim=2), drowned)
+    check_independent(rows.real, rows.imag)
+
+
+def test_noise_stays_in_its_classes_and_bounds() -> None:
+    drowned = np.array([False, True, False])
+    packing = Packing(classes=3, dim=2000)
+    for vector in (*drown_rows(packing, drowned), drown_replicated(packing, drowned)):
+        slots = vector.reshape(packing.copies, packing.stride)
+        assert slots[:, 1].all()
+        assert not slots[:, [0, 2, 3]].any()
+        assert max(np.abs(slots.real).max(), np.abs(slots.imag).max()) <= BOUND

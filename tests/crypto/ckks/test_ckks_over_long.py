@@ -1,0 +1,251 @@
+"""A site that says it lacks a class, and encrypts what no honest site sends of it, reads no more than noise.
+
+What it sends multiplies what its peers sent, so that noise of a fixed size would not hide it, nor would noise times the
+squared norm of its row, which is one modulo q: doubles show both.
+"""
+
+from __future__ import annotations
+
+import cmath
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tenseal import sealapi
+
+from crypto.ckks import noise_flooding
+from crypto.ckks.circuit import IMAGINARY_UNIT, Circuit
+from crypto.ckks.keys_file import KeysFile, circuit_of
+from crypto.ckks.packing import Complex, Packing
+from crypto.ckks.parameters import (
+    DOUBLINGS,
+    PROTOTYPE,
+    SCALE,
+    SCHEME,
+    Ciphertext,
+    answer_forms,
+    context,
+    upload_forms,
+)
+from crypto.ckks.peer_combination import Combining
+from crypto.ckks.serialization import read_ciphertext, read_payload
+from crypto.ckks.server import CkksServer
+from crypto.ckks.slot_masking import Receiver
+from crypto.protection import Combination, Payload
+from tests.crypto.ckks_reference import cohort_of, group, random_stack, uploads
+from tests.support.inline_pool import InlinePool
+
+SITES, CLASSES, DIM = 4, 2, 1024
+LACKED = 0
+HOLDS = np.ones((SITES, CLASSES), dtype=np.bool_)
+HOLDS[0, LACKED] = False
+COHORT, PACKING = cohort_of(HOLDS, DIM), Packing(CLASSES, DIM)
+STACK = random_stack((SITES, CLASSES, DIM), 0.5, seed=7)
+PEERS = STACK[1:, LACKED].sum(axis=0)
+CHANCE = 0.22
+"""Above the cosine of two random directions but for a chance of 1e-11: seven times 1/√1024."""
+Float = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Lie:
+    """What a site encrypts of a class that it says it lacks: a row of this norm, and this correction."""
+
+    norm: float = 0.0
+    correction: float = 0.0
+
+
+def own_direction() -> Float:
+    """A row (d,) of norm 1."""
+    direction = np.random.default_rng(3).normal(size=DIM)
+    return np.asarray(direction / np.linalg.norm(direction))
+
+
+def payload(lie: Lie, combination: Combination) -> Payload:
+    """The first site's upload: honest in every other class."""
+    rows = np.where(HOLDS[0][:, None], STACK[0], 0.0)
+    rows[LACKED] = lie.norm * own_direction()
+    correction = np.zeros(CLASSES)
+    correction[LACKED] = lie.correction
+    vectors: list[Complex | Float] = [*PACKING.pack(rows)]
+    if combination is Combination.COMPLEMENT:
+        vectors.append(PACKING.replicate(correction))
+    pairs = zip(vectors, upload_forms(combination, PACKING.parts), strict=True)
+    return Payload(SCHEME, blobs=tuple(group().secret.encrypt(vector, form) for vector, form in pairs))
+
+
+def answered(lie: Lie, combination: Combination, pool: InlinePool | None = None) -> list[Float]:
+    """All slots of the class in the first site's answer, decrypted: of each ciphertext, (F,)."""
+    server = CkksServer(combination, group().keys_path, pool)
+    sent = {**uploads(STACK, COHORT, combination), COHORT.sites[0]: payload(lie, combination)}
+    for site, each in sent.items():
+        server.validate(each, site, COHORT)
+    answer = server.combine(sent, COHORT)[COHORT.sites[0]]
+    ciphertexts = read_payload(answer, answer_forms(combination, PACKING.parts))
+    return [PACKING.replicas(group().secret.decrypt(each))[LACKED] for each in ciphertexts]
+
+
+def likeness(lie: Lie, combination: Combination, pool: InlinePool | None = None) -> float:
+    """|cos| of what the site reads to the sum of its peers' prototypes."""
+    (numerators, *_) = answered(lie, combination, pool)
+    found = np.concatenate([numerators.real, numerators.imag])[:DIM]
+    return float(abs(found @ PEERS) / np.linalg.norm(found) / np.linalg.norm(PEERS))
+
+
+ATTACKS = [
+    *((Combination.DISTANCE, Lie(norm=2.0**power)) for power in (8, 11, 12, 13, 20, 40)),
+    *((Combination.COMPLEMENT, Lie(norm=2.0**power)) for power in (8, 11, 12, 13, 20, 40)),
+    *((Combination.COMPLEMENT, Lie(correction=sign * 2.0**power)) for power in (22, 24) for sign in (-1, 1)),
+    (Combination.COMPLEMENT, Lie(norm=2.0**11, correction=2.0**22)),
+    (Combination.UNIFORM, Lie(norm=2.0**12)),
+]
+POWERFUL = [
+    *((combination, Lie(norm=2.0**12)) for combination in (Combination.DISTANCE, Combination.COMPLEMENT)),
+    (Combination.COMPLEMENT, Lie(correction=-(2.0**24))),
+]
+
+
+@pytest.mark.parametrize(("combination", "lie"), ATTACKS)
+def test_what_a_site_sends_of_a_class_it_lacks_gains_nothing(combination: Combination, lie: Lie) -> None:
+    assert likeness(Lie(), combination) < CHANCE
+    assert likeness(lie, combination) < CHANCE
+
+
+@pytest.mark.parametrize(("combination", "lie"), POWERFUL)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_noise_of_a_fixed_size_alone_is_read_through(
+    combination: Combination,
+    lie: Lie,
+    workers: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = InlinePool(workers) if workers else None
+    assert likeness(lie, combination, pool) < CHANCE
+    monkeypatch.setattr(noise_flooding, "AMPLIFIED", 1e-9)  # 0 would make ciphertexts without randomness
+    assert likeness(lie, combination, pool) > 0.9
+
+
+@dataclass(frozen=True)
+class Wrapping:
+    """A row of one number x in all slots, whose squared norm is q: to the coordinator, who computes modulo q, it is 0.
+
+    ``plain`` and ``turned`` are encryptions of zeros: key switching errs by their random part, and so always alike.
+    """
+
+    circuit: Circuit
+    plain: Ciphertext
+    turned: Ciphertext
+
+    def row(self, real: int, imaginary: int) -> Ciphertext:
+        """x = (real + i·imaginary)/SCALE, exactly: float64 has too few digits for it."""
+        turned = self.circuit.multiply_by_monomial(plus(self.turned, imaginary), IMAGINARY_UNIT)
+        return self.circuit.add(plus(self.plain, real), turned)
+
+    def found(self) -> tuple[Ciphertext, complex]:
+        """Find x for which the computed square is next to 0, whatever key switching adds to it: (the row, x)."""
+        primes = context().first_context_data().parms().coeff_modulus()
+        copies, modulus = PACKING.copies, math.prod(each.value() for each in primes)
+        wanted = modulus // (copies << DOUBLINGS)  # x², which relinearising and taking apart multiply
+        real, imaginary = math.isqrt(wanted), 0
+        for _ in range(4):
+            x = complex(real, imaginary) / SCALE
+            off = complex(self.computed_square(self.row(real, imaginary)))
+            exact = float((real**2 + imaginary**2 - wanted) * copies) / SCALE**2
+            angle = -cmath.phase((off - exact) / x)
+            length = math.isqrt(wanted - int(abs(off - exact) / copies * SCALE**2))
+            imaginary = int(length * math.sin(angle))
+            real = math.isqrt(length**2 - imaginary**2) * (1 if math.cos(angle) > 0.0 else -1)
+        assert abs(self.computed_square(self.row(real, imaginary))) < 0.5
+        return self.row(real, imaginary), complex(real, imaginary) / SCALE
+
+    def computed_square(self, row: Ciphertext) -> complex:
+        combining = Combining(self.circuit, Combination.DISTANCE, PACKING)
+        square, _ = combining.lengths({0: combining.prepare([row])}, {0: ~HOLDS[0]})[0]
+        return complex(PACKING.replicas(group().secret.decrypt(square))[LACKED].mean())
+
+
+def plus(ciphertext: Ciphertext, constant: int) -> Ciphertext:
+    """Add a whole number to the first coefficient, in pieces that float64 holds."""
+    evaluator, encoder = sealapi.Evaluator(context()), sealapi.CKKSEncoder(context())
+    low = constant % 2**40
+    for piece in (float(constant - low), float(low)):
+        plaintext, result = sealapi.Plaintext(), sealapi.Ciphertext()
+        encoder.encode(piece / SCALE, ciphertext.parms_id(), SCALE, plaintext)
+        evaluator.add_plain(ciphertext, plaintext, result)
+        ciphertext = result
+    return ciphertext
+
+
+@pytest.mark.parametrize("projected", [True, False])
+def test_a_row_whose_square_is_the_modulus_gains_nothing(
+    projected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its inner products with the peers' rows are as large as ever: noise times its squared norm alone is no noise."""
+    secret, circuit = group().secret, circuit_of(KeysFile.at(group().keys_path))
+    zeros = [read_ciphertext(secret.encrypt(np.zeros(4096), PROTOTYPE), PROTOTYPE) for _ in range(2)]
+    row, x = Wrapping(circuit, *zeros).found()
+    if not projected:
+        lengths = Combining.lengths
+        monkeypatch.setattr(
+            Combining, "lengths", lambda *each: {i: parts[:1] for i, parts in lengths(*each).items()}
+        )
+    peers = uploads(STACK, COHORT, Combination.DISTANCE)
+    prototypes = [[row], *(read_payload(peers[site], [PROTOTYPE]) for site in COHORT.sites[1:])]
+    receivers = [Receiver(circuit, PACKING, lacks, None) for lacks in ~COHORT.holds]
+    answer = next(Combining(circuit, Combination.DISTANCE, PACKING).answers(prototypes, receivers))
+    slots = PACKING.replicas(secret.decrypt(answer[0]))[LACKED]
+    found = np.concatenate([slots.real, slots.imag])[:DIM]
+    packed = [PACKING.replicas(PACKING.pack(STACK[m])[0])[LACKED].sum() for m in range(1, SITES)]
+    read = np.array([(np.conj(x) * each).real for each in packed]) @ STACK[1:, LACKED]
+    likeness = abs(found @ read) / np.linalg.norm(found) / np.linalg.norm(read)
+    assert likeness < CHANCE if projected else likeness > 0.9
+
+
+@pytest.mark.parametrize("combination", [Combination.DISTANCE, Combination.COMPLEMENT])
+def test_noise_grows_with_all_that_the_site_sent(
+    combination: Combination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each draw replaced by 1, and by 2: what it is multiplied by shows, in numerators and denominator."""
+    direction = np.where(HOLDS[0][:, None], 0.0, own_direction())
+    lie = Lie(norm=3.0, correction=2.0 if combination is Combination.COMPLEMENT else 0.0)
+
+    def drawn(value: float) -> list[Float]:
+        slots = PACKING.replicate(np.where(HOLDS[0], 0.0, value))
+        monkeypatch.setattr(noise_flooding, "drown_rows", lambda packing, drowned: [slots * drowned.any()])
+        monkeypatch.setattr(
+            noise_flooding, "drown_replicated", lambda packing, drowned: slots * drowned.any()
+        )
+        monkeypatch.setattr(noise_flooding, "random_rows", lambda packing, drowned: packing.pack(direction))
+        return answered(lie, combination)
+
+    numerators, denominator = (with_ - without for with_, without in zip(drawn(2.0), drawn(1.0), strict=True))
+    np.testing.assert_allclose(numerators, 1.0 + 16.0 * (9.0 + 6.0 + lie.correction), rtol=1e-5)
+    np.testing.assert_allclose(denominator, 1.0 + 16.0 * (9.0 + 6.0), rtol=1e-5)
+
+
+def test_the_limit_a_holder_that_helps_lifts_what_another_reads_with_complement() -> None:
+    """Two dishonest sites: one has the class and sends a long row of it, the other lacks it and sends zeros."""
+    rows = STACK.copy()
+    rows[0, LACKED] = 0.0
+    rows[1, LACKED] *= 2.0**12
+    sent = uploads(STACK, COHORT, Combination.COMPLEMENT)
+    vectors: list[Complex | Float] = [*PACKING.pack(rows[1]), PACKING.replicate(np.zeros(CLASSES))]
+    forms = upload_forms(Combination.COMPLEMENT, PACKING.parts)
+    pairs = zip(vectors, forms, strict=True)
+    blobs = tuple(group().secret.encrypt(vector, form) for vector, form in pairs)
+    sent[COHORT.sites[1]] = Payload(SCHEME, blobs=blobs)
+    server = CkksServer(Combination.COMPLEMENT, group().keys_path, None)
+    answer = read_payload(
+        server.combine(sent, COHORT)[COHORT.sites[0]], answer_forms(Combination.COMPLEMENT, 1)
+    )
+    slots = PACKING.replicas(group().secret.decrypt(answer[0]))[LACKED]
+    known = STACK[1, LACKED] / np.linalg.norm(STACK[1, LACKED])
+
+    def beside(row: Float) -> Float:
+        return np.asarray(row - (row @ known) * known)
+
+    found = beside(np.concatenate([slots.real, slots.imag])[:DIM])
+    others = beside(STACK[2:, LACKED].sum(axis=0))
+    assert abs(found @ others) / np.linalg.norm(found) / np.linalg.norm(others) > 0.9

@@ -1,0 +1,148 @@
+"""Sums of ciphertexts: within the stated error of the exact sum, or an error before anything is sent."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from crypto.ckks.parameters import SLOTS
+from crypto.ckks.secret_key import CkksSecret
+from crypto.ckks.sums import SumForm, SummingServer, SummingSite
+from crypto.errors import BoundError, ImplausibleError, MalformedError, PrecisionError, UnknownSchemeError
+from crypto.fixed_point import Segment
+from crypto.protection import Payload
+
+Array = NDArray[np.float64]
+
+FORM = SumForm([Segment(5, 0.5), Segment(2, 1e6)], terms=4)
+
+
+@pytest.fixture(scope="module")
+def secret() -> CkksSecret:
+    """One group's secret."""
+    return CkksSecret.generate()[0]
+
+
+def _added(secret: CkksSecret, form: SumForm, stack: Array) -> Array:
+    site, server = SummingSite(secret, form), SummingServer(form)
+    payloads = [site.protect(values) for values in stack]
+    for payload in payloads:
+        server.validate(payload)
+    return site.unprotect(server.add(iter(payloads)), len(stack))
+
+
+@settings(max_examples=25)
+@given(
+    lengths=st.lists(st.integers(0, 9000), min_size=1, max_size=3).filter(any),
+    bound=st.floats(1e-3, 1e9),
+    terms=st.integers(1, 6),
+    at_bound=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_sums_are_within_the_stated_error(
+    secret: CkksSecret, lengths: list[int], bound: float, terms: int, at_bound: bool, seed: int
+) -> None:
+    form = SumForm([Segment(length, bound * 10**i) for i, length in enumerate(lengths)], terms=256)
+    bounds = np.repeat([bound * 10**i for i in range(len(lengths))], lengths)
+    rng = np.random.default_rng(seed)
+    stack = rng.uniform(-1.0, 1.0, size=(terms, form.length)) * bounds
+    if at_bound:
+        stack = np.sign(stack) * bounds
+    wrong = np.abs(_added(secret, form, stack) - stack.sum(axis=0))
+    assert (wrong <= form.error(terms) + 2.0**-51 * np.abs(stack).sum(axis=0)).all()
+
+
+def test_a_large_bound_costs_small_values_no_precision(secret: CkksSecret) -> None:
+    """Such as a running variance near 1, times thousands of samples, where a million would have been allowed."""
+    form = SumForm([Segment(100, 1e11)], terms=256)
+    values = np.random.default_rng(4).uniform(0.0, 1e4, size=(5, 100))
+    assert np.abs(_added(secret, form, values) - values.sum(axis=0)).max() < 1e-5
+    assert form.error(5).max() < 1e-5
+
+
+def test_the_stated_error_is_not_idle(secret: CkksSecret) -> None:
+    """A tenth of it would not do: 8 standard deviations are stated, and 4 occur among so many values."""
+    form = SumForm([Segment(8 * SLOTS, 1.0)], terms=256)
+    values = np.random.default_rng(3).uniform(-1.0, 1.0, size=(1, form.length))
+    wrong = np.abs(_added(secret, form, values) - values[0])
+    assert wrong.max() > form.error(1)[0] / 10
+
+
+def test_what_is_sent_takes_8_bytes_a_value_and_what_comes_back_16(secret: CkksSecret) -> None:
+    form = SumForm([Segment(16 * SLOTS, 1.0)], terms=256)
+    site, server = SummingSite(secret, form), SummingServer(form)
+    payload = site.protect(np.ones(form.length))
+    assert sum(map(len, payload.blobs)) <= 8.1 * form.length
+    assert sum(map(len, server.add([payload, payload]).blobs)) <= 16.1 * form.length
+
+
+@pytest.mark.parametrize("value", [0.5000001, float("nan"), float("inf"), -0.6])
+def test_a_value_beyond_its_bound_is_not_sent(secret: CkksSecret, value: float) -> None:
+    values = np.zeros(FORM.length)
+    values[4] = value
+    with pytest.raises(BoundError, match="segment 0"):
+        SummingSite(secret, FORM).protect(values)
+
+
+def test_values_are_one_vector_of_the_agreed_length(secret: CkksSecret) -> None:
+    with pytest.raises(MalformedError, match=r"shape \(7,\)"):
+        SummingSite(secret, FORM).protect(np.zeros(8))
+
+
+def test_a_sum_of_more_than_was_said_is_implausible(secret: CkksSecret) -> None:
+    site, server = SummingSite(secret, FORM), SummingServer(FORM)
+    payload = site.protect(np.array([0.5] * 5 + [1e6] * 2))
+    total = server.add([payload] * 3)
+    assert np.allclose(site.unprotect(total, 3), [1.5] * 5 + [3e6] * 2)
+    with pytest.raises(ImplausibleError, match="beyond what its terms"):
+        site.unprotect(total, 2)
+
+
+def test_a_sum_under_another_key_is_implausible(secret: CkksSecret) -> None:
+    other, _ = CkksSecret.generate()
+    total = SummingServer(FORM).add([SummingSite(other, FORM).protect(np.zeros(7))])
+    with pytest.raises(ImplausibleError):
+        SummingSite(secret, FORM).unprotect(total, 4)
+
+
+def test_uploads_of_another_form_are_refused(secret: CkksSecret) -> None:
+    site, server = SummingSite(secret, FORM), SummingServer(FORM)
+    good = site.protect(np.zeros(7))
+    other = SummingSite(secret, SumForm(FORM.segments.segments, terms=256)).protect(np.zeros(7))
+    for bad in (other, Payload(good.scheme, blobs=good.blobs * 2), server.add([good])):
+        with pytest.raises(MalformedError):
+            server.validate(bad)
+        with pytest.raises(MalformedError):
+            server.add([good, bad])
+    with pytest.raises(UnknownSchemeError):
+        server.validate(Payload("plain/1", blobs=good.blobs))
+
+
+def test_answers_of_another_form_are_refused_before_they_are_decrypted(secret: CkksSecret) -> None:
+    site = SummingSite(secret, FORM)
+    with pytest.raises(MalformedError):
+        site.unprotect(Payload("ckks/1", blobs=()), 1)
+    other = SumForm(FORM.segments.segments, terms=256)
+    total = SummingServer(other).add([SummingSite(secret, other).protect(np.zeros(7))])
+    with pytest.raises(MalformedError, match="scale"):
+        site.unprotect(total, 1)
+
+
+def test_terms_leave_room_in_the_modulus() -> None:
+    """√2·terms·scale stays below 2^58 of 2^60, whatever the number of terms."""
+    for terms in (1, 2, 20, 256, 10**6):
+        assert np.sqrt(2.0) * terms * SumForm([Segment(1, 1.0)], terms=terms).scale <= 2.0**58
+    with pytest.raises(PrecisionError, match="do not fit"):
+        SumForm([Segment(1, 1.0)], terms=2**30)
+
+
+def test_a_sum_has_values_and_terms(secret: CkksSecret) -> None:
+    with pytest.raises(ValueError, match="1 term"):
+        SumForm([Segment(1, 1.0)], terms=0)
+    with pytest.raises(ValueError, match="at least one value"):
+        SumForm([Segment(0, 1.0)], terms=1)
+    with pytest.raises(ValueError, match="between 1 and 4"):
+        SummingSite(secret, FORM).unprotect(Payload("ckks/1"), 5)

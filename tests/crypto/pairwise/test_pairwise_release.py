@@ -1,0 +1,298 @@
+"""Survivors, released shares and the sum itself: what is refused, by whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crypto.errors import MalformedError, UnknownSchemeError, VerificationError
+from crypto.pairwise import SCHEME
+from crypto.pairwise.attempt_secrets import SharePair
+from crypto.pairwise.scheme import payload_of, words_of
+from crypto.pairwise.share_release import check_released, release
+from crypto.pairwise.survivor_signatures import sign_survivors, verify_signed_survivors, verify_survivor
+from crypto.pairwise.unmask import unmask
+from crypto.pairwise.wire_values import ReleasedShare, ShareKind
+from crypto.protection import Payload
+from crypto.shamir import SHARE_BYTES
+from tests.crypto.masked_group import (
+    BINDING,
+    MEMBERS,
+    Group,
+    binding_of,
+    credentials,
+    member,
+    names,
+    random_vectors,
+    roster,
+    total,
+)
+
+A, B, C, D, E = MEMBERS
+PAIR = SharePair(bytes(33), bytes(33))
+
+
+# Survivors
+
+ODD_SURVIVORS: dict[str, tuple[tuple[str, ...], str]] = {
+    "below the threshold": ((A, B, C), "the survivors are 3; the threshold is 4"),
+    "none": ((), "the survivors are 0"),
+    "a name twice": ((A, A, B, C), "not sorted and distinct"),
+    "not sorted": ((B, A, C, D), "not sorted and distinct"),
+    "a stranger": ((A, B, C, "clinic-z"), "clinic-z: among the survivors"),
+}
+
+
+@pytest.mark.parametrize("name", ODD_SURVIVORS)
+def test_odd_survivors_are_neither_signed_nor_believed_nor_answered(group: Group, name: str) -> None:
+    survivors, message = ODD_SURVIVORS[name]
+    signatures = dict.fromkeys(survivors, b"")
+    calls: list[Callable[[], object]] = [
+        lambda: sign_survivors(credentials(A), BINDING, survivors),
+        lambda: verify_survivor(member(A), BINDING, survivors, b""),
+        lambda: verify_signed_survivors(signatures, roster(MEMBERS), BINDING, survivors),
+        lambda: release(BINDING, A, MEMBERS, survivors, group.sites[A].held),
+        lambda: check_released((), BINDING, MEMBERS, survivors),
+        lambda: unmask({}, {}, BINDING, MEMBERS, survivors, group.public),
+    ]
+    for call in calls:
+        with pytest.raises(VerificationError, match=message):
+            call()
+
+
+def test_survivors_need_the_threshold_of_their_own_signatures(group: Group) -> None:
+    survivors = (A, B, C, D)
+    signatures = {name: group.sites[name].sign(survivors) for name in survivors}
+    members = roster(MEMBERS)
+    verify_signed_survivors(signatures, members, BINDING, survivors)
+    fewer = {name: signatures[name] for name in (A, B, C)}
+    all_five = {name: group.sites[name].sign(MEMBERS) for name in MEMBERS}
+    verify_signed_survivors({name: all_five[name] for name in (B, C, D, E)}, members, BINDING, MEMBERS)
+    odd: dict[str, dict[str, bytes]] = {
+        "3 signatures on the survivors; the threshold is 4": fewer,
+        "clinic-e is not among the survivors": fewer | {E: all_five[E]},
+        "mask-survivors": fewer | {D: all_five[D]},
+        r"a signature \(mask-survivors\)": fewer | {D: signatures[A]},
+        "does not hold": signatures | {A: b""},
+        "clinic-z is not on the roster": signatures | {"clinic-z": signatures[A]},
+    }
+    for message, given_ in odd.items():
+        with pytest.raises(VerificationError, match=message):
+            verify_signed_survivors(given_, members, BINDING, survivors)
+    with pytest.raises(VerificationError, match="clinic-a is not on the roster"):
+        verify_signed_survivors(signatures, members | {A: member(B)}, BINDING, survivors)
+    with pytest.raises(VerificationError, match="clinic-e is not among the survivors"):
+        group.sites[E].sign(survivors)
+
+
+# Release
+
+
+@given(st.integers(3, 9), st.data())
+def test_one_share_of_one_kind_for_each_owner(count: int, data: st.DataObject) -> None:
+    members = names(count)
+    binding = binding_of(members)
+    held = {
+        name: SharePair(bytes(32) + bytes([i]), bytes(32) + bytes([100 + i]))
+        for i, name in enumerate(members)
+    }
+    subsets = st.lists(st.sampled_from(members), unique=True).map(lambda chosen: tuple(sorted(chosen)))
+    sharers, survivors, site = data.draw(subsets), data.draw(subsets), data.draw(st.sampled_from(members))
+    allowed = len(survivors) >= binding.threshold and set(survivors) <= set(sharers) and site in survivors
+    if not allowed:
+        with pytest.raises(VerificationError):
+            release(binding, site, sharers, survivors, held)
+        return
+    released = release(binding, site, sharers, survivors, held)
+    check_released(released, binding, sharers, survivors)
+    assert tuple(item.owner for item in released) == sharers
+    for item in released:
+        expected = ShareKind.SEED if item.owner in survivors else ShareKind.KEY
+        pair = held[item.owner]
+        assert (item.kind, item.share) == (expected, pair.seed if expected is ShareKind.SEED else pair.key)
+
+
+def test_release_needs_the_site_and_its_own_share(group: Group) -> None:
+    survivors, held = (A, B, C, D), group.sites[E].held
+    with pytest.raises(VerificationError, match="clinic-e is not among the survivors"):
+        release(BINDING, E, MEMBERS, survivors, held)
+    with pytest.raises(VerificationError, match="clinic-a does not hold its own shares"):
+        release(BINDING, A, MEMBERS, survivors, dict.fromkeys((C, D), PAIR))
+    with pytest.raises(VerificationError, match="those who made shares are 3; the threshold is 4"):
+        release(BINDING, A, (A, B, C), survivors, held)
+    with pytest.raises(VerificationError, match="clinic-d: among the survivors"):
+        release(BINDING, A, (A, B, C, E), survivors, held)
+
+
+def test_a_peer_whose_share_did_not_open_is_left_out(group: Group) -> None:
+    survivors, held = (A, B, C, D), group.sites[A].held
+    released = release(BINDING, A, MEMBERS, survivors, {name: held[name] for name in (A, C, E)})
+    check_released(released, BINDING, MEMBERS, survivors)
+    assert [(item.owner, item.kind) for item in released] == [
+        (A, ShareKind.SEED),
+        (C, ShareKind.SEED),
+        (E, ShareKind.KEY),
+    ]
+
+
+def test_released_shares_are_of_the_kind_that_is_due(group: Group) -> None:
+    survivors = (A, B, C, D)
+    good = release(BINDING, A, MEMBERS, survivors, group.sites[A].held)
+    check_released(good, BINDING, MEMBERS, survivors)
+    key = group.sites[A].held[A].key
+    odd: list[tuple[ReleasedShare, ...]] = [
+        (),
+        (*good, good[0]),
+        good[::-1],
+        (good[0], *good[:-1]),
+        (replace(good[0], kind=ShareKind.KEY), *good[1:]),
+        (*good[:-1], replace(good[-1], kind=ShareKind.SEED)),
+        (*good, ReleasedShare(A, ShareKind.KEY, key)),
+        (replace(good[0], owner="clinic-z"), *good[1:]),
+    ]
+    for released in odd:
+        with pytest.raises(MalformedError, match="of the required kind"):
+            check_released(released, BINDING, MEMBERS, survivors)
+    for share in (b"", bytes(32), bytes(34), b"\xff" * SHARE_BYTES):
+        with pytest.raises(MalformedError, match="field element"):
+            check_released((replace(good[0], share=share), *good[1:]), BINDING, MEMBERS, survivors)
+    assert good[0].share.hex() not in repr(good)
+
+
+# The sum
+
+
+def _answers(group: Group, survivors: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
+    vectors = random_vectors(MEMBERS, 64, 4, seed=3)
+    return group.mask(vectors, MEMBERS, survivors), group.release(MEMBERS, survivors, survivors)
+
+
+def _flip(released: dict[str, Any], site: str, position: int) -> dict[str, Any]:
+    """One bit of one share that a site gave is another."""
+    answer = list(released[site])
+    share = answer[position].share
+    answer[position] = replace(answer[position], share=share[:-1] + bytes([share[-1] ^ 1]))
+    return released | {site: tuple(answer)}
+
+
+def test_vectors_and_answers_of_another_form_are_refused(group: Group) -> None:
+    survivors = (A, B, C, D)
+    masked, released = _answers(group, survivors)
+    odd_masked: dict[str, dict[str, Any]] = {
+        "one masked vector of each survivor": {name: masked[name] for name in (A, B, C)},
+        "and no other": masked | {E: masked[A]},
+        "differ in length or ring": masked | {A: masked[A][:-1]},
+        "differ in length": masked | {A: masked[A].astype(np.uint32)},
+        "one vector of uint32 or uint64": masked | {A: masked[A].astype(np.float64)},
+    }
+    for message, vectors in odd_masked.items():
+        with pytest.raises(MalformedError, match=message):
+            unmask(vectors, released, BINDING, MEMBERS, survivors, group.public)
+    fewer = {name: released[name] for name in (A, B, C)}
+    odd_released: dict[str, dict[str, Any]] = {
+        "3 answers with shares; 4 are needed": fewer,
+        "all from survivors": fewer | {E: released[A]},
+        "of the required kind": released | {A: released[A][::-1]},
+        "a secret of clinic-a: 3 shares of a secret, 4 are needed": released | {A: released[A][1:]},
+    }
+    for message, answers in odd_released.items():
+        with pytest.raises(MalformedError, match=message):
+            unmask(masked, answers, BINDING, MEMBERS, survivors, group.public)
+
+
+def test_a_share_that_one_member_does_not_hold_keeps_no_sum_back(group: Group) -> None:
+    masked, released = _answers(group, MEMBERS)
+    expected = total(random_vectors(MEMBERS, 64, 4, seed=3), MEMBERS)
+    without = released | {A: released[A][:1] + released[A][2:]}
+    assert unmask(masked, without, BINDING, MEMBERS, MEMBERS, group.public).tolist() == expected.tolist()
+
+
+def test_keys_that_no_site_would_have_taken_are_refused(group: Group) -> None:
+    """Also where no key is needed, because nobody dropped out."""
+    masked, released = _answers(group, MEMBERS)
+    odd = {
+        "no mask keys of clinic-e": {name: group.public[name] for name in (A, B, C, D)},
+        "is repeated": group.public | {E: group.public[A]},
+    }
+    for message, public in odd.items():
+        with pytest.raises(VerificationError, match=message):
+            unmask(masked, released, BINDING, MEMBERS, MEMBERS, public)
+
+
+def test_a_wrong_share_is_noticed_with_more_than_enough(group: Group) -> None:
+    masked, released = _answers(group, MEMBERS)
+    with pytest.raises(MalformedError, match=r"a secret of clinic-b: .* contradict each other"):
+        unmask(masked, _flip(released, A, 1), BINDING, MEMBERS, MEMBERS, group.public)
+
+
+def test_a_wrong_share_of_a_key_is_noticed_with_just_enough(
+    group: Group, weaken: Callable[[str], None]
+) -> None:
+    """By the key that its owner stated. Without that check the sum would be garbage."""
+    survivors = (A, B, C, D)
+    masked, released = _answers(group, survivors)
+    spoilt = _flip(released, A, 4)
+    expected = total(random_vectors(MEMBERS, 64, 4, seed=3), survivors)
+    with pytest.raises(MalformedError, match="mask key of clinic-e is not the key"):
+        unmask(masked, spoilt, BINDING, MEMBERS, survivors, group.public)
+    assert unmask(masked, released, BINDING, MEMBERS, survivors, group.public).tolist() == expected.tolist()
+    weaken("crypto.pairwise.unmask._check_stated")
+    assert not (unmask(masked, spoilt, BINDING, MEMBERS, survivors, group.public) == expected).any()
+
+
+def test_a_wrong_share_of_a_seed_with_just_enough_gives_garbage(group: Group) -> None:
+    """The limit that the module states: it takes the fixed point to notice."""
+    survivors = (A, B, C, D)
+    masked, released = _answers(group, survivors)
+    expected = total(random_vectors(MEMBERS, 64, 4, seed=3), survivors)
+    spoilt = unmask(masked, _flip(released, A, 1), BINDING, MEMBERS, survivors, group.public)
+    assert not (spoilt == expected).any()
+
+
+def test_masked_vectors_and_inputs_are_left_alone(group: Group) -> None:
+    masked, released = _answers(group, MEMBERS)
+    before = {name: words.copy() for name, words in masked.items()}
+    unmask(masked, released, BINDING, MEMBERS, MEMBERS, group.public)
+    assert all((masked[name] == before[name]).all() for name in MEMBERS)
+
+
+def test_every_quorum_of_answers_gives_the_same_sum(group: Group) -> None:
+    masked, released = _answers(group, MEMBERS)
+    expected = total(random_vectors(MEMBERS, 64, 4, seed=3), MEMBERS).tolist()
+    for size in (4, 5):
+        for chosen in combinations(MEMBERS, size):
+            answers = {name: released[name] for name in chosen}
+            assert unmask(masked, answers, BINDING, MEMBERS, MEMBERS, group.public).tolist() == expected
+
+
+# The payload
+
+
+def test_words_go_through_their_payload() -> None:
+    words = np.arange(4, dtype=np.uint32)
+    assert SCHEME == "pairwise/1"
+    assert words_of(payload_of(words), 32, 4) is words
+
+
+@pytest.mark.parametrize(
+    ("payload", "error"),
+    [
+        (Payload("plain/1", words=(np.zeros(4, np.uint32),)), UnknownSchemeError),
+        (Payload(SCHEME), MalformedError),
+        (Payload(SCHEME, words=(np.zeros(4, np.uint32),) * 2), MalformedError),
+        (Payload(SCHEME, arrays=(np.zeros(4),), words=(np.zeros(4, np.uint32),)), MalformedError),
+        (Payload(SCHEME, blobs=(b"",), words=(np.zeros(4, np.uint32),)), MalformedError),
+        (Payload(SCHEME, words=(np.zeros(3, np.uint32),)), MalformedError),
+        (Payload(SCHEME, words=(np.zeros(4, np.uint64),)), MalformedError),
+    ],
+)
+def test_payloads_of_another_form_are_refused(payload: Payload, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        words_of(payload, 32, 4)

@@ -1,0 +1,186 @@
+"""Secrets, keys and shares of a masked sum: what is refused, and that nothing secret shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+
+from crypto.errors import DecryptionError, MalformedError, VerificationError
+from crypto.keys import seal
+from crypto.pairwise.attempt_secrets import AttemptSecrets, SharePair, agree
+from crypto.pairwise.shares import _info, make_shares, open_share, verify_share
+from crypto.pairwise.survivor_signatures import verify_survivor
+from crypto.pairwise.wire_values import MaskKeys
+from tests.crypto.masked_group import BINDING, MEMBERS, Group, binding_of, credentials, member, names
+
+A, B, C, D, E = MEMBERS
+
+
+# Secrets
+
+
+def test_secrets_go_through_their_bytes_and_hide_them() -> None:
+    secrets = AttemptSecrets.generate()
+    assert len(secrets.to_bytes()) == 96
+    assert AttemptSecrets.from_bytes(secrets.to_bytes()) == secrets
+    for secret in (secrets.mask, secrets.share, secrets.seed):
+        assert secret.hex()[:16] not in repr(secrets)
+        assert repr(secret) not in repr(secrets)
+    assert "redacted" in repr(secrets)
+
+
+def test_secrets_are_fresh_and_all_different() -> None:
+    made = [AttemptSecrets.generate() for _ in range(20)]
+    assert len(set(chain.from_iterable((one.mask, one.share, one.seed) for one in made))) == 60
+
+
+@pytest.mark.parametrize("size", [0, 95, 97, 192])
+def test_secrets_of_another_size_are_refused(size: int) -> None:
+    with pytest.raises(MalformedError, match="have 96 bytes"):
+        AttemptSecrets.from_bytes(bytes(size))
+    with pytest.raises(MalformedError, match="must have 32 bytes"):
+        AttemptSecrets(bytes(32), bytes(32), bytes(size))
+
+
+def test_a_pair_goes_through_its_bytes_and_hides_them() -> None:
+    pair = SharePair(bytes(32) + b"\x07", bytes(32) + b"\x09")
+    assert SharePair.from_bytes(pair.to_bytes()) == pair
+    assert repr(pair) == "SharePair(<redacted>)"
+    for stored in (b"", bytes(65), bytes(67), b"\xff" * 66, bytes(33) + b"\xff" * 33):
+        with pytest.raises(MalformedError, match="field element"):
+            SharePair.from_bytes(stored)
+
+
+# Public keys
+
+LOW_ORDER = (bytes(32), (1).to_bytes(32, "little"))
+ODD_KEYS = (*LOW_ORDER, b"\xff" * 32, bytes(31), b"")
+
+
+@pytest.mark.parametrize("key", ODD_KEYS, ids=["zero", "one", "not canonical", "short", "none"])
+@pytest.mark.parametrize("which", ["mask", "share"])
+def test_unusable_keys_are_refused_before_anything_is_made(group: Group, key: bytes, which: str) -> None:
+    site = group.sites[A]
+    public = group.public | {C: replace(group.public[C], **{which: key})}
+    with pytest.raises(VerificationError, match="channel key"):
+        make_shares(credentials(A), site.secrets, BINDING, public)
+    with pytest.raises(VerificationError, match="channel key"):
+        site.mask(np.zeros(1, np.uint64), MEMBERS, public)
+
+
+@pytest.mark.parametrize("key", LOW_ORDER)
+def test_a_shared_secret_of_zero_is_refused_even_without_the_check(
+    key: bytes, weaken: Callable[[str], None]
+) -> None:
+    weaken("crypto.pairwise.attempt_secrets.check_channel_public")
+    with pytest.raises(VerificationError, match="shared secret of zero"):
+        agree(AttemptSecrets.generate().mask, key)
+
+
+def test_keys_that_are_missing_or_twice_there_or_not_the_own_ones_are_refused(group: Group) -> None:
+    keys = group.public[C]
+    odd = {
+        "no mask keys of clinic-c": {name: key for name, key in group.public.items() if name != C},
+        "is repeated": group.public | {C: MaskKeys(group.public[B].mask, keys.share)},
+        "a mask key is repeated": group.public | {C: MaskKeys(keys.mask, keys.mask)},
+        "not its own": group.public | {A: AttemptSecrets.generate().public},
+    }
+    for message, public in odd.items():
+        with pytest.raises(VerificationError, match=message):
+            make_shares(credentials(A), group.sites[A].secrets, BINDING, public)
+        with pytest.raises(VerificationError, match=message):
+            group.sites[A].mask(np.zeros(1, np.uint64), MEMBERS, public)
+
+
+def test_the_own_keys_must_be_among_the_keys(group: Group) -> None:
+    public = {name: key for name, key in group.public.items() if name != A}
+    with pytest.raises(VerificationError, match="no mask keys of clinic-a"):
+        make_shares(credentials(A), group.sites[A].secrets, BINDING, public)
+    with pytest.raises(VerificationError, match="clinic-z is not in the group"):
+        make_shares(credentials("clinic-z"), group.sites[A].secrets, BINDING, group.public)
+
+
+# Shares
+
+
+def test_a_share_for_each_other_member_and_a_pair_that_stays(group: Group) -> None:
+    secrets = group.sites[A].secrets
+    shares, own = make_shares(credentials(A), secrets, BINDING, group.public)
+    assert [share.recipient for share in shares] == [B, C, D, E]
+    assert {share.sender for share in shares} == {A}
+    opened = [open_share(share, group.sites[share.recipient].secrets, BINDING) for share in shares]
+    assert len({pair.to_bytes() for pair in [own, *opened]}) == 5
+    everything = b"".join(share.sealed for share in shares) + repr(shares).encode()
+    assert all(secret not in everything for secret in (secrets.seed, secrets.mask, secrets.share))
+
+
+def test_a_share_is_only_its_senders_for_its_recipient(group: Group) -> None:
+    shares = {share.recipient: share for share in group.sites[A].share(group.public)}
+    good = shares[B]
+    verify_share(good, member(A), BINDING, B)
+    others = {share.recipient: share for share in group.sites[C].share(group.public)}
+    own = replace(good, recipient=A)
+    forged = credentials(C).sign("mask-share", *BINDING.fields(), A.encode(), B.encode(), good.sealed)
+    odd: list[tuple[Any, str, str]] = [
+        (replace(good, sender=C), A, "was due"),
+        (replace(good, recipient=C), A, "was due"),
+        (shares[C], A, "was due"),
+        (others[B], A, "was due"),
+        (replace(others[B], sender=A), A, "mask-share"),
+        (replace(shares[C], recipient=B), A, "mask-share"),
+        (replace(good, sealed=shares[C].sealed), A, "mask-share"),
+        (replace(good, sealed=good.sealed[:-1] + bytes([good.sealed[-1] ^ 1])), A, "mask-share"),
+        (replace(good, signature=shares[C].signature), A, "mask-share"),
+        (replace(good, signature=forged), A, "mask-share"),
+        (replace(good, signature=b""), A, "mask-share"),
+        (good, "clinic-z", "not in the group"),
+    ]
+    for share, sender, message in odd:
+        with pytest.raises(VerificationError, match=message):
+            verify_share(share, member(sender), BINDING, B)
+    with pytest.raises(VerificationError, match="was due"):
+        verify_share(own, member(A), BINDING, A)
+    with pytest.raises(VerificationError, match="clinic-z is not in the group"):
+        verify_share(good, member(A), BINDING, "clinic-z")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"run": "run-2"},
+        {"round": 4},
+        {"attempt": 2},
+        {"roster_hash": bytes(32)},
+        {"agreement_hash": bytes(32)},
+        {"broadcast": b""},
+        {"group": names(4)},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_share_is_of_its_attempt(group: Group, change: dict[str, Any]) -> None:
+    """By its signature and, without that, by what it was sealed under; so are survivors' signatures."""
+    other = binding_of(**({"group": MEMBERS} | change))
+    share = next(share for share in group.sites[A].share(group.public) if share.recipient == B)
+    with pytest.raises(VerificationError, match="mask-share"):
+        verify_share(share, member(A), other, B)
+    with pytest.raises(DecryptionError):
+        open_share(share, group.sites[B].secrets, other)
+    signature = group.sites[A].sign(names(4))
+    verify_survivor(member(A), BINDING, names(4), signature)
+    with pytest.raises(VerificationError, match="mask-survivors"):
+        verify_survivor(member(A), other, names(4), signature)
+
+
+def test_what_is_in_a_share_is_two_shares(group: Group) -> None:
+    share = next(share for share in group.sites[A].share(group.public) if share.recipient == B)
+    with pytest.raises(DecryptionError):
+        open_share(share, group.sites[C].secrets, BINDING)
+    for content in (b"", bytes(65), b"\xff" * 66):
+        sealed = seal(group.public[B].share, content, _info(BINDING, A, B))
+        with pytest.raises(MalformedError, match="field element"):
+            open_share(replace(share, sealed=sealed), group.sites[B].secrets, BINDING)

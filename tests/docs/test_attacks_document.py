@@ -1,0 +1,131 @@
+"""docs/explanation/attacks.md and conformance.md against the code: every test that they name exists.
+
+And every attack that is played stands in the first with its layers.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.adversary import (
+    cluster_attacks,
+    masked_attacks,
+    masked_sparse_attacks,
+    masked_start_attacks,
+    pairwise_attacks,
+    round_attacks,
+    set_up_attacks,
+    sparse_pairwise_attacks,
+)
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = (ROOT / "docs/explanation/attacks.md").read_text(encoding="utf-8")
+CONFORMANCE = (ROOT / "docs/explanation/conformance.md").read_text(encoding="utf-8")
+_TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(test_\w+))?`")
+_ROW = re.compile(r"^\| (.+?) \| .+ \| (.+) \|$", re.MULTILINE)
+_QUOTED = re.compile(r"`([^`]+)`")
+
+Layers = tuple[str, ...]
+_TABLES: Mapping[str, tuple[Mapping[str, Any], ...]] = {
+    "test_hostile_coordinator.py": (set_up_attacks.SET_UP_ATTACKS, round_attacks.ROUND_ATTACKS),
+    "test_masked_coordinator.py": (
+        masked_attacks.SUM_ATTACKS,
+        masked_start_attacks.START_ATTACKS,
+        masked_sparse_attacks.SPARSE_ATTACKS,
+    ),
+    "test_cluster_coordinator.py": (cluster_attacks.CLUSTER_ATTACKS,),
+    "test_pairwise_attacks.py": (pairwise_attacks.ATTACKS,),
+    "test_sparse_pairwise.py": (sparse_pairwise_attacks.SPARSE_ATTACKS,),
+}
+TABLES = {
+    file: {name: attack.layers for table in tables for name, attack in table.items()}
+    for file, tables in _TABLES.items()
+}
+
+
+def sections(document: str) -> dict[str, dict[str, Layers]]:
+    """Attack and layers of the rows under each heading that names a file, by the file's base name."""
+    found: dict[str, dict[str, Layers]] = {}
+    for section in document.split("\n### ")[1:]:
+        heading, _, body = section.partition("\n")
+        name = Path(_QUOTED.findall(heading)[0]).name
+        rows = {attack: tuple(_QUOTED.findall(layers)) for attack, layers in _ROW.findall(body)[1:]}
+        found[name] = found.get(name, {}) | rows
+    return found
+
+
+def missing_tests(document: str) -> list[str]:
+    """Files and functions that are named and not there."""
+    return [
+        f"{file}::{function}"
+        for file, function in _TEST.findall(document)
+        if not _exists(ROOT / file, function)
+    ]
+
+
+def _exists(path: Path, function: str) -> bool:
+    if not path.is_file():
+        return False
+    names = {
+        each.name
+        for each in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(each, ast.FunctionDef)
+    }
+    return not function or function in names
+
+
+def missing_attacks(document: str) -> list[str]:
+    """Attacks that the overview's last column names and no table has."""
+    overview, _, _ = document.partition("\n### ")
+    rows = "".join(row for _, row in _ROW.findall(overview))
+    known = {attack for table in TABLES.values() for attack in table}
+    return [
+        each
+        for each in _QUOTED.findall(rows)
+        if not each.startswith(("tests/", "ckks")) and each not in known
+    ]
+
+
+def test_every_test_that_is_named_exists() -> None:
+    assert len(_TEST.findall(DOCUMENT)) > 40
+    assert len(_TEST.findall(CONFORMANCE)) > 20
+    assert not missing_tests(DOCUMENT + CONFORMANCE)
+
+
+def test_every_limit_that_is_played_is_listed() -> None:
+    played = {
+        f"{path.relative_to(ROOT).as_posix()}::{name}"
+        for folder in ("adversary", "crypto")
+        for path in (ROOT / "tests" / folder).glob("test_*.py")
+        for name in re.findall(
+            r"^def (test_the_(?:stated_)?limit_\w+)", path.read_text(encoding="utf-8"), re.M
+        )
+    }
+    _, _, limits = DOCUMENT.partition("Seven are played, too:")
+    named = [f"{file}::{name}" for file, name in _TEST.findall(limits.partition("\n## ")[0])]
+    assert len(named) == 7
+    assert played <= set(named)
+
+
+def test_every_attack_that_its_overview_names_exists() -> None:
+    assert not missing_attacks(DOCUMENT)
+
+
+@pytest.mark.parametrize("file", TABLES)
+def test_every_attack_stands_in_it_with_its_layers(file: str) -> None:
+    assert sections(DOCUMENT)[file] == TABLES[file]
+
+
+def test_what_is_renamed_is_noticed() -> None:
+    renamed = DOCUMENT.replace("test_a_denominator_is_real", "test_a_denominator_was_real")
+    assert missing_tests(renamed) == ["tests/crypto/ckks/test_ckks_answers.py::test_a_denominator_was_real"]
+    assert missing_attacks(DOCUMENT.replace("`opens shares twice`", "`opens shares thrice`")) == [
+        "opens shares thrice"
+    ]
+    assert sections(DOCUMENT.replace("Order._check_fresh", "Order._check_old")) != sections(DOCUMENT)

@@ -1,0 +1,94 @@
+"""The check of docstrings' first words in scripts/docstring_openings.py, and ruff's rules beside it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "scripts" / "docstring_openings.py"
+
+GOOD = '''"""Masks that cancel in a sum."""
+
+THRESHOLD = 3
+"""Number of shares that reveal a secret."""
+
+
+class Mask:
+    """Pseudorandom vector of a pair of sites."""
+
+    seed: bytes
+    """The seed of the stream."""
+
+    @property
+    def length(self) -> int:
+        """The number of values."""
+
+    async def apply(self) -> None:
+        """Add the mask; whose sign depends on the site's order."""
+        "".join(["Of", "What"])
+'''
+
+
+def opened(folder: Path, source: str) -> subprocess.CompletedProcess[str]:
+    file = folder / "algorithms" / "masks.py"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(source)
+    return subprocess.run([sys.executable, SCRIPT], cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_docstrings_that_open_with_a_noun_or_a_verb_pass(tmp_path: Path) -> None:
+    done = opened(tmp_path, GOOD)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "opening", "line"),
+    [
+        ("Masks that", "What masks cancel", "What", 1),
+        ("Number of", "Of how many shares", "Of", 4),
+        ("Pseudorandom", "The same", "The same", 8),
+        ("The seed", "whose seed", "whose", 11),
+        ("The number", "How many", "How", 15),
+        ("Add the mask", "As printed", "As", 18),
+        ("Add the mask", "The mask", "The", 18),
+        ("Add the mask", "\n        Each mask", "Each", 18),
+    ],
+)
+def test_docstrings_without_subject_or_verb_are_reported(
+    tmp_path: Path, good: str, bad: str, opening: str, line: int
+) -> None:
+    done = opened(tmp_path, GOOD.replace(good, bad))
+    assert done.returncode == 1
+    (report,) = done.stderr.splitlines()
+    assert report.startswith(f"algorithms/masks.py:{line}: ")
+    assert repr(opening) in report
+
+
+def test_a_folder_without_the_packages_is_refused(tmp_path: Path) -> None:
+    assert (
+        subprocess.run([sys.executable, SCRIPT], cwd=tmp_path, capture_output=True, check=False).returncode
+        == 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "rules"), [("algorithms/x.py", {"D401", "D400"}), ("secure_client/x.py", set())]
+)
+def test_ruff_holds_the_same_packages_to_its_rules(file: str, rules: set[str]) -> None:
+    ruff = shutil.which("ruff", path=f"{Path(sys.executable).parent}")
+    assert ruff is not None
+    source = '"""Masks."""\n\n\ndef added() -> None:\n    """Adds masks"""\n'
+    done = subprocess.run(
+        [ruff, "check", "--output-format", "concise", "--stdin-filename", file, "-"],
+        cwd=ROOT,
+        input=source,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert {word for word in done.stdout.split() if word.startswith("D4")} == rules

@@ -1,0 +1,199 @@
+"""Lines that spend nothing: exact values that left, and limits that were changed with a reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from privacy.errors import BudgetError, LedgerError, RolledBackError
+from privacy.ledger.entries import GUARANTEE, Limit, Spending
+from privacy.ledger.hash_chain import Anchor, make_line
+from privacy.ledger.ledger import Ledger, read_account
+from privacy.units import Unit
+from tests.support.budgets import LIMIT, open_ledger, spending
+
+MORE = replace(LIMIT, epsilon=5.0)
+AGREEMENT = bytes(range(32))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    open_ledger(tmp_path / "heart.ledger").spend(of_records(1))
+    return tmp_path / "heart.ledger"
+
+
+def of_records(number: int) -> Spending:
+    """With a guarantee."""
+    return replace(spending(number), facts={GUARANTEE: Unit.RECORD.value})
+
+
+def test_once_exact_values_left_nothing_is_guaranteed_any_more(path: Path) -> None:
+    ledger = open_ledger(path)
+    assert ledger.guaranteed()
+    assert ledger.expose("run-2", AGREEMENT)
+    assert not ledger.guaranteed()
+    ledger.spend(of_records(2))
+    again = read_account(path)
+    assert not again.guaranteed
+    assert [(each.run, each.agreement_hash) for each in again.exposures] == [("run-2", AGREEMENT)]
+    assert [each.spending for each in again.entries] == [of_records(1), of_records(2)]
+
+
+def test_a_run_is_named_once_for_each_agreement(path: Path) -> None:
+    said = [open_ledger(path).expose(run, AGREEMENT) for run in ("run-2", "run-2", "run-3")]
+    assert said == [True, False, True]
+    assert open_ledger(path).expose("run-2", bytes(32))
+    assert len(read_account(path).exposures) == 3
+
+
+def test_exact_values_cost_no_epsilon_and_are_recorded_when_nothing_is_left(tmp_path: Path) -> None:
+    poor = Limit(0.1, 1e-5)
+    ledger = open_ledger(tmp_path / "poor.ledger", limit=poor)
+    with pytest.raises(BudgetError):
+        ledger.spend(spending(1))
+    ledger.expose("run-1", AGREEMENT)
+    assert ledger.epsilon_spent() == 0.0
+
+
+def test_a_limit_is_raised_and_what_was_spent_stays(path: Path) -> None:
+    ledger = open_ledger(path)
+    spent = ledger.epsilon_spent()
+    assert ledger.remaining(spending(1).event) < 40
+    assert ledger.allow(MORE, "the ethics board, 3 March") == ledger.anchor
+    assert ledger.remaining(spending(1).event) >= 40
+    again = open_ledger(path, limit=MORE)
+    assert again.epsilon_spent() == spent
+    account = read_account(path)
+    assert (account.limit, account.budget.limit) == (MORE, LIMIT)
+    assert [each.reason for each in account.allowances] == ["the ethics board, 3 March"]
+
+
+def test_a_limit_below_what_is_spent_lets_nothing_more_go(path: Path) -> None:
+    ledger, less = open_ledger(path), replace(LIMIT, epsilon=0.01)
+    ledger.allow(less, "too much")
+    with pytest.raises(BudgetError, match=r"above its limit of epsilon 0\.01"):
+        open_ledger(path, limit=less).spend(spending(2))
+
+
+def test_delta_counts_from_then_on(path: Path) -> None:
+    ledger, other = open_ledger(path), replace(LIMIT, delta=1e-6)
+    spent = ledger.epsilon_spent()
+    ledger.allow(other, "stricter")
+    assert open_ledger(path, limit=other).epsilon_spent() > spent
+
+
+def test_a_site_whose_file_says_another_limit_than_the_last_is_refused(path: Path) -> None:
+    running = open_ledger(path)
+    open_ledger(path).allow(MORE, "more")
+    for attempt in (lambda: open_ledger(path), lambda: running.spend(spending(2))):
+        with pytest.raises(LedgerError, match=r"has a limit of epsilon 5 .* is asked for epsilon 3 "):
+            attempt()
+    open_ledger(path, limit=MORE).allow(LIMIT, "as before")
+    running.spend(spending(2))
+
+
+@pytest.mark.parametrize("reason", ["", " ", "two\nlines", "\x1b[2J", "x" * 501, "\udcff"])
+def test_a_reason_is_printable(path: Path, reason: str) -> None:
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="printable"):
+        open_ledger(path).allow(MORE, reason)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [(LIMIT, "already"), (replace(MORE, unit=Unit.SUBJECT), "one record says nothing of one subject")],
+)
+def test_a_change_that_is_none_is_refused(path: Path, limit: Limit, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        open_ledger(path).allow(limit, "why not")
+
+
+def both(ledger: Ledger) -> None:
+    ledger.expose("run-2", AGREEMENT)
+    ledger.allow(MORE, "more")
+
+
+def changed(line: bytes, **values: object) -> bytes:
+    """With its hash made to fit."""
+    entry = json.loads(line)
+    after = Anchor(entry.pop("seq") - 1, entry.pop("prev"))
+    del entry["hash"]
+    return make_line(after, {**entry, **values})[:-1]
+
+
+TAMPERINGS: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
+    "exposure removed": (lambda old: [*old[:2], old[3]], "line 3 .* a line was removed"),
+    "limit removed": (lambda old: [*old[:3], old[3].replace(b"5.0", b"9.0")], "line 4 was changed"),
+    "moved": (lambda old: [*old[:2], old[3], old[2]], "line 3 .* lines were moved"),
+    "another limit": (lambda old: [*old[:3], changed(old[3], epsilon=-1.0)], "line 4 says .* positive"),
+    "a whole number": (lambda old: [*old[:3], changed(old[3], epsilon=5)], "line 4 says .* limit is"),
+    "without a reason": (lambda old: [*old[:3], changed(old[3], reason="")], "line 4 says .* printable"),
+    "reason of another kind": (lambda old: [*old[:3], changed(old[3], reason=1)], "line 4 says .* why"),
+    "another unit": (lambda old: [*old[:3], changed(old[3], unit="ward")], "line 4 says"),
+    "more said": (lambda old: [*old[:3], changed(old[3], undo=True)], "line 4 says .* more than .* 'limit'"),
+    "of no run": (lambda old: [*old[:2], changed(old[2], run=None)], "line 3 says .* which run"),
+    "no hash": (lambda old: [*old[:2], changed(old[2], agreement="xy")], "line 3 says"),
+    "a salt that is none": (lambda old: [changed(old[0], salt="pepper")], "line 1 says .* salt"),
+}
+
+
+@pytest.mark.parametrize("name", TAMPERINGS)
+def test_what_was_done_to_the_lines_is_named(path: Path, name: str) -> None:
+    ledger, (tamper, message) = open_ledger(path), TAMPERINGS[name]
+    both(ledger)
+    tampered = b"".join(line + b"\n" for line in tamper(path.read_bytes().splitlines()))
+    path.write_bytes(tampered)
+    for attempt in (lambda: open_ledger(path, limit=MORE), lambda: read_account(path)):
+        with pytest.raises(LedgerError, match=message):
+            attempt()
+    assert path.read_bytes() == tampered
+
+
+def test_a_line_that_a_crash_cut_off_is_dropped_and_the_limit_before_it_holds(path: Path) -> None:
+    open_ledger(path).expose("run-2", AGREEMENT)
+    exposed = path.read_bytes()
+    open_ledger(path).allow(MORE, "more")
+    whole = path.read_bytes()
+    for end in (len(exposed) + 1, len(whole) - 2):
+        path.write_bytes(whole[:end])
+        open_ledger(path)
+        assert path.read_bytes() == exposed
+    path.write_bytes(whole[:-1])
+    open_ledger(path, limit=MORE)
+    assert path.read_bytes() == whole
+
+
+def test_an_older_copy_lacks_a_decision_and_is_behind_its_anchor(path: Path) -> None:
+    older, ledger = path.read_bytes(), open_ledger(path)
+    ledger.allow(replace(LIMIT, epsilon=1.0), "less")
+    path.write_bytes(older)
+    with pytest.raises(RolledBackError):
+        open_ledger(path).check_anchor(*ledger.anchor)
+
+
+def test_two_ledgers_with_the_same_lines_have_other_hashes(tmp_path: Path) -> None:
+    """So a hash that peers are shown tells nothing of the limit, which they could guess."""
+    ledgers = [open_ledger(tmp_path / name) for name in ("one", "two")]
+    assert ledgers[0].anchor.seq == ledgers[1].anchor.seq
+    assert ledgers[0].anchor.head != ledgers[1].anchor.head
+    assert len({read_account(each.path).budget.salt for each in ledgers}) == 2
+
+
+def test_a_ledger_that_was_begun_without_a_salt_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "old.ledger"
+    content = json.loads(path_of_new(tmp_path).read_bytes())
+    for name in ("salt", "seq", "prev", "hash"):
+        del content[name]
+    path.write_bytes(make_line(Anchor(-1, "0" * 64), content))
+    ledger = open_ledger(path)
+    ledger.spend(spending(1))
+    assert read_account(path).budget.salt == ""
+
+
+def path_of_new(folder: Path) -> Path:
+    return open_ledger(folder / "new.ledger").path

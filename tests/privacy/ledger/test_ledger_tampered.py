@@ -1,0 +1,199 @@
+"""Lines that were changed, removed, moved or repeated, an unfinished end, and an older copy put back."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from privacy.errors import LedgerError, RolledBackError
+from privacy.ledger.hash_chain import Anchor, ChainError, make_line, read_chain
+from privacy.ledger.ledger import read_account
+from tests.support.budgets import LIMIT, open_ledger, spending
+
+Lines = list[bytes]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    ledger = open_ledger(tmp_path / "heart.ledger")
+    for number in range(1, 5):
+        ledger.spend(spending(number))
+    return tmp_path / "heart.ledger"
+
+
+def changed(line: bytes, name: str, value: object, *, rehashed: bool = False) -> bytes:
+    entry = json.loads(line)
+    entry[name] = value
+    if rehashed:
+        after = Anchor(entry.pop("seq") - 1, entry.pop("prev"))
+        return make_line(after, {key: each for key, each in entry.items() if key != "hash"})[:-1]
+    return json.dumps(entry, sort_keys=True, separators=(",", ":")).encode()
+
+
+def replaced(lines: Lines, index: int, *others: bytes) -> Lines:
+    return [*lines[:index], *others, *lines[index + 1 :]]
+
+
+TAMPERINGS: dict[str, tuple[Callable[[Lines], Lines], str]] = {
+    "changed": (lambda old: replaced(old, 2, changed(old[2], "round", 1)), "line 3 was changed"),
+    "cheaper": (
+        lambda old: replaced(old, 2, old[2].replace(b'"noise_multiplier":6.2', b'"noise_multiplier":62')),
+        "line 3 was changed",
+    ),
+    "changed with its hash": (
+        lambda old: replaced(old, 2, changed(old[2], "round", 1, rehashed=True)),
+        "line 4 does not follow .* replaced",
+    ),
+    "no JSON": (lambda old: replaced(old, 2, old[2][:-1]), "line 3 is not JSON"),
+    "last line no JSON": (lambda old: replaced(old, 4, old[4][:-1]), "line 5 is not JSON"),
+    "zeros": (lambda old: replaced(old, 4, bytes(50) + old[4][50:]), "line 5 is not JSON"),
+    "not canonical": (lambda old: replaced(old, 2, old[2] + b" "), "line 3 is not a line of a ledger"),
+    "key twice": (
+        lambda old: replaced(old, 2, b'{"round":9,' + old[2][1:]),
+        "line 3 is not a line of a ledger",
+    ),
+    "a list": (lambda old: replaced(old, 2, b"[]"), "line 3 is not a line of a ledger"),
+    "deep": (lambda old: replaced(old, 2, b"[" * 100_000), "line 3 is not JSON"),
+    "empty line": (lambda old: replaced(old, 2, b"", old[2]), "line 3 is not JSON"),
+    "removed": (lambda old: replaced(old, 2), "line 3 .* a line was removed"),
+    "first removed": (lambda old: old[1:], "line 1 .* a line was removed"),
+    "moved": (lambda old: [*old[:2], old[3], old[2], old[4]], "line 3 .* lines were moved"),
+    "repeated": (lambda old: [*old[:3], *old[2:]], "line 4 .* a line was repeated"),
+    "last repeated": (lambda old: [*old, old[4]], "line 6 .* a line was repeated"),
+    "other kind": (
+        lambda old: [*old[:4], changed(old[4], "kind", "refund", rehashed=True)],
+        "line 5 says what no ledger .*its kind is 'refund'",
+    ),
+    "other mechanism": (
+        lambda old: [*old[:4], changed(old[4], "event", {"mechanism": "none"}, rehashed=True)],
+        "line 5 says what no ledger .*its mechanism is 'none'",
+    ),
+    "other format": (lambda old: [changed(old[0], "format", 2, rehashed=True)], "line 1 .* another version"),
+    "other neighbours": (
+        lambda old: [changed(old[0], "neighbours", "replace one", rehashed=True)],
+        "line 1 .* another version",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TAMPERINGS)
+def test_what_was_done_to_the_lines_is_named(path: Path, name: str) -> None:
+    ledger, (tamper, message) = open_ledger(path), TAMPERINGS[name]
+    tampered = b"".join(line + b"\n" for line in tamper(path.read_bytes().splitlines()))
+    assert tampered != path.read_bytes()
+    path.write_bytes(tampered)
+    for attempt in (
+        lambda: open_ledger(path),
+        lambda: read_account(path),
+        lambda: ledger.spend(spending(9)),
+    ):
+        with pytest.raises(LedgerError, match=message):
+            attempt()
+    assert path.read_bytes() == tampered
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of files, of which none need outlast a power cut."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_unfinished_line_is_dropped_with_a_warning_and_a_whole_one_is_kept(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Cut at every byte of the last line. Without its newline alone, it may have been an editor: it stays spent."""
+    whole = path.read_bytes()
+    start = whole.rindex(b"\n", 0, -1) + 1
+    for end in range(start, len(whole)):
+        path.write_bytes(whole[:end])
+        caplog.clear()
+        assert read_account(path).unfinished == (end - start if end < len(whole) - 1 else 0)
+        assert path.read_bytes() == whole[:end]  # by reading alone nothing is changed
+        with caplog.at_level(logging.WARNING):
+            ledger = open_ledger(path)
+        kept = end == len(whole) - 1
+        assert path.read_bytes() == (whole if kept else whole[:start])
+        assert len(ledger.history) == 3 + kept
+        assert bool(caplog.messages) == (start < end < len(whole) - 1)
+        assert kept or not ledger.spent(spending(4).release)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_first_line_that_was_cut_off_is_begun_again(tmp_path: Path) -> None:
+    path = tmp_path / "heart.ledger"
+    first = (open_ledger(path), path.read_bytes())[1]
+    for end in range(len(first)):
+        path.write_bytes(first[:end])
+        assert open_ledger(path).history == ()
+        begun = read_account(path)  # with another salt, but where no more than the newline was cut off
+        assert (begun.lines, begun.budget.limit, len(path.read_bytes())) == ((), LIMIT, len(first))
+        assert (path.read_bytes() == first) == (end == len(first) - 1)
+
+
+def test_a_restored_older_copy_is_told_by_its_anchor(path: Path) -> None:
+    older = path.read_bytes()
+    ledger = open_ledger(path)
+    at_that_time = ledger.anchor
+    kept = ledger.spend(spending(5))
+    path.write_bytes(older)
+    with pytest.raises(RolledBackError, match="ends with entry 4, and has had 5"):
+        ledger.spend(spending(6))  # the process that saw the newer one
+    restarted = open_ledger(path)
+    restarted.check_anchor(*at_that_time)
+    with pytest.raises(RolledBackError, match="ends with entry 4, and has had 5"):
+        restarted.check_anchor(*kept)
+    restarted.spend(spending(7))
+    with pytest.raises(RolledBackError, match="another entry 5"):
+        restarted.check_anchor(*kept)
+    with pytest.raises(RolledBackError, match="another entry 5"):
+        ledger.spend(spending(8))
+
+
+@pytest.mark.parametrize("begun_anew", [False, True])
+def test_a_ledger_that_vanished_is_not_begun_again_by_who_saw_it(path: Path, begun_anew: bool) -> None:
+    ledger = open_ledger(path)
+    path.unlink()
+    if begun_anew:
+        open_ledger(path)
+    with pytest.raises(LedgerError, match=r"ends with entry 0, and has had 4|is not there"):
+        ledger.spend(spending(9))
+    assert path.exists() == begun_anew
+    path.write_bytes(b"")
+    with pytest.raises(RolledBackError, match="is empty, and was not"):
+        ledger.spend(spending(9))
+
+
+def test_anchors_go_on_holding(path: Path) -> None:
+    ledger = open_ledger(path)
+    anchors = [ledger.anchor, *(ledger.spend(spending(number)) for number in range(5, 8))]
+    assert [each.seq for each in anchors] == [4, 5, 6, 7]
+    for each in anchors:
+        open_ledger(path).check_anchor(*each)
+        with pytest.raises(RolledBackError):
+            ledger.check_anchor(each.seq, "0" * 64)
+    with pytest.raises(RolledBackError):
+        ledger.check_anchor(-1, ledger.anchor.head)
+
+
+def test_chains_are_one_format_whatever_they_hold() -> None:
+    first = make_line(Anchor(-1, "0" * 64), {"b": 1, "a": "ü"})
+    chain = read_chain(first)
+    assert first.startswith(b'{"a":"\\u00fc","b":1,"hash":"')
+    assert read_chain(first + make_line(chain.anchor, {"c": 0.1})).contents[1] == {"c": 0.1}
+    with pytest.raises(ValueError, match="seq"):
+        make_line(chain.anchor, {"seq": 1})
+    with pytest.raises(ChainError):
+        read_chain(make_line(Anchor(-1, "1" * 64), {}))
+
+
+def test_the_limit_is_part_of_the_chain(path: Path) -> None:
+    generous = path.read_bytes().replace(f'"epsilon":{LIMIT.epsilon}'.encode(), b'"epsilon":30.0', 1)
+    path.write_bytes(generous)
+    with pytest.raises(LedgerError, match="line 1 was changed"):
+        open_ledger(path)

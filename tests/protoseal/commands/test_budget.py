@@ -1,0 +1,209 @@
+"""``protoseal budget plan``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import secure_client.privacy
+from privacy.accounting.accountant import epsilon
+from privacy.accounting.events import DpSgd, GaussianRelease
+from tests.protoseal.commands.budget_plans import plan, planned, refusal
+
+DP_SGD = ("--sampling-rate", 0.05, "--dp-sgd-noise", 2, "--steps", 100)
+
+
+@pytest.mark.parametrize(("count", "guide"), [(1, 1.39), (20, 6.2), (100, 13.9)])
+def test_it_finds_the_noise(count: int, guide: float) -> None:
+    found = planned("--epsilon", 3, "--releases", count, "--records", "50,500,5000")
+    assert found["noise_multiplier"] == pytest.approx(guide, abs=0.05)
+    assert found["spent"] <= 3
+    assert (found["solved_for"], found["unit"], found["neighbours"]) == (
+        "noise_multiplier",
+        "record",
+        "add or remove one",
+    )
+    assert [error["records"] for error in found["errors"]] == [50, 500, 5000]
+    first, second, _ = found["errors"]
+    assert first["relative"] == pytest.approx(10 * second["relative"])
+
+
+def test_it_finds_the_releases_and_what_they_cost() -> None:
+    noise = planned("--epsilon", 3, "--releases", 40)["noise_multiplier"]
+    found = planned("--epsilon", 3, "--noise-multiplier", noise)
+    assert (found["releases"], found["solved_for"]) == (40, "releases")
+    cost = planned("--releases", 40, "--noise-multiplier", noise)
+    assert cost["solved_for"] == "epsilon"
+    assert cost["epsilon"] == cost["spent"] == pytest.approx(3.0, abs=1e-3)
+    assert cost["epsilon"] == epsilon([GaussianRelease(noise, 5130)] * 40, 1e-5)
+
+
+def test_training_is_composed_beside_releases() -> None:
+    found = planned("--releases", 10, "--noise-multiplier", 8, *DP_SGD)
+    training = DpSgd(2.0, 0.05, 100)
+    assert found["dp_sgd"] == {"noise_multiplier": 2.0, "sampling_rate": 0.05, "steps": 100}
+    assert found["epsilon"] == epsilon([training, *[GaussianRelease(8.0, 5130)] * 10], 1e-5)
+    assert "100 steps of DP-SGD" in plan("--releases", 10, "--noise-multiplier", 8, *DP_SGD).stdout
+    assert "alone, of 0.5" in refusal("--epsilon", 0.5, "--releases", 10, *DP_SGD)
+
+
+def test_the_query_decides_on_errors_and_coordinates() -> None:
+    arguments = ("--epsilon", 3, "--releases", 10, "--records", 300)
+    found = planned(*arguments, "--clip", 2, "--count-weight", 0.5, "--dim", 64, "--classes", 3)
+    assert (found["clip"], found["count_weight"], found["coordinates"]) == (2, 0.5, 3 * 65)
+    [error] = found["errors"]
+    assert error["absolute"] == pytest.approx(2 * error["relative"])
+    assert planned(*arguments, "--dim", 16)["count_weight"] == pytest.approx(0.5)
+
+
+def test_what_is_told_to_a_person() -> None:
+    done = plan("--epsilon", 3, "--releases", 100, "--records", "50,5000")
+    assert "ε = 3 at δ = 1e-05" in done.stdout
+    assert "100 releases, noise multiplier 13.906" in done.stdout
+    assert "6.57" in done.stdout
+    assert "over a third of 50 records" in done.stderr
+    assert "give --records" not in done.stderr
+    assert "give --records" in plan("--epsilon", 3, "--releases", 1).stderr
+
+
+def test_a_delta_that_is_no_guarantee_is_refused() -> None:
+    told = refusal("--epsilon", 3, "--releases", 1, "--delta", 0.02, "--records", "50,5000")
+    assert "one of 50 records" in told
+    found = planned("--epsilon", 3, "--releases", 1, "--delta", 0.001, "--records", "50,5000")
+    assert "50000 records, 10 times 5000, or more" in found["warnings"][0]
+
+
+@pytest.mark.parametrize(
+    ("unit", "whole"),
+    [((), 1000), (("--unit", "subject", "--classes-of-one", 5), 200), (("--unit", "site"), None)],
+)
+def test_delta_is_held_against_all_classes_of_a_site(unit: tuple[object, ...], whole: int | None) -> None:
+    """Records and subjects are of one class; sites have all of them."""
+    found = planned("--epsilon", 3, "--releases", 1, "--delta", 0.006, "--records", 100, *unit)
+    assert any("is no guarantee for" in each for each in found["warnings"]) is (whole is not None)
+    if whole is not None:
+        assert f"for a data set with {whole} " in found["warnings"][0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--epsilon", 3), "all but one of"),
+        (("--epsilon", 3, "--releases", 1, "--noise-multiplier", 2), "all but one of"),
+        (("--epsilon", 3, "--releases", 1, "--steps", 5), "together"),
+        (("--epsilon", 3, "--releases", 1, "--unit", "site", *DP_SGD), "no ε for one site"),
+        (("--epsilon", "nan", "--releases", 1), "number"),
+        (("--epsilon", "inf", "--releases", 1), "number"),
+        (("--epsilon", -1, "--releases", 1), "range"),
+        (("--epsilon", 3, "--releases", 1, "--delta", 1), "range"),
+        (("--noise-multiplier", 0.001, "--releases", 5), "more than any ε"),
+        (("--epsilon", 3, "--releases", 1, "--delta", "1e-14"), "no noise keeps"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_line(arguments: tuple[object, ...], told: str) -> None:
+    assert told in refusal(*arguments)
+
+
+@pytest.mark.parametrize("more", [(), ("--json",), ("--plot", "none.svg"), ("--records", 50)])
+@pytest.mark.parametrize("noise", [1, 0.001])
+def test_no_release_within_the_budget_is_one_message_and_no_plan(
+    more: tuple[object, ...], noise: float
+) -> None:
+    done = plan("--epsilon", 0.1, "--noise-multiplier", noise, *more)
+    assert (done.exit_code, done.stdout) == (1, "")
+    [told] = done.stderr.splitlines()
+    one = epsilon([GaussianRelease(1.0, 5130)], 1e-5)
+    cost = f"ε = {one:.4g}" if noise == 1 else "more than any ε"
+    assert f"1 release with noise multiplier {noise} would cost {cost} at δ = 1e-05, and 0.1 is" in told
+    assert planned("--epsilon", 0.1, "--releases", 1)["spent"] <= 0.1  # what it says to give
+
+
+def test_no_release_beside_training_is_told_with_what_both_cost() -> None:
+    alone, both = (
+        epsilon([DpSgd(2.0, 0.05, 100), *releases], 1e-5) for releases in ([], [GaussianRelease(1.0, 5130)])
+    )
+    told = refusal("--epsilon", alone + 0.01, "--noise-multiplier", 1, *DP_SGD)
+    assert f"multiplier 1 and DP-SGD would cost ε = {both:.4g}" in told
+
+
+def test_the_plot_has_a_line_for_each_number_of_releases(tmp_path: Path) -> None:
+    drawn = tmp_path / "error.svg"
+    assert plan("--epsilon", 3, "--releases", 30, "--plot", drawn).exit_code == 0
+    text = drawn.read_text(encoding="utf-8")
+    assert text.startswith("<?xml")
+    for count in (1, 10, 30, 100):
+        assert f"{count} release" in text
+
+
+def test_without_the_site_extra_it_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(sys.modules):
+        if name.partition(".")[0] == "dp_accounting" or name.startswith("secure_client.privacy"):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(secure_client, "privacy", secure_client.privacy)  # put back what is imported anew
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    assert "pip install 'protoseal[site]'" in refusal("--epsilon", 3, "--releases", 1)
+
+
+@pytest.mark.parametrize(("unit", "of_one"), [("subject", 1), ("site", 10)])
+def test_a_unit_costs_what_a_record_does_and_counts_less_the_more_classes_it_has(
+    unit: str, of_one: int
+) -> None:
+    arguments = ("--epsilon", 3, "--releases", 20, "--records", 500, "--dim", 64)
+    by_record, found = planned(*arguments), planned(*arguments, "--unit", unit)
+    assert (found["unit"], found["classes_of_one"]) == (unit, of_one)
+    assert (found["noise_multiplier"], found["spent"]) == (by_record["noise_multiplier"], by_record["spent"])
+    times = of_one**0.5
+    for name in ("absolute", "relative", "count"):
+        assert found["errors"][0][name] == pytest.approx(times * by_record["errors"][0][name])
+    four = planned(*arguments, "--unit", unit, "--classes-of-one", 4)
+    assert four["errors"][0]["relative"] == pytest.approx(2 * by_record["errors"][0]["relative"])
+    told = plan(*arguments, "--unit", unit)
+    assert f"{unit}s of a class" in told.stdout
+
+
+def test_delta_and_warnings_are_of_the_unit() -> None:
+    arguments = ("--epsilon", 3, "--releases", 1, "--unit", "subject")
+    assert "one over the subjects of the smallest data set" in plan(*arguments).stderr
+    assert "sites of a run" in plan(*arguments[:-1], "site").stderr
+    assert "one of 50 subjects" in refusal(*arguments, "--delta", 0.02, "--records", 50)
+    assert "over a third of 5 subjects" in plan(*arguments, "--records", 5).stderr
+
+
+@pytest.mark.parametrize(("unit", "of_one"), [("record", 2), ("subject", 11), ("site", 11)])
+def test_no_unit_has_more_classes_than_there_are(unit: str, of_one: int) -> None:
+    told = refusal("--epsilon", 3, "--releases", 1, "--unit", unit, "--classes-of-one", of_one)
+    assert f"one {unit} has records of" in told
+
+
+def test_subjects_of_a_sites_own_data_are_counted_class_by_class(tmp_path: Path) -> None:
+    """Ann has records of both classes, Bob of one, Carl of the other; each has several."""
+    file = tmp_path / "own.npz"
+    subjects, labels = (
+        np.array(["ann"] * 4 + ["bob"] * 3 + ["carl"] * 2),
+        np.array([0, 0, 1, 1, 1, 1, 1, 0, 0]),
+    )
+    np.savez(
+        file, x_train=np.zeros((9, 4)), y_train=labels, subjects=subjects, class_names=np.array(["a", "b"])
+    )
+    arguments = ("--epsilon", 3, "--releases", 1, "--classes", 2, "--counts-of", f"npz:{file}")
+    found = planned(*arguments, "--unit", "subject")
+    assert [(each["class"], each["records"]) for each in found["errors"]] == [("a", 2), ("b", 2)]
+    assert found["classes_of_one"] == 2
+    assert [each["records"] for each in planned(*arguments)["errors"]] == [4, 5]
+    assert "one of 3 subjects" in refusal(*arguments, "--unit", "subject", "--delta", 0.34)
+    assert "one of 9 records" in refusal(*arguments, "--delta", 0.12)
+    assert "one site's data" in refusal(*arguments, "--unit", "site")
+    np.savez(file, x_train=np.zeros((9, 4)), y_train=labels)
+    assert "does not say whose its records are" in refusal(*arguments, "--unit", "subject")
+
+
+def test_the_unit_is_the_agreements_unless_another_is_asked_about(tmp_path: Path) -> None:
+    file = tmp_path / "agreed.toml"
+    text = (Path(__file__).parents[3] / "deploy" / "samples" / "agreement-private.toml").read_text("utf-8")
+    file.write_text(text.replace("\n[privacy]", '\n[privacy]\nunit = "site"'), "utf-8")
+    found = planned("--agreement", file, "--records", 100)
+    assert (found["unit"], found["classes_of_one"]) == ("site", 10)
+    assert planned("--agreement", file, "--records", 100, "--unit", "record")["unit"] == "record"

@@ -1,0 +1,259 @@
+"""``protoseal budget show`` and ``verify``, as a privacy officer meets them."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import cast
+
+import pytest
+from click.testing import CliRunner
+
+from agreement.storage.ledger_anchors import AnchorRecord
+from privacy.accounting.accounting_rules import Accounting
+from privacy.accounting.events import DpSgd
+from privacy.ledger.entries import Limit, Release, Spending
+from privacy.ledger.ledger import Ledger
+from protoseal.cli import main
+from protoseal.commands.budget_ledger import TORN
+from secure_client.privacy.rollback_record import OWN, own_anchor, record_beside
+from tests.support.budgets import LIMIT, exact_epsilon, open_ledger, spending
+
+
+@pytest.fixture(autouse=True)
+def exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The accountant of these tests in the place of the site's."""
+    module = cast("ModuleType", SimpleNamespace(accountant_of=lambda _: exact_epsilon))
+    monkeypatch.setitem(sys.modules, "privacy.ledger.accountants", module)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "heart.ledger"
+    ledger = open_ledger(path)
+    ledger.spend(spending(1))
+    ledger.spend(spending(3))
+    ledger.spend(Spending(Release("run-2", 1, "extractor"), bytes(32), DpSgd(100.0, 0.01, 3)))
+    return path
+
+
+def output_of(*arguments: object, code: int = 0) -> str:
+    result = CliRunner().invoke(main, ["budget", *(str(each) for each in arguments)])
+    assert result.exit_code == code, result.output
+    return result.stdout
+
+
+def failure(*arguments: object) -> str:
+    result = CliRunner().invoke(main, ["budget", *(str(each) for each in arguments)])
+    assert result.exit_code != 0
+    assert isinstance(result.exception, SystemExit), result.exception
+    return result.stderr.splitlines()[-1]
+
+
+def test_show_says_what_was_spent_on_what_and_what_remains(path: Path) -> None:
+    ledger, before = open_ledger(path), path.read_bytes()
+    shown = output_of("show", path)
+    releases, steps = (ledger.remaining(event) for event in ledger.history[1:])
+    assert f"epsilon spent     {ledger.epsilon_spent():.6g}" in shown
+    assert (
+        f"remaining         {releases} releases with noise multiplier 6.2 or {steps} steps of DP-SGD" in shown
+    )
+    assert "run 'run-1', rounds 1-3: prototypes, 2 releases with noise multiplier 6.2" in shown
+    assert "run 'run-2', rounds 1-1: extractor, 3 steps of DP-SGD with noise multiplier 100" in shown
+    assert str(ledger.anchor) in shown
+    assert path.read_bytes() == before
+
+
+def test_show_gives_all_of_it_as_json(path: Path) -> None:
+    ledger = open_ledger(path)
+    shown = json.loads(output_of("show", path, "--json"))
+    assert {name: shown[name] for name in ("dataset", "epsilon_limit", "delta", "unit", "neighbours")} == {
+        "dataset": "heart-2024",
+        "epsilon_limit": 3.0,
+        "delta": 1e-5,
+        "unit": "record",
+        "neighbours": "add or remove one",
+    }
+    assert shown["epsilon_spent"] == ledger.epsilon_spent()
+    assert [each["count"] for each in shown["remaining"]] == [
+        ledger.remaining(event) for event in ledger.history[1:]
+    ]
+    assert [(each["run"], each["round"], each["what"]) for each in shown["entries"]] == [
+        ("run-1", 1, "prototypes"),
+        ("run-1", 3, "prototypes"),
+        ("run-2", 1, "extractor"),
+    ]
+    assert shown["entries"][0]["facts"] == {"clip": 1.0}
+    assert shown["anchor"] == str(ledger.anchor)
+
+
+def test_a_ledger_of_which_nothing_is_spent(tmp_path: Path) -> None:
+    open_ledger(tmp_path / "new.ledger")
+    shown = output_of("show", tmp_path / "new.ledger")
+    assert "epsilon spent     0\n" in shown
+    assert shown.splitlines()[-2] == "remaining         all of it"
+    assert "Entries: 0;" in output_of("verify", tmp_path / "new.ledger")
+
+
+def test_verify_tells_a_whole_ledger_from_a_changed_and_from_an_older_one(path: Path) -> None:
+    ledger, older = open_ledger(path), path.read_bytes()
+    assert "The chain holds. Entries: 3;" in output_of("verify", path)
+    kept = ledger.spend(spending(4))
+    assert "has the entry that others have kept: 4" in output_of("verify", path, "--anchor", kept)
+    assert json.loads(output_of("verify", path, "--anchor", kept, "--json"))["anchored"] == str(kept)
+    path.write_bytes(older)
+    assert "An older copy would look the same" in output_of("verify", path)
+    assert "ends with entry 3, and has had 4" in failure("verify", path, "--anchor", kept)
+    path.write_bytes(older.replace(b'"round":3', b'"round":2'))
+    for command in ("verify", "show"):
+        assert "line 3 was changed" in failure(command, path)
+
+
+def test_verify_tells_of_an_unfinished_entry_and_leaves_it(path: Path) -> None:
+    torn = path.read_bytes()[:-7]
+    path.write_bytes(torn)
+    said = output_of("verify", path, code=TORN)
+    assert said.startswith("NO GUARANTEE")  # what is recorded has none, whatever stood at the end
+    assert said.splitlines()[2].startswith("TORN END: ")
+    as_json = json.loads(output_of("verify", path, "--json", code=TORN))
+    assert as_json["unfinished_bytes"] > 0
+    assert path.read_bytes() == torn
+
+
+def test_what_a_torn_end_said_is_unknown(tmp_path: Path) -> None:
+    """A line that was shortened later looks the same: that exact values left may have stood there."""
+    torn = tmp_path / "torn.ledger"
+    open_ledger(torn).expose("run-7", bytes(32))
+    torn.write_bytes(torn.read_bytes()[:-7])
+    assert json.loads(output_of("show", torn, "--json"))["guarantee"].startswith("unknown")
+
+
+def test_what_is_no_ledger_or_no_anchor_is_told_in_one_line(path: Path, tmp_path: Path) -> None:
+    assert "is not there" in failure("verify", tmp_path / "none.ledger")
+    (tmp_path / "empty").touch()
+    assert "does not begin with a data set" in failure("show", tmp_path / "empty")
+    for anchor in ("3", "3:abc", f"-1:{'0' * 64}", f"3:{'0' * 63}g"):
+        assert "64 hexadecimal digits" in failure("verify", path, "--anchor", anchor)
+
+
+@pytest.mark.parametrize("linked", [False, True], ids=["file", "link"])
+def test_an_entry_that_the_site_has_shown_and_the_ledger_lacks_is_told(tmp_path: Path, linked: bool) -> None:
+    """The line that exact values left, torn: no command takes what is left for the ledger, or writes after it."""
+    real = tmp_path / "scans.ledger"
+    named = tmp_path / "link.ledger" if linked else real
+    ledger = Ledger(real, "scans", Limit(3.0, 1e-5), epsilon=exact_epsilon)
+    ledger.expose("run-1", bytes(32))
+    if linked:
+        named.symlink_to(real)
+    with AnchorRecord.open(record_beside(real)) as record:
+        record.note({OWN: own_anchor("scans", ledger.anchor)})
+    assert "The chain holds" in output_of("verify", named)
+    whole = real.read_bytes()
+    real.write_bytes(whole[:-40])
+    for command in (("verify",), ("allow", "--epsilon", 4, "--reason", "more")):
+        assert "lacks entry 1" in failure(command[0], named, *command[1:])
+    assert real.read_bytes() == whole[:-40]
+    assert output_of("show", named).startswith("NO GUARANTEE for any record: the ledger lacks entry 1")
+    assert json.loads(output_of("show", named, "--json"))["guarantee"] == "none"
+
+
+def test_verify_needs_no_accountant(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "privacy.ledger.accountants", None)
+    assert "The chain holds" in output_of("verify", path)
+
+
+def test_allow_changes_the_limit_by_a_line_with_its_reason(path: Path) -> None:
+    before = path.read_bytes()
+    said = output_of("allow", path, "--epsilon", 8, "--reason", "ethics board, 3 March")
+    assert (
+        "was epsilon 3 at delta 1e-05 for one record, and is epsilon 8 at delta 1e-05 for one record" in said
+    )
+    assert path.read_bytes().startswith(before)
+    shown = output_of("show", path)
+    assert "epsilon limit     8\n" in shown
+    assert "epsilon 8 at delta 1e-05 for one record, was epsilon 3 at delta 1e-05 for one record" in shown
+    assert shown.splitlines()[-2].endswith(": ethics board, 3 March")
+    output_of("allow", path, "--epsilon", 4, "--delta", 1e-6, "--reason", "less again")
+    as_json = json.loads(output_of("show", path, "--json"))
+    assert (as_json["epsilon_limit"], as_json["delta"]) == (4.0, 1e-6)
+    assert as_json["limit_at_first"] == {"epsilon": 3.0, "delta": 1e-5, "accountant": "pld"}
+    assert [(each["epsilon"], each["delta"], each["reason"]) for each in as_json["limits"]] == [
+        (8.0, 1e-5, "ethics board, 3 March"),
+        (4.0, 1e-6, "less again"),
+    ]
+    assert "The chain holds. Entries: 5;" in output_of("verify", path)
+
+
+def test_allow_changes_the_accountant_and_keeps_the_rest(path: Path) -> None:
+    said = output_of(
+        "allow", path, "--accountant", "renyi-filter", "--reason", "the next run follows from this one"
+    )
+    assert "is epsilon 3 at delta 1e-05 for one record, counted by renyi-filter" in said
+    assert json.loads(output_of("show", path, "--json"))["accountant"] == "renyi-filter"
+    assert "it stays" in failure("allow", path, "--accountant", "pld", "--reason", "back")
+
+
+def test_allow_refuses_what_is_no_decision_and_leaves_the_ledger(path: Path, tmp_path: Path) -> None:
+    before = path.read_bytes()
+    assert "--reason" in failure("allow", path, "--epsilon", 8)
+    assert "printable" in failure("allow", path, "--epsilon", 8, "--reason", " ")
+    assert "not positive" in failure("allow", path, "--epsilon", -1, "--reason", "why")
+    assert "not positive and finite" in failure("allow", path, "--epsilon", "inf", "--reason", "why")
+    assert "not between 0 and 1" in failure("allow", path, "--epsilon", 1, "--delta", 2, "--reason", "why")
+    assert "already" in failure("allow", path, "--epsilon", 3, "--reason", "why")
+    assert "is not there" in failure("allow", tmp_path / "none", "--epsilon", 3, "--reason", "why")
+    assert path.read_bytes() == before
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_data_sets_name_does_not_look_like_lines_of_show(tmp_path: Path) -> None:
+    forged = tmp_path / "forged.jsonl"
+    open_ledger(forged, dataset="scans\nguarantee         for all")
+    shown = output_of("show", forged).splitlines()
+    assert [line for line in shown if line.startswith("dataset")] == [
+        r"dataset           'scans\nguarantee         for all'"
+    ]
+    assert sum(line.startswith("guarantee ") for line in shown) == 1
+
+
+def test_what_costs_more_than_can_be_told_is_not_shown_as_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = cast("ModuleType", SimpleNamespace(accountant_of=lambda _: lambda *_: math.inf))
+    monkeypatch.setitem(sys.modules, "privacy.ledger.accountants", module)
+    assert "epsilon spent     inf\n" in output_of("show", path)
+    assert json.loads(output_of("show", path, "--json"))["epsilon_spent"] is None
+
+
+def test_show_says_what_the_guarantee_rests_on_where_the_site_gave_its_word(tmp_path: Path) -> None:
+    path = tmp_path / "new.ledger"
+    open_ledger(path, limit=replace(LIMIT, accountant=Accounting.PLANNED))
+    guarantee = json.loads(output_of("show", path, "--json"))["guarantee"]
+    assert guarantee.endswith("if all its agreements were fixed before the first release")
+
+
+def test_show_says_of_which_runs_exact_values_left(tmp_path: Path) -> None:
+    path = tmp_path / "new.ledger"
+    open_ledger(path)
+    as_json = json.loads(output_of("show", path, "--json"))
+    assert (as_json["exact"], as_json["guarantee"]) == ([], "for what is recorded here")
+    assert "cannot be known from it" in output_of("show", path).splitlines()[-1]
+    open_ledger(path).expose("run-7", bytes(32))
+    shown, as_json = output_of("show", path), json.loads(output_of("show", path, "--json"))
+    assert "run 'run-7', from 2" in shown
+    assert "exact values, without a guarantee for any record" in shown
+    assert [each["run"] for each in as_json["exact"]] == ["run-7"]
+    assert as_json["guarantee"] == "none"
+    assert shown.startswith("NO GUARANTEE")
+
+
+def test_show_says_that_an_earlier_ledger_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "new.ledger"
+    open_ledger(path).lose(17)
+    shown, as_json = output_of("show", path), json.loads(output_of("show", path, "--json"))
+    assert shown.startswith("NO GUARANTEE")
+    assert ([each["entry"] for each in as_json["lost"]], as_json["guarantee"]) == ([17], "none")

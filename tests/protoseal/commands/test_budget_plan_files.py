@@ -1,0 +1,188 @@
+"""``budget plan`` by an agreement, a simulation's file, and a site's own data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from agreement import load_agreement
+from privacy.accounting.accountant import epsilon
+from privacy.accounting.calibration import count_error, mean_error
+from privacy.accounting.events import DpSgd, Event, GaussianRelease
+from protoseal.cli import main
+from protoseal.commands.budget_plan_inputs import NO_GUARANTEE
+from secure_client.privacy.run_cost import planned_epsilon
+from tests.protoseal.commands.budget_plans import plan, planned, refusal
+from tests.support.config_files import AGREEMENT, FEDPC, write
+
+PRIVACY: dict[str, Any] = {"clip": 2.0, "noise_multiplier": 4.0, "release_every": 3}
+PRIVATE: dict[str, Any] = AGREEMENT | {"rounds": 10, "protection": "plain", "training": {"norm": "group"}}
+SIMULATION = """
+method = "pfpl"
+dataset = "digits"
+rounds = 6
+dim = 8
+[training]
+norm = "group"
+local_epochs = 2
+[privacy]
+clip = 1.5
+count_weight = 0.5
+noise_multiplier = 5.0
+extractor = "private"
+[privacy.dp_sgd]
+noise_multiplier = 2.0
+clip = 1.0
+sampling_rate = 0.1
+"""
+
+
+def agreement(folder: Path, **changes: Any) -> Path:
+    return write(folder / "agreement.toml", PRIVATE | {"privacy": PRIVACY} | changes)
+
+
+def test_an_agreement_has_its_releases_noise_and_query(tmp_path: Path) -> None:
+    file = agreement(tmp_path)
+    found = planned("--agreement", file, "--records", 100)
+    agreed = load_agreement(file)
+    assert agreed.privacy is not None
+    assert found["epsilon"] == planned_epsilon(agreed, agreed.privacy, 1e-5)
+    assert (found["releases"], found["noise_multiplier"], found["solved_for"]) == (4, 4.0, "epsilon")
+    assert (found["clip"], found["dim"], found["classes"], found["coordinates"]) == (2.0, 8, 2, 18)
+    assert found["count_weight"] == pytest.approx(2 / 8**0.25)
+    assert found["agreement"] == {
+        "method": "pfpl",
+        "protection": "plain",
+        "rounds": 10,
+        "release_every": 3,
+        "extractor": "frozen",
+        "classes": 2,
+    }
+    assert "pfpl under plain, 10 rounds: release_every = 3" in plan("--agreement", file).stdout
+
+
+def test_it_solves_for_noise_or_for_releases(tmp_path: Path) -> None:
+    file = agreement(tmp_path)
+    noise = planned("--agreement", file, "--epsilon", 1, "--solve", "noise-multiplier")
+    assert noise["releases"] == 4
+    assert 0.999 < noise["spent"] <= 1
+    few = planned("--agreement", file, "--epsilon", 2, "--solve", "releases")
+    assert few["noise_multiplier"] == 4.0
+    assert few["spent"] <= 2 < epsilon([GaussianRelease(4.0, 18)] * (few["releases"] + 1), 1e-5)
+    assert few["agreement"]["release_every"] == -(-10 // few["releases"])
+
+
+def test_where_not_even_one_release_of_a_run_fits_it_says_so_once_and_plans_none(tmp_path: Path) -> None:
+    """FedPC has one before its rounds: that alone is no run."""
+    for least, changes in ((1, {}), (2, FEDPC)):
+        file = agreement(tmp_path, **changes)
+        cost = epsilon([GaussianRelease(4.0, 18)] * least, 1e-5)
+        little = plan("--agreement", file, "--epsilon", cost * 0.999, "--solve", "releases", "--records", 9)
+        assert (little.exit_code, little.stdout) == (1, "")
+        [told] = little.stderr.splitlines()
+        assert f"{least} release" in told
+        assert f"a run of {'fedpc' if changes else 'pfpl'}," in told
+        assert f"ε = {cost:.4g}" in told
+        enough = planned("--agreement", file, "--epsilon", cost * 1.001, "--solve", "releases")
+        assert (enough["releases"], enough["agreement"]["release_every"]) == (least, 10)
+
+
+def test_the_clustering_of_fedpc_is_a_release_too(tmp_path: Path) -> None:
+    file = agreement(tmp_path, **FEDPC)
+    assert planned("--agreement", file)["releases"] == 5
+    assert planned("--agreement", file, "--epsilon", 3, "--releases", 1)["solved_for"] == "noise_multiplier"
+    found = planned("--agreement", file, "--epsilon", 3, "--solve", "releases")
+    releases, every = found["releases"], found["agreement"]["release_every"]
+    assert 1 + -(-10 // every) <= releases < 1 + -(-10 // max(1, every - 1))
+
+
+def test_what_is_given_wins_over_the_file(tmp_path: Path) -> None:
+    file = agreement(tmp_path)
+    found = planned("--agreement", file, "--noise-multiplier", 9, "--clip", 3, "--dim", 5, "--classes", 7)
+    assert (found["noise_multiplier"], found["clip"], found["dim"], found["classes"]) == (9, 3, 5, 7)
+    assert found["epsilon"] == epsilon([GaussianRelease(9.0, 7 * 6)] * 4, 1e-5)
+    found = planned("--agreement", file, "--epsilon", 2, "--releases", 7)
+    assert (found["solved_for"], found["releases"]) == ("noise_multiplier", 7)
+
+
+def test_a_simulations_file_has_dp_sgd(tmp_path: Path) -> None:
+    file = tmp_path / "sim.toml"
+    file.write_text(SIMULATION, encoding="utf-8")
+    found = planned("--agreement", file, "--classes", 4)
+    assert found["dp_sgd"] == {"noise_multiplier": 2.0, "sampling_rate": 0.1, "steps": 6 * 20}
+    assert (found["classes"], found["clip"], found["count_weight"]) == (4, 1.5, 0.5)
+    history: list[Event] = [DpSgd(2.0, 0.1, 120), *[GaussianRelease(5.0, 4 * 9)] * 6]
+    assert found["epsilon"] == epsilon(history, 1e-5)
+
+
+def test_features_that_are_trained_without_noise_have_no_guarantee_in_the_first_words(tmp_path: Path) -> None:
+    """Of a plan, and of an audit of its releases, whatever the verdict."""
+    file = agreement(tmp_path, privacy=PRIVACY | {"extractor": "trained"})
+    assert NO_GUARANTEE in planned("--agreement", file)["warnings"]
+    few = ("--canaries", "100", "--guesses", "10")
+    for arguments in (("plan",), ("audit", "prototypes", *few)):
+        done = CliRunner().invoke(main, ["budget", *arguments, "--agreement", str(file)])
+        assert done.stdout.startswith("NO GUARANTEE")
+        assert "NO GUARANTEE" not in done.stderr
+
+
+# A site's own counts
+
+
+def npz(folder: Path, labels: list[int], **more: Any) -> str:
+    path = folder / "site.npz"
+    count = len(labels)
+    np.savez(path, x_train=np.zeros((count, 6, 6, 1), np.uint8), y_train=np.array(labels), **more)
+    return f"npz:{path}"
+
+
+def test_errors_of_the_classes_that_a_site_has(tmp_path: Path) -> None:
+    source = npz(tmp_path, [0] * 20 + [1] * 300)
+    found = planned("--agreement", agreement(tmp_path), "--counts-of", source)
+    weight = 2 / 8**0.25
+    assert [(each["class"], each["records"]) for each in found["errors"]] == [("a", 20), ("b", 300)]
+    for each in found["errors"]:
+        assert each["absolute"] == pytest.approx(mean_error(4.0, 2.0, weight, each["records"], 8))
+        assert each["count"] == pytest.approx(count_error(4.0, 2.0, weight))
+    assert any("over a third of 20 records" in each for each in found["warnings"])
+    shown = plan("--agreement", agreement(tmp_path), "--counts-of", source).stdout
+    assert [line.split()[0] for line in shown.splitlines() if " 20 " in line or " 300 " in line] == ["a", "b"]
+
+
+def test_classes_without_records_have_no_error(tmp_path: Path) -> None:
+    found = planned("--epsilon", 3, "--releases", 2, "--counts-of", npz(tmp_path, [0] * 20 + [2] * 50))
+    assert [each["class"] for each in found["errors"]] == ["0", "2"]
+
+
+def test_delta_is_held_against_all_records_of_a_site(tmp_path: Path) -> None:
+    source = npz(tmp_path, [0] * 60 + [1] * 60)
+    refused = plan("--epsilon", 3, "--releases", 1, "--delta", 0.01, "--counts-of", source)
+    assert refused.exit_code == 2
+    assert "one of 120 records" in refused.output
+    assert planned("--epsilon", 3, "--releases", 1, "--counts-of", source)["warnings"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--epsilon", 3), "say by --solve which to find"),
+        (("--solve", "epsilon", "--epsilon", 3), "--epsilon is given, and --solve asks for it"),
+        (("--solve", "releases"), "say by --solve which to find"),
+        (("--records", "50", "--counts-of", "digits"), "give one"),
+        (("--counts-of", "npz:missing.npz"), "missing.npz"),
+        (("--counts-of", "digits"), "class"),
+    ],
+)
+def test_what_cannot_be_told_is_one_line(tmp_path: Path, arguments: tuple[object, ...], told: str) -> None:
+    assert told in refusal("--agreement", agreement(tmp_path), *arguments)
+
+
+def test_an_agreement_without_noise_is_none_to_plan_by(tmp_path: Path) -> None:
+    file = write(tmp_path / "agreement.toml", PRIVATE)
+    done = plan("--agreement", file)
+    assert done.exit_code == 2
+    assert "has no [privacy]" in done.output

@@ -1,0 +1,80 @@
+"""Sentences on a run's privacy: of each kind of run the right ones, with the numbers of its result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from protoseal.reports.privacy_statement import NO_GUARANTEE, privacy_statement
+from protoseal.reports.result_files import RunResult, SiteFigures
+from tests.protoseal.reports.test_results import RESULT
+
+NOISY = {"clip": 1.0, "noise_multiplier": 5.0}
+
+
+def site(name: str, epsilon: float | None = None, *, guaranteed: bool = False) -> SiteFigures:
+    delta = None if epsilon is None else 1e-6
+    return RESULT.sites[0].model_copy(
+        update={"name": name, "epsilon": epsilon, "delta": delta, "guaranteed": guaranteed}
+    )
+
+
+def run(privacy: dict[str, Any] | None, *sites: SiteFigures, method: str = "pfpl") -> RunResult:
+    config = {key: value for key, value in RESULT.config.items() if key != "privacy"}
+    if privacy is not None:
+        config["privacy"] = privacy
+    return RESULT.model_copy(update={"config": config, "sites": sites, "method": method})
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        run(None, site("a"), site("b")),
+        run(None, site("a", 2.0), site("b")),  # a keeps a ledger, of earlier runs with noise
+        run(NOISY, site("a"), site("b")),
+        run(NOISY, site("a", 2.0), site("b", 3.0)),
+    ],
+)
+def test_a_run_without_a_guarantee_says_so_first_and_claims_no_epsilon(result: RunResult) -> None:
+    (sentence,) = privacy_statement(result)
+    assert sentence.startswith(NO_GUARANTEE)
+    assert "ε =" not in sentence
+
+
+@pytest.mark.parametrize(
+    ("unit", "named"), [(None, "one record "), ("subject", "one subject "), ("site", "one site ")]
+)
+def test_a_private_run_names_the_unit_and_the_largest_epsilon(unit: str | None, named: str) -> None:
+    privacy = NOISY if unit is None else {**NOISY, "unit": unit}
+    (sentence,) = privacy_statement(
+        run(privacy, site("a", 2.0, guaranteed=True), site("b", 3.25, guaranteed=True))
+    )
+    assert NO_GUARANTEE not in sentence
+    assert named in sentence
+    assert "ε = 3.25 at δ = 1e-06" in sentence
+
+
+def test_sites_with_a_guarantee_and_without_are_told_apart_by_name() -> None:
+    first, second = privacy_statement(run(NOISY, site("a", 2.0, guaranteed=True), site("b", 9.0), site("c")))
+    assert first.startswith(f"{NO_GUARANTEE} for b, c:")
+    assert ": a spent" in second
+    assert "ε = 2 " in second
+
+
+def test_shared_noise_says_against_whom_it_holds() -> None:
+    shared = {**NOISY, "noise": "distributed", "colluding": 2}
+    _, whom = privacy_statement(run(shared, site("a", 2.0, guaranteed=True)))
+    assert "2 sites at most" in whom
+
+
+@pytest.mark.parametrize("method", ["local", "self"])
+def test_of_a_method_that_exchanges_nothing_nothing_left(method: str) -> None:
+    (sentence,) = privacy_statement(run(None, site("a"), method=method))
+    assert NO_GUARANTEE not in sentence
+    assert "Nothing left" in sentence
+
+
+def test_the_agreements_own_text_is_what_is_read() -> None:
+    assert "privacy" not in RESULT.config or RESULT.config["privacy"] is None
+    assert privacy_statement(RESULT)[0].startswith(NO_GUARANTEE)

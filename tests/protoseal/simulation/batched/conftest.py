@@ -1,0 +1,22 @@
+"""Jobs that do not train together, noted."""
+
+from __future__ import annotations
+
+import pytest
+
+from protoseal.simulation.batched import training
+from secure_client.training.job import Job, Losses
+from secure_client.training.loop import run
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """The jobs that are run one by one from now on."""
+    seen: list[Job] = []
+
+    def noted(job: Job) -> Losses:
+        seen.append(job)
+        return run(job)
+
+    monkeypatch.setattr(training, "run", noted)
+    return seen

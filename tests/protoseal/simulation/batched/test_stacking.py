@@ -1,0 +1,198 @@
+"""Which sites train as one program, what cannot, how programs run side by side, and what a stack of models is."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+from protoseal.simulation.batched import training
+from protoseal.simulation.batched.layers import CannotStack
+from protoseal.simulation.batched.network import Stack, signature
+from protoseal.simulation.batched.training import Batching, run_together, sites_at_once
+from secure_client.errors import TrainingError
+from secure_client.models.prototype_model import PrototypeModel, SplitModel
+from secure_client.training.batches import DatasetSource, Source, full_and_rest, split
+from secure_client.training.job import Job, Losses
+from tests.secure_client.jobs import CLASSES, CPU, DIM, SIDE, assert_alike, images, jobs_of, model_of
+
+
+class _Own(PrototypeModel):
+    """A site's own network, which adds up its batch: batches of other sites would change its results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(SIDE * SIDE, DIM)
+        self.classifier = nn.Linear(DIM, CLASSES)
+
+    def features(self, inputs: Tensor) -> Tensor:
+        embedded: Tensor = self.body(inputs.flatten(1))
+        return (embedded - embedded.mean(dim=0)).relu()
+
+
+class _Samples(Dataset[tuple[Tensor, int]]):
+    def __init__(self, tensors: TensorDataset) -> None:
+        self._tensors = tensors
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        image, label = self._tensors[index]
+        return image, int(label)
+
+
+def with_layer(layer: nn.Module, at: int = 1) -> PrototypeModel:
+    model = model_of()
+    layers = list(model.backbone)  # type: ignore[arg-type]
+    return SplitModel(nn.Sequential(*layers[:at], layer, *layers[at:]), model.classifier).double()
+
+
+def tied() -> PrototypeModel:
+    body = nn.Linear(DIM, DIM)
+    backbone = nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, DIM), body, nn.ReLU(), body)
+    return SplitModel(backbone, nn.Linear(DIM, CLASSES)).double()
+
+
+def hooked() -> PrototypeModel:
+    model = model_of()
+    model.classifier.register_forward_hook(lambda _, __, output: 2 * output)
+    return model
+
+
+UNKNOWN: dict[str, Callable[[], PrototypeModel]] = {
+    "own": lambda: _Own().double(),
+    "dropout": lambda: with_layer(nn.Dropout(0.3)),
+    "tied": tied,
+    "hooked": hooked,
+    "averages of all batches": lambda: with_layer(nn.BatchNorm2d(32, momentum=None)),
+    "circular": lambda: with_layer(nn.Conv2d(32, 32, 3, padding=1, padding_mode="circular")),
+    "linear over pixels": lambda: with_layer(nn.Linear(SIDE, SIDE)),
+}
+
+
+@pytest.mark.parametrize("kind", UNKNOWN)
+def test_what_cannot_be_stacked_trains_one_by_one(kind: str, alone: list[Job]) -> None:
+    assert_alike(jobs_of(UNKNOWN[kind](), sizes=(8, 6, 4)))
+    assert len(alone) == 3
+
+
+def test_data_that_are_decoded_train_one_by_one(alone: list[Job]) -> None:
+    jobs = jobs_of(model_of())
+    sources: list[Source] = [DatasetSource(_Samples(images(6, site)), CPU) for site in range(2)]
+    mixed = [replace(job, source=source) for job, source in zip(jobs, sources, strict=False)] + jobs[2:]
+    assert_alike(mixed)
+    assert [job.seed for job in alone] == [0, 1]
+
+
+def test_different_networks_train_in_groups_of_their_own(alone: list[Job]) -> None:
+    plain, wide = jobs_of(model_of()), jobs_of(with_layer(nn.Conv2d(32, 32, 1)))
+    other = jobs_of(model_of("resnet10"), sizes=(2,))
+    assert_alike([*plain[:2], *wide[2:4], plain[4], *other], tolerance=1e-6)
+    assert [id(job) for job in alone] == [id(job) for job in other]
+
+
+def test_the_switch(alone: list[Job]) -> None:
+    jobs = jobs_of(model_of())
+    run_together(jobs, Batching.NEVER)
+    assert [id(job) for job in alone] == [id(job) for job in jobs]
+    alone.clear()
+    run_together(jobs, Batching.AUTO)
+    assert alone == []  # a small network
+    run_together(jobs_of(model_of("resnet10"), sizes=(5, 5)), Batching.AUTO)
+    assert len(alone) == 2  # on a CPU
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("at_once", [1, 2, None])
+def test_side_by_side_in_threads(
+    at_once: int | None, alone: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: list[tuple[str, int]] = []
+    stacked = training._as_one
+
+    def noted(jobs: list[Job]) -> list[Losses] | None:
+        settings.append((threading.current_thread().name, torch.get_num_threads()))
+        return stacked(jobs)
+
+    monkeypatch.setattr(training, "_as_one", noted)
+    assert_alike(jobs_of(model_of()), at_once=at_once)
+    assert alone == []
+    assert {threads for _, threads in settings} == {1}
+    assert threading.current_thread().name not in {name for name, _ in settings}
+    assert len(settings) == {1: 6, 2: 3, None: 2}[at_once]
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_what_needs_torchs_generator_is_not_run_side_by_side(alone: list[Job]) -> None:
+    dropping, plain = jobs_of(with_layer(nn.Dropout(0.3))), jobs_of(model_of())
+    assert_alike([*dropping[:3], *plain[3:]])
+    assert [job.seed for job in alone] == [0, 1, 2]
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_an_error_in_a_thread_leaves_the_setting_as_it_was() -> None:
+    jobs = jobs_of(model_of())
+    with torch.no_grad():
+        next(jobs[2].model.parameters())[:] = float("inf")
+    with pytest.raises(TrainingError):
+        run_together(jobs)
+    assert torch.get_num_threads() == 2
+
+
+def test_sites_at_once_by_size() -> None:
+    small, large = (jobs_of(model_of(spec), sizes=(9,))[0] for spec in ("small-cnn", "resnet18"))
+    assert sites_at_once(small) == training.MOST_ON_CPU
+    assert sites_at_once(large) == 1
+    assert sites_at_once(large, Batching.ALWAYS) == 2
+    assert sites_at_once(replace(large, device=torch.device("cuda"))) > 10
+
+
+def test_signatures_differ_by_settings_and_shapes() -> None:
+    ours = signature(model_of())
+    assert ours == signature(model_of())
+    others = [with_layer(nn.AvgPool2d(1, ceil_mode=mode)) for mode in (False, True)]
+    assert len({ours, signature(model_of("fedpc-cnn", side=16)), *map(signature, others)}) == 4
+
+
+def test_a_stack_leaves_models_alone_until_it_is_unloaded() -> None:
+    models = [job.model for job in jobs_of(model_of())]
+    before = [copy.deepcopy(model.state_dict()) for model in models]
+    stack = Stack(models)
+    for value in stack.values.values():
+        value.zero_()
+    torch.testing.assert_close([model.state_dict() for model in models], before)
+    stack.unload()
+    assert all(float(each.abs().sum()) == 0.0 for model in models for each in model.state_dict().values())
+
+
+def test_inputs_without_samples_dimension_cannot_be_stacked() -> None:
+    model = model_of()
+    stack = Stack([model, copy.deepcopy(model)])
+    stack.use(stack.rows(0, 2, frozenset()))
+    with pytest.raises(CannotStack, match="3 dimensions"):
+        stack.outputs(torch.rand(2, 4, SIDE, SIDE, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("count", range(1, 14))
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("join", [True, False])
+def test_full_and_rest_is_split(count: int, size: int, join: bool) -> None:
+    lengths = [len(each) for each in split(range(count), size, join_single=join)]
+    full, rest = full_and_rest(count, size, join_single=join)
+    assert lengths == [size] * full + [rest] * bool(rest)

@@ -1,0 +1,180 @@
+"""A federation in one process: what it leaves on disk, what it counts, how it ends."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch.utils.data import TensorDataset
+
+from agreement import Method, TrainingSection
+from algorithms.gram import Bool, Float
+from crypto.errors import MalformedError
+from protoseal.reports.result_files import site_folder
+from protoseal.simulation.batched.training import Batching
+from protoseal.simulation.local_controls import run_control
+from protoseal.simulation.local_federation import LocalFederation
+from protoseal.simulation.site_pool import SiteTraining
+from protoseal_wire.messages import PhaseKey
+from secure_client.data import SiteData
+from secure_client.errors import RunStopped
+from secure_client.output.site_files import MODEL, read_agreement, read_prototypes
+from secure_client.output.site_log import SiteRound, read_site_log
+from secure_client.site_model.checkpointed_learner import Trainee
+from secure_client.site_model.factory import build_agreed_model
+from secure_server.aggregator import Aggregator
+from tests.support.grouped import grouped_agreement
+from tests.support.simulations import run_federation
+from tests.support.small import HOLDINGS, small_agreement, small_data
+
+
+def figures(rounds: tuple[SiteRound, ...] | list[SiteRound]) -> list[dict[str, object]]:
+    """Without the times, which differ from run to run."""
+    return [each.model_dump(exclude={"seconds"}) for each in rounds]
+
+
+def test_it_leaves_each_site_its_files_and_its_log(tmp_path: Path) -> None:
+    agreement = small_agreement()
+    outcome = run_federation(agreement, small_data(agreement), tmp_path)
+    assert list(outcome.sites) == list(HOLDINGS)
+    assert [(each.round, each.attempt, each.sites) for each in outcome.rounds] == [
+        (1, 1, tuple(HOLDINGS)),
+        (2, 1, tuple(HOLDINGS)),
+    ]
+    for site, classes in HOLDINGS.items():
+        folder = site_folder(tmp_path, site)
+        assert read_site_log(folder) == outcome.sites[site]
+        assert read_agreement(folder) == agreement
+        prototypes = read_prototypes(folder)
+        assert tuple(np.flatnonzero(prototypes.has_personal)) == classes
+        assert prototypes.counts.tolist() == [6 if k in classes else 0 for k in range(3)]
+        assert [each.round for each in outcome.sites[site].rounds] == [1, 2]
+        assert outcome.sites[site].train_samples == 6 * len(classes)
+
+
+def test_the_same_run_again_gives_the_same(tmp_path: Path) -> None:
+    agreement = small_agreement()
+    for name in ("first", "second"):
+        run_federation(agreement, small_data(agreement), tmp_path / name)
+    for site in HOLDINGS:
+        first, second = (site_folder(tmp_path / name, site) for name in ("first", "second"))
+        assert figures(read_site_log(first).rounds) == figures(read_site_log(second).rounds)
+        for name in ("model.safetensors", "prototypes.safetensors"):
+            assert (first / name).read_bytes() == (second / name).read_bytes()
+
+
+def test_bytes_are_those_of_all_requests_and_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    agreement = small_agreement()
+    up: Counter[str] = Counter()
+    down: Counter[str] = Counter()
+    with LocalFederation(agreement, small_data(agreement), record=True) as federation:
+        for site in federation.sites:
+            monkeypatch.setattr(site.session, "answer", counting(site.name, site.session.answer, up, down))
+        federation.run()
+        outcome = federation.save(tmp_path)
+    assert {name: log.bytes_up for name, log in outcome.sites.items()} == dict(up)
+    assert {name: log.bytes_down for name, log in outcome.sites.items()} == dict(down)
+    recorded: Counter[str] = Counter()
+    for each in outcome.received:
+        if each.key is not None:
+            recorded[each.site] += len(each.content)
+    assert recorded == up
+
+
+def counting(
+    site: str, answer: Callable[[PhaseKey, bytes], bytes], up: Counter[str], down: Counter[str]
+) -> Callable[[PhaseKey, bytes], bytes]:
+    def counted(key: PhaseKey, request: bytes) -> bytes:
+        given = answer(key, request)
+        up[site] += len(given)
+        down[site] += len(request)
+        return given
+
+    return counted
+
+
+def test_a_run_whose_aggregation_fails_stops_and_logs_why(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise MalformedError("the payloads cannot be combined")
+
+    monkeypatch.setattr(Aggregator, "combine", fail)
+    agreement = small_agreement()
+    with (
+        LocalFederation(agreement, small_data(agreement)) as federation,
+        pytest.raises(RunStopped, match="the aggregation failed; see the coordinator's log"),
+    ):
+        federation.run()
+    assert "the payloads cannot be combined" in caplog.text
+
+
+@pytest.mark.parametrize("method", [Method.FEDPC, Method.PFPL])
+def test_what_self_aligns_with_is_held_to_the_bounds_of_the_agreements_method(
+    monkeypatch: pytest.MonkeyPatch, method: Method
+) -> None:
+    """The model ends in tanh, so some components are negative: FedPC's sites set these to 0."""
+    seen, classes = [], []
+    take = Trainee.take_targets
+
+    def noted(self: Trainee, number: int, rows: Float, present: Bool) -> None:
+        seen.append(rows)
+        classes.append((present.tolist(), (self.trained(number)[1] > 0).tolist()))
+        take(self, number, rows, present)
+
+    monkeypatch.setattr(Trainee, "take_targets", noted)
+    training = TrainingSection(model="tests.support.small:build", batch_size=4)
+    agreement = grouped_agreement(training=training, method=method, norm_bound=0.5)
+    run_control(agreement, Method.SELF, small_data(agreement))
+    assert all(present == held for present, held in classes), (
+        "targets for all that a site holds, and no others"
+    )
+    assert len({tuple(present) for present, _ in classes}) > 1
+    assert bool((np.stack(seen) < 0).any()) is (method is Method.PFPL)
+    norms = np.linalg.norm(np.stack(seen), axis=-1)
+    assert norms.max() == pytest.approx(0.5)
+
+
+def test_only_controls_run_without_a_federation() -> None:
+    agreement = small_agreement()
+    with pytest.raises(ValueError, match="fedavg is no control"):
+        run_control(agreement, Method.FEDAVG, small_data(agreement))
+
+
+def test_a_control_is_the_same_training_without_peers() -> None:
+    agreement = small_agreement(rounds=2)
+    data = small_data(agreement)
+    logs = run_control(agreement, Method.LOCAL, data).site_rounds
+    assert list(logs) == sorted(data)
+    assert all([each.round for each in rounds] == [1, 2] for rounds in logs.values())
+    assert all(each.sites == 1 and not each.withheld for rounds in logs.values() for each in rounds)
+
+
+@pytest.mark.parametrize("batching", [Batching.ALWAYS, Batching.NEVER])
+def test_training_that_diverges_is_told_and_ends_no_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, batching: Batching
+) -> None:
+    """At one site, where all train as one program too; what the others train is as if each were by itself."""
+    agreement = small_agreement()
+    data = small_data(agreement)
+    train: Any = data["clinic-b"].train
+    inputs, labels = train.tensors
+    spoilt = SiteData(TensorDataset(torch.full_like(inputs, torch.nan), labels), None)
+    outcome = run_federation(
+        agreement, {**data, "clinic-b": spoilt}, tmp_path, training=SiteTraining(batching=batching)
+    )
+    trained = {name: [each.trained for each in log.rounds] for name, log in outcome.sites.items()}
+    assert trained == {name: [name != "clinic-b"] * 2 for name in HOLDINGS}
+    assert [each.loss is None for each in outcome.sites["clinic-b"].rounds] == [True, True]
+    assert "training failed in 2 of 8 rounds" in caplog.text
+    initial = build_agreed_model(agreement, agreement.training.model).state_dict()
+    kept = safetensors.torch.load_file(site_folder(tmp_path, "clinic-b") / MODEL)
+    assert all(torch.equal(initial[name], value) for name, value in kept.items())
+    moved = safetensors.torch.load_file(site_folder(tmp_path, "clinic-a") / MODEL)
+    assert not any(torch.equal(initial[name], value) for name, value in moved.items())

@@ -1,0 +1,135 @@
+"""A simulated run with noise: what result.json, the table and the report say of epsilon."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from privacy.accounting.accountant import epsilon
+from privacy.accounting.events import GaussianRelease
+from protoseal.cli import main
+from tests.support.marks import full_but
+
+FILE = """
+method = "pfpl"
+protection = "plain"
+dataset = "digits"
+split = "iid"
+sites = 3
+rounds = 3
+dim = 8
+[training]
+norm = "group"
+[privacy]
+clip = 1.0
+noise_multiplier = 5.0
+release_every = 2
+extractor = "{extractor}"
+"""
+
+
+SHARED = (
+    FILE.replace("pfpl", "fedpc")
+    .replace("plain", "masked")
+    .replace("release_every = 2", 'noise = "distributed"')
+    .replace("sites = 3", "sites = 4")
+)
+"""Noise that four sites share."""
+
+
+def simulated(folder: Path, extractor: str, text: str = FILE) -> tuple[dict[str, Any], str]:
+    file = folder / "private.toml"
+    file.write_text(text.format(extractor=extractor), encoding="utf-8")
+    ran = CliRunner().invoke(
+        main, ["simulate", "--config", str(file), "--out", str(folder / "out"), "--device", "cpu"]
+    )
+    assert ran.exit_code == 0, ran.output
+    content: dict[str, Any] = json.loads((folder / "out" / "result.json").read_text(encoding="utf-8"))
+    return content, ran.output + (folder / "out" / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("extractor", "guaranteed"), [("frozen", True), ("trained", False)])
+def test_what_was_spent_and_whether_it_is_a_guarantee(
+    tmp_path: Path, extractor: str, guaranteed: bool
+) -> None:
+    result, shown = simulated(tmp_path, extractor)
+    assert len(result["sites"]) == 3
+    for site in result["sites"]:
+        assert 0.5 < site["epsilon"] < 2.0  # two releases
+        assert site["guaranteed"] == guaranteed
+    assert result["config"]["privacy"]["extractor"] == extractor
+    assert ("NO GUARANTEE" in " ".join(shown.split())) == (not guaranteed)
+    assert "<th>ε</th>" in shown
+
+
+@pytest.mark.parametrize("unit", full_but(["subject", "site"], "subject"))
+def test_what_was_spent_is_of_the_agreed_unit(tmp_path: Path, unit: str) -> None:
+    """As much as by records, and all that shows it says whose it is; a site alone leaves no class in the noise."""
+    changed = FILE.replace('split = "iid"', 'split = "iid:subject=5"').replace(
+        "clip = 1.0", f'clip = 1.0\nunit = "{unit}"\nproject_from = 32'
+    )
+    file = tmp_path / "units.toml"
+    file.write_text(changed.format(extractor="frozen"), encoding="utf-8")
+    out = tmp_path / "out"
+    ran = CliRunner().invoke(main, ["simulate", "--config", str(file), "--out", str(out), "--device", "cpu"])
+    assert ran.exit_code == 0, ran.output
+    result = json.loads((out / "result.json").read_text(encoding="utf-8"))
+    assert all(site["guaranteed"] and 0.5 < site["epsilon"] < 2.0 for site in result["sites"])
+    assert f"<th>ε ({unit})</th>" in (out / "report.html").read_text(encoding="utf-8")
+
+
+def test_subjects_that_nobody_tells_of_are_refused_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "units.toml"
+    text = FILE.replace("clip = 1.0", 'clip = 1.0\nunit = "subject"').format(extractor="frozen")
+    file.write_text(text, encoding="utf-8")
+    ran = CliRunner().invoke(main, ["simulate", "--config", str(file), "--out", str(tmp_path / "out")])
+    assert ran.exit_code == 1
+    assert "nothing tells whose each training sample is" in ran.output
+
+
+@pytest.mark.full
+def test_shared_noise_is_paid_for_in_each_sum_and_before_in_the_clustering(tmp_path: Path) -> None:
+    """And no site has a prototype of its own for the report to draw a line from."""
+    result, shown = simulated(tmp_path, "frozen", SHARED)
+    for site in result["sites"]:
+        assert site["epsilon"] == pytest.approx(epsilon([GaussianRelease(5.0, 10 * 9)] * 4, 1e-5))
+        assert site["guaranteed"]
+    assert result["config"]["privacy"]["noise"] == "distributed"
+    assert "first principal component" not in shown
+
+
+def test_without_noise_nothing_is_said_of_epsilon(tmp_path: Path) -> None:
+    file = tmp_path / "exact.toml"
+    file.write_text(FILE.partition("[privacy]")[0], encoding="utf-8")
+    out = tmp_path / "out"
+    ran = CliRunner().invoke(main, ["simulate", "--config", str(file), "--out", str(out), "--device", "cpu"])
+    assert ran.exit_code == 0, ran.output
+    result = json.loads((out / "result.json").read_text(encoding="utf-8"))
+    assert {site["epsilon"] for site in result["sites"]} == {None}
+    assert "<th>ε</th>" not in (out / "report.html").read_text(encoding="utf-8")
+    assert "epsilon" not in ran.output
+
+
+def test_so_little_noise_that_no_epsilon_can_be_told_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "loud.toml"
+    file.write_text(FILE.format(extractor="frozen").replace("5.0", "0.01"), encoding="utf-8")
+    ran = CliRunner().invoke(main, ["simulate", "--config", str(file), "--out", str(tmp_path / "out")])
+    assert ran.exit_code == 1
+    assert "no epsilon can be told" in ran.output
+
+
+@pytest.mark.full
+def test_sites_that_noise_leaves_without_a_class_are_tested_by_their_classifier(tmp_path: Path) -> None:
+    file = tmp_path / "quiet.toml"
+    quiet = FILE.format(extractor="frozen").replace("release_every = 2", "min_count = 1e6")
+    file.write_text(quiet, encoding="utf-8")
+    out = tmp_path / "out"
+    ran = CliRunner().invoke(main, ["simulate", "--config", str(file), "--out", str(out), "--device", "cpu"])
+    assert ran.exit_code == 0, ran.output
+    for site in json.loads((out / "result.json").read_text(encoding="utf-8"))["sites"]:
+        assert site["accuracy_classifier"] > 0
+        assert site["accuracy_prototype"] is None

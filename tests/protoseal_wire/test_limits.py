@@ -1,0 +1,213 @@
+"""The largest of every kind fits its bound, and one that is larger is refused before it is parsed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from crypto.keys import ChannelKey, seal
+from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, SealedShare, ShareKind
+from crypto.protection import Payload, PayloadForm, UpTo
+from crypto.roster import Statement
+from crypto.sealed_group_secret import SealedSecret
+from protoseal_wire import codec
+from protoseal_wire.codec import Limits, Malformed, TooLarge
+from protoseal_wire.codec.limits import CONTENT_CEILING, SEALED_SHARE_BYTES, SHARE_BYTES
+from protoseal_wire.messages import (
+    Acknowledgement,
+    ActiveList,
+    AssignedRows,
+    Assignment,
+    GroupKeys,
+    LedgerAnchor,
+    MaskedValues,
+    Phase,
+    PresenceStatement,
+    ReceivedShares,
+    ReleasedShares,
+    Roster,
+    RosterAnswer,
+    RoundStart,
+    SharesMade,
+    SignedSurvivors,
+    SurvivorSet,
+    SurvivorSignature,
+)
+from tests.protoseal_wire.test_contents import decode, encode
+from tests.protoseal_wire.values import plain
+
+LARGE = Limits(classes=100, dim=128, sites=5, parameters=500_000)
+LENGTH = 100 * 128 + 500_000
+SCHEME = "c" * 31 + "/999"
+SITES = tuple(sorted(letter * 63 for letter in "abcde"))
+SIGNATURE = bytes(72)
+STATEMENT = Statement("a" * 63, bytes(4096), bytes(32), SIGNATURE)
+SEALED = SealedSecret("a" * 63, "b" * 63, bytes(32), bytes(32), bytes(2**19), SIGNATURE)
+PRESENCE = PresenceStatement(
+    "a" * 63,
+    np.ones(100, dtype=np.bool_),
+    SIGNATURE,
+    bytes(32),
+    MaskKeys(bytes(32), bytes(32)),
+    LedgerAnchor(bytes(32), 2**63 - 1, bytes(32)),
+)
+RESULT = Payload(SCHEME, (np.ones(LENGTH), np.ones(100)))
+SHARES = tuple(SealedShare("f" * 63, site, bytes(192), SIGNATURE) for site in SITES)
+SIGNED = tuple(SurvivorSignature(site, SIGNATURE) for site in SITES)
+LARGEST: Mapping[str, object] = {
+    "statement": STATEMENT,
+    "roster": Roster((STATEMENT,) * 5),
+    "roster_answer": RosterAnswer(bytes(32), GroupKeys(bytes(2**24), (SEALED,) * 5)),
+    "sealed_secret": SEALED,
+    "round_start": RoundStart(tuple((site,) for site in SITES), bytes(32), RESULT),
+    "presence": PRESENCE,
+    "active_list": ActiveList((PRESENCE,) * 5),
+    "payload": RESULT,
+    "assignment": Assignment(tuple(AssignedRows(site, np.full(100, 99), np.full(100, 99)) for site in SITES)),
+    "acknowledgement": Acknowledgement(),
+    "shares_made": SharesMade(SHARES),
+    "received_shares": ReceivedShares(
+        tuple(replace(share, sender=share.recipient, recipient="f" * 63) for share in SHARES), SITES
+    ),
+    "masked_values": MaskedValues(RESULT, bytes(72)),
+    "survivor_set": SurvivorSet(SITES),
+    "survivor_signature": SIGNED[0],
+    "signed_survivors": SignedSurvivors(SITES, SIGNED, SIGNED),
+    "released_shares": ReleasedShares(tuple(ReleasedShare(site, ShareKind.KEY, bytes(33)) for site in SITES)),
+}
+BOUNDS = {
+    **{kind: kind for kind in LARGEST},
+    "acknowledgement": "empty",
+    "shares_made": "sealed_shares",
+    "masked_values": "payload",
+}
+FORMS = dict.fromkeys(("round_start", "payload", "masked_values"), PayloadForm(arrays=((LENGTH,), (100,))))
+
+
+@pytest.mark.parametrize("kind", LARGEST)
+def test_the_largest_fits(kind: str) -> None:
+    content = encode(kind, LARGEST[kind])
+    assert plain(decode(kind, content, LARGE, FORMS.get(kind))) == plain(LARGEST[kind])
+
+
+@pytest.mark.parametrize("kind", LARGEST)
+def test_more_is_refused_by_its_size_alone(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = getattr(LARGE, BOUNDS[kind])
+    monkeypatch.setattr("protoseal_wire.codec.canonical.pb.Content", None)
+    with pytest.raises(TooLarge):
+        decode(kind, bytes(most + 1), LARGE, FORMS.get(kind))
+
+
+def test_the_most_ciphertexts_fit() -> None:
+    limits = replace(LARGE, parameters=0)
+    value = Payload(SCHEME, (), (bytes(2**19),) * limits.blobs)
+    content = codec.encode_payload(value)
+    assert codec.decode_payload(content, limits, PayloadForm(blobs=limits.blobs)) == value
+    with pytest.raises(Malformed, match="ciphertexts"):
+        codec.decode_payload(content, limits, PayloadForm(blobs=limits.blobs - 1))
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_the_most_words_fit(bits: int) -> None:
+    value = Payload(SCHEME, words=(np.full(LENGTH, 2**bits - 1, f"u{bits // 8}"),))
+    form = PayloadForm(words=((bits, LENGTH),))
+    assert plain(codec.decode_payload(codec.encode_payload(value), LARGE, form)) == plain(value)
+
+
+@pytest.mark.parametrize("classes", [1, 100])
+def test_the_most_prototypes_of_each_class_fit(classes: int) -> None:
+    """As they are sent under `plain`, with a model and its weight; as a result has them; as they are assigned."""
+    limits = Limits(classes=classes, dim=3, sites=5, parameters=1000, per_class=256)
+    rows = UpTo(256 * classes)
+    form = PayloadForm(arrays=((rows, 3), (rows,), (rows,), (1001,)))
+    value = Payload(SCHEME, tuple(np.ones([rows.most, 3][: len(axes)]) for axes in form.arrays[:3]))
+    value = replace(value, arrays=(*value.arrays, np.ones(1001)))
+    assert plain(codec.decode_payload(codec.encode_payload(value), limits, form)) == plain(value)
+    last = np.full(rows.most, rows.most - 1)
+    assignment = Assignment(tuple(AssignedRows(site, last // 256, last) for site in SITES))
+    assert plain(codec.decode_assignment(codec.encode_assignment(assignment), limits)) == plain(assignment)
+
+
+def test_a_plain_payload_of_few_classes_fits() -> None:
+    limits, form = Limits(classes=1, dim=10**6), PayloadForm(arrays=((1, 10**6),))
+    value = Payload("plain/1", (np.ones((1, 10**6)),))
+    assert plain(codec.decode_payload(codec.encode_payload(value), limits, form)) == plain(value)
+
+
+def test_two_real_shares_fit_their_bound() -> None:
+    sealed = seal(ChannelKey.generate().public_bytes, bytes(2 * SHARE_BYTES), b"info")
+    assert len(sealed) <= SEALED_SHARE_BYTES
+
+
+@pytest.mark.parametrize(("classes", "dim", "blobs"), [(10, 512, 6), (10, 256, 4), (16, 257, 6), (1, 1, 4)])
+def test_ciphertexts_are_counted_by_how_many_features_fill_one(classes: int, dim: int, blobs: int) -> None:
+    assert Limits(classes, dim).blobs == blobs
+
+
+def test_each_phase_has_its_own_bound() -> None:
+    assert {phase: LARGE.answer_bytes(phase) for phase in Phase} == {
+        Phase.ROSTER: LARGE.roster_answer,
+        Phase.SECRET: LARGE.empty,
+        Phase.PRESENCE: LARGE.presence,
+        Phase.DIRECTIONS: LARGE.payload,
+        Phase.SHARES: LARGE.sealed_shares,
+        Phase.VALUES: LARGE.payload,
+        Phase.SURVIVORS: LARGE.survivor_signature,
+        Phase.UNMASK: LARGE.released_shares,
+        Phase.MEANS: LARGE.payload,
+        Phase.RESULT: LARGE.empty,
+    }
+    assert {phase: LARGE.request_bytes(phase) for phase in Phase} == {
+        Phase.ROSTER: LARGE.roster,
+        Phase.SECRET: LARGE.sealed_secret,
+        Phase.PRESENCE: LARGE.round_start,
+        Phase.DIRECTIONS: LARGE.active_list,
+        Phase.SHARES: max(LARGE.active_list, LARGE.assignment),
+        Phase.VALUES: max(LARGE.active_list, LARGE.received_shares),
+        Phase.SURVIVORS: LARGE.survivor_set,
+        Phase.UNMASK: LARGE.signed_survivors,
+        Phase.MEANS: LARGE.payload,
+        Phase.RESULT: LARGE.payload,
+    }
+
+
+@pytest.mark.parametrize("sites", [5, 256, 1024])
+def test_values_can_be_asked_for_either_way(sites: int) -> None:
+    """Of an active list or of shares, the larger one depends on the number of classes."""
+    for classes in (1, 10_000):
+        limits = Limits(classes, 1, sites)
+        assert limits.request_bytes(Phase.VALUES) >= limits.active_list
+        assert limits.request_bytes(Phase.VALUES) >= limits.received_shares
+
+
+@pytest.mark.parametrize("fields", [(0, 1, 1), (1, 0, 1), (1, 1, 0), (1, 1, 1025)])
+def test_impossible_runs_are_refused(fields: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="at least 1, and sites 1 to 1024"):
+        Limits(*fields)
+
+
+def test_an_extractor_of_less_than_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 0"):
+        Limits(3, 2, parameters=-1)
+
+
+LARGEST_EXTRACTOR = 134_215_031
+"""Of three classes, two features and 256 sites: counted from the ceiling."""
+
+
+def test_a_run_whose_numbers_no_header_may_announce_is_refused() -> None:
+    limits = Limits(3, 2, 256, parameters=LARGEST_EXTRACTOR)
+    for phase in Phase:
+        assert limits.answer_bytes(phase) <= CONTENT_CEILING
+        assert limits.request_bytes(phase) <= CONTENT_CEILING
+    with pytest.raises(ValueError, match="choose a smaller model"):
+        replace(limits, parameters=LARGEST_EXTRACTOR + 1)
+
+
+def test_a_run_too_large_for_ciphertexts_alone_is_not_refused() -> None:
+    limits = Limits(classes=10, dim=2**20)
+    assert limits.blobs * 2**19 > CONTENT_CEILING
+    assert max(limits.payload, limits.round_start) <= CONTENT_CEILING

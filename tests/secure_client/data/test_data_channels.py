@@ -1,0 +1,59 @@
+"""A site's images have the agreed channels, or the site's file says that they may be converted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from agreement import PreprocessingSection
+from secure_client.data import load_site_data
+from secure_client.errors import DataError
+from tests.support.small import small_agreement
+
+OWN = """
+import numpy as np
+import torch
+from torch.utils.data import TensorDataset
+
+CHANNELS = {channels}
+def arrays(data_root): return (np.zeros((3, 8, 8, CHANNELS), np.uint8), np.arange(3)), None
+def lazy(data_root): return TensorDataset(torch.zeros(3, CHANNELS, 8, 8), torch.arange(3)), None
+"""
+
+
+def spec_of(form: str, channels: int, folder: Path) -> str:
+    """Three images, one of each class, in the named form."""
+    match form:
+        case "npz":
+            images = np.zeros((3, 8, 8, channels), np.uint8)
+            np.savez(folder / "data.npz", x_train=images, y_train=np.arange(3))
+            return f"npz:{folder / 'data.npz'}"
+        case "folder":
+            for name in small_agreement().classes:
+                (folder / "train" / name).mkdir(parents=True)
+                shape = (8, 8) if channels == 1 else (8, 8, 3)
+                Image.fromarray(np.zeros(shape, np.uint8)).save(folder / "train" / name / "1.png")
+            return f"folder:{folder}"
+        case _:
+            name = f"images_{form}_{channels}"
+            (folder / f"{name}.py").write_text(OWN.format(channels=channels), encoding="utf-8")
+            return f"{name}:{form}"
+
+
+@pytest.mark.parametrize(("given", "agreed"), [(3, 1), (1, 3)])
+@pytest.mark.parametrize("form", ["npz", "folder", "arrays", "lazy"])
+def test_other_channels_are_refused_unless_they_may_be_converted(
+    form: str, given: int, agreed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    some = (0.5,) * agreed
+    section = PreprocessingSection(image_size=8, channels=agreed, mean=some, std=some)
+    agreement = small_agreement().model_copy(update={"preprocessing": section})
+    spec = spec_of(form, given, tmp_path)
+    with pytest.raises(DataError, match="convert_channels"):
+        load_site_data(spec, None, agreement).train[0]
+    converted = load_site_data(spec, None, agreement, convert_channels=True)
+    assert converted.train[0][0].shape == (agreed, 8, 8)

@@ -1,0 +1,194 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from agreement import PreprocessingSection
+from secure_client.data.folder import read_folder, read_image
+from secure_client.data.sources import load
+from secure_client.errors import DataError
+
+AGREED = PreprocessingSection(image_size=4, channels=1, mean=(0.0,), std=(1.0,))
+
+
+def picture(path: Path, value: int = 100, size: tuple[int, int] = (6, 5), mode: str = "L") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, value).save(path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    root = tmp_path / "xrays"
+    picture(root / "train/cat/1.png", 10)
+    picture(root / "train/cat/2.jpg", 20, size=(9, 9), mode="RGB")
+    picture(root / "train/dog/1.png", 30)
+    picture(root / "test/dog/7.bmp", 40)
+    (root / "train/.DS_Store").write_bytes(b"x")
+    (root / "train/cat/.hidden").write_bytes(b"x")
+    return root
+
+
+def test_folders_are_classes_and_images_get_the_agreed_shape(folder: Path) -> None:
+    data = load(f"folder:{folder}", data_root=None, agreed=AGREED, classes=("dog", "bird", "cat"))
+    assert data.train.labels.tolist() == [2, 2, 0]
+    assert data.train.inputs.shape == (3, 4, 4, 1)
+    assert data.train.inputs.dtype == np.uint8
+    assert data.train.inputs[0].tolist() == np.full((4, 4, 1), 10).tolist()
+    assert data.test is not None
+    assert data.test.labels.tolist() == [0]
+    assert data.domains == ("xrays",)
+
+
+def test_a_folder_that_is_no_class_names_the_nearest(folder: Path) -> None:
+    picture(folder / "train/dogs/1.png")
+    with pytest.raises(DataError, match=r"xrays: class 'dogs' is not an agreed class; did you mean 'dog'\?"):
+        load(f"folder:{folder}", data_root=None, agreed=AGREED, classes=("cat", "dog"))
+
+
+def test_images_of_several_shapes_need_an_agreed_one(folder: Path) -> None:
+    with pytest.raises(DataError, match=r"train: images differ in shape .* agree on \[preprocessing\]"):
+        read_folder(folder, None)
+
+
+def test_what_is_wrong_is_named_with_the_file(folder: Path) -> None:
+    notes = folder / "train/cat/notes.txt"
+    notes.write_text("x")
+    with pytest.raises(DataError, match=r"notes\.txt: is not an image"):
+        read_folder(folder, AGREED)
+    notes.unlink()
+    (folder / "train/empty").mkdir()
+    with pytest.raises(DataError, match=r"train/empty: holds no images; fill it, or remove it"):
+        read_folder(folder, AGREED)
+    (folder / "train/empty").rmdir()
+    whole = (folder / "train/cat/2.jpg").read_bytes()
+    (folder / "train/cat/2.jpg").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"2\.jpg: cannot be read as an image"):
+        read_folder(folder, AGREED)
+
+
+def test_train_must_be_there_and_test_may_be_absent(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="has no folder train"):
+        read_folder(tmp_path, AGREED)
+    (tmp_path / "train").mkdir()
+    with pytest.raises(DataError, match="train: holds no images"):
+        read_folder(tmp_path, AGREED)
+    picture(tmp_path / "train/cat/1.png")
+    assert read_folder(tmp_path, AGREED).test is None
+
+
+def test_modes_of_images(tmp_path: Path) -> None:
+    for mode, channels in (("1", 1), ("L", 1), ("LA", 1), ("P", 3), ("RGB", 3), ("RGBA", 3)):
+        picture(tmp_path / f"{mode}.png", 0, mode=mode) if mode not in ("LA", "RGBA") else Image.new(
+            mode, (6, 5)
+        ).save(tmp_path / f"{mode}.png")
+        assert read_image(tmp_path / f"{mode}.png").shape == (5, 6, channels)
+        assert read_image(tmp_path / f"{mode}.png").dtype == np.uint8
+    deep = np.array([[0, 65535, 13107]], dtype=np.uint16)
+    Image.fromarray(deep).save(tmp_path / "deep.png")
+    np.testing.assert_allclose(read_image(tmp_path / "deep.png")[0, :, 0], [0.0, 1.0, 0.2], atol=1e-6)
+    with pytest.raises(DataError, match=r"none\.png: cannot be read"):
+        read_image(tmp_path / "none.png")
+
+
+def test_eight_and_sixteen_bit_together_become_floats(tmp_path: Path) -> None:
+    picture(tmp_path / "train/cat/1.png", 51, size=(3, 1))
+    Image.fromarray(np.array([[65535, 0, 13107]], dtype=np.uint16)).save(tmp_path / "train/cat/2.png")
+    inputs = read_folder(tmp_path, None).train.inputs
+    np.testing.assert_allclose(inputs[:, 0, :, 0], [[0.2, 0.2, 0.2], [1.0, 0.0, 0.2]], atol=1e-6)
+
+
+def make_office(root: Path) -> None:
+    """Office-Caltech's layout: DOMAIN/CLASS/*.jpg, here with one domain that lacks a class."""
+    for number, place in enumerate(
+        ("amazon/mug", "amazon/back_pack", "dslr/mug", "webcam/mug", "webcam/mug")
+    ):
+        picture(root / place / f"frame_{number:04d}.jpg", 10 * number, size=(30 + number, 20), mode="L")
+
+
+def test_office_has_a_folder_for_each_domain(tmp_path: Path) -> None:
+    make_office(tmp_path)
+    (tmp_path / ".git").mkdir()
+    source = read_folder(tmp_path, AGREED)
+    assert source.test is None
+    assert (source.classes, source.domains) == (("back_pack", "mug"), ("amazon", "dslr", "webcam"))
+    assert source.train.labels.tolist() == [0, 1, 1, 1, 1]
+    assert source.train.domains.tolist() == [0, 0, 1, 2, 2]
+    assert source.train.inputs[:, 0, 0, 0].tolist() == [10, 0, 20, 30, 40]
+
+
+def test_office_31_has_images_between_domain_and_class(tmp_path: Path) -> None:
+    picture(tmp_path / "amazon/images/mug/frame_0001.jpg", 10)
+    picture(tmp_path / "dslr/images/bike/frame_0001.jpg", 20)
+    source = read_folder(tmp_path, AGREED)
+    assert (source.classes, source.domains) == (("bike", "mug"), ("amazon", "dslr"))
+    assert source.train.labels.tolist() == [1, 0]
+
+
+def test_folders_of_classes_alone_are_one_domain_without_a_test_part(tmp_path: Path) -> None:
+    picture(tmp_path / "Fnt/Sample001/img001-00001.png", 10)
+    picture(tmp_path / "Fnt/Sample002/img002-00001.png", 20)
+    source = read_folder(tmp_path / "Fnt", AGREED)
+    assert (source.test, source.classes, source.domains) == (None, ("Sample001", "Sample002"), ("Fnt",))
+
+
+def test_a_domain_without_images_is_named(tmp_path: Path) -> None:
+    make_office(tmp_path)
+    (tmp_path / "caltech").mkdir()
+    with pytest.raises(DataError, match="caltech: holds no images; it needs a folder of them for each class"):
+        read_folder(tmp_path, AGREED)
+
+
+def make_tiny_imagenet(root: Path) -> None:
+    """The archive's layout, with its lists; 64×64, some pictures grey, as there."""
+    for wnid, mode in (("n02124075", "RGB"), ("n01443537", "L")):
+        for number in range(2):
+            file = root / f"train/{wnid}/images/{wnid}_{number}.JPEG"
+            picture(file, 50 * number + 20, size=(64, 64), mode=mode)
+        (root / f"train/{wnid}/{wnid}_boxes.txt").write_text(f"{wnid}_0.JPEG\t0\t10\t63\t58\n")
+    for number in range(3):
+        picture(root / f"val/images/val_{number}.JPEG", 100 + number, size=(64, 64), mode="L")
+    (root / "val/val_annotations.txt").write_text(
+        "val_0.JPEG\tn02124075\t0\t32\t44\t62\n"
+        "val_2.JPEG\tn01443537\t52\t55\t57\t59\n"
+        "val_1.JPEG\tn02124075\t4\t0\t60\t55\n"
+    )
+    picture(root / "test/images/test_0.JPEG", 1, size=(64, 64), mode="RGB")
+    (root / "wnids.txt").write_text("n02124075\nn01443537\n")
+    (root / "words.txt").write_text("n02124075\tEgyptian cat\nn01443537\tgoldfish, Carassius auratus\n")
+
+
+def test_tiny_imagenet_is_tested_on_its_labelled_val_part(tmp_path: Path) -> None:
+    root = tmp_path / "tiny-imagenet-200"
+    make_tiny_imagenet(root)
+    source = read_folder(root, AGREED)
+    assert (source.classes, source.domains) == (("n01443537", "n02124075"), ("tiny-imagenet-200",))
+    assert source.train.labels.tolist() == [0, 0, 1, 1]
+    assert source.test is not None
+    assert source.test.labels.tolist() == [1, 0, 1]
+    assert source.test.inputs[:, 1, 1, 0].tolist() == [100, 102, 101]  # JPEG keeps a flat grey exactly
+
+
+def test_what_is_wrong_in_tiny_imagenet_is_named(tmp_path: Path) -> None:
+    make_tiny_imagenet(tmp_path)
+    notes = tmp_path / "val/val_annotations.txt"
+    whole = notes.read_text()
+    for line in ("val_0.JPEG\tn09999999\t0\t0\t1\t1\n", "val_0.JPEG n02124075\n"):
+        notes.write_text(whole + line)
+        with pytest.raises(
+            DataError, match=r"val_annotations\.txt: line 4 names class '.*', which train lacks"
+        ):
+            read_folder(tmp_path, AGREED)
+    notes.write_text(whole + "val_9.JPEG\tn02124075\t0\t0\t1\t1\n")
+    with pytest.raises(DataError, match=r"val_9\.JPEG: cannot be read as an image"):
+        read_folder(tmp_path, AGREED)
+    notes.write_text("")
+    with pytest.raises(DataError, match="test: holds no images"):
+        read_folder(tmp_path, AGREED)
+    notes.write_text(whole)
+    (tmp_path / "train/n03/").mkdir()
+    with pytest.raises(DataError, match="n03/images: is missing; put the images of class 'n03' there"):
+        read_folder(tmp_path, AGREED)
+    (tmp_path / "train").rename(tmp_path / "TRAIN")
+    with pytest.raises(DataError, match=r"/train: is missing; Tiny-ImageNet has train and val"):
+        read_folder(tmp_path, AGREED)

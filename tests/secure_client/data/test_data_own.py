@@ -1,0 +1,176 @@
+import importlib
+import json
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from agreement import Agreement, PreprocessingSection
+from secure_client.data import load_site_data
+from secure_client.data.sources import load
+from secure_client.errors import DataError, PluginError
+
+AGREED = PreprocessingSection(image_size=4, channels=1, mean=(0.5,), std=(0.5,))
+
+
+def agreement(preprocessing: PreprocessingSection | None = AGREED) -> Agreement:
+    training = {} if preprocessing else {"training": {"model": "mine:build"}}
+    content = {
+        "federation": "f",
+        "run": "r",
+        "method": "pfpl",
+        "protection": "plain",
+        "rounds": 1,
+        "dim": 8,
+        "classes": ["a", "b"],
+        "preprocessing": preprocessing and preprocessing.model_dump(mode="json"),
+    }
+    return Agreement.model_validate_json(json.dumps(content | training))
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A site's own module in the working directory, under a name that no other test imports."""
+    name = f"own_{tmp_path.name}"
+    code = """
+        from pathlib import Path
+        import numpy as np, torch
+        from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+        class Counting(Dataset):
+            reads = 0
+            def __init__(self, n=3, label=1): self.n, self.label = n, label
+            def __len__(self): return self.n
+            def __getitem__(self, index):
+                Counting.reads += 1
+                return torch.full((3, 8, 8), index / 10), self.label
+
+        class Stream(IterableDataset):
+            def __iter__(self): return iter(())
+
+        grey = np.zeros((2, 8, 8), np.uint8)
+        def arrays(data_root): return (grey, np.array([0, 1])), (grey[:1], np.array([1]))
+        def frozen(data_root):
+            array = np.full((2, 3), 0.5, np.float32)
+            array.setflags(write=False)
+            return (array, [0, 1]), None
+        def lazy(data_root): return Counting(), Counting(1)
+        def bytes_(data_root):
+            images = torch.full((2, 1, 4, 4), 255, dtype=torch.uint8)
+            return TensorDataset(images, torch.tensor([0, 1])), None
+        def rooted(data_root): return (np.full((1, 2), float(len(str(data_root)))), np.array([0])), None
+        def outside(data_root): return Counting(label=2), None
+        def empty(data_root): return Counting(0), None
+        def single(data_root): return Counting()
+        def stream(data_root): return Stream(), None
+        def tensors(data_root): return (torch.zeros(2, 1, 4, 4), torch.tensor([0, 1])), None
+        def pictures(data_root): return [(None, 0)], None
+        class Uneven(Counting):
+            def __getitem__(self, index): return torch.zeros(index + 1), 0
+        def uneven(data_root): return Uneven(), None
+        def nan(data_root): return TensorDataset(torch.tensor([[[[float("nan")]]]]), torch.tensor([0])), None
+        def unlabelled(data_root): return TensorDataset(torch.zeros(1, 1, 4, 4)), None
+        def flat(data_root): return TensorDataset(torch.zeros(1, 4, 4), torch.tensor([0])), None
+        def wide(data_root): return TensorDataset(torch.full((1, 1, 4, 4), 2.0), torch.tensor([0])), None
+        def no_arguments(): return None
+    """
+    (tmp_path / f"{name}.py").write_text(textwrap.dedent(code))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return name
+
+
+def test_arrays_are_preprocessed(own: str) -> None:
+    data = load_site_data(f"{own}:arrays", None, agreement())
+    inputs, labels = next(iter(DataLoader(data.train, batch_size=2)))
+    assert inputs.shape == (2, 1, 4, 4)
+    assert (inputs == -1.0).all()
+    assert labels.tolist() == [0, 1]
+    assert data.test is not None
+
+
+def test_a_torch_data_set_is_read_and_preprocessed_as_it_is_used(own: str) -> None:
+    data = load_site_data(f"{own}:lazy", None, agreement(), convert_channels=True)
+    counting = importlib.import_module(own).Counting
+    assert counting.reads == 0
+    inputs, label = data.train[2]
+    assert counting.reads == 1
+    torch.testing.assert_close(inputs, torch.full((1, 4, 4), (0.2 - 0.5) / 0.5))
+    assert label == 1
+    assert len(DataLoader(data.train, batch_size=2)) == 2
+
+
+def test_byte_images_are_scaled(own: str) -> None:
+    data = load_site_data(f"{own}:bytes_", None, agreement())
+    assert (data.train[0][0] == 1.0).all()
+    assert data.test is None
+
+
+def test_read_only_arrays_and_features(own: str) -> None:
+    data = load_site_data(f"{own}:frozen", None, agreement(None))
+    assert data.train[0][0].tolist() == [0.5, 0.5, 0.5]
+
+
+def test_the_function_gets_the_data_root(own: str) -> None:
+    data = load_site_data(f"{own}:rooted", Path("/abc"), agreement(None))
+    assert data.train[0][0].tolist() == [4.0, 4.0]
+
+
+def test_in_simulation_a_torch_data_set_is_read_through_once(own: str) -> None:
+    data = load(f"{own}:lazy", data_root=None, agreed=AGREED, classes=("a", "b"))
+    assert data.train.inputs.shape == (3, 4, 4, 1)
+    np.testing.assert_allclose(data.train.inputs[:, 0, 0, 0], [0.0, 0.1, 0.2], atol=1e-6)
+    assert importlib.import_module(own).Counting.reads == 4
+
+
+def test_in_simulation_samples_of_one_set_have_one_shape(own: str) -> None:
+    with pytest.raises(DataError, match=r"uneven: samples differ in shape \(\(1,\), \(3,\)\)"):
+        load(f"{own}:uneven", data_root=None, agreed=None, classes=None)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("empty", "train: holds no samples"),
+        ("single", r"returned Counting; return the pair \(train, test\)"),
+        ("stream", "train: is Stream; return a torch Dataset with a length"),
+        ("tensors", "train: is a pair of tensors; wrap it: TensorDataset"),
+        ("pictures", "train: is list; return a torch Dataset"),
+    ],
+)
+def test_what_a_function_may_not_return(own: str, function: str, message: str) -> None:
+    with pytest.raises(DataError, match=rf"{own}:{function}.*{message}"):
+        load_site_data(f"{own}:{function}", None, agreement())
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("outside", "sample 0 has label 2, outside the 2 agreed classes"),
+        ("nan", "sample 0 has values that are NaN or infinite"),
+        ("unlabelled", r"sample 0 is not \(tensor, label\)"),
+        ("flat", r"sample 0 has shape \(4, 4\); give images \(C, H, W\)"),
+        ("wide", r"span 2 to 2; scale them to \[0, 1\]"),
+    ],
+)
+def test_a_bad_sample_is_named_when_it_is_read(own: str, function: str, message: str) -> None:
+    data = load_site_data(f"{own}:{function}", None, agreement())
+    with pytest.raises(DataError, match=rf"{own}:{function}: .*{message}"):
+        data.train[0]
+
+
+def test_a_function_that_cannot_be_called_is_a_plugin_error(own: str) -> None:
+    with pytest.raises(PluginError, match="is called with data_root="):
+        load_site_data(f"{own}:no_arguments", None, agreement())
+    with pytest.raises(PluginError, match="has no function 'absent'"):
+        load_site_data(f"{own}:absent", None, agreement())
+
+
+def test_a_site_reads_its_own_file(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x_train=np.zeros((2, 4, 4), np.uint8), y_train=[0, 1])
+    data = load_site_data(f"npz:{tmp_path}/a.npz", None, agreement())
+    assert (data.train[1][0] == -1.0).all()
+    assert data.test is None

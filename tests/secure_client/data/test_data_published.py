@@ -1,0 +1,217 @@
+import bz2
+import gzip
+import hashlib
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.io  # type: ignore[import-untyped]  # it ships no types
+import torchvision.datasets
+from numpy.typing import NDArray
+from PIL import Image
+
+from agreement import PreprocessingSection
+from secure_client.data.arrays import Source
+from secure_client.data.published import CIFAR10, CIFAR100, CLOTHES, read_published
+from secure_client.data.sources import load
+from secure_client.errors import DataError
+
+
+def idx(path: Path, array: NDArray[np.uint8]) -> None:
+    """The format of MNIST's files: magic with dtype (8 = uint8) and rank, sizes, bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sizes = np.array(array.shape, dtype=">i4").tobytes()
+    path.write_bytes(bytes([0, 0, 8, array.ndim]) + sizes + array.tobytes())
+
+
+def random_bytes(*shape: int) -> NDArray[np.uint8]:
+    return np.random.default_rng(0).integers(0, 256, size=shape, dtype=np.uint8)
+
+
+def make_mnist(root: Path, folder: str) -> None:
+    for part, count in (("train", 5), ("t10k", 3)):
+        idx(root / folder / "raw" / f"{part}-images-idx3-ubyte", random_bytes(count, 28, 28))
+        idx(root / folder / "raw" / f"{part}-labels-idx1-ubyte", np.arange(count, dtype=np.uint8))
+
+
+def sizes(source: Source) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    assert source.test is not None
+    return source.train.inputs.shape, source.test.inputs.shape
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "first"), [("mnist", "MNIST", "0"), ("fashion-mnist", "FashionMNIST", CLOTHES[0])]
+)
+def test_mnist_and_fashion_mnist(tmp_path: Path, name: str, folder: str, first: str) -> None:
+    make_mnist(tmp_path, folder)
+    source = read_published(name, tmp_path)
+    assert sizes(source) == ((5, 28, 28, 1), (3, 28, 28, 1))
+    assert (source.train.inputs[..., 0] == random_bytes(5, 28, 28)).all()
+    assert source.train.labels.tolist() == [0, 1, 2, 3, 4]
+    assert source.classes is not None
+    assert (source.classes[0], len(source.classes), source.domains) == (first, 10, (name,))
+
+
+def test_a_packed_file_is_named_with_the_command_that_unpacks_it(tmp_path: Path) -> None:
+    make_mnist(tmp_path, "MNIST")
+    path = tmp_path / "MNIST/raw/t10k-labels-idx1-ubyte"
+    Path(f"{path}.gz").write_bytes(gzip.compress(path.read_bytes()))
+    path.unlink()
+    with pytest.raises(DataError, match=rf"{path} is missing; run: gunzip -k {path}\.gz"):
+        read_published("mnist", tmp_path)
+
+
+def test_damaged_files_are_one_line(tmp_path: Path) -> None:
+    make_mnist(tmp_path, "MNIST")
+    (tmp_path / "MNIST/raw/train-images-idx3-ubyte").write_bytes(bytes([0, 0, 8, 3, 0, 0, 0, 9]))
+    with pytest.raises(DataError, match=r"mnist \(training part in .*\): is damaged or not as published"):
+        read_published("mnist", tmp_path)
+
+
+def test_older_files_that_torchvision_would_load_instead_are_refused(tmp_path: Path) -> None:
+    make_mnist(tmp_path, "MNIST")
+    old = tmp_path / "MNIST/processed/training.pt"
+    old.parent.mkdir()
+    old.write_bytes(b"")
+    with pytest.raises(DataError, match=rf"{old} is not read; remove it"):
+        read_published("mnist", tmp_path)
+
+
+def test_usps(tmp_path: Path) -> None:
+    for file, count in (("usps.bz2", 2), ("usps.t.bz2", 1)):
+        pixels = " ".join(f"{pixel + 1}:{-1 + 2 * (pixel % 2)}" for pixel in range(256))
+        lines = "".join(f"{label + 1} {pixels}\n" for label in range(count))
+        (tmp_path / file).write_bytes(bz2.compress(lines.encode()))
+    source = read_published("usps", tmp_path)
+    assert sizes(source) == ((2, 16, 16, 1), (1, 16, 16, 1))
+    assert source.train.labels.tolist() == [0, 1]
+    assert source.train.inputs[0, 0, :4, 0].tolist() == [0, 255, 0, 255]
+
+
+def md5(path: Path) -> str:
+    return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+
+
+def make_svhn(root: Path) -> dict[str, list[str]]:
+    checksums = {}
+    for part, labels in (("train", [[10], [1], [9]]), ("test", [[2], [10]])):
+        path = root / f"{part}_32x32.mat"
+        images = random_bytes(32, 32, 3, len(labels))
+        scipy.io.savemat(path, {"X": images, "y": np.array(labels, dtype=np.uint8)})
+        checksums[part] = ["", path.name, md5(path)]
+    return checksums
+
+
+def test_svhn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torchvision.datasets.SVHN, "split_list", make_svhn(tmp_path))
+    source = read_published("svhn", tmp_path)
+    assert sizes(source) == ((3, 32, 32, 3), (2, 32, 32, 3))
+    assert source.train.labels.tolist() == [0, 1, 9]
+    assert (source.train.inputs[1] == random_bytes(32, 32, 3, 3)[..., 1]).all()
+
+
+def test_svhn_files_must_be_the_published_ones(tmp_path: Path) -> None:
+    make_svhn(tmp_path)
+    with pytest.raises(DataError, match="is damaged or not as published"):
+        read_published("svhn", tmp_path)
+
+
+def record(labels: list[int], colour: tuple[int, int, int]) -> bytes:
+    return bytes(labels) + b"".join(bytes([value]) * 1024 for value in colour)
+
+
+def test_cifar10_from_its_binary_version(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar-10-batches-bin"
+    folder.mkdir()
+    (folder / "batches.meta.txt").write_text("airplane\nautomobile\n\n")
+    for number, file in enumerate((*CIFAR10.train_files, CIFAR10.test_file)):
+        (folder / file).write_bytes(record([number % 2], (number, 50, 200)))
+    source = read_published("cifar10", tmp_path)
+    assert sizes(source) == ((5, 32, 32, 3), (1, 32, 32, 3))
+    assert source.classes == ("airplane", "automobile")
+    assert source.train.labels.tolist() == [0, 1, 0, 1, 0]
+    assert source.train.inputs[3, 7, 9].tolist() == [3, 50, 200]
+
+
+def test_cifar100_takes_the_fine_labels(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar-100-binary"
+    folder.mkdir()
+    (folder / "fine_label_names.txt").write_text("apple\nbaby\n")
+    (folder / "train.bin").write_bytes(record([7, 1], (1, 2, 3)) + record([3, 0], (4, 5, 6)))
+    (folder / "test.bin").write_bytes(record([9, 1], (7, 8, 9)))
+    assert read_published("cifar100", tmp_path).train.labels.tolist() == [1, 0]
+    (folder / CIFAR100.test_file).write_bytes(record([9, 1], (7, 8, 9))[:-1])
+    with pytest.raises(DataError, match=r"cifar100 \(test part in .*\): is damaged"):
+        read_published("cifar100", tmp_path)
+
+
+def test_pickled_cifar_is_refused_and_left_unread(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    (folder / "data_batch_1").write_bytes(pickle.dumps({"data": 1}))
+    with pytest.raises(
+        DataError, match="holds pickles, which are never read; get the archive's binary version"
+    ):
+        read_published("cifar10", tmp_path)
+
+
+FLOWERS_AGREED = PreprocessingSection(image_size=8, channels=3, mean=(0.5,) * 3, std=(0.5,) * 3)
+
+
+def make_flowers(root: Path) -> dict[str, tuple[str, str]]:
+    """Six pictures of unequal sizes: the published layout, MATLAB lists from 1, with the checksums of these files."""
+    folder = root / "flowers-102"
+    (folder / "jpg").mkdir(parents=True)
+    for number in range(1, 7):
+        picture = Image.new("RGB", (20 + number, 30), (40 * number, 0, 0))
+        picture.save(folder / f"jpg/image_{number:05d}.jpg", quality=100, subsampling=0)
+    scipy.io.savemat(folder / "imagelabels.mat", {"labels": np.array([[102, 1, 3, 2, 102, 1]], np.uint8)})
+    lists = {"trnid": [[1, 6]], "valid": [[2, 3]], "tstid": [[5, 4]]}
+    scipy.io.savemat(folder / "setid.mat", {key: np.array(value, np.uint16) for key, value in lists.items()})
+    names = {"label": "imagelabels.mat", "setid": "setid.mat"}
+    return {key: (name, md5(folder / name)) for key, name in names.items()}
+
+
+def test_flowers_get_the_agreed_size_as_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchvision checks that the lists are the published ones: here that they are the ones just made."""
+    monkeypatch.setattr(torchvision.datasets.Flowers102, "_file_dict", make_flowers(tmp_path))
+    source = read_published("flowers102", tmp_path, FLOWERS_AGREED)
+    assert sizes(source) == ((4, 8, 8, 3), (2, 8, 8, 3))
+    assert source.test is not None
+    assert source.train.labels.tolist() == [101, 0, 0, 2]  # train, then val
+    assert source.test.labels.tolist() == [101, 1]
+    reds = [40, 240, 80, 120]
+    np.testing.assert_allclose(source.train.inputs[:, 4, 4, 0], reds, atol=2)  # as exact as JPEG is
+    assert source.classes is None or (len(source.classes), source.classes[101]) == (102, "blackberry lily")
+    with pytest.raises(
+        DataError, match=r"flowers102 .*: images differ in shape .* agree on \[preprocessing\]"
+    ):
+        read_published("flowers102", tmp_path)
+    (tmp_path / "flowers-102/jpg/image_00004.jpg").unlink()
+    with pytest.raises(DataError, match=r"flowers102 \(test part .*image_00004\.jpg"):
+        read_published("flowers102", tmp_path, FLOWERS_AGREED)
+
+
+def test_flowers_lists_must_be_the_published_ones(tmp_path: Path) -> None:
+    make_flowers(tmp_path)
+    with pytest.raises(DataError, match="is damaged or not as published"):
+        read_published("flowers102", tmp_path, FLOWERS_AGREED)
+
+
+def test_flowers_by_name_are_read_at_the_agreed_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torchvision.datasets.Flowers102, "_file_dict", make_flowers(tmp_path))
+    data = load("flowers102", data_root=tmp_path, agreed=FLOWERS_AGREED, classes=None)
+    assert data.train.inputs.shape == (4, 8, 8, 3)
+
+
+@pytest.mark.parametrize(
+    "name", ["mnist", "fashion-mnist", "usps", "svhn", "cifar10", "cifar100", "flowers102"]
+)
+def test_missing_files_and_a_missing_root_are_named(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DataError, match=rf"{name}: {tmp_path}/\S+ is missing; put it there or correct"):
+        read_published(name, tmp_path)
+    with pytest.raises(DataError, match=rf"{name}: .* name it by --data-root or data_root"):
+        read_published(name, None)

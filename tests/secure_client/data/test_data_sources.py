@@ -1,0 +1,125 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agreement import PreprocessingSection
+from agreement.toml_loading import data_spec
+from secure_client.data.arrays import Source, checked_samples
+from secure_client.data.sources import join, load, own_classes, read, suggest_preprocessing
+from secure_client.errors import DataError
+
+
+def source(
+    name: str,
+    shape: tuple[int, ...],
+    labels: tuple[int, ...] = (0, 1),
+    classes: tuple[str, ...] | None = None,
+    *,
+    test: bool = False,
+    floats: bool = False,
+) -> Source:
+    values = np.random.default_rng(len(name)).integers(0, 256, size=(len(labels), *shape))
+    inputs = values / 255 if floats or len(shape) == 1 else values.astype(np.uint8)
+    part = checked_samples(inputs, labels, where=name)
+    return Source(name, part, part if test else None, classes, (name,))
+
+
+def test_domains_of_several_shapes_are_joined_at_the_agreed_one() -> None:
+    sources = [source("mnist", (28, 28, 1), test=True), source("colour", (32, 30, 3), test=True)]
+    agreed = suggest_preprocessing(sources)
+    assert agreed is not None
+    assert (agreed.image_size, agreed.channels, agreed.mean, agreed.std) == (32, 3, (0.5,) * 3, (0.5,) * 3)
+    data = join(sources, agreed, None)
+    assert data.train.inputs.shape == (4, 32, 32, 3)
+    assert data.train.domains.tolist() == [0, 0, 1, 1]
+    assert data.domains == ("mnist", "colour")
+    assert data.test is not None
+    assert len(data.test) == 4
+
+
+def test_a_domain_that_has_several_keeps_them() -> None:
+    part = checked_samples(np.zeros((2, 4, 4), np.uint8), [0, 1], [0, 1], where="x")
+    pacs = Source("pacs", part, None, None, ("photo", "sketch"))
+    data = join([source("mnist", (4, 4, 1)), pacs], None, None)
+    assert data.train.domains.tolist() == [0, 0, 1, 2]
+    assert data.domains == ("mnist", "photo", "sketch")
+
+
+def test_bytes_and_floats_together_become_floats() -> None:
+    data = join([source("a", (4, 4, 1)), source("bb", (4, 4, 1), floats=True)], None, None)
+    assert data.train.inputs.dtype == np.float32
+    assert data.train.inputs.max() <= 1.0
+    np.testing.assert_allclose(data.train.inputs[:2] * 255, source("a", (4, 4, 1)).train.inputs, atol=1e-4)
+
+
+def test_classes_are_matched_by_name_where_there_are_names() -> None:
+    named = source("named", (2, 2, 1), labels=(0, 1, 1), classes=("dog", "cat"))
+    assert join([named], None, ("bird", "cat", "dog")).train.labels.tolist() == [2, 1, 1]
+    numbered = source("numbered", (2, 2, 1), labels=(2, 0))
+    assert join([numbered], None, ("bird", "cat", "dog")).train.labels.tolist() == [2, 0]
+    with pytest.raises(DataError, match=r"named: class 'cat' is not an agreed class; did you mean 'cats'\?"):
+        join([named], None, ("dog", "cats"))
+
+
+def test_classes_follow_from_the_data_where_none_are_agreed() -> None:
+    assert own_classes([source("a", (2,), labels=(0, 3))]) == ("0", "1", "2", "3")
+    dog = source("a", (2,), labels=(0, 0), classes=("dog",))
+    cat = source("b", (2,), labels=(0, 1), classes=("cat", "dog"))
+    assert own_classes([dog, cat]) == ("dog", "cat")
+    assert join([dog, cat], None, None).train.labels.tolist() == [0, 0, 1, 0]
+
+
+def test_labels_outside_the_classes_are_refused() -> None:
+    with pytest.raises(DataError, match="a: has label 3, but the 2 classes end at 1"):
+        join([source("a", (2,), labels=(0, 3))], None, ("x", "y"))
+    with pytest.raises(DataError, match="a: has label 3, but the 1 classes end at 0"):
+        join([source("a", (2,), labels=(0, 3), classes=("x",))], None, ("x", "y", "z", "w"))
+
+
+def test_what_does_not_go_together_is_refused() -> None:
+    with pytest.raises(DataError, match=r"b: has samples of shape \(5, 4, 1\), beside others of \(4, 4, 1\)"):
+        join([source("a", (4, 4, 1)), source("b", (5, 4, 1))], None, None)
+    with pytest.raises(DataError, match="b: has no test part and others have"):
+        join([source("a", (4, 4, 1), test=True), source("b", (4, 4, 1))], None, None)
+
+
+def test_features_need_no_preprocessing() -> None:
+    assert suggest_preprocessing([source("a", (7,))]) is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("minst", r"no data set is called 'minst'; did you mean 'mnist'\?"),
+        ("zzz", "no data set is called 'zzz'; known: .*digits.*svhn.* npz:PATH, folder:PATH"),
+        ("digits+", "no data set is called ''"),
+        ("sites:/data", r"holds several sites' data; one site's is npz:/data/NAME\.npz"),
+        ("npz:/nowhere.npz", r"/nowhere\.npz: there is no such file"),
+        ("mnist", "name it by --data-root"),
+    ],
+)
+def test_unknown_names_say_what_is_known(spec: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read(spec, data_root=None, agreed=None)
+
+
+def test_digits_and_files_are_joined_by_plus(tmp_path: Path) -> None:
+    np.savez(tmp_path / "clinic.npz", x_train=np.zeros((2, 12, 12), np.uint8), y_train=[3, 9])
+    agreed = PreprocessingSection(image_size=8, channels=1, mean=(0.5,), std=(0.5,))
+    data = load(f"digits+npz:{tmp_path}/clinic.npz", data_root=None, agreed=agreed, classes=None, seed=4)
+    assert data.train.inputs.shape == (1799, 8, 8, 1)
+    assert data.domains[-1] == "clinic"
+    assert data.train.domains.max() == 5
+
+
+def test_a_path_may_be_said_to_be_under_the_data_root(tmp_path: Path) -> None:
+    np.savez(tmp_path / "clinic.npz", x_train=np.zeros((2, 3), np.float32), y_train=[0, 1])
+    spec = data_spec("npz:DATA_ROOT/clinic.npz+npz:other.npz", Path("/elsewhere"))
+    assert spec == "npz:DATA_ROOT/clinic.npz+npz:/elsewhere/other.npz"
+    (here,) = read(spec.split("+", maxsplit=1)[0], data_root=tmp_path, agreed=None)
+    assert here.train.inputs.shape == (2, 3)
+    with pytest.raises(
+        DataError, match=r"DATA_ROOT/clinic\.npz: is under a folder that you have; name it by"
+    ):
+        read("npz:DATA_ROOT/clinic.npz", data_root=None, agreed=None)

@@ -1,0 +1,274 @@
+"""The built-in networks: the contract, torchvision's own outputs, normalisation, and gradients of single samples."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+from torch.func import functional_call, grad, stack_module_state, vmap
+
+from agreement import Norm
+from agreement.sections.built_in_models import BUILT_IN_MODELS
+from secure_client.errors import ModelError
+from secure_client.models.backbones import BACKBONES
+from secure_client.models.prototype_model import PrototypeModel, SplitModel, build_model, check_model
+from secure_client.photo_networks import group_norm
+from tests.support.marks import full_but
+
+CLASSES, DIM = 5, 16
+PUBLISHED = {
+    "resnet18": (512, 11_689_512),
+    "resnet34": (512, 21_797_672),
+    "resnet50": (2048, 25_557_032),
+    "resnet101": (2048, 44_549_160),
+    "resnet152": (2048, 60_192_808),
+    "googlenet": (1024, 6_624_904),
+    "mobilenet-v2": (1280, 3_504_872),
+}
+"""Width and parameters, of 1000 classes, as torchvision's documentation gives them."""
+NORMALISED = ("resnet10", *PUBLISHED)
+BLOCKS = ("resnet10", "resnet50", "googlenet", "mobilenet-v2")
+"""A network of each kind of block."""
+
+
+def build(spec: str, **changes: Any) -> SplitModel:
+    settings: dict[str, Any] = {"classes": CLASSES, "dim": DIM, "channels": 1, "image_size": 16, "seed": 3}
+    model = build_model(spec, **(settings | changes))
+    assert isinstance(model, SplitModel)
+    return model
+
+
+def images(count: int, channels: int = 1, side: int = 16) -> Tensor:
+    return torch.randn(count, channels, side, side, generator=torch.Generator().manual_seed(7))
+
+
+def theirs(name: str) -> nn.Module:
+    """torchvision's own network, with other initial weights, giving what comes before its last layer."""
+    settings = {"aux_logits": False, "init_weights": False} if name == "googlenet" else {}
+    network: nn.Module = getattr(torchvision.models, name.replace("-", "_"))(**settings)
+    setattr(network, "classifier" if name == "mobilenet-v2" else "fc", nn.Identity())
+    return network
+
+
+def test_the_names_are_those_that_a_configuration_may_give() -> None:
+    assert set(BACKBONES) == set(BUILT_IN_MODELS)
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+@pytest.mark.parametrize("norm", Norm)
+def test_every_network_keeps_the_contract_with_one_d(name: str, norm: Norm) -> None:
+    model = build(name, norm=norm)
+    inputs = images(2)
+    check_model(model, inputs, classes=CLASSES, dim=DIM)
+    with torch.no_grad():  # in training mode: without any statistics MobileNet lets an image fade
+        features = model.features(inputs)
+    assert features.isfinite().all()
+    assert (features >= 0).all(), "an embedding is ReLU'd"
+    assert features.std() > 0
+    assert not torch.allclose(features[0], features[1]), "it depends on the image"
+
+
+@pytest.mark.parametrize("name", full_but((*BLOCKS, "resnet34"), "resnet10"))
+@pytest.mark.parametrize(("side", "channels"), [(4, 1), (8, 2), (28, 1), (70, 3)])
+def test_networks_take_small_and_large_images(name: str, side: int, channels: int) -> None:
+    model = build(name, image_size=side, channels=channels)
+    check_model(model, images(2, channels, side), classes=CLASSES, dim=DIM)
+
+
+@pytest.mark.parametrize("name", full_but(PUBLISHED, "resnet18"))
+def test_large_images_get_torchvisions_network(name: str) -> None:
+    """All of it but the last layer, of 1000 classes, by the published size; and the same outputs to the last bit."""
+    width, parameters = PUBLISHED[name]
+    backbone = build(name, image_size=65, channels=3, dim=width).backbone.eval()
+    assert sum(each.numel() for each in backbone.parameters()) == parameters - 1000 * (width + 1)
+    if name == "resnet152":
+        return
+    reference = theirs(name).eval()
+    reference.load_state_dict(backbone.state_dict())
+    inputs = images(2, 3, 65)
+    with torch.no_grad():
+        assert torch.equal(backbone(inputs), reference(inputs))
+
+
+@pytest.mark.parametrize(("side", "left"), [(32, 4), (64, 8), (96, 3)])
+@pytest.mark.parametrize("name", full_but(BLOCKS, "resnet10"))
+def test_small_images_are_shrunk_by_8_and_others_by_32(name: str, side: int, left: int) -> None:
+    backbone = build(name, image_size=side, channels=3).backbone
+    last = {"googlenet": "inception5b", "mobilenet-v2": "features"}.get(name, "layer4")
+    seen: list[tuple[int, ...]] = []
+    backbone.get_submodule(last).register_forward_hook(lambda _, __, given: seen.append(given.shape[2:]))
+    with torch.no_grad():
+        backbone.eval()(images(1, 3, side))
+    assert seen == [(left, left)]
+
+
+def test_resnet10_has_a_block_in_each_stage() -> None:
+    """By hand: the stem 576 + 128; blocks 73,984, 230,144, 919,040 and 3,673,088; a layer 512 → 16 of 8,208."""
+    backbone = build("resnet10").backbone
+    by_stage = [73_984, 230_144, 919_040, 3_673_088]
+    assert sum(each.numel() for each in backbone.parameters()) == 576 + 128 + sum(by_stage) + 8_208
+    for number, expected in enumerate(by_stage, start=1):
+        stage = backbone.get_submodule(f"layer{number}")
+        assert sum(each.numel() for each in stage.parameters()) == expected
+
+
+@pytest.mark.parametrize(("name", "width"), [("resnet10", 512), ("googlenet", 1024), ("mobilenet-v2", 1280)])
+def test_features_of_the_agreed_width_are_the_networks_own(name: str, width: int) -> None:
+    assert not any(isinstance(each, nn.Linear) for each in build(name, dim=width).backbone.modules())
+    assert any(isinstance(each, nn.Linear) for each in build(name, dim=width - 1).backbone.modules())
+
+
+@pytest.mark.parametrize("name", NORMALISED)
+def test_nothing_is_done_in_place_or_dropped(name: str) -> None:
+    backbone = build(name).backbone
+    assert not any(getattr(each, "inplace", False) for each in backbone.modules())
+    assert not any(isinstance(each, nn.Dropout) and each.p > 0 for each in backbone.modules())
+
+
+def test_too_small_an_image_is_refused_by_googlenet() -> None:
+    with pytest.raises(ModelError, match="googlenet needs images of at least 4×4 pixels, not 3×3"):
+        build("googlenet", image_size=3)
+
+
+@pytest.mark.parametrize("name", ["resnet10", "googlenet", "mobilenet-v2"])
+def test_the_same_seed_gives_the_same_weights(name: str) -> None:
+    first = build(name).state_dict()
+    torch.rand(7)
+    second, other = build(name).state_dict(), build(name, seed=4).state_dict()
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    assert any(not torch.equal(first[key], other[key]) for key in first)
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups"),
+    [
+        (16, 4),
+        (24, 6),
+        (32, 8),
+        (48, 12),
+        (64, 16),
+        (96, 24),
+        (128, 32),
+        (144, 24),
+        (208, 26),
+        (512, 32),
+        (1280, 32),
+    ],
+)
+def test_groups_of_some_widths(channels: int, groups: int) -> None:
+    """By hand: the largest divisor up to 32 that leaves 4 channels or more in a group."""
+    assert group_norm(channels).num_groups == groups
+
+
+def test_groups_of_any_width() -> None:
+    for channels in range(1, 2049):
+        layer = group_norm(channels)  # torch refuses groups that do not divide
+        assert layer.num_channels == channels
+        assert 1 <= layer.num_groups <= 32
+        assert layer.num_groups == 1 or channels // layer.num_groups >= 4
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_group_normalisation_keeps_nothing_of_a_batch(name: str) -> None:
+    """What Opacus's validator looks for: no batch normalisation, no statistics that samples share."""
+    model = build(name, norm=Norm.GROUP)
+    assert not any(isinstance(each, nn.modules.batchnorm._NormBase) for each in model.modules())
+    assert model.state_dict().keys() == dict(model.named_parameters()).keys()
+    constants = {known: each.clone() for known, each in model.named_buffers()}
+    model.train()(images(3))
+    assert all(torch.equal(each, constants[known]) for known, each in model.named_buffers())
+    normalised = any(isinstance(each, nn.GroupNorm) for each in model.modules())
+    assert normalised is (name in (*NORMALISED, "scatternet"))
+
+
+def alone_and_together(norm: Norm, name: str) -> tuple[Tensor, Tensor]:
+    """A sample's features in training mode on its own and beside another; batch normalisation needs two."""
+    model, pair = build(name, norm=norm).double(), images(2).double()
+    alone = pair[:1] if norm is Norm.GROUP else pair[:1].repeat(2, 1, 1, 1)
+    with torch.no_grad():
+        return model.features(alone)[:1], model.features(pair)[:1]
+
+
+@pytest.mark.parametrize("name", ["resnet10", "resnet50", "googlenet", "mobilenet-v2"])
+def test_group_normalisation_sees_one_sample_at_a_time(name: str) -> None:
+    alone, together = alone_and_together(Norm.GROUP, name)
+    torch.testing.assert_close(alone, together)
+    assert together.std() > 0
+    alone, together = alone_and_together(Norm.BATCH, name)
+    assert not torch.allclose(alone, together, rtol=0.01), "the check can fail"
+
+
+@contextmanager
+def watched(network: nn.Module) -> Iterator[None]:
+    """Hooks on every layer's gradient, as per-sample gradients need them."""
+    handles = [
+        each.register_full_backward_hook(lambda *_: None)
+        for each in network.modules()
+        if isinstance(each, nn.Conv2d | nn.Linear | nn.GroupNorm | nn.BatchNorm2d)
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@pytest.mark.parametrize("name", full_but(BLOCKS, "resnet10"))
+@pytest.mark.parametrize("norm", Norm)
+def test_hooks_on_gradients_are_allowed(name: str, norm: Norm) -> None:
+    model = build(name, norm=norm)
+    with watched(model):
+        torch.autograd.backward(model(images(2).requires_grad_()).sum())
+    assert all(each.grad is not None for each in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["resnet18", "googlenet"])
+def test_torchvisions_own_networks_refuse_them(name: str) -> None:
+    network = theirs(name)
+    with watched(network), pytest.raises(RuntimeError, match="modified inplace"):
+        network(images(2, 3, 65).requires_grad_())
+
+
+def loss_of(model: PrototypeModel, state: Mapping[str, Tensor], inputs: Tensor, labels: Tensor) -> Tensor:
+    logits = functional_call(model, dict(state), (inputs,))
+    return nn.functional.cross_entropy(logits, labels, reduction="sum")
+
+
+@pytest.mark.parametrize("name", full_but(("small-cnn", *BLOCKS), "small-cnn", "resnet10"))
+def test_gradients_of_single_samples_sum_to_the_batchs(name: str) -> None:
+    model = build(name, norm=Norm.GROUP).double()
+    inputs, labels = images(3).double(), torch.tensor([0, 1, 4])
+    state = {key: each.detach() for key, each in model.named_parameters()}
+
+    def of_one(state: Mapping[str, Tensor], image: Tensor, label: Tensor) -> Tensor:
+        return loss_of(model, state, image[None], label[None])
+
+    by_sample = vmap(grad(of_one), in_dims=(None, 0, 0))(state, inputs, labels)
+    of_batch = grad(lambda state: loss_of(model, state, inputs, labels))(state)
+    for key, expected in of_batch.items():
+        torch.testing.assert_close(by_sample[key].sum(dim=0), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "norm"), [("small-cnn", Norm.BATCH), ("fedpc-cnn", Norm.BATCH), ("resnet10", Norm.GROUP)]
+)
+def test_stacked_models_run_as_one(name: str, norm: Norm) -> None:
+    """Features, logits and gradients of three sites' models on three sites' batches, as one by one."""
+    models: list[nn.Module] = [build(name, seed=seed, norm=norm).double() for seed in range(3)]
+    inputs, labels = images(6).double().reshape(3, 2, 1, 16, 16), torch.tensor([[0, 1], [2, 3], [4, 0]])
+    state, buffers = stack_module_state(models)
+    assert not buffers
+    first = models[0]
+    assert isinstance(first, SplitModel)
+    stacked = {key: each.detach() for key, each in state.items()}
+    gradients = vmap(grad(lambda *given: loss_of(first, *given)))(stacked, inputs, labels)
+    logits = vmap(lambda state, batch: functional_call(first, state, (batch,)))(stacked, inputs)
+    for number, model in enumerate(models):
+        given = model(inputs[number])
+        torch.testing.assert_close(logits[number], given)
+        torch.autograd.backward(nn.functional.cross_entropy(given, labels[number], reduction="sum"))
+        for key, each in model.named_parameters():
+            torch.testing.assert_close(gradients[key][number], each.grad)

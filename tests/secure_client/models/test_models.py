@@ -1,0 +1,242 @@
+"""The models' contract, the common initial model, and a site's own model by module:function."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from secure_client.errors import ModelError, PluginError
+from secure_client.models.prototype_model import PrototypeModel, SplitModel, build_model, check_model
+
+OWN_MODELS = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, num_classes, dim):
+        super().__init__()
+        self.body = nn.Linear(6, dim)
+        self.classifier = nn.Linear(dim, num_classes)
+    def features(self, x):
+        return torch.relu(self.body(x))
+
+def whole(num_classes, dim):
+    return Net(num_classes, dim)
+
+def halves(*, num_classes, dim):
+    return nn.Linear(6, dim), nn.Linear(dim, num_classes)
+
+def headless(num_classes, dim):
+    return nn.Linear(6, dim)
+
+def nothing(num_classes, dim):
+    return None
+
+def other_arguments(classes):
+    return None
+
+def broken(num_classes, dim):
+    raise RuntimeError("the weights file is missing")
+
+text = "not a function"
+"""
+
+
+@pytest.fixture
+def own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module in the current working directory; its import leaves nothing behind."""
+    name = "own_models_of_a_site"
+    (tmp_path / f"{name}.py").write_text(OWN_MODELS)
+    (tmp_path / "own_models_that_fail.py").write_text("import a_module_nobody_has")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    return name
+
+
+def build(spec: str, **changes: Any) -> PrototypeModel:
+    settings: dict[str, Any] = {"classes": 5, "dim": 16, "channels": 1, "image_size": 8, "seed": 3}
+    return build_model(spec, **(settings | changes))
+
+
+@pytest.mark.parametrize(
+    ("spec", "dim", "channels", "size"),
+    [
+        ("small-cnn", 16, 1, 8),
+        ("small-cnn", 64, 1, 28),
+        ("small-cnn", 32, 3, 30),
+        ("resnet18", 512, 3, 32),
+        ("resnet18", 24, 1, 16),
+        ("fedpc-cnn", 192, 3, 32),
+        ("fedpc-cnn", 192, 1, 28),
+        ("fedpc-cnn", 24, 1, 16),
+        ("fedpc-cnn", 24, 2, 19),
+        ("tanh-cnn", 32, 1, 28),
+        ("tanh-cnn", 24, 3, 16),
+        ("tanh-cnn", 24, 2, 19),
+        ("scatternet", 32, 1, 28),
+        ("scatternet", 24, 3, 11),
+    ],
+)
+def test_built_in_models_keep_the_contract(spec: str, dim: int, channels: int, size: int) -> None:
+    model = build(spec, dim=dim, channels=channels, image_size=size).eval()
+    inputs = torch.randn(3, channels, size, size)
+    check_model(model, inputs, classes=5, dim=dim)
+    with torch.no_grad():
+        features = model.features(inputs)
+        assert features.shape == (3, dim)
+        assert (features >= 0).all(), "an embedding is ReLU'd"
+        assert features.std() > 0
+        torch.testing.assert_close(model(inputs), model.classifier(features))
+
+
+@pytest.mark.parametrize("spec", ["resnet18", "fedpc-cnn", "small-cnn"])
+def test_nothing_is_done_in_place(spec: str) -> None:
+    """Per-sample gradients need every activation as it was."""
+    found = [m.inplace for m in build(spec, image_size=16).modules() if isinstance(m, nn.ReLU)]
+    assert found
+    assert not any(found)
+
+
+@pytest.mark.parametrize(
+    ("channels", "size", "flat", "extractor"), [(3, 32, 1600, 796_032), (1, 28, 1024, 571_648)]
+)
+def test_the_fedpc_network_is_the_papers(channels: int, size: int, flat: int, extractor: int) -> None:
+    """Two convolutions of 5×5 with 64 channels, then flat → 384 → 192 → K, counted by hand."""
+    model = build("fedpc-cnn", dim=192, channels=channels, image_size=size, classes=10)
+    layers = [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    assert [tuple(layer.weight.shape) for layer in layers] == [
+        (64, channels, 5, 5),
+        (64, 64, 5, 5),
+        (384, flat),
+        (192, 384),
+        (10, 192),
+    ]
+    classifier = sum(value.numel() for value in model.classifier.parameters())
+    assert classifier == 1930
+    assert sum(value.numel() for value in model.parameters()) - classifier == extractor
+
+
+@pytest.mark.parametrize("spec", ["small-cnn", "resnet18", "fedpc-cnn"])
+def test_the_same_seed_gives_the_same_model_whatever_was_drawn_before(spec: str) -> None:
+    first = build(spec, image_size=16).state_dict()
+    torch.rand(7)
+    second, other = (build(spec, image_size=16, seed=seed).state_dict() for seed in (3, 4))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not all(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_building_leaves_the_generator_alone() -> None:
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    build("small-cnn")
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("function", ["whole", "halves"])
+def test_a_sites_own_model(own_models: str, function: str) -> None:
+    model = build(f"{own_models}:{function}")
+    check_model(model, torch.randn(2, 6), classes=5, dim=16)
+    again = build(f"{own_models}:{function}")
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "message"),
+    [
+        ("headless", ModelError, r"returned Linear; return a module with features\(x\) and classifier"),
+        ("nothing", ModelError, "returned NoneType; return a module"),
+        ("other_arguments", PluginError, "is called with num_classes=, dim= and does not take that"),
+        ("missing", PluginError, "has no function 'missing'"),
+        ("text", PluginError, "has no function 'text'"),
+        ("broken", RuntimeError, "the weights file is missing"),
+    ],
+)
+def test_a_bad_model_is_an_error_that_names_the_remedy(
+    own_models: str, function: str, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        build(f"{own_models}:{function}")
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "message"),
+    [
+        (
+            "resnet19",
+            ModelError,
+            "no model is called 'resnet19'; use small-cnn, fedpc-cnn, tanh-cnn, .*mobilenet-v2 or module:function",
+        ),
+        ("model:", PluginError, "not of the form module:function"),
+        ("a b:build", PluginError, "not of the form module:function"),
+        ("no_such_module:build", PluginError, r"cannot import 'no_such_module'.*put no_such_module.py into"),
+        ("own_models_that_fail:build", PluginError, "No module named 'a_module_nobody_has'"),
+    ],
+)
+def test_a_bad_spec_is_an_error(own_models: str, spec: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        build(spec)
+
+
+def test_a_file_in_the_working_directory_never_replaces_an_installed_module(
+    own_models: str, tmp_path: Path
+) -> None:
+    (tmp_path / "colorsys.py").write_text("def rgb_to_hsv(num_classes, dim): raise SystemExit")
+    with pytest.raises(PluginError, match="does not take that"):
+        build("colorsys:rgb_to_hsv")
+
+
+@pytest.mark.parametrize(
+    ("spec", "least"), [("small-cnn", 4), ("fedpc-cnn", 16), ("tanh-cnn", 16), ("scatternet", 8)]
+)
+def test_too_small_an_image_is_refused(spec: str, least: int) -> None:
+    with pytest.raises(ModelError, match=f"at least {least}×{least} pixels, not {least - 1}×{least - 1}"):
+        build(spec, image_size=least - 1)
+    build(spec, image_size=least)
+
+
+class Wrong(nn.Module):
+    """A model whose halves give what a test wants them to."""
+
+    def __init__(self, features: Tensor, logits: object) -> None:
+        super().__init__()
+        self._features, self._logits = features, logits
+
+    def features(self, _: Tensor) -> Tensor:
+        return self._features
+
+    def classifier(self, _: Tensor) -> object:
+        return self._logits
+
+
+@pytest.mark.parametrize(
+    ("features", "logits", "message"),
+    [
+        (torch.zeros(2, 4, 1, 1), torch.zeros(2, 5), r"features\(x\) gives \(2, 4, 1, 1\)"),
+        (torch.zeros(2, 3), torch.zeros(2, 5), "4 is d, the agreed dim"),
+        (torch.zeros(2, 4), torch.zeros(2, 6), "5 is K, the number of agreed classes"),
+        (torch.zeros(2, 4), (torch.zeros(2, 5),), r"classifier\(z\) gives tuple"),
+        (torch.zeros(2, 4, dtype=torch.int64), torch.zeros(2, 5), "not floats"),
+    ],
+)
+def test_outputs_of_another_shape_are_refused(features: Tensor, logits: object, message: str) -> None:
+    wrong: Any = Wrong(features, logits)
+    with pytest.raises(ModelError, match=message):
+        check_model(wrong, torch.zeros(2, 1), classes=5, dim=4)
+
+
+def test_a_model_for_other_inputs_is_refused_and_keeps_its_mode() -> None:
+    model = build("small-cnn").train()
+    with pytest.raises(ModelError, match=r"fails on inputs of shape \(2, 3, 8, 8\).*channels and image size"):
+        check_model(model, torch.zeros(2, 3, 8, 8), classes=5, dim=16)
+    assert model.training
+
+
+def test_check_model_does_not_touch_batch_norm() -> None:
+    model = SplitModel(nn.BatchNorm1d(4), nn.Linear(4, 5))
+    check_model(model, torch.randn(8, 4), classes=5, dim=4)
+    assert int(model.state_dict()["backbone.num_batches_tracked"]) == 0

@@ -1,0 +1,296 @@
+"""Pretrained weights: what is taken from a file, what is not, and what a file may not do."""
+
+import hashlib
+import io
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+from torchvision.models.googlenet import GoogLeNet
+from torchvision.models.mobilenetv2 import MobileNetV2
+from torchvision.models.resnet import BasicBlock, ResNet
+
+from agreement import Norm
+from secure_client.errors import ModelError
+from secure_client.models.pretrained import Loaded, load_pretrained
+from secure_client.models.prototype_model import PrototypeModel, build_model
+
+State = Mapping[str, Tensor]
+
+
+def build(spec: str = "small-cnn", **changes: Any) -> PrototypeModel:
+    settings: dict[str, Any] = {"classes": 5, "dim": 16, "channels": 3, "image_size": 8, "seed": 3}
+    return build_model(spec, **(settings | changes))
+
+
+def saved(path: Path, state: State, *, by_torch: bool = False) -> tuple[Path, str]:
+    """The file and its SHA-256."""
+    if by_torch:
+        torch.save(dict(state), path)
+    else:
+        safetensors.torch.save_file({name: each.contiguous() for name, each in state.items()}, path)
+    return path, hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def trained(network: nn.Module) -> dict[str, Tensor]:
+    """A state without two equal tensors: parameters as drawn, all statistics drawn too."""
+    generator = torch.Generator().manual_seed(11)
+    return {
+        name: torch.rand(each.shape, generator=generator) + 0.5 if each.is_floating_point() else each + 9
+        for name, each in network.state_dict().items()
+    }
+
+
+def resnet10() -> nn.Module:
+    """As torchvision makes it, for photographs of 1000 classes."""
+    return ResNet(BasicBlock, [1, 1, 1, 1])  # type: ignore[no-any-return]
+
+
+def photographs() -> dict[str, Tensor]:
+    return trained(resnet10())
+
+
+def small() -> dict[str, Tensor]:
+    """What a run of this program saved of the built-in model of :func:`build`."""
+    return trained(build())
+
+
+@pytest.mark.parametrize("by_torch", [False, True])
+def test_the_extractor_of_a_saved_model_is_taken_and_its_classifier_is_not(
+    tmp_path: Path, by_torch: bool
+) -> None:
+    model, state = build(classes=7), small()
+    before = model.state_dict()["classifier.weight"].clone()
+    loaded = load_pretrained(model, *saved(tmp_path / "weights", state, by_torch=by_torch))
+    assert loaded == Loaded(6, (), ("classifier.bias", "classifier.weight"))
+    after = model.state_dict()
+    backbone = [name for name in after if name.startswith("backbone.")]
+    assert len(backbone) == 6
+    assert all(torch.equal(after[name], state[name]) for name in backbone)
+    assert torch.equal(after["classifier.weight"], before)
+
+
+def test_the_names_may_be_the_backbones_own(tmp_path: Path) -> None:
+    model, state = build(), small()
+    bare = {name.removeprefix("backbone."): each for name, each in state.items() if "backbone" in name}
+    load_pretrained(model, *saved(tmp_path / "weights", bare))
+    assert torch.equal(model.state_dict()["backbone.7.weight"], state["backbone.7.weight"])
+
+
+class Own(PrototypeModel):
+    """A site's model with names of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.classifier = nn.Linear(4, 3), nn.Linear(3, 2)
+
+    def features(self, inputs: Tensor) -> Tensor:
+        return self.body(inputs).relu()  # type: ignore[no-any-return]
+
+
+def test_a_sites_own_model_may_have_its_own_names(tmp_path: Path) -> None:
+    model, state = Own(), trained(Own())
+    assert load_pretrained(model, *saved(tmp_path / "weights", state)).taken == 2
+    assert torch.equal(model.body.weight, state["body.weight"])
+
+
+def test_a_small_images_resnet_takes_all_but_the_stem_and_the_last_layer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, fresh, state = build("resnet10"), build("resnet10").state_dict(), photographs()
+    with caplog.at_level(logging.WARNING, logger="protoseal.site"):
+        loaded = load_pretrained(model, *saved(tmp_path / "weights", state, by_torch=True))
+    assert loaded.other_shape == ("backbone.conv1.weight",)
+    assert loaded.absent == (
+        *("backbone.fc.0.bias", "backbone.fc.0.weight"),
+        *("classifier.bias", "classifier.weight"),
+    )
+    assert "not taken, as their shape is another: backbone.conv1.weight" in caplog.text
+    after = model.state_dict()
+    from_seed = {*loaded.other_shape, *loaded.absent}
+    assert loaded.taken == len(after) - len(from_seed) == len(state) - 3
+    for name, value in after.items():
+        source = fresh[name] if name in from_seed else state[name.removeprefix("backbone.")]
+        assert torch.equal(value, source), name
+
+
+def test_a_large_images_resnet_takes_the_stem_and_computes_what_torchvisions_does(tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    network = resnet10().eval()
+    model = build("resnet10", dim=512, image_size=96).eval()
+    loaded = load_pretrained(model, *saved(tmp_path / "weights", network.state_dict()))
+    assert loaded.other_shape == ()
+    network.fc = nn.Identity()
+    inputs = torch.rand(2, 3, 96, 96)
+    with torch.no_grad():
+        assert torch.equal(model.features(inputs), network(inputs))
+
+
+def with_auxiliary_classifiers() -> nn.Module:
+    return GoogLeNet(init_weights=False)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("spec", "network", "stem", "dropped"),
+    [
+        ("googlenet", with_auxiliary_classifiers, "backbone.conv1.conv.weight", ("fc.", "aux1.", "aux2.")),
+        ("mobilenet-v2", MobileNetV2, "backbone.features.0.0.weight", ("classifier.",)),
+    ],
+)
+def test_other_networks_of_torchvision(
+    tmp_path: Path, spec: str, network: Callable[[], nn.Module], stem: str, dropped: tuple[str, ...]
+) -> None:
+    model, state = build(spec, channels=1), trained(network())
+    loaded = load_pretrained(model, *saved(tmp_path / "weights", state))
+    assert loaded.other_shape == (stem,)
+    assert loaded.taken == len([name for name in state if not name.startswith(dropped)]) - 1
+    after = model.state_dict()
+    for name in set(after) - {stem, *loaded.absent}:
+        assert torch.equal(after[name], state[name.removeprefix("backbone.")]), name
+
+
+def test_half_precision_is_read_and_old_files_lack_a_counter(tmp_path: Path) -> None:
+    state = {name: each.half() for name, each in photographs().items() if "num_batches" not in name}
+    model = build("resnet10")
+    load_pretrained(model, *saved(tmp_path / "weights", state))
+    given = model.state_dict()["backbone.layer4.0.conv2.weight"]
+    assert given.dtype == torch.float32
+    assert torch.equal(given, state["layer4.0.conv2.weight"].float())
+
+
+def test_sites_begin_alike(tmp_path: Path) -> None:
+    """What the file does not give follows from the seed."""
+    path, sha256 = saved(tmp_path / "weights", photographs())
+    first, second, other = build("resnet10"), build("resnet10"), build("resnet10", seed=4)
+    for model in (first, second, other):
+        load_pretrained(model, path, sha256)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(first.parameters(), other.parameters(), strict=True))
+
+
+def refused(model: PrototypeModel, path: Path, sha256: str, message: str) -> None:
+    """Not loaded, and nothing of the model changed."""
+    before = {name: each.clone() for name, each in model.state_dict().items()}
+    with pytest.raises(ModelError, match=message) as caught:
+        load_pretrained(model, path, sha256)
+    assert "\n" not in str(caught.value)
+    after = model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_another_file_is_refused(tmp_path: Path) -> None:
+    path, sha256 = saved(tmp_path / "weights", small())
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    changed = hashlib.sha256(content).hexdigest()
+    refused(build(), path, sha256, f"have the SHA-256 {changed}, the agreement's have {sha256}: get the fed")
+    load_pretrained(build(), path, changed)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    refused(build(), tmp_path / "none", "0" * 64, r"none cannot be read \(No such file")
+
+
+def one(name: str, value: Tensor) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
+    return lambda state: state | {name: value}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (one("backbone.9.weight", torch.ones(2)), r"has backbone.9.weight, which the model has not; agree"),
+        (lambda state: {k: v for k, v in state.items() if k != "backbone.3.bias"}, r"lacks backbone.3.bias;"),
+        (
+            lambda state: {k.replace("backbone.3", "backbone.4"): v for k, v in state.items()},
+            "has backbone.4.bias, backbone.4.weight, .* and lacks backbone.3.bias, backbone.3.weight",
+        ),
+        (one("backbone.3.bias", torch.ones(63)), r"backbone.3.bias is \(63,\), not \(64,\)"),
+        (one("backbone.0.weight", torch.ones(32, 1, 3, 3)), r"backbone.0.weight is \(32, 1, 3, 3\), not"),
+        (one("backbone.3.bias", torch.ones(64, dtype=torch.int64)), r"backbone.3.bias holds torch.int64"),
+        (
+            one("backbone.3.bias", torch.ones(64).index_fill(0, torch.tensor([5]), torch.nan)),
+            "backbone.3.bias has numbers that are not fin",
+        ),
+        (
+            one("backbone.3.bias", torch.full((64,), 1e300, dtype=torch.float64)),
+            "backbone.3.bias has numbers that are n",
+        ),
+        (lambda _: {}, "lacks .* and 1 more"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_by_name(
+    tmp_path: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]], message: str
+) -> None:
+    refused(build(), *saved(tmp_path / "weights", change(small())), message)
+
+
+def test_another_depth_is_refused(tmp_path: Path) -> None:
+    state = trained(ResNet(BasicBlock, [2, 1, 1, 1]))
+    refused(build("resnet10"), *saved(tmp_path / "weights", state), "has backbone.layer1.1.bn1.bias, .*more")
+
+
+def test_only_the_stem_may_have_another_shape(tmp_path: Path) -> None:
+    state = photographs() | {"layer1.0.conv1.weight": torch.ones(64, 64, 1, 1)}
+    refused(build("resnet10"), *saved(tmp_path / "weights", state), "layer1.0.conv1.weight is")
+
+
+def test_statistics_of_batches_have_no_place_in_group_normalisation(tmp_path: Path) -> None:
+    path, sha256 = saved(tmp_path / "weights", photographs())
+    refused(
+        build("resnet10", norm=Norm.GROUP), path, sha256, "bn1.num_batches.*agree on the model and the norm"
+    )
+
+
+class Trap:
+    """What a pickle runs when it is read without care."""
+
+    def __init__(self, sprung: Path) -> None:
+        self._sprung = sprung
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return Path.touch, (self._sprung,)
+
+
+def contents(tmp_path: Path) -> dict[str, object]:
+    """Tables that ``torch.save`` writes and that are no plain weights."""
+    return {
+        "code": {"backbone.0.weight": Trap(tmp_path / "sprung")},
+        "module": build(),
+        "nested": {"state_dict": small()},
+        "list": list(small().values()),
+        "numbered": dict(enumerate(small().values())),
+        "sparse": small() | {"backbone.3.bias": torch.ones(64).to_sparse()},
+    }
+
+
+@pytest.mark.filterwarnings("ignore:Validating sparse tensor")  # torch's own, on how long it takes
+@pytest.mark.parametrize("kind", ["code", "module", "nested", "list", "numbered", "sparse"])
+def test_anything_but_plain_weights_is_refused_and_not_run(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "weights"
+    torch.save(contents(tmp_path)[kind], path)
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    refused(build(), path, sha256, r"save the model's state_dict\(\) alone")
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_the_trap_springs_where_care_is_not_taken(tmp_path: Path) -> None:
+    held = io.BytesIO()
+    torch.save(Trap(tmp_path / "sprung"), held)
+    held.seek(0)
+    torch.load(held, weights_only=False)
+    assert (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("by_torch", [False, True])
+@pytest.mark.parametrize("kept", [0, 4, 30, 5000])
+def test_a_damaged_file_is_refused(tmp_path: Path, by_torch: bool, kept: int) -> None:
+    path, _ = saved(tmp_path / "weights", small(), by_torch=by_torch)
+    path.write_bytes(path.read_bytes()[:kept])
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    refused(build(), path, sha256, "neither safetensors nor plain weights of torch")

@@ -1,0 +1,46 @@
+"""What a site keeps of a run, by name; and training by the seed alone, as if DP-SGD had moved a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import safetensors.numpy
+import torch
+
+from secure_client.privacy.noisy_prototypes import _HEAD
+from secure_client.site_model.checkpointed_learner import Trainee
+from secure_client.training.job import Job, Losses, trained_parameters
+
+Traces = dict[str, bytes]
+
+
+def kept_by(trainee: Trainee, *documents: str) -> Traces:
+    """These documents of the journal, as far as it has them, and what the file of prototypes says.
+
+    But for the ledger's head, in which there is the time of day.
+    """
+    found = Traces()
+    for document in documents:
+        stored = trainee._journal.get(document)
+        arrays = {} if stored is None else safetensors.numpy.load(stored[1])
+        found |= {f"{document}: {name}": each.tobytes() for name, each in arrays.items() if name != _HEAD}
+    own = trainee._prototypes()
+    return found | {f"file: {name}": each.tobytes() for name, each in vars(own).items() if each is not None}
+
+
+@contextmanager
+def moved_by_the_seed() -> Iterator[None]:
+    """Inside, training reads no record."""
+
+    def run(job: Job) -> Losses:
+        moves = torch.Generator().manual_seed(job.seed)
+        with torch.no_grad():
+            for each in trained_parameters(job.model, job.trains).values():
+                each.add_(torch.randn(each.shape, generator=moves), alpha=0.05)
+        return Losses(1.0, 1.0, 0.0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("secure_client.site_model.checkpointed_learner.run", run)
+        yield

@@ -1,0 +1,280 @@
+"""Each method at a site with noise: which releases it pays for, what its own parts are taken of, what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agreement import (
+    Agreement,
+    AveragingSection,
+    DpSgdSection,
+    Extractor,
+    FeddbpSection,
+    FedplccSection,
+    Method,
+    PrivacySection,
+    Protection,
+)
+from algorithms.fedplcc import GlobalClusters
+from crypto.keys import StorageKey
+from privacy.accounting.events import GaussianRelease
+from privacy.ledger.entries import Entry
+from privacy.ledger.ledger import read_account
+from protoseal.simulation.local_federation import LocalFederation
+from secure_client.privacy.budget_section import BudgetSection
+from secure_client.privacy.releases import open_releases
+from secure_client.privacy.run_cost import event_of, planned_epsilon, planned_history
+from secure_client.privacy.value_bounds import model_weight
+from secure_client.protocol.journal import Journal
+from secure_client.site_model.checkpointed_learner import Trainee
+from secure_client.site_model.factory import build_learner, build_trainee
+from tests.conformance.private_runs import private_agreement
+from tests.conformance.runs import data_for
+from tests.support.replayed_noise import replayed_noise
+
+CLASSES, DIM, SITE = 3, 8, "site-1"
+PRIVACY = PrivacySection(
+    clip=3.0, noise_multiplier=0.2, min_count=2.0, release_every=2, extractor=Extractor.TRAINED
+)
+PRIVATE = PRIVACY.model_copy(
+    update={
+        "extractor": Extractor.PRIVATE,
+        "dp_sgd": DpSgdSection(noise_multiplier=1.0, clip=1.0, sampling_rate=0.5),
+    }
+)
+SUMMED = (Method.FEDPC, Method.FEDDBP, Method.FEDPROTO, Method.FEDPLCC)
+
+
+def agreed(method: Method, privacy: PrivacySection = PRIVACY, **changes: Any) -> Agreement:
+    return private_agreement(
+        Protection.PLAIN, method, classes=CLASSES, dim=DIM, rounds=4, privacy=privacy, **changes
+    )
+
+
+@contextmanager
+def trainee_of(agreement: Agreement, folder: Path) -> Iterator[Trainee]:
+    data = data_for(agreement, np.ones((3, CLASSES), dtype=np.bool_))[SITE]
+    own = BudgetSection(
+        dataset="scans", ledger=folder / "ledger.jsonl", epsilon=800.0, allow_no_guarantee=True
+    )
+    with Journal(
+        folder / "journal.sqlite",
+        run=agreement.run,
+        agreement_hash=agreement.hash(),
+        site=SITE,
+        storage=StorageKey(bytes(32)),
+    ) as journal:
+        learner = build_learner(agreement, SITE, data, model=agreement.training.model, device="cpu")
+        yield build_trainee(agreement, learner, journal, open_releases(agreement, own))
+
+
+def entries(folder: Path) -> tuple[Entry, ...]:
+    return read_account(folder / "ledger.jsonl").entries
+
+
+# What is paid for
+
+
+@pytest.mark.parametrize("method", SUMMED)
+def test_a_run_with_private_features_pays_what_was_planned(method: Method, tmp_path: Path) -> None:
+    """Training in each of four rounds, releases in two, and one before them where sites are clustered."""
+    agreement = agreed(method, PRIVATE)
+    data = data_for(agreement, np.ones((3, CLASSES), dtype=np.bool_))
+    with LocalFederation(agreement, data, state=tmp_path) as federation:
+        federation.run()
+    for site in data:
+        spent = [each.spending for each in entries(tmp_path / "sites" / site)]
+        trained = [each.release.round for each in spent if each.release.what == "training"]
+        released = [each.release.round for each in spent if each.release.what == "prototypes"]
+        assert trained == [1, 2, 3, 4]
+        assert released == ([0, 1, 3] if method is Method.FEDPC else [1, 3])
+        assert len(spent) == len(planned_history(agreement, PRIVATE))
+        assert {each.facts["guarantee"] for each in spent} == {"record"}
+
+
+def test_the_plan_has_room_for_as_many_cells_as_are_agreed(tmp_path: Path) -> None:
+    """Their number is known when they are released; what it may be at most is known before."""
+    section = FedplccSection(most_clusters=5, most_prototypes=5)
+    agreement = agreed(Method.FEDPLCC, fedplcc=section)
+    most = CLASSES * 5 * (DIM + 1)
+    assert planned_history(agreement, PRIVACY) == [GaussianRelease(PRIVACY.noise_multiplier, most)] * 2
+    with trainee_of(agreement, tmp_path) as trainee:
+        for number, of_class in ((1, 0), (3, 5)):
+            if of_class:
+                take_centres(trainee, of_class)
+            trainee.trained(number)
+        costs = [each.spending.event for each in entries(tmp_path)]
+        cells = [each.spending.facts["cells"] for each in entries(tmp_path)]
+        fewest = GaussianRelease(PRIVACY.noise_multiplier, CLASSES * (DIM + 1))
+        assert costs == [fewest, planned_history(agreement, PRIVACY)[0]]
+        assert cells == [CLASSES, CLASSES * 5]
+        assert trainee.spent is not None
+        assert trainee.spent.epsilon <= planned_epsilon(agreement, PRIVACY, 1e-5)
+    with pytest.raises(ValueError, match="16 cells, where 15 are agreed at most"):
+        event_of(agreement, PRIVACY, CLASSES * 5 + 1)
+
+
+def take_centres(trainee: Trainee, of_class: int, around: Sequence[torch.Tensor] = ()) -> None:
+    """A result of round 2 with so many centres of each class: at the first of its six records, if they are given."""
+    count = CLASSES * of_class
+    labels = np.repeat(np.arange(CLASSES, dtype=np.int64), of_class)
+    rows = np.random.default_rng(of_class).uniform(0.1, 1.0, (count, DIM))
+    if around:
+        features = torch.cat(list(around)).double().numpy()
+        rows = np.concatenate([features[6 * k : 6 * k + of_class] for k in range(CLASSES)])
+    clusters = GlobalClusters(rows, labels, np.full(count, 1.0 / of_class))
+    trainee.take_clusters(2, bytes(32), clusters, trainee.averaged())
+
+
+# FedPLCC's cells
+
+
+def test_cells_are_around_the_centres_that_the_site_trained_towards(tmp_path: Path) -> None:
+    """With the same noise each time: how many of twelve cells it leaves is chance, where most are of one record."""
+    agreement = agreed(Method.FEDPLCC, PRIVACY.model_copy(update={"min_count": 0.5}))
+    with replayed_noise(), trainee_of(agreement, tmp_path) as trainee:
+        trainee.trained(1)
+        assert trainee.local().labels.tolist() == [0, 1, 2]
+        take_centres(trainee, 4, around=[given for given, _ in trainee._learner.embedded()])
+        trainee.trained(3)
+        local = trainee.local()
+        assert len(local.labels) > CLASSES
+        assert np.bincount(local.labels).max() <= 4
+        counts = np.bincount(local.labels, weights=local.counts)
+        np.testing.assert_array_equal(trainee.trained(3)[1], counts)
+
+
+def test_a_restart_and_a_round_in_between_have_the_same_prototypes(tmp_path: Path) -> None:
+    """Though what they are nearest to has changed since."""
+    agreement = agreed(Method.FEDPLCC)
+    with trainee_of(agreement, tmp_path) as trainee:
+        trainee.trained(1)
+        before = trainee.local()
+        take_centres(trainee, 4)
+    with trainee_of(agreement, tmp_path) as trainee:
+        trainee.trained(2)
+        for name, kept in vars(before).items():
+            np.testing.assert_array_equal(vars(trainee.local())[name], kept)
+    with trainee_of(agreement, tmp_path) as trainee:
+        trainee.trained(2)
+        np.testing.assert_array_equal(trainee.local().rows, before.rows)
+    assert len(entries(tmp_path)) == 1
+
+
+def test_a_site_of_which_nothing_is_there_weighs_one(tmp_path: Path) -> None:
+    """By noisy counts it has no class: a sum over weights of 0 would have no mean."""
+    absent = PRIVACY.model_copy(update={"min_count": 1e6})
+    agreement = agreed(Method.FEDPLCC, absent)
+    data = data_for(agreement, np.ones((3, CLASSES), dtype=np.bool_))
+    with LocalFederation(agreement, data) as federation:
+        federation.run()
+        for site in federation.sites:
+            assert len(site.trainee.local().rows) == 0
+            assert not site.trainee.held_classes().any()
+
+
+def test_no_warning_tells_an_exact_number_of_samples(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    agreement = agreed(Method.FEDPLCC)
+    averaging = agreement.averaging.model_copy(update={"most_samples": 5})
+    with trainee_of(agreement.model_copy(update={"averaging": averaging}), tmp_path) as trainee:
+        _, counts = trainee.trained(1)
+        assert model_weight(counts, 5) == 5
+    assert "most_samples" not in caplog.text
+
+
+# FedDBP's scores
+
+
+def test_scores_are_of_the_released_prototypes_and_the_model(tmp_path: Path) -> None:
+    """(∂ log p(k|P^k)/∂z_j)², worked out by hand for a linear classifier: ((e_k − p)·W)_j².
+
+    With the same noise each time: how far scores at a noisy row are from those over records is chance.
+    """
+    with replayed_noise(), trainee_of(agreed(Method.FEDDBP), tmp_path) as trainee:
+        rows, _ = trainee.trained(1)
+        head = trainee._learner.predictor.classifier
+        assert isinstance(head, torch.nn.Linear)
+        weight, bias = head.weight.detach().double(), head.bias.detach().double()
+        at = torch.from_numpy(rows).float().double()
+        wrong = torch.eye(CLASSES).double() - torch.softmax(at @ weight.T + bias, dim=1)
+        expected = (wrong @ weight).square().numpy()
+        np.testing.assert_allclose(trainee.scores(), expected, rtol=1e-4, atol=1e-9)
+        over_records = trainee._learner.scores()
+        assert over_records is not None
+        assert np.abs(over_records - expected).max() > 0.05 * np.abs(expected).max()
+
+
+def test_a_class_that_is_not_there_has_scores_of_zero(tmp_path: Path) -> None:
+    with trainee_of(
+        agreed(Method.FEDDBP, PRIVACY.model_copy(update={"min_count": 1e6})), tmp_path
+    ) as trainee:
+        trainee.trained(1)
+        assert not trainee.scores().any()
+
+
+# Features that nothing has shaped
+
+
+@pytest.mark.parametrize("model", ["of_instances", "moving_average", "tied"])
+def test_what_is_averaged_of_frozen_features_is_the_initial_models(tmp_path: Path, model: str) -> None:
+    """Whatever moves in training, and whatever came back."""
+    frozen = PRIVACY.model_copy(update={"extractor": Extractor.FROZEN, "release_every": 1})
+    agreement = agreed(Method.FEDPC, frozen)
+    training = agreement.training.model_copy(
+        update={"model": f"tests.secure_client.privacy.moving_models:{model}"}
+    )
+    parameters, buffers = sizes_of(model)
+    averaging = AveragingSection(parameters=parameters, buffers=buffers)
+    agreement = agreement.model_copy(update={"training": training, "averaging": averaging})
+    with trainee_of(agreement, tmp_path) as trainee:
+        before = trainee.averaged()
+        trainee.trained(1)
+        np.testing.assert_array_equal(trainee.averaged(), before)
+        trainee.take_base(1, bytes(32), np.zeros((CLASSES, DIM)), np.zeros(CLASSES, np.bool_), before + 1.0)
+        trainee.trained(2)
+        np.testing.assert_array_equal(trainee.averaged(), before)
+        moved = trainee._learner._averaged.vector()
+        assert np.abs(moved - before).max() > 1e-6
+
+
+def sizes_of(model: str) -> tuple[int, int]:
+    """Of the parts outside the classifier: weights and biases of a layer, and what moves."""
+    layer = 64 * DIM + DIM
+    return layer, {"of_instances": 2, "moving_average": 1, "tied": 0}[model]
+
+
+# What is refused
+
+
+def test_frozen_features_are_refused_where_the_classifier_is_averaged_too() -> None:
+    with pytest.raises(ValueError, match="'fedplcc' averages models with their classifiers"):
+        agreed(Method.FEDPLCC, PRIVACY.model_copy(update={"extractor": Extractor.FROZEN}))
+
+
+def test_frozen_features_are_refused_where_a_branch_that_does_not_train_would_predict() -> None:
+    frozen = PRIVACY.model_copy(update={"extractor": Extractor.FROZEN})
+    with pytest.raises(ValueError, match=r"set decision = false in \[feddbp\]"):
+        agreed(Method.FEDDBP, frozen)
+    agreed(Method.FEDDBP, frozen, feddbp=FeddbpSection(decision=False))
+
+
+@pytest.mark.parametrize("method", [Method.FEDPC, Method.FEDPLCC])
+def test_buffers_that_are_averaged_are_refused(method: Method) -> None:
+    agreement = agreed(method)
+    averaging = agreement.averaging.model_copy(update={"buffers": 2})
+    with pytest.raises(ValueError, match=r"no buffers in \[averaging\]"):
+        agreement.model_copy(update={"averaging": averaging}).check_served(method)
+
+
+def test_more_clusters_than_a_site_may_have_prototypes_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"set most_prototypes .* to most_clusters or more"):
+        agreed(Method.FEDPLCC, fedplcc=FedplccSection(most_clusters=16, most_prototypes=15))

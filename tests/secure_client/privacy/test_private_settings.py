@@ -1,0 +1,188 @@
+"""What a site's file lets the agreement ask for, and what it refuses, with the reason."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agreement import Agreement, ConfigError, DpSgdSection, Extractor, Method, PrivacySection
+from agreement.run_settings import PRIVATE
+from secure_client.config import load_site
+from secure_client.privacy.budget_section import BudgetSection
+from tests.support.small import small_agreement
+
+AGREED = PrivacySection(clip=2.0, noise_multiplier=6.0)
+DP_SGD = DpSgdSection(noise_multiplier=1.5, clip=1.0, sampling_rate=0.05)
+TRAINED_PRIVATELY = PrivacySection(clip=2.0, noise_multiplier=6.0, extractor=Extractor.PRIVATE, dp_sgd=DP_SGD)
+ROUNDS = 10
+SAMPLES = Path(__file__).parents[3] / "deploy" / "samples"
+
+
+def budget(**limits: Any) -> BudgetSection:
+    return BudgetSection(dataset="scans", ledger=Path("ledger.jsonl"), epsilon=3.0, **limits)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{}, {"least_noise_multiplier": 6.0}, {"largest_clip": 2.0}, {"most_rounds": ROUNDS}],
+    ids=["none", "noise", "clip", "rounds"],
+)
+def test_what_is_within_its_limits_is_taken(limits: dict[str, Any]) -> None:
+    budget(**limits).check(AGREED, ROUNDS)
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        (
+            {"least_noise_multiplier": 6.1},
+            "asks for noise multiplier 6, and least that this site allows is 6.1",
+        ),
+        ({"largest_clip": 1.9}, "asks for clip 2, and largest that this site allows is 1.9"),
+        ({"most_rounds": ROUNDS - 1}, "asks for rounds 10, and most that this site allows is 9"),
+    ],
+)
+def test_what_is_beyond_them_is_refused_by_name(limits: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        budget(**limits).check(AGREED, ROUNDS)
+
+
+@pytest.mark.parametrize(
+    ("agreed", "reason"),
+    [
+        (None, "prototypes would be exact"),
+        (AGREED.model_copy(update={"extractor": Extractor.TRAINED}), "no record-level guarantee"),
+    ],
+    ids=["exact", "trained"],
+)
+def test_what_guarantees_nothing_needs_the_sites_word(agreed: PrivacySection | None, reason: str) -> None:
+    with pytest.raises(ValueError, match=f"{reason}.*allow_no_guarantee"):
+        budget().check(agreed, ROUNDS)
+    budget(allow_no_guarantee=True).check(agreed, ROUNDS)
+
+
+@pytest.mark.parametrize(
+    ("line", "changed", "reason"),
+    [
+        ("least_noise_multiplier = 2.0", "least_noise_multiplier = 6.4", "asks for noise multiplier 6.3"),
+        ("largest_clip = 10.0", "largest_clip = 4.0", "asks for clip 5"),
+        ("most_rounds = 50", "most_rounds = 19", "asks for rounds 20"),
+    ],
+)
+def test_a_sites_file_is_held_against_the_agreement_when_it_is_loaded(
+    tmp_path: Path, line: str, changed: str, reason: str
+) -> None:
+    shutil.copytree(SAMPLES, tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "site-private.toml"
+    text = file.read_text(encoding="utf-8")
+    load_site(file)
+    file.write_text(text.replace(line, changed), encoding="utf-8")
+    with pytest.raises(ConfigError, match=reason):
+        load_site(file)
+
+
+def test_a_sites_file_refuses_trained_features_unless_it_says_so(tmp_path: Path) -> None:
+    shutil.copytree(SAMPLES, tmp_path, dirs_exist_ok=True)
+    agreed, file = tmp_path / "agreement-private.toml", tmp_path / "site-private.toml"
+    agreed.write_text(
+        agreed.read_text("utf-8").replace('extractor = "frozen"', 'extractor = "trained"'), "utf-8"
+    )
+    with pytest.raises(ConfigError, match="no record-level guarantee"):
+        load_site(file)
+    text = file.read_text("utf-8").replace("allow_no_guarantee = false", "allow_no_guarantee = true")
+    file.write_text(text, "utf-8")
+    assert load_site(file).privacy is not None
+
+
+@pytest.mark.parametrize("method", sorted(set(Method) - PRIVATE))
+def test_methods_of_which_more_leaves_a_site_are_refused(method: Method) -> None:
+    agreed = small_agreement().model_copy(update={"privacy": AGREED})
+    with pytest.raises(ValueError, match="more leaves a site than noisy prototypes"):
+        agreed.check_served(method)
+
+
+@pytest.mark.parametrize("method", sorted(PRIVATE))
+def test_methods_that_send_what_is_noisy_are_served(method: Method) -> None:
+    """With features that are trained: which are also frozen, the next tests say."""
+    trained = AGREED.model_copy(update={"extractor": Extractor.TRAINED})
+    small_agreement().model_copy(update={"privacy": trained}).check_served(method)
+
+
+def test_without_it_the_agreements_text_is_that_of_before_there_was_any() -> None:
+    agreed = small_agreement()
+    assert "privacy" not in agreed.to_json()
+    private = agreed.model_copy(update={"privacy": AGREED})
+    assert '"privacy":{' in private.to_json()
+    assert private.hash() != agreed.hash()
+
+
+@pytest.mark.parametrize(("every", "releases"), [(1, 10), (3, 4), (10, 1), (20, 1)])
+def test_how_many_releases_a_run_has(every: int, releases: int) -> None:
+    assert AGREED.model_copy(update={"release_every": every}).releases(ROUNDS) == releases
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        (
+            {"least_training_noise": 1.6},
+            "noise multiplier in training 1.5, and least that this site allows is 1.6",
+        ),
+        ({"largest_sampling_rate": 0.04}, "sampling rate 0.05, and largest that this site allows is 0.04"),
+        ({"least_training_noise": 1.5, "largest_sampling_rate": 0.05}, None),
+    ],
+)
+def test_a_site_limits_training_by_dp_sgd_too(limits: dict[str, Any], reason: str | None) -> None:
+    own = budget(**limits)
+    own.check(AGREED, ROUNDS)
+    if reason is None:
+        own.check(TRAINED_PRIVATELY, ROUNDS)
+        return
+    with pytest.raises(ValueError, match=reason):
+        own.check(TRAINED_PRIVATELY, ROUNDS)
+
+
+def test_private_features_need_no_word_of_the_site() -> None:
+    budget().check(TRAINED_PRIVATELY, ROUNDS)
+
+
+@pytest.mark.parametrize("extractor", Extractor)
+@pytest.mark.parametrize("given", [True, False], ids=["given", "not given"])
+def test_dp_sgd_is_said_for_private_features_and_for_no_others(extractor: Extractor, given: bool) -> None:
+    settings = {"clip": 1.0, "noise_multiplier": 1.0, "extractor": extractor} | (
+        {"dp_sgd": DP_SGD} if given else {}
+    )
+    if given == (extractor is Extractor.PRIVATE):
+        PrivacySection.model_validate(settings)
+        return
+    with pytest.raises(ValueError, match=r"\[privacy.dp_sgd\]"):
+        PrivacySection.model_validate(settings)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"sampling_rate": 0.0}, {"sampling_rate": 1.1}, {"clip": 0.0}, {"noise_multiplier": 0.0}]
+)
+def test_numbers_that_are_out_of_range_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        DpSgdSection.model_validate(dict(DP_SGD) | wrong)
+
+
+@pytest.mark.parametrize(
+    ("rate", "epochs", "steps"),
+    [(1.0, 1, 1), (0.5, 3, 6), (0.1, 3, 30), (0.3, 1, 4), (0.07, 7, 100), (1e-3, 1, 1000), (2 / 3, 2, 3)],
+)
+def test_how_many_steps_some_epochs_are(rate: float, epochs: int, steps: int) -> None:
+    assert DP_SGD.model_copy(update={"sampling_rate": rate}).steps(epochs) == steps
+
+
+def test_the_agreements_text_has_it_where_it_is_and_can_be_read_back() -> None:
+    agreed = small_agreement()
+    frozen = agreed.model_copy(update={"privacy": AGREED})
+    private = agreed.model_copy(update={"privacy": TRAINED_PRIVATELY})
+    assert "dp_sgd" not in frozen.to_json()
+    assert '"dp_sgd":{"clip":1.0,"noise_multiplier":1.5,"sampling_rate":0.05}' in private.to_json()
+    for each in (frozen, private):
+        assert Agreement.from_json(each.to_json(), source="text").hash() == each.hash()

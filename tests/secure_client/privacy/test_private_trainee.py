@@ -1,0 +1,263 @@
+"""A site whose prototypes are noisy: what leaves it is what it paid for, and stays the same until the next release."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from agreement import Agreement, Extractor, PrivacySection
+from crypto.keys import StorageKey
+from privacy.errors import BudgetError, RolledBackError
+from privacy.ledger.entries import Entry
+from privacy.ledger.ledger import read_account
+from secure_client.errors import ModelError
+from secure_client.output.site_files import read_prototypes
+from secure_client.privacy.budget_section import BudgetSection
+from secure_client.privacy.releases import Releases, open_releases
+from secure_client.protocol.journal import Journal
+from secure_client.site_model.checkpointed_learner import Trainee
+from secure_client.site_model.factory import build_learner, build_trainee
+from secure_client.training.learner import Learner
+from tests.support.small import small_agreement, small_data
+
+SITE = "clinic-a"
+PRIVACY = PrivacySection(clip=2.0, noise_multiplier=0.5, release_every=2, min_count=1.0)
+"""Of six records a class, a noisy count below one is five deviations away: all three never are at once."""
+
+
+def agreement(**changes: Any) -> Agreement:
+    return small_agreement(rounds=6).model_copy(
+        update={"privacy": PRIVACY.model_copy(update=changes), "norm_bound": 50.0}
+    )
+
+
+class Site:
+    """A trainee with its journal and ledger, which can be restarted."""
+
+    def __init__(self, folder: Path, agreed: Agreement) -> None:
+        self._folder, self._agreed = folder, agreed
+        self.open()
+
+    def open(self) -> None:
+        self.journal = Journal(
+            self._folder / "journal.sqlite",
+            run=self._agreed.run,
+            agreement_hash=self._agreed.hash(),
+            site=SITE,
+            storage=StorageKey(bytes(32)),
+        )
+        own = BudgetSection(dataset="scans", ledger=self._folder / "ledger.jsonl", epsilon=100.0)
+        releases = open_releases(self._agreed, own)
+        self.learner = learner(self._agreed)
+        self.trainee: Trainee = build_trainee(self._agreed, self.learner, self.journal, releases)
+
+    def restart(self) -> None:
+        self.journal.close()
+        self.open()
+
+    @property
+    def ledger(self) -> Path:
+        return self._folder / "ledger.jsonl"
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        return read_account(self._folder / "ledger.jsonl").entries
+
+
+def learner(agreed: Agreement) -> Learner:
+    data = small_data(agreed)[SITE]
+    return build_learner(agreed, SITE, data, model=agreed.training.model, device="cpu")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    made = Site(tmp_path, agreement())
+    yield made
+    made.journal.close()
+
+
+def test_what_is_sent_is_noisy_and_paid_for(site: Site) -> None:
+    rows, _ = site.trainee.trained(1)
+    exact, _ = site.learner.prototypes()
+    held = site.trainee.held_classes()
+    assert (np.abs(rows - exact)[held] > 1e-3).any()
+    assert [each.spending.release.round for each in site.entries] == [1]
+
+
+def test_a_release_serves_its_rounds_and_attempts(site: Site) -> None:
+    first, _ = site.trainee.trained(1)
+    for number in (1, 2):
+        again, _ = site.trainee.trained(number)
+        np.testing.assert_array_equal(again, first)
+    third, _ = site.trainee.trained(3)
+    assert not np.array_equal(third, first)
+    assert [each.spending.release.round for each in site.entries] == [1, 3]
+
+
+def test_a_restart_sends_the_same_and_pays_nothing(site: Site) -> None:
+    for number in (1, 2):
+        rows, _ = site.trainee.trained(number)
+        held, spent = site.trainee.held_classes(), site.trainee.spent
+        site.restart()
+        again, _ = site.trainee.trained(number)
+        np.testing.assert_array_equal(again, rows)
+        np.testing.assert_array_equal(site.trainee.held_classes(), held)
+        assert site.trainee.spent == spent
+    site.restart()
+    np.testing.assert_array_equal(site.trainee.trained(2)[0], rows)
+    assert len(site.entries) == 1
+
+
+def test_a_site_that_dies_between_paying_and_keeping_pays_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it drew is lost, and was not sent: so the ledger has more than what left, never less."""
+    with monkeypatch.context() as dying:
+        dying.setattr(site.journal, "put", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            site.trainee.trained(1)
+    site.restart()
+    site.trainee.trained(1)
+    assert [each.spending.release.round for each in site.entries] == [1, 1]
+
+
+def test_which_classes_it_states_follows_from_noisy_counts(tmp_path: Path) -> None:
+    """With a threshold far above what it has it states none, though it has three."""
+    site = Site(tmp_path, agreement(min_count=1e6))
+    site.trainee.trained(1)
+    assert not site.trainee.held_classes().any()
+    assert not site.trainee.trained(1)[0].any()
+    site.journal.close()
+
+
+def test_frozen_features_are_those_of_the_initial_model_whatever_was_trained(site: Site) -> None:
+    initial = {name: value.clone() for name, value in site.learner.predictor.state_dict().items()}
+    for number in range(1, 4):
+        site.trainee.trained(number)
+    trained = site.learner.predictor.state_dict()
+    moved = {name for name, value in trained.items() if not torch.equal(value, initial[name])}
+    assert moved
+    assert all(name.startswith("classifier") for name in moved)
+
+
+def test_trained_features_move(tmp_path: Path) -> None:
+    """The power of the last."""
+    agreed = agreement(extractor=Extractor.TRAINED)
+    site = learner(agreement())
+    own = BudgetSection(
+        dataset="scans", ledger=tmp_path / "ledger.jsonl", epsilon=100.0, allow_no_guarantee=True
+    )
+    with Journal(
+        tmp_path / "journal.sqlite",
+        run=agreed.run,
+        agreement_hash=agreed.hash(),
+        site=SITE,
+        storage=StorageKey(bytes(32)),
+    ) as journal:
+        trained = learner(agreed)
+        trainee = build_trainee(agreed, trained, journal, open_releases(agreed, own))
+        trainee.trained(1)
+        spent = trainee.spent
+    assert spent is not None
+    assert not spent.guaranteed
+    initial = site.predictor.state_dict()
+    moved = {
+        name
+        for name, value in trained.predictor.state_dict().items()
+        if not torch.equal(value, initial[name])
+    }
+    assert any(not name.startswith("classifier") for name in moved)
+
+
+def test_statistics_of_batches_are_refused() -> None:
+    """Batch normalisation's move with every record, whatever is frozen."""
+    agreed = agreement().model_copy(
+        update={
+            "training": agreement().training.model_copy(update={"model": "tests.support.summed:build"}),
+        }
+    )
+    with pytest.raises(ModelError, match=r"\[privacy\] allows no batch normalisation"):
+        learner(agreed)
+
+
+def test_after_a_refused_release_nothing_is_there_to_send(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the first time nor when it is asked again, nor after a restart."""
+    with monkeypatch.context() as refusing:
+        refusing.setattr(Releases, "release", _refused)
+        for _ in range(2):
+            with pytest.raises(BudgetError):
+                site.trainee.trained(1)
+            with pytest.raises(RuntimeError):
+                site.trainee.held_classes()
+            with pytest.raises(RuntimeError):
+                site.trainee.latest()
+    first, _ = site.trainee.trained(1)
+    with monkeypatch.context() as refusing:
+        refusing.setattr(Releases, "release", _refused)
+        for _ in range(2):
+            with pytest.raises(BudgetError):
+                site.trainee.trained(3)
+    site.restart()
+    np.testing.assert_array_equal(site.trainee.trained(2)[0], first)
+
+
+def _refused(*_: object) -> None:
+    raise BudgetError("no")
+
+
+def test_an_agreement_with_noise_has_no_trainee_without_releases(site: Site) -> None:
+    with pytest.raises(BudgetError, match="nothing to be released by"):
+        build_trainee(agreement(), site.learner, site.journal)
+
+
+@pytest.mark.parametrize("model", ["of_instances", "moving_average", "tied"])
+def test_frozen_features_are_so_by_construction(tmp_path: Path, model: str) -> None:
+    """Models whose features move although only the classifier trains: by statistics, buffers, and a weight of both."""
+    agreed = agreement(release_every=1)
+    training = agreed.training.model_copy(
+        update={"model": f"tests.secure_client.privacy.moving_models:{model}"}
+    )
+    site = Site(tmp_path, agreed.model_copy(update={"training": training}))
+    before = features(site.learner)
+    site.trainee.trained(1)
+    np.testing.assert_array_equal(features(site.learner), before)
+    moved = [
+        given.features for given, _ in site.learner._outputs(site.learner.predictor, site.learner._train)
+    ]
+    assert np.abs(np.concatenate([each.numpy() for each in moved]) - before).max() > 1e-6
+    site.restart()
+    np.testing.assert_array_equal(features(site.learner), before)
+    site.journal.close()
+
+
+def features(learner: Learner) -> NDArray[np.float32]:
+    return np.concatenate([given.numpy() for given, _ in learner.embedded()])
+
+
+@pytest.mark.parametrize("lost", ["removed", "older"])
+def test_a_ledger_that_was_put_back_is_refused_by_a_site_that_goes_on(site: Site, lost: str) -> None:
+    ledger = site.ledger
+    site.trainee.trained(1)
+    kept = ledger.read_bytes()
+    site.trainee.trained(3)
+    ledger.unlink()
+    if lost == "older":
+        ledger.write_bytes(kept)
+    with pytest.raises(RolledBackError):
+        site.restart()
+
+
+def test_what_a_site_keeps_of_its_classes_are_the_noisy_ones(tmp_path: Path) -> None:
+    site = Site(tmp_path, agreement(min_count=1e6))
+    site.trainee.trained(1)
+    site.trainee.save(tmp_path)
+    assert not read_prototypes(tmp_path).counts.any()
+    site.journal.close()

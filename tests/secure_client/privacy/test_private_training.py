@@ -1,0 +1,330 @@
+"""A site that trains by DP-SGD: every training is paid for before it is done, and what is planned is what is spent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agreement import Agreement, DpSgdSection, Extractor, PrivacySection
+from crypto.keys import StorageKey
+from privacy.accounting.accountant import epsilon
+from privacy.accounting.events import DpSgd
+from privacy.errors import BudgetError, LedgerError
+from privacy.ledger.entries import Entry
+from privacy.ledger.ledger import Ledger, read_account
+from secure_client.models.prototype_model import weights_hash
+from secure_client.privacy.budget_section import BudgetSection
+from secure_client.privacy.releases import open_releases
+from secure_client.privacy.run_cost import (
+    SIMULATED_DELTA,
+    planned_epsilon,
+    planned_history,
+    planned_in_words,
+    simulated_budget,
+)
+from secure_client.protocol.journal import Journal
+from secure_client.site_model import checkpointed_learner as trainees
+from secure_client.site_model.checkpointed_learner import Trainee
+from secure_client.site_model.factory import build_learner, build_trainee
+from secure_client.training.dp_sgd import steps as dp_sgd
+from secure_client.training.learner import Learner
+from tests.support.small import small_agreement, small_data
+
+SITE, ROUNDS, EPOCHS = "clinic-a", 4, 2
+DP_SGD = DpSgdSection(noise_multiplier=2.0, clip=1.0, sampling_rate=0.3)
+STEPS = math.ceil(EPOCHS / DP_SGD.sampling_rate)
+PRIVACY = PrivacySection(
+    clip=2.0,
+    noise_multiplier=1.0,
+    release_every=2,
+    min_count=1.0,
+    extractor=Extractor.PRIVATE,
+    dp_sgd=DP_SGD,
+)
+TRAINING, PROTOTYPES = "training", "prototypes"
+
+
+def agreement(**changes: Any) -> Agreement:
+    agreed = small_agreement(rounds=ROUNDS)
+    training = agreed.training.model_copy(update={"local_epochs": EPOCHS})
+    privacy = PRIVACY.model_copy(update=changes)
+    return agreed.model_copy(update={"privacy": privacy, "norm_bound": 50.0, "training": training})
+
+
+class Site:
+    """A trainee with its journal and ledger, which can be restarted."""
+
+    def __init__(self, folder: Path, agreed: Agreement, limit: float = 100.0) -> None:
+        self.folder, self.agreed, self._limit = folder, agreed, limit
+        self.open()
+
+    def open(self) -> None:
+        self.journal = Journal(
+            self.folder / "journal.sqlite",
+            run=self.agreed.run,
+            agreement_hash=self.agreed.hash(),
+            site=SITE,
+            storage=StorageKey(bytes(32)),
+        )
+        own = BudgetSection(dataset="scans", ledger=self.folder / "ledger.jsonl", epsilon=self._limit)
+        self.releases = open_releases(self.agreed, own)
+        self.learner = learner(self.agreed)
+        self.trainee: Trainee = build_trainee(self.agreed, self.learner, self.journal, self.releases)
+
+    def restart(self) -> None:
+        self.journal.close()
+        self.open()
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        return read_account(self.folder / "ledger.jsonl").entries
+
+    @property
+    def spent(self) -> list[tuple[int, str]]:
+        return [(each.spending.release.round, each.spending.release.what) for each in self.entries]
+
+
+def learner(agreed: Agreement) -> Learner:
+    return build_learner(agreed, SITE, small_data(agreed)[SITE], model=agreed.training.model, device="cpu")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    made = Site(tmp_path, agreement())
+    yield made
+    made.journal.close()
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The noise that was drawn, in numbers a step: what was really trained."""
+    drawn: list[int] = []
+    draw = dp_sgd.draw_noise
+
+    def watched(count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+        drawn.append(count)
+        return draw(count)
+
+    monkeypatch.setattr(dp_sgd, "draw_noise", watched)
+    return drawn
+
+
+def trained_and_paid(site: Site, steps: list[int]) -> tuple[int, int]:
+    events = [each.spending.event for each in site.entries]
+    return len(steps), sum(each.steps for each in events if isinstance(each, DpSgd))
+
+
+def test_each_round_is_paid_and_what_is_planned_is_what_is_spent(site: Site, steps: list[int]) -> None:
+    for number in range(1, ROUNDS + 1):
+        site.trainee.trained(number)
+    assert site.spent == [
+        (1, TRAINING),
+        (1, PROTOTYPES),
+        (2, TRAINING),
+        (3, TRAINING),
+        (3, PROTOTYPES),
+        (4, TRAINING),
+    ]
+    assert trained_and_paid(site, steps) == (ROUNDS * STEPS, ROUNDS * STEPS)
+    spent = site.trainee.spent
+    assert spent is not None
+    assert spent.guaranteed
+    assert spent.epsilon == pytest.approx(planned_epsilon(site.agreed, PRIVACY, 1e-5), rel=1e-9)
+    assert spent.epsilon < 100.0
+
+
+def test_the_ledger_says_what_was_trained(site: Site) -> None:
+    initial = weights_hash(learner(site.agreed).state())
+    site.trainee.trained(1)
+    training, release = (each.spending for each in site.entries)
+    assert training.event == DpSgd(DP_SGD.noise_multiplier, DP_SGD.sampling_rate, STEPS)
+    assert training.facts == {
+        "clip": DP_SGD.clip,
+        "extractor": "private",
+        "guarantee": "record",
+        "weights": initial,
+    }
+    assert release.facts["weights"] == initial
+    assert release.facts["guarantee"] == "record"
+
+
+def test_weights_are_of_the_initial_model_after_a_restart_too(site: Site) -> None:
+    site.trainee.trained(1)
+    site.restart()
+    site.trainee.trained(3)
+    assert len({each.spending.facts["weights"] for each in site.entries}) == 1
+
+
+@pytest.mark.parametrize("extractor", [Extractor.FROZEN, Extractor.TRAINED])
+def test_weights_stand_there_whatever_trains_and_only_dp_sgd_is_paid(
+    tmp_path: Path, extractor: Extractor, steps: list[int]
+) -> None:
+    site = Site(tmp_path, agreement(extractor=extractor, dp_sgd=None))
+    site.trainee.trained(1)
+    assert site.spent == [(1, PROTOTYPES)]
+    assert site.entries[0].spending.facts["weights"] == weights_hash(learner(site.agreed).state())
+    assert not steps
+    site.journal.close()
+
+
+def test_another_start_has_another_hash() -> None:
+    first = agreement()
+    other = first.model_copy(update={"training": first.training.model_copy(update={"init_seed": 1})})
+    assert weights_hash(learner(first).state()) == weights_hash(learner(first).state())
+    assert weights_hash(learner(first).state()) != weights_hash(learner(other).state())
+
+
+def test_all_of_the_model_trains_and_the_classifier_too(site: Site) -> None:
+    before = site.learner.state()
+    site.trainee.trained(1)
+    moved = {name for name, value in site.learner.state().items() if not torch.equal(value, before[name])}
+    assert moved == set(before)
+
+
+def test_round_0_is_of_the_initial_model_and_costs_no_training(site: Site, steps: list[int]) -> None:
+    site.trainee.begin(0)
+    assert site.trainee.jobs(0) == []
+    assert site.spent == []
+    assert not steps
+
+
+# Killed, refused, or without a disk
+
+
+class KilledError(KeyboardInterrupt):
+    """As by a signal: nothing catches it."""
+
+
+def kill(*_: object) -> None:
+    raise KilledError
+
+
+POINTS = {
+    "before the ledger has it": (Ledger, "spend"),
+    "once it is paid": (Learner, "jobs"),
+    "in the first step": (dp_sgd, "poisson_sample"),
+    "after training": (Learner, "embedded"),
+    "before it is kept": (Trainee, "_save_model"),
+}
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_site_that_is_killed_has_never_trained_more_than_was_paid(
+    site: Site, steps: list[int], point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between every two steps of spend, train, release and keep; and what the next start trains is paid again."""
+    owner, name = POINTS[point]
+    with monkeypatch.context() as dying:
+        dying.setattr(owner, name, kill)
+        with pytest.raises(KilledError):
+            site.trainee.trained(1)
+    trained, paid = trained_and_paid(site, steps)
+    assert trained <= paid
+    assert paid == (0 if point == "before the ledger has it" else STEPS)
+    site.restart()
+    site.trainee.trained(1)
+    trained, paid = trained_and_paid(site, steps)
+    assert trained <= paid
+    assert paid == (STEPS if point == "before the ledger has it" else 2 * STEPS)
+    site.restart()
+    site.trainee.trained(1)
+    assert trained_and_paid(site, steps) == (trained, paid)
+
+
+def test_training_that_is_not_paid_first_would_be_seen(
+    site: Site, steps: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The power of the last: a site that pays at the end."""
+    pay = site.trainee._noisy.pay_for_training  # type: ignore[union-attr]
+    finish = Trainee.finish
+
+    def finished(trainee: Trainee, number: int, losses: Any) -> None:
+        pay(number)
+        finish(trainee, number, losses)
+
+    with monkeypatch.context() as changed:
+        changed.setattr(site.trainee._noisy, "pay_for_training", lambda number: None)
+        changed.setattr(Trainee, "finish", finished)
+        changed.setattr(trainees, "run", _run_and_die)
+        with pytest.raises(KilledError):
+            site.trainee.trained(1)
+    trained, paid = trained_and_paid(site, steps)
+    assert trained > paid
+
+
+def _run_and_die(job: Any) -> None:
+    dp_sgd.run_privately(job, job.dp_sgd)
+    raise KilledError
+
+
+def test_nothing_is_trained_once_the_budget_is_spent(tmp_path: Path, steps: list[int]) -> None:
+    """The run fits, and a round of it was paid for before: it ends where there is no room for training."""
+    agreed = agreement()
+    site = Site(tmp_path, agreed, planned_epsilon(agreed, PRIVACY, 1e-5))
+    earlier = open_releases(
+        agreed,
+        BudgetSection(
+            dataset="scans",
+            ledger=tmp_path / "ledger.jsonl",
+            epsilon=planned_epsilon(agreed, PRIVACY, 1e-5),
+        ),
+    )
+    assert earlier is not None
+    earlier.pay_for_training(1)
+    for number in range(1, ROUNDS):
+        site.trainee.trained(number)
+    held, weights = site.trainee.latest()[0], site.learner.state()
+    with pytest.raises(BudgetError, match=r"training of round 4 in run 'run-1' would bring data set 'scans'"):
+        site.trainee.trained(ROUNDS)
+    assert len(steps) == (ROUNDS - 1) * STEPS
+    np.testing.assert_array_equal(site.trainee.latest()[0], held)
+    for name, value in site.learner.state().items():
+        assert torch.equal(value, weights[name])
+    site.journal.close()
+
+
+def test_nothing_is_trained_where_the_ledger_cannot_be_written(
+    site: Site, steps: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("privacy.ledger.append_only_file.append", full)
+    with pytest.raises(LedgerError):
+        site.trainee.trained(1)
+    assert not steps
+
+
+# Planned
+
+
+def test_a_run_is_refused_that_the_budget_has_no_room_for(tmp_path: Path) -> None:
+    with pytest.raises(
+        BudgetError,
+        match=r"2 releases with noise multiplier 1 and 28 steps of DP-SGD with 2 at sampling rate 0\.3 take epsilon",
+    ):
+        Site(tmp_path, agreement(), 1.0)
+
+
+def test_what_is_planned_is_of_every_round_and_release() -> None:
+    agreed = agreement()
+    history = planned_history(agreed, PRIVACY)
+    assert [type(each).__name__ for each in history] == ["DpSgd"] * ROUNDS + ["GaussianRelease"] * 2
+    assert planned_epsilon(agreed, PRIVACY, 1e-5) == epsilon(history, 1e-5)
+    frozen = agreement(extractor=Extractor.FROZEN, dp_sgd=None)
+    assert frozen.privacy is not None
+    assert planned_epsilon(frozen, frozen.privacy, 1e-5) < planned_epsilon(agreed, PRIVACY, 1e-5)
+    assert planned_in_words(frozen, frozen.privacy) == "2 releases with noise multiplier 1"
+
+
+def test_a_simulated_site_has_room_for_rounds_that_it_pays_twice(tmp_path: Path) -> None:
+    agreed = agreement()
+    own = simulated_budget(agreed, "site-1", tmp_path)
+    history = planned_history(agreed, PRIVACY)
+    assert own.epsilon > epsilon([*history, history[0], history[-1]], SIMULATED_DELTA)

@@ -1,0 +1,236 @@
+"""A run's releases: spent before they are drawn, no more than the site allows, and the same bytes for a round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from agreement import Agreement, Extractor, Method, PrivacySection
+from privacy.errors import BudgetError, LedgerError
+from privacy.ledger.ledger import read_account
+from privacy.mechanisms.discrete_gaussian import discrete_gaussian
+from privacy.mechanisms.grid import SIGMA
+from secure_client.privacy.budget_section import BudgetSection
+from secure_client.privacy.releases import Releases, check_delta, open_releases, query_of
+from secure_client.privacy.run_cost import SIMULATED_DELTA, planned_epsilon, simulated_budget
+from tests.support.small import small_agreement
+
+NOISE = 6.3
+"""With a δ of 1e-5, twenty releases take an epsilon of 3 or less."""
+Batch = tuple[NDArray[np.float64], NDArray[np.int64]]
+
+
+def agreement(rounds: int = 20, **changes: Any) -> Agreement:
+    privacy = PrivacySection(clip=1.0, noise_multiplier=NOISE, **changes)
+    return small_agreement(rounds=rounds).model_copy(update={"privacy": privacy})
+
+
+def budget(folder: Path, epsilon: float = 3.0, **changes: Any) -> BudgetSection:
+    return BudgetSection(dataset="scans", ledger=folder / "ledger.jsonl", epsilon=epsilon, **changes)
+
+
+def planned(agreed: Agreement) -> float:
+    assert agreed.privacy is not None
+    return planned_epsilon(agreed, agreed.privacy, 1e-5)
+
+
+def opened(agreed: Agreement, own: BudgetSection) -> Releases:
+    releases = open_releases(agreed, own)
+    assert releases is not None
+    return releases
+
+
+def batches(agreed: Agreement) -> list[Batch]:
+    """Two of 300 records each, near one of the axes for each class."""
+    rng, classes = np.random.default_rng(0), len(agreed.classes)
+    labels = np.arange(600, dtype=np.int64) % classes
+    features = np.eye(classes, agreed.dim)[labels] + 0.01 * rng.normal(size=(600, agreed.dim))
+    return [(features[:300], labels[:300]), (features[300:], labels[300:])]
+
+
+def test_the_release_is_recorded_with_what_it_costs(tmp_path: Path) -> None:
+    agreed = agreement()
+    releases = opened(agreed, budget(tmp_path))
+    drawn = releases.release(3, batches(agreed))
+    assert drawn.rows.shape == (len(agreed.classes), agreed.dim)
+    account = read_account(tmp_path / "ledger.jsonl")
+    (entry,) = account.entries
+    assert (entry.spending.release.run, entry.spending.release.round) == (agreed.run, 3)
+    assert entry.spending.agreement_hash == agreed.hash()
+    assert entry.spending.event.noise_multiplier == NOISE
+    assert entry.spending.facts["guarantee"] == "record"
+    spent = releases.spent
+    assert 0.0 < spent.epsilon < planned(agreed)
+    assert spent.guaranteed
+
+
+def test_nothing_is_drawn_before_it_is_spent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    agreed = agreement()
+    releases, ledger = opened(agreed, budget(tmp_path)), tmp_path / "ledger.jsonl"
+    lines: list[int] = []
+
+    def counted(count: int, sigma_log2: int) -> Any:
+        lines.append(len(ledger.read_text().splitlines()))
+        return discrete_gaussian(count, sigma_log2)
+
+    monkeypatch.setattr("privacy.mechanisms.prototype_query.discrete_gaussian", counted)
+    releases.release(1, batches(agreed))
+    releases.release(2, batches(agreed))
+    assert lines == [2, 3]  # after the line that the ledger begins with
+
+
+def test_a_ledger_that_cannot_be_written_draws_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agreed = agreement()
+    releases = opened(agreed, budget(tmp_path))
+    (tmp_path / "ledger.jsonl").unlink()
+    monkeypatch.setattr(
+        "privacy.mechanisms.prototype_query.discrete_gaussian", lambda *_: pytest.fail("noise was drawn")
+    )
+    with pytest.raises(LedgerError):
+        releases.release(1, batches(agreed))
+
+
+def test_a_budget_that_is_spent_refuses_the_next_and_says_what_remains(tmp_path: Path) -> None:
+    """Ten rounds fit; the eleventh is of another run on the same data."""
+    first, second = agreement(10), agreement(10).model_copy(update={"run": "later"})
+    own = budget(tmp_path, planned(first))
+    releases = opened(first, own)
+    for number in range(1, 11):
+        releases.release(number, batches(first))
+    with pytest.raises(BudgetError, match=r"would bring data set 'scans' .* Of this kind 0 releases"):
+        opened(second, own).release(1, batches(second))
+    assert len(read_account(own.ledger).entries) == 10
+
+
+def test_an_agreement_that_alone_is_too_much_is_refused_before_the_run(tmp_path: Path) -> None:
+    with pytest.raises(BudgetError, match=r"20 releases with noise multiplier 6\.3 take epsilon .* allows 2"):
+        opened(agreement(20), budget(tmp_path, 2.0))
+    assert not (tmp_path / "ledger.jsonl").exists()
+
+
+def test_no_release_without_a_budget_and_none_without_noise() -> None:
+    with pytest.raises(BudgetError, match="need a budget"):
+        open_releases(agreement(), None)
+    assert open_releases(small_agreement(), None) is None
+
+
+def test_trained_features_are_no_guarantee_and_the_ledger_says_so(tmp_path: Path) -> None:
+    agreed = agreement(extractor=Extractor.TRAINED)
+    releases = opened(agreed, budget(tmp_path, allow_no_guarantee=True))
+    releases.release(1, batches(agreed))
+    (entry,) = read_account(tmp_path / "ledger.jsonl").entries
+    assert entry.spending.facts["guarantee"] == "none"
+    assert not releases.spent.guaranteed
+
+
+def test_once_something_was_released_without_one_there_is_no_guarantee_any_more(tmp_path: Path) -> None:
+    """The epsilon is of all that the ledger has."""
+    loose = opened(agreement(extractor=Extractor.TRAINED), budget(tmp_path, allow_no_guarantee=True))
+    loose.release(1, batches(agreement()))
+    strict = opened(agreement().model_copy(update={"run": "later"}), budget(tmp_path))
+    strict.release(1, batches(agreement()))
+    assert [each.spending.facts["guarantee"] for each in read_account(tmp_path / "ledger.jsonl").entries] == [
+        "none",
+        "record",
+    ]
+    assert not strict.spent.guaranteed
+
+
+def test_what_is_spent_is_so_by_all_runs(tmp_path: Path) -> None:
+    first, second = (
+        opened(agreement().model_copy(update={"run": run}), budget(tmp_path)) for run in ("one", "two")
+    )
+    first.release(1, batches(agreement()))
+    once = first.spent.epsilon
+    second.release(1, batches(agreement()))
+    assert first.spent == second.spent
+    assert first.spent.epsilon > 1.2 * once
+
+
+@pytest.mark.parametrize(("delta", "records"), [(0.9, 2), (1e-3, 1000), (1e-5, 200_000)])
+def test_a_delta_of_one_over_the_records_is_refused(tmp_path: Path, delta: float, records: int) -> None:
+    with pytest.raises(BudgetError, match="not below one over the number"):
+        check_delta(budget(tmp_path, delta=delta), records)
+    check_delta(budget(tmp_path, delta=delta / (2 * records)), records)
+
+
+def test_a_query_without_a_grid_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(BudgetError, match=r"\[privacy\] of the agreement: .* steps"):
+        opened(agreement(count_weight=1e-9), budget(tmp_path))
+
+
+@pytest.mark.parametrize(("every", "due"), [(1, [1, 2, 3, 4, 5]), (2, [1, 3, 5]), (5, [1])])
+def test_which_rounds_have_a_release(tmp_path: Path, every: int, due: list[int]) -> None:
+    releases, last, found = opened(agreement(release_every=every), budget(tmp_path)), None, []
+    for number in range(1, 6):
+        if releases.due(number, last):
+            last = number
+            found.append(number)
+    assert found == due
+
+
+@pytest.mark.parametrize(("every", "due"), [(1, [0, 1, 2, 3, 4, 5]), (2, [0, 1, 3, 5]), (5, [0, 1])])
+def test_the_clustering_has_a_release_of_its_own(tmp_path: Path, every: int, due: list[int]) -> None:
+    """And the plan counts it: a run has as many releases as are planned."""
+    agreed = agreement(5, release_every=every).model_copy(update={"method": Method.FEDPC})
+    releases, last, found = opened(agreed, budget(tmp_path)), None, []
+    for number in range(6):
+        if releases.due(number, last):
+            last = number
+            found.append(number)
+    assert found == due
+    assert agreed.releases == len(due)
+    assert agreed.model_copy(update={"method": Method.PFPL}).releases == len(due) - 1
+
+
+def test_a_simulated_site_has_room_for_its_run_and_no_more(tmp_path: Path) -> None:
+    agreed = agreement(3)
+    releases = opened(agreed, simulated_budget(agreed, "site-1", tmp_path))
+    for number in (1, 2, 3, *[3] * 8):  # some paid twice
+        releases.release(number, batches(agreed))
+    assert releases.spent.delta == SIMULATED_DELTA
+    with pytest.raises(BudgetError):
+        releases.release(4, batches(agreed))
+
+
+def test_a_class_is_absent_below_three_deviations_of_its_count_unless_agreed() -> None:
+    agreed = PrivacySection(clip=3.0, noise_multiplier=2.0, count_weight=4.0)
+    assert query_of(agreed, 16).min_count == pytest.approx(3 * 2.0 * 5.0 / 4.0)
+    assert SIGMA / query_of(agreed, 16).grid.weight == pytest.approx(2.0 * 5.0 / 4.0, rel=1e-5)
+    assert query_of(agreed.model_copy(update={"min_count": 7.0}), 16).min_count == 7.0
+
+
+def test_counts_weigh_what_makes_the_error_least_unless_agreed() -> None:
+    agreed = PrivacySection(clip=3.0, noise_multiplier=2.0)
+    assert query_of(agreed, 81).count_weight == pytest.approx(1.0)
+
+
+def test_a_record_that_cannot_be_computed_ends_no_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It counts, with a feature of zeros: the same sums as of a record that has just that."""
+    drawn: list[NDArray[np.int64]] = []
+
+    def kept(count: int, _: int) -> NDArray[np.int64]:
+        drawn.append(np.arange(count, dtype=np.int64))
+        return drawn[-1]
+
+    monkeypatch.setattr("privacy.mechanisms.prototype_query.discrete_gaussian", kept)
+    agreed = agreement()
+    released = []
+    for name, value in (("spoilt", np.inf), ("zero", 0.0)):
+        given = batches(agreed)
+        given[1][0][7] = value
+        (tmp_path / name).mkdir()
+        released.append(opened(agreed, budget(tmp_path / name)).release(1, given))
+    assert np.array_equal(released[0].rows, released[1].rows)
+    assert np.array_equal(released[0].counts, released[1].counts)
+    assert [each.getMessage().split(":")[0] for each in caplog.records if "finite" in each.message] == [
+        "the features of 1 records are not finite and count as zero"
+    ]

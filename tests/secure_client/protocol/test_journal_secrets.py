@@ -1,0 +1,109 @@
+"""What is erased from a journal: secrets of an attempt that is over, out of every file."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from crypto.keys import StorageKey
+from secure_client.protocol.journal import Journal
+
+NAME = "mask secrets of round 1, attempt 1"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+def open_journal(folder: Path) -> Journal:
+    storage = StorageKey(bytes(32))
+    return Journal(folder / "journal.sqlite", run="run", agreement_hash=bytes(32), site="a", storage=storage)
+
+
+def sealed(journal: Journal, name: str) -> bytes:
+    (found,) = journal._db.execute("SELECT sealed FROM secrets WHERE name=?", (name,)).fetchone()
+    return bytes(found)
+
+
+def anywhere(content: bytes, folder: Path) -> bool:
+    """In the database or its log, in whole; the files are read as the system has them."""
+    return any(content in path.read_bytes() for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("size", [96, 20_000])
+def test_a_forgotten_secret_is_in_no_file(folder: Path, size: int) -> None:
+    with open_journal(folder) as journal:
+        with journal.transaction():
+            journal.put_secret(NAME, bytes(size))
+            journal.put_secret("group secret", b"kept")
+        stored = sealed(journal, NAME)
+        assert anywhere(stored[-64:], folder)
+        with journal.transaction():
+            journal.forget_secret(NAME)
+        assert journal.secret(NAME) is None
+        assert not anywhere(stored[-64:], folder)
+        assert journal.secret("group secret") == b"kept"
+    with open_journal(folder) as journal:
+        assert journal.secret(NAME) is None
+
+
+@pytest.mark.parametrize("weakened", ["secure_delete", "wal_checkpoint"])
+def test_both_the_pages_and_the_log_are_overwritten(
+    folder: Path, weakened: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without either of them the encrypted secret is still there: the check above can fail."""
+    with open_journal(folder) as journal:
+        if weakened == "secure_delete":
+            journal._db.execute("PRAGMA secure_delete=OFF")
+        else:
+            monkeypatch.setattr(journal, "_empty_log", lambda: None)
+        with journal.transaction():
+            journal.put_secret(NAME, bytes(96))
+        stored = sealed(journal, NAME)
+        with journal.transaction():
+            journal.forget_secret(NAME)
+        assert anywhere(stored[-64:], folder)
+
+
+def test_what_a_killed_process_left_in_the_log_is_gone_once_the_journal_is_opened(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after a secret was forgotten, and before the log was emptied; closing it would empty the log too."""
+    killed = tmp_path / "killed"
+    with open_journal(folder) as journal:
+        with journal.transaction():
+            journal.put_secret(NAME, bytes(96))
+        stored = sealed(journal, NAME)
+        monkeypatch.setattr(journal, "_empty_log", lambda: None)
+        with journal.transaction():
+            journal.forget_secret(NAME)
+        shutil.copytree(folder, killed)
+    assert anywhere(stored[-64:], killed)
+    with open_journal(killed) as journal:
+        assert journal.secret(NAME) is None
+        assert not anywhere(stored[-64:], killed)
+
+
+def test_a_secret_that_a_failed_step_would_have_erased_is_kept(folder: Path) -> None:
+    def fail_halfway(journal: Journal) -> None:
+        with journal.transaction():
+            journal.forget_secret(NAME)
+            raise OSError("disk full")
+
+    with open_journal(folder) as journal:
+        journal.put_secret(NAME, b"secret")
+        with pytest.raises(OSError, match="full"):
+            fail_halfway(journal)
+        assert journal.secret(NAME) == b"secret"
+
+
+def test_what_is_not_there_is_forgotten_in_silence(folder: Path) -> None:
+    with open_journal(folder) as journal:
+        journal.put_secret("another", b"kept")
+        with journal.transaction():
+            journal.forget_secret(NAME)
+        assert journal.secret(NAME) is None
+        assert journal.secret("another") == b"kept"

@@ -1,0 +1,341 @@
+"""A site holds its ledger to what the coordinator has kept, and its peers' to what it has seen itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agreement import Agreement
+from agreement.storage.ledger_anchors import AnchorRecord
+from crypto.keys import StorageKey
+from privacy.errors import RolledBackError
+from privacy.ledger.hash_chain import Anchor
+from privacy.ledger.ledger import read_account
+from protoseal_wire.ledger_anchor_key import anchor_key
+from protoseal_wire.messages import ActiveList, LedgerAnchor, Phase, PhaseKey, PresenceStatement
+from secure_client.errors import Violation
+from secure_client.privacy.budget_section import BudgetSection
+from secure_client.privacy.exact_releases import ExactReleases
+from secure_client.protocol.journal import Journal
+from secure_client.protocol.ledger_anchors import OwnAnchor, PeerAnchors, check_kept_beside
+from tests.support.anchors import anchor, with_noise
+from tests.support.budgets import DATASET, LIMIT, open_ledger, spending
+from tests.support.small import FEDERATION, RUN, small_agreement
+
+A, B, C = "clinic-a", "clinic-b", "clinic-c"
+KEY = anchor_key(FEDERATION, A, DATASET)
+
+
+class Books:
+    """A ledger as :class:`OwnAnchor` uses it."""
+
+    dataset = DATASET
+
+    def __init__(self, path: Path) -> None:
+        self.ledger, self._ledger = path, open_ledger(path)
+
+    @property
+    def anchor(self) -> Anchor:
+        return self._ledger.anchor
+
+    def check_anchor(self, anchor: Anchor) -> None:
+        self._ledger.check_anchor(*anchor)
+
+
+def own(path: Path) -> OwnAnchor:
+    return OwnAnchor(with_noise(), A, Books(path), Nothing(), None)
+
+
+class Nothing(Journal):
+    """A journal of a run that begins."""
+
+    def __init__(self) -> None: ...
+
+    def get(self, name: str) -> None: ...
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    ledger = open_ledger(tmp_path / "heart.ledger")
+    for number in (1, 2, 3):
+        ledger.spend(spending(number))
+    return tmp_path / "heart.ledger"
+
+
+def last(path: Path) -> LedgerAnchor:
+    seq, head = open_ledger(path).anchor
+    return LedgerAnchor(KEY, seq, bytes.fromhex(head))
+
+
+def test_a_site_shows_the_last_entry_of_its_ledger(path: Path) -> None:
+    assert own(path).now == last(path)
+    assert OwnAnchor(small_agreement(), A, None, Nothing(), None).now is None
+
+
+def test_a_ledger_that_went_on_from_what_was_kept_is_as_it_should_be(path: Path) -> None:
+    kept = last(path)
+    own(path).check_kept(None)
+    own(path).check_kept(kept)
+    open_ledger(path).spend(spending(4))
+    own(path).check_kept(kept)
+
+
+@pytest.mark.parametrize("lines", [0, 2])
+@pytest.mark.parametrize("more", [0, 1, 5])
+def test_an_older_copy_is_refused_however_far_it_went_on(path: Path, lines: int, more: int) -> None:
+    kept = last(path)
+    older = path.read_bytes().splitlines(keepends=True)[:lines]
+    path.write_bytes(b"".join(older))
+    for number in range(more):
+        open_ledger(path).spend(spending(number, "run-2"))
+    before = path.read_bytes()
+    with pytest.raises(RolledBackError, match=r"the coordinator has kept entry 3;.* spend nothing"):
+        own(path).check_kept(kept)
+    if before:
+        assert path.read_bytes() == before
+
+
+def test_what_is_kept_of_another_ledger_is_no_ground_to_believe_anything(path: Path) -> None:
+    with pytest.raises(Violation, match="not of this site's ledger"):
+        own(path).check_kept(LedgerAnchor(bytes(32), 0, bytes(32)))
+    with pytest.raises(Violation, match="not of this site's ledger"):
+        OwnAnchor(small_agreement(), A, None, Nothing(), None).check_kept(last(path))
+
+
+TORN: dict[str, Callable[[Path], object]] = {
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-9]),
+    "shorter": lambda path: path.write_bytes(path.read_bytes()[: path.read_bytes()[:-1].rindex(b"\n") + 1]),
+    "empty": lambda path: path.write_bytes(b""),
+    "gone": Path.unlink,
+}
+
+
+@pytest.mark.parametrize("harm", TORN)
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_ledger_that_lost_what_the_site_has_shown_is_refused_before_another_begins(
+    tmp_path: Path, record: AnchorRecord, harm: str, exact: bool
+) -> None:
+    """In another run, by the record beside it, and in the same one by the journal; also where its run had no noise."""
+    path, budget = tmp_path / "heart.ledger", budget_of(tmp_path / "heart.ledger")
+    agreed = small_agreement() if exact else with_noise()
+    with journal_of(tmp_path, agreed) as journal:
+        check_kept_beside(budget)
+        if exact:
+            releases = ExactReleases(agreed, budget)
+            releases.declare()
+            OwnAnchor(agreed, A, releases, journal, record).show(1)
+        else:
+            open_ledger(path).spend(spending(1))
+            OwnAnchor(agreed, A, Books(path), journal, record).show(1)
+        check_kept_beside(budget)
+        TORN[harm](path)
+        left = path.read_bytes() if path.exists() else None
+        with pytest.raises(RolledBackError):
+            check_kept_beside(budget)
+        assert (path.read_bytes() if path.exists() else None) == left
+        with pytest.raises(RolledBackError):
+            OwnAnchor(agreed, A, Books(path), journal, record)
+
+
+def test_by_a_word_in_the_sites_file_a_lost_ledger_goes_on_without_a_guarantee(
+    path: Path, record: AnchorRecord, tmp_path: Path
+) -> None:
+    with journal_of(tmp_path, with_noise()) as journal:
+        OwnAnchor(with_noise(), A, Books(path), journal, record).show(1)
+    path.unlink()
+    check_kept_beside(budget_of(path, ledger_lost=True))
+    account = read_account(path)
+    assert ([each.seq for each in account.losses], account.guaranteed) == ([3], False)
+    check_kept_beside(budget_of(path))  # what is there now is what is held to from here on
+    check_kept_beside(budget_of(path, ledger_lost=True))
+    assert len(read_account(path).lines) == 1
+
+
+def budget_of(path: Path, *, ledger_lost: bool = False) -> BudgetSection:
+    return BudgetSection(
+        dataset=DATASET,
+        ledger=path,
+        epsilon=LIMIT.epsilon,
+        delta=LIMIT.delta,
+        allow_no_guarantee=True,
+        ledger_lost=ledger_lost,
+    )
+
+
+def journal_of(folder: Path, agreed: Agreement) -> Journal:
+    return Journal(
+        folder / "journal.sqlite",
+        run=RUN,
+        agreement_hash=agreed.hash(),
+        site=A,
+        storage=StorageKey(bytes(32)),
+    )
+
+
+class Peer:
+    """What clinic-a remembers in one run, which can be restarted."""
+
+    def __init__(self, folder: Path, run: str, record: AnchorRecord | None) -> None:
+        self._folder, self._run, self._record = folder, run, record
+        self.open()
+
+    def open(self) -> None:
+        agreed = with_noise().model_copy(update={"run": self._run})
+        self.journal = Journal(
+            self._folder / f"{self._run}.sqlite",
+            run=self._run,
+            agreement_hash=agreed.hash(),
+            site=A,
+            storage=StorageKey(bytes(32)),
+        )
+        self._anchors = PeerAnchors(agreed, A, self.journal, self._record)
+
+    def restart(self) -> None:
+        self.journal.close()
+        self.open()
+
+    def sees(self, round_number: int, attempt: int = 1, **stated: LedgerAnchor | None) -> None:
+        """A list of that attempt; clinic-c never changes."""
+        named = {B: stated.get("b", anchor(1)), C: anchor(1), A: stated.get("a", anchor(1))}
+        holds = np.zeros(3, dtype=np.bool_)
+        active = ActiveList(
+            tuple(PresenceStatement(site, holds, b"", anchor=at) for site, at in named.items())
+        )
+        self._anchors.check(PhaseKey(self._run, round_number, attempt, Phase.PRESENCE), active)
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Iterator[AnchorRecord]:
+    with AnchorRecord.open(tmp_path / "heart.ledger.peers") as opened:
+        yield opened
+
+
+@pytest.fixture
+def peer(tmp_path: Path, record: AnchorRecord) -> Iterator[Peer]:
+    made = Peer(tmp_path, RUN, record)
+    yield made
+    made.journal.close()
+
+
+BEHIND = [
+    (anchor(4), "ends with entry 4, and has had entry 5"),
+    (anchor(5, "another"), "has another entry 5, and has had entry 5"),
+    (anchor(0, "begun anew"), "ends with entry 0, and has had entry 5"),
+]
+
+
+def test_ledgers_that_grow_or_stay_are_taken(peer: Peer, record: AnchorRecord) -> None:
+    for number, seq in enumerate((3, 3, 4, 9), 1):
+        peer.sees(number, b=anchor(seq))
+        peer.restart()
+    assert record.held(B, anchor(0).key) == anchor(9)
+
+
+@pytest.mark.parametrize(("later", "message"), BEHIND)
+@pytest.mark.parametrize("restarted", [False, True])
+def test_one_that_is_behind_its_own_earlier_word_is_refused_by_name(
+    peer: Peer, record: AnchorRecord, later: LedgerAnchor, message: str, restarted: bool
+) -> None:
+    peer.sees(1, b=anchor(5))
+    if restarted:
+        peer.restart()
+    for _ in range(2):
+        with pytest.raises(Violation, match=f"clinic-b's privacy ledger {message}"):
+            peer.sees(2, b=later)
+    assert record.held(B, anchor(0).key) == anchor(5)
+
+
+@pytest.mark.parametrize(("later", "message"), BEHIND)
+def test_one_that_is_behind_what_was_seen_in_another_run_is_refused(
+    tmp_path: Path, record: AnchorRecord, later: LedgerAnchor, message: str
+) -> None:
+    earlier = Peer(tmp_path, "earlier", record)
+    earlier.sees(1, b=anchor(5))
+    earlier.journal.close()
+    peer = Peer(tmp_path, RUN, record)
+    with pytest.raises(Violation, match=message):
+        peer.sees(1, b=later)
+    peer.journal.close()
+
+
+@pytest.mark.parametrize(("later", "message"), BEHIND)
+def test_without_a_record_over_all_runs_it_is_not(tmp_path: Path, later: LedgerAnchor, message: str) -> None:
+    """The power of the last."""
+    earlier, peer = Peer(tmp_path, "earlier", None), Peer(tmp_path, RUN, None)
+    earlier.sees(1, b=anchor(5))
+    peer.sees(1, b=later)
+    for each in (earlier, peer):
+        each.journal.close()
+
+
+def test_two_runs_at_once_over_one_ledger_are_taken_in_any_order(
+    tmp_path: Path, record: AnchorRecord
+) -> None:
+    """A statement of the one may come after a later one of the other, and is no older copy."""
+    runs = [Peer(tmp_path, run, record) for run in ("run-x", "run-y")]
+    runs[1].sees(1, b=anchor(6))
+    runs[0].sees(1, b=anchor(5))
+    runs[0].restart()
+    runs[0].sees(2, b=anchor(7))
+    runs[1].sees(2, b=anchor(6))
+    assert record.held(B, anchor(0).key) == anchor(7)
+    for each in runs:
+        each.journal.close()
+
+
+def test_two_hashes_of_one_entry_are_refused_in_whichever_runs_they_come(
+    tmp_path: Path, record: AnchorRecord
+) -> None:
+    runs = [Peer(tmp_path, run, record) for run in ("run-x", "run-y")]
+    runs[1].sees(1, b=anchor(6))
+    with pytest.raises(Violation, match="has another entry 6"):
+        runs[0].sees(1, b=anchor(6, "another"))
+    for each in runs:
+        each.journal.close()
+
+
+def test_an_earlier_list_that_is_read_again_is_no_step_back(peer: Peer) -> None:
+    """As the masks' rules do, which look at the earlier attempts of a round."""
+    peer.sees(1, 1, b=anchor(3))
+    peer.sees(1, 2, b=anchor(4))
+    peer.sees(1, 1, b=anchor(3))
+    peer.restart()
+    peer.sees(1, 1, b=anchor(3))
+    with pytest.raises(Violation, match="ends with entry 3"):
+        peer.sees(1, 3, b=anchor(3))
+
+
+def test_another_data_set_is_another_ledger(peer: Peer) -> None:
+    """Which is a site's own to say: it is believed."""
+    peer.sees(1, b=anchor(5))
+    peer.sees(2, b=anchor(0, key="other scans"))
+    with pytest.raises(Violation, match="has had entry 5"):
+        peer.sees(3, b=anchor(4))
+
+
+def test_its_own_anchor_is_held_to_the_ledger_and_not_to_lists(peer: Peer) -> None:
+    peer.sees(1, a=anchor(5))
+    peer.sees(2, a=anchor(4))
+
+
+def test_a_peer_that_states_none_is_refused(peer: Peer) -> None:
+    with pytest.raises(Violation, match="clinic-b states no entry of its privacy ledger"):
+        peer.sees(1, b=None)
+
+
+def test_without_noise_a_peer_may_state_none_and_what_it_states_is_held_to(
+    tmp_path: Path, record: AnchorRecord
+) -> None:
+    agreed, holds = small_agreement(), np.zeros(3, dtype=np.bool_)
+    with journal_of(tmp_path, agreed) as journal:
+        anchors = PeerAnchors(agreed, A, journal, record)
+        for attempt, stated in enumerate((None, anchor(4), None, anchor(4)), 1):
+            statement = PresenceStatement(B, holds, b"", anchor=stated)
+            anchors.check(PhaseKey(RUN, 1, attempt, Phase.PRESENCE), ActiveList((statement,)))
+        behind = ActiveList((PresenceStatement(B, holds, b"", anchor=anchor(3)),))
+        with pytest.raises(Violation, match="clinic-b's privacy ledger ends with entry 3"):
+            anchors.check(PhaseKey(RUN, 1, 9, Phase.PRESENCE), behind)
+    assert record.held(B, anchor(4).key) == anchor(4)

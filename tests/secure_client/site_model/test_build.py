@@ -1,0 +1,151 @@
+"""From the agreement to a learner: the objective of the method, the size of what is averaged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import nn
+
+from agreement import Agreement, Optimiser
+from algorithms.fedpc.objective import Objective as FedpcObjective
+from algorithms.pfpl.objective import Objective as PfplObjective
+from crypto.errors import BoundError
+from secure_client.data import SiteData
+from secure_client.errors import ModelError
+from secure_client.site_model.factory import build_learner, build_trainee
+from secure_client.training.learner import Learner
+from secure_client.training.objectives import build_recipe
+from tests.secure_client.journals import journal_at
+from tests.support.small import small_agreement, small_data
+
+OWN = "tests.secure_client.site_model.test_build"
+TABLE: dict[str, Any] = {
+    **json.loads(small_agreement().to_json()),
+    "method": "fedpc",
+    "fedpc": {"alignment": 0.25},
+    "averaging": {"parameters": 64 * 8 + 8},
+}
+
+
+def agreement(**changes: Any) -> Agreement:
+    return Agreement.from_json(json.dumps(TABLE | changes), source="test")
+
+
+def data() -> SiteData:
+    return next(iter(small_data(small_agreement()).values()))
+
+
+def build(agreed: Agreement) -> Learner:
+    return build_learner(agreed, "clinic-a", data(), model=agreed.training.model, device="cpu")
+
+
+def with_norm(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
+    """A model with buffers."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, dim), nn.BatchNorm1d(dim)), nn.Linear(dim, num_classes)
+
+
+def without_layers(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
+    """Nothing before the classifier."""
+    return nn.Sequential(nn.Flatten(), nn.AdaptiveAvgPool1d(dim)), nn.Linear(dim, num_classes)
+
+
+def test_the_objective_is_the_methods() -> None:
+    assert build_recipe(agreement()).objective == FedpcObjective(0.25)
+    assert build_recipe(small_agreement()).objective == PfplObjective(1.0)
+
+
+def test_the_optimiser_is_the_agreements() -> None:
+    steps = {}
+    for name in Optimiser:
+        settings = {key: value for key, value in TABLE["training"].items() if key != "momentum"}
+        agreed = agreement(training=settings | {"optimiser": name.value})
+        learner = build(agreed)
+        learner.train(1, None)
+        steps[name] = learner.averaged()
+    assert not np.array_equal(steps[Optimiser.SGD], steps[Optimiser.ADAM])
+
+
+def test_an_agreed_size_is_accepted() -> None:
+    assert build(agreement()).averaged_sizes == (520, 0)
+    sizes = {"parameters": 536, "buffers": 16}
+    training = TABLE["training"] | {"model": f"{OWN}:with_norm"}
+    assert build(agreement(averaging=sizes, training=training)).averaged_sizes == (536, 16)
+
+
+@pytest.mark.parametrize(
+    ("function", "sizes", "message"),
+    [
+        (
+            None,
+            {"parameters": 1},
+            r"has 520 parameters and 0 buffers: set parameters = 520 in \[averaging\]",
+        ),
+        (
+            None,
+            {"parameters": 520, "buffers": 1},
+            r"set parameters = 520 and buffers = 0 in \[averaging\]",
+        ),
+        (
+            "with_norm",
+            {"parameters": 536},
+            r"has 536 parameters and 16 buffers: set parameters = 536 and buffers = 16 in",
+        ),
+        (
+            "without_layers",
+            {"parameters": 1},
+            "the part of the model that fedpc would average has no parameters",
+        ),
+    ],
+)
+def test_another_size_is_refused_with_what_to_write(
+    function: str | None, sizes: dict[str, int], message: str
+) -> None:
+    model = f"{OWN}:{function}" if function else TABLE["training"]["model"]
+    agreed = agreement(averaging=sizes, training=TABLE["training"] | {"model": model})
+    with pytest.raises(ModelError, match=message):
+        build(agreed)
+
+
+def loud(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:
+    """As pretrained elsewhere: a parameter of 80 and a running mean of 2e6."""
+    backbone, classifier = with_norm(num_classes, dim)
+    nn.init.constant_(backbone.get_parameter("1.bias"), -80.0)
+    nn.init.constant_(backbone.get_buffer("2.running_mean"), 2e6)
+    return backbone, classifier
+
+
+@pytest.mark.parametrize(
+    ("bounds", "message"),
+    [
+        (
+            {},
+            "before training, .* a parameter of magnitude 80, beyond the agreed parameter_bound = 60: .*another model",
+        ),
+        ({"parameter_bound": 80.0}, r"a buffer of magnitude 2e\+06, beyond the agreed buffer_bound = 1e\+06"),
+    ],
+)
+def test_a_model_that_begins_beyond_the_bounds_is_refused(bounds: dict[str, float], message: str) -> None:
+    sizes: dict[str, float] = {"parameters": 536, "buffers": 16}
+    training = TABLE["training"] | {"model": f"{OWN}:loud"}
+    with pytest.raises(BoundError, match=message):
+        build(agreement(averaging=sizes | bounds, training=training))
+    build(agreement(averaging=sizes | {"parameter_bound": 80.0, "buffer_bound": 2e6}, training=training))
+    build(agreement(method="pfpl", training=training))
+
+
+def test_the_size_does_not_matter_where_prototypes_are_all_that_is_exchanged() -> None:
+    learner = build(agreement(method="pfpl", averaging={"parameters": 1}))
+    assert sum(each.numel() for each in learner.state().values()) > 1
+
+
+@pytest.mark.parametrize("method", ["fedpc", "pfpl"])
+def test_fedpcs_prototypes_have_no_negative_component(tmp_path: Path, method: str) -> None:
+    """The model ends in tanh, so some of its own are negative; PFPL sends them as they are."""
+    agreed = agreement(method=method)
+    with journal_at(tmp_path / "journal.sqlite") as journal:
+        rows, _ = build_trainee(agreed, build(agreed), journal).trained(0)
+    assert bool((rows < 0).any()) is (method == "pfpl")

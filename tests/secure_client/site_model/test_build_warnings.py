@@ -1,0 +1,87 @@
+"""What a site logs of an agreement that does not mean what it seems to, or that its data do not fit."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agreement import Agreement, AveragingSection, Method, TrainingSection
+from protoseal.simulation.site_pool import SiteTraining
+from secure_client.protocol.journal import Journal
+from secure_client.site_model.checkpointed_learner import Trainee
+from secure_client.site_model.factory import build_learner, build_trainee
+from tests.secure_client.journals import journal_at
+from tests.support.small import small_data
+from tests.support.summed import method_agreement
+
+PLAIN, WITH_NORM = "tests.support.small:build", "tests.support.summed:build"
+"""But for the layer that normalises, the second is as large as the first."""
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    with journal_at(tmp_path / "journal.sqlite") as opened:
+        yield opened
+
+
+def trainee(agreement: Agreement, journal: Journal) -> Trainee:
+    data = small_data(agreement)["clinic-a"]
+    learner = build_learner(agreement, "clinic-a", data, model=agreement.training.model, device="cpu")
+    return build_trainee(agreement, learner, journal)
+
+
+@pytest.mark.parametrize("method", [Method.FEDBN, Method.FEDAVG])
+@pytest.mark.parametrize("model", [PLAIN, WITH_NORM])
+def test_fedbn_without_norms_is_said_to_be_fedavg_once(
+    caplog: pytest.LogCaptureFixture, method: Method, model: str
+) -> None:
+    parameters = 563 if (method, model) == (Method.FEDAVG, WITH_NORM) else 547
+    buffers = 16 if parameters == 563 else 0
+    agreement = method_agreement(
+        method,
+        training=TrainingSection(model=model, batch_size=4),
+        averaging=AveragingSection(parameters=parameters, buffers=buffers),
+    )
+    with caplog.at_level(logging.WARNING):
+        for position, (name, data) in enumerate(small_data(agreement).items()):
+            SiteTraining().learner(agreement, name, data, position)
+    said = [record.getMessage() for record in caplog.records]
+    expected = "fedbn with a model without layers that normalise is fedavg: all of it is averaged"
+    assert said == ([expected] if (method, model) == (Method.FEDBN, PLAIN) else [])
+
+
+@pytest.mark.parametrize("method", [Method.FEDAVG, Method.FEDPLCC, Method.FEDPC])
+@pytest.mark.parametrize("most", [17, 18])
+def test_a_site_says_that_it_counts_as_fewer_samples(
+    caplog: pytest.LogCaptureFixture, journal: Journal, method: Method, most: int
+) -> None:
+    """It has 18. FedPC weighs no models by samples."""
+    plain = method_agreement(method)
+    averaging = plain.averaging.model_copy(update={"most_samples": most})
+    with caplog.at_level(logging.WARNING):
+        trainee(method_agreement(method, averaging=averaging), journal)
+    said = [record.getMessage() for record in caplog.records]
+    if method is Method.FEDPC or most == 18:
+        assert not said
+    else:
+        assert len(said) == 1
+        assert said[0].startswith("clinic-a: has 18 training samples and counts as 17 in every sum")
+
+
+@pytest.mark.parametrize("method", [Method.PFPL, Method.FEDPROTO, Method.FEDPLCC])
+def test_prototypes_that_are_sent_shorter_are_told_of_once_a_round(
+    caplog: pytest.LogCaptureFixture, journal: Journal, method: Method
+) -> None:
+    site = trainee(method_agreement(method, norm_bound=0.01), journal)
+    with caplog.at_level(logging.WARNING):
+        for number in (1, 1, 2):
+            site.trained(number)
+    first, second = [record.getMessage() for record in caplog.records]
+    sent = len(site.local().labels) if method is Method.FEDPLCC else 3
+    assert second.startswith(
+        f"clinic-a, round 2: {sent} prototypes were longer than norm_bound = 0.01 and were"
+    )
+    assert first.startswith("clinic-a, round 1: ")

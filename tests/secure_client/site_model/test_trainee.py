@@ -1,0 +1,318 @@
+"""A site's trained model, prototypes and base: trained once a round, and after a restart bit for bit the same."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from agreement import Optimiser
+from agreement.extensions.recipe import Recipe
+from algorithms.fedpc.objective import Objective
+from algorithms.gram import Float
+from secure_client.data import SiteData
+from secure_client.models.prototype_model import SplitModel
+from secure_client.output.site_files import MODEL, PROTOTYPES, read_prototypes
+from secure_client.privacy.value_bounds import PrototypeBounds
+from secure_client.site_model.checkpointed_learner import Trainee
+from secure_client.training.job import Schedule
+from secure_client.training.learner import Learner
+from tests.secure_client.journals import journal_at
+from tests.support.power_cut import PowerCut
+
+CLASSES, DIM, BOUND = 3, 6, 2.0
+FIRST, SECOND = b"1" * 32, b"2" * 32
+
+
+def digits(start: int, stop: int) -> TensorDataset:
+    scans = load_digits()
+    chosen = np.flatnonzero(scans.target < CLASSES)[start:stop]
+    images = torch.tensor(scans.images[chosen] / 16, dtype=torch.float32)
+    return TensorDataset(images.flatten(1), torch.tensor(scans.target[chosen]))
+
+
+def make_learner(*, relu: bool = True) -> Learner:
+    """Batch normalisation, so that there are buffers, and Adam, whose state must not outlive a round."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        last = nn.ReLU() if relu else nn.Identity()
+        backbone = nn.Sequential(nn.Linear(64, DIM), nn.BatchNorm1d(DIM), last)
+        model = SplitModel(backbone, nn.Linear(DIM, CLASSES))
+    return Learner(
+        model,
+        SiteData(digits(0, 40), digits(40, 60)),
+        Recipe(Objective(0.5)),
+        Schedule(0.01, 0.9, 0.0, batch_size=8, local_epochs=1, optimiser=Optimiser.ADAM),
+        site="a",
+        seed=3,
+        classes=CLASSES,
+        dim=DIM,
+        device=torch.device("cpu"),
+    )
+
+
+class Site:
+    """A trainee that can be restarted: a new process would build the same learner and open the same journal."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self._path, self._settings = folder / "journal.sqlite", settings
+        self.open()
+
+    def open(self) -> None:
+        self.journal = journal_at(self._path)
+        bound, relu = self._settings.get("bound", BOUND), self._settings.get("relu", True)
+        clip = self._settings.get("clip", True)
+        self.trainee = Trainee(make_learner(relu=relu), self.journal, PrototypeBounds(bound, clip))
+
+    def restart(self) -> None:
+        self.journal.close()
+        torch.rand(7)  # another process has drawn other numbers
+        self.open()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    made = Site(tmp_path)
+    yield made
+    made.journal.close()
+
+
+def size() -> int:
+    return sum(make_learner().averaged_sizes)
+
+
+def a_base(seed: int) -> tuple[Float, np.ndarray[Any, np.dtype[np.bool_]], Float]:
+    """Rows, which of them there are, and an averaged part near the initial one."""
+    rng = np.random.default_rng(seed)
+    initial = make_learner().averaged()
+    return (
+        rng.random((CLASSES, DIM)),
+        np.array([True, True, False]),
+        initial + 0.01 * rng.random(len(initial)),
+    )
+
+
+def contribution(trainee: Trainee, round_number: int) -> list[Float]:
+    rows, counts = trainee.trained(round_number)
+    return [rows, counts.astype(np.float64), trainee.averaged()]
+
+
+def equal(first: list[Float], second: list[Float]) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_round_0_is_the_initial_model_without_training(site: Site) -> None:
+    learner = make_learner()
+    expected, counts = learner.prototypes()
+    rows, got = site.trainee.trained(0)
+    np.testing.assert_allclose(rows, expected)  # none is negative or beyond the bound here
+    assert np.array_equal(got, counts)
+    assert np.array_equal(site.trainee.averaged(), learner.averaged())
+    assert not site.trainee.has_trained
+    assert site.trainee.held_classes().all()
+    assert site.trainee.base == b""
+
+
+def test_a_round_is_trained_once_however_often_it_is_asked(site: Site) -> None:
+    before = contribution(site.trainee, 0)
+    first = contribution(site.trainee, 1)
+    assert not equal(before, first)
+    assert equal(first, contribution(site.trainee, 1))
+    assert site.trainee.has_trained
+
+
+def test_training_starts_from_the_base_with_the_sites_own_classifier(site: Site) -> None:
+    """Replayed by hand on a bare learner: own classifier of round 1, the group's extractor, the group's targets."""
+    site.trainee.trained(1)
+    rows, has, averaged = a_base(1)
+    site.trainee.take_base(1, FIRST, rows, has, averaged)
+    assert site.trainee.base == FIRST
+    got = contribution(site.trainee, 2)
+
+    by_hand, targets = make_learner(), site.trainee._base
+    assert targets is not None
+    by_hand.train(1, None)
+    by_hand.load_averaged(averaged)
+    by_hand.train(2, targets.guide())
+    assert np.array_equal(got[2], by_hand.averaged())
+    np.testing.assert_array_equal(got[0], np.maximum(by_hand.prototypes()[0], 0.0))
+
+    unaligned = make_learner()
+    unaligned.train(1, None)
+    unaligned.load_averaged(averaged)
+    unaligned.train(2, None)
+    assert not np.array_equal(got[2], unaligned.averaged())
+
+
+def test_a_result_changes_neither_the_model_nor_what_was_trained(site: Site) -> None:
+    """What is evaluated, saved and contributed to this round is the model as the site trained it."""
+    before, accuracy = contribution(site.trainee, 1), site.trainee.evaluate()
+    site.trainee.take_base(1, FIRST, *a_base(1))
+    assert equal(before, contribution(site.trainee, 1))
+    after = site.trainee.evaluate()
+    assert accuracy is not None
+    assert after is not None
+    assert (after.accuracy_classifier, after.pm_l) == (accuracy.accuracy_classifier, accuracy.pm_l)
+    assert after.accuracy_prototype is not None
+
+
+def course(site: Site, restart_at: frozenset[int]) -> list[list[Float]]:
+    """Two rounds with a result after each and a third; restarted after the steps that are named."""
+    steps: list[Callable[[], list[Float] | None]] = [
+        lambda: contribution(site.trainee, 0),
+        lambda: contribution(site.trainee, 1),
+        lambda: site.trainee.take_base(1, FIRST, *a_base(1)),
+        lambda: contribution(site.trainee, 2),
+        lambda: site.trainee.take_base(2, SECOND, *a_base(2)),
+        lambda: contribution(site.trainee, 3),
+    ]
+    seen = []
+    for number, step in enumerate(steps):
+        if (got := step()) is not None:
+            seen.append(got)
+        if number in restart_at:
+            site.restart()
+    return seen
+
+
+@pytest.mark.parametrize("restart_at", [*(frozenset({step}) for step in range(6)), frozenset(range(6))])
+def test_a_restart_anywhere_changes_no_bit(tmp_path: Path, restart_at: frozenset[int]) -> None:
+    for name in ("steady", "restarted"):
+        (tmp_path / name).mkdir()
+    steady, restarted = Site(tmp_path / "steady"), Site(tmp_path / "restarted")
+    for first, second in zip(course(steady, frozenset()), course(restarted, restart_at), strict=True):
+        assert equal(first, second)
+    restarted.restart()
+    assert restarted.trainee.base == steady.trainee.base == SECOND
+    assert equal(contribution(steady.trainee, 3), contribution(restarted.trainee, 3))
+    assert steady.trainee.evaluate() == restarted.trainee.evaluate()
+    for each in (steady, restarted):
+        each.trainee.save(tmp_path)
+        saved = read_prototypes(tmp_path)
+        assert saved.has_personal.tolist() == [True, True, False]
+        np.testing.assert_allclose(saved.personal[:2], a_base(2)[0][:2], rtol=1e-6)  # float32 between
+        each.journal.close()
+
+
+def test_a_finished_model_outlasts_a_power_cut(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.trainee.trained(1)
+    disk = PowerCut(tmp_path, monkeypatch)
+    site.trainee.save(tmp_path / "out")
+    for name in (MODEL, PROTOTYPES):
+        path = tmp_path / "out" / name
+        assert disk.left(path) == path.read_bytes()
+    assert not disk.moved_early
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_what_was_trained_from_another_base_is_void(site: Site, restarted: bool) -> None:
+    """A coordinator that gives one base, fails the attempt and then gives another gets no part of the first.
+
+    Else sites that trained from different models could state the same base, and their masks would cancel.
+    """
+    site.trainee.trained(1)
+    site.trainee.take_base(1, FIRST, *a_base(1))
+    from_first = contribution(site.trainee, 2)
+    site.trainee.take_base(1, SECOND, *a_base(2))  # a catch-up as round 2 starts again
+    if restarted:
+        site.restart()
+    from_second = contribution(site.trainee, 2)
+    assert not equal(from_first, from_second)
+    by_hand = make_learner()
+    by_hand.train(1, None)
+    by_hand.load_averaged(a_base(1)[2])
+    by_hand.train(2, site.trainee._guide)
+    assert not np.array_equal(from_second[2], by_hand.averaged())
+    assert equal(from_second, contribution(site.trainee, 2))
+
+
+def test_without_that_rule_the_first_base_would_show(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The course of the test above, at a site that only asks whether it has trained in the round."""
+    monkeypatch.setattr(Trainee, "is_trained_for", lambda self, number: self._round >= number)
+    site.trainee.trained(1)
+    site.trainee.take_base(1, FIRST, *a_base(1))
+    from_first = contribution(site.trainee, 2)
+    site.trainee.take_base(1, SECOND, *a_base(2))
+    assert site.trainee.base == SECOND
+    assert equal(from_first, contribution(site.trainee, 2))
+
+
+def test_the_same_base_again_voids_nothing(site: Site) -> None:
+    site.trainee.trained(1)
+    site.trainee.take_base(1, FIRST, *a_base(1))
+    trained = contribution(site.trainee, 2)
+    site.trainee.take_base(1, FIRST, *a_base(1))
+    assert equal(trained, contribution(site.trainee, 2))
+
+
+def test_a_site_that_missed_rounds_trains_once_from_the_latest_base(site: Site) -> None:
+    site.trainee.take_base(4, SECOND, *a_base(2))
+    got = contribution(site.trainee, 5)
+    by_hand = make_learner()
+    by_hand.load_averaged(a_base(2)[2])
+    by_hand.train(5, site.trainee._guide)
+    assert np.array_equal(got[2], by_hand.averaged())
+
+
+@pytest.mark.parametrize("clip", [True, False])
+def test_prototypes_are_clipped_at_zero_where_the_method_asks(
+    tmp_path: Path, clip: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a ReLU half the components are negative. Clipped first, shortened then: what is sent keeps the bound."""
+    site = Site(tmp_path, relu=False, clip=clip, bound=0.5)
+    with caplog.at_level(logging.WARNING):
+        rows, _ = site.trainee.trained(0)
+    own, _ = make_learner(relu=False).prototypes()
+    assert (own < 0).any()
+    expected = np.maximum(own, 0.0) if clip else own
+    norms = np.linalg.norm(expected, axis=1, keepdims=True)
+    assert (norms > 0.5).any()
+    np.testing.assert_allclose(rows, expected * np.minimum(1.0, 0.5 / norms))
+    assert ("end the model's features with a ReLU" in caplog.text) is clip
+    assert "longer than norm_bound" in caplog.text
+    site.journal.close()
+
+
+def test_a_warning_says_of_which_site_and_round_it_is_and_comes_once_a_round(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    site = Site(tmp_path, relu=False, bound=0.5)
+    with caplog.at_level(logging.WARNING):
+        for number in (1, 1, 2):
+            site.trainee.trained(number)
+    said = [record.getMessage() for record in caplog.records]
+    for what in ("negative components", "longer than norm_bound"):
+        (first, second) = [line for line in said if what in line]
+        assert first.startswith("a, round 1: ")
+        assert second.startswith("a, round 2: ")
+    site.journal.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda rows, has, averaged: (rows[:2], has, averaged), "do not fit together"),
+        (lambda rows, has, averaged: (rows * np.inf, has, averaged), "a target is not finite"),
+        (lambda rows, has, averaged: (rows, has, averaged * np.nan), "not finite"),
+        (lambda rows, has, averaged: (rows, has, averaged[1:]), "do not fit this site's model"),
+        (lambda rows, has, averaged: (rows, has, averaged[None]), "an averaged part of shape"),
+    ],
+)
+def test_a_base_that_does_not_fit_is_refused_and_changes_nothing(
+    site: Site, change: Any, message: str
+) -> None:
+    site.trainee.trained(1)
+    with pytest.raises(ValueError, match=message):
+        site.trainee.take_base(1, FIRST, *change(*a_base(1)))
+    assert site.trainee.base == b""
+    assert site.journal.get("base") is None

@@ -1,0 +1,151 @@
+"""Whose secrets are erased when a site leaves, or the run ends or stops; and whose are kept, to go on."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from pathlib import Path
+
+import pytest
+
+from protoseal_wire.messages import Finished, JoinReply, JoinRequest, Phase, PhaseKey, Stopped, Task, Work
+from secure_client.client_loop import step, take_part
+from secure_client.errors import Unreachable, Violation
+from secure_client.session import Session
+from tests.adversary.masked_play import MaskedPlay
+from tests.secure_client.conftest import OpenSites
+from tests.secure_client.methods.test_session_sum import secrets_kept
+from tests.support.grouped import EVERYONE, grouped_agreement
+
+A = EVERYONE[0]
+UNKNOWN = b"no active list"
+
+
+class OneTask:
+    """A way to a coordinator that has one thing to say."""
+
+    def __init__(self, task: Task | Unreachable) -> None:
+        self._task = task
+        self.left = False
+
+    def join(self, request: JoinRequest) -> JoinReply:
+        return JoinReply(request.protocol, 1.0, 1)
+
+    def next_task(self) -> Task:
+        if isinstance(self._task, Unreachable):
+            raise self._task
+        return self._task
+
+    def download(self, work: Work) -> bytes:
+        return UNKNOWN[: work.size]
+
+    def upload(self, key: PhaseKey, content: bytes) -> None:
+        raise AssertionError(f"{key} was answered with {content!r}")
+
+    def leave(self) -> None:
+        self.left = True
+
+
+@pytest.fixture
+def play(open_sites: OpenSites) -> MaskedPlay:
+    """Everyone has made shares, so that there is something to erase."""
+    opened = open_sites(grouped_agreement())
+    opened.set_up(*EVERYONE)
+    opened.attempt(*EVERYONE).share(*EVERYONE)
+    assert len(secrets_kept(opened, A)) == 2
+    return opened
+
+
+def sealed_of(play: MaskedPlay) -> list[bytes]:
+    """Every secret in the site's journal, as it stands there, but the statement, which is public."""
+    rows = play.site(A).journal._db.execute("SELECT sealed FROM secrets WHERE name != 'statement'").fetchall()
+    return [bytes(row[0]) for row in rows]
+
+
+def found_in_files(play: MaskedPlay, contents: list[bytes]) -> int:
+    """How many are in the journal's file or its log."""
+    path = play.site(A).journal._db.execute("PRAGMA database_list").fetchone()[2]
+    files = [each.read_bytes() for each in Path(path).parent.iterdir()]
+    return sum(any(content in file for file in files) for content in contents)
+
+
+def test_all_secrets_go_with_the_run_from_the_disk_too(play: MaskedPlay) -> None:
+    kept = sealed_of(play)
+    assert found_in_files(play, kept) == len(kept) >= 5  # channel, signing, group, two of the attempt
+    step(play.site(A).session, OneTask(Finished(2)))
+    assert sealed_of(play) == []
+    assert found_in_files(play, kept) == 0
+
+
+def test_after_the_end_a_site_joins_as_before_and_answers_nothing_new(play: MaskedPlay) -> None:
+    """A process that is started again hears once more that the run is over; one that is asked for more refuses."""
+    stated = play.statement(A)
+    step(play.site(A).session, OneTask(Finished(2)))
+    for _ in range(2):
+        assert play.statement(A) == stated
+        assert isinstance(take_part(play.site(A).session, OneTask(Finished(2))), Finished)
+        with pytest.raises(Violation):
+            play.presence(A, attempt=2)
+        play.restart(A)
+
+
+def test_a_stop_erases_the_last_attempts_secrets_alone(play: MaskedPlay) -> None:
+    before = len(sealed_of(play))
+    step(play.site(A).session, OneTask(Stopped("too few sites")))
+    assert secrets_kept(play, A) == set()
+    assert len(sealed_of(play)) == before - 2
+
+
+def test_a_run_that_was_stopped_goes_on_with_another_attempt(play: MaskedPlay) -> None:
+    step(play.site(A).session, OneTask(Stopped("too few sites")))
+    play.restart(A)
+    play.attempt(*EVERYONE, attempt=2).check_opens(EVERYONE)
+
+
+def refused() -> Work:
+    """What no site answers: shares that are no shares."""
+    return Work(PhaseKey("run-1", 1, 1, Phase.VALUES), len(UNKNOWN), hashlib.sha256(UNKNOWN).digest(), 1.0)
+
+
+def test_a_site_that_leaves_takes_its_secrets_with_it(play: MaskedPlay) -> None:
+    transport = OneTask(refused())
+    with pytest.raises(Violation, match="VALUES of round 1 does not decode"):
+        take_part(play.site(A).session, transport)
+    assert transport.left
+    assert secrets_kept(play, A) == set()
+    play.restart(A)
+    assert play.site(A).session.join_request().left == PhaseKey("run-1", 1, 1, Phase.PRESENCE)
+
+
+def test_a_site_that_has_nothing_to_erase_leaves_no_attempt(play: MaskedPlay) -> None:
+    """With its shares released, all that it answered can be sent again."""
+    play.attempt(*EVERYONE, attempt=2).carried_out(EVERYONE)
+    before = sealed_of(play)
+    play.site(A).session.end()
+    assert sealed_of(play) == before
+    assert play.site(A).session.join_request().left is None
+
+
+def test_what_made_it_leave_is_what_it_says_even_if_nothing_can_be_erased(
+    play: MaskedPlay, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: Session) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Session, "end", fail)
+    transport = OneTask(refused())
+    with (
+        caplog.at_level(logging.ERROR, logger="protoseal.site"),
+        pytest.raises(Violation, match="does not decode"),
+    ):
+        take_part(play.site(A).session, transport)
+    assert transport.left
+    assert "could not erase the secrets of the last attempt: disk full" in caplog.text
+
+
+def test_a_site_that_lost_its_way_keeps_what_it_needs_to_go_on(play: MaskedPlay) -> None:
+    before = secrets_kept(play, A)
+    with pytest.raises(Unreachable):
+        take_part(play.site(A).session, OneTask(Unreachable("no route")))
+    assert secrets_kept(play, A) == before
+    assert play.site(A).session.join_request().left is None

@@ -1,0 +1,142 @@
+"""A site's loop and its journal: what ends a run, what is asked for, what a crash leaves."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from agreement import Protection
+from crypto.keys import StorageKey
+from protoseal.simulation.local_federation import DirectTransport, LocalFederation, LocalSite
+from protoseal_wire.messages import Finished, Phase, PhaseKey, Stopped, Task, Work
+from secure_client.app import check_complete
+from secure_client.client_loop import take_part
+from secure_client.errors import RunStopped, StateError, Violation
+from secure_client.protocol.journal import Journal
+from tests.support.small import small_agreement, small_data
+
+KEY = PhaseKey("run", 1, 1, Phase.RESULT)
+
+
+def open_journal(path: Path, *, run: str = "run", site: str = "clinic-a") -> Journal:
+    return Journal(path, run=run, agreement_hash=bytes(32), site=site, storage=StorageKey(bytes(32)))
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    with open_journal(tmp_path / "state" / "journal.sqlite") as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(
+    ("outcome", "trained"),
+    [(Stopped("too few sites"), True), (Finished(0), False), (Finished(2), True), (Finished(3), False)],
+)
+def test_a_run_without_all_its_rounds_is_no_success(outcome: Finished | Stopped, trained: bool) -> None:
+    with pytest.raises(RunStopped):
+        check_complete(outcome, 3, trained=trained)
+
+
+def test_a_run_with_all_its_rounds_is() -> None:
+    check_complete(Finished(3), 3, trained=True)
+
+
+def test_an_answer_and_what_follows_from_it_are_stored_together_or_not_at_all(journal: Journal) -> None:
+    def fail_halfway() -> None:
+        with journal.transaction():
+            journal.put("targets", 1, b"of the result")
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="full"):
+        fail_halfway()
+    assert journal.get("targets") is None
+    with journal.transaction():
+        journal.put("targets", 1, b"of the result")
+        journal.record(KEY, b"request", b"answer")
+    assert journal.get("targets") == (1, b"of the result")
+    assert journal.answer(KEY, b"request") == b"answer"
+
+
+def test_a_journal_is_one_runs_one_sites_and_one_processs(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    with open_journal(path), pytest.raises(StateError, match="another process"):
+        open_journal(path)
+    with open_journal(path) as journal:
+        journal.record(KEY, b"request", b"answer")
+    for other in ({"run": "run-2"}, {"site": "clinic-b"}):
+        with pytest.raises(StateError, match="another run, agreement or site"):
+            open_journal(path, **other)
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_journal_without_answers_may_start_over_under_a_corrected_agreement(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    with open_journal(path) as journal:
+        journal.put_secret("channel key", b"of the mistaken agreement")
+    with open_journal(path, run="run-2") as journal:
+        assert journal.secret("channel key") is None
+        journal.record(KEY, b"request", b"answer")
+    with pytest.raises(StateError, match="another run"):
+        open_journal(path)
+
+
+def test_a_secret_is_nowhere_in_the_file(tmp_path: Path) -> None:
+    secret = b"the group's secret key, all of it"
+    with open_journal(tmp_path / "journal.sqlite") as journal:
+        journal.put_secret("group", secret)
+        assert journal.secret("group") == secret
+    assert not any(secret in path.read_bytes() for path in tmp_path.iterdir())
+
+
+def test_a_request_too_large_for_its_phase_is_not_downloaded() -> None:
+    agreement = small_agreement(Protection.PLAIN)
+    with LocalFederation(agreement, small_data(agreement)) as federation:
+        session = federation.sites[0].session
+        session.check_size(Work(KEY, 100, bytes(32), 1.0))
+        with pytest.raises(Violation, match="RESULT: a request of 1000000000 bytes"):
+            session.check_size(Work(KEY, 1_000_000_000, bytes(32), 1.0))
+
+
+def test_a_site_whose_disk_fails_says_that_it_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the others would wait for it until training's deadline, which may be hours away."""
+    agreement = small_agreement(Protection.PLAIN)
+    with LocalFederation(agreement, small_data(agreement)) as federation:
+        failing, *others = federation.sites
+        for site in others:
+            site.join()
+        monkeypatch.setattr(failing.trainee, "_save_model", _fail)
+        with pytest.raises(OSError, match="no space left"):
+            take_part(failing.session, _FromOthers(failing.transport, others))
+        state = federation.coordinator.state
+    assert failing.name in state.absent
+
+
+def _fail() -> None:
+    raise OSError("no space left on device")
+
+
+class _FromOthers(DirectTransport):
+    """The first site's calls, with the other sites doing their tasks in between."""
+
+    def __init__(self, first: DirectTransport, others: list[LocalSite]) -> None:
+        self.__dict__ = first.__dict__
+        self._others = others
+
+    def next_task(self) -> Task:
+        for site in self._others:
+            site.step()
+        return super().next_task()
+
+
+def test_a_pin_that_nobody_matches_is_pointed_out(caplog: pytest.LogCaptureFixture) -> None:
+    agreement = small_agreement(Protection.PLAIN, rounds=1)
+    with LocalFederation(agreement, small_data(agreement)) as federation:
+        first = federation.parties[0]
+        cast(dict[str, str], first.pins)["nroth"] = "0" * 64
+        with caplog.at_level(logging.WARNING, logger="protoseal.site"):
+            federation.run()
+    assert "there is a pin for nroth" in caplog.text

@@ -1,0 +1,146 @@
+"""What a step of DP-SGD does beside its noise, and that no job that asks for it trains in another way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from opacus.grad_sample import GradSampleModule
+from opacus.optimizers import DPOptimizer
+from torch import Tensor, nn
+from torch.nn import functional
+
+from agreement import DpSgdSection, Optimiser
+from protoseal.simulation.batched.training import Batching, run_together
+from secure_client.errors import ModelError, TrainingError
+from secure_client.models.prototype_model import SplitModel
+from secure_client.training.dp_sgd.steps import run_privately
+from secure_client.training.job import Job, Schedule
+from secure_client.training.loop import run
+from tests.secure_client.training.dp_sgd.private_training import (
+    ALL,
+    SETTINGS,
+    flat,
+    guide_of,
+    images,
+    job_of,
+    model_of,
+    moved,
+    silence,
+    tiny,
+)
+
+
+def by_opacus(job: Job, settings: DpSgdSection) -> Tensor:
+    """The parameters after the same epoch by Opacus's own optimiser, all records in each step."""
+    model = GradSampleModule(job.model, loss_reduction="sum")
+    optimiser = DPOptimizer(
+        job.schedule.optimise(job.model.parameters()),
+        noise_multiplier=0.0,
+        max_grad_norm=settings.clip,
+        expected_batch_size=job.schedule.batch_size,
+    )
+    inputs, labels = next(job.source.batches([list(range(len(job.source)))]))
+    job.model.train()
+    for _ in range(settings.steps(job.epochs)):
+        optimiser.zero_grad()
+        torch.autograd.backward(functional.cross_entropy(model(inputs), labels, reduction="sum"))
+        optimiser.step()
+    model.to_standard_module()
+    return flat(job.model)
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+@pytest.mark.parametrize("clip", [0.01, 30.0], ids=["clipped", "unclipped"])
+def test_without_noise_it_is_opacuss_own_step(silent: None, optimiser: str, clip: float) -> None:
+    settings = ALL.model_copy(update={"clip": clip})
+    inputs, labels = images(12)
+    schedule = Schedule(
+        lr=0.05,
+        momentum=0.9,
+        weight_decay=0.1,
+        batch_size=5,
+        local_epochs=1,
+        optimiser=Optimiser(optimiser),
+    )
+    start = flat(model_of("pfpl"))
+    jobs = [
+        job_of(model_of("pfpl"), inputs, labels, dp_sgd=settings, schedule=schedule, epochs=3)
+        for _ in range(2)
+    ]
+    run(jobs[0])
+    known = by_opacus(jobs[1], settings) - start
+    ours = flat(jobs[0].model) - start
+    # Adam divides by the gradient: where that is nothing but truncation, so is the step.
+    allowed = 1e-3 if optimiser == "sgd" else 2e-2
+    assert float((ours - known).norm()) < allowed * float(known.norm())
+
+
+def test_an_epoch_has_the_steps_that_were_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    silence(monkeypatch, drawn)
+    inputs, labels = images(4)
+    for rate, epochs, steps in [(0.25, 3, 12), (0.3, 1, 4), (0.1, 3, 30), (1.0, 2, 2)]:
+        drawn.clear()
+        settings = SETTINGS.model_copy(update={"sampling_rate": rate})
+        run(job_of(tiny(), inputs, labels, dp_sgd=settings, epochs=epochs))
+        assert drawn == [flat(tiny()).numel()] * steps
+
+
+def test_losses_are_means_over_the_last_epochs_records(silent: None) -> None:
+    inputs, labels = images(20)
+    model = tiny()
+    model.eval()
+    job = job_of(model, inputs, labels, dp_sgd=ALL, guide=guide_of("pfpl"))
+    with torch.no_grad():
+        known = job.objective(model.outputs(inputs), labels, job.guide)
+    found = run(job)
+    assert found.classification == pytest.approx(float(known.classification), rel=1e-5)
+    have = (labels < 2).float().mean()  # of the others the alignment is 0, and counts
+    assert found.alignment == pytest.approx(float(known.alignment * have), rel=1e-5)
+
+
+def test_training_that_diverged_is_told_by_the_parameters() -> None:
+    inputs, labels = images(4)
+    job = job_of(tiny(), inputs, labels, dp_sgd=ALL, epochs=2)
+    with pytest.raises(TrainingError, match="has diverged; lower the learning rate"):
+        run(replace(job, schedule=replace(job.schedule, lr=3e38)))
+
+
+def test_what_dropout_drops_is_not_of_the_jobs_seed(silent: None) -> None:
+    """It would follow from a record's place in the batch, and so from who else is there."""
+    inputs, labels = images(4)
+    results = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        dropping = SplitModel(
+            nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(256, 8)), nn.Linear(8, 3)
+        )
+        state = torch.random.get_rng_state()
+        results.append(moved(job_of(dropping, inputs, labels, dp_sgd=ALL)))
+        assert torch.equal(torch.random.get_rng_state(), state)
+    assert float((results[0] - results[1]).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("batching", Batching)
+def test_no_way_of_training_leaves_out_the_noise(batching: Batching, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither one by one nor together."""
+    drawn: list[int] = []
+    silence(monkeypatch, drawn)
+    inputs, labels = images(4)
+    jobs = [job_of(tiny(), inputs, labels, dp_sgd=ALL) for _ in range(3)]
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        run_together(jobs, batching)
+    finally:
+        torch.set_num_threads(before)
+    assert len(drawn) == 3
+
+
+def test_a_proximal_term_is_refused() -> None:
+    inputs, labels = images(1)
+    with pytest.raises(ModelError, match="proximal"):
+        run_privately(job_of(tiny(), inputs, labels, proximal=0.1), ALL)

@@ -1,0 +1,146 @@
+"""Which records take part in a step of DP-SGD: each by itself, with one probability, not in shuffled batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import stats  # type: ignore[import-untyped]  # it ships no types
+from torch import nn
+
+from secure_client.models.prototype_model import SplitModel
+from secure_client.training.dp_sgd.steps import poisson_sample
+from secure_client.training.job import Job
+from secure_client.training.loop import run
+from tests.secure_client.training.dp_sgd.private_training import (
+    FALSE_ALARM,
+    SETTINGS,
+    images,
+    job_of,
+    silence,
+)
+
+
+class _Watched:
+    """A source that keeps which records are asked for, with the step's number; ``steps`` grows by one with each."""
+
+    def __init__(self, job: Job) -> None:
+        self._source = job.source
+        self.steps: list[int] = []
+        self.asked: list[tuple[int, list[int]]] = []
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def batches(self, groups: Any) -> Any:
+        self.asked.append((len(self.steps), [each for group in groups for each in group]))
+        return self._source.batches(groups)
+
+
+Sampler = Callable[[int, float], list[int]]
+
+
+def check_poisson(samples: NDArray[np.float64], rate: float) -> None:
+    """Whether steps (T, N) have each record by itself with that rate; a false alarm of 6e-10 at most.
+
+    Sizes have the mean and the variance of a binomial distribution, no record is favoured, and neither two records of a
+    step nor a record in two steps have to do with each other.
+    """
+    steps, records = samples.shape
+    total = steps * records
+
+    def near(value: float, mean: float, deviation: float) -> None:
+        assert abs(value - mean) < stats.norm.isf(FALSE_ALARM / 2) * deviation
+
+    near(float(samples.sum()), total * rate, math.sqrt(total * rate * (1 - rate)))
+    sizes = (samples.sum(axis=1) - records * rate) ** 2 / (records * rate * (1 - rate))
+    near(float(sizes.mean()), 1.0, math.sqrt(3 / steps))
+    each = (samples.sum(axis=0) - steps * rate) ** 2 / (steps * rate * (1 - rate))
+    near(float(each.mean()), 1.0, math.sqrt(3 / records))
+    centred = samples - rate
+    spread = rate * (1 - rate) * math.sqrt(total)
+    near(float((centred[:, 1:] * centred[:, :-1]).sum()), 0.0, spread)
+    near(float((centred[1:] * centred[:-1]).sum()), 0.0, spread)
+    near(float((centred[4:] * centred[:-4]).sum()), 0.0, spread)
+
+
+def sampled(
+    sampler: Sampler, records: int = 400, steps: int = 4000, rate: float = 0.25
+) -> NDArray[np.float64]:
+    samples = np.zeros((steps, records))
+    for number in range(steps):
+        samples[number, sampler(records, rate)] = 1
+    return samples
+
+
+def shuffled(records: int, rate: float) -> list[int]:
+    """Batches of one size."""
+    chosen: list[int] = np.random.default_rng().permutation(records)[: int(records * rate)].tolist()
+    return chosen
+
+
+def in_epochs() -> Sampler:
+    """Each record once in 1/rate steps."""
+    order: list[int] = []
+
+    def batch(records: int, rate: float) -> list[int]:
+        if not order:
+            order.extend(np.random.default_rng().permutation(records).tolist())
+        size = int(records * rate)
+        taken = order[:size]
+        del order[:size]
+        return taken
+
+    return batch
+
+
+def test_each_record_is_sampled_by_itself() -> None:
+    check_poisson(sampled(poisson_sample), 0.25)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        shuffled,
+        in_epochs(),
+        lambda records, rate: poisson_sample(records, 1.02 * rate),
+        lambda records, rate: [2 * each + k for each in poisson_sample(records // 2, rate) for k in (0, 1)],
+        lambda records, rate: poisson_sample(records - 1, rate),
+    ],
+    ids=["one size", "shuffled epochs", "another rate", "in pairs", "one left out"],
+)
+def test_another_sampling_would_be_seen(sampler: Sampler) -> None:
+    with pytest.raises(AssertionError):
+        check_poisson(sampled(sampler), 0.25)
+
+
+def test_sampling_is_what_training_sees(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each step, and not by the seed.
+
+    An empty sample asks for nothing: with so many records that there is none in 600 steps, but for 1.6e-11.
+    """
+    inputs, labels = images(140)
+    model = SplitModel(nn.Sequential(nn.AvgPool2d(16), nn.Flatten()), nn.Linear(1, 3))
+    settings = SETTINGS.model_copy(update={"sampling_rate": 0.2})
+    job = job_of(model, inputs, labels, dp_sgd=settings, epochs=120)
+    drawn: list[int] = []
+    silence(monkeypatch, drawn)
+    watched = _Watched(job)
+    watched.steps = drawn
+    run(replace(job, source=watched))
+    assert len(drawn) == 600
+    samples = np.zeros((600, 140))
+    for number, asked in watched.asked:
+        samples[number, asked] += 1
+    assert samples.max() == 1
+    check_poisson(samples, 0.2)
+
+
+@pytest.mark.parametrize(("rate", "expected"), [(1.0, 5), (1e-12, 0)])
+def test_the_ends_of_the_rates(rate: float, expected: int) -> None:
+    assert len(poisson_sample(5, rate)) == expected

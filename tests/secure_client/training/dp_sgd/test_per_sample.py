@@ -1,0 +1,187 @@
+"""Gradients of single records against a loop over records, for every method's loss and every kind of network."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from agreement import Norm
+from agreement.extensions.recipe import BatchLoss
+from algorithms.model_outputs import Outputs
+from algorithms.prototypes import Guide, Targets
+from secure_client.errors import ModelError
+from secure_client.models.prototype_model import PrototypeModel, build_model, outputs_of
+from secure_client.training.dp_sgd.per_sample_gradients import hooked, sample_terms, take_gradients
+from tests.secure_client.training.dp_sgd.private_training import (
+    CLASSES,
+    DIM,
+    OBJECTIVES,
+    guide_of,
+    images,
+    model_of,
+)
+from tests.support.marks import full_but
+
+BLOCKS = (
+    "small-cnn",
+    "fedpc-cnn",
+    "tanh-cnn",
+    "scatternet",
+    "resnet10",
+    "resnet50",
+    "googlenet",
+    "mobilenet-v2",
+)
+"""A network of each kind of block."""
+LABELS = torch.tensor([0, 2, 1, 0])
+"""Class 2 has no prototype, and class 0 has two records."""
+
+
+def by_hooks(model: PrototypeModel, objective: BatchLoss, batch: Tensor, guide: Guide | None) -> list[Tensor]:
+    parameters = list(model.parameters())
+    with hooked(model):
+        terms = sample_terms(objective, outputs_of(model, batch), LABELS, guide)
+        torch.autograd.backward(terms.total.sum())
+        given = take_gradients(model, parameters)
+    return [
+        torch.zeros(len(batch), *own.shape, dtype=own.dtype) if each is None else each
+        for own, each in zip(parameters, given, strict=True)
+    ]
+
+
+def by_loop(model: PrototypeModel, objective: BatchLoss, batch: Tensor, guide: Guide | None) -> list[Tensor]:
+    """Each record as a batch of one, by torch alone."""
+    rows = []
+    for number in range(len(batch)):
+        one = slice(number, number + 1)
+        model.zero_grad()
+        torch.autograd.backward(objective(outputs_of(model, batch[one]), LABELS[one], guide).total)
+        rows.append([torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()])
+    model.zero_grad()
+    return [torch.stack(each) for each in zip(*rows, strict=True)]
+
+
+def check(name: str, backbone: str, guide: Guide | None) -> None:
+    model, objective = model_of(name, backbone).double().train(), OBJECTIVES[name]
+    batch = images(len(LABELS))[0].double()
+    ours, known = by_hooks(model, objective, batch, guide), by_loop(model, objective, batch, guide)
+    assert max(float(each.abs().max()) for each in known) > 1e-3
+    for (parameter, _), each, own in zip(model.named_parameters(), ours, known, strict=True):
+        torch.testing.assert_close(each, own, rtol=1e-6, atol=1e-9, msg=parameter)
+
+
+@pytest.mark.parametrize("guided", [True, False], ids=["guided", "first round"])
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_every_methods_loss(name: str, guided: bool) -> None:
+    check(name, "small-cnn", guide_of(name, dtype=torch.float64) if guided else None)
+
+
+@pytest.mark.parametrize("backbone", full_but(BLOCKS[1:], "fedpc-cnn", "tanh-cnn", "scatternet", "resnet10"))
+def test_every_kind_of_network(backbone: str) -> None:
+    check("pfpl", backbone, guide_of("pfpl", dtype=torch.float64))
+
+
+def test_both_branches_of_a_network_that_normalises() -> None:
+    check("feddbp", "resnet10", guide_of("feddbp", dtype=torch.float64))
+
+
+def test_the_model_is_left_without_a_trace() -> None:
+    model, fresh = model_of("feddbp").train(), model_of("feddbp").train()
+    by_hooks(model, OBJECTIVES["feddbp"], images(len(LABELS))[0], None)
+    for module, untouched in zip(model.modules(), fresh.modules(), strict=True):
+        assert vars(module).keys() == vars(untouched).keys()
+        assert not module._forward_hooks
+        assert not module._backward_hooks
+    for parameter in model.parameters():
+        assert not vars(parameter)
+
+
+def test_what_a_loss_leaves_out_is_refused() -> None:
+    """The classifier runs twice, and the loss has its second answer alone: Opacus would mix up the two inputs."""
+
+    def second_alone(outputs: Outputs, labels: Tensor, guide: object) -> Tensor:
+        assert outputs.decision_logits is not None
+        return functional.cross_entropy(outputs.decision_logits, labels, reduction="sum")
+
+    model = model_of("feddbp").train()
+    parameters = list(model.parameters())
+    with hooked(model):
+        outputs = outputs_of(model, images(len(LABELS))[0])
+        torch.autograd.backward(second_alone(outputs, LABELS, None))
+        with pytest.raises(ModelError, match="leaves out what a layer Linear"):
+            take_gradients(model, parameters)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_records_terms_are_the_same_whatever_stands_beside_it(name: str) -> None:
+    drawn = torch.Generator().manual_seed(3)
+    outputs = outputs_for(name, len(LABELS), drawn)
+    guide = guide_of(name, dtype=torch.float64)
+    together = sample_terms(OBJECTIVES[name], outputs, LABELS, guide).total
+    for number in range(len(LABELS)):
+        one = slice(number, number + 1)
+        alone = Outputs(*(None if each is None else each[one] for each in outputs))  # type: ignore[arg-type]
+        own = sample_terms(OBJECTIVES[name], alone, LABELS[one], guide).total
+        torch.testing.assert_close(together[number], own[0], rtol=1e-12, atol=0.0)
+
+
+@pytest.mark.parametrize("name", ["pfpl-literal", "fedpc", "feddbp"])
+def test_a_batchs_loss_would_not_do(name: str) -> None:
+    """Means of features and margins are of the batch there: two records of a class move each other's terms."""
+    outputs = outputs_for(name, len(LABELS), torch.Generator().manual_seed(3))
+    guide = guide_of(name, dtype=torch.float64)
+    batch = OBJECTIVES[name](outputs, LABELS, guide).total * len(LABELS)
+    assert abs(float(batch - sample_terms(OBJECTIVES[name], outputs, LABELS, guide).total.sum())) > 1e-3
+
+
+def test_terms_written_out() -> None:
+    """PFPL's, FedPC's and FedDBP's alignment of a record by its formula."""
+    drawn = torch.Generator().manual_seed(3)
+    outputs, guide = outputs_for("feddbp", len(LABELS), drawn), guide_of("feddbp", dtype=torch.float64)
+    assert isinstance(guide, Targets)
+    assert outputs.decision is not None
+    has = guide.present[LABELS]
+    gaps = (outputs.features - guide.rows[LABELS]).square().sum(dim=1) * has
+    for name, known in (("pfpl", gaps / DIM), ("fedpc", gaps.sqrt())):
+        found = sample_terms(OBJECTIVES[name], outputs, LABELS, guide)
+        torch.testing.assert_close(found.alignment, known)
+        cross = functional.cross_entropy(outputs.logits, LABELS, reduction="none")
+        weights = {"pfpl": (1.0, 10.0), "fedpc": (0.5, 0.5)}[name]
+        torch.testing.assert_close(found.total, weights[0] * cross + weights[1] * known)
+    for number, label in enumerate(LABELS.tolist()):
+        if not has[number]:
+            continue
+        apart = [
+            float(
+                (
+                    functional.normalize(outputs.decision[number], dim=0) - functional.normalize(row, dim=0)
+                ).norm()
+            )
+            for row in guide.rows[:2]
+        ]
+        own, other = apart[label], apart[1 - label]
+        margin = (own + other) / 2
+        terms = torch.tensor([-own, -other, max(0.0, margin - other)], dtype=torch.float64) / 0.07
+        contrast = own / 0.07 + float(terms.logsumexp(0))
+        found = sample_terms(OBJECTIVES["feddbp"], outputs, LABELS, guide)
+        expected = 10.0 * float(gaps[number]) / DIM + contrast
+        assert float(found.alignment[number]) == pytest.approx(expected, rel=1e-9)
+
+
+def outputs_for(name: str, count: int, drawn: torch.Generator) -> Outputs:
+    def made(width: int) -> Tensor:
+        return torch.rand(count, width, generator=drawn, dtype=torch.float64)
+
+    if not name.startswith("feddbp"):
+        return Outputs(made(DIM), made(CLASSES))
+    return Outputs(made(DIM), made(CLASSES), made(DIM), made(CLASSES))
+
+
+def test_batch_normalisation_is_not_taken() -> None:
+    normalised = build_model(
+        "resnet10", classes=CLASSES, dim=DIM, channels=1, image_size=16, seed=0, norm=Norm.BATCH
+    )
+    with pytest.raises(NotImplementedError), hooked(normalised):
+        pass

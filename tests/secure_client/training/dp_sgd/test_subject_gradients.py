@@ -1,0 +1,201 @@
+"""DP-SGD by subject: samples of subjects, each subject's gradient clipped as one, whatever its records are."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats  # type: ignore[import-untyped]  # it ships no types
+from torch import Tensor
+
+from agreement import DpSgdSection, Extractor, PrivacySection
+from privacy.units import Unit
+from secure_client.training.dp_sgd import steps
+from secure_client.training.dp_sgd.clipping_units import Records, Subjects
+from secure_client.training.dp_sgd.steps import GradientGrid
+from secure_client.training.job import Job
+from secure_client.training.loop import run
+from tests.secure_client.training.dp_sgd.private_training import (
+    ALL,
+    FALSE_ALARM,
+    OBJECTIVES,
+    SETTINGS,
+    guide_of,
+    images,
+    job_of,
+    model_of,
+    moved,
+    tiny,
+)
+
+pytestmark = pytest.mark.usefixtures("silent")
+OWNERS = np.array([7, 0, 7, 3, 7, 7, 0], dtype=np.int64)
+"""Subjects of four, two and one records, in no order."""
+
+
+class TooSensitiveError(AssertionError):
+    """A subject moves a step by more than the clip."""
+
+
+@pytest.fixture(params=[1, 2, 3, 16], ids=lambda size: f"{size} at once")
+def at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    size: int = request.param
+    monkeypatch.setattr(steps, "physical_size", lambda *_: size)
+    return size
+
+
+def owned(settings: DpSgdSection = ALL, **changes: Any) -> Job:
+    inputs, labels = images(len(OWNERS))
+    own: dict[str, Any] = {"dp_sgd": settings, "owners": OWNERS}
+    return job_of(tiny(), inputs, labels, **(own | changes))
+
+
+def check_step(sums: list[Tensor], job: Job) -> list[float]:
+    """By how many times the radius the sum of a step moves when each subject is taken away."""
+    assert job.owners is not None
+    assert job.dp_sgd is not None
+    found, radius = [], GradientGrid.of(job.dp_sgd).radius
+    inputs, labels = job.source.tensors  # type: ignore[attr-defined]  # of a TensorSource
+    for owner in np.unique(job.owners):
+        sums.clear()
+        for kept in (np.ones(len(job.owners), np.bool_), job.owners != owner):
+            own = replace(
+                job_of(tiny(), inputs[kept], labels[kept], dp_sgd=job.dp_sgd), owners=job.owners[kept]
+            )
+            run(replace(own, objective=job.objective, guide=job.guide))
+        change = float((sums[0] - sums[1]).norm()) / radius
+        if change > 1:
+            raise TooSensitiveError(f"subject {owner} moves a step by {change} of the clip")
+        found.append(change)
+    return found
+
+
+@pytest.mark.parametrize("clip", [0.001, 0.5], ids=["all clipped", "some"])
+def test_a_subject_moves_a_step_by_the_clip_at_most(sums: list[Tensor], at_once: int, clip: float) -> None:
+    changes = check_step(sums, owned(ALL.model_copy(update={"clip": clip}), guide=guide_of("pfpl")))
+    assert len(changes) == 3
+    if clip == 0.001:
+        assert min(changes) > 0.99
+
+
+@pytest.mark.parametrize("records", [1, 50])
+def test_it_does_so_whatever_number_of_records_it_has(sums: list[Tensor], records: int) -> None:
+    inputs, labels = images(1)
+    owners = np.zeros(records, np.int64)
+    same = job_of(tiny(), inputs.repeat(records, 1, 1, 1), labels.repeat(records), owners=owners)
+    assert check_step(sums, replace(same, dp_sgd=ALL))[0] == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ["pfpl", "fedpc", "feddbp", "fedplcc"])
+def test_a_subjects_gradient_is_the_mean_of_its_records_gradients(name: str, at_once: int) -> None:
+    """With a clip that clips nothing: a step takes the subjects' means off, but for truncation."""
+    inputs, labels = images(len(OWNERS))
+    inputs = inputs.double()  # in float32 rounding decides ReLUs at a tie
+    loose = ALL.model_copy(update={"clip": 1e3})
+    own = {"objective": OBJECTIVES[name], "guide": guide_of(name, dtype=torch.float64)}
+    of_subjects = moved(job_of(model_of(name).double(), inputs, labels, dp_sgd=loose, owners=OWNERS, **own))
+    expected = torch.zeros_like(of_subjects)
+    for owner in np.unique(OWNERS):
+        mine = owner == OWNERS
+        of_records = moved(job_of(model_of(name).double(), inputs[mine], labels[mine], dp_sgd=loose, **own))
+        expected += of_records / int(mine.sum())
+    torch.testing.assert_close(of_subjects, expected, rtol=0.0, atol=2 * 3 * 1e3 / 2**20)
+
+
+def test_subjects_of_one_record_are_records(sums: list[Tensor]) -> None:
+    single = np.arange(len(OWNERS), dtype=np.int64)[::-1].copy()
+    for owners in (single, None):
+        run(owned(owners=owners))
+    assert torch.equal(sums[0], sums[1])
+
+
+def test_a_record_that_is_not_finite_takes_its_subject_and_no_other_out(sums: list[Tensor]) -> None:
+    inputs, labels = images(len(OWNERS))
+    spoilt = inputs.clone()
+    spoilt[4] = math.inf
+    run(job_of(tiny(), spoilt, labels, dp_sgd=ALL, owners=OWNERS))
+    others = OWNERS != 7
+    run(job_of(tiny(), inputs[others], labels[others], dp_sgd=ALL, owners=OWNERS[others]))
+    assert torch.equal(sums[0], sums[1])
+
+
+# Samples
+
+
+def test_a_sample_has_all_records_of_its_subjects_and_each_subject_with_the_rate() -> None:
+    subjects, owners = Subjects(OWNERS), OWNERS.tolist()
+    assert subjects.number == 3
+    assert subjects.records([0, 2]) == [1, 6, 0, 2, 4, 5]
+    assert subjects.records([1]) == [3]
+    assert subjects.records([]) == []
+    assert {owners[each] for each in subjects.records([2])} == {7}
+    assert Records(4).records([1, 3]) == [1, 3]
+
+
+def test_steps_sample_subjects_independently(monkeypatch: pytest.MonkeyPatch) -> None:
+    """600 steps: how often each subject took part, and two of them together; a sample by records would have some of
+    a subject's records without the others. By exact tails: a false alarm of 4e-10 at most."""
+    found: list[list[int]] = []
+    records = Subjects.records
+
+    def keep(subjects: Subjects, chosen: list[int]) -> list[int]:
+        found.append(records(subjects, chosen))
+        return found[-1]
+
+    monkeypatch.setattr(Subjects, "records", keep)
+    run(owned(SETTINGS, epochs=150, schedule=replace(owned().schedule, lr=1e-6)))
+    took = np.array([[(OWNERS[step] == owner).sum() for owner in (0, 3, 7)] for step in found])
+    assert set(took[:, 2].tolist()) == {0, 4}
+    assert set(took[:, 0].tolist()) == {0, 2}
+    there = took > 0
+    times = {0.25: there.sum(axis=0), 1 / 16: (there[:, 0] & there[:, 2]).sum()}
+    for rate, counted in times.items():
+        least, most = stats.binom.ppf([FALSE_ALARM / 2, 1 - FALSE_ALARM / 2], len(found), rate)
+        assert np.all((least <= counted) & (counted <= most))
+
+
+# Weaker doubles: each of them is caught
+
+
+def test_clipping_of_records_is_caught(sums: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    job = owned(ALL.model_copy(update={"clip": 0.001}))
+    check_step(sums, job)
+    monkeypatch.setattr(Subjects, "joined", lambda _, rows: rows)
+    with pytest.raises(TooSensitiveError):
+        check_step(sums, job)
+
+
+def test_a_subject_that_is_clipped_in_each_physical_batch_is_caught(
+    sums: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "physical_size", lambda *_: 2)
+    job = owned(ALL.model_copy(update={"clip": 0.001}))
+    check_step(sums, job)
+    joined = Subjects.joined
+
+    def in_pieces(subjects: Subjects, rows: Tensor) -> Tensor:
+        whole = subjects._coming
+        subjects._coming = whole[: subjects._at + len(rows)]
+        found = joined(subjects, rows)
+        subjects._coming = whole
+        return found
+
+    monkeypatch.setattr(Subjects, "joined", in_pieces)
+    with pytest.raises(TooSensitiveError):
+        check_step(sums, job)
+
+
+def test_a_site_is_sampled_by_nothing_and_refused_by_name() -> None:
+    settings: dict[str, Any] = {
+        "clip": 1.0,
+        "noise_multiplier": 5.0,
+        "extractor": Extractor.PRIVATE,
+        "dp_sgd": SETTINGS,
+    }
+    PrivacySection(**settings, unit=Unit.SUBJECT)
+    with pytest.raises(ValueError, match="unit = 'site' is agreed on: choose extractor = 'frozen'"):
+        PrivacySection(**settings, unit=Unit.SITE)

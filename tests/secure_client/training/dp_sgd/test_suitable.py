@@ -1,0 +1,182 @@
+"""Which models train by DP-SGD: what couples records, keeps what it saw or hides a gradient is refused with reasons."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from agreement import Agreement, DpSgdSection, Extractor, PrivacySection
+from agreement.extensions.recipe import Recipe, Stage, Trains
+from secure_client.errors import ModelError
+from secure_client.models.backbones import BACKBONES
+from secure_client.site_model.factory import build_learner
+from secure_client.training.dp_sgd.batch_independence import check_alone, trial_of
+from secure_client.training.dp_sgd.model_support import check_suitable, gradient_gap
+from secure_client.training.objectives import build_recipe
+from tests.secure_client.training.dp_sgd.private_training import OBJECTIVES, SETTINGS, images, model_of
+from tests.support.marks import full_but
+from tests.support.small import small_agreement, small_data
+
+SITE = "clinic-a"
+PRIVACY = PrivacySection(
+    clip=1.0,
+    noise_multiplier=1.0,
+    extractor=Extractor.PRIVATE,
+    dp_sgd=DpSgdSection(noise_multiplier=1.0, clip=1.0, sampling_rate=0.5),
+)
+
+
+def agreement(model: str) -> Agreement:
+    agreed = small_agreement().model_copy(update={"privacy": PRIVACY})
+    return agreed.model_copy(update={"training": agreed.training.model_copy(update={"model": model})})
+
+
+def learn(model: str, **changes: Any) -> None:
+    agreed = agreement(f"tests.secure_client.training.dp_sgd.unsuitable_models:{model}")
+    data = small_data(agreed)[SITE]
+    build_learner(agreed, SITE, data, model=agreed.training.model, device="cpu", **changes)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ("centred", "does not find the gradients"),
+        ("moving_average", "moves with what it has seen"),
+        ("counts_calls", "moves with what it has seen"),
+        ("of_instances", "tracking running stats"),
+        ("past_its_layer", "uses a weight past the layer that owns it"),
+        ("in_place", r"nn.ReLU\(inplace=False\)"),
+        ("functional_dropout", "nn.Dropout in place of its function"),
+        ("recurrent", "LSTM"),
+    ],
+)
+def test_what_cannot_train_by_it_is_refused_with_the_reason(model: str, reason: str) -> None:
+    with pytest.raises(ModelError, match=f"DP-SGD.*({reason})"):
+        learn(model)
+
+
+@pytest.mark.parametrize("model", ["with_dropout", "with_a_layer_of_its_own", "partly_frozen"])
+def test_what_can_is_taken(model: str) -> None:
+    learn(model)
+
+
+def test_a_model_that_couples_records_only_where_it_has_no_weights_before_is_refused() -> None:
+    """Without a gradient that shows it: the coupling is in what it gives."""
+    model = model_of("pfpl")
+    model.backbone.append(_AddsTheMean())  # type: ignore[union-attr, operator]
+    with pytest.raises(ModelError, match="stands beside it in a batch"):
+        check_suitable(model, images(1)[0])
+
+
+class _AddsTheMean(torch.nn.Module):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            return inputs
+        return inputs + inputs.mean(dim=0, keepdim=True)
+
+
+SMALLEST = ("small-cnn", "fedpc-cnn", "tanh-cnn", "scatternet", "resnet10")
+NETWORKS = [name for name in BACKBONES if name[-2:] not in ("34", "01", "52")]
+"""All built-in networks but ResNets that repeat the blocks of smaller ones."""
+
+
+@pytest.mark.parametrize("backbone", full_but(NETWORKS, *SMALLEST))
+def test_the_built_in_networks_are_taken(backbone: str) -> None:
+    check_suitable(model_of("pfpl", backbone), images(1)[0])
+
+
+@pytest.mark.parametrize("seed", full_but([1, 2], 1))
+@pytest.mark.parametrize("backbone", full_but(NETWORKS, *SMALLEST))
+def test_rounding_never_comes_near_to_refusing_a_network(backbone: str, seed: int) -> None:
+    """In float32 rounding decides ties of ReLUs and max-poolings, and refused one GoogLeNet in four."""
+    trial = trial_of(model_of("pfpl", backbone, seed=seed), images(1)[0])
+    assert trial.exact
+    assert gradient_gap(trial) < 1e-8
+
+
+def test_a_model_that_insists_on_float32_is_tried_in_it() -> None:
+    model = model_of("pfpl")
+    model.backbone.append(_InFloat32())  # type: ignore[union-attr, operator]
+    assert not trial_of(model, images(1)[0]).exact
+    check_suitable(model, images(1)[0])
+
+
+class _InFloat32(torch.nn.Module):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs.float()
+
+
+def test_both_branches_are_taken() -> None:
+    check_suitable(model_of("feddbp"), images(1)[0])
+
+
+def test_a_public_projection_is_taken_and_stays_as_it_is() -> None:
+    """It has a buffer, and no weight that trains."""
+    agreed = agreement("tests.support.small:build")
+    projected = agreed.model_copy(update={"privacy": PRIVACY.model_copy(update={"project_from": 32})})
+    data = small_data(projected)[SITE]
+    made = build_learner(projected, SITE, data, model=projected.training.model, device="cpu")
+    before, matrices = made.state(), [each.clone() for each in made.predictor.buffers()]
+    made.train(1, None)
+    assert not any(torch.equal(value, before[name]) for name, value in made.state().items())
+    assert len(matrices) == 1
+    assert torch.equal(next(made.predictor.buffers()), matrices[0])
+
+
+def test_the_model_that_is_tried_stays_as_it_is() -> None:
+    model = model_of("feddbp").eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    drawn = torch.random.get_rng_state()
+    check_suitable(model, images(1)[0])
+    assert torch.equal(torch.random.get_rng_state(), drawn)
+    assert not model.training
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_batch_normalisation_is_refused_by_the_agreements_own_words() -> None:
+    agreed = agreement("tests.support.summed:build")
+    data = small_data(agreed)[SITE]
+    with pytest.raises(ModelError, match=r'\[privacy\] allows no batch normalisation.*norm = "group"'):
+        build_learner(agreed, SITE, data, model=agreed.training.model, device="cpu")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"proximal": 0.1},
+        {"personal": 0.1},
+        {"stages": (Stage(Trains.CLASSIFIER, 1), Stage(Trains.EXTRACTOR))},
+        {"stages": (Stage(epochs=3),)},
+    ],
+    ids=["proximal", "personal", "parts", "epochs"],
+)
+def test_recipes_that_are_not_accounted_for_are_refused(changes: dict[str, Any]) -> None:
+    recipe = Recipe(OBJECTIVES["pfpl"], dp_sgd=SETTINGS)
+    with pytest.raises(ValueError, match="one model that trains as a whole"):
+        replace(recipe, **changes)
+
+
+def test_the_recipe_trains_all_by_it_and_has_features_of_what_was_trained() -> None:
+    recipe = build_recipe(agreement("small-cnn"))
+    assert recipe.dp_sgd == PRIVACY.dp_sgd
+    assert recipe.stages == (Stage(Trains.ALL),)
+    assert not recipe.initial_features
+
+
+@pytest.mark.parametrize("model", ["centred", "seen_before"])
+def test_frozen_features_are_of_a_record_alone(model: str) -> None:
+    agreed = agreement(f"tests.secure_client.training.dp_sgd.unsuitable_models:{model}")
+    frozen = agreed.model_copy(
+        update={"privacy": PRIVACY.model_copy(update={"extractor": Extractor.FROZEN, "dp_sgd": None})}
+    )
+    with pytest.raises(ModelError, match="stands beside it in a batch, or came before"):
+        build_learner(frozen, SITE, small_data(frozen)[SITE], model=agreed.training.model, device="cpu")
+
+
+@pytest.mark.parametrize("spec", full_but(sorted(BACKBONES), *SMALLEST))
+def test_all_built_in_networks_compute_each_record_alone(spec: str) -> None:
+    check_alone(model_of("pfpl", spec), images(2)[0])

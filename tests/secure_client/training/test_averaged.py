@@ -1,0 +1,273 @@
+"""The part of a model that is averaged: what is in the vector, in which order, and what stays local."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from agreement import Part
+from secure_client.errors import ModelError
+from secure_client.models.prototype_model import PrototypeModel, SplitModel, build_model
+from secure_client.training.averaged_parameters import Averaged
+
+
+class OwnModel(nn.Module):
+    """A site's own module with both halves, batch normalisation and buffers of every kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classifier = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))
+        self.norm = nn.BatchNorm1d(4)
+        self.body = nn.Linear(4, 3)
+        self.register_buffer("scale", torch.tensor([2.0, 3.0], dtype=torch.float64))
+        self.register_buffer("mask", torch.tensor([float("-inf")]), persistent=False)
+        self.register_buffer("steps", torch.tensor(7))
+
+    def features(self, inputs: Tensor) -> Tensor:
+        return torch.relu(self.body(self.norm(inputs)))
+
+
+def own_model() -> Any:
+    """It keeps the contract without deriving from it."""
+    torch.manual_seed(0)
+    return OwnModel()
+
+
+def test_the_vector_is_parameters_then_buffers_without_the_classifier() -> None:
+    model = own_model()
+    with torch.no_grad():
+        model.norm.running_mean.fill_(5.0)
+    expected = torch.cat(
+        [
+            each.detach().double().flatten()
+            for each in (
+                *(model.norm.weight, model.norm.bias, model.body.weight, model.body.bias),
+                *(model.scale, model.norm.running_mean, model.norm.running_var),
+            )
+        ]
+    ).numpy()
+    averaged = Averaged(model)
+    assert averaged.sizes == (4 + 4 + 12 + 3, 2 + 4 + 4)
+    vector = averaged.vector()
+    assert vector.dtype == np.float64
+    assert np.array_equal(vector, expected)
+
+
+def test_loading_restores_the_extractor_and_nothing_else() -> None:
+    source, target = own_model(), own_model()
+    with torch.no_grad():
+        for each in (*source.parameters(), source.norm.running_mean):
+            each.add_(1.5)
+        target.steps.fill_(9)
+    before = {name: value.clone() for name, value in target.state_dict().items()}
+    Averaged(target).load(Averaged(source).vector())
+    for name, value in target.state_dict().items():
+        local = name.startswith("classifier") or name == "steps" or name.endswith("num_batches_tracked")
+        assert torch.equal(value, before[name] if local else source.state_dict()[name]), name
+    assert np.array_equal(Averaged(target).vector(), Averaged(source).vector())
+
+
+def test_a_vector_is_a_copy_and_the_loaded_one_is_copied() -> None:
+    model = own_model()
+    averaged = Averaged(model)
+    vector = averaged.vector()
+    kept = vector.copy()
+    with torch.no_grad():
+        model.body.weight.add_(1.0)
+    assert np.array_equal(vector, kept)
+    averaged.load(vector)
+    vector += 1.0
+    assert np.array_equal(averaged.vector(), kept)
+
+
+def test_a_buffer_that_the_module_replaces_is_still_found() -> None:
+    model = own_model()
+    averaged = Averaged(model)
+    model.norm.running_mean = torch.full((4,), 8.0)
+    assert np.array_equal(averaged.vector()[25:29], np.full(4, 8.0))
+
+
+@pytest.mark.parametrize(("spec", "sizes"), [("fedpc-cnn", (571_648, 0)), ("resnet18", (11_266_176, 9_600))])
+def test_sizes_of_built_in_models(spec: str, sizes: tuple[int, int]) -> None:
+    """By hand. ResNet18: torchvision's 11,689,512 less its fc (513,000); a 3×3 stem of one channel for its 7×7 one
+    (576 for 9,408); and the layer 512 → 192 (98,496).
+    """
+    model = build_model(spec, classes=10, dim=192, channels=1, image_size=28, seed=0)
+    own = sum(each.numel() for each in model.classifier.parameters())
+    assert Averaged(model).sizes[0] == sum(each.numel() for each in model.parameters()) - own
+    assert Averaged(model).sizes == sizes
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda vector: vector[:-1], r"shape \(32,\), the model's has \(33,\)"),
+        (lambda vector: vector.reshape(3, 11), r"shape \(3, 11\)"),
+        (lambda vector: np.where(np.arange(33) == 32, np.nan, vector), "not finite"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_changes_nothing(change: Any, message: str) -> None:
+    model = own_model()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(ModelError, match=message):
+        Averaged(model).load(change(np.zeros(33)))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_number_beyond_the_models_precision_becomes_its_largest() -> None:
+    """A coordinator chooses the numbers: an error would show it what a site decrypts."""
+    model = own_model()
+    averaged = Averaged(model)
+    averaged.load(np.where(np.arange(33) < 2, [-1e300] + [1e300] * 32, 0.5))
+    largest = float(np.finfo(np.float32).max)
+    assert averaged.vector()[:3].tolist() == [-largest, largest, 0.5]
+
+
+def test_a_shared_parameter_stays_with_the_classifier() -> None:
+    shared = nn.Linear(3, 3)
+    model = SplitModel(nn.Sequential(nn.Linear(3, 3), shared), nn.Sequential(shared, nn.Linear(3, 2)))
+    assert Averaged(model).sizes == (12, 0)
+
+
+class Undivided(nn.Module):
+    """Its classifier is a method, which is enough where no extractor is averaged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(2, 2)
+
+    def classifier(self, features: Tensor) -> Tensor:
+        return features
+
+
+def test_a_classifier_that_is_no_module_cannot_be_told_apart() -> None:
+    undivided: Any = Undivided()
+    with pytest.raises(ModelError, match=r"make model\.classifier an nn\.Module"):
+        Averaged(undivided)
+
+
+def test_parameters_that_are_no_real_numbers_are_refused() -> None:
+    backbone = nn.Linear(2, 2)
+    backbone.phase = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    model: PrototypeModel = SplitModel(backbone, nn.Linear(2, 2))
+    with pytest.raises(ModelError, match=r"'backbone\.phase' holds no real numbers"):
+        Averaged(model)
+
+
+def test_an_extractor_without_parameters_is_an_empty_vector() -> None:
+    model = SplitModel(nn.Flatten(), nn.Linear(2, 2))
+    assert Averaged(model).sizes == (0, 0)
+    assert Averaged(model).vector().shape == (0,)
+
+
+# Other parts than the extractor
+
+
+class ManyNorms(nn.Module):
+    """Every kind of layer that normalises, one of them in the classifier, between layers that do not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 4, 3),
+            nn.BatchNorm2d(4),
+            nn.GroupNorm(2, 4),
+            nn.InstanceNorm2d(4, affine=True, track_running_stats=True),
+            nn.LocalResponseNorm(2),
+            nn.Flatten(),
+            nn.Linear(4, 3),
+        )
+        self.classifier = nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 2))
+        self.register_buffer("scale", torch.tensor([2.0]))
+
+    def features(self, inputs: Tensor) -> Tensor:
+        features: Tensor = self.body(inputs)
+        return features
+
+
+NOT_NORMS = {"body.0.weight", "body.0.bias", "body.6.weight", "body.6.bias"} | {
+    "classifier.1.weight",
+    "classifier.1.bias",
+    "scale",
+}
+
+
+def many_norms() -> Any:
+    torch.manual_seed(0)
+    return ManyNorms()
+
+
+def moved_by(part: Part) -> set[str]:
+    """The names whose values change when a vector of that part is loaded."""
+    model = many_norms()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    averaged = Averaged(model, part)
+    averaged.load(averaged.vector() + 1.0)
+    return {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+
+
+def test_not_norms_is_all_but_what_normalises() -> None:
+    assert moved_by(Part.NOT_NORMS) == NOT_NORMS
+    parameters = 4 * 9 + 4 + 4 * 3 + 3 + 3 * 2 + 2
+    assert Averaged(many_norms(), Part.NOT_NORMS).sizes == (parameters, 1)
+
+
+def test_the_model_is_everything_but_the_counts_of_batches() -> None:
+    state = many_norms().state_dict()
+    assert moved_by(Part.MODEL) == {name for name in state if "num_batches" not in name}
+    parameters, buffers = Averaged(many_norms(), Part.MODEL).sizes
+    assert parameters == sum(each.numel() for each in many_norms().parameters())
+    assert buffers == 1 + 2 * (4 + 4)  # scale, and two layers' running means and variances
+
+
+def test_the_extractor_is_everything_before_the_classifier() -> None:
+    assert moved_by(Part.EXTRACTOR) == {
+        name for name in moved_by(Part.MODEL) if not name.startswith("classifier")
+    }
+
+
+def test_of_nothing_there_is_an_empty_vector() -> None:
+    averaged = Averaged(many_norms(), Part.NOTHING)
+    assert averaged.sizes == (0, 0)
+    assert averaged.vector().shape == (0,)
+    assert moved_by(Part.NOTHING) == set()
+    with pytest.raises(ModelError, match=r"shape \(1,\), the model's has \(0,\)"):
+        averaged.load(np.ones(1))
+
+
+def test_only_the_extractor_needs_a_classifier_of_its_own() -> None:
+    undivided: Any = Undivided()
+    for part in (Part.MODEL, Part.NOT_NORMS, Part.NOTHING):
+        assert sum(Averaged(undivided, part).sizes) == (0 if part is Part.NOTHING else 6)
+
+
+@pytest.mark.parametrize("part", list(Part))
+def test_each_part_comes_back_as_it_was(part: Part) -> None:
+    source, target = many_norms(), many_norms()
+    with torch.no_grad():
+        for each in (*source.parameters(), *(b for b in source.buffers() if b.is_floating_point())):
+            each.add_(torch.rand_like(each))
+    Averaged(target, part).load(Averaged(source, part).vector())
+    assert np.array_equal(Averaged(target, part).vector(), Averaged(source, part).vector())
+    whole = np.array_equal(Averaged(target, Part.MODEL).vector(), Averaged(source, Part.MODEL).vector())
+    assert whole is (part is Part.MODEL)
+
+
+def test_a_running_variance_below_zero_is_loaded_as_zero() -> None:
+    """So that a mean variance that was tampered with, or errs by its protection, stops no training."""
+    model = own_model()
+    averaged = Averaged(model)
+    vector = averaged.vector()
+    _, buffers = averaged.sizes
+    vector[-buffers:] = -1.0
+    averaged.load(vector)
+    state = model.state_dict()
+    variances = [name for name in averaged._buffers if name.endswith("running_var")]
+    assert variances
+    for name in variances:
+        assert not state[name].any()
+    assert (state[variances[0].replace("var", "mean")] == -1.0).all()

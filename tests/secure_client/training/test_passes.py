@@ -1,0 +1,124 @@
+"""How often a site runs its model over its training data beside training: only for what somebody asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import astuple, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from agreement import Method
+from protoseal.simulation.local_controls import run_control
+from secure_client.output.site_files import read_prototypes
+from secure_client.site_model.factory import prototype_bounds
+from secure_client.training.feature_pass import Embedded, FeaturePass
+from tests.secure_client.site_model.test_predicting import FIRST, Site
+from tests.support.small import small_agreement, small_data
+from tests.support.summed import method_agreement
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+AGGREGATED = [Method.FEDAVG, Method.FEDPROX, Method.FEDBN]
+OWN_HEAD = [Method.FEDPER, Method.FEDREP, Method.DITTO]
+EXCHANGED = [*(Method.PFPL, Method.FEDPC, Method.FEDPROTO), *(Method.FEDDBP, Method.FEDPLCC, Method.FPL)]
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """How many passes over training data there were since it was called last."""
+    seen: list[FeaturePass] = []
+    over = FeaturePass.over
+
+    def counted(self: FeaturePass, order: Iterable[int]) -> Iterator[Embedded]:
+        seen.append(self)
+        return over(self, order)
+
+    def since() -> int:
+        number = len(seen)
+        seen.clear()
+        return number
+
+    monkeypatch.setattr(FeaturePass, "over", counted)
+    return since
+
+
+@pytest.fixture
+def site(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
+    made = Site(tmp_path, request.param)
+    yield made
+    made.journal.close()
+
+
+def within(site: Site, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Rows as the site holds them to the agreed bounds."""
+    return prototype_bounds(site.agreement).bounded(rows).rows
+
+
+def course(site: Site) -> None:
+    """Two rounds of training, with a result between them."""
+    site.trainee.trained(1)
+    site.take(1, FIRST)
+    site.trainee.trained(2)
+
+
+@pytest.mark.parametrize("site", AGGREGATED, indirect=True)
+def test_averages_take_no_prototypes_but_to_save_them(
+    site: Site, passes: Callable[[], int], tmp_path: Path
+) -> None:
+    course(site)
+    assert site.evaluated().accuracy_prototype is None
+    assert passes() == 0
+    site.trainee.save(tmp_path)
+    assert passes() == 1
+    rows, counts = site.trainee._learner.prototypes()
+    saved = read_prototypes(tmp_path)
+    np.testing.assert_array_equal(saved.local, within(site, rows))
+    np.testing.assert_array_equal(saved.counts, counts)
+
+
+@pytest.mark.parametrize("site", OWN_HEAD, indirect=True)
+def test_a_test_by_prototype_takes_them_once(site: Site, passes: Callable[[], int]) -> None:
+    """What these report by the nearest of the site's own prototypes is as if they were taken in training."""
+    course(site)
+    assert passes() == 0
+    lazy = [site.evaluated(), site.evaluated()]
+    assert passes() == 1
+    own, held = site.trainee.latest()
+    site.restart()
+    assert [site.evaluated(), site.evaluated()] == lazy
+    assert lazy[0].accuracy_prototype is not None
+    np.testing.assert_array_equal(site.trainee.latest()[0], own)
+    np.testing.assert_array_equal(within(site, site.trainee._learner.prototypes()[0]), own)
+    assert held.all()
+
+
+@pytest.mark.parametrize("site", EXCHANGED, indirect=True)
+def test_all_that_is_exchanged_is_of_one_pass(site: Site, passes: Callable[[], int]) -> None:
+    """Prototypes, scores and clusters are those that a pass for each of them gives."""
+    rows, counts = site.trainee.trained(1)
+    assert passes() == 1
+    learner = site.trainee._learner
+    apart, apart_counts = learner.prototypes()
+    np.testing.assert_array_equal(rows, within(site, apart))
+    np.testing.assert_array_equal(counts, apart_counts)
+    scores, local = learner.scores(), learner.local_clusters()
+    assert (scores is None) is (site.agreement.method is not Method.FEDDBP)
+    assert (local is None) is (not site.agreement.clusters)
+    if scores is not None:
+        np.testing.assert_array_equal(site.trainee.scores(), scores)
+    if local is not None:
+        bounded = replace(local, rows=within(site, local.rows)).without_zeros()
+        for got, wanted in zip(astuple(site.trainee.local()), astuple(bounded), strict=True):
+            np.testing.assert_array_equal(got, wanted)
+
+
+def test_only_the_control_that_aligns_takes_prototypes(passes: Callable[[], int]) -> None:
+    agreement = method_agreement(Method.LOCAL)
+    data = small_data(agreement)
+    run_control(agreement, Method.LOCAL, data)
+    assert passes() == 0
+    run_control(small_agreement(rounds=2), Method.SELF, data)
+    assert passes() == 2 * len(data)

@@ -1,0 +1,228 @@
+"""A coordinator with deadlines and the scripted sites of a FedPC run, and what its rounds must come to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agreement import Agreement, Protection
+from agreement.payload_forms import result_form
+from algorithms.fedpc.aggregation import between, within
+from crypto.pki import TrustAnchor
+from protoseal_wire import codec
+from protoseal_wire.messages import Phase, PhaseKey
+from secure_client.protocol.setup import Party
+from secure_server.aggregator import Aggregator
+from secure_server.coordinator import Coordinator
+from secure_server.round_log import CoordinatorRound
+from secure_server.rounds.rules_from_agreement import agreed_rules
+from secure_server.rounds.state import ASKED, Stage, State
+from secure_server.storage.store import Store
+from tests.secure_server.clock import Clock
+from tests.secure_server.scripted_sites import (
+    CLASSES,
+    DIM,
+    FAR,
+    NEAR,
+    ScriptedSite,
+    Vector,
+    extractor_of,
+    holds_of,
+    prototypes_of,
+)
+
+SECONDS = 60.0
+
+Result = tuple[Vector, Vector]
+"""A group's vector (L,) and which classes it has (K,)."""
+
+
+@dataclass
+class Play:
+    """A run in play."""
+
+    agreement: Agreement
+    parties: Mapping[str, Party]
+    trust: TrustAnchor
+    store: Store
+    keys: Path
+    max_attempts: int = 3
+    clock: Clock = field(default_factory=Clock)
+    rounds: list[CoordinatorRound] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.coordinator = self.new_coordinator()
+        self.sites = {
+            name: ScriptedSite(party, self.agreement, self.coordinator)
+            for name, party in self.parties.items()
+        }
+
+    def new_coordinator(self, **options: Any) -> Coordinator:
+        return Coordinator(
+            agreement=self.agreement,
+            rules=agreed_rules(
+                self.agreement,
+                self.parties,
+                max_attempts=self.max_attempts,
+                join_seconds=SECONDS,
+                phase_seconds=dict.fromkeys(Phase, SECONDS),
+            ),
+            trust=self.trust,
+            store=self.store,
+            aggregator=Aggregator(self.agreement, self.keys),
+            clock=self.clock,
+            on_round=self.rounds.append,
+            **options,
+        )
+
+    def restart(self) -> None:
+        """The coordinator's process is killed and started again."""
+        self.coordinator = self.new_coordinator()
+        for site in self.sites.values():
+            site.coordinator = self.coordinator
+
+    @property
+    def state(self) -> State:
+        return self.coordinator.state
+
+    def join(self) -> None:
+        for site in self.sites.values():
+            site.join()
+
+    def go_to(self, stage: Stage, number: int | None = None, without: Collection[str] = ()) -> None:
+        """All but ``without`` take turns until the run is there; when all of them wait, time passes."""
+        for _ in range(60):
+            before = self.state
+            for name, site in self.sites.items():
+                if self.state.stage is stage and number in (None, self.state.round):
+                    return
+                if name not in without:
+                    site.step()
+            if self.state == before:
+                self.late()
+        raise AssertionError(f"at {self.state}")
+
+    def step(self, *names: str) -> None:
+        for name in names:
+            self.sites[name].step()
+
+    def result(self, name: str, number: int) -> bytes | None:
+        """What a site was given as its group's result of a round, then or later."""
+        site = self.sites[name]
+        given = {other.results[number] for other in self.sites.values() if number in other.results}
+        return site.results.get(number) or next((each for each in site.caught_up if each in given), None)
+
+    def late(self) -> None:
+        """The current phase's time is over."""
+        self.clock.now += SECONDS
+        self.coordinator.tick()
+
+    def content(self, site: str, key_phase: Phase) -> tuple[Any, bytes]:
+        """A site's current key and its honest answer."""
+        key = self.state.key(key_phase)
+        return key, self.sites[site].answer(key, self.sites[site].download(key))
+
+
+@contextmanager
+def playing(
+    agreement: Agreement, parties: Mapping[str, Party], trust: TrustAnchor, folder: Path, **options: Any
+) -> Iterator[Play]:
+    """A new run."""
+    path = folder / "coordinator.sqlite"
+    with Store.open(path, agreement.run, agreement.hash(), durable=False) as store:  # nothing cuts the power
+        yield Play(agreement, parties, trust, store, folder / "keys", **options)
+
+
+def expected(
+    agreement: Agreement,
+    number: int,
+    summed: Collection[str],
+    there: Collection[str] | None = None,
+    groups: Collection[tuple[str, ...]] = (NEAR, FAR),
+) -> dict[str, Result]:
+    """What each member of a group is to get when ``summed`` are in the sums, straight from the vectors.
+
+    ``there`` stated their presence, which is all of ``summed`` and more if some dropped out later.
+    """
+    present = set(summed if there is None else there)
+    going_on = [group for group in groups if len(present & set(group)) >= agreement.min_holders]
+    rows, holders, theta, members = [], [], [], []
+    for group in going_on:
+        cohort = sorted(present & set(group))
+        staying = [site for site in cohort if site in summed]
+        active = np.sum([holds_of(site) for site in cohort], axis=0) >= agreement.min_holders
+        holds = np.array([holds_of(site) & active for site in staying])
+        stack = np.array([prototypes_of(site, number) for site in staying])
+        rows.append(np.where(holds[:, :, None], stack, 0.0).sum(axis=0))
+        holders.append(holds.sum(axis=0))
+        theta.append(np.sum([extractor_of(site, number) for site in staying], axis=0))
+        members.append(len(staying))
+    means = within(
+        np.array(rows), np.array(holders), np.array(theta), np.array(members), agreement.min_holders
+    )
+    mixed = between(means)
+    results = zip(going_on, mixed.rows.reshape(-1, CLASSES * DIM), mixed.theta, mixed.has, strict=True)
+    return {
+        site: (np.concatenate([rows_j, theta_j]), has_j.astype(np.float64))
+        for group, rows_j, theta_j, has_j in results
+        for site in group
+    }
+
+
+def check_results(play: Play, number: int, results: Mapping[str, Result], got_by: Collection[str]) -> None:
+    """Each site of ``got_by`` has its result, exact but for the resolution of the fixed point, and no other has one."""
+    form = result_form(play.agreement)
+    for name, site in play.sites.items():
+        content = play.result(name, number)
+        assert (content is not None) == (name in got_by), name
+        if content is not None:
+            vector, has = codec.decode_payload(content, site.limits, form).arrays
+            np.testing.assert_array_equal(has, results[name][1])
+            np.testing.assert_allclose(
+                vector, results[name][0], rtol=0.0, atol=tolerance(play.agreement, results[name][0])
+            )
+
+
+def tolerance(agreement: Agreement, vector: Vector) -> float:
+    """Half a unit in a mean; and the weights of groups, from prototypes of norm 1 or more, off by a few finer ones."""
+    if agreement.protection is not Protection.MASKED:
+        return 1e-13 * float(np.abs(vector).max())
+    units = agreement.fixed_point().resolution
+    return float(units.max() / 2 + 8 * units.min() * np.abs(vector).max())
+
+
+VICTIM = "c"
+"""Whose answers are tampered with."""
+
+Change = Callable[[ScriptedSite, PhaseKey, bytes], bytes]
+"""(site, key, its honest answer) -> what is sent."""
+
+
+def check_refused(
+    play: Play, stage: Stage, number: int, change: Change, error: type[Exception], match: str = ""
+) -> None:
+    """The victim's answer, changed, is refused; its own, sent after that, is taken."""
+    play.go_to(stage, number)
+    site, key = play.sites[VICTIM], play.state.key(ASKED[stage])
+    honest = site.answer(key, site.download(key))
+    before = play.state
+    with pytest.raises(error, match=match or None):
+        site.upload(key, change(site, key, honest))
+    assert play.state == before
+    assert play.store.upload_hash(key, VICTIM) is None
+    site.upload(key, honest)
+    assert VICTIM in play.state.answered
+
+
+def check_passes(play: Play, stage: Stage, change: Change) -> None:
+    """The victim's answer, changed, is taken."""
+    play.go_to(stage, 1)
+    site, key = play.sites[VICTIM], play.state.key(ASKED[stage])
+    site.upload(key, change(site, key, site.answer(key, site.download(key))))
+    assert VICTIM in play.state.answered

@@ -1,0 +1,227 @@
+"""What the coordinator refuses of sites whose prototypes it clusters, and of a masked sum over clusters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agreement import Protection
+from agreement.payload_forms import directions_form, limits_of, values_form
+from crypto.errors import MalformedError, UnknownSchemeError
+from crypto.protection import Payload
+from protoseal_wire import codec
+from protoseal_wire.codec import Malformed
+from protoseal_wire.messages import Phase
+from secure_server.exchanges.base import Attempt
+from secure_server.exchanges.cluster_assignment import Local, assigned, read_labels
+from secure_server.exchanges.group_results import GroupSum
+from secure_server.exchanges.masked_clusters import MaskedClusters
+from tests.adversary.cluster_play import clustered_agreement
+from tests.adversary.victim import Scene, stopped_at
+
+B = "clinic-b"
+PLAIN = clustered_agreement(protection=Protection.PLAIN)
+MASKED = clustered_agreement()
+Arrays = list[np.ndarray[Any, np.dtype[np.float64]]]
+
+
+@pytest.fixture(scope="module")
+def values() -> Iterator[Scene]:
+    """Where clinic-b is about to send its values under `plain`."""
+    with stopped_at(PLAIN, B, Phase.VALUES) as scene:
+        yield scene
+
+
+@pytest.fixture(scope="module")
+def directions() -> Iterator[Scene]:
+    """Where it is about to send directions."""
+    with stopped_at(MASKED, B, Phase.DIRECTIONS) as scene:
+        yield scene
+
+
+def arrays(scene: Scene) -> Arrays:
+    agreement = scene.federation.agreement
+    form = values_form(agreement, 1) if scene.key.phase is Phase.VALUES else directions_form(agreement)
+    return [each.copy() for each in codec.decode_payload(scene.honest, limits_of(agreement), form).arrays]
+
+
+def refuse(
+    scene: Scene, changed: Arrays, error: type[Exception], match: str, *, scheme: str | None = None
+) -> None:
+    """The upload is refused, and nothing has changed."""
+    before = scene.memory()
+    honest = "plain/1" if scene.key.phase is Phase.VALUES else "rotation/1"
+    content = codec.encode_payload(Payload(scheme or honest, tuple(changed)))
+    with pytest.raises(error, match=match):
+        scene.send(scene.upload(content))
+    assert scene.memory() == before
+
+
+def longer(found: Arrays) -> None:
+    found[0][0] *= 2.0 * PLAIN.norm_bound / np.linalg.norm(found[0][0])
+
+
+def no_sample(found: Arrays) -> None:
+    found[2][0] = 0.0
+
+
+def half_a_sample(found: Arrays) -> None:
+    found[2][0] += 0.5
+
+
+def too_many_samples(found: Arrays) -> None:
+    found[2][:2] = PLAIN.averaging.most_samples
+
+
+def other_order(found: Arrays) -> None:
+    found[1][:] = found[1][::-1]
+
+
+def no_class(found: Arrays) -> None:
+    found[1][-1] = 3.0
+
+
+def half_a_class(found: Arrays) -> None:
+    found[1][0] = 0.5
+
+
+def a_class_less(found: Arrays) -> None:
+    found[1][found[1] == 1.0] = 0.0
+
+
+def no_weight(found: Arrays) -> None:
+    found[3][-1] = 0.0
+
+
+def a_large_model(found: Arrays) -> None:
+    found[3][0] = found[3][-1] * PLAIN.averaging.parameter_bound * 1.01
+
+
+OF_VALUES: dict[Callable[[Arrays], None], str] = {
+    longer: "a local prototype has norm",
+    no_sample: "stands for no sample",
+    half_a_sample: "a number is not whole",
+    too_many_samples: "a class has more than",
+    other_order: "not ordered by class",
+    no_class: "not from 0 to 2",
+    half_a_class: "a number is not whole",
+    a_class_less: "not of the classes that the site holds",
+    no_weight: "it counts samples",
+    a_large_model: "beyond its agreed bound",
+}
+
+
+@pytest.mark.parametrize("change", OF_VALUES)
+def test_bad_values_are_refused(values: Scene, change: Callable[[Arrays], None]) -> None:
+    found = arrays(values)
+    change(found)
+    refuse(values, found, MalformedError, OF_VALUES[change])
+
+
+def test_values_of_another_scheme_or_form_are_refused(values: Scene) -> None:
+    found = arrays(values)
+    refuse(values, found, UnknownSchemeError, "expected a payload of scheme", scheme="rotation/1")
+    refuse(values, found[:3], Malformed, "arrays, not 4 to 4")
+    refuse(values, [found[0][:-1], *found[1:]], Malformed, "differ in length")
+
+
+def half_as_long(found: Arrays) -> None:
+    found[0][0] /= 2.0
+
+
+OF_DIRECTIONS: dict[Callable[[Arrays], None], str] = {
+    half_as_long: "a direction is not of length 1",
+    other_order: "not ordered by class",
+    no_class: "not from 0 to 2",
+    a_class_less: "not of the classes that the site holds",
+}
+
+
+@pytest.mark.parametrize("change", OF_DIRECTIONS)
+def test_bad_directions_are_refused(directions: Scene, change: Callable[[Arrays], None]) -> None:
+    found = arrays(directions)
+    change(found)
+    refuse(directions, found, MalformedError, OF_DIRECTIONS[change])
+
+
+def test_a_direction_of_zeros_is_refused_and_the_honest_ones_are_taken(directions: Scene) -> None:
+    found = arrays(directions)
+    refuse(directions, found, UnknownSchemeError, "expected a payload of scheme", scheme="plain/1")
+    found[0][0] = 0.0
+    refuse(directions, found, MalformedError, "a direction is not of length 1")
+    exchange, attempt = exchange_of(directions)
+    exchange.check(attempt, Phase.DIRECTIONS, B, directions.honest)
+
+
+def exchange_of(scene: Scene) -> tuple[MaskedClusters, Attempt]:
+    coordinator = scene.coordinator
+    exchange = coordinator._aggregator.exchange(1)
+    assert isinstance(exchange, MaskedClusters)
+    return exchange, coordinator._requests.attempt(coordinator.state)
+
+
+def test_more_prototypes_of_a_class_than_are_agreed_are_refused() -> None:
+    holds = np.array([True, False])
+    assert read_labels(np.zeros(4), holds, 4).tolist() == [0] * 4
+    with pytest.raises(MalformedError, match="5 local prototypes of a class, at most 4"):
+        read_labels(np.zeros(5), holds, 4)
+
+
+def test_more_clusters_than_are_agreed_become_as_many() -> None:
+    """Six pairs of equal directions, all orthogonal to each other: six clusters, or as few as sites have to share."""
+    agreement = clustered_agreement(
+        min_holders=1, min_sites=2, protection=Protection.PLAIN, fedplcc={"most_clusters": 5}
+    )
+    rows = np.eye(6, agreement.dim)
+    local = {name: Local(rows, np.zeros(6, dtype=np.int64)) for name in ("a", "b")}
+    assert assigned(agreement, local).labels.tolist() == [0] * 5
+    masked = agreement.model_copy(update={"protection": Protection.MASKED})
+    assert assigned(masked, local).labels.tolist() == [0] * 4  # 10 inner products of sums, of 12 rows
+    with pytest.raises(ValueError, match="too few sites"):
+        assigned(agreement.model_copy(update={"min_holders": 3}), local)
+
+
+@pytest.fixture(scope="module")
+def survivors() -> Iterator[tuple[MaskedClusters, Attempt]]:
+    """Where a masked sum is about to be opened."""
+    with stopped_at(MASKED, B, Phase.SURVIVORS) as scene:
+        exchange, attempt = exchange_of(scene)
+        yield exchange, replace(attempt, survivors=dict(attempt.survivors))
+
+
+def a_sum(exchange: MaskedClusters, attempt: Attempt) -> GroupSum:
+    """Of four sites with prototypes of length 1 and a sample each, and models of zeros."""
+    clusters = exchange._directions.told(attempt).clusters
+    number = len(clusters.labels)
+    members = clusters.members(attempt.sites).astype(np.float64)
+    rows = np.zeros((number, MASKED.dim))
+    rows[:, 0] = members
+    vector = np.concatenate([rows.ravel(), members, np.zeros(MASKED.layout.model), [20.0]])
+    (group,) = attempt.groups
+    return GroupSum(None, group, vector)  # type: ignore[arg-type]  # nothing here asks who holds what
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "match"),
+    [
+        ("counts", 0.0, "fewer samples than they are"),
+        ("counts", 1e9, "or for too many"),
+        ("weight", 3.0, "4 members have 3 samples"),
+        ("weight", 1e9, "samples together"),
+        ("rows", 1e3, "a cluster's centre has norm"),
+    ],
+)
+def test_a_sum_that_sites_cannot_have_is_noticed(
+    survivors: tuple[MaskedClusters, Attempt], place: str, value: float, match: str
+) -> None:
+    exchange, attempt = survivors
+    found = a_sum(exchange, attempt)
+    exchange.check_sum(attempt, found)
+    number = len(exchange._directions.told(attempt).clusters.labels)
+    found.total[{"rows": 0, "counts": number * MASKED.dim, "weight": -1}[place]] = value
+    with pytest.raises(MalformedError, match=match):
+        exchange.check_sum(attempt, found)

@@ -1,0 +1,91 @@
+"""An assignment is worked out where nobody waits for it, and is its attempt's whoever asks at the same time."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from agreement import Agreement
+from protoseal_wire.codec import Limits
+from protoseal_wire.messages import DownloadRequest, Phase, UploadHeader
+from secure_server.aggregator import Aggregator
+from secure_server.coordinator import Coordinator
+from secure_server.exchanges import rotated_clusters
+from secure_server.exchanges.base import Kept
+from secure_server.exchanges.masked_clusters import MaskedClusters
+from tests.adversary.cluster_play import clustered_agreement
+from tests.adversary.victim import Scene, stopped_at
+
+B = "clinic-b"
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    """Where clinic-b is about to send masked values."""
+    with stopped_at(clustered_agreement(), B, Phase.VALUES) as scene:
+        yield scene
+
+
+def restarted(scene: Scene) -> Coordinator:
+    """On what is stored, with nothing else of the one before."""
+    federation, before = scene.federation, scene.coordinator
+    return Coordinator(
+        agreement=federation.agreement,
+        rules=before._rules,
+        trust=before._members._trust,
+        store=federation.store,
+        aggregator=Aggregator(federation.agreement, federation._state / "keys"),
+    )
+
+
+def test_a_restarted_coordinator_has_it_before_it_is_asked(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = restarted(scene)
+
+    def again(*_: object) -> None:
+        raise AssertionError("worked out within a site's call")
+
+    monkeypatch.setattr(rotated_clusters, "assigned", again)
+    assert coordinator.download(B, DownloadRequest(scene.key, B)) == scene.request
+    header = UploadHeader(scene.key, B, len(scene.honest), hashlib.sha256(scene.honest).digest())
+    coordinator.upload(B, header, scene.honest)
+
+
+class OvertakenKept(Kept[Any]):
+    """As below, of what is kept."""
+
+    @property
+    def _kept(self) -> Any:
+        return ("another attempt",), {}
+
+    @_kept.setter
+    def _kept(self, _: Any) -> None: ...
+
+
+class Overtaken(MaskedClusters):
+    """Between any two steps another thread has put another attempt's in the place of what is known."""
+
+    def __init__(self, agreement: Agreement, limits: Limits) -> None:
+        super().__init__(agreement, limits)
+        self._listed = self._relayed = OvertakenKept()
+
+    @property
+    def _known(self) -> Any:
+        return "another attempt", "its assignment"
+
+    @_known.setter
+    def _known(self, _: Any) -> None: ...
+
+
+def test_another_attempt_s_is_never_handed_out(scene: Scene) -> None:
+    agreement, coordinator = scene.federation.agreement, scene.coordinator
+    exchange = coordinator._aggregator.exchange(1)
+    assert isinstance(exchange, MaskedClusters)
+    attempt = coordinator._requests.attempt(coordinator.state)
+    overtaken = Overtaken(agreement, exchange._limits)
+    assert overtaken.request(attempt, Phase.SHARES, B) == exchange.request(attempt, Phase.SHARES, B)
+    assert overtaken.request(attempt, Phase.VALUES, B) == exchange.request(attempt, Phase.VALUES, B)

@@ -1,0 +1,282 @@
+"""What sites send in FedPC's steps, one thing wrong each time: refused, changing nothing; a good answer mends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agreement.payload_forms import limits_of, values_form
+from crypto.errors import CryptoError, MalformedError, VerificationError
+from crypto.pairwise.survivor_signatures import sign_survivors
+from crypto.pairwise.wire_values import ReleasedShare, ShareKind
+from crypto.protection import Payload
+from protoseal_wire import codec
+from protoseal_wire.codec import CodecError
+from protoseal_wire.messages import Phase, PhaseKey, ReleasedShares, SharesMade, SurvivorSignature
+from secure_server.errors import BadPayload, TooLarge
+from secure_server.exchanges import masked_sums, plain_sums
+from secure_server.rounds.state import ASKED, Stage
+from tests.secure_server.exchanges.fedpc_play import VICTIM, Change, Play, check_passes, check_refused
+from tests.secure_server.scripted_sites import CLASSES, DIM, FAR, NEAR, PARAMETERS, ScriptedSite
+
+# Shares
+
+
+def _shares(change: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> Change:
+    return lambda site, _, honest: codec.encode_shares_made(
+        SharesMade(change(codec.decode_shares_made(honest, site.limits).shares))
+    )
+
+
+SHARES: dict[str, tuple[type[Exception], str, Change]] = {
+    "one is missing": (BadPayload, "each other member", _shares(lambda shares: shares[1:])),
+    "one twice": (CodecError, "not distinct", _shares(lambda shares: (*shares[:-1], shares[0]))),
+    "one for a stranger": (
+        BadPayload,
+        "each other member",
+        _shares(lambda shares: (replace(shares[0], recipient="w"), *shares[1:])),
+    ),
+    "of another sender": (
+        VerificationError,
+        "",
+        _shares(lambda shares: tuple(replace(share, sender="w") for share in shares)),
+    ),
+    "altered": (
+        VerificationError,
+        "",
+        _shares(lambda shares: (replace(shares[0], sealed=bytes(len(shares[0].sealed))), *shares[1:])),
+    ),
+    "swapped": (
+        VerificationError,
+        "",
+        _shares(
+            lambda shares: (
+                replace(shares[0], recipient=shares[1].recipient),
+                replace(shares[1], recipient=shares[0].recipient),
+                *shares[2:],
+            )
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SHARES)
+def test_shares(masked: Play, case: str) -> None:
+    error, match, change = SHARES[case]
+    check_refused(masked, Stage.SHARES, 1, change, error, match)
+
+
+def test_shares_of_an_earlier_attempt(masked: Play) -> None:
+    masked.go_to(Stage.SHARES, 1)
+    key = masked.state.key(ASKED[Stage.SHARES])
+    old = masked.sites[VICTIM].answer(key, masked.sites[VICTIM].download(key))
+    masked.go_to(Stage.PRESENCE, 1, without=("a", "b"))
+    masked.restart()  # and nobody is benched any more
+    check_refused(masked, Stage.SHARES, 1, lambda *_: old, VerificationError)
+
+
+# Values
+
+
+def _words(change: Callable[[Payload], Payload]) -> Change:
+    def changed(site: ScriptedSite, key: PhaseKey, honest: bytes) -> bytes:
+        form = values_form(site.agreement, key.round)
+        return codec.encode_payload(change(codec.decode_payload(honest, site.limits, form)))
+
+    return changed
+
+
+MASKED_VALUES: dict[str, tuple[type[Exception], Change]] = {
+    "of another length": (CodecError, _words(lambda p: replace(p, words=(p.words[0][1:],)))),
+    "of another ring": (CodecError, _words(lambda p: replace(p, words=(p.words[0].astype(np.uint32),)))),
+    "of another scheme": (MalformedError, _words(lambda p: replace(p, scheme="plain/1"))),
+    "in the clear": (
+        CodecError,
+        lambda site, key, _: codec.encode_payload(Payload("plain/1", arrays=(site.vector(key.round),))),
+    ),
+    "cut off": (CodecError, lambda site, key, honest: honest[:-1]),
+    "too many": ((TooLarge), lambda site, key, honest: honest + bytes(limits_of(site.agreement).payload)),
+}
+
+
+@pytest.mark.parametrize("case", MASKED_VALUES)
+def test_masked_values(masked: Play, case: str) -> None:
+    error, change = MASKED_VALUES[case]
+    check_refused(masked, Stage.VALUES, 1, change, error)
+
+
+def _vector(change: Callable[[Any], None]) -> Change:
+    def changed(payload: Payload) -> Payload:
+        vector = payload.arrays[0].copy()
+        change(vector)
+        return replace(payload, arrays=(vector,))
+
+    return _words(changed)
+
+
+def _set(position: int, value: float) -> Change:
+    def change(vector: Any) -> None:
+        vector[position] = value
+
+    return _vector(change)
+
+
+WITHHELD, THETA = 2 * DIM, CLASSES * DIM
+"""Where the row of a class without enough holders begins, and where the averaged part does."""
+
+PLAIN_VALUES: dict[str, tuple[type[Exception], str, Change]] = {
+    "a row of a withheld class": (MalformedError, "does not hold", _set(WITHHELD, 0.1)),
+    "a row beyond the norm bound": (MalformedError, "norm", _set(0, 2.0)),
+    "a parameter beyond its bound": (MalformedError, "bound of 60", _set(THETA, -60.1)),
+    "a buffer beyond its bound": (MalformedError, "bound of 1e", _set(THETA + PARAMETERS, 1.1e6)),
+    "not a number": (CodecError, "", _set(THETA, np.nan)),
+    "of another scheme": (MalformedError, "", _words(lambda p: replace(p, scheme="rotation/1"))),
+}
+
+
+@pytest.mark.parametrize("case", PLAIN_VALUES)
+def test_plain_values(plain: Play, case: str) -> None:
+    error, match, change = PLAIN_VALUES[case]
+    check_refused(plain, Stage.VALUES, 1, change, error, match)
+
+
+def test_values_at_their_bounds_are_good(plain: Play) -> None:
+    plain.go_to(Stage.VALUES, 1)
+    site, key = plain.sites[VICTIM], plain.state.key(Phase.VALUES)
+    honest = site.answer(key, site.download(key))
+
+    def change(vector: Any) -> None:
+        vector[:DIM], vector[0] = 0.0, plain.agreement.norm_bound
+        vector[THETA], vector[-1] = -60.0, 1e6
+
+    site.upload(key, _vector(change)(site, key, honest))
+    assert VICTIM in plain.state.answered
+
+
+@pytest.mark.parametrize("protection", ["plain", "masked"])
+def test_rows_for_the_clustering(request: pytest.FixtureRequest, protection: str) -> None:
+    play: Play = request.getfixturevalue(protection)
+    other = "rotation/1" if protection == "plain" else "plain/1"
+    long = _words(lambda p: replace(p, arrays=(p.arrays[0] * 10.0,)))
+    check_refused(play, Stage.VALUES, 0, long, MalformedError, "norm")
+    play.restart()
+    play.late()
+    play.late()
+    unturned = _words(lambda p: replace(p, scheme=other))
+    check_refused(play, Stage.VALUES, 0, unturned, MalformedError, "scheme")
+
+
+# Survivors, and what is released for them
+
+
+def _signed(survivors: Callable[[tuple[str, ...]], tuple[str, ...]]) -> Change:
+    def changed(site: ScriptedSite, key: PhaseKey, _: bytes) -> bytes:
+        signature = sign_survivors(site.party.credentials, site.binding(key), survivors(site.there))
+        return codec.encode_survivor_signature(SurvivorSignature(site.name, signature))
+
+    return changed
+
+
+SURVIVORS: dict[str, tuple[type[Exception], str, Change]] = {
+    "another set": (VerificationError, "", _signed(lambda there: there[1:])),
+    "in another's name": (
+        BadPayload,
+        "for itself",
+        lambda site, key, honest: codec.encode_survivor_signature(
+            replace(codec.decode_survivor_signature(honest, site.limits), site="b")
+        ),
+    ),
+    "another attempt": (
+        VerificationError,
+        "",
+        lambda site, key, honest: _signed(lambda there: there)(site, replace(key, attempt=7), honest),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SURVIVORS)
+def test_signatures_on_survivors(masked: Play, case: str) -> None:
+    error, match, change = SURVIVORS[case]
+    check_refused(masked, Stage.SURVIVORS, 1, change, error, match)
+
+
+def _released(change: Callable[[tuple[ReleasedShare, ...]], tuple[ReleasedShare, ...]]) -> Change:
+    return lambda site, _, honest: codec.encode_released_shares(
+        ReleasedShares(change(codec.decode_released_shares(honest, site.limits).shares))
+    )
+
+
+RELEASED: dict[str, Change] = {
+    "the other kind": _released(lambda shares: (replace(shares[0], kind=ShareKind.KEY), *shares[1:])),
+    "both kinds": _released(lambda shares: (replace(shares[0], kind=ShareKind.KEY), *shares)),
+    "of a stranger": _released(lambda shares: (*shares[:-1], replace(shares[-1], owner="w"))),
+    "one twice": _released(lambda shares: (shares[0], *shares)),
+}
+
+
+@pytest.mark.parametrize("case", RELEASED)
+def test_released_shares(masked: Play, case: str) -> None:
+    check_refused(masked, Stage.UNMASK, 1, RELEASED[case], (CryptoError, CodecError))  # type: ignore[arg-type]
+
+
+def test_the_kind_is_checked_for_those_who_dropped_out_too(masked: Play) -> None:
+    masked.go_to(Stage.VALUES, 1)
+    masked.go_to(Stage.UNMASK, 1, without=("d",))
+    due = {"a": ShareKind.SEED, "b": ShareKind.SEED, "c": ShareKind.SEED, "d": ShareKind.KEY}
+
+    def wrong(shares: tuple[ReleasedShare, ...]) -> tuple[ReleasedShare, ...]:
+        assert {share.owner: share.kind for share in shares} == due
+        return (*shares[:-1], replace(shares[-1], kind=ShareKind.SEED))
+
+    check_refused(masked, Stage.UNMASK, 1, _released(wrong), MalformedError)
+
+
+def test_a_wrong_share_costs_its_group_the_round_and_tells_nobody_why(masked: Play) -> None:
+    """It cannot be told from a good one before the secrets are put together."""
+    masked.go_to(Stage.UNMASK, 1)
+    masked.sites[VICTIM].twist[ASKED[Stage.UNMASK]] = lambda content: _released(
+        lambda shares: tuple(
+            replace(share, share=bytes([*share.share[:-1], share.share[-1] ^ 1])) for share in shares
+        )
+    )(masked.sites[VICTIM], masked.state.key(ASKED[Stage.UNMASK]), content)
+    masked.go_to(Stage.PRESENCE, 2)
+    assert masked.state.reason == ""
+    masked.sites[VICTIM].twist.clear()
+    masked.go_to(Stage.FINISHED)
+    got = {name: set(site.results) for name, site in masked.sites.items()}
+    assert [got[name] for name in (*NEAR, *FAR)] == [{2}] * 4 + [{1, 2}] * 4
+
+
+WITHOUT = {
+    "SHARES altered": (masked_sums, "verify_share", "masked", Stage.SHARES, SHARES["altered"][2]),
+    "SURVIVORS": (masked_sums, "verify_survivor", "masked", Stage.SURVIVORS, SURVIVORS["another set"][2]),
+    "UNMASK": (masked_sums, "check_released", "masked", Stage.UNMASK, RELEASED["the other kind"]),
+    "words": (masked_sums, "words_of", "masked", Stage.VALUES, MASKED_VALUES["of another scheme"][1]),
+    "norm": (
+        plain_sums,
+        "_check_rows",
+        "plain",
+        Stage.VALUES,
+        PLAIN_VALUES["a row beyond the norm bound"][2],
+    ),
+    "bound": (
+        plain_sums,
+        "check_model",
+        "plain",
+        Stage.VALUES,
+        PLAIN_VALUES["a parameter beyond its bound"][2],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WITHOUT)
+def test_would_pass_without_its_check(
+    case: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, name, protection, stage, change = WITHOUT[case]
+    monkeypatch.setattr(place, name, lambda *_: None)
+    check_passes(request.getfixturevalue(protection), stage, change)

@@ -1,0 +1,148 @@
+"""Plays a run against the round machine, one event at a time, with a clock that the test moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from agreement.phases import MASKED_SUM as STEPS
+from protoseal_wire.messages import Phase, PhaseKey
+from secure_server.rounds import machine
+from secure_server.rounds.events import Planned
+from secure_server.rounds.state import Groups, Quorum, Rules, Stage, State
+
+SITES = ("ada", "bea", "cid", "dot")
+RULES = Rules(
+    run="r1",
+    roster=SITES,
+    min_sites=3,
+    rounds=2,
+    max_attempts=3,
+    needs_secret=True,
+    join_seconds=100.0,
+    phase_seconds={
+        Phase.ROSTER: 10.0,
+        Phase.SECRET: 10.0,
+        Phase.PRESENCE: 50.0,
+        Phase.VALUES: 20.0,
+        Phase.RESULT: 20.0,
+    },
+)
+START = 1000.0
+
+
+def survivors_of(state: State, phase: Phase) -> tuple[str, ...]:
+    """Return the sites that answered a step of the current attempt, which is over."""
+    return next(each.sites for each in state.survivors if each.phase is phase)
+
+
+class Player:
+    """A run in play."""
+
+    def __init__(self, rules: Rules = RULES) -> None:
+        self.rules = rules
+        self.now = START
+        self.state: State = machine.start(rules, self.now)
+
+    @property
+    def stage(self) -> Stage:
+        return self.state.stage
+
+    def do(self, *events: machine.Event) -> None:
+        for event in events:
+            self.state = machine.step(self.rules, self.state, event, self.now)
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.do(machine.Tick())
+
+    def to_deadline(self) -> None:
+        self.now = self.state.deadline
+        self.do(machine.Tick())
+
+    def task(self, site: str) -> PhaseKey | None:
+        return machine.task_for(self.rules, self.state, site)
+
+    def phase(self, site: str) -> Phase | None:
+        task = self.task(site)
+        return None if task is None else task.phase
+
+    def join(self, *sites: str) -> None:
+        self.do(*(machine.Joined(site) for site in sites))
+
+    def answer(self, *sites: str) -> None:
+        """Each of the sites, in turn, answers its current task."""
+        for site in sites:
+            task = self.task(site)
+            assert task is not None, f"{site} has nothing to answer in {self.stage}"
+            self.do(machine.Answered(site, task))
+
+    def set_up(self, *sites: str) -> None:
+        """Join with all of the roster and have ``sites`` do their set-up."""
+        self.join(*self.rules.roster)
+        self.answer(*sites)
+        if self.rules.needs_secret:
+            self.answer(*(site for site in sites if site != self.state.maker))
+
+    def compute(self) -> None:
+        """Have all sites of the roster go through the round, up to its result."""
+        self.answer(*self.rules.roster)
+        self.answer(*self.rules.roster)
+        self.do(machine.Computed())
+
+
+def in_round(rules: Rules = RULES) -> Player:
+    """At the first round's PRESENCE, with every site set up."""
+    player = Player(rules)
+    player.set_up(*rules.roster)
+    return player
+
+
+def without_secret(rules: Rules = RULES) -> Rules:
+    """The same rules for a protection that needs no group keys."""
+    return replace(rules, needs_secret=False)
+
+
+# Groups, and rounds of many steps
+
+LEFT, RIGHT = ("ada", "bea", "cid", "dot"), ("eli", "fay", "gus", "hal")
+ALL = (*LEFT, *RIGHT)
+GROUPED = replace(
+    RULES,
+    roster=ALL,
+    first_round=0,
+    round_steps=STEPS,
+    smallest_group=3,
+    phase_seconds={**RULES.phase_seconds, **dict.fromkeys(STEPS, 20.0)},
+)
+THREE_OF_EACH = tuple(Quorum(phase, frozenset(group), 3) for group in (LEFT, RIGHT) for phase in STEPS)
+
+
+def without(*names: str) -> tuple[str, ...]:
+    return tuple(site for site in ALL if site not in names)
+
+
+class GroupPlayer(Player):
+    """At the first round after the clustering."""
+
+    def __init__(self, rules: Rules = GROUPED, groups: Groups = (LEFT, RIGHT)) -> None:
+        super().__init__(rules)
+        self.set_up(*rules.roster)
+        self.answer(*rules.roster)
+        self.answer(*rules.roster)
+        self.do(machine.Computed(groups))
+
+    def begin(self, present: Iterable[str] = ALL, quorums: tuple[Quorum, ...] = THREE_OF_EACH) -> None:
+        """PRESENCE of these, and the plan."""
+        self.answer(*present)
+        if self.stage is Stage.PRESENCE:
+            self.to_deadline()
+        self.do(Planned(quorums))
+
+    def go_to(self, stage: Stage) -> None:
+        """Everyone answers until then."""
+        while self.stage is not stage:
+            if self.stage is Stage.COMPUTING:
+                self.do(machine.Computed())
+            else:
+                self.answer(*(site for site in self.state.asked if self.task(site)))

@@ -1,0 +1,149 @@
+"""A whole run with a fake clock and faults: sites that come and go, lost messages, deaths, restarts.
+
+What must hold after each event is in :mod:`tests.secure_server.rounds.checked_run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from protoseal_wire.messages import Phase, PhaseKey
+from secure_server.errors import JoinClosed
+from secure_server.rounds import machine
+from secure_server.rounds.events import Planned
+from secure_server.rounds.state import ASKED, Stage
+from tests.secure_server.rounds.checked_run import CheckedRun
+from tests.secure_server.rounds.simulation_rules import require
+
+
+class SimulatedRun(CheckedRun):
+    """With sites that come and go."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.alive = set(self.rules.roster)
+        self.out: set[str] = set()  # told that the run goes on without them
+        self.unsure: dict[str, PhaseKey] = {}  # answers whose acknowledgement was lost
+
+    # What sites do
+
+    def visit(self, site: str, lost_answers: float = 0.0) -> None:
+        """A living site asks for its task and answers it; sometimes it does not hear that this arrived."""
+        if site in self.unsure:
+            self.do(machine.Answered(site, self.unsure.pop(site)))
+        if site not in self.state.joined:
+            self.join(site)
+        if site in self.out or not self.do(machine.Polled(site)):
+            return
+        task = machine.task_for(self.rules, self.state, site)
+        if task is not None and self.do(machine.Answered(site, task)) and self.rng.random() < lost_answers:
+            self.unsure[site] = task
+
+    def join(self, site: str) -> None:
+        """A site that is left out for good is told so."""
+        try:
+            machine.step(self.rules, self.state, machine.Joined(site), self.now)
+        except JoinClosed:
+            self.out.add(site)
+        self.do(machine.Joined(site))
+
+    # Faults
+
+    def fault(self) -> None:
+        """Something goes wrong."""
+        site = self.rng.choice(self.rules.roster)
+        faults: tuple[Callable[[], object], ...] = (
+            lambda: self.alive.discard(site),
+            lambda: self.alive.difference_update(self.rng.sample(self.rules.roster, 2)),
+            lambda: self.do(machine.Left(site)),
+            lambda: self.do(machine.Joined(site)),
+            lambda: self.replay(site),
+            lambda: self.do(machine.Answered(site, self.made_up_key())),
+            self.own_part_out_of_turn,
+            self.restart,
+            self.all_leave,
+            lambda: self.pass_time(self.rng.choice((30.0, 1e3, 1e6, -1e3, -1e6))),
+        )
+        self.rng.choices(faults, weights=(3, 2, 2, 2, 4, 4, 2, 8, 1, 2))[0]()
+
+    def all_leave(self) -> None:
+        """Everybody leaves, and nobody comes back for a while."""
+        for site in self.rules.roster:
+            self.do(machine.Left(site))
+        self.pass_time(15.0)
+
+    def own_part_out_of_turn(self) -> None:
+        """The coordinator's own events, where the machine waits for others."""
+        if self.state.stage not in (Stage.COMPUTING, Stage.PLANNING) and self.state.begun:
+            groups = (self.state.groups or (self.state.members,)) if self.state.round == 0 else ()
+            self.do(self.rng.choice((machine.Computed(groups), machine.ComputeFailed(), Planned())))
+
+    def replay(self, site: str) -> None:
+        """An old answer of a site arrives once more."""
+        old = sorted(key for key, sender in self.accepted if sender == site)
+        if old:
+            self.do(machine.Answered(site, self.rng.choice(old)))
+
+    def made_up_key(self) -> PhaseKey:
+        """A key near the current ones, of this run or another."""
+        around = self.rng.choice((-1, 0, 0, 0, 1))
+        key = PhaseKey("sim", self.state.round, self.state.attempt + around, self.rng.choice(list(Phase)))
+        other = replace(key, round=self.rng.randint(0, self.rules.rounds + 1))
+        return self.rng.choice((key, key, other, replace(key, run="other")))
+
+    def chaos(self, steps: int) -> None:
+        """Sites work while requests, answers, sites and the coordinator are lost."""
+        self.plan_fails = 0.1
+        for _ in range(steps):
+            if self.rng.random() < 0.12:
+                self.fault()
+            elif self.rng.random() < 0.04:
+                self.alive = set(self.rules.roster)
+            site = self.rng.choice(self.rules.roster)
+            if site in self.alive and self.rng.random() < 0.9:
+                self.visit(site, lost_answers=0.1)
+            if self.rng.random() < 0.3:
+                self.compute(fails=0.1)
+            self.pass_time(self.rng.uniform(0.0, 4.0))
+            if self.state.stage is Stage.STOPPED and self.rng.random() < 0.1:
+                self.restart()
+
+    # How a run must end
+
+    def finish(self) -> None:
+        """With every site there and nothing lost the run finishes, unless by then it had given up every round.
+
+        An operator may have to start it again twice: it had stopped, and a deadline was too near to be met.
+        """
+        self.alive, self.plan_fails = set(self.rules.roster), 0.0
+        restarts = 0
+        for _ in range(20 * (self.rules.rounds + 3)):
+            if self.state.stage is Stage.STOPPED:
+                restarts += 1
+                self.restart()
+            if self.state.round > self.rules.rounds:
+                return
+            for site in self.rules.roster:
+                self.visit(site)
+            self.compute()
+            self.pass_time(2.0)
+            if self.state.stage is Stage.FINISHED:
+                break
+        require(self.state.stage is Stage.FINISHED, f"all are there, and yet: {self.state}")
+        require(restarts <= 2, f"started again {restarts} times")
+
+    def starve(self) -> None:
+        """With too few sites left, the run stops, or ends if its last result is out, in bounded time."""
+        staying = self.rng.sample(self.rules.roster, self.rules.min_sites - 1)
+        rules, attempts = self.rules, self.rules.max_attempts
+        one_round = sum(rules.seconds(stage) for stage in ASKED)
+        bound = rules.join_seconds + attempts * rules.seconds(Stage.SETUP) + (attempts + 2) * one_round
+        end = self.now + bound
+        while not self.state.over and self.now <= end:
+            for site in staying:
+                self.visit(site)
+            self.compute()
+            self.pass_time(2.0)
+        require(self.state.over, f"too few are there, and yet it goes on: {self.state}")
+        require(self.state.stage is Stage.FINISHED or bool(self.state.reason), "it stopped without a reason")

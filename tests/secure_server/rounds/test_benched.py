@@ -1,0 +1,203 @@
+"""A site that costs a round an attempt is not asked again in it: spite and bad luck of a few stop nobody else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from agreement.phases import MASKED_SUM as STEPS
+from protoseal_wire.messages import Phase
+from secure_server.errors import WrongPhase
+from secure_server.rounds import machine, transitions
+from secure_server.rounds.events import Planned
+from secure_server.rounds.state import Quorum, Rules, Stage, State
+from tests.secure_server.rounds.round_player import GROUPED, LEFT, RULES, SITES, GroupPlayer, Player, in_round
+from tests.secure_server.rounds.simulation_rules import InvariantError
+from tests.secure_server.rounds.spiteful_run import SpitefulRun
+
+OTHERS = ("ada", "bea", "cid")
+
+
+def keeps_nobody_out(rules: Rules, state: State, lost: object) -> frozenset[str]:
+    """In the place of the machine's rule: as if nothing had been learnt from the failed attempt."""
+    return state.benched
+
+
+def lose_values(player: Player) -> None:
+    """All state presence; dot's values are late, and it polls again as soon as they are."""
+    player.answer(*SITES)
+    player.answer(*OTHERS)
+    player.to_deadline()
+    if player.stage is not Stage.STOPPED:
+        player.do(machine.Polled("dot"))
+
+
+def leave_after_presence(player: Player) -> None:
+    player.answer(*SITES)
+    player.do(machine.Left("dot"))
+    if player.stage is not Stage.STOPPED:
+        player.join("dot")
+
+
+@pytest.mark.parametrize("spite", [lose_values, leave_after_presence])
+class TestOneSite:
+    def test_costs_a_round_one_attempt_and_is_asked_again_in_the_next(
+        self, spite: Callable[[Player], None]
+    ) -> None:
+        player = in_round()
+        for number in (1, 2):
+            spite(player)
+            assert (player.stage, player.state.attempt) == (Stage.PRESENCE, 2)
+            assert player.state.benched == {"dot"}
+            assert player.state.absent == frozenset(), "it is there again"
+            assert player.task("dot") is None
+            with pytest.raises(WrongPhase):
+                player.do(machine.Answered("dot", player.state.presence_key))
+            player.answer(*OTHERS)
+            assert (player.stage, player.state.participants) == (Stage.VALUES, OTHERS), "nobody waits for it"
+            player.answer(*OTHERS)
+            player.do(machine.Computed())
+            player.answer(*OTHERS)
+            assert player.state.benched == frozenset()
+            assert player.stage is (Stage.PRESENCE if number == 1 else Stage.FINISHED)
+
+    def test_would_stop_the_run_if_nobody_were_benched(
+        self, spite: Callable[[Player], None], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(transitions, "_benched", keeps_nobody_out)
+        player = in_round()
+        for _ in range(RULES.max_attempts):
+            spite(player)
+        assert (player.stage, player.state.round) == (Stage.STOPPED, 1)
+
+
+def test_more_spiteful_sites_than_attempts_stop_nothing_one_after_another() -> None:
+    spiteful = ("dot", "eli", "fay", "gus")
+    roster = tuple(sorted({*SITES, *spiteful}))
+    player = in_round(replace(RULES, roster=roster))
+    for site in spiteful:
+        player.answer(*(each for each in roster if player.task(each)))
+        player.do(machine.Left(site))
+    assert len(spiteful) > RULES.max_attempts
+    assert (player.stage, player.state.failures) == (Stage.PRESENCE, 0)
+    player.answer(*OTHERS)
+    assert (player.stage, player.state.participants) == (Stage.VALUES, OTHERS)
+
+
+def test_with_too_few_others_it_is_asked_again_at_once() -> None:
+    player = in_round(replace(RULES, min_sites=4))
+    lose_values(player)
+    assert player.state.benched == frozenset()
+    player.answer(*SITES)
+    assert (player.stage, player.state.participants) == (Stage.VALUES, SITES)
+
+
+def test_those_who_fail_together_are_all_asked_again_if_too_few_are_left() -> None:
+    player = in_round()
+    player.answer(*SITES)
+    player.answer("ada", "bea")
+    player.to_deadline()
+    assert (player.state.attempt, player.state.benched) == (2, frozenset())
+
+
+def test_it_is_asked_again_when_others_fail_to_state_presence() -> None:
+    player = in_round()
+    lose_values(player)
+    player.answer("ada", "bea")
+    player.to_deadline()
+    assert (player.stage, player.state.attempt, player.state.benched) == (Stage.PRESENCE, 3, frozenset())
+    player.answer("ada", "bea", "dot")
+    assert (player.stage, player.state.participants) == (Stage.VALUES, ("ada", "bea", "dot"))
+
+
+def test_it_is_asked_again_once_an_operator_started_the_coordinator_anew() -> None:
+    player = in_round()
+    lose_values(player)
+    player.do(machine.Resumed())
+    assert (player.state.benched, player.state.attempt) == (frozenset(), 2)
+    player.answer(*SITES)
+    assert player.state.participants == SITES
+
+
+def test_a_failed_aggregation_is_no_sites_fault() -> None:
+    player = in_round()
+    lose_values(player)
+    player.answer(*OTHERS)
+    player.answer(*OTHERS)
+    player.do(machine.ComputeFailed())
+    assert player.state.benched == {"dot"}, "as before"
+
+
+def test_a_stored_state_keeps_it_and_refuses_it_as_participant() -> None:
+    player = in_round()
+    lose_values(player)
+    assert State.from_json(player.state.to_json()) == player.state
+    with pytest.raises(ValueError, match="takes no part"):
+        replace(player.state, participants=("cid", "dot"))
+    with pytest.raises(ValueError, match="only members"):
+        replace(player.state, benched=frozenset({"eve"}))
+
+
+def run_spiteful(count: int = 200) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for seed in range(count):
+        run = SpitefulRun(seed)
+        try:
+            run.run()
+        except InvariantError as violation:
+            violation.add_note(f"seed {seed}")
+            raise
+        total += run.seen
+    return total
+
+
+class TestManySpitefulSites:
+    def test_stop_no_run_that_has_enough_good_ones(self) -> None:
+        seen = run_spiteful()
+        assert seen["spite"] > 200
+        assert seen["failed attempt"] > 100
+
+    def test_would_stop_it_if_nobody_were_benched(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(transitions, "_benched", keeps_nobody_out)
+        with pytest.raises(InvariantError, match="enough sites are good"):
+            run_spiteful()
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_who_is_silent_in_a_masked_step_keeps_the_others_from_no_result(step: Phase) -> None:
+    """Two of five, in the same step of each round: without them, three are as many as a group needs."""
+    five = (*LEFT, "eve")
+    rules = replace(GROUPED, roster=five, min_sites=3, rounds=6)
+    player, silent = GroupPlayer(rules, (five,)), {"ada", "bea"}
+    computed = 0
+    while not player.state.over:
+        if player.stage is Stage.PLANNING:
+            player.do(Planned(_quorums(player.state.participants)))
+        elif player.stage is Stage.COMPUTING:
+            player.do(machine.Computed())
+            computed += 1
+        elif not _answer(player, five, lambda site, phase: phase is step and site in silent):
+            player.to_deadline()
+    assert player.stage is Stage.FINISHED
+    assert computed >= 3
+    assert player.state.last_result == 6
+
+
+def _quorums(participants: tuple[str, ...]) -> tuple[Quorum, ...]:
+    least = 2 * len(participants) // 3 + 1
+    return tuple(Quorum(phase, frozenset(participants), least) for phase in STEPS)
+
+
+def _answer(player: GroupPlayer, sites: tuple[str, ...], silent: Callable[[str, Phase], bool]) -> bool:
+    """Whether any of the sites had something to answer that it is not silent about."""
+    answered = False
+    for site in sites:
+        player.do(machine.Polled(site))
+        phase = player.phase(site)
+        if phase is not None and not silent(site, phase):
+            player.answer(site)
+            answered = True
+    return answered

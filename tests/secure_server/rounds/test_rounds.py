@@ -1,0 +1,352 @@
+"""Each rule of a round: who is asked what, when a phase ends and what follows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from protoseal_wire.messages import Phase, PhaseKey
+from secure_server.errors import NotJoined, WrongPhase
+from secure_server.rounds import machine
+from secure_server.rounds.state import Stage
+from tests.secure_server.rounds.round_player import RULES, SITES, START, in_round
+
+
+def test_a_round_asks_presence_then_values_then_gives_results() -> None:
+    player = in_round()
+    assert [player.task(site) for site in SITES] == [PhaseKey("r1", 1, 1, Phase.PRESENCE)] * 4
+    player.answer(*SITES)
+    assert player.state.participants == SITES
+    assert [player.task(site) for site in SITES] == [PhaseKey("r1", 1, 1, Phase.VALUES)] * 4
+    player.answer(*SITES)
+    assert player.stage is Stage.COMPUTING
+    assert [player.task(site) for site in SITES] == [None] * 4
+    player.do(machine.Computed())
+    assert [player.task(site) for site in SITES] == [PhaseKey("r1", 1, 1, Phase.RESULT)] * 4
+    player.answer(*SITES)
+    assert [player.task(site) for site in SITES] == [PhaseKey("r1", 2, 1, Phase.PRESENCE)] * 4
+
+
+def test_the_run_finishes_after_its_last_round() -> None:
+    player = in_round()
+    for _ in range(RULES.rounds):
+        player.compute()
+        player.answer(*SITES)
+    assert player.stage is Stage.FINISHED
+    assert (player.state.round, player.state.reason) == (2, "")
+    player.do(machine.Polled("ada"), machine.Left("bea"), machine.Joined("bea"), machine.Resumed())
+    player.wait(1e9)
+    assert player.stage is Stage.FINISHED
+    assert player.task("ada") is None
+
+
+def test_a_deadline_takes_the_full_time_of_its_phase() -> None:
+    player = in_round()
+    assert player.state.deadline == START + 50
+    player.now += 7
+    player.answer(*SITES)
+    assert player.state.deadline == START + 7 + 20
+
+
+class TestPresence:
+    def test_goes_on_at_the_deadline_without_the_missing(self) -> None:
+        player = in_round()
+        player.answer("ada", "bea", "dot")
+        player.wait(49.9)
+        assert player.stage is Stage.PRESENCE
+        player.wait(0.2)
+        assert (player.stage, player.state.participants) == (Stage.VALUES, ("ada", "bea", "dot"))
+        assert player.state.absent == {"cid"}
+        assert player.task("cid") is None
+
+    def test_does_not_wait_for_an_absent_site_in_the_next_round(self) -> None:
+        player = in_round()
+        player.answer("ada", "bea", "dot")
+        player.to_deadline()
+        player.answer("ada", "bea", "dot")
+        player.do(machine.Computed())
+        player.answer("ada", "bea", "dot")
+        player.answer("ada", "bea", "dot")
+        assert (player.state.round, player.stage) == (2, Stage.VALUES)
+
+    def test_welcomes_an_absent_site_back(self) -> None:
+        player = in_round()
+        player.state = replace(player.state, absent=frozenset({"cid"}))
+        player.do(machine.Polled("cid"))
+        assert player.state.absent == frozenset()
+        player.answer("ada", "bea", "dot")
+        assert player.stage is Stage.PRESENCE, "it is back, so it is waited for"
+        player.answer("cid")
+        assert player.state.participants == SITES
+
+    def test_with_too_few_is_repeated_under_a_new_attempt(self) -> None:
+        player = in_round()
+        player.answer("ada", "bea")
+        player.to_deadline()
+        assert (player.stage, player.state.attempt, player.state.failures) == (Stage.PRESENCE, 2, 1)
+        assert player.state.absent == {"cid", "dot"}
+        assert player.task("ada") == PhaseKey("r1", 1, 2, Phase.PRESENCE)
+        assert player.state.reason == "round 1, attempt 1: no presence from cid, dot"
+
+    def test_gives_absent_sites_until_the_deadline_when_too_few_are_there(self) -> None:
+        player = in_round()
+        player.do(machine.Left("cid"), machine.Left("dot"))
+        player.answer("ada", "bea")
+        player.wait(40)
+        assert (player.stage, player.state.attempt) == (Stage.PRESENCE, 1)
+        player.join("dot")
+        player.answer("dot")
+        assert (player.stage, player.state.participants) == (Stage.VALUES, ("ada", "bea", "dot"))
+
+    def test_a_site_that_answered_and_left_takes_no_part(self) -> None:
+        player = in_round()
+        player.answer("ada", "bea", "cid")
+        player.do(machine.Left("cid"))
+        player.answer("dot")
+        assert player.state.participants == ("ada", "bea", "dot")
+
+    def test_a_site_that_answered_left_and_came_back_takes_part(self) -> None:
+        player = in_round()
+        player.answer("ada", "bea", "cid")
+        player.do(machine.Left("cid"), machine.Joined("cid"))
+        player.answer("dot")
+        assert player.state.participants == SITES
+
+
+class TestValues:
+    def test_missing_values_repeat_the_round_with_fresh_statements(self) -> None:
+        player = in_round()
+        player.answer(*SITES)
+        player.answer("ada", "bea", "cid")
+        player.to_deadline()
+        assert (player.stage, player.state.attempt, player.state.participants) == (Stage.PRESENCE, 2, ())
+        assert player.state.absent == {"dot"}
+        player.answer("ada", "bea", "cid")
+        assert (player.stage, player.state.participants) == (Stage.VALUES, ("ada", "bea", "cid"))
+
+    def test_a_participant_that_leaves_is_missing_at_once(self) -> None:
+        player = in_round()
+        player.answer(*SITES)
+        player.do(machine.Left("dot"))
+        assert (player.stage, player.state.attempt) == (Stage.PRESENCE, 2)
+        assert player.state.absent == {"dot"}, "the others were given no time, so they are not absent"
+
+    def test_a_participant_may_leave_after_its_values_came(self) -> None:
+        player = in_round()
+        player.answer(*SITES)
+        player.answer("dot")
+        player.do(machine.Left("dot"))
+        player.answer("ada", "bea", "cid")
+        assert player.stage is Stage.COMPUTING
+
+    def test_only_participants_are_asked(self) -> None:
+        player = in_round()
+        player.answer("ada", "bea", "cid")
+        player.to_deadline()
+        player.do(machine.Polled("dot"))
+        assert player.task("dot") is None
+        with pytest.raises(WrongPhase, match="its task now: none"):
+            player.do(machine.Answered("dot", player.state.key(Phase.VALUES)))
+
+
+class TestResult:
+    def test_the_round_ends_at_the_deadline_without_the_missing(self) -> None:
+        player = in_round()
+        player.compute()
+        player.answer("ada", "bea", "cid")
+        player.to_deadline()
+        assert (player.state.round, player.state.attempt, player.stage) == (2, 1, Stage.PRESENCE)
+        assert player.state.absent == {"dot"}
+
+    def test_is_given_before_the_round_ends_even_if_all_have_left(self) -> None:
+        """Results are stored under the key of the state that :class:`Computed` leads to."""
+        player = in_round()
+        player.answer(*SITES)
+        player.answer(*SITES)
+        player.do(*(machine.Left(site) for site in SITES), machine.Computed())
+        assert (player.stage, player.state.round) == (Stage.RESULT, 1)
+        player.do(machine.Tick())
+        assert (player.stage, player.state.round) == (Stage.PRESENCE, 2)
+
+    def test_failures_are_forgotten_after_a_success(self) -> None:
+        player = in_round()
+        player.to_deadline()
+        player.do(*(machine.Polled(site) for site in SITES))
+        player.compute()
+        assert player.state.failures == 1
+        player.answer(*SITES)
+        assert (player.state.failures, player.state.attempt, player.state.reason) == (0, 1, "")
+
+
+class TestComputing:
+    def test_a_failure_repeats_the_round(self) -> None:
+        player = in_round()
+        player.answer(*SITES)
+        player.answer(*SITES)
+        player.do(machine.ComputeFailed())
+        assert (player.stage, player.state.attempt) == (Stage.PRESENCE, 2)
+        assert player.state.reason == (
+            "round 1, attempt 1: the aggregation failed; see the coordinator's log"
+        )
+        assert player.state.absent == frozenset()
+
+    def test_that_takes_ten_times_as_long_as_values_may_is_a_failure_of_no_site(self) -> None:
+        player = in_round()
+        player.answer(*SITES)
+        player.answer(*SITES)
+        player.wait(10 * 20 - 0.1)
+        assert player.stage is Stage.COMPUTING
+        player.wait(0.2)
+        assert (player.stage, player.state.attempt) == (Stage.PRESENCE, 2)
+        assert player.state.reason == "round 1, attempt 1: the aggregation took too long"
+        assert (player.state.absent, player.state.benched) == (frozenset(), frozenset())
+        with pytest.raises(WrongPhase):
+            player.do(machine.Computed())
+
+    def test_a_round_has_one_result(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        player = in_round()
+        player.compute()
+        with pytest.raises(WrongPhase):
+            player.do(machine.Computed())
+        with pytest.raises(WrongPhase):
+            player.do(machine.ComputeFailed())
+        monkeypatch.setattr(machine, "check_computing", lambda *_: None)
+        player.do(machine.ComputeFailed())
+        player.compute()
+        assert player.state.result_key == PhaseKey("r1", 1, 2, Phase.RESULT), (
+            "a second result, without the check"
+        )
+
+
+class TestStopping:
+    def stopped(self) -> machine.State:
+        player = in_round()
+        for _ in range(RULES.max_attempts):
+            assert player.stage is Stage.PRESENCE
+            player.answer("ada")
+            player.to_deadline()
+        return player.state
+
+    def test_after_as_many_failures_as_allowed_with_the_state_intact(self) -> None:
+        state = self.stopped()
+        assert state.stage is Stage.STOPPED
+        assert (state.round, state.attempt, state.failures) == (1, 3, 3)
+        assert state.reason == "round 1, attempt 3: no presence from bea, cid, dot"
+        assert state.verified == set(SITES)
+
+    def test_a_stopped_run_changes_only_when_resumed(self) -> None:
+        player = in_round()
+        player.state = self.stopped()
+        player.do(machine.Polled("ada"), machine.Tick())
+        player.wait(1e9)
+        assert player.stage is Stage.STOPPED
+        assert player.task("ada") is None
+
+    def test_resumed_repeats_the_round_and_waits_for_everyone(self) -> None:
+        player = in_round()
+        player.state = self.stopped()
+        player.now += 1e6
+        player.do(machine.Resumed())
+        assert (player.stage, player.state.round, player.state.attempt) == (Stage.PRESENCE, 1, 4)
+        assert (player.state.failures, player.state.absent) == (0, frozenset())
+        assert player.state.deadline == player.now + 50
+        player.answer("ada", "bea", "cid")
+        assert player.stage is Stage.PRESENCE
+        player.answer("dot")
+        assert player.state.participants == SITES
+
+
+@pytest.mark.parametrize("answers", [0, 1, 2, 3])
+def test_resumed_in_a_running_phase_gives_it_its_full_time_again(answers: int) -> None:
+    player = in_round()
+    player.answer(*SITES[:answers])
+    before = player.state
+    player.now += 45
+    player.do(machine.Resumed())
+    assert player.state == replace(before, deadline=player.now + 50)
+
+
+class TestWrongAnswers:
+    @pytest.mark.parametrize(
+        "key",
+        [
+            PhaseKey("r1", 2, 1, Phase.PRESENCE),
+            PhaseKey("r1", 1, 2, Phase.PRESENCE),
+            PhaseKey("r1", 1, 1, Phase.VALUES),
+            PhaseKey("r1", 1, 1, Phase.RESULT),
+            PhaseKey("r1", 0, 2, Phase.ROSTER),
+            PhaseKey("other", 1, 1, Phase.PRESENCE),
+            PhaseKey("other", 0, 1, Phase.ROSTER),
+        ],
+    )
+    def test_an_answer_that_is_not_asked_for_is_refused(self, key: PhaseKey) -> None:
+        player = in_round()
+        current = "its task now: PRESENCE of round 1, attempt 1, run r1"
+        with pytest.raises(WrongPhase, match=current):
+            player.do(machine.Answered("ada", key))
+
+    def test_an_answer_of_another_attempt_would_count_without_the_check(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        player = in_round()
+        monkeypatch.setattr(machine, "check_expected", lambda *_: None)
+        player.do(machine.Answered("ada", PhaseKey("r1", 1, 2, Phase.PRESENCE)))
+        assert player.state.answered == {"ada"}
+
+    def test_an_answer_of_an_earlier_attempt_is_refused(self) -> None:
+        player = in_round()
+        old = player.task("ada")
+        assert old is not None
+        player.to_deadline()
+        with pytest.raises(WrongPhase):
+            player.do(machine.Answered("ada", old))
+
+    def test_an_answer_once_more_changes_nothing(self) -> None:
+        player = in_round()
+        keys = [player.state.roster_key, player.state.secret_key, player.state.presence_key]
+        player.answer(*SITES)
+        keys.append(player.state.key(Phase.VALUES))
+        player.answer(*SITES)
+        for key in keys:
+            before = player.state
+            player.do(machine.Answered("bea", key))
+            assert player.state == before
+
+    def test_nobody_answers_who_has_not_joined(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        player = in_round()
+        player.do(machine.Left("ada"))
+        for event in (machine.Polled("ada"), machine.Answered("ada", player.state.presence_key)):
+            with pytest.raises(NotJoined, match="join first"):
+                player.do(event)
+        monkeypatch.setattr(machine, "check_joined", lambda *_: None)
+        player.do(machine.Polled("ada"))
+        assert "ada" not in player.state.absent, (
+            "a straggling poll would have brought it back, without the check"
+        )
+
+
+def test_an_answer_just_after_the_deadline_counts_if_nothing_ended_the_phase() -> None:
+    player = in_round()
+    player.answer("ada", "bea", "cid")
+    player.now += 60
+    player.answer("dot")
+    assert player.state.participants == SITES
+
+
+def test_a_clock_set_back_does_not_prolong_a_phase_beyond_its_time() -> None:
+    player = in_round()
+    player.now -= 1e6
+    player.wait(0)
+    assert player.state.deadline == player.now + 50
+    player.answer("ada", "bea", "cid")
+    player.wait(50)
+    assert player.stage is Stage.VALUES
+
+
+def test_a_clock_set_forward_costs_one_attempt_at_most() -> None:
+    player = in_round()
+    player.wait(1e6)
+    assert (player.stage, player.state.failures) == (Stage.PRESENCE, 1)
+    player.wait(1)
+    assert player.state.failures == 1

@@ -1,0 +1,120 @@
+"""Sites that come back and say that they left the attempt: they erased its secrets, and are asked for nothing of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agreement.phases import MASKED_SUM as STEPS
+from protoseal_wire.messages import Phase
+from secure_server.errors import WrongPhase
+from secure_server.rounds import machine
+from secure_server.rounds.events import Planned
+from secure_server.rounds.state import Quorum, Stage, State
+from tests.secure_server.rounds.round_player import GROUPED, LEFT, RULES, SITES, GroupPlayer, Player, in_round
+
+OTHERS = LEFT[:3]
+
+
+def one_group(min_sites: int = 3) -> GroupPlayer:
+    """At the PRESENCE of round 1; of the four, three can go on."""
+    return GroupPlayer(replace(GROUPED, roster=LEFT, min_sites=min_sites), groups=(LEFT,))
+
+
+def come_back(player: Player, site: str) -> None:
+    player.do(machine.Joined(site, player.state.presence_key))
+
+
+def plan(player: Player) -> None:
+    there = player.state.participants
+    player.do(Planned(tuple(Quorum(phase, frozenset(there), 3) for phase in STEPS)))
+
+
+@pytest.mark.parametrize("heard", [True, False], ids=["it said so", "nobody heard"])
+@pytest.mark.parametrize("answered", [True, False], ids=["answered", "not taken"])
+def test_a_site_that_left_after_its_presence_is_not_in_the_attempt(heard: bool, answered: bool) -> None:
+    player = one_group()
+    if answered:
+        player.answer("dot")
+    if heard:
+        player.do(machine.Left("dot"))
+    come_back(player, "dot")
+    player.state = State.from_json(player.state.to_json())
+    assert player.task("dot") is None
+    if not answered:
+        with pytest.raises(WrongPhase):
+            player.do(machine.Answered("dot", player.state.presence_key))
+    player.answer(*OTHERS)
+    assert (player.stage, player.state.participants) == (Stage.PLANNING, OTHERS), "nobody waits for it"
+    plan(player)
+    player.go_to(Stage.RESULT)
+    assert player.task("dot") is None
+    player.answer(*OTHERS)
+    assert (player.state.round, player.phase("dot")) == (2, Phase.PRESENCE)
+
+
+def test_a_site_that_comes_back_with_its_secrets_stays_in_the_attempt() -> None:
+    player = one_group()
+    player.answer("dot")
+    player.do(machine.Left("dot"), machine.Joined("dot"))
+    player.answer(*OTHERS)
+    assert player.state.participants == LEFT
+    plan(player)
+    player.do(machine.Joined("dot", replace(player.state.presence_key, round=0)))
+    assert player.phase("dot") is Phase.SHARES, "another attempt is none of this one's business"
+
+
+def test_an_attempt_that_cannot_do_without_who_left_it_makes_way_for_another_at_once() -> None:
+    player = one_group(min_sites=4)
+    player.answer("dot")
+    come_back(player, "dot")
+    player.answer(*OTHERS)
+    assert (player.stage, player.state.attempt, player.state.left) == (Stage.PRESENCE, 2, frozenset())
+    player.answer(*LEFT)
+    assert player.state.participants == LEFT
+
+
+def test_an_attempt_that_others_may_come_back_to_waits_for_them() -> None:
+    player = one_group()
+    player.do(machine.Left("ada"))
+    player.answer("dot")
+    come_back(player, "dot")
+    player.answer("bea", "cid")
+    assert (player.stage, player.state.attempt) == (Stage.PRESENCE, 1)
+    player.to_deadline()
+    assert (player.state.attempt, player.phase("dot")) == (2, Phase.PRESENCE)
+
+
+def test_a_round_is_not_abandoned_while_who_left_an_attempt_can_take_part_in_the_next() -> None:
+    """The values that were asked in the first attempt keep any two of the group from another."""
+    player = one_group(min_sites=2)
+    player.rules = replace(player.rules, smallest_group=2)
+    player.begin(LEFT, tuple(Quorum(phase, frozenset(LEFT), 3) for phase in STEPS))
+    player.go_to(Stage.VALUES)
+    player.do(machine.Left("ada"), machine.Left("bea"))
+    assert player.state.attempt == 2
+    player.answer("dot")
+    come_back(player, "dot")
+    player.join("bea")
+    player.answer("bea", "cid")
+    player.to_deadline()
+    assert (player.state.round, player.state.attempt) == (1, 3)
+
+
+def test_before_the_rounds_no_attempt_was_left() -> None:
+    player = Player()
+    for site in SITES:
+        come_back(player, site)
+    assert (player.stage, player.state.left) == (Stage.SETUP, frozenset())
+
+
+def test_a_stopped_run_goes_on_with_everybody() -> None:
+    player = in_round(replace(RULES, empty_seconds=15.0))
+    come_back(player, "dot")
+    player.do(*(machine.Left(site) for site in SITES))
+    player.wait(15.0)
+    assert player.stage is Stage.STOPPED
+    player.do(machine.Resumed())
+    player.join(*SITES)
+    assert {player.phase(site) for site in SITES} == {Phase.PRESENCE}

@@ -1,0 +1,155 @@
+"""Who may go on in a round in which values were asked for, who gets its result, and runs that come to none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agreement.phases import MASKED_SUM as STEPS
+from protoseal_wire.messages import Phase
+from secure_server.errors import WrongPhase
+from secure_server.rounds import machine
+from secure_server.rounds.events import Planned
+from secure_server.rounds.state import Quorum, Rules, Stage, State
+from tests.secure_server.rounds.round_player import ALL, GROUPED, LEFT, RIGHT, THREE_OF_EACH, GroupPlayer
+
+FIVE = (*LEFT, "eve")
+FIVE_AND_FOUR = replace(GROUPED, roster=(*FIVE, *RIGHT), min_sites=2)
+FOUR_OF_FIVE = tuple(Quorum(phase, frozenset(FIVE), 4) for phase in STEPS)
+
+
+class TestAfterValuesWereAsked:
+    """Who sent masked values answers another attempt only with enough of those who were listed with it."""
+
+    def begun(self, rules: Rules = FIVE_AND_FOUR, right: tuple[str, ...] = RIGHT) -> GroupPlayer:
+        """In VALUES of both groups, five and four."""
+        player = GroupPlayer(replace(rules, roster=(*FIVE, *right)), tuple(filter(None, (FIVE, right))))
+        rest = tuple(quorum for quorum in THREE_OF_EACH if right and "eli" in quorum.sites)
+        player.begin(rules.roster if right else FIVE, (*FOUR_OF_FIVE, *rest))
+        player.go_to(Stage.VALUES)
+        return player
+
+    def failed_in(self, stage: Stage, player: GroupPlayer) -> None:
+        """Two of the five leave."""
+        player.go_to(stage)
+        player.do(machine.Left("ada"), machine.Left("bea"))
+        assert (player.stage, player.state.attempt) == (Stage.PRESENCE, 2)
+
+    @pytest.mark.parametrize("stage", [Stage.VALUES, Stage.SURVIVORS])
+    def test_a_group_of_too_few_of_them_sits_out(self, stage: Stage) -> None:
+        player = self.begun()
+        self.failed_in(stage, player)
+        player.answer("cid", "dot", "eve", *RIGHT)
+        assert (player.stage, player.state.participants) == (Stage.PLANNING, RIGHT), (
+            "three would have been enough"
+        )
+
+    def test_before_values_it_goes_on(self) -> None:
+        player = GroupPlayer(FIVE_AND_FOUR, (FIVE, RIGHT))
+        player.begin(FIVE_AND_FOUR.roster, FOUR_OF_FIVE)
+        self.failed_in(Stage.SHARES, player)
+        player.answer("cid", "dot", "eve", *RIGHT)
+        assert player.state.participants == tuple(sorted(("cid", "dot", "eve", *RIGHT)))
+
+    def test_it_goes_on_with_as_many_as_a_sum_needs(self) -> None:
+        player = self.begun()
+        player.go_to(Stage.SURVIVORS)
+        player.do(machine.Left("eli"), machine.Left("fay"))
+        player.do(machine.Left("ada"))
+        player.answer("bea", "cid", "dot", "eve", "gus", "hal")
+        assert (player.stage, player.state.participants) == (Stage.PLANNING, ("bea", "cid", "dot", "eve"))
+
+    def test_every_attempt_counts_and_not_the_last_alone(self) -> None:
+        """Four of five, then three of those four: enough of the second list, too few of the first."""
+        player = self.begun()
+        player.go_to(Stage.SURVIVORS)
+        player.do(*(machine.Left(site) for site in ("ada", "eli", "fay")))
+        player.answer("bea", "cid", "dot", "eve", "gus", "hal")
+        four = frozenset(("bea", "cid", "dot", "eve"))
+        player.do(Planned(tuple(Quorum(phase, four, 3) for phase in STEPS)))
+        player.go_to(Stage.SURVIVORS)
+        assert [each.least for each in player.state.committed] == [4, 3, 3]
+        player.do(machine.Left("bea"), machine.Left("cid"))
+        player.join("ada", "bea")
+        player.answer(*(site for site in ("ada", "bea", "dot", "eve") if player.task(site)))
+        assert player.state.participants != ("ada", "bea", "dot")
+
+    def test_a_round_in_which_no_group_can_go_on_is_abandoned_when_time_is_over(self) -> None:
+        player = self.begun(right=())
+        self.failed_in(Stage.VALUES, player)
+        before = player.state
+        player.answer("cid", "dot", "eve")
+        assert player.stage is Stage.PRESENCE, "the two may still come back"
+        player.to_deadline()
+        assert (player.stage, player.state.round, player.state.attempt) == (Stage.PRESENCE, 2, 1)
+        assert (player.state.failures, player.state.committed) == (before.failures + 1, ())
+        assert machine.abandons(before, player.state)
+        assert player.state.reason == (
+            "round 1, attempt 2: too few are there of those who were asked for values before; missing: ada, bea; "
+            "the round is abandoned, without a result"
+        )
+        player.answer("cid", "dot", "eve")
+        assert player.state.participants == ("cid", "dot", "eve"), "in a new round nobody has sent anything"
+
+    def test_it_is_not_if_they_come_back(self) -> None:
+        player = self.begun(right=())
+        self.failed_in(Stage.VALUES, player)
+        player.join("ada")
+        player.answer("ada", "cid", "dot", "eve")
+        assert (player.stage, player.state.round) == (Stage.PLANNING, 1)
+
+    def test_it_is_repeated_if_too_few_are_there_for_any_round(self) -> None:
+        player = self.begun(right=())
+        self.failed_in(Stage.VALUES, player)
+        player.answer("dot", "eve")
+        player.to_deadline()
+        assert (player.stage, player.state.round, player.state.attempt) == (Stage.PRESENCE, 1, 3)
+
+    def test_a_restart_forgets_nothing(self) -> None:
+        player = self.begun()
+        self.failed_in(Stage.VALUES, player)
+        player.state = State.from_json(player.state.to_json())
+        player.do(machine.Resumed())
+        player.answer("cid", "dot", "eve", *RIGHT)
+        assert player.state.participants == RIGHT
+
+    def test_rounds_of_one_step_are_repeated_with_whoever_is_there(self) -> None:
+        player = GroupPlayer(replace(FIVE_AND_FOUR, round_steps=(Phase.VALUES,)), (FIVE, RIGHT))
+        player.begin(FIVE_AND_FOUR.roster, ())
+        self.failed_in(Stage.VALUES, player)
+        player.answer("cid", "dot", "eve", *RIGHT)
+        assert player.state.participants == tuple(sorted(("cid", "dot", "eve", *RIGHT)))
+
+
+class TestAGroupWithoutAResult:
+    def computed(self) -> GroupPlayer:
+        player = GroupPlayer()
+        player.begin()
+        player.go_to(Stage.COMPUTING)
+        player.do(machine.Computed(without=frozenset(LEFT)))
+        return player
+
+    def test_is_not_asked_for_it(self) -> None:
+        player = self.computed()
+        assert [player.phase(site) for site in ALL] == [None] * 4 + [Phase.RESULT] * 4
+        with pytest.raises(WrongPhase):
+            player.do(machine.Answered("ada", player.state.result_key))
+        player.answer(*RIGHT)
+        assert (player.stage, player.state.round, player.state.without) == (Stage.PRESENCE, 2, ())
+        assert [player.phase(site) for site in ALL] == [Phase.PRESENCE] * 8
+
+    def test_does_not_make_the_round_one_without_a_result(self) -> None:
+        player = self.computed()
+        before = player.state
+        player.answer(*RIGHT)
+        assert not machine.abandons(before, player.state)
+        assert (player.state.last_result, player.state.failures) == (1, 0)
+
+    @pytest.mark.parametrize("lacking", [ALL, ("eve",)])
+    def test_is_of_participants_and_never_all_of_them(self, lacking: tuple[str, ...]) -> None:
+        player = GroupPlayer()
+        player.begin()
+        player.go_to(Stage.COMPUTING)
+        with pytest.raises(ValueError, match="only participants are without"):
+            player.do(machine.Computed(without=frozenset(lacking)))

@@ -1,0 +1,291 @@
+"""Hundreds of whole runs with a fake clock: lost messages, replays, deaths, restarts, clock jumps.
+
+The invariants (in ``checked_run``): an exact result or a clean abort, one computed attempt in a round, no attempt
+of a round after UNMASK was asked in it nor with too few of those who had sent values, no end without any result,
+nothing goes back, never fewer sites than the minimum or a quorum, what a key
+asks of a site never changes, and every run comes to an end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Set
+from dataclasses import replace
+from types import ModuleType
+
+import pytest
+
+from agreement.phases import CLUSTERED_SUM
+from protoseal_wire.messages import Phase, PhaseKey
+from secure_server.rounds import machine, task_assignment, transitions
+from secure_server.rounds.events import Planned
+from secure_server.rounds.preconditions import check_expected
+from secure_server.rounds.state import ASKING, STEPS, Groups, Quorum, Rules, Stage, State
+from tests.secure_server.rounds.simulated_run import SimulatedRun
+from tests.secure_server.rounds.simulation_rules import InvariantError
+from tests.support.marks import full_but
+
+RUNS, FEW = 600, 200
+ASKING_STEPS = [ASKING[phase] for phase in STEPS]
+
+
+def simulate(seed: int) -> SimulatedRun:
+    """One run through chaos to its end: by turns with every site back, or with too few left."""
+    run = SimulatedRun(seed)
+    try:
+        run.chaos(steps=40 + seed % 120)
+        if seed % 3:
+            run.finish()
+        else:
+            run.starve()
+    except InvariantError as violation:
+        violation.add_note(f"seed {seed}")
+        raise
+    return run
+
+
+def simulate_all(runs: int = RUNS) -> Counter[str]:
+    """What came up in all of the runs together."""
+    total: Counter[str] = Counter()
+    for seed in range(runs):
+        total += simulate(seed).seen
+    return total
+
+
+@pytest.fixture(scope="module", params=full_but([FEW, RUNS], FEW))
+def runs(request: pytest.FixtureRequest) -> int:
+    """Return how many runs are simulated."""
+    return int(request.param)
+
+
+@pytest.fixture(scope="module")
+def seen(runs: int) -> Counter[str]:
+    return simulate_all(runs)
+
+
+def test_invariants_hold_in_every_run(seen: Counter[str], runs: int) -> None:
+    assert seen[Stage.FINISHED] >= runs / 2
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        *(stage for stage in Stage if stage is not Stage.JOINING),
+        *(f"restart in {stage}" for stage in Stage),
+        "failed attempt",
+        "new maker",
+        "taken in",
+        "left by all",
+        "drop-out",
+        "abandoned round",
+        "abandoned last round",
+        "a group without result",
+        "held up",
+        "planned anew",
+        "no result at all",
+    ],
+)
+def test_the_simulation_goes_everywhere(seen: Counter[str], runs: int, what: str) -> None:
+    assert seen[what] >= (5 if runs == RUNS else 1)
+
+
+def test_a_run_without_faults_finishes_without_a_failed_attempt() -> None:
+    for seed in range(50):
+        run = SimulatedRun(seed)
+        run.finish()
+        assert run.seen["failed attempt"] == 0
+        assert run.state.participants == run.rules.roster
+        assert not run.abandoned
+
+
+class Tolerant(SimulatedRun):
+    """One group; as many sites as it can do without drop out of each round, each before a step of its own choice."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.rules = replace(
+            self.rules,
+            min_sites=2,
+            first_round=0,
+            common_group=False,
+            round_steps=CLUSTERED_SUM,
+            max_attempts=1,
+            smallest_group=2,
+        )
+        spare = len(self.rules.roster) - (2 * len(self.rules.roster) // 3 + 1)
+        self.spare = self.rng.sample(self.rules.roster, spare)
+        self.quits: dict[tuple[int, str], Phase] = {}
+
+    def random_groups(self) -> Groups:
+        return (self.state.members,)
+
+    def random_plan(self) -> Planned:
+        everyone = frozenset(self.state.participants)
+        return Planned(tuple(Quorum(phase, everyone, 2 * len(everyone) // 3 + 1) for phase in CLUSTERED_SUM))
+
+    def visit(self, site: str, lost_answers: float = 0.0) -> None:
+        quits = self.quits.setdefault((self.state.round, site), self.rng.choice(CLUSTERED_SUM))
+        task = machine.task_for(self.rules, self.state, site)
+        if site in self.spare and self.state.round and task is not None and task.phase is quits:
+            self.seen["quit"] += 1
+            self.do(machine.Left(site) if self.rng.random() < 0.3 else machine.Polled(site))
+        else:
+            super().visit(site, lost_answers)
+
+
+def test_sites_that_a_group_can_do_without_cost_it_nothing() -> None:
+    """They quit in every round, and no attempt fails: with one to spare, ``max_attempts`` is 1 here."""
+    quits = 0
+    for seed in range(60):
+        run = Tolerant(seed)
+        while not run.state.over:
+            for site in run.rules.roster:
+                run.visit(site)
+            run.compute()
+            run.pass_time(2.0)
+        assert (run.state.stage, run.seen["failed attempt"], run.abandoned) == (Stage.FINISHED, 0, set())
+        quits += run.seen["quit"]
+    assert quits > 100
+
+
+def no_check(*_: object) -> None:
+    """In the place of a check."""
+
+
+def expects_anything(rules: Rules, state: State, site: str, key: PhaseKey) -> None:
+    """Before there are members, no state could hold an answer."""
+    if not state.members:
+        check_expected(rules, state, site, key)
+
+
+def same_attempt_again(rules: Rules, state: State, now: float) -> State:
+    return replace(
+        state,
+        stage=Stage.PRESENCE,
+        answered=frozenset(),
+        participants=(),
+        survivors=(),
+        quorums=(),
+        deadline=now + rules.seconds(Stage.PRESENCE),
+    )
+
+
+def answers_may_be_missing(rules: Rules, state: State, now: float, *, late: bool) -> State:
+    if not late:
+        return state
+    return real_step_over(rules, state, set(), now)
+
+
+def too_few_may_be_present(rules: Rules, state: State, now: float, *, late: bool) -> State:
+    """Where there are no groups."""
+    if not late or state.groups:
+        return real_presence(rules, state, now, late=late)
+    return next_step(rules, replace(state, participants=tuple(sorted(state.answered))), now)
+
+
+def too_small_groups_may_be_present(rules: Rules, state: State, now: float, *, late: bool) -> State:
+    if not late or not state.groups:
+        return real_presence(rules, state, now, late=late)
+    state = replace(state, participants=tuple(sorted(state.answered)))
+    return transitions.enter(rules, state, Stage.PLANNING, now)
+
+
+def never_gives_up(rules: Rules, state: State, why: str, now: float, lost: object = ()) -> State:
+    return transitions.next_attempt(rules, transitions._cleared(state), now)
+
+
+def any_deadline(rules: Rules, state: State, now: float) -> State:
+    return state
+
+
+def forgets_the_attempt(rules: Rules, state: State, event: machine.Event, now: float) -> State:
+    return replace(real_step(rules, state, event, now), attempt=1)
+
+
+def opening_is_as_any_step(rules: Rules, state: State) -> bool:
+    """As if nobody had released a share, or read a sum."""
+    return False
+
+
+def asks_all_participants(rules: Rules, state: State, missing: object, now: float) -> State:
+    """As if nobody had dropped out: the dropped are asked for the rest of the attempt."""
+    after = real_step_over(rules, state, set(), now)
+    everyone = (*after.survivors[:-1], replace(after.survivors[-1], sites=state.asked))
+    return replace(after, survivors=everyone)
+
+
+def any_members_will_do(rules: Rules, state: State, group: tuple[str, ...], sites: Set[str]) -> bool:
+    """As if nobody had sent anything before."""
+    return len(sites & set(group)) >= rules.smallest_group
+
+
+def finishes_regardless(rules: Rules, state: State, now: float) -> State:
+    return real_next_round(rules, replace(state, last_result=state.last_result or state.round), now)
+
+
+def gives_everyone_a_result(rules: Rules, state: State, groups: Groups, without: object, now: float) -> State:
+    return real_computed(rules, state, groups, frozenset(), now)
+
+
+real_presence = transitions._settled_presence
+real_next_round, real_computed = transitions.next_round, machine._computed
+real_step, real_step_over, next_step = machine.step, transitions._step_over, transitions.next_step
+
+
+def notices(violation: str) -> None:
+    """The simulation must find this out."""
+    with pytest.raises(InvariantError, match=violation):
+        simulate_all()
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "weakened", "violation"),
+    [
+        (machine, "check_expected", expects_anything, "nobody asked for|went on without"),
+        (machine, "check_computing", no_check, "computed"),
+        (transitions, "next_attempt", same_attempt_again, "asked .* again|asks something else"),
+        (machine, "step", forgets_the_attempt, "went back|again"),
+        (transitions, "_sum_may_be_open", opening_is_as_any_step, "UNMASK or MEANS was asked"),
+        (transitions, "_step_over", asks_all_participants, "others are asked"),
+        (task_assignment, "_able", any_members_will_do, "must refuse"),
+        (transitions, "_committed", lambda state: state, "must refuse"),
+        (transitions, "next_round", finishes_regardless, "without any result"),
+        (machine, "_computed", gives_everyone_a_result, "there is no .* for"),
+    ],
+)
+def test_the_simulation_notices_a_weakened_machine(
+    place: ModuleType,
+    name: str,
+    weakened: Callable[..., object],
+    violation: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(place, name, weakened)
+    notices(violation)
+
+
+@pytest.mark.parametrize(
+    ("name", "weakened", "violation"),
+    [("failed", never_gives_up, "goes on|UNMASK"), ("within_full_time", any_deadline, "recedes")],
+)
+def test_the_simulation_notices_what_both_halves_of_the_machine_lack(
+    name: str, weakened: Callable[..., object], violation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in (machine, transitions):
+        monkeypatch.setattr(place, name, weakened)
+    notices(violation)
+
+
+@pytest.mark.parametrize(
+    ("stage", "weakened", "violation"),
+    [
+        (Stage.PRESENCE, too_few_may_be_present, "only .* computed"),
+        (Stage.PRESENCE, too_small_groups_may_be_present, "too small"),
+        *((stage, answers_may_be_missing, "went on without") for stage in ASKING_STEPS),
+    ],
+)
+def test_the_simulation_notices_a_stage_that_ends_too_soon(
+    stage: Stage, weakened: Callable[..., State], violation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(transitions._SETTLED, stage, weakened)
+    notices(violation)

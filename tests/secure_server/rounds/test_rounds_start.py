@@ -1,0 +1,301 @@
+"""How a run begins: joining, the roster, the group secret; and the rules and the state as values."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from protoseal_wire.messages import Phase, PhaseKey
+from secure_server.errors import JoinClosed, NotJoined, NotOnRoster
+from secure_server.rounds import machine
+from secure_server.rounds.state import Stage, State
+from tests.secure_server.rounds.round_player import RULES, SITES, Player, in_round, without_secret
+
+ROSTER, SECRET = PhaseKey("r1", 0, 1, Phase.ROSTER), PhaseKey("r1", 0, 1, Phase.SECRET)
+
+
+class TestJoining:
+    def test_ends_when_all_of_the_roster_joined(self) -> None:
+        player = Player()
+        player.join("dot", "bea", "ada")
+        assert (player.stage, player.state.members) == (Stage.JOINING, ())
+        player.join("cid")
+        assert (player.stage, player.state.members, player.state.maker) == (Stage.SETUP, SITES, "ada")
+
+    def test_ends_at_the_deadline_with_enough(self) -> None:
+        player = Player()
+        player.join("dot", "bea", "cid")
+        player.wait(99)
+        assert player.stage is Stage.JOINING
+        player.wait(1)
+        assert (player.stage, player.state.members) == (Stage.SETUP, ("bea", "cid", "dot"))
+
+    def test_stops_with_too_few_and_names_the_missing(self) -> None:
+        player = Player()
+        player.join("dot", "bea")
+        player.to_deadline()
+        assert player.stage is Stage.STOPPED
+        assert player.state.reason == "2 of at least 3 sites joined in time; missing: ada, cid"
+
+    def test_goes_on_when_resumed_with_those_who_joined(self) -> None:
+        player = Player()
+        player.join("dot", "bea")
+        player.to_deadline()
+        player.join("cid")
+        assert player.stage is Stage.STOPPED
+        player.do(machine.Resumed())
+        assert (player.stage, player.state.joined) == (Stage.JOINING, frozenset({"bea", "cid", "dot"}))
+        player.to_deadline()
+        assert player.state.members == ("bea", "cid", "dot")
+
+    def test_a_site_that_left_does_not_count(self) -> None:
+        player = Player()
+        player.join("ada", "bea", "cid")
+        player.do(machine.Left("cid"))
+        player.to_deadline()
+        assert player.stage is Stage.STOPPED
+
+    def test_is_for_the_roster_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        player = Player()
+        for event in (machine.Joined("eve"), machine.Polled("eve"), machine.Answered("eve", ROSTER)):
+            with pytest.raises(NotOnRoster, match="eve"):
+                player.do(event)
+        monkeypatch.setattr(machine, "check_on_roster", lambda *_: None)
+        player.join("eve")
+        assert "eve" in player.state.joined, "it would have got in, without the check"
+
+    def test_is_closed_once_the_set_up_is_over(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        player = Player()
+        player.join("ada", "bea", "cid")
+        player.to_deadline()
+        player.answer("ada", "bea", "cid", "bea", "cid")
+        assert player.stage is Stage.PRESENCE
+        with pytest.raises(JoinClosed, match="goes on without dot"):
+            player.join("dot")
+        monkeypatch.setattr(machine, "check_may_join", lambda *_: None)
+        player.join("dot")
+        assert "dot" in player.state.joined, "it would have got in, without the check"
+
+    def test_once_more_by_a_member_ends_its_absence(self) -> None:
+        player = in_round()
+        player.do(machine.Left("ada"))
+        assert player.state.absent == {"ada"}
+        assert player.task("ada") is None
+        player.join("ada")
+        assert (player.state.absent, player.phase("ada")) == (frozenset(), Phase.PRESENCE)
+
+
+class TestSetup:
+    def test_secrets_follow_the_makers_keys(self) -> None:
+        player = Player()
+        player.join(*SITES)
+        assert [player.task(site) for site in SITES] == [ROSTER] * 4
+        player.answer("bea")
+        assert player.task("bea") is None, "there is no secret before the maker's answer"
+        player.answer("ada")
+        assert [player.task(site) for site in SITES] == [None, SECRET, ROSTER, ROSTER]
+        player.answer("bea", "cid", "cid", "dot")
+        assert player.stage is Stage.SETUP
+        player.answer("dot")
+        assert (player.stage, player.state.round, player.state.attempt) == (Stage.PRESENCE, 1, 1)
+
+    def test_without_a_secret_asks_the_roster_alone(self) -> None:
+        player = Player(without_secret())
+        player.join(*SITES)
+        player.answer("dot", "cid", "bea")
+        assert (player.stage, player.task("bea")) == (Stage.SETUP, None)
+        player.answer("ada")
+        assert player.stage is Stage.PRESENCE
+
+    def test_ends_at_the_deadline_with_enough_and_a_late_site_catches_up(self) -> None:
+        player = Player()
+        player.set_up("ada", "bea", "cid")
+        player.wait(19.9)
+        assert player.stage is Stage.SETUP
+        player.wait(0.2)
+        assert (player.stage, player.state.absent) == (Stage.PRESENCE, frozenset({"dot"}))
+        player.answer("ada", "bea", "cid")
+        player.answer("ada", "bea")
+        player.answer("dot", "dot")
+        assert machine.ready_sites(RULES, player.state) == set(SITES)
+        assert player.task("dot") is None, "it is no participant of this attempt"
+        player.answer("cid")
+        player.do(machine.Computed())
+        player.answer("ada", "bea", "cid")
+        player.answer(*SITES)
+        assert (player.state.round, player.state.participants) == (2, SITES)
+
+    def test_a_site_that_catches_up_during_presence_takes_part(self) -> None:
+        player = Player()
+        player.set_up("ada", "bea", "cid")
+        player.to_deadline()
+        player.answer("ada", "bea", "dot", "dot", "dot", "cid")
+        assert player.state.participants == SITES
+
+    def test_does_not_wait_for_sites_that_left(self) -> None:
+        player = Player()
+        player.set_up("ada", "bea", "cid")
+        player.do(machine.Left("dot"))
+        assert player.stage is Stage.PRESENCE
+
+    def test_stops_with_too_few_and_names_the_missing(self) -> None:
+        player = Player()
+        player.set_up("ada", "bea")
+        player.answer("cid")
+        player.to_deadline()
+        assert player.stage is Stage.STOPPED
+        assert player.state.reason == "2 of at least 3 sites finished the set-up in time; missing: cid, dot"
+        player.do(machine.Resumed())
+        assert (player.stage, player.phase("cid")) == (Stage.SETUP, Phase.SECRET)
+        player.answer("cid")
+        player.to_deadline()
+        assert (player.stage, player.state.round) == (Stage.PRESENCE, 1)
+
+
+class TestSilentMaker:
+    def test_is_left_out_and_another_makes_the_keys(self) -> None:
+        player = Player()
+        player.join(*SITES)
+        player.answer("bea", "cid", "dot")
+        player.to_deadline()
+        assert (player.stage, player.state.setup_attempt, player.state.maker) == (Stage.SETUP, 2, "bea")
+        assert player.state.members == ("bea", "cid", "dot")
+        assert player.task("dot") == PhaseKey("r1", 0, 2, Phase.ROSTER), "another roster is another step"
+        with pytest.raises(NotJoined):
+            player.do(machine.Polled("ada"))
+        player.answer("bea", "cid", "dot", "cid", "dot")
+        assert (player.stage, player.state.failures) == (Stage.PRESENCE, 0)
+        with pytest.raises(JoinClosed):
+            player.join("ada")
+
+    def test_is_taken_in_when_it_is_back_before_the_set_up_is_over(self) -> None:
+        """Of four sites the first starts slowly and the third is gone: the other three are the run."""
+        player = Player()
+        player.join(*SITES)
+        player.answer("bea", "cid", "dot")
+        player.to_deadline()
+        player.answer("bea", "dot")
+        player.join("ada")
+        assert (player.state.setup_attempt, player.state.members, player.state.maker) == (3, SITES, "ada")
+        player.answer("ada", "bea", "dot", "bea", "dot")
+        player.to_deadline()
+        assert (player.stage, player.state.absent) == (Stage.PRESENCE, frozenset({"cid"}))
+
+    def test_that_stays_silent_does_not_stop_the_run_by_joining_again_and_again(self) -> None:
+        player = Player()
+        player.join(*SITES)
+        for _ in range(RULES.max_attempts - 1):
+            player.join("ada")
+            player.answer("bea", "cid", "dot")
+            player.to_deadline()
+        with pytest.raises(JoinClosed):
+            player.join("ada")
+        player.answer("bea", "cid", "dot", "cid", "dot")
+        assert (player.stage, player.state.members) == (Stage.PRESENCE, SITES[1:])
+
+    def test_is_taken_in_by_a_run_that_stopped_and_is_resumed(self) -> None:
+        player = Player()
+        player.join(*SITES)
+        player.answer("bea", "cid", "dot")
+        player.to_deadline()
+        player.answer("bea", "dot")
+        player.to_deadline()
+        assert player.stage is Stage.STOPPED
+        player.do(machine.Resumed())
+        player.join("ada")
+        player.answer("ada", "bea", "dot", "bea", "dot")
+        player.to_deadline()
+        assert (player.stage, player.state.round) == (Stage.PRESENCE, 1)
+
+    def test_the_next_maker_is_one_that_answered(self) -> None:
+        roster = (*SITES, "eli")
+        player = Player(replace(RULES, roster=roster))
+        player.join(*roster)
+        player.answer("cid", "dot", "eli")
+        player.to_deadline()
+        assert player.state.members == ("cid", "dot", "eli")
+
+    def test_does_not_matter_without_a_secret(self) -> None:
+        player = Player(without_secret())
+        player.join(*SITES)
+        player.answer("bea", "cid", "dot")
+        player.to_deadline()
+        assert (player.stage, player.state.members) == (Stage.PRESENCE, SITES)
+
+    @pytest.mark.parametrize(("answering", "attempts"), [(("cid", "dot"), 3), (("bea", "cid", "dot"), 1)])
+    def test_stops_the_run_when_too_few_or_no_attempts_remain(
+        self, answering: tuple[str, ...], attempts: int
+    ) -> None:
+        player = Player(replace(RULES, max_attempts=attempts))
+        player.join(*SITES)
+        player.answer(*answering)
+        player.to_deadline()
+        assert (player.stage, player.state.reason) == (
+            Stage.STOPPED,
+            "ada did not make the group's keys in time",
+        )
+        assert player.state.members == SITES, "the state is intact"
+        player.do(machine.Resumed())
+        player.answer("ada")
+        assert player.phase("cid") is Phase.SECRET
+
+
+class TestRules:
+    @pytest.mark.parametrize("min_sites", [1, 5])
+    def test_with_fewer_sites_than_a_round_needs_are_refused(self, min_sites: int) -> None:
+        with pytest.raises(ValueError, match="min_sites"):
+            replace(RULES, min_sites=min_sites)
+
+    def test_the_set_up_has_time_for_secrets_only_if_there_are_any(self) -> None:
+        assert RULES.seconds(Stage.SETUP) == 20
+        assert without_secret().seconds(Stage.SETUP) == 10
+
+
+class TestStateAsText:
+    def full(self) -> State:
+        player = in_round()
+        player.answer("ada", "bea", "cid")
+        player.to_deadline()
+        player.answer("ada")
+        return player.state
+
+    def test_comes_back_equal(self) -> None:
+        for state in (self.full(), machine.start(RULES, 0.0)):
+            assert State.from_json(state.to_json()) == state
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"unknown": 1},
+            {"stage": "pausing"},
+            {"round": "1"},
+            {"round": -1},
+            {"attempt": 0},
+            {"deadline": None},
+            {"members": ["bea", "ada", "cid", "dot"]},
+            {"members": ["ada", "ada", "bea", "cid", "dot"]},
+            {"participants": ["cid", "ada"]},
+            {"verified": ["ada"]},
+            {"keyed": ["eve"]},
+            {"absent": ["eve"]},
+            {"answered": ["eve"]},
+        ],
+    )
+    def test_altered_is_refused(self, change: dict[str, object]) -> None:
+        content = json.loads(self.full().to_json())
+        assert State.from_json(json.dumps(content)) == self.full()
+        with pytest.raises(ValueError, match=r"validation error|unexpected"):
+            State.from_json(json.dumps(content | change))
+
+    def test_with_a_field_missing_is_refused(self) -> None:
+        content = json.loads(self.full().to_json())
+        del content["deadline"]
+        with pytest.raises(ValueError, match="deadline"):
+            State.from_json(json.dumps(content))
+
+    @pytest.mark.parametrize("text", ["", "{", "null", "[]", '"x"'])
+    def test_other_text_is_refused(self, text: str) -> None:
+        with pytest.raises(ValueError, match="validation error"):
+            State.from_json(text)

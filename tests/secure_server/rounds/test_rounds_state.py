@@ -1,0 +1,57 @@
+"""A run's stored state: it comes back equal, and an altered one is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from protoseal_wire.messages import Phase
+from secure_server.rounds.state import Stage, State, Survivors
+from tests.secure_server.rounds.round_player import LEFT, RIGHT, SITES, GroupPlayer, in_round, without
+
+
+class TestState:
+    def in_values(self) -> State:
+        player = GroupPlayer()
+        player.begin()
+        player.answer(*without("dot"))
+        player.to_deadline()
+        return player.state
+
+    def test_a_stored_state_comes_back_equal(self) -> None:
+        state = self.in_values()
+        assert State.from_json(state.to_json()) == state
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"groups": [["ada"]]},
+            {"groups": [list(RIGHT), list(LEFT)]},
+            {"survivors": [{"phase": 6, "sites": ["eve"]}]},
+            {"survivors": [{"phase": 6, "sites": ["bea", "ada"]}]},
+            {"survivors": [{"phase": 6, "sites": ["ada"]}, {"phase": 4, "sites": ["ada", "bea"]}]},
+            {"survivors": [{"phase": 6}]},
+            {"quorums": [{"phase": 6, "sites": ["eve"], "least": 1}]},
+            {"quorums": [{"phase": 6, "sites": ["ada"], "least": 2}]},
+            {"quorums": [{"phase": 99, "sites": ["ada"], "least": 1}]},
+            {"quorums": [{"phase": 6, "sites": ["ada"], "least": "1"}]},
+            {"begun": 1},
+            {"without": ["eve"]},
+            {"without": ["bea", "ada"]},
+            {"committed": [{"phase": 8, "sites": ["eve"], "least": 1}]},
+            {"last_result": 2},
+        ],
+    )
+    def test_an_altered_one_is_refused(self, change: dict[str, object]) -> None:
+        content = json.loads(self.in_values().to_json())
+        with pytest.raises(ValueError, match="validation error"):
+            State.from_json(json.dumps(content | change))
+
+    def test_survivors_are_known_of_steps_that_are_over(self) -> None:
+        assert self.in_values().survivors == (Survivors(Phase.SHARES, without("dot")),)
+
+    def test_a_round_of_one_step_needs_no_plan(self) -> None:
+        player = in_round()
+        player.answer(*SITES)
+        assert (player.stage, player.state.quorums) == (Stage.VALUES, ())

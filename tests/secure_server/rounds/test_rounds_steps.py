@@ -1,0 +1,395 @@
+"""Rounds of many steps, and the clustering before them: quorums, drop-outs, groups, abandoned rounds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agreement import MaskingSection
+from agreement.phases import MASKED_SUM as STEPS
+from protoseal_wire.messages import Phase, PhaseKey
+from secure_server.errors import WrongPhase
+from secure_server.rounds import machine
+from secure_server.rounds.events import Planned
+from secure_server.rounds.state import Groups, Quorum, Rules, Stage, State
+from tests.secure_server.rounds.round_player import (
+    ALL,
+    GROUPED,
+    LEFT,
+    RIGHT,
+    THREE_OF_EACH,
+    GroupPlayer,
+    Player,
+    survivors_of,
+    without,
+)
+
+
+def test_the_clustering_is_a_round_of_its_own_without_a_result() -> None:
+    player = Player(GROUPED)
+    player.set_up(*ALL)
+    assert player.task("ada") == PhaseKey("r1", 0, 1, Phase.PRESENCE)
+    player.answer(*ALL)
+    assert player.task("ada") == PhaseKey("r1", 0, 1, Phase.VALUES)
+    player.answer(*ALL)
+    assert player.stage is Stage.COMPUTING
+    player.do(machine.Computed((LEFT, RIGHT)))
+    assert (player.stage, player.state.round, player.state.attempt) == (Stage.PRESENCE, 1, 1)
+    assert player.state.groups == (LEFT, RIGHT)
+
+
+def test_a_round_of_many_steps_asks_each_in_turn() -> None:
+    player = GroupPlayer()
+    player.answer(*ALL)
+    assert (player.stage, [player.task(site) for site in ALL]) == (Stage.PLANNING, [None] * 8)
+    player.do(Planned(THREE_OF_EACH))
+    for phase in STEPS:
+        assert [player.task(site) for site in ALL] == [PhaseKey("r1", 1, 1, phase)] * 8
+        player.answer(*ALL)
+    assert player.stage is Stage.COMPUTING
+    assert [survivors_of(player.state, phase) for phase in STEPS] == [ALL] * 4
+    player.do(machine.Computed())
+    player.answer(*ALL)
+    assert (player.stage, player.state.round) == (Stage.PRESENCE, 2)
+    assert (player.state.participants, player.state.survivors, player.state.quorums) == ((), (), ())
+
+
+class TestClustering:
+    def at_its_end(self) -> Player:
+        player = Player(GROUPED)
+        player.set_up(*ALL)
+        player.answer(*ALL)
+        player.answer(*ALL)
+        return player
+
+    def test_that_is_stopped_goes_on_with_the_clustering_and_not_with_the_set_up(self) -> None:
+        player = self.at_its_end()
+        for _ in range(GROUPED.max_attempts):
+            while player.stage is not Stage.COMPUTING:
+                player.answer(*ALL)
+            player.do(machine.ComputeFailed())
+        assert player.stage is Stage.STOPPED
+        player.do(machine.Resumed())
+        assert player.task("ada") == PhaseKey("r1", 0, 4, Phase.PRESENCE)
+
+    def test_forgets_whom_it_was_repeated_without(self) -> None:
+        player = Player(GROUPED)
+        player.set_up(*ALL)
+        player.answer(*ALL)
+        player.do(machine.Left("dot"))
+        assert player.state.benched == {"dot"}
+        player.answer(*without("dot"))
+        player.answer(*without("dot"))
+        player.do(machine.Computed((LEFT, RIGHT)))
+        assert player.state.benched == frozenset()
+
+    def test_needs_groups_and_no_other_round_may_change_them(self) -> None:
+        with pytest.raises(ValueError, match="must set the groups"):
+            self.at_its_end().do(machine.Computed())
+        player = GroupPlayer()
+        player.begin()
+        player.go_to(Stage.COMPUTING)
+        with pytest.raises(ValueError, match="round 1 sets"):
+            player.do(machine.Computed((ALL,)))
+
+    @pytest.mark.parametrize(
+        "groups",
+        [(LEFT,), (LEFT, LEFT, RIGHT), (RIGHT, LEFT), (tuple(reversed(LEFT)), RIGHT), ((), LEFT, RIGHT)],
+    )
+    def test_groups_are_a_sorted_partition_of_the_members(self, groups: Groups) -> None:
+        with pytest.raises(ValueError, match=r"partition|sorted"):
+            self.at_its_end().do(machine.Computed(groups))
+
+
+class TestGroups:
+    def test_one_that_is_too_small_sits_out(self) -> None:
+        player = GroupPlayer()
+        player.answer("ada", "bea", *RIGHT)
+        player.to_deadline()
+        assert (player.stage, player.state.participants) == (Stage.PLANNING, RIGHT)
+        player.do(Planned())
+        assert [player.phase(site) for site in ("ada", "eli")] == [None, Phase.SHARES]
+
+    def test_are_waited_for_while_none_is_large_enough(self) -> None:
+        """Four are there, as many as a round needs and more, but no three of one group."""
+        player = GroupPlayer()
+        player.do(*(machine.Left(site) for site in ("cid", "dot", "gus", "hal")))
+        player.answer("ada", "bea", "eli", "fay")
+        player.wait(40)
+        assert (player.stage, player.state.attempt) == (Stage.PRESENCE, 1)
+        player.join("cid")
+        player.answer("cid")
+        assert (player.stage, player.state.participants) == (Stage.PLANNING, ("ada", "bea", "cid"))
+
+    def test_that_stay_too_small_fail_the_attempt_at_the_deadline(self) -> None:
+        player = GroupPlayer()
+        player.answer("ada", "bea", "eli", "fay")
+        player.to_deadline()
+        assert (player.stage, player.state.attempt, player.state.failures) == (Stage.PRESENCE, 2, 1)
+        assert player.state.reason == "round 1, attempt 1: no presence from cid, dot, gus, hal"
+
+    @pytest.mark.parametrize(("colluding", "goes_on"), [(0.125, True), (0.25, False)])
+    def test_in_a_large_run_one_has_to_hold_off_those_who_collude(
+        self, colluding: float, goes_on: bool
+    ) -> None:
+        """Two of eight take five, so that not one site is asked for shares; one of eight three."""
+        masking = MaskingSection(complete_up_to=7, max_colluding=colluding)
+        player = GroupPlayer(replace(GROUPED, masking=masking), groups=(ALL,))
+        player.answer(*LEFT)
+        player.to_deadline()
+        if goes_on:
+            assert (player.stage, player.state.participants) == (Stage.PLANNING, LEFT)
+            return
+        assert (player.stage, player.state.attempt, player.state.failures) == (Stage.PRESENCE, 2, 1)
+        assert not player.state.participants
+        player.answer(*LEFT, RIGHT[0])
+        assert (player.stage, player.state.participants) == (Stage.PLANNING, (*LEFT, RIGHT[0]))
+
+    def test_in_a_run_whose_graphs_are_all_complete_they_do_not_count(self) -> None:
+        masking = MaskingSection(complete_up_to=8, max_colluding=0.25)
+        player = GroupPlayer(replace(GROUPED, masking=masking), groups=(ALL,))
+        player.answer(*LEFT[:3])
+        player.to_deadline()
+        assert (player.stage, player.state.participants) == (Stage.PLANNING, LEFT[:3])
+
+    def test_nobody_is_benched_if_no_group_were_left(self) -> None:
+        player = GroupPlayer(replace(GROUPED, roster=LEFT), groups=(LEFT,))
+        player.begin(LEFT, (Quorum(Phase.SHARES, frozenset(LEFT), 3),))
+        player.do(machine.Left("ada"), machine.Left("bea"))
+        assert player.state.attempt == 2
+        assert player.state.benched == frozenset()
+        assert player.state.absent == {"ada", "bea"}
+
+
+class TestPlanning:
+    def test_is_the_coordinators_and_done_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        player = GroupPlayer()
+        with pytest.raises(WrongPhase, match="nothing is being planned"):
+            player.do(Planned())
+        player.begin()
+        with pytest.raises(WrongPhase, match="nothing is being planned"):
+            player.do(Planned())
+        player.answer(*ALL)
+        monkeypatch.setattr(machine, "check_planning", lambda *_: None)
+        player.do(Planned())
+        assert player.state.quorums == (), "planned in the middle of a step, without the check"
+
+    def test_that_takes_too_long_is_a_failed_attempt(self) -> None:
+        player = GroupPlayer()
+        player.answer(*ALL)
+        player.to_deadline()
+        assert (player.stage, player.state.attempt) == (Stage.PRESENCE, 2)
+
+    def test_has_quorums_of_participants(self) -> None:
+        player = GroupPlayer()
+        player.answer(*LEFT)
+        player.to_deadline()
+        with pytest.raises(ValueError, match="a quorum is of participants"):
+            player.do(Planned(THREE_OF_EACH))
+
+    @pytest.mark.parametrize("least", [0, 5])
+    def test_a_quorum_that_nobody_can_miss_or_meet_is_refused(self, least: int) -> None:
+        with pytest.raises(ValueError, match="a quorum of"):
+            Quorum(Phase.VALUES, frozenset(LEFT), least)
+
+
+@pytest.mark.parametrize("stage", [Stage.SHARES, Stage.VALUES, Stage.SURVIVORS, Stage.UNMASK])
+class TestDropOuts:
+    def test_are_waited_for_until_the_deadline(self, stage: Stage) -> None:
+        player = GroupPlayer()
+        player.begin()
+        player.go_to(stage)
+        player.answer(*without("dot"))
+        player.wait(19)
+        assert player.stage is stage
+        player.wait(2)
+        assert player.stage is not stage
+        assert player.state.survivors[-1].sites == without("dot")
+        assert player.state.failures == 0
+        assert player.state.absent == {"dot"}
+
+    def test_that_have_left_are_not(self, stage: Stage) -> None:
+        player = GroupPlayer()
+        player.begin()
+        player.go_to(stage)
+        player.do(machine.Left("dot"))
+        assert player.stage is stage
+        player.answer(*without("dot"))
+        assert player.stage is not stage
+        assert player.state.survivors[-1].sites == without("dot")
+
+    def test_are_asked_for_the_result_and_for_no_other_step(self, stage: Stage) -> None:
+        player = GroupPlayer()
+        player.begin()
+        player.go_to(stage)
+        player.answer(*without("dot"))
+        player.to_deadline()
+        player.do(machine.Polled("dot"))
+        while player.stage is not Stage.COMPUTING:
+            assert player.task("dot") is None
+            with pytest.raises(WrongPhase):
+                player.do(machine.Answered("dot", player.state.key(Phase(STEPS[-1]))))
+            player.answer(*player.state.asked)
+        player.do(machine.Computed())
+        assert player.phase("dot") is Phase.RESULT
+
+    def test_that_left_and_are_back_are_asked_for_the_result_alone_and_not_waited_for(
+        self, stage: Stage
+    ) -> None:
+        """A site that leaves erases what the steps need. Nobody hears that dot leaves. The clock stands still."""
+        player = GroupPlayer()
+        player.begin()
+        player.go_to(stage)
+        player.answer("hal")  # and dot has not
+        player.do(machine.Left("hal"))
+        player.do(*(machine.Joined(site, player.state.presence_key) for site in ("dot", "hal")))
+        player.state = State.from_json(player.state.to_json())
+        while player.stage is not Stage.COMPUTING:
+            assert player.task("dot") is player.task("hal") is None
+            with pytest.raises(WrongPhase):
+                player.do(machine.Answered("dot", player.state.key(Phase(STEPS[-1]))))
+            awaited = [site for site in player.state.asked if player.task(site)]
+            assert awaited, "it waits for nobody else"
+            player.answer(*awaited)
+        player.do(machine.Computed())
+        assert [player.phase(site) for site in ("dot", "hal")] == [Phase.RESULT] * 2
+        player.answer(*ALL)
+        assert (player.state.round, player.phase("dot")) == (2, Phase.PRESENCE)
+
+    def test_that_break_a_quorum_cost_the_attempt_at_once_if_they_left(self, stage: Stage) -> None:
+        player = GroupPlayer()
+        player.begin()
+        player.go_to(stage)
+        player.do(machine.Left("cid"), machine.Left("dot"), machine.Left("eli"))
+        assert player.stage is Stage.PRESENCE
+        assert player.state.benched == {"cid", "dot"}, "the other group could have gone on"
+
+
+def test_a_site_that_left_one_attempt_is_asked_for_the_next() -> None:
+    """One of four is gone for good, another fails once: the three that are left go on, without waiting."""
+    player = GroupPlayer(replace(GROUPED, roster=LEFT), groups=(LEFT,))
+    player.begin(LEFT, tuple(Quorum(phase, frozenset(LEFT), 3) for phase in STEPS))
+    player.do(machine.Left("ada"), machine.Left("dot"), machine.Joined("dot"))
+    assert (player.stage, player.state.attempt, player.state.left) == (Stage.PRESENCE, 2, frozenset())
+    player.answer(*LEFT[1:])
+    player.do(Planned(tuple(Quorum(phase, frozenset(LEFT[1:]), 3) for phase in STEPS)))
+    player.go_to(Stage.RESULT)
+    assert player.state.participants == LEFT[1:]
+
+
+class TestAfterUnmaskWasAsked:
+    def abandoned(self, rules: Rules = GROUPED) -> GroupPlayer:
+        player = GroupPlayer(rules)
+        player.begin()
+        player.go_to(Stage.UNMASK)
+        player.answer(*without("cid", "dot"))
+        player.to_deadline()
+        return player
+
+    def test_a_round_that_fails_is_not_repeated(self) -> None:
+        player = self.abandoned()
+        assert (player.stage, player.state.round, player.state.attempt) == (Stage.PRESENCE, 2, 1)
+        assert player.state.failures == 1
+        assert player.state.reason.endswith("the round is abandoned, without a result")
+
+    def test_those_who_cost_it_are_not_asked_in_the_next(self) -> None:
+        player = self.abandoned()
+        player.do(machine.Polled("cid"), machine.Polled("dot"))
+        assert [player.task(site) for site in ("cid", "dot")] == [None, None]
+        player.answer(*without("cid", "dot"))
+        assert (player.stage, player.state.participants) == (Stage.PLANNING, RIGHT)
+
+    @pytest.mark.parametrize("event", [machine.ComputeFailed(), machine.Tick()])
+    def test_nor_is_one_whose_computation_fails(self, event: machine.Event) -> None:
+        player = GroupPlayer()
+        player.begin()
+        player.go_to(Stage.COMPUTING)
+        before = player.state
+        player.now = player.state.deadline
+        player.do(event)
+        assert machine.abandons(before, player.state)
+        assert (player.stage, player.state.round, player.state.benched) == (Stage.PRESENCE, 2, frozenset())
+
+    def test_one_that_fails_before_is(self) -> None:
+        player = GroupPlayer()
+        player.begin()
+        player.go_to(Stage.SURVIVORS)
+        before = player.state
+        player.answer(*without("cid", "dot"))
+        player.to_deadline()
+        assert not machine.abandons(before, player.state)
+        assert (player.stage, player.state.round, player.state.attempt) == (Stage.PRESENCE, 1, 2)
+
+    @pytest.mark.parametrize(("complete_up_to", "over"), [(4, False), (3, True), (None, False)])
+    def test_in_a_large_group_it_is_so_once_survivors_were_signed(
+        self, complete_up_to: int | None, over: bool
+    ) -> None:
+        """Of eight sites in groups of four."""
+        masking = MaskingSection(complete_up_to=complete_up_to) if complete_up_to else None
+        player = GroupPlayer(replace(GROUPED, masking=masking))
+        player.begin()
+        player.go_to(Stage.SURVIVORS)
+        before = player.state
+        player.answer(*without("cid", "dot"))
+        player.to_deadline()
+        assert machine.abandons(before, player.state) == over
+        assert (player.stage, player.state.round) == (Stage.PRESENCE, 2 if over else 1)
+
+    def test_in_a_large_group_it_is_not_so_before(self) -> None:
+        player = GroupPlayer(replace(GROUPED, masking=MaskingSection(complete_up_to=3)))
+        player.begin()
+        player.go_to(Stage.SHARES)
+        player.answer(*without("cid", "dot"))
+        player.to_deadline()
+        assert (player.stage, player.state.round, player.state.attempt) == (Stage.PRESENCE, 1, 2)
+
+    def test_the_last_round_ends_the_run_if_another_had_a_result(self) -> None:
+        player = GroupPlayer()
+        player.begin()
+        player.go_to(Stage.RESULT)
+        player.answer(*ALL)
+        player.begin()
+        player.go_to(Stage.UNMASK)
+        before = player.state
+        player.answer(*without("cid", "dot"))
+        player.to_deadline()
+        assert (player.stage, player.state.round, player.state.last_result) == (Stage.FINISHED, 2, 1)
+        assert machine.abandons(before, player.state)
+
+    def test_a_run_without_any_result_has_not_finished(self) -> None:
+        player = self.abandoned(replace(GROUPED, rounds=1))
+        assert player.stage is Stage.STOPPED
+        assert player.state.reason == (
+            "no round of the run had a result; the last: round 1, attempt 1: no shares to unmask with from cid, dot; "
+            "the round is abandoned, without a result"
+        )
+
+    def test_such_a_run_stays_stopped(self) -> None:
+        player = self.abandoned(replace(GROUPED, rounds=1))
+        ended = player.state
+        player.do(
+            machine.Resumed(), machine.Tick(), *(machine.Polled(site) for site in without("cid", "dot"))
+        )
+        assert player.state == ended
+        assert not any(player.task(site) for site in ALL)
+        assert State.from_json(ended.to_json()) == ended
+
+    def test_as_many_as_there_may_be_failures_stop_it_and_it_goes_on_with_the_next_round(self) -> None:
+        player = self.abandoned(replace(GROUPED, rounds=3, max_attempts=1))
+        assert player.stage is Stage.STOPPED
+        player.do(machine.Resumed())
+        assert player.task("ada") == PhaseKey("r1", 2, 2, Phase.PRESENCE)
+        assert player.state.groups == (LEFT, RIGHT)
+
+    def test_a_success_forgets_it(self) -> None:
+        player = self.abandoned()
+        player.begin(without("cid", "dot"), tuple(each for each in THREE_OF_EACH if "eli" in each.sites))
+        player.go_to(Stage.RESULT)
+        player.answer(*RIGHT)
+        assert (player.stage, player.state.failures) == (Stage.FINISHED, 0)
+
+    def test_abandoning_needs_that_it_was_asked(self) -> None:
+        player = GroupPlayer()
+        before = replace(player.state, stage=Stage.COMPUTING, round=0)
+        assert not machine.abandons(before, player.state), "the clustering's end"

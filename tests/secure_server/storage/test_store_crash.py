@@ -1,0 +1,99 @@
+"""What the store holds after SIGKILL: every write that was acknowledged, and none by half."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from secure_server.errors import StoreInUse
+from secure_server.storage.store import Store
+from tests.secure_server.storage.store_writer import AGREEMENT, RUN, content_of, key_of
+
+ROOT = Path(__file__).parents[3]
+
+
+def writer(path: Path, *options: str) -> subprocess.Popen[str]:
+    """A process that writes to the store."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.secure_server.storage.store_writer", str(path), *options],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": f"{ROOT / 'proto'}:{ROOT}"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def acknowledged(process: subprocess.Popen[str], *, kill_after: float | None = None) -> int:
+    """The last number that the process printed in full before it died.
+
+    If it does not kill itself, it is killed ``kill_after`` seconds after its first write.
+    """
+    with process:
+        assert process.stdout is not None
+        output = process.stdout.readline()
+        if kill_after is not None:
+            time.sleep(kill_after)
+            process.kill()
+        output += process.stdout.read()
+    assert process.returncode == -signal.SIGKILL
+    return int(output[: output.rindex("\n")].split("\n")[-1])
+
+
+def consistent(store: Store) -> int:
+    """How many writes are there: each whole, with the state of the last. AssertionError otherwise."""
+    state = store.load()
+    assert state is not None
+    uploads = [received for received in store.received() if received.key is not None]
+    assert state.attempt == len(uploads)
+    for number in range(1, state.attempt + 1):
+        assert store.upload(key_of(number), "ada") == content_of(number)
+    assert store.result(state.result_key, "ada") == content_of(state.attempt)
+    return state.attempt
+
+
+@pytest.mark.full
+def test_each_acknowledged_write_survives_a_kill_at_any_time(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "store.sqlite"
+    before = 0
+    for _ in range(5):
+        last = acknowledged(writer(path), kill_after=random.SystemRandom().uniform(0.0, 0.2))
+        with Store.open(path, RUN, AGREEMENT) as store:
+            stored = consistent(store)
+        assert last <= stored <= last + 1, "the last write may have been stored and not yet acknowledged"
+        assert last > before
+        before = stored
+
+
+def test_a_write_cut_off_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite"
+    assert acknowledged(writer(path, "--die-at", "4")) == 3
+    with Store.open(path, RUN, AGREEMENT) as store:
+        assert store.upload(key_of(4), "ada") is None
+        assert consistent(store) == 3
+
+
+def test_without_a_transaction_half_a_write_would_be_left(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite"
+    assert acknowledged(writer(path, "--die-at", "4", "--without-transaction")) == 3
+    with Store.open(path, RUN, AGREEMENT) as store:
+        assert store.upload(key_of(4), "ada") == content_of(4)
+        with pytest.raises(AssertionError):
+            consistent(store)
+
+
+def test_a_dead_process_holds_no_lock_and_a_living_one_does(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite"
+    process = writer(path)
+    assert process.stdout is not None
+    process.stdout.readline()
+    with pytest.raises(StoreInUse, match="another coordinator"):
+        Store.open(path, RUN, AGREEMENT)
+    acknowledged(process, kill_after=0.0)
+    Store.open(path, RUN, AGREEMENT).close()

@@ -1,0 +1,130 @@
+"""What is remembered of privacy ledgers over all runs, and what the coordinator tells a site that joins."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agreement.storage.ledger_anchors import AnchorRecord, AnchorRecordError
+from protoseal_wire.messages import LedgerAnchor, PresenceStatement
+from secure_server.errors import BadPayload
+from secure_server.ledger_anchors import LedgerAnchors
+from tests.support.anchors import anchor, with_noise
+from tests.support.small import small_agreement
+
+A, B = "clinic-a", "clinic-b"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "anchors.sqlite"
+
+
+def test_the_highest_is_kept_of_each_site_and_data_set(path: Path) -> None:
+    with AnchorRecord.open(path) as record:
+        for seq in (3, 5, 4, 5):
+            assert record.note({A: anchor(seq), B: anchor(seq + 1)}) == {}
+        record.note({A: anchor(1, key="other scans")})
+    with AnchorRecord.open(path) as record:
+        assert record.held(A, anchor(0).key) == anchor(5)
+        assert record.held(B, anchor(0).key) == anchor(6)
+        assert record.held(A, anchor(0, key="other scans").key) == anchor(1, key="other scans")
+        assert record.held(B, anchor(0, key="other scans").key) is None
+        assert len(record.all()) == 3
+
+
+def test_two_entries_of_one_number_are_told_and_the_first_stays(path: Path) -> None:
+    with AnchorRecord.open(path) as record:
+        record.note({A: anchor(5), B: anchor(5)})
+        assert record.note({A: anchor(5, "another"), B: anchor(5)}) == {A: anchor(5)}
+        assert record.held(A, anchor(0).key) == anchor(5)
+
+
+def test_several_may_have_it_open(path: Path) -> None:
+    with AnchorRecord.open(path) as one, AnchorRecord.open(path) as other:
+        one.note({A: anchor(2)})
+        other.note({A: anchor(1), B: anchor(7)})
+        assert one.all() == other.all() == {(A, anchor(2).key): anchor(2), (B, anchor(7).key): anchor(7)}
+
+
+def test_the_largest_number_that_travels_is_kept(path: Path) -> None:
+    with AnchorRecord.open(path) as record:
+        record.note({A: anchor(2**63 - 1)})
+        assert record.held(A, anchor(0).key) == anchor(2**63 - 1)
+
+
+def test_the_file_is_its_owners_alone_and_waits_for_the_disk(path: Path) -> None:
+    with AnchorRecord.open(path) as record:
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert record._db.execute("PRAGMA synchronous").fetchone() == (3,)  # EXTRA
+
+
+def test_what_is_no_record_is_refused_by_name(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(AnchorRecordError, match="none/anchors"):
+        AnchorRecord.open(tmp_path / "none" / "anchors.sqlite")
+    path.write_bytes(b"something else" * 100)
+    with pytest.raises(AnchorRecordError, match="not a database"):
+        AnchorRecord.open(path)
+    path.unlink()
+    later = sqlite3.connect(path)
+    later.execute("PRAGMA user_version=2")
+    later.close()
+    with pytest.raises(AnchorRecordError, match="version 2"):
+        AnchorRecord.open(path)
+
+
+def stated(site: str, given: LedgerAnchor | None) -> PresenceStatement:
+    return PresenceStatement(site, np.zeros(3, dtype=np.bool_), b"", anchor=given)
+
+
+def test_a_site_is_told_what_was_kept_of_what_it_signed(path: Path) -> None:
+    with AnchorRecord.open(path) as record:
+        anchors = LedgerAnchors(with_noise(), record)
+        assert anchors.kept(A, anchor(3)) is None
+        anchors.note(stated(A, anchor(4)))
+        assert anchors.kept(A, anchor(4)) == anchor(4)
+        assert anchors.kept(B, anchor(4)) is None
+    with AnchorRecord.open(path) as record:
+        assert LedgerAnchors(with_noise(), record).kept(A, anchor(9)) == anchor(4)
+
+
+@pytest.mark.parametrize("joining", [anchor(3), anchor(4, "older copy, went on"), anchor(6, "longer by now")])
+def test_what_a_site_joins_with_does_not_become_what_is_kept(path: Path, joining: LedgerAnchor) -> None:
+    """Or it would be refused once, and be right the next time."""
+    with AnchorRecord.open(path) as record:
+        anchors = LedgerAnchors(with_noise(), record)
+        anchors.note(stated(A, anchor(4)))
+        assert [anchors.kept(A, joining) for _ in range(2)] == [anchor(4)] * 2
+
+
+def test_the_operator_is_told_of_a_ledger_that_is_behind(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with AnchorRecord.open(path) as record:
+        anchors = LedgerAnchors(with_noise(), record)
+        anchors.note(stated(A, anchor(4)))
+        anchors.kept(A, anchor(5))
+        assert caplog.messages == []
+        with caplog.at_level(logging.WARNING):
+            anchors.kept(A, anchor(3))
+            anchors.kept(A, anchor(4, "another"))
+            anchors.note(stated(A, anchor(4, "another")))
+    assert [message.partition(" (")[0] for message in caplog.messages] == [
+        f"{A}: its privacy ledger ends with entry 3",
+        f"{A}: its privacy ledger ends with entry 4",
+        f"{A}: its privacy ledger has another entry 4 than it had",
+    ]
+
+
+def test_an_anchor_is_there_where_there_is_noise_and_may_be_without() -> None:
+    """Without a record, as in a simulation, it is checked all the same."""
+    noisy, exact = LedgerAnchors(with_noise(), None), LedgerAnchors(small_agreement(), None)
+    assert noisy.kept(A, anchor(3)) is None
+    assert exact.kept(A, None) is None
+    with pytest.raises(BadPayload, match="clinic-a must state"):
+        noisy.kept(A, None)
+    assert exact.kept(A, anchor(3)) is None

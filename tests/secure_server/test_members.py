@@ -1,0 +1,220 @@
+"""Certificates that end while the others join: their site is left out, and the run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, tzinfo
+from pathlib import Path
+
+import pytest
+
+from crypto.errors import VerificationError
+from crypto.keys import ChannelKey
+from crypto.pki import (
+    Credentials,
+    Identity,
+    Stretching,
+    TrustAnchor,
+    approve,
+    create_authority,
+    create_request,
+)
+from crypto.roster import Statement, sign_statement, verify_roster
+from protoseal_wire.messages import PROTOCOL_VERSION, JoinRequest, Phase, TaskRequest
+from secure_server import membership
+from secure_server.aggregator import Aggregator
+from secure_server.coordinator import Coordinator
+from secure_server.errors import BadPayload, NotJoined, WrongIdentity
+from secure_server.rounds.state import Rules, Stage
+from secure_server.storage.store import Store
+from tests.secure_server.clock import Clock
+from tests.support.small import FEDERATION, HOLDINGS, RUN, small_agreement
+
+AGREEMENT = small_agreement()
+SHORT = "clinic-a"
+LEFT = timedelta(minutes=30)
+"""How long the certificate of :data:`SHORT` is still valid. The set-up takes a minute."""
+OTHERS = tuple(sorted(set(HOLDINGS) - {SHORT}))
+
+
+@dataclass
+class Scene:
+    """A coordinator, the statements of its sites, and both of its clocks."""
+
+    coordinator: Coordinator
+    trust: TrustAnchor
+    statements: Mapping[str, Statement]
+    clock: Clock
+    monkeypatch: pytest.MonkeyPatch
+
+    def join(self, *sites: str) -> None:
+        for site in sites:
+            statement = self.statements[site]
+            self.coordinator.join(site, JoinRequest(PROTOCOL_VERSION, RUN, site, AGREEMENT.hash(), statement))
+
+    def wait(self, time: timedelta) -> None:
+        """By the clock on the wall. For deadlines there is ``clock``."""
+
+        class Later(datetime):
+            @classmethod
+            def now(cls, tz: tzinfo | None = None) -> Later:
+                return cls.fromtimestamp((datetime.now(tz) + time).timestamp(), tz)
+
+        self.monkeypatch.setattr(membership, "datetime", Later)
+
+    def verify_as_a_site(self, at: datetime) -> None:
+        """What every member does with the roster it is sent."""
+        names = self.coordinator.state.members
+        verify_roster(
+            [self.statements[name] for name in names],
+            trust=self.trust,
+            run=RUN,
+            agreement_hash=AGREEMENT.hash(),
+            own=self.statements["clinic-b"],
+            minimum=3,
+            pins={},
+            at=at,
+        )
+
+
+def certificates(folder: Path) -> tuple[TrustAnchor, dict[str, Credentials]]:
+    """Of all sites, that of :data:`SHORT` issued for a day that is nearly over."""
+    now, passphrase = datetime.now(UTC), b"of this test"
+    create_authority(
+        folder / "ca",
+        FEDERATION,
+        passphrase,
+        now=now - timedelta(days=2),
+        stretching=Stretching.NONE_FOR_RANDOM_SECRET,
+    )
+    credentials = {}
+    for site in HOLDINGS:
+        create_request(
+            folder / site,
+            Identity.site(FEDERATION, site),
+            passphrase,
+            stretching=Stretching.NONE_FOR_RANDOM_SECRET,
+        )
+        request = (folder / site / "request.pem").read_bytes()
+        short = site == SHORT
+        issued = now - timedelta(days=1) + LEFT if short else now
+        certificate = approve(folder / "ca", passphrase, request, 1 if short else 365, now=issued)
+        (folder / site / "certificate.pem").write_bytes(certificate)
+        credentials[site] = Credentials.load(
+            folder / site / "certificate.pem", folder / site / "key.pem", passphrase
+        )
+    return TrustAnchor.load(folder / "ca" / "ca.pem"), credentials
+
+
+def rules(setup_seconds: float) -> Rules:
+    return Rules(
+        run=RUN,
+        roster=tuple(HOLDINGS),
+        min_sites=3,
+        rounds=1,
+        max_attempts=1,
+        needs_secret=False,
+        join_seconds=3600.0,
+        phase_seconds=dict.fromkeys(Phase, setup_seconds),
+    )
+
+
+@pytest.fixture
+def setup_seconds() -> float:
+    return 60.0
+
+
+@pytest.fixture
+def scene(tmp_path: Path, setup_seconds: float, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    clock, (trust, credentials) = Clock(), certificates(tmp_path)
+    statements = {
+        site: sign_statement(each, RUN, AGREEMENT.hash(), ChannelKey.generate().public_bytes)
+        for site, each in credentials.items()
+    }
+    with Store.open(tmp_path / "store.sqlite", RUN, AGREEMENT.hash()) as store:
+        coordinator = Coordinator(
+            agreement=AGREEMENT,
+            rules=rules(setup_seconds),
+            trust=trust,
+            store=store,
+            aggregator=Aggregator(AGREEMENT, tmp_path / "keys"),
+            clock=clock,
+        )
+        yield Scene(coordinator, trust, statements, clock, monkeypatch)
+
+
+def test_a_site_whose_certificate_ended_meanwhile_is_left_out(scene: Scene) -> None:
+    scene.join(SHORT, *OTHERS[:-1])
+    scene.wait(LEFT)
+    scene.join(OTHERS[-1])
+    assert scene.coordinator.state.stage is Stage.JOINING, "as for any other site that is missing"
+    assert scene.coordinator.state.joined == set(OTHERS)
+    scene.clock.now += 3600.0
+    scene.coordinator.tick()
+    assert (scene.coordinator.state.stage, scene.coordinator.state.members) == (Stage.SETUP, OTHERS)
+    assert tuple(scene.coordinator.roster().members) == OTHERS
+    scene.verify_as_a_site(datetime.now(UTC) + LEFT)
+
+
+def test_the_rest_may_be_too_few(scene: Scene) -> None:
+    scene.join(SHORT, *OTHERS[:-1])
+    scene.wait(LEFT)
+    scene.clock.now += 3600.0
+    scene.coordinator.tick()
+    assert scene.coordinator.state.stage is Stage.STOPPED
+    assert scene.coordinator.state.reason == (
+        f"2 of at least 3 sites joined in time; missing: {SHORT}, {OTHERS[-1]}"
+    )
+
+
+def test_the_site_itself_is_told_when_it_comes_back(scene: Scene) -> None:
+    scene.join(SHORT, *OTHERS[:-1])
+    scene.wait(LEFT)
+    scene.join(OTHERS[-1])
+    with pytest.raises(NotJoined):
+        scene.coordinator.next_task(SHORT, TaskRequest(PROTOCOL_VERSION, RUN, SHORT))
+    with pytest.raises(BadPayload, match="renew it"):
+        scene.join(SHORT)
+
+
+@pytest.mark.parametrize("weakened", [False, True])
+def test_a_certificate_that_ends_during_the_set_up_counts_as_ended(scene: Scene, weakened: bool) -> None:
+    scene.join(SHORT, *OTHERS[:-1])
+    scene.wait(LEFT - timedelta(seconds=30))
+    if weakened:
+        scene.monkeypatch.setattr(membership.Members, "lapsed", lambda *_: frozenset())
+    scene.join(OTHERS[-1])
+    scene.clock.now += 3600.0
+    scene.coordinator.tick()
+    assert (SHORT in scene.coordinator.state.members) is weakened
+    if weakened:
+        with pytest.raises(VerificationError, match=f"CN={SHORT},"):  # and that at every site
+            scene.verify_as_a_site(datetime.now(UTC) + LEFT)
+    else:
+        scene.verify_as_a_site(datetime.now(UTC) + LEFT)
+
+
+def test_a_certificate_that_ends_after_the_set_up_is_good_for_the_run(scene: Scene) -> None:
+    scene.join(SHORT, *OTHERS)
+    assert scene.coordinator.state.members == (SHORT, *OTHERS)
+    scene.wait(LEFT)
+    scene.coordinator._members._roster = None
+    assert tuple(scene.coordinator.roster().members) == (SHORT, *OTHERS)
+
+
+@pytest.mark.parametrize("setup_seconds", [3600.0, 1e9])
+def test_who_cannot_last_the_set_up_is_refused_at_once(scene: Scene) -> None:
+    with pytest.raises(BadPayload, match=f"{SHORT}'s statement does not verify: .* renew it"):
+        scene.join(SHORT)
+    scene.join(*OTHERS)
+    assert scene.coordinator.state.joined == set(OTHERS)
+
+
+def test_another_sites_statement_is_refused(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = JoinRequest(PROTOCOL_VERSION, RUN, "clinic-b", AGREEMENT.hash(), scene.statements["clinic-c"])
+    with pytest.raises(WrongIdentity, match="clinic-b presents a statement of clinic-c"):
+        scene.coordinator.join("clinic-b", request)
+    monkeypatch.setattr(membership, "_check_own", lambda *_: None)
+    scene.coordinator.join("clinic-b", request)
+    assert scene.coordinator.state.joined == {"clinic-b"}, "under another's key, without the check"

@@ -1,0 +1,151 @@
+"""What the operator reads while a run goes: the groups, who dropped out where, which round has no result."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agreement import FedpcSection, Protection
+from agreement.phases import MASKED_SUM as STEPS
+from protoseal_wire.messages import Phase
+from secure_server.rounds.rules_from_agreement import agreed_rules
+from secure_server.rounds.state import Stage
+from tests.secure_server.conftest import Identities
+from tests.secure_server.exchanges.fedpc_play import Play, playing
+from tests.secure_server.scripted_sites import NEAR, fedpc_agreement
+from tests.support.small import small_agreement
+
+LOG = "protoseal.coordinator"
+
+
+class Lines:
+    """The coordinator's log, as far as it has come."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        self._caplog = caplog
+
+    def __contains__(self, line: str) -> bool:
+        return line in [record.message for record in self._caplog.records if record.name == LOG]
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Lines]:
+    with caplog.at_level(logging.INFO, LOG):
+        yield Lines(caplog)
+
+
+def test_groups_are_told_once_they_are_made(masked: Play, lines: Lines) -> None:
+    masked.go_to(Stage.PRESENCE, 0)
+    masked.go_to(Stage.PRESENCE, 1, without=("x",))
+    assert "group 1: a, b, c, d, x" in lines
+    assert "group 2: w, y, z" in lines
+    assert "absent when groups were made, so in the largest: x" in lines
+
+
+@pytest.mark.parametrize(
+    ("groups", "min_holders", "said"),
+    [
+        (2, 3, None),
+        (
+            2,
+            5,
+            "groups = 2 is agreed, and 1 made of 8 sites: none has fewer than min_holders = 5; one group alone",
+        ),
+        (3, 3, "groups = 3 is agreed, and 2 made of 8 sites: none has fewer than min_holders = 3"),
+    ],
+)
+def test_fewer_groups_than_were_agreed_are_told(
+    *,
+    groups: int,
+    min_holders: int,
+    said: str | None,
+    tmp_path: Path,
+    identities: Identities,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    agreement = fedpc_agreement(
+        Protection.MASKED, fedpc=FedpcSection(groups=groups), min_holders=min_holders, min_sites=min_holders
+    )
+    with caplog.at_level(logging.INFO, LOG), playing(agreement, *identities, tmp_path) as play:
+        play.join()
+        play.go_to(Stage.PRESENCE, 1)
+    warned = [line for line in caplog.messages if line.startswith("groups = ")]
+    assert len(warned) == (said is not None)
+    assert all(line.startswith(str(said)) for line in warned)
+
+
+def test_who_dropped_out_is_told_with_the_step(masked: Play, lines: Lines) -> None:
+    masked.go_to(Stage.VALUES, 1)
+    masked.go_to(Stage.SURVIVORS, 1, without=("d",))
+    assert "round 1: d dropped out in VALUES" in lines
+
+
+def test_who_sits_out_is_told(masked: Play, lines: Lines) -> None:
+    masked.go_to(Stage.PRESENCE, 1)
+    masked.go_to(Stage.SHARES, 1, without=("a", "b"))
+    assert "round 1: c, d sit out, too few of their group are there" in lines
+    assert "going on without a, b" in lines
+
+
+def test_an_abandoned_last_round_is_told_at_the_end(masked: Play, lines: Lines) -> None:
+    masked.go_to(Stage.UNMASK, 2)
+    masked.go_to(Stage.FINISHED, without=("b", "c"))
+    why = "round 2, attempt 1: no shares to unmask with from b, c; the round is abandoned, without a result"
+    assert f"the run is over: {why}" in lines
+    assert (masked.rounds[-1].round, masked.rounds[-1].abandoned) == (2, True)
+
+
+def test_a_run_that_stays_stopped_says_so_when_it_is_started_again(masked: Play, lines: Lines) -> None:
+    for number in (1, 2):
+        masked.go_to(Stage.UNMASK, number)
+        masked.late()
+    assert masked.state.stage is Stage.STOPPED
+    masked.restart()
+    assert f"the run is over: {masked.state.reason}" in lines
+    assert masked.state.reason.startswith("no round of the run had a result")
+
+
+def test_an_abandoned_round_is_told(masked: Play, lines: Lines) -> None:
+    masked.go_to(Stage.UNMASK, 1)
+    masked.go_to(Stage.PRESENCE, 2, without=("b", "c"))
+    assert (
+        "round 1, attempt 1: no shares to unmask with from b, c; the round is abandoned, without a result"
+        in lines
+    )
+    assert masked.rounds[0].sites == (*NEAR, "w", "x", "y", "z")
+
+
+class TestAgreedRules:
+    def test_of_masked_sums(self) -> None:
+        rules = agreed_rules(
+            fedpc_agreement(Protection.MASKED),
+            ("w", "a", "d"),
+            max_attempts=2,
+            join_seconds=1.0,
+            phase_seconds=dict.fromkeys(Phase, 1.0),
+        )
+        assert (rules.roster, rules.needs_secret, rules.smallest_group) == (("a", "d", "w"), True, 3)
+        assert (rules.first_round, rules.steps(0), rules.steps(1)) == (0, (Phase.VALUES,), STEPS)
+
+    def test_of_plain_sums_of_few_and_of_masked_ones(self, tmp_path: Path, identities: Identities) -> None:
+        few = {"min_holders": 1, "min_sites": 2, "allow_fewer_holders_reveals_peers": True}
+        smallest = []
+        for protection in (Protection.PLAIN, Protection.MASKED):
+            agreement = fedpc_agreement(protection, **few)
+            with playing(agreement, *identities, tmp_path / protection) as play:
+                smallest.append(play.coordinator._rules.smallest_group)
+        assert smallest == [1, 2], "a mask is between two"
+
+    def test_of_pfpl_are_as_they_were(self) -> None:
+        rules = agreed_rules(
+            small_agreement(),
+            ("a", "b", "c"),
+            max_attempts=2,
+            join_seconds=1.0,
+            phase_seconds=dict.fromkeys(Phase, 1.0),
+        )
+        assert rules == replace(rules, first_round=1, round_steps=(Phase.VALUES,), needs_secret=False)
