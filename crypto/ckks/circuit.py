@@ -1,7 +1,7 @@
-"""The arithmetic on ciphertexts, one method a step. It holds public keys only.
+"""Arithmetic on ciphertexts, one method per operation, with public keys only.
 
-Vectors that need several ciphertexts are lists of parts. No method changes its arguments, but :meth:`Circuit.add_to`
-its first: SEAL's ciphertexts cannot be copied, and a sum may be shared by two receivers.
+Vectors that need several ciphertexts are lists of parts. No method changes its arguments, except that
+:meth:`Circuit.add_to` changes its first: SEAL's ciphertexts cannot be copied, and two receivers may share a sum.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from crypto.ckks.parameters import POLY_DEGREE, SLOTS, Ciphertext, Level, contex
 Parts = Sequence[Ciphertext]
 
 IMAGINARY_UNIT = POLY_DEGREE // 2
-"""The exponent e for which X^e is i in every other slot and −i in those between. Rotations by even steps leave it as
-it is."""
+"""Exponent e for which X^e alternates between i and −i from slot to slot, and is unchanged by even rotations."""
 
 
 class Circuit:
-    """Evaluates on ciphertexts with one group's public keys."""
+    """Evaluator of ciphertexts with one group's public keys."""
 
     def __init__(self, keys: LoadedKeys) -> None:
         self._keys = keys
@@ -34,80 +33,80 @@ class Circuit:
         self._monomial = cache(self._encoded_monomial)
 
     def add(self, left: Ciphertext, right: Ciphertext) -> Ciphertext:
-        """x + y."""
+        """Return x + y."""
         result = sealapi.Ciphertext()
         self._evaluator.add(left, right, result)
         return result
 
     def add_to(self, total: Ciphertext, term: Ciphertext) -> None:
-        """The one step that changes what it is given: the total becomes total + term."""
+        """Add ``term`` to ``total`` in place; no other method changes an argument."""
         self._evaluator.add_inplace(total, term)
 
     def add_all(self, terms: Sequence[Ciphertext]) -> Ciphertext:
-        """The sum of at least one ciphertext."""
+        """Return the sum of at least one ciphertext."""
         result = sealapi.Ciphertext()
         self._evaluator.add_many(list(terms), result)
         return result
 
     def add_values(self, ciphertext: Ciphertext, slots: Float | Complex) -> Ciphertext:
-        """x + slots, with the vector (4096,) encoded at the ciphertext's own level and scale."""
+        """Return x + slots, with the vector (4096,) encoded at the ciphertext's own level and scale."""
         plaintext = self._encoded(slots, ciphertext.parms_id(), ciphertext.scale)
         result = sealapi.Ciphertext()
         self._evaluator.add_plain(ciphertext, plaintext, result)
         return result
 
     def subtract(self, left: Ciphertext, right: Ciphertext) -> Ciphertext:
-        """x − y."""
+        """Return x − y."""
         result = sealapi.Ciphertext()
         self._evaluator.sub(left, right, result)
         return result
 
     def multiply(self, left: Ciphertext, right: Ciphertext) -> Ciphertext:
-        """x·y, slot by slot, three polynomials long."""
+        """Return x·y, slot by slot, with three polynomials."""
         result = sealapi.Ciphertext()
         self._evaluator.multiply(left, right, result)
         return result
 
     def scale_up(self, ciphertext: Ciphertext, factor: float) -> Ciphertext:
-        """The same values at a scale that is an integer ``factor`` times as large."""
+        """Return the same values at a scale that is an integer ``factor`` times as large."""
         plaintext = sealapi.Plaintext()
         self._encoder.encode(1.0, ciphertext.parms_id(), factor, plaintext)
         return self._multiply_plain(ciphertext, plaintext)
 
     def multiply_values(self, ciphertext: Ciphertext, slots: Float | Complex, scale: float) -> Ciphertext:
-        """x·slots, slot by slot, with the vector (4096,) encoded at ``scale``, which the result's is times as large."""
+        """Return x·slots, slot by slot, with the vector (4096,) encoded at ``scale``, by which the result's grows."""
         return self._multiply_plain(ciphertext, self._encoded(slots, ciphertext.parms_id(), scale))
 
     def multiply_by_monomial(self, ciphertext: Ciphertext, exponent: int) -> Ciphertext:
-        """X^exponent·x: each slot turned by an angle of its own. Exact, and neither level nor scale changes."""
+        """Return X^exponent·x, which turns each slot by its own angle, exactly and without change of level or scale."""
         return self._multiply_plain(ciphertext, self._monomial(exponent, tuple(ciphertext.parms_id())))
 
     def relinearise(self, ciphertext: Ciphertext) -> Ciphertext:
-        """Back to two polynomials."""
+        """Reduce a ciphertext to two polynomials."""
         result = sealapi.Ciphertext()
         self._evaluator.relinearize(ciphertext, self._keys.relinearisation, result)
         return result
 
     def rescale(self, ciphertext: Ciphertext) -> Ciphertext:
-        """One level down, the scale divided by the prime that is dropped."""
+        """Lower a ciphertext by one level, dividing the scale by the dropped prime."""
         result = sealapi.Ciphertext()
         self._evaluator.rescale_to_next(ciphertext, result)
         return result
 
     def rotate(self, ciphertext: Ciphertext, step: int) -> Ciphertext:
-        """Slots shifted by a power of two above 1."""
+        """Rotate the slots by a power of two above 1."""
         result = sealapi.Ciphertext()
         self._evaluator.rotate_vector(ciphertext, step, self._keys.rotation, result)
         return result
 
     def conjugate(self, ciphertext: Ciphertext) -> Ciphertext:
-        """The complex conjugate of each slot."""
+        """Return the complex conjugate of each slot."""
         result = sealapi.Ciphertext()
         self._evaluator.complex_conjugate(ciphertext, self._keys.rotation, result)
         return result
 
     def lower(self, ciphertext: Ciphertext, level: Level) -> Ciphertext:
-        """The same values at the same scale, with fewer primes."""
+        """Return the same values at the same scale, with fewer primes."""
         result = sealapi.Ciphertext()
         self._evaluator.mod_switch_to(ciphertext, level_id(level), result)
         return result
@@ -118,7 +117,7 @@ class Circuit:
         return result
 
     def _encoded_monomial(self, exponent: int, level: tuple[int, ...]) -> Any:
-        """At scale 1, where rounding to whole coefficients leaves exactly the one that is not 0."""
+        """Encode X^exponent at scale 1, where rounding to whole coefficients leaves exactly its one coefficient."""
         roots = [pow(3, slot, 2 * POLY_DEGREE) * exponent % (2 * POLY_DEGREE) for slot in range(SLOTS)]
         return self._encoded(np.exp(np.array(roots) * (1j * np.pi / POLY_DEGREE)), list(level), 1.0)
 

@@ -1,9 +1,9 @@
-"""The public keys with which the coordinator computes: one to relinearise, one to conjugate, one for each rotation.
+"""Evaluation keys, the coordinator's public keys: one to relinearise, one to conjugate, one for each rotation.
 
-They open nothing. Still they are encryptions under the group's secret key, made by one site, and a coordinator
-that is given others computes garbage. Their hash is bound to the sealed secret by the maker's signature, which the
-coordinator verifies; that the maker made them with the very secret that it sealed, nobody but its peers can find out,
-by what they decrypt.
+Evaluation keys decrypt nothing, but they are encryptions under the group's secret key, made by one site, and with wrong
+keys the coordinator computes garbage. The maker's signature, which the coordinator verifies, binds the keys' hash to
+the sealed secret. Limit: only the maker's peers can notice, by their decryptions, that the keys do not belong to the
+sealed secret.
 """
 
 from __future__ import annotations
@@ -22,21 +22,24 @@ from crypto.errors import MalformedError, UnknownSchemeError
 _MARKER = b"protoseal-ckks-evaluation-1:"
 _LENGTH_BYTES = 8
 _PARTS = int(Level.UPLOAD)
-"""A key has a part for each prime that a ciphertext can have."""
+"""Number of parts of a key: one for each prime that a ciphertext can have."""
 _POWER = 2
-"""A product of two ciphertexts is relinearised at once, so that no higher power of the secret key occurs."""
+"""Highest power of the secret key, since a product of two ciphertexts is relinearised at once."""
 
 GALOIS_ELEMENTS = [
     *(pow(3, 1 << step, 2 * POLY_DEGREE) for step in range(1, SLOTS.bit_length() - 1)),
     2 * POLY_DEGREE - 1,
 ]
-"""Rotation by s slots is X -> X^(3^s): all powers of two but 1, so that one set of keys serves any number of classes
-(:class:`crypto.ckks.packing.Packing`). The last one, X -> X^-1, conjugates."""
+"""Galois elements of the rotations by all powers of two except 1, and last of the conjugation X -> X^-1.
+
+Rotation by s slots is X -> X^(3^s). One set of keys serves any number of classes
+(:class:`crypto.ckks.packing.Packing`).
+"""
 
 
 @dataclass(frozen=True)
 class LoadedKeys:
-    """Keys in SEAL's own types."""
+    """Evaluation keys in SEAL's own types."""
 
     relinearisation: Any
     rotation: Any
@@ -44,24 +47,24 @@ class LoadedKeys:
 
 @dataclass(frozen=True, repr=False)
 class EvaluationKeys:
-    """SEAL's serialization of relinearisation and Galois keys, about 9 MB. Public."""
+    """Public relinearisation and Galois keys in SEAL's serialization, about 9 MB."""
 
     relinearisation: bytes
     rotation: bytes
 
     def to_bytes(self) -> bytes:
-        """Version marker, length of the first part (8 bytes, big-endian), both parts."""
+        """Return version marker, length of the first part (8 bytes, big-endian), and both parts."""
         length = len(self.relinearisation).to_bytes(_LENGTH_BYTES, "big")
         return _MARKER + length + self.relinearisation + self.rotation
 
     @classmethod
     def from_bytes(cls, content: bytes) -> EvaluationKeys:
-        """The inverse of :meth:`to_bytes`. The parts are not looked at before :meth:`load`.
+        """Split the result of :meth:`to_bytes`; only :meth:`load` checks the parts.
 
         Raises :class:`UnknownSchemeError` without this version's marker.
         """
         if not content.startswith(_MARKER):
-            raise UnknownSchemeError("evaluation keys have no version marker of this build")
+            raise UnknownSchemeError("evaluation keys lack this build's version marker")
         body = content.removeprefix(_MARKER)
         split = _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "big")
         return cls(body[_LENGTH_BYTES:split], body[split:])
@@ -72,11 +75,11 @@ class EvaluationKeys:
         return hashlib.sha256(self.to_bytes()).digest()
 
     def load(self) -> LoadedKeys:
-        """The keys, ready for use; :class:`MalformedError` unless they are all there, and no others.
+        """Return the loaded keys; raise :class:`MalformedError` unless exactly the required keys are present.
 
-        SEAL holds each part of a key to its parameters; how many parts and keys there are, it leaves open. It
-        inflates the content before anything can be said about it: a few megabytes can take gigabytes. Keys that
-        nobody has checked belong in a process with bounded memory.
+        SEAL checks each part of a key against its parameters, but not the numbers of parts and keys. Limit: SEAL
+        inflates the content before it can be checked, and a few megabytes can take gigabytes, so load untrusted keys in
+        a process with bounded memory.
         """
         relinearisation = load(sealapi.RelinKeys(), self.relinearisation)
         rotation = load(sealapi.GaloisKeys(), self.rotation)
@@ -92,11 +95,13 @@ class EvaluationKeys:
 
 def _check_key_level(keys: Any) -> None:
     if list(keys.parms_id()) != list(context().key_parms_id()):
-        raise MalformedError("evaluation keys of other parameters")
+        raise MalformedError("evaluation keys have other parameters than this scheme's")
 
 
 def _check_parts(keys: Any, places: Iterable[int]) -> None:
-    """Whole keys in these places and nowhere else: SEAL's arithmetic reads past the end of one with fewer parts."""
+    """Raise unless exactly these places have whole keys; SEAL's arithmetic reads past the end of a partial key."""
     present = {place: len(parts) for place, parts in enumerate(keys.data()) if parts}
     if present != dict.fromkeys(places, _PARTS):
-        raise MalformedError("evaluation keys for other steps than the circuit's, or without all their parts")
+        raise MalformedError(
+            "evaluation keys are for other steps than the circuit's, or without all their parts"
+        )

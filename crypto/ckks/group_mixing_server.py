@@ -1,4 +1,4 @@
-"""The coordinator's half of ``group_mixing``: which pieces of work there are, and how they fit together."""
+"""Server half of :mod:`crypto.ckks.group_mixing`: splits the mixing into tasks and joins their results."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from crypto.protection import Payload
 Pair = tuple[int, int]
 Cosines = Mapping[Pair, bytes]
 _PARTS_AT_ONCE = 8
-"""Of vectors, in one piece of work: it takes the cosines of all groups along."""
+"""Number of vectors' parts in one task, which also loads the cosines of all groups."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Some parts of the vectors of all groups: ``parts``[p][j], in the form ``form``."""
+    """Parts of the vectors of all groups: ``parts``[p][j] is part p of group j, in the form ``form``."""
 
     form: Form
     parts: Sequence[Sequence[bytes]] = field(repr=False)
 
 
 class MixingServer:
-    """Mixes groups without the sites' secret key."""
+    """Server half that mixes groups without the sites' secret key."""
 
     def __init__(self, form: MixForm, keys_path: Path, executor: Executor | None) -> None:
-        """As :class:`crypto.ckks.server.CkksServer`: the evaluation keys' file, and where heavy work goes."""
+        """Take the evaluation keys' file and an executor, as :class:`crypto.ckks.server.CkksServer`."""
         self._form, self._keys_path = form, keys_path
         self._map: Callable[..., Iterable[Any]] = executor.map if executor else map
 
@@ -47,10 +47,10 @@ class MixingServer:
         read_payload(payload, self._form.uploads)
 
     def mix(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """Each group's sums, in the groups' order.
+        """Return each group's sums, in the groups' order.
 
-        Takes a key switch for each of 11 rotations and one more for each pair of groups, and one for each part of
-        each answer. Raises :class:`crypto.errors.MalformedError` for payloads that cannot be combined,
+        Each pair of groups costs 12 key switches (11 rotations and a relinearisation), each part of each answer one.
+        Raises :class:`crypto.errors.MalformedError` for payloads that cannot be combined, and
         :class:`crypto.errors.KeyStoreError` without evaluation keys.
         """
         keys, forms = KeysFile.at(self._keys_path), self._form.uploads
@@ -67,7 +67,7 @@ class MixingServer:
         return [Payload(SCHEME, blobs=blobs) for blobs in zip(*mixed, strict=True)]
 
     def _split(self, payload: Payload) -> tuple[Sequence[bytes], Sequence[bytes]]:
-        """The ciphertexts of a direction, and of a vector; of what form they are is seen when they are read."""
+        """Return the ciphertexts of a direction and of a vector, whose forms are checked when they are read."""
         if len(payload.blobs) != len(self._form.uploads):
             raise MalformedError(
                 f"a payload of {len(payload.blobs)} ciphertexts instead of {len(self._form.uploads)}"
@@ -77,7 +77,7 @@ class MixingServer:
 
 
 def _cosine(keys: KeysFile, form: Form, sides: tuple[Sequence[bytes], Sequence[bytes]]) -> bytes:
-    """⟨u_j, u_k⟩ in every slot, at the level of products."""
+    """Return ⟨u_j, u_k⟩ in every slot, at the level of products."""
     circuit = circuit_of(keys)
     with failures():
         left, right = (read_ciphertexts(side, (form,) * len(side)) for side in sides)
@@ -89,7 +89,7 @@ def _cosine(keys: KeysFile, form: Form, sides: tuple[Sequence[bytes], Sequence[b
 
 
 def _mixed(keys: KeysFile, cosines: Cosines, columns: Columns) -> list[list[bytes]]:
-    """For each part a list of one ciphertext for each group."""
+    """Return for each part a list of one ciphertext for each group."""
     circuit = circuit_of(keys)
     with failures():
         loaded = {pair: load(sealapi.Ciphertext(), blob) for pair, blob in cosines.items()}

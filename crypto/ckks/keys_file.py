@@ -1,4 +1,4 @@
-"""A group's evaluation keys as a file that several processes compute with."""
+"""File of a group's evaluation keys, which several processes load."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from crypto.errors import KeyStoreError, MalformedError, VerificationError
 
 @dataclass(frozen=True)
 class KeysFile:
-    """``path`` of :meth:`EvaluationKeys.to_bytes`, and the SHA-256 of what is in it."""
+    """File at ``path`` with :meth:`EvaluationKeys.to_bytes`, and the SHA-256 of its content."""
 
     path: Path
     hash: bytes
 
     @classmethod
     def at(cls, path: Path) -> KeysFile:
-        """The file as it is now; :class:`KeyStoreError` if it cannot be read."""
+        """Hash the file as it is now; raise :class:`KeyStoreError` if it cannot be read."""
         try:
             with path.open("rb") as file:
                 return cls(path, hashlib.file_digest(file, "sha256").digest())
@@ -31,12 +31,12 @@ class KeysFile:
             raise KeyStoreError(f"the group's evaluation keys are not in {path}: {error.strerror}") from error
 
 
-# One entry: a group that makes new keys has no use for the old ones.
+# One entry suffices: a group that makes new keys no longer needs the old ones.
 @lru_cache(maxsize=1)
 def circuit_of(keys: KeysFile) -> Circuit:
-    """Loading the keys takes longer than some rounds, so each process does it once.
+    """Load the keys and return the circuit, once per process, because loading takes longer than some rounds.
 
-    Raises :class:`KeyStoreError` for a file that cannot be read, :class:`VerificationError` for one that changed.
+    Raises :class:`KeyStoreError` for a file that cannot be read, and :class:`VerificationError` for a changed file.
     """
     try:
         loaded = EvaluationKeys.from_bytes(keys.path.read_bytes())
@@ -51,7 +51,7 @@ def circuit_of(keys: KeysFile) -> Circuit:
 
 @contextmanager
 def failures() -> Iterator[None]:
-    """SEAL refuses some results, such as the difference of two equal ciphertexts, with bare errors."""
+    """Convert SEAL's bare errors, e.g. for the difference of equal ciphertexts, to :class:`MalformedError`."""
     try:
         yield
     except (RuntimeError, ValueError) as error:

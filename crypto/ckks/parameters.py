@@ -1,10 +1,10 @@
-"""The scheme's fixed parameters, and the form each ciphertext on the wire must have.
+"""Parameters of the scheme, which are fixed, and the form that each ciphertext on the wire must have.
 
-Ring degree 8192 and moduli of 60, 55, 30 and 60 bits: 205 of the 218 bits that the homomorphic encryption
-standard allows for 128-bit security with a ternary secret. Two multiplications deep.
+The ring degree is 8192 and the moduli have 60, 55, 30 and 60 bits: 205 of the 218 bits that the homomorphic encryption
+standard allows for 128-bit security with a ternary secret. The multiplicative depth is two.
 
-The first rescaling divides by 30 bits, so that a distance stands ten bits above the scale of what is uploaded: the
-errors of key switching, whose size is fixed, count a thousandth. The second divides by 55 and takes this back.
+The first rescaling divides by 30 bits, so that a distance is ten bits above the scale of the uploads and the errors of
+key switching, whose size is fixed, weigh a thousandth. The second rescaling divides by 55 bits and reverses this.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ SCALE = 2.0**40
 Ciphertext = Any
 
 DOUBLINGS = 5
-"""How often taking packed sums apart doubles them (:mod:`crypto.ckks.packed_sums`); their scale accounts for it."""
+"""Number of doublings when packed sums are unpacked (:mod:`crypto.ckks.packed_sums`), which their scale covers."""
 UNIT_SCALE = 2.0**39
-"""Of the ones that a denominator is multiplied by, to be rescaled as its numerators are. Half the scale of what
-those are multiplied by, so that it has another form than they."""
+"""Scale of the ones by which a denominator is multiplied, so that it is rescaled like its numerators.
+
+The scale is half that of the numerators' factors, so that denominator and numerators have different forms.
+"""
 
 _MODULI = sealapi.CoeffModulus.Create(POLY_DEGREE, [60, 55, 30, 60])
 _ROOM_FOR_HEADERS = 1024
@@ -39,7 +41,7 @@ _ROOM_FOR_HEADERS = 1024
 
 @cache
 def context() -> Any:
-    """The SEAL context of these parameters, one per process."""
+    """Return the SEAL context of these parameters, one per process."""
     parameters = sealapi.EncryptionParameters(sealapi.SCHEME_TYPE.CKKS)
     parameters.set_poly_modulus_degree(POLY_DEGREE)
     parameters.set_coeff_modulus(_MODULI)
@@ -56,7 +58,7 @@ class Level(IntEnum):
 
 @cache
 def level_id(level: Level) -> list[int]:
-    """SEAL's identifier (``parms_id``) of a level."""
+    """Return SEAL's identifier (``parms_id``) of a level."""
     data = context().first_context_data()
     for _ in range(Level.UPLOAD - level):
         data = data.next_context_data()
@@ -64,25 +66,25 @@ def level_id(level: Level) -> list[int]:
 
 
 def dropped_prime(level: Level) -> float:
-    """What rescaling from a level divides by."""
+    """Return the prime by which rescaling from a level divides."""
     return float(_MODULI[level - 1].value())
 
 
 @dataclass(frozen=True)
 class Form:
-    """What a ciphertext must be, exactly, at one place on the wire.
+    """Required form of a ciphertext at one place on the wire.
 
-    SEAL's own ``load`` takes any level and any scale, so that a sender could choose how a value is read.
+    SEAL's own ``load`` accepts any level and any scale, so a sender could otherwise choose how a value is read.
     """
 
     level: Level
     scale: float
     polynomials: int
-    """2 for a whole ciphertext, 1 for a fresh one whose second polynomial travels as a seed."""
+    """Number of polynomials: 2 for a whole ciphertext, 1 for a fresh one whose second polynomial is sent as a seed."""
 
     @property
     def max_bytes(self) -> int:
-        """What it takes uncompressed. SEAL compresses what it can, so the exact length varies."""
+        """Uncompressed size in bytes, an upper bound, because SEAL compresses and the exact size varies."""
         return self.polynomials * self.level * POLY_DEGREE * 8 + _ROOM_FOR_HEADERS
 
 
@@ -97,13 +99,13 @@ SUM = Form(Level.ANSWER, SCALE, polynomials=2)
 
 
 def upload_forms(combination: Combination, parts: int) -> tuple[Form, ...]:
-    """A site's payload: its prototypes in ``parts`` ciphertexts, and for ``complement`` the correction."""
+    """Return the forms of a site's payload: prototypes in ``parts`` ciphertexts, for ``complement`` a correction."""
     correction = (CORRECTION,) if combination is Combination.COMPLEMENT else ()
     return (PROTOTYPE,) * parts + correction
 
 
 def answer_forms(combination: Combination, parts: int) -> tuple[Form, ...]:
-    """The coordinator's answer: numerators in ``parts`` ciphertexts and a denominator, or a bare sum."""
+    """Return the forms of an answer: numerators in ``parts`` ciphertexts and a denominator, or a bare sum."""
     if combination is Combination.UNIFORM:
         return (SUM,) * parts
     return (NUMERATOR,) * parts + (DENOMINATOR,)

@@ -1,7 +1,6 @@
-"""A site's peers combined on ciphertexts: Σ_m d_im·C_m and Σ_m d_im, with d_im = ‖C_i − C_m‖² for each class.
+"""Combination of a site's peers on ciphertexts: Σ_m d_im·C_m and Σ_m d_im, with d_im = ‖C_i − C_m‖² for each class.
 
-A distance is used for both of its sites and dropped, so that what is held grows with the number of sites and not with
-that of pairs.
+Each distance is used for both of its sites and dropped, so that memory grows with the number of sites, not of pairs.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ Bool = NDArray[np.bool_]
 
 
 def weighs(combination: Combination) -> bool:
-    """Whether distances are needed."""
+    """Return True if the combination needs distances."""
     return combination is not Combination.UNIFORM
 
 
 def adds_up(combination: Combination) -> bool:
-    """Whether the bare sum of all sites' prototypes is needed."""
+    """Return True if the combination needs the bare sum of all sites' prototypes."""
     return combination is not Combination.DISTANCE
 
 
 @dataclass(frozen=True)
 class Site:
-    """One site's prototypes: as they came, the conjugate of each part, and at the level of products."""
+    """Prototypes of one site: as uploaded, the conjugate of each part, and at the level of products."""
 
     high: Parts
     conjugates: Parts
@@ -46,7 +45,7 @@ class Site:
 
 
 class Combining:
-    """The arithmetic for one combination and layout."""
+    """Arithmetic of one combination and layout."""
 
     def __init__(self, circuit: Circuit, combination: Combination, packing: Packing) -> None:
         self._circuit, self._combination, self._packing = circuit, combination, packing
@@ -54,7 +53,7 @@ class Combining:
     def answers(
         self, prototypes: Sequence[Parts], receivers: Sequence[Receiver]
     ) -> Iterator[list[Ciphertext]]:
-        """Each site's answer, from what all of them sent."""
+        """Yield each site's answer, from the prototypes of all sites."""
         sums: dict[int, list[Ciphertext]] = {}
         lengths: dict[int, list[Ciphertext]] = {}
         if weighs(self._combination):
@@ -71,7 +70,7 @@ class Combining:
             yield self.answer(sums.pop(i, []), peers, receivers[i], lengths.pop(i, []))
 
     def sum(self, vectors: Iterable[Parts]) -> list[Ciphertext]:
-        """Part by part; of no vectors, no parts."""
+        """Add vectors part by part; without vectors there are no parts."""
         total: list[Ciphertext] = []
         for parts in vectors:
             total = (
@@ -80,19 +79,19 @@ class Combining:
         return total
 
     def less(self, total: Parts, own: Parts) -> list[Ciphertext]:
-        """total − own, part by part."""
+        """Return total − own, part by part."""
         return [self._circuit.subtract(x, y) for x, y in zip(total, own, strict=True)]
 
     def prepare(self, parts: Parts) -> Site:
-        """A site's prototypes, made ready for :meth:`weighted_sums`: one key switch for each part."""
+        """Prepare a site's prototypes for :meth:`weighted_sums`, with one key switch for each part."""
         return Site(parts, [self._circuit.conjugate(part) for part in parts], self.lower(parts))
 
     def lower(self, parts: Parts) -> list[Ciphertext]:
-        """Prototypes at the level of products."""
+        """Lower prototypes to the level of products."""
         return [self._circuit.lower(part, Level.PRODUCT) for part in parts]
 
     def weighted_sums(self, pairs: Sequence[Pair], sites: Mapping[int, Site]) -> dict[int, list[Ciphertext]]:
-        """For each site of some pairs {i, m}: Σ_m d_im·C_m part by part (three polynomials), then Σ_m d_im."""
+        """Return for each site of the pairs {i, m} Σ_m d_im·C_m part by part (three polynomials), then Σ_m d_im."""
         products = [partial(self._squares, sites[i], sites[m]) for i, m in pairs]
         sums: dict[int, list[Ciphertext]] = {}
         distances = PackedSums(self._circuit, self._packing).sums(products)
@@ -101,15 +100,15 @@ class Combining:
                 terms = [self._circuit.multiply(distance, part) for part in sites[peer].low]
                 if receiver in sums:
                     self._add_to(sums[receiver], [*terms, distance])
-                else:  # the distance is copied: it serves two receivers
+                else:  # copy the distance, which two receivers use
                     sums[receiver] = [*terms, self._circuit.lower(distance, Level.PRODUCT)]
         return sums
 
     def lengths(self, sites: Mapping[int, Site], lacks: Mapping[int, Bool]) -> dict[int, list[Ciphertext]]:
-        """Return for each site that ``lacks`` classes (K,) what grows with its rows of them.
+        """Return for each site that ``lacks`` classes (K,) two ciphertexts that grow with its rows of these classes.
 
-        First ‖C_i‖², then 2⟨C_i, W⟩ with a fresh random W, which is 0 only where C_i is; both of each class in all of
-        the class's slots, at the level and scale of distances.
+        The first is ‖C_i‖², the second 2⟨C_i, W⟩ with a fresh random W, which is 0 only if C_i is. Each class has its
+        value in all of its slots, at the level and scale of distances.
         """
         lacking = {i: classes for i, classes in lacks.items() if classes.any()}
         products: list[Product] = []
@@ -126,10 +125,10 @@ class Combining:
         receiver: Receiver,
         lengths: Parts,
     ) -> list[Ciphertext]:
-        """Return one site's answer, from its weighted sums and Σ_{m≠i} C_m; none that it does not need.
+        """Return one site's answer, from its weighted sums and Σ_{m≠i} C_m, as far as the combination needs them.
 
-        ``lengths`` are the receiver's of :meth:`lengths`, if it lacks a class. Classes that the receiver is not to
-        have hold noise, the others what :mod:`crypto.ckks.site` reads, and nothing else.
+        ``lengths`` are the receiver's of :meth:`lengths`, if it lacks a class. Classes that the receiver lacks have
+        noise; the others have the values that :mod:`crypto.ckks.site` reads, and nothing else.
         """
         circuit = self._circuit
         if self._combination is Combination.UNIFORM:
@@ -143,10 +142,10 @@ class Combining:
         return [*numerators, denominator]
 
     def _squares(self, left: Site, right: Site) -> Ciphertext:
-        """(x − y)·conj(x − y) in each slot, which is real; three polynomials.
+        """Return (x − y)·conj(x − y), real in each slot; three polynomials.
 
-        Differences, not inner products: what a key switch adds to every ciphertext alike cancels out, and so does
-        nothing that near-equal prototypes need.
+        Differences are used, not inner products: an error that a key switch adds to all ciphertexts alike cancels,
+        and near-equal prototypes lose no precision to cancellation.
         """
         circuit, differences = self._circuit, []
         for side in ("high", "conjugates"):
@@ -155,12 +154,12 @@ class Combining:
         return circuit.add_all([circuit.multiply(z, c) for z, c in zip(*differences, strict=True)])
 
     def _square(self, site: Site) -> Ciphertext:
-        """x·conj(x) in each slot, which is real; three polynomials."""
+        """Return x·conj(x), real in each slot; three polynomials."""
         pairs = zip(site.high, site.conjugates, strict=True)
         return self._circuit.add_all([self._circuit.multiply(x, c) for x, c in pairs])
 
     def _projected(self, site: Site, drawn: Sequence[Complex]) -> Ciphertext:
-        """x·conj(w) + conj(x)·w in each slot, which is real; two polynomials."""
+        """Return x·conj(w) + conj(x)·w, real in each slot; two polynomials."""
         circuit, terms = self._circuit, []
         for x, conjugate, w in zip(site.high, site.conjugates, drawn, strict=True):
             terms.append(circuit.multiply_values(x, w.conj(), SCALE))
@@ -174,7 +173,7 @@ class Combining:
     def _complement(
         self, products: Parts, total: Ciphertext, peers: Parts, correction: Ciphertext
     ) -> list[Ciphertext]:
-        """(den − corr)·Σ_{m≠i} C_m − Σ_m d_im·C_m; the bare sum would give both peers away among three holders."""
+        """Return (den − corr)·Σ_{m≠i} C_m − Σ_m d_im·C_m; a bare sum would reveal both peers among three holders."""
         circuit = self._circuit
         distance = circuit.subtract(total, correction)
         return [

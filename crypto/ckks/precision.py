@@ -10,7 +10,7 @@ from crypto.errors import PrecisionError
 Float = NDArray[np.float64]
 
 MAX_SITES = 256
-"""With more, n²-fold sums beside the drowning noise could wrap around the last modulus."""
+"""Largest number of sites; with more, n²-fold sums plus flooding noise could wrap around the last modulus."""
 
 _DISTANCE_ERROR = 1.2e-7
 _ROUNDING = 3e-8
@@ -24,29 +24,29 @@ def check_cohort_size(sites: int) -> None:
 
 
 def total_error(sites: int) -> float:
-    """Bound on the error of D_i in any slot, with ``sites`` in the cohort."""
+    """Return a bound on the error of D_i in any slot, with ``sites`` in the cohort."""
     return _DISTANCE_ERROR * (sites - 1) + _ROUNDING
 
 
 def check_tau(tau: float, sites: int) -> None:
-    """Raise :class:`PrecisionError` unless tau is at least the error of D: below, equal peers look different."""
+    """Raise :class:`PrecisionError` unless tau is at least the error of D, below which equal peers look different."""
     if tau < total_error(sites):
         raise PrecisionError(
-            f"an agreement threshold of {tau:g} is below what {sites} sites under 'ckks' can tell from 0; "
+            f"an agreement threshold of {tau:g} is below the error of 'ckks' with {sites} sites; "
             f"set agreement_threshold to {total_error(sites):g} or more"
         )
 
 
 def peer_error(total: Float, counts: NDArray[np.int64], sites: int) -> Float:
-    """Bound on the error of each coordinate of a site's combination of peers; shape (K,), like its arguments.
+    """Return a bound on the error of each coordinate of a site's combination of peers, (K,) like the arguments.
 
-    ``total`` is D_i = Σ_m ‖C_i − C_m‖² over the cnt holders (``counts``) of each class, and above 0. Holders'
-    errors cancel up to how far they are apart, which is at most 2·√D; those of the n − cnt absent sites do not:
+    ``total`` is D_i = Σ_m ‖C_i − C_m‖² over the cnt holders (``counts``) of each class, and above 0. Holders' errors
+    cancel up to the holders' distances, at most 2·√D; errors of the n − cnt absent sites do not cancel:
 
         ε·(2(n − 1)/√D + (n − cnt)/D) + η/D + φ
 
-    With D = 1 the bound also covers classes in which nothing is divided by D: all of ``uniform``'s, and those
-    of ``complement`` with two holders.
+    With D = 1 the bound also covers classes without a division by D: all classes of ``uniform``, and classes of
+    ``complement`` with two holders.
     """
     absent = (sites - counts) / total
     apart = 2.0 * (sites - 1) / np.sqrt(total)

@@ -1,10 +1,10 @@
-"""The group's secret key: what it encrypts and decrypts never leaves a site.
+"""Secret key of the group, with which only sites encrypt and decrypt.
 
 **Nothing derived from a decryption may go back to the coordinator.** A CKKS decryption is the message plus the
-ciphertext's noise, and with the known circuit that noise gives away the key: two decryptions suffice (Li and
-Micciancio, eprint 2020/1533). Not a rounded value, not a statistic, not *why* an answer was refused.
+ciphertext's noise, and with the known circuit that noise reveals the key: two decryptions suffice (Li and Micciancio,
+eprint 2020/1533). The rule includes rounded values, statistics, and the *reason* why an answer was rejected.
 
-The key is shared by all sites of a run. A coordinator that colludes with any of them reads everything.
+Limit: all sites of a run share the key, so a coordinator that colludes with any site reads everything.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MARKER = b"protoseal-ckks-secret-1:"
 
 
 class CkksSecret:
-    """The secret key. It has no representation but :meth:`to_bytes`, and cannot be pickled."""
+    """Secret key, which only :meth:`to_bytes` exports, and which cannot be pickled."""
 
     def __init__(self, key: sealapi.SecretKey) -> None:
         self._key = key
@@ -33,7 +33,7 @@ class CkksSecret:
 
     @classmethod
     def generate(cls) -> tuple[CkksSecret, EvaluationKeys]:
-        """A fresh secret key, and the public keys for the coordinator's side of it.
+        """Generate a secret key, and the public evaluation keys for the coordinator.
 
         SEAL seeds its generator from the operating system for each key and each encryption.
         """
@@ -46,30 +46,30 @@ class CkksSecret:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> CkksSecret:
-        """The key that :meth:`to_bytes` gave.
+        """Load the key that :meth:`to_bytes` returned.
 
-        Raises :class:`UnknownSchemeError` without this version's marker, :class:`MalformedError` for what SEAL
-        cannot load. Who made it is the caller's to check: any key can be loaded.
+        Raises :class:`UnknownSchemeError` without this version's marker, and :class:`MalformedError` for bytes that
+        SEAL cannot load. Limit: any key can be loaded, so the caller must check who made it.
         """
         if not content.startswith(_MARKER):
-            raise UnknownSchemeError("a group secret has no version marker of this build")
+            raise UnknownSchemeError("a group secret lacks this build's version marker")
         return cls(load(sealapi.SecretKey(), content.removeprefix(_MARKER)))
 
     def to_bytes(self) -> bytes:
-        """The *secret* key, about 232 kB. To be sealed to another site or stored encrypted, and nothing else."""
+        """Return the *secret* key, about 232 kB, which may only be sealed to another site or stored encrypted."""
         return _MARKER + dump(self._key)
 
     def encrypt(self, slots: Float | NDArray[np.complex128], form: Form) -> bytes:
-        """A fresh encryption of a vector (4096,), its second polynomial as a seed: half the size.
+        """Encrypt a vector (4096,), with the second polynomial as a seed, which halves the size.
 
-        Symmetric: a site never encrypts under a public key that the coordinator relayed.
+        The encryption is symmetric, so that a site never encrypts under a public key that the coordinator relayed.
         """
         plaintext = sealapi.Plaintext()
         self._encoder.encode(slots.tolist(), level_id(form.level), form.scale, plaintext)
         return dump(self._encryptor.encrypt_symmetric(plaintext))
 
     def decrypt(self, ciphertext: Ciphertext) -> NDArray[np.complex128]:
-        """The slots (4096,), with the ciphertext's noise in them: see the module's warning."""
+        """Return the slots (4096,), which include the ciphertext's noise: see the module's warning."""
         plaintext = sealapi.Plaintext()
         self._decryptor.decrypt(ciphertext, plaintext)
         return np.array(self._encoder.decode_complex(plaintext), dtype=np.complex128)

@@ -1,7 +1,7 @@
-"""The coordinator's half of ``ckks``: which pieces of work there are, and how they fit together.
+"""Server half of ``ckks``: splits the combination of peers into tasks and joins their results.
 
-The coordinator learns who holds which class (public in the cohort), sizes and times; no values, no inner products, no
-sample counts. It can return wrong answers: nothing here proves that it computed what it should.
+The coordinator learns who holds which class (public in the cohort), sizes and times, but no values, no inner products
+and no sample counts. Limit: nothing here proves that the coordinator computed the right answers.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from crypto.work_pool import Pool
 
 
 class CkksServer:
-    """Combines uploads of one group without its secret key."""
+    """Server half that combines uploads of one group without its secret key."""
 
     scheme = SCHEME
 
     def __init__(self, combination: Combination, keys_path: Path, executor: Pool | None) -> None:
-        """``keys_path``: a file with :meth:`crypto.ckks.evaluation_keys.EvaluationKeys.to_bytes`, read when used.
+        """Take a file with :meth:`crypto.ckks.evaluation_keys.EvaluationKeys.to_bytes`, which is read when used.
 
-        ``executor`` should run processes, started where forking is safe; without one the work is done inline. It is cut
-        into as many pieces as there are processes.
+        ``executor`` should run processes, started where forking is safe, and gets as many tasks as it has processes;
+        without an executor the work is done inline.
         """
         self._combination = combination
         self._keys_path = keys_path
@@ -44,18 +44,18 @@ class CkksServer:
     def validate(self, payload: Payload, site: str, cohort: Cohort) -> None:
         """Raise :class:`MalformedError` unless each ciphertext has exactly the form prescribed for it.
 
-        What is encrypted cannot be checked: a site can send rows longer than 1, or under another key, and so
+        Limit: the encrypted values cannot be checked, so a site can send rows longer than 1, or under another key, and
         spoil the answers of the others.
         """
         cohort.index(site)
         read_payload(payload, upload_forms(self._combination, _packing(cohort).parts))
 
     def combine(self, payloads: Mapping[str, Payload], cohort: Cohort) -> dict[str, Payload]:
-        """One answer for each site; classes that a site does not hold are drowned in its answer.
+        """Return one answer for each site; noise floods the classes that the site does not hold.
 
-        Memory grows with n, not with n²: in each process up to 3.5 MB for each site and ciphertext of its rows,
-        beside 110 MB. Each process leaves less than 0.5 MB, for each site and ciphertext, in a temporary folder, where
-        uploads are too.
+        Memory grows with n, not with n²: each process takes 110 MB and up to 3.5 MB for each site and ciphertext of its
+        rows. Each process stores less than 0.5 MB for each site and ciphertext in a temporary folder, which also has
+        the uploads.
 
         Raises :class:`MalformedError` for payloads that cannot be combined, :class:`KeyStoreError` without evaluation
         keys, :class:`PrecisionError` for too many sites.
@@ -63,11 +63,11 @@ class CkksServer:
         check_cohort_size(len(cohort.sites))
         uploads = [payloads[site].blobs for site in cohort.sites]
         setting = worker_tasks.Setting(KeysFile.at(self._keys_path), self._combination, _packing(cohort))
-        drowned = list(~cohort.holds)
+        lacks = list(~cohort.holds)
         if self._executor is None or not weighs(self._combination):
-            answers = worker_tasks.combine(setting, uploads, drowned)
+            answers = worker_tasks.combine(setting, uploads, lacks)
         else:
-            answers = _combined(self._executor, setting, uploads, drowned)
+            answers = _combined(self._executor, setting, uploads, lacks)
         return {
             site: Payload(SCHEME, blobs=tuple(answer))
             for site, answer in zip(cohort.sites, answers, strict=True)
@@ -78,17 +78,17 @@ def _combined(
     executor: Pool,
     setting: worker_tasks.Setting,
     uploads: Sequence[Sequence[bytes]],
-    drowned: Sequence[NDArray[np.bool_]],
+    lacks: Sequence[NDArray[np.bool_]],
 ) -> list[list[bytes]]:
-    """All pairs in blocks, then all answers in as many shares."""
+    """Run all pairs in blocks, then all answers in as many shares."""
     workers = executor.workers
     blocks = pair_blocks(len(uploads), workers)
-    shares = [{i: drowned[i] for i in range(start, len(uploads), workers)} for start in range(workers)]
+    shares = [{i: lacks[i] for i in range(start, len(uploads), workers)} for start in range(workers)]
     with tempfile.TemporaryDirectory(prefix="ckks-") as folder:
         scratch = worker_tasks.Scratch(Path(folder))
         scratch.put_uploads(uploads)
-        lacks = {i: each for i, each in enumerate(drowned) if each.any()}
-        accumulate = partial(worker_tasks.accumulate, setting, lacks, scratch)
+        lacking = {i: each for i, each in enumerate(lacks) if each.any()}
+        accumulate = partial(worker_tasks.accumulate, setting, lacking, scratch)
         list(executor.map(accumulate, range(len(blocks)), blocks))
         finish = partial(worker_tasks.finish, setting, scratch, len(blocks))
         answers = {
@@ -100,10 +100,10 @@ def _combined(
 
 
 def pair_blocks(sites: int, workers: int) -> list[worker_tasks.Block]:
-    """All pairs of sites, in a block of the same size for each worker, or one more.
+    """Return all pairs of sites in one block per worker, whose sizes differ by at most one.
 
-    Sites are split into g groups, and the pairs within a group or between two of them follow each other, so that a
-    block touches few sites: what it holds grows with them, and so does what it leaves for the answers.
+    Sites are split into g groups, and pairs are ordered by their groups, so that a block has few sites: its memory and
+    its stored results grow with the number of its sites.
     """
     groups = next(count for count in range(1, sites + 1) if count * (count + 1) // 2 >= min(workers, sites))
     pairs = _grouped_pairs(sites, groups)

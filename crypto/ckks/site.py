@@ -1,7 +1,7 @@
-"""A site's half of ``ckks``: rows to ciphertexts, the coordinator's answer to a combination of peers.
+"""Site half of ``ckks``: encrypts rows, and decrypts the coordinator's answer to a combination of peers.
 
-A site learns its combination of peers and D_i = Σ_m ‖C_i − C_m‖² for the classes it holds. Sites share one secret
-key, so nothing here protects a site from a coordinator that colludes with another.
+A site learns its combination of peers and D_i = Σ_m ‖C_i − C_m‖² for the classes it holds. Limit: sites share one
+secret key, so nothing here protects a site from a coordinator that colludes with another site.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from crypto.row_checks import contributed
 
 Counts = NDArray[np.int64]
 
-# A convex combination is no longer than 1; more than twice that is no rounding error.
+# A convex combination has a norm of at most 1; a norm above 2 is not rounding.
 _LONGEST = 2.0
 
 
 class CkksSite:
-    """Protects rows under the group's secret key and reads the answers."""
+    """Site half that encrypts rows under the group's secret key and decrypts the answers."""
 
     scheme = SCHEME
 
     def __init__(self, secret: CkksSecret, combination: Combination, tau: float) -> None:
-        """``tau``: at or below it D_i counts as 0, and the site keeps its own row. In units of the norm bound²."""
+        """Take ``tau``, in units of the norm bound²: if D_i is at most tau, the site keeps its own row."""
         self._secret = secret
         self._combination = combination
         self._tau = tau
 
     def protect(self, rows: Rows, site: str, cohort: Cohort) -> Payload:
-        """Encrypted rows, and for ``complement`` the encrypted correction; zeros where the site holds no class.
+        """Encrypt rows, with zeros for classes that the site does not hold, and for ``complement`` the correction.
 
-        Raises :class:`MalformedError` for rows that are too long or not finite, :class:`PrecisionError` when tau
-        is too small for so many sites.
+        Raises :class:`MalformedError` for rows that are too long or not finite, and :class:`PrecisionError` if tau is
+        too small for this number of sites.
         """
         check_cohort_size(len(cohort.sites))
         check_tau(self._tau, len(cohort.sites))
@@ -53,15 +53,15 @@ class CkksSite:
         return Payload(SCHEME, blobs=tuple(blobs))
 
     def unprotect(self, answer: Payload, rows: Rows, site: str, cohort: Cohort) -> Rows:
-        """The combination of peers, within :func:`crypto.ckks.precision.peer_error`.
+        """Return the combination of peers, within :func:`crypto.ckks.precision.peer_error`.
 
-        The own row stands where the site is the only holder, holds nothing, or agrees with all its peers
-        (D_i ≤ tau). ``rows`` are the very rows that were protected.
+        The site keeps its own row for a class that it does not hold, holds alone, or in which it agrees with all its
+        peers (D_i ≤ tau). ``rows`` must be the rows that were protected.
 
-        Raises :class:`MalformedError` for an answer of another form than prescribed, which the coordinator could
-        tell as well, and :class:`ImplausibleError` for what shows only in the decryption. The caller must act on
-        the second so that the coordinator cannot tell: whoever learns it can compare a sealed value with a
-        bound of his choice (:mod:`crypto.ckks.secret_key`).
+        Raises :class:`MalformedError` for an answer of another form than prescribed, which the coordinator can see too,
+        and :class:`ImplausibleError` for a fault that only decryption shows. The caller must hide the second from the
+        coordinator, which could otherwise compare an encrypted value with a bound of its choice
+        (:mod:`crypto.ckks.secret_key`).
         """
         own, packing = contributed(rows, site, cohort), Packing(cohort.classes, cohort.dim)
         ciphertexts = read_payload(answer, answer_forms(self._combination, packing.parts))
@@ -73,12 +73,12 @@ class CkksSite:
         return result
 
     def _of_peers(self, vectors: list[Complex], own: Rows, holds: NDArray[np.bool_], cohort: Cohort) -> Rows:
-        """The rows in an answer's decrypted ``vectors``; of no meaning for classes that the site does not hold."""
+        """Return the rows in an answer's decrypted ``vectors``, meaningless for classes that the site does not hold."""
         packing, counts = Packing(cohort.classes, cohort.dim), cohort.counts
         if self._combination is Combination.UNIFORM:
             return packing.unpack(vectors) / np.maximum(counts - 1, 1)[:, None]
         *numerators, denominator = vectors
-        # Slot by slot: d_im has the same error, real and imaginary, in a slot of the numerator as in the denominator's.
+        # Divide slot by slot: d_im has the same error in a slot of the numerator and in that slot of the denominator.
         total = packing.replicas(denominator) - _absent_norms(own, cohort)[:, None]
         mean_total = total.real.mean(axis=1)
         compared = self._compared(counts)
@@ -89,11 +89,11 @@ class CkksSite:
         return np.where(agree[:, None], own, packing.join(quotients))
 
     def _compared(self, counts: Counts) -> NDArray[np.bool_]:
-        """Classes (K,) whose weights depend on D_i at all: ``complement`` gives a single peer weight 1."""
+        """Return the mask (K,) of classes whose weights depend on D_i; ``complement`` gives a single peer weight 1."""
         return counts > (2 if self._combination is Combination.COMPLEMENT else 1)
 
     def _divisor(self, total: Complex, counts: Counts) -> Complex:
-        """What turns the numerators into a convex combination: D, or (cnt − 2)·D, or −1 (:func:`_correction`)."""
+        """Return the numerators' divisor for a convex combination: D, or (cnt − 2)·D, or −1 (:func:`_correction`)."""
         if self._combination is Combination.DISTANCE:
             return total
         of_each = counts[:, None]
@@ -101,38 +101,39 @@ class CkksSite:
 
 
 def _absent_norms(own: Rows, cohort: Cohort) -> Float:
-    """What the zeros of absent sites add to Σ_m ‖C_i − C_m‖²: (n − cnt)·‖C_i‖² for each class, shape (K,)."""
+    """Return (n − cnt)·‖C_i‖² for each class, (K,): the zeros of absent sites add this to Σ_m ‖C_i − C_m‖²."""
     absent = len(cohort.sites) - cohort.counts
     return np.asarray(absent * np.square(own).sum(axis=1), dtype=np.float64)
 
 
 def _correction(own: Rows, site: str, cohort: Cohort) -> Float:
-    """What the coordinator subtracts from den, shape (K,): what absent sites added to it.
+    """Return the correction (K,) that the coordinator subtracts from the denominator: the absent sites' share.
 
-    With two holders D − d_im is 0 for the one peer, whose weight is 1. One more is subtracted there, so that
-    (D − 1)·C_m − D·C_m leaves −C_m, and no division by D is needed. Of classes that the site lacks it is 0, as its row.
+    With two holders D − d_im is 0 for the only peer, whose weight is 1. The correction is then larger by 1, so that
+    (D − 1)·C_m − D·C_m leaves −C_m and no division by D is needed. For classes that the site lacks the correction is 0,
+    like the row.
     """
     single = cohort.holds[cohort.index(site)] & (cohort.counts == 2)
     return np.asarray(_absent_norms(own, cohort) + single, dtype=np.float64)
 
 
 def _divide(numerators: Complex, divisor: Complex) -> Complex:
-    """A dishonest answer can make the divisor 0; :func:`check_plausible` refuses what comes of it."""
+    """Divide; a dishonest answer can make the divisor 0, which :func:`check_plausible` then detects."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         return np.asarray(numerators / divisor)
 
 
 def check_totals(totals: Float, tau: float, sites: int) -> None:
-    """Raise :class:`ImplausibleError` unless each D_i is what n − 1 squared distances of rows of norm 1 can be.
+    """Raise :class:`ImplausibleError` unless each D_i can be a sum of n − 1 squared distances of rows of norm 1.
 
-    tau is above the error of D_i (:func:`crypto.ckks.precision.check_tau`). Without this check, garbage below 0
-    would pass for agreement.
+    tau is above the error of D_i (:func:`crypto.ckks.precision.check_tau`). Without this check, a wrong value below 0
+    would pass as agreement.
     """
     if not ((totals >= -tau) & (totals <= 4.0 * (sites - 1) + tau)).all():
         raise ImplausibleError("a decrypted sum of squared distances is out of range")
 
 
 def check_plausible(rows: Rows) -> None:
-    """Raise :class:`ImplausibleError` for rows that no convex combination of rows of norm 1 can be."""
+    """Raise :class:`ImplausibleError` for rows that cannot be a convex combination of rows of norm 1."""
     if not (np.linalg.norm(rows, axis=1) <= _LONGEST).all():
         raise ImplausibleError("a decrypted row is not a number, or far longer than any peer's")

@@ -1,7 +1,7 @@
-"""The pieces of work that the coordinator's half hands to processes.
+"""Tasks that the coordinator's half gives to worker processes.
 
-Top-level functions and plain values, so that they run in a spawned process as well as inline. SEAL holds the
-interpreter's lock, so only processes run at the same time.
+Tasks are top-level functions of plain values, so that they run in a spawned process as well as inline. SEAL holds the
+interpreter's lock, so only processes run in parallel.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from crypto.protection import Combination
 
 @dataclass(frozen=True)
 class Setting:
-    """What all pieces of one aggregation have in common."""
+    """Settings that all tasks of one aggregation share."""
 
     keys: KeysFile
     combination: Combination
@@ -37,40 +37,40 @@ class Setting:
 
 @dataclass(frozen=True)
 class Block:
-    """Some pairs of sites, and the sites whose prototypes are added up beside them."""
+    """Block of pairs of sites, and the sites whose prototypes this block's task also adds."""
 
     pairs: Sequence[Pair]
     adds_up: Sequence[int]
 
     @property
     def sites(self) -> list[int]:
-        """All that occur."""
+        """Sites that occur in the block, sorted."""
         return sorted({*chain.from_iterable(self.pairs), *self.adds_up})
 
 
 class Scratch:
-    """A folder in which pieces of work leave ciphertexts for each other. Nothing in it is secret."""
+    """Folder in which tasks leave ciphertexts for each other; its content is not secret."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def put_uploads(self, uploads: Sequence[Sequence[bytes]]) -> None:
-        """Every site's payload."""
+        """Store every site's payload."""
         for site, blobs in enumerate(uploads):
             for number, blob in enumerate(blobs):
                 self._upload(site, number).write_bytes(blob)
 
     def upload(self, site: int, blobs: int) -> list[bytes]:
-        """The first blobs of a site's payload."""
+        """Return the first ``blobs`` blobs of a site's payload."""
         return [self._upload(site, number).read_bytes() for number in range(blobs)]
 
     def put(self, name: str, parts: Parts) -> None:
-        """Intermediate results."""
+        """Store intermediate results under a name."""
         for number, part in enumerate(parts):
             part.save(str(self._folder / f"{name}.{number}"))
 
     def take(self, name: str, parts: int) -> list[Ciphertext]:
-        """What was :meth:`put`, whose form needs no check; no parts if it was not."""
+        """Return the parts that were :meth:`put` under a name, unchecked, or no parts if there are none."""
         paths = [self._folder / f"{name}.{number}" for number in range(parts)]
         return [_load_file(path) for path in paths if path.exists()]
 
@@ -79,19 +79,19 @@ class Scratch:
 
 
 def check_keys(content: bytes) -> bytes:
-    """The SHA-256 of a group's evaluation keys; :class:`MalformedError` unless they can be computed with."""
+    """Return the SHA-256 of a group's evaluation keys; raise :class:`MalformedError` unless they are usable."""
     keys = EvaluationKeys.from_bytes(content)
     keys.load()
     return keys.hash
 
 
 def combine(
-    setting: Setting, uploads: Sequence[Sequence[bytes]], drowned: Sequence[NDArray[np.bool_]]
+    setting: Setting, uploads: Sequence[Sequence[bytes]], lacks: Sequence[NDArray[np.bool_]]
 ) -> list[list[bytes]]:
-    """All answers in one piece, from all sites' payloads and the classes (K,) that each has not."""
+    """Return all answers in a single task, from all sites' payloads and the classes (K,) that each site lacks."""
     combining = _combining(setting)
     with failures():
-        receivers = [_receiver(setting, *each) for each in zip(uploads, drowned, strict=True)]
+        receivers = [_receiver(setting, *each) for each in zip(uploads, lacks, strict=True)]
         prototypes = [_prototypes(setting, upload) for upload in uploads]
         return [[dump(part) for part in each] for each in combining.answers(prototypes, receivers)]
 
@@ -99,9 +99,9 @@ def combine(
 def accumulate(
     setting: Setting, lacks: Mapping[int, NDArray[np.bool_]], scratch: Scratch, number: int, block: Block
 ) -> None:
-    """Leave :meth:`Combining.weighted_sums` of a block's pairs, and the sum of the prototypes that it adds up.
+    """Store :meth:`Combining.weighted_sums` of a block's pairs, and the sum of the prototypes that the block adds.
 
-    Of these, :meth:`Combining.lengths` of sites that ``lacks`` says to lack classes are left as well.
+    Among the sites that the block adds, :meth:`Combining.lengths` of those in ``lacks`` are stored as well.
     """
     combining = _combining(setting)
     uploads = {i: scratch.upload(i, setting.packing.parts) for i in block.sites}
@@ -118,15 +118,15 @@ def accumulate(
 
 
 def finish(
-    setting: Setting, scratch: Scratch, blocks: int, drowned: Mapping[int, NDArray[np.bool_]]
+    setting: Setting, scratch: Scratch, blocks: int, lacks: Mapping[int, NDArray[np.bool_]]
 ) -> dict[int, list[bytes]]:
-    """Some sites' answers, from what all ``blocks`` left; ``drowned`` as for :func:`combine`."""
+    """Return the answers of the sites in ``lacks``, by the classes (K,) they lack, from the results of all blocks."""
     combining, parts = _combining(setting), setting.packing.parts
     blobs, answers = len(upload_forms(setting.combination, parts)), {}
     totals = [scratch.take(f"total-{number}", parts) for number in range(blocks)]
     with failures():
         total = combining.sum(filter(None, totals))
-    for site, classes in drowned.items():
+    for site, classes in lacks.items():
         upload = scratch.upload(site, blobs)
         partials = [scratch.take(f"sums-{number}-{site}", parts + 1) for number in range(blocks)]
         with failures():
@@ -140,7 +140,7 @@ def finish(
 
 
 def _receiver(setting: Setting, upload: Sequence[bytes], lacks: NDArray[np.bool_]) -> Receiver:
-    """The site that sent ``upload``, and has not the classes ``lacks`` (K,)."""
+    """Return the receiver that sent ``upload`` and lacks the classes ``lacks`` (K,)."""
     return Receiver(circuit_of(setting.keys), setting.packing, lacks, _correction(setting, upload))
 
 
@@ -149,7 +149,7 @@ def _prototypes(setting: Setting, upload: Sequence[bytes]) -> list[Ciphertext]:
 
 
 def _correction(setting: Setting, upload: Sequence[bytes]) -> Ciphertext | None:
-    """What comes after the prototypes where the combination is ``complement``."""
+    """Return the correction after the prototypes, if the combination is ``complement``."""
     if setting.combination is not Combination.COMPLEMENT:
         return None
     return read_ciphertext(upload[setting.packing.parts], CORRECTION)

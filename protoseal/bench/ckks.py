@@ -134,8 +134,8 @@ def _switches(group: Group, work: Round, packing: Packing) -> Counter[Switch]:
     corrections = [read_ciphertext(blobs[-1], CORRECTION) for blobs in uploads]
     combining = Combining(circuit, Combination.COMPLEMENT, packing)
     receivers = [
-        Receiver(circuit, packing, drowned, correction)
-        for drowned, correction in zip(~work.cohort.holds, corrections, strict=True)
+        Receiver(circuit, packing, lacks, correction)
+        for lacks, correction in zip(~work.cohort.holds, corrections, strict=True)
     ]
     for _ in combining.answers(prototypes, receivers):
         pass

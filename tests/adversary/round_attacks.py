@@ -245,7 +245,7 @@ _CKKS = (Protection.CKKS, Weighting.COMPLEMENT)
 _LIST = "the active list of round . is refused: "
 _SIGNED = _LIST + r"a signature \(presence\) does not hold"
 _TWICE = "again with different content"
-_FORM = "the result of round 1 is refused: a ciphertext of another "
+_FORM = "the result of round 1 is refused: a ciphertext has another "
 _ANY_FORM = ("crypto.ckks.serialization.check_level", "crypto.ckks.serialization.check_scale")
 """What is of another level is of another scale too."""
 _FRESH, _ONE_RESULT = ORDER + "_check_fresh", ORDER + "_check_one_result_each_round"

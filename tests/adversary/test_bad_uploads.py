@@ -223,7 +223,7 @@ CIPHERTEXTS: dict[str, Case] = {
         INVALID,
         _values(lambda payload: replace(payload, blobs=payload.blobs[::-1])),
     ),
-    "a ciphertext of another scale": (MalformedError, INVALID, _values(_other_scale)),
+    "a ciphertext has another scale": (MalformedError, INVALID, _values(_other_scale)),
 }
 
 STOPS: Mapping[Stop, Mapping[str, Case]] = {

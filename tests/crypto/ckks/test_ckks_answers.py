@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from crypto.ckks import noise_flooding
 from crypto.ckks.circuit import IMAGINARY_UNIT
-from crypto.ckks.noise_flooding import BOUND, SIGMA, drown_replicated, drown_rows
+from crypto.ckks.noise_flooding import BOUND, SIGMA, flood_replicated, flood_rows
 from crypto.ckks.packed_sums import PackedSums
 from crypto.ckks.packing import Packing
 from crypto.ckks.parameters import Ciphertext, answer_forms
@@ -168,7 +168,7 @@ def test_only_without_drowning_a_site_reads_classes_it_has_not(
 ) -> None:
     # A random direction has a cosine of sigma 1/√300 with any other: 0.4 is seven of them.
     assert (cosines(peer_seen(combination)) < 0.4).all()
-    monkeypatch.setattr(noise_flooding, "drown_rows", hardly_any_rows)
+    monkeypatch.setattr(noise_flooding, "flood_rows", hardly_any_rows)
     assert (cosines(peer_seen(combination)) > 0.99).all()
 
 
@@ -181,7 +181,7 @@ def test_the_denominator_is_drowned_too(combination: Combination, monkeypatch: p
     # All slots of a class share one draw: independent ones could be averaged.
     # What differs is the error of the site's own norm, times a draw.
     assert np.ptp(drowned, axis=1).max() < 1.0
-    monkeypatch.setattr(noise_flooding, "drown_replicated", hardly_any)
+    monkeypatch.setattr(noise_flooding, "flood_replicated", hardly_any)
     open_ = by_class(slots(combination)[-1])[MISSING].real
     np.testing.assert_allclose(open_, 3.0, rtol=0.0, atol=LEFT_OVER[combination])
     with pytest.raises(WrongNoiseError, match="is there"):
@@ -192,7 +192,7 @@ def test_drowning_costs_the_other_classes_no_precision(monkeypatch: pytest.Monke
     payloads = uploads(STACK, COHORT, Combination.COMPLEMENT)
     server, truth = server_half(Combination.COMPLEMENT), expected(STACK, HOLDS, Combination.COMPLEMENT)
     drowned = received(server.combine(payloads, COHORT), STACK, COHORT, Combination.COMPLEMENT)
-    monkeypatch.setattr(noise_flooding, "drown_rows", hardly_any_rows)
+    monkeypatch.setattr(noise_flooding, "flood_rows", hardly_any_rows)
     clear = received(server.combine(payloads, COHORT), STACK, COHORT, Combination.COMPLEMENT)
     # Noise comes before rescaling, so that each has roundings of its own, within 3e-8 where D is 1 or more.
     assert np.abs(drowned - clear).max() < 6e-8
@@ -203,18 +203,18 @@ def test_replicated_draws_are_independent_between_classes() -> None:
     """With 4096 classes, every slot is a draw of its own, and both of its parts."""
     packing = Packing(classes=4096, dim=1)
     drowned = np.ones(4096, dtype=np.bool_)
-    first, second = drown_replicated(packing, drowned), drown_replicated(packing, drowned)
+    first, second = flood_replicated(packing, drowned), flood_replicated(packing, drowned)
     check_sigma(first, SIGMA)
     check_shape(first, SIGMA)
     check_independent(first, second)
-    (rows,) = drown_rows(Packing(classes=4096, dim=2), drowned)
+    (rows,) = flood_rows(Packing(classes=4096, dim=2), drowned)
     check_independent(rows.real, rows.imag)
 
 
 def test_noise_stays_in_its_classes_and_bounds() -> None:
     drowned = np.array([False, True, False])
     packing = Packing(classes=3, dim=2000)
-    for vector in (*drown_rows(packing, drowned), drown_replicated(packing, drowned)):
+    for vector in (*flood_rows(packing, drowned), flood_replicated(packing, drowned)):
         slots = vector.reshape(packing.copies, packing.stride)
         assert slots[:, 1].all()
         assert not slots[:, [0, 2, 3]].any()

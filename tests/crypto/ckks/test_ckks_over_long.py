@@ -213,9 +213,9 @@ def test_noise_grows_with_all_that_the_site_sent(
 
     def drawn(value: float) -> list[Float]:
         slots = PACKING.replicate(np.where(HOLDS[0], 0.0, value))
-        monkeypatch.setattr(noise_flooding, "drown_rows", lambda packing, drowned: [slots * drowned.any()])
+        monkeypatch.setattr(noise_flooding, "flood_rows", lambda packing, drowned: [slots * drowned.any()])
         monkeypatch.setattr(
-            noise_flooding, "drown_replicated", lambda packing, drowned: slots * drowned.any()
+            noise_flooding, "flood_replicated", lambda packing, drowned: slots * drowned.any()
         )
         monkeypatch.setattr(noise_flooding, "random_rows", lambda packing, drowned: packing.pack(direction))
         return answered(lie, combination)
