@@ -19,7 +19,7 @@ from algorithms.baselines import cross_entropy
 from algorithms.prototypes import Targets
 from secure_client.data import SiteData
 from secure_client.models.prototype_model import SplitModel, outputs_of
-from secure_client.training import job as training
+from secure_client.training import loop as training_loop
 from secure_client.training.job import Schedule, training_seed
 from secure_client.training.learner import Learner
 from secure_client.training.loop import run
@@ -205,7 +205,7 @@ def test_stages_the_other_way_round_are_another_model() -> None:
 
 
 def test_a_stage_that_trained_all_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "trained_parameters", lambda model, _: dict(model.named_parameters()))
+    monkeypatch.setattr(training_loop, "trained_parameters", lambda model, _: dict(model.named_parameters()))
     learner = make_learner(stages=STAGES)
     before = of(learner)
     run(learner.jobs(1, GUIDE)[0])
