@@ -22,6 +22,8 @@ from secure_client.training.batches import DatasetSource, Source, full_and_rest,
 from secure_client.training.job import Job, Losses
 from tests.secure_client.jobs import CLASSES, CPU, DIM, SIDE, assert_alike, images, jobs_of, model_of
 
+pytestmark = pytest.mark.usefixtures("one_thread")  # the number of threads decides which sites train together
+
 
 class _Own(PrototypeModel):
     """A site's own network, which adds up its batch: batches of other sites would change its results."""
