@@ -26,6 +26,7 @@ from agreement.extensions.types import Added, AddedMethod, AddedProtection
 from agreement.method_traits import Family, Part
 from agreement.methods import Method
 from agreement.protections import Protection
+from agreement.round_plan import Form, RoundPlan, plan_for
 from agreement.run_settings import FEWEST_SAFE_HOLDERS, RunSettings
 from agreement.sections.built_in_models import BUILT_IN_MODELS
 from agreement.sections.clustering import Clustering
@@ -134,7 +135,7 @@ class Agreement(RunSettings):
     @model_validator(mode="after")
     def _protection_serves_method(self) -> Self:
         self.check_served(self.method)
-        if self.clusters and self.clustering.literal_norms and self.protection is not Protection.PLAIN:
+        if self.clustering.literal_norms and self.plan.values is not Form.LOCAL_CLUSTERS:
             raise ValueError(
                 f"literal_norms clusters vectors as they are, and protection {self.protection.value!r} shows their"
                 " directions alone; set"
@@ -174,7 +175,7 @@ class Agreement(RunSettings):
 
     @model_validator(mode="after")
     def _sums_fit_the_ring(self) -> Self:
-        if self.protection is Protection.MASKED and self.sums:
+        if self.sums and self.plan.masked:
             try:
                 self.fixed_point(int(self.clusters))
             except PrecisionError as error:
@@ -185,6 +186,11 @@ class Agreement(RunSettings):
             except PrecisionError as error:
                 raise ValueError(f"sums do not fit protection {self.protection.value!r}: {error}") from error
         return self
+
+    @property
+    def plan(self) -> RoundPlan:
+        """Return the rounds of the agreed method under the agreed protection; ``ValueError`` for a control alone."""
+        return plan_for(self.method, self.protection)
 
     @property
     def feature_dim(self) -> int:

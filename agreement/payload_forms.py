@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from math import prod
 
 import numpy as np
 
 from agreement.agreement import CKKS_SLOTS, Agreement
 from agreement.extensions.types import AddedProtection
-from agreement.protections import Protection
+from agreement.round_plan import Form
 from crypto.fixed_point import MIN_FRACTION_BITS
 from crypto.protection import Axis, PayloadForm, UpTo
 from crypto.row_checks import NORM_SLACK
@@ -36,9 +36,9 @@ def most_ciphertexts(agreement: Agreement) -> int:
 
     Numbers with large bounds travel as two (:class:`crypto.ckks.sums.SumForm`), so that twice as many are allowed for.
     """
-    if isinstance(agreement.protection, AddedProtection):
+    if agreement.plan.values is Form.EXTENSION:
         return added_form(agreement).blobs
-    if not agreement.sums or agreement.protection is not Protection.CKKS:
+    if not agreement.sums or agreement.plan.values is not Form.CIPHERTEXTS:
         return 0
     classes, own = len(agreement.classes), agreement.clustering
     clusters = classes * own.most_clusters if agreement.clusters else 0
@@ -53,40 +53,15 @@ def directions_form(agreement: Agreement) -> PayloadForm:
 
 
 def values_form(agreement: Agreement, round_number: int) -> PayloadForm:
-    """What a site's answer to VALUES consists of. How many words a sum over clusters has follows from these."""
+    """Return the form of an answer to VALUES. A sum over clusters has as many words as the round has clusters."""
     if round_number == 0:
         return PayloadForm(arrays=((1, len(agreement.classes) * agreement.dim),))
-    if isinstance(agreement.protection, AddedProtection):
-        return added_form(agreement)
-    if not agreement.sums:
-        return _pfpl_form(agreement)
-    if agreement.protection is Protection.CKKS:
-        return sums_form(agreement)
-    length = agreement.layout.length
-    if agreement.protection is Protection.MASKED:
-        return PayloadForm(words=((agreement.ring_bits, _words(agreement)),))
-    rows = UpTo(len(agreement.classes) * agreement.clustering.most_local)
-    of_clusters = ((rows, agreement.dim), (rows,), (rows,)) if agreement.clusters else ()
-    return PayloadForm(arrays=(*of_clusters, (length,)))
+    return _FORMS[agreement.plan.values](agreement)
 
 
 def result_form(agreement: Agreement) -> PayloadForm:
-    """What a RESULT consists of. Of a sum: the means, and for each class whether there is a prototype of it.
-
-    Of clusters: their centres, classes and weights, and the mean model. Encrypted: the sums themselves, and of clusters
-    their classes.
-    """
-    if isinstance(agreement.protection, AddedProtection):
-        return added_form(agreement)
-    if agreement.sums and agreement.protection is Protection.CKKS:
-        rows = UpTo(len(agreement.classes) * agreement.clustering.most_clusters)
-        return replace(sums_form(agreement), arrays=((rows,),) if agreement.clusters else ())
-    if agreement.clusters:
-        rows = UpTo(len(agreement.classes) * agreement.clustering.most_clusters)
-        return PayloadForm(arrays=((rows, agreement.dim), (rows,), (rows,), (agreement.layout.means,)))
-    if agreement.sums:
-        return PayloadForm(arrays=((agreement.layout.means,), (len(agreement.classes),)))
-    return _pfpl_form(agreement)
+    """Return the form of a RESULT."""
+    return _FORMS[agreement.plan.result](agreement)
 
 
 def sums_form(agreement: Agreement) -> PayloadForm:
@@ -109,7 +84,7 @@ def added_form(agreement: Agreement) -> PayloadForm:
 
 def _added_numbers(agreement: Agreement) -> int:
     """How many numbers of 8 bytes a payload of a third party's protection has at most; 0 under any other."""
-    if not isinstance(agreement.protection, AddedProtection):
+    if agreement.plan.values is not Form.EXTENSION:
         return 0
     form = added_form(agreement)
     shapes = [*form.arrays, *((length,) for _, length in form.words)]
@@ -133,7 +108,48 @@ def longest_mean(agreement: Agreement) -> float:
     return float(agreement.norm_bound * (1.0 + NORM_SLACK) + half_a_unit * np.sqrt(agreement.dim))
 
 
-def _pfpl_form(agreement: Agreement) -> PayloadForm:
-    if agreement.protection is Protection.CKKS:
-        return PayloadForm(blobs=limits_of(agreement).blobs)
+def _rows(agreement: Agreement) -> PayloadForm:
     return PayloadForm(arrays=((len(agreement.classes), agreement.dim),))
+
+
+def _vector(agreement: Agreement) -> PayloadForm:
+    return PayloadForm(arrays=((agreement.layout.length,),))
+
+
+def _masked_words(agreement: Agreement) -> PayloadForm:
+    return PayloadForm(words=((agreement.ring_bits, _words(agreement)),))
+
+
+def _local_clusters(agreement: Agreement) -> PayloadForm:
+    rows = UpTo(len(agreement.classes) * agreement.clustering.most_local)
+    return PayloadForm(arrays=((rows, agreement.dim), (rows,), (rows,), (agreement.layout.length,)))
+
+
+def _means(agreement: Agreement) -> PayloadForm:
+    return PayloadForm(arrays=((agreement.layout.means,), (len(agreement.classes),)))
+
+
+def _clusters(agreement: Agreement) -> PayloadForm:
+    rows = _most_clusters(agreement)
+    return PayloadForm(arrays=((rows, agreement.dim), (rows,), (rows,), (agreement.layout.means,)))
+
+
+def _labelled_sums(agreement: Agreement) -> PayloadForm:
+    return PayloadForm(arrays=((_most_clusters(agreement),),), blobs=limits_of(agreement).blobs)
+
+
+def _most_clusters(agreement: Agreement) -> UpTo:
+    return UpTo(len(agreement.classes) * agreement.clustering.most_clusters)
+
+
+_FORMS: Mapping[Form, Callable[[Agreement], PayloadForm]] = {
+    Form.ROWS: _rows,
+    Form.VECTOR: _vector,
+    Form.WORDS: _masked_words,
+    Form.CIPHERTEXTS: sums_form,
+    Form.LOCAL_CLUSTERS: _local_clusters,
+    Form.MEANS: _means,
+    Form.CLUSTERS: _clusters,
+    Form.LABELLED_CIPHERTEXTS: _labelled_sums,
+    Form.EXTENSION: added_form,
+}

@@ -3,43 +3,30 @@
 from __future__ import annotations
 
 from agreement.agreement import Agreement
-from agreement.protections import Protection
+from agreement.round_plan import ONE_STEP
 from crypto.pairwise.attempt_binding import fewest_against
 from protoseal_wire.messages import Phase
 
 _FEWEST_MASKED = 2
 
-ONE_STEP = (Phase.VALUES,)
-"""All send their values, and all must."""
-MASKED_SUM = (Phase.SHARES, Phase.VALUES, Phase.SURVIVORS, Phase.UNMASK)
-"""Pairwise masks, which let sites drop out on the way."""
-
-
-CLUSTERED_SUM = (Phase.DIRECTIONS, *MASKED_SUM)
-"""First what tells which prototypes are alike, so that sums are of those."""
-ENCRYPTED_CLUSTERS = (Phase.DIRECTIONS, Phase.VALUES)
-"""The same with encrypted sums, which need no more."""
-ENCRYPTED_GROUPS = (Phase.VALUES, Phase.MEANS)
-"""Encrypted sums, which one member of each group makes into means and encrypts again."""
-
 
 def first_round(agreement: Agreement) -> int:
-    """0 where the method clusters sites before training, else 1."""
+    """Return 0 where the method clusters sites before training, else 1."""
     return 0 if agreement.method.is_grouped else 1
 
 
 def has_common_group(agreement: Agreement) -> bool:
-    """Whether what sites send is added up, or clustered, over all of them: they are one group."""
+    """Return whether the uploads of all sites are added up or clustered together, as one group."""
     return agreement.sums and not agreement.method.is_grouped
 
 
 def fewest_listed(agreement: Agreement, roster: int) -> int:
-    """The fewest members of a group that an attempt lists, and that a group has, in a run of ``roster`` sites.
+    """Return the fewest members that a group and an attempt's list may have in a run of ``roster`` sites.
 
-    Whatever ``min_holders`` is, a mask is between two; masks of a large run hold off ``max_colluding`` of it; and noise
-    that is shared, and the masks that it is under, ``colluding``.
+    Masks need two members, masks of a large run enough to hold off its ``max_colluding``, and shared noise and the
+    masks over it enough to hold off ``colluding``, whatever ``min_holders`` is.
     """
-    if Phase.SHARES not in steps_of(agreement, 1):
+    if not agreement.plan.masked:
         return agreement.min_holders
     of_noise = (
         fewest_against(agreement.privacy.colluding)
@@ -50,17 +37,10 @@ def fewest_listed(agreement: Agreement, roster: int) -> int:
 
 
 def steps_of(agreement: Agreement, round_number: int) -> tuple[Phase, ...]:
-    """The phases of a round between PRESENCE and what the coordinator computes."""
-    sums = agreement.sums and round_number > 0
-    if not sums or agreement.protection is Protection.PLAIN:
-        return ONE_STEP
-    if agreement.protection is Protection.MASKED:
-        return CLUSTERED_SUM if agreement.clusters else MASKED_SUM
-    if agreement.clusters:
-        return ENCRYPTED_CLUSTERS
-    return ENCRYPTED_GROUPS if agreement.method.is_grouped else ONE_STEP
+    """Return the phases of a round between PRESENCE and the coordinator's computation."""
+    return agreement.plan.phases if round_number > 0 else ONE_STEP
 
 
 def has_result(round_number: int) -> bool:
-    """Whether sites are sent a result: the clustering's groups come with the start of the next round."""
+    """Return whether sites are sent a result; the groups of a clustering come with the start of the next round."""
     return round_number > 0

@@ -13,6 +13,7 @@ from agreement.field_types import Count, Positive
 from agreement.method_traits import Family, Part
 from agreement.methods import Method
 from agreement.protections import Protection
+from agreement.round_plan import plan_for
 from agreement.sections.averaging import AveragingSection, MaskingSection
 from agreement.sections.methods import (
     BaselinesSection,
@@ -157,8 +158,7 @@ class RunSettings(Section):
 
         Sites would refuse every masked sum of it (:meth:`MaskingSection.fewest_listed`).
         """
-        sums = method.traits.family in (Family.GROUPS, Family.SUMS, Family.CLUSTERS)
-        if self.protection is not Protection.MASKED or not sums:
+        if method.traits.family is Family.ALONE or not plan_for(method, self.protection).masked:
             return
         fewest, smallest = self.masking.fewest_listed(sites), self._smallest_group(method, sites)
         self._check_noise_is_held(sites, smallest)

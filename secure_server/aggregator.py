@@ -9,15 +9,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import BrokenExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import assert_never
 
-from agreement import AddedMethod, AddedProtection, Agreement, AnyProtection, Family, Protection
+from agreement import AddedMethod, AddedProtection, Agreement, Protection
 from agreement.payload_forms import limits_of
+from agreement.round_plan import ExchangeKind
 from algorithms.gram import convex
 from algorithms.pfpl.aggregation import peer_weights
-from crypto import durable_files, plain, rotation
+from crypto import durable_files
 from crypto.ckks import worker_tasks
 from crypto.ckks.server import CkksServer
 from crypto.errors import MalformedError
@@ -38,31 +39,30 @@ from secure_server.exchanges.site_grouping import Clustering
 from secure_server.process_pool import run_apart
 from secure_server.rounds.events import Planned
 
-_OF_SUMS: Mapping[AnyProtection, Callable[[Agreement, Limits], Exchange]] = {
-    Protection.PLAIN: GroupSums,
-    Protection.MASKED: PairwiseSums,
-    Protection.CKKS: EncryptedSums,
-}
-_OF_CLUSTERS: Mapping[AnyProtection, Callable[[Agreement, Limits], Exchange]] = {
-    Protection.PLAIN: PlainClusters,
-    Protection.MASKED: MaskedClusters,
-    Protection.CKKS: EncryptedClusters,
-}
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that an exchange is built of.
+
+    ``keys_path`` is the file of the group's evaluation keys once a site has made them (``ckks`` only). Heavy work
+    goes to ``executor``, or is done in the caller's thread when it is None.
+    """
+
+    agreement: Agreement
+    limits: Limits
+    keys_path: Path
+    executor: Pool | None
 
 
 def server_half(agreement: Agreement, keys_path: Path, executor: Pool | None) -> ServerHalf:
-    """The server's half of the agreed protection, set up for the agreed method's weights.
-
-    ``keys_path`` is where the group's evaluation keys lie once a site has made them (``ckks`` only). Heavy work
-    goes to ``executor``, or is done in this thread when there is none.
-    """
-    pfpl = agreement.pfpl
-    if agreement.protection is Protection.CKKS:
-        return CkksServer(Combination(pfpl.weighting.value), keys_path, executor)
-    protection, weights = agreement.protection, weights_of(agreement)
-    if not isinstance(protection, AddedProtection):
-        return PlainServer(weights, _scheme(agreement))
-    if protection.peers is None:
+    """Return the server's half of the agreed protection for a method of ``PEERS``, with the method's weights."""
+    plan, protection = agreement.plan, agreement.protection
+    if plan.exchange is ExchangeKind.ENCRYPTED_PEERS:
+        return CkksServer(Combination(agreement.pfpl.weighting.value), keys_path, executor)
+    weights = weights_of(agreement)
+    if plan.exchange is not ExchangeKind.EXTENSION_PEERS:
+        return PlainServer(weights, plan.row_scheme)
+    if not isinstance(protection, AddedProtection) or protection.peers is None:
         raise ValueError(f"protection {protection.value!r} does not serve method {agreement.method.value}")
     return protection.peers.server(agreement.settings_of(protection), weights)
 
@@ -83,9 +83,10 @@ class Aggregator:
     def __init__(self, agreement: Agreement, keys_path: Path, executor: Pool | None = None) -> None:
         self._agreement, self._keys_path, self._executor = agreement, keys_path, executor
         self._limits = limits_of(agreement)
-        self._exchange = self._exchange_of_rounds()
+        run = Run(agreement, self._limits, keys_path, executor)
+        self._exchange = _EXCHANGES[agreement.plan.exchange](run)
         self._clustering = (
-            Clustering(agreement, self._limits, _scheme(agreement), executor)
+            Clustering(agreement, self._limits, agreement.plan.row_scheme, executor)
             if agreement.method.is_grouped
             else None
         )
@@ -132,37 +133,37 @@ class Aggregator:
             return
         durable_files.write(self._keys_path, evaluation_keys)
 
-    def _exchange_of_rounds(self) -> Exchange:
-        agreement, protection = self._agreement, self._agreement.protection
-        match agreement.method.traits.family:
-            case Family.PEERS:
-                return Peers(agreement, self._limits, server_half(agreement, self._keys_path, self._executor))
-            case Family.SUMS if isinstance(protection, AddedProtection):
-                return self._added_sums(protection)
-            case Family.GROUPS if protection is Protection.CKKS:
-                return EncryptedGroupSums(agreement, self._limits, self._keys_path, self._executor)
-            case Family.GROUPS | Family.SUMS:
-                return _OF_SUMS[protection](agreement, self._limits)
-            case Family.CLUSTERS:
-                return _OF_CLUSTERS[protection](agreement, self._limits)
-            case Family.ALONE:
-                raise ValueError(f"no coordinator serves method {agreement.method.value}")
-            case family:
-                assert_never(family)
 
-    def _added_sums(self, protection: AddedProtection) -> Exchange:
-        agreement = self._agreement
-        if protection.sums is None:
-            raise ValueError(
-                f"protection {protection.value!r} does not serve method {agreement.method.value}"
-            )
-        server = protection.sums.server(agreement.settings_of(protection), agreement.sum_facts)
-        return EncryptedSums(agreement, self._limits, server)
+def _peers(run: Run) -> Exchange:
+    return Peers(run.agreement, run.limits, server_half(run.agreement, run.keys_path, run.executor))
 
 
-def _scheme(agreement: Agreement) -> str:
-    """Of rows that the coordinator computes on by itself: unless they are plain they are turned by a rotation."""
-    return plain.SCHEME if agreement.protection is Protection.PLAIN else rotation.SCHEME
+def _encrypted_groups(run: Run) -> Exchange:
+    return EncryptedGroupSums(run.agreement, run.limits, run.keys_path, run.executor)
+
+
+def _extension_sums(run: Run) -> Exchange:
+    agreement, protection = run.agreement, run.agreement.protection
+    if not isinstance(protection, AddedProtection) or protection.sums is None:
+        raise ValueError(f"protection {protection.value!r} does not serve method {agreement.method.value}")
+    server = protection.sums.server(agreement.settings_of(protection), agreement.sum_facts)
+    return EncryptedSums(agreement, run.limits, server)
+
+
+_EXCHANGES: Mapping[ExchangeKind, Callable[[Run], Exchange]] = {
+    ExchangeKind.PLAIN_PEERS: _peers,
+    ExchangeKind.ROTATED_PEERS: _peers,
+    ExchangeKind.ENCRYPTED_PEERS: _peers,
+    ExchangeKind.EXTENSION_PEERS: _peers,
+    ExchangeKind.PLAIN_SUMS: lambda run: GroupSums(run.agreement, run.limits),
+    ExchangeKind.MASKED_SUMS: lambda run: PairwiseSums(run.agreement, run.limits),
+    ExchangeKind.ENCRYPTED_SUMS: lambda run: EncryptedSums(run.agreement, run.limits),
+    ExchangeKind.ENCRYPTED_GROUPS: _encrypted_groups,
+    ExchangeKind.EXTENSION_SUMS: _extension_sums,
+    ExchangeKind.PLAIN_CLUSTERS: lambda run: PlainClusters(run.agreement, run.limits),
+    ExchangeKind.MASKED_CLUSTERS: lambda run: MaskedClusters(run.agreement, run.limits),
+    ExchangeKind.ENCRYPTED_CLUSTERS: lambda run: EncryptedClusters(run.agreement, run.limits),
+}
 
 
 def _hash_of_none(evaluation_keys: bytes) -> bytes:

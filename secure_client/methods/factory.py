@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import assert_never
+from collections.abc import Callable, Mapping
 
-from agreement import AddedProtection, Agreement, Family, Protection
+from agreement import Agreement
+from agreement.round_plan import ExchangeKind
 from secure_client.methods.base import Method, Parts
 from secure_client.methods.clusters import Clustered
 from secure_client.methods.encrypted_clusters import EncryptedClustered
@@ -19,6 +20,21 @@ from secure_client.protocol.participants import Participants
 from secure_client.protocol.setup import Party, Setup
 from secure_client.site_model.checkpointed_learner import Trainee
 
+_METHODS: Mapping[ExchangeKind, Callable[[Parts], Method]] = {
+    ExchangeKind.PLAIN_PEERS: Pfpl,
+    ExchangeKind.ROTATED_PEERS: Pfpl,
+    ExchangeKind.ENCRYPTED_PEERS: Pfpl,
+    ExchangeKind.EXTENSION_PEERS: Pfpl,
+    ExchangeKind.PLAIN_SUMS: Sums,
+    ExchangeKind.MASKED_SUMS: Sums,
+    ExchangeKind.ENCRYPTED_SUMS: EncryptedSums,
+    ExchangeKind.ENCRYPTED_GROUPS: EncryptedGroupSums,
+    ExchangeKind.EXTENSION_SUMS: AddedSums,
+    ExchangeKind.PLAIN_CLUSTERS: Clustered,
+    ExchangeKind.MASKED_CLUSTERS: MaskedClustered,
+    ExchangeKind.ENCRYPTED_CLUSTERS: EncryptedClustered,
+}
+
 
 def build_method(
     agreement: Agreement,
@@ -28,28 +44,7 @@ def build_method(
     setup: Setup,
     participants: Participants,
 ) -> Method:
-    """Raises ``ValueError`` for a method that runs in no session."""
-    family, protection = agreement.method.traits.family, agreement.protection
+    """Return the site's side of the agreed exchange; raise ``ValueError`` for a method that has no rounds."""
+    build = _METHODS[agreement.plan.exchange]
     masks = MaskedSum(agreement, party, setup, journal)
-    parts = Parts(agreement, party.name, trainee, journal, setup, participants, masks)
-    match family:
-        case Family.PEERS:
-            return Pfpl(parts)
-        case Family.ALONE:
-            raise ValueError(f"method {agreement.method.value} runs in no session")
-        case Family.CLUSTERS if protection is Protection.MASKED:
-            return MaskedClustered(parts)
-        case Family.CLUSTERS:
-            return EncryptedClustered(parts) if protection is Protection.CKKS else Clustered(parts)
-        case Family.GROUPS | Family.SUMS:
-            return _sums_of(agreement)(parts)
-        case _:
-            assert_never(family)
-
-
-def _sums_of(agreement: Agreement) -> type[Sums]:
-    if isinstance(agreement.protection, AddedProtection):
-        return AddedSums
-    if agreement.protection is not Protection.CKKS:
-        return Sums
-    return EncryptedGroupSums if agreement.method.is_grouped else EncryptedSums
+    return build(Parts(agreement, party.name, trainee, journal, setup, participants, masks))

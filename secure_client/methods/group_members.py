@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from agreement import Protection
 from agreement.cohorts import group_cohort
-from agreement.phases import fewest_listed, steps_of
+from agreement.phases import fewest_listed
 from crypto.errors import CryptoError
 from crypto.pairwise.attempt_binding import threshold
 from protoseal_wire.messages import ActiveList, Phase, PhaseKey
@@ -26,8 +25,8 @@ class Members:
     def __init__(self, parts: Parts, starts: Starts) -> None:
         self._agreement, self._trainee, self._journal = parts.agreement, parts.trainee, parts.journal
         self._participants, self._starts, self._setup = parts.participants, starts, parts.setup
-        self._masked = parts.agreement.protection is Protection.MASKED
-        self._listed = steps_of(parts.agreement, 1)[0]
+        self._masked = parts.agreement.plan.masked
+        self._listed = parts.agreement.plan.phases[0]
 
     def asked(self, key: PhaseKey, request: bytes) -> Group:
         """The group that the first step of a round names. Raises :class:`Violation` for one not to be gone along with.

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agreement import Method as MethodName
-from agreement import Protection
 from agreement.cohorts import clustering_cohort
 from agreement.payload_forms import limits_of, longest_mean, result_form
 from algorithms.feddbp.fusion import fuse
@@ -45,7 +44,7 @@ class Sums:
         self._limits = limits_of(parts.agreement)
         self._starts = Starts(parts)
         self._members = Members(parts, self._starts)
-        self._masked = parts.agreement.protection is Protection.MASKED
+        self._masked = parts.agreement.plan.masked
 
     def start(self, key: PhaseKey, start: RoundStart) -> None:
         """See :class:`secure_client.methods.base.Method`, here and below."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from agreement import Agreement, Protection
+from agreement import Agreement
 from algorithms.clustering.kmeans import Labels
 from algorithms.fedplcc import most_hiding
 from crypto.errors import MalformedError
@@ -61,7 +61,7 @@ def check_few(found: AssignedClusters, agreement: Agreement) -> None:
     clusters = np.bincount(found.labels)
     if clusters.max(initial=0) > agreement.clustering.most_clusters:
         raise Violation("the assignment has more clusters of a class than are agreed")
-    shown = agreement.protection is not Protection.CKKS
+    shown = agreement.plan.masked
     rows = np.bincount(found.labels, weights=found.rows.sum(axis=0))
     for k in np.flatnonzero(clusters):
         if shown and clusters[k] > most_hiding(int(rows[k])):

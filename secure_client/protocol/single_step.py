@@ -5,7 +5,9 @@ The protection's site half does the work; here it gets its secret, and with rota
 
 from __future__ import annotations
 
-from agreement import AddedProtection, Agreement, Protection
+from agreement import AddedProtection, Agreement
+from agreement.round_plan import ExchangeKind
+from crypto import plain
 from crypto.ckks.site import CkksSite
 from crypto.plain import PlainSite
 from crypto.protection import Cohort, Combination, SiteHalf
@@ -20,19 +22,19 @@ def site_half(agreement: Agreement, setup: Setup, key: PhaseKey, cohort: Cohort)
 
     Raises :class:`secure_client.errors.Violation` when the coordinator skipped the step that delivers its secret.
     """
-    if isinstance(agreement.protection, AddedProtection):
-        return _added_half(
-            agreement, agreement.protection, setup, attempt_context(agreement, setup, key, cohort)
-        )
-    if agreement.protection is not Protection.CKKS:
-        return shown_half(agreement, setup, key)
-    weighting = Combination(agreement.pfpl.weighting.value)
-    return CkksSite(setup.ckks_key(), weighting, agreement.agreement_threshold)
+    match agreement.plan.exchange:
+        case ExchangeKind.EXTENSION_PEERS:
+            return _added_half(agreement, setup, attempt_context(agreement, setup, key, cohort))
+        case ExchangeKind.ENCRYPTED_PEERS:
+            weighting = Combination(agreement.pfpl.weighting.value)
+            return CkksSite(setup.ckks_key(), weighting, agreement.agreement_threshold)
+        case _:
+            return shown_half(agreement, setup, key)
 
 
 def shown_half(agreement: Agreement, setup: Setup, key: PhaseKey) -> SiteHalf:
-    """For values whose inner products the coordinator is to see: as they are under ``plain``, else turned."""
-    if agreement.protection is Protection.PLAIN:
+    """Return the protection of values whose inner products the coordinator sees: as they are, or turned."""
+    if agreement.plan.row_scheme == plain.SCHEME:
         return PlainSite()
     return RotationSite(setup.rotation_seed(), rotation_context(agreement, setup, key))
 
@@ -70,7 +72,8 @@ def attempt_context(
     )
 
 
-def _added_half(agreement: Agreement, protection: AddedProtection, setup: Setup, context: bytes) -> SiteHalf:
-    if protection.peers is None:
+def _added_half(agreement: Agreement, setup: Setup, context: bytes) -> SiteHalf:
+    protection = agreement.protection
+    if not isinstance(protection, AddedProtection) or protection.peers is None:
         raise ValueError(f"protection {protection.value!r} does not serve method {agreement.method.value}")
     return protection.peers.site(agreement.settings_of(protection), setup.group_secret(), context)

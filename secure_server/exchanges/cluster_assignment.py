@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agreement import Agreement, Protection
+from agreement import Agreement
 from agreement.aggregation.means import cluster_means
 from algorithms.clustering.kmeans import Labels
 from algorithms.fedplcc import WITHHELD, Assignment, Contribution, assign
@@ -72,7 +72,7 @@ def assigned(agreement: Agreement, local: Mapping[str, Local]) -> Assigned:
         agreement.min_holders,
         literal=own.literal_norms,
         most=own.most_clusters,
-        hiding=agreement.protection is Protection.MASKED,
+        hiding=agreement.plan.masked,
     )
     _check_held(found)
     return Assigned(

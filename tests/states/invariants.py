@@ -13,7 +13,8 @@ import numpy as np
 
 from agreement import Protection
 from agreement.payload_forms import limits_of, result_form, values_form
-from agreement.phases import MASKED_SUM, has_common_group, steps_of
+from agreement.phases import has_common_group, steps_of
+from agreement.round_plan import MASKED_SUM
 from crypto.pairwise.attempt_binding import Binding
 from crypto.pairwise.wire_values import ShareKind
 from crypto.protection import Words

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from agreement import Method, Protection
 from agreement.payload_forms import directions_form, limits_of
-from agreement.phases import CLUSTERED_SUM
+from agreement.round_plan import CLUSTERED_SUM
 from crypto.protection import Words
 from crypto.rotation import RotationSite
 from protoseal.evaluation.coordinator_view.recording import compare, describe

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from agreement import Agreement, FeddbpSection, Method, Protection
 from agreement.payload_forms import limits_of, values_form
-from agreement.phases import MASKED_SUM
+from agreement.round_plan import MASKED_SUM
 from algorithms.pfpl import Weighting
 from crypto.plain import SCHEME as PLAIN
 from crypto.protection import Payload

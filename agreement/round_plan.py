@@ -1,0 +1,133 @@
+"""Rounds of every (method family, protection) pair: phases, payload forms and the exchange that runs them.
+
+This table is the only place that says which pair does what. A party maps ``RoundPlan.exchange`` to its class
+(:mod:`secure_client.methods.factory`, :mod:`secure_server.aggregator`); :mod:`agreement.payload_forms` maps a
+:class:`Form` to sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+
+from agreement.extensions.lookup import AnyMethod, AnyProtection
+from agreement.extensions.types import AddedProtection
+from agreement.method_traits import Family
+from agreement.protections import Protection
+from crypto import plain, rotation
+from protoseal_wire.messages import Phase
+
+ONE_STEP = (Phase.VALUES,)
+"""Every participant sends its values, and a missing one fails the attempt."""
+MASKED_SUM = (Phase.SHARES, Phase.VALUES, Phase.SURVIVORS, Phase.UNMASK)
+"""Pairwise masks, which let sites drop out during the round."""
+CLUSTERED_SUM = (Phase.DIRECTIONS, *MASKED_SUM)
+"""Directions of prototypes, from which the coordinator assigns clusters, then a masked sum over the clusters."""
+ENCRYPTED_CLUSTERS = (Phase.DIRECTIONS, Phase.VALUES)
+"""Directions of prototypes, then an encrypted sum over the clusters."""
+ENCRYPTED_GROUPS = (Phase.VALUES, Phase.MEANS)
+"""Encrypted sums; one member of each group then divides them into means and encrypts these again."""
+
+
+class ExchangeKind(Enum):
+    """Exchanges between sites and coordinator. Each party has one class for each of them."""
+
+    PLAIN_PEERS = auto()
+    ROTATED_PEERS = auto()
+    ENCRYPTED_PEERS = auto()
+    EXTENSION_PEERS = auto()
+    PLAIN_SUMS = auto()
+    MASKED_SUMS = auto()
+    ENCRYPTED_SUMS = auto()
+    ENCRYPTED_GROUPS = auto()
+    EXTENSION_SUMS = auto()
+    PLAIN_CLUSTERS = auto()
+    MASKED_CLUSTERS = auto()
+    ENCRYPTED_CLUSTERS = auto()
+
+
+class Form(Enum):
+    """Forms of uploads and results; :mod:`agreement.payload_forms` derives the sizes."""
+
+    ROWS = auto()
+    """One row for each class."""
+    VECTOR = auto()
+    """One site's contribution to a sum."""
+    WORDS = auto()
+    """A contribution to a masked sum."""
+    CIPHERTEXTS = auto()
+    LOCAL_CLUSTERS = auto()
+    """Local prototypes, their classes and sample counts, and a contribution to a sum."""
+    MEANS = auto()
+    """Means, and for each class whether it has a prototype."""
+    CLUSTERS = auto()
+    """Centres, classes and weights of clusters, and the mean model."""
+    LABELLED_CIPHERTEXTS = auto()
+    """Encrypted sums, and the classes of the clusters that they are over."""
+    EXTENSION = auto()
+    """The form that a third party's protection declares."""
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """Rounds of one (method family, protection) pair.
+
+    ``phases`` lie between PRESENCE and the coordinator's computation, in every round but a clustering's round 0.
+    ``values`` is the form of an upload in VALUES, ``result`` that of a RESULT. ``row_scheme`` is the scheme of rows
+    that the coordinator takes inner products of: as they are, or turned by a secret rotation.
+    """
+
+    exchange: ExchangeKind
+    values: Form
+    result: Form
+    phases: tuple[Phase, ...] = ONE_STEP
+    row_scheme: str = rotation.SCHEME
+
+    @property
+    def masked(self) -> bool:
+        """Return whether uploads are added up under pairwise masks."""
+        return Phase.SHARES in self.phases
+
+
+_PLAIN_SUMS = RoundPlan(ExchangeKind.PLAIN_SUMS, Form.VECTOR, Form.MEANS, row_scheme=plain.SCHEME)
+_MASKED_SUMS = RoundPlan(ExchangeKind.MASKED_SUMS, Form.WORDS, Form.MEANS, MASKED_SUM)
+_ENCRYPTED_SUMS = RoundPlan(ExchangeKind.ENCRYPTED_SUMS, Form.CIPHERTEXTS, Form.CIPHERTEXTS)
+_PLANS: Mapping[tuple[Family, Protection | None], RoundPlan] = {
+    (Family.PEERS, Protection.PLAIN): RoundPlan(
+        ExchangeKind.PLAIN_PEERS, Form.ROWS, Form.ROWS, row_scheme=plain.SCHEME
+    ),
+    (Family.PEERS, Protection.MASKED): RoundPlan(ExchangeKind.ROTATED_PEERS, Form.ROWS, Form.ROWS),
+    (Family.PEERS, Protection.CKKS): RoundPlan(
+        ExchangeKind.ENCRYPTED_PEERS, Form.CIPHERTEXTS, Form.CIPHERTEXTS
+    ),
+    (Family.PEERS, None): RoundPlan(ExchangeKind.EXTENSION_PEERS, Form.EXTENSION, Form.EXTENSION),
+    (Family.SUMS, Protection.PLAIN): _PLAIN_SUMS,
+    (Family.SUMS, Protection.MASKED): _MASKED_SUMS,
+    (Family.SUMS, Protection.CKKS): _ENCRYPTED_SUMS,
+    (Family.SUMS, None): RoundPlan(ExchangeKind.EXTENSION_SUMS, Form.EXTENSION, Form.EXTENSION),
+    (Family.GROUPS, Protection.PLAIN): _PLAIN_SUMS,
+    (Family.GROUPS, Protection.MASKED): _MASKED_SUMS,
+    (Family.GROUPS, Protection.CKKS): replace(
+        _ENCRYPTED_SUMS, exchange=ExchangeKind.ENCRYPTED_GROUPS, phases=ENCRYPTED_GROUPS
+    ),
+    (Family.CLUSTERS, Protection.PLAIN): RoundPlan(
+        ExchangeKind.PLAIN_CLUSTERS, Form.LOCAL_CLUSTERS, Form.CLUSTERS, row_scheme=plain.SCHEME
+    ),
+    (Family.CLUSTERS, Protection.MASKED): RoundPlan(
+        ExchangeKind.MASKED_CLUSTERS, Form.WORDS, Form.CLUSTERS, CLUSTERED_SUM
+    ),
+    (Family.CLUSTERS, Protection.CKKS): RoundPlan(
+        ExchangeKind.ENCRYPTED_CLUSTERS, Form.CIPHERTEXTS, Form.LABELLED_CIPHERTEXTS, ENCRYPTED_CLUSTERS
+    ),
+}
+"""Under ``None`` stand the protections of third parties."""
+
+
+def plan_for(method: AnyMethod, protection: AnyProtection) -> RoundPlan:
+    """Return the rounds of a method under a protection; ``ValueError`` for a pair that has none."""
+    row = None if isinstance(protection, AddedProtection) else protection
+    plan = _PLANS.get((method.traits.family, row))
+    if plan is None:
+        raise ValueError(f"method {method.value} has no rounds under protection {protection.value!r}")
+    return plan

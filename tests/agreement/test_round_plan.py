@@ -1,0 +1,21 @@
+"""The table of rounds has a row, and both parties a class, for every pair that an agreement allows."""
+
+from __future__ import annotations
+
+import pytest
+
+from agreement import DEPLOYABLE, Family, Method, Protection
+from agreement.round_plan import ExchangeKind, plan_for
+from secure_client.methods.factory import _METHODS
+from secure_server.aggregator import _EXCHANGES
+
+
+@pytest.mark.parametrize("method", sorted(DEPLOYABLE))
+@pytest.mark.parametrize("protection", Protection)
+def test_a_deployed_method_has_rounds_under_every_protection(method: Method, protection: Protection) -> None:
+    plan = plan_for(method, protection)
+    assert plan.masked is (protection is Protection.MASKED and method.traits.family is not Family.PEERS)
+
+
+def test_both_parties_know_every_exchange() -> None:
+    assert _METHODS.keys() == _EXCHANGES.keys() == set(ExchangeKind)
