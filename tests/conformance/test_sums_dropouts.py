@@ -83,6 +83,7 @@ def test_who_catches_up_fuses_the_mean_with_its_own_last_prototypes(books: Books
         assert literal.fusion_excess(book, number, site) <= 1.0
 
 
+@pytest.mark.full
 def test_in_the_end_everyone_is_there_again(books: Books) -> None:
     for method in (Method.FEDDBP, Method.FEDAVG):
         for protection in (Protection.MASKED, Protection.PLAIN):

@@ -25,6 +25,7 @@ from packaging.utils import canonicalize_name
 from protoseal.commands.error_output import SITE_EXTRA
 from tests.deploy.dockerfile import build_context, context_sources, dockerfile, read_dockerfile
 from tests.deploy.walkthrough import ROOT
+from tests.support.marks import full_but
 
 EXTRAS = {"coordinator": frozenset[str](), "site": frozenset({"site"})}
 WITHOUT_TORCH = ("crypto", "protoseal_wire", "secure_server", "agreement")
@@ -81,7 +82,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-@pytest.fixture(scope="module", params=EXTRAS)
+@pytest.fixture(scope="module", params=full_but(EXTRAS, "coordinator"))
 def installed(
     request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Installed:

@@ -37,6 +37,7 @@ def data(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.full
 def test_its_file_is_a_start_that_can_be_agreed_on(data: Path) -> None:
     out = data / "public.safetensors"
     options = ["--data-root", data, "--out", out, "--data", "npz:DATA_ROOT/public.npz"]

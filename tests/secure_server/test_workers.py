@@ -76,6 +76,7 @@ def test_apart_is_another_process_whose_errors_come_back() -> None:
         run_apart(int, "x")
 
 
+@pytest.mark.full
 def test_time_apart_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_apart(signal.alarm, 0) > 0
     monkeypatch.setattr(process_pool, "_APART_SECONDS", 1)

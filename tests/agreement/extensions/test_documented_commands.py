@@ -128,6 +128,7 @@ def test_what_the_document_says_is_refused_is_refused_in_its_words(
     assert done.stderr.startswith("Error: ")
 
 
+@pytest.mark.full
 def test_the_documents_own_tests_pass(example_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "test_example.py").write_text(documented_files()["test_example.py"], encoding="utf-8")
     words = ("-q", "-c", os.devnull, "--rootdir", ".", "test_example.py")

@@ -21,6 +21,7 @@ from algorithms.fedpc import cluster
 from algorithms.fedpc.clustering import merge_small
 from algorithms.gram import Float
 from tests.algorithms import fedpc_reference as reference
+from tests.support.marks import full_but
 
 each_seeds = pytest.mark.parametrize(
     "seeds", [range(6), pytest.param(range(6, 60), marks=pytest.mark.full)], ids=["few", "many"]
@@ -76,6 +77,7 @@ def test_groups_are_those_of_scikit_learn_on_the_vectors(seeds: range) -> None:
         assert found.dtype == np.int64
 
 
+@pytest.mark.full
 @each_seeds
 def test_the_number_of_groups_is_scikit_learns_by_silhouette(seeds: range) -> None:
     for seed in seeds[:14]:
@@ -313,7 +315,7 @@ def test_without_merging_a_group_would_be_too_small() -> None:
     assert sizes_hold(cluster(gram_of(vectors), min_holders=3, groups=2, dimension=None, seed=0), 3)
 
 
-@pytest.mark.parametrize("change", ["order", "rotation"])
+@pytest.mark.parametrize("change", full_but(["order", "rotation"], "rotation"))
 def test_neither_order_nor_rotation_changes_the_groups(change: str) -> None:
     for seed in range(4):
         vectors, _ = federation(seed)

@@ -15,6 +15,7 @@ from privacy.errors import LedgerError
 from privacy.ledger.entries import Release
 from privacy.ledger.ledger import read_account
 from tests.support.budgets import LIMIT, open_ledger, spending
+from tests.support.marks import full_but
 from tests.support.spending_process import Settings, exposed_in, limit_after
 
 
@@ -96,7 +97,7 @@ def check_decision_shown(settings: Settings) -> None:
     assert open_ledger(settings.ledger, limit=limit).epsilon_spent() > before
 
 
-@pytest.mark.parametrize("line", ["exact", "limit"])
+@pytest.mark.parametrize("line", full_but(["exact", "limit"], "exact"))
 def test_whatever_the_step_a_decision_that_was_acknowledged_is_shown(tmp_path: Path, line: str) -> None:
     where = []
     for settings, step in deaths(tmp_path, line=line):
@@ -109,7 +110,7 @@ def test_whatever_the_step_a_decision_that_was_acknowledged_is_shown(tmp_path: P
     assert all(step in in_order for step in 2 * each), where
 
 
-@pytest.mark.parametrize("line", ["exact", "limit"])
+@pytest.mark.parametrize("line", full_but(["exact", "limit"], "exact"))
 def test_a_decision_that_is_not_synced_is_caught(tmp_path: Path, line: str) -> None:
     with pytest.raises(AssertionError, match="set"):
         check_decisions(tmp_path, line)

@@ -29,6 +29,7 @@ def record_of(path: Path) -> dict[str, Any]:
     return loaded
 
 
+@pytest.mark.full
 def test_what_it_writes(tmp_path: Path) -> None:
     out = tmp_path / "new" / "train.json"
     result = invoke("--json", out, "--growth", "1,3", "--memory-sites", 3, "--memory-samples", 5)

@@ -17,6 +17,7 @@ def invoke(*arguments: object) -> Result:
     return CliRunner().invoke(main, ["bench", "ckks", *map(str, (*TINY, *arguments))])
 
 
+@pytest.mark.full
 def test_what_it_writes(tmp_path: Path) -> None:
     out, plot = tmp_path / "ckks.json", tmp_path / "sites.svg"
     result = invoke("--json", out, "--plot", plot, "--growth", "2,3", "--dims", "", "--key-sets", 1)

@@ -275,6 +275,7 @@ def test_what_cannot_be_evaluated_is_refused(
     assert not (tmp_path / "out" / budget_runs.RUNS).exists()
 
 
+@pytest.mark.full
 def test_infinity_may_have_settings_of_its_own(tmp_path: Path) -> None:
     """Which its runs have, no others, and which are told."""
     done = evaluate(

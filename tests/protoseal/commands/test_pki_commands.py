@@ -228,6 +228,7 @@ def test_without_any_the_error_says_what_to_do(run: Run) -> None:
     _refused(run(*INIT, passphrase=""), VARIABLE, "empty passphrase")
 
 
+@pytest.mark.full
 def test_a_new_passphrase_is_typed_twice(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     _on_terminal(monkeypatch)
     result = run(*INIT, typed="one\ntwo\nsecret\nsecret\n", passphrase=None)
@@ -237,6 +238,7 @@ def test_a_new_passphrase_is_typed_twice(run: Run, monkeypatch: pytest.MonkeyPat
     _ok(run(*APPROVE, typed="y\nsecret\n", passphrase=None))
 
 
+@pytest.mark.full
 def test_the_passphrase_of_a_key_changes(run: Run, tmp_path: Path) -> None:
     _ok(run("request", "--dir", ".", *FEDERATION, "--site", "a"))
     (tmp_path / "new").write_text("another\n", encoding="utf-8")

@@ -158,6 +158,7 @@ def test_little_confidence_in_a_refutation_is_no_power() -> None:
     assert Audit(replace(plan, missed=0.05), Guesses(400, 96, 60)).verdict is Verdict.STANDS
 
 
+@pytest.mark.full
 def test_the_command_takes_what_is_agreed() -> None:
     """4 releases with a noise multiplier of 6.3, as the sample has them."""
     sample = Path(__file__).parents[3] / "deploy" / "samples" / "agreement-private.toml"

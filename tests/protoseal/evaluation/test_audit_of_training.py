@@ -176,6 +176,7 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "noise_multiplier" in refused.output
 
 
+@pytest.mark.full
 def test_the_command_takes_what_is_agreed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = with_dp_sgd(tmp_path, unit="subject")
     assert found("--agreement", file)["epsilon_claimed"] == epsilon([DpSgd(3.5, 0.6, 12)], DELTA)

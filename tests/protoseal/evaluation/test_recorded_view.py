@@ -79,6 +79,7 @@ def kinds(received: Sequence[Received]) -> set[Phase | None]:
     return {None if each.key is None else each.key.phase for each in received}
 
 
+@pytest.mark.full
 def test_under_ckks_nothing_that_was_received_looks_like_a_prototype(encrypted: Run) -> None:
     assert kinds(encrypted.received) == OF_EVERY_RUN | {Phase.SECRET}
     assert (

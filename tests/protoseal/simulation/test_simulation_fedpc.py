@@ -167,6 +167,7 @@ def test_personalised_accuracies_are_those_of_the_saved_models(fedpc: FedpcRun) 
         assert getattr(result.metrics["fedpc"], name) == pytest.approx(mean)
 
 
+@pytest.mark.full
 def test_masked_trains_the_models_that_plain_does(tmp_path: Path) -> None:
     """With words of 64 bits fixed point rounds in the 40th binary place, beyond most weights' own rounding.
 
@@ -186,6 +187,7 @@ def test_masked_trains_the_models_that_plain_does(tmp_path: Path) -> None:
         assert got.bytes_up > expected.bytes_up
 
 
+@pytest.mark.full
 def test_several_seeds_have_everything_of_each(tmp_path: Path) -> None:
     result = simulate(config_for(tmp_path / "out", compare=("average",), seeds=(0, 4), rounds=2))
     for figures in result.seeds:

@@ -196,6 +196,7 @@ def test_a_round_that_was_cut_in_two_is_told_of_by_all_sites(
     assert runs.told == [(method, number, SITES) for number in (2, 3)]
 
 
+@pytest.mark.full
 def test_what_had_ended_is_read_and_more_can_be_asked_of_it(tmp_path: Path) -> None:
     """The same again runs nothing; more seeds and methods run what is new."""
     out, first, again, more = tmp_path / "out", Runs(), Runs(), Runs()
