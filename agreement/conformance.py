@@ -29,6 +29,8 @@ from crypto.sum_protection import SumFacts
 from protoseal_wire import codec
 from protoseal_wire.codec import Limits
 
+__all__ = ["NotConforming", "check_protection", "check_weights"]
+
 _CLASSES, _DIM, _SITES = 3, 7, ("a", "b", "c", "d")
 _SEGMENTS = (Segment(20, 10.0), Segment(5, 1e4), Segment(4, 1.0))
 _LIMITS = Limits(classes=_CLASSES, dim=_DIM, sites=len(_SITES), parameters=1 << 16, ciphertexts=64)

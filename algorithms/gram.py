@@ -12,8 +12,12 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
+__all__ = ["Bool", "Float"]
+
 Float = NDArray[np.float64]
+"""Array of float64."""
 Bool = NDArray[np.bool_]
+"""Array of truth values."""
 _CONVEX = 1e-10
 """Tolerance of a weight row's sum; norm bounds leave room for it."""
 

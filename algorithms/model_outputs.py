@@ -7,6 +7,8 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
+__all__ = ["Outputs", "Terms"]
+
 
 class Outputs(NamedTuple):
     """Outputs of a model for a batch: ``features`` (B, d), whose class means are the prototypes; ``logits`` (B, K).

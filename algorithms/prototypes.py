@@ -12,6 +12,8 @@ from torch import Tensor
 
 from algorithms.gram import Bool, Float
 
+__all__ = ["Clusters", "Targets"]
+
 
 @dataclass(frozen=True)
 class Targets:

@@ -16,6 +16,19 @@ A check that fails raises; nothing in this package returns a bool for "verified"
 
 from __future__ import annotations
 
+__all__ = [
+    "BoundError",
+    "CryptoError",
+    "DecryptionError",
+    "GraphError",
+    "ImplausibleError",
+    "KeyStoreError",
+    "MalformedError",
+    "PrecisionError",
+    "UnknownSchemeError",
+    "VerificationError",
+]
+
 
 class CryptoError(Exception):
     """Base class of every error of this package."""

@@ -26,7 +26,10 @@ from numpy.typing import NDArray
 from crypto.errors import BoundError, MalformedError, PrecisionError
 from crypto.protection import Words
 
+__all__ = ["FixedPoint", "Float", "Segment"]
+
 Float = NDArray[np.float64]
+"""Array of float64."""
 
 MAX_FRACTION_BITS = 40
 MIN_FRACTION_BITS = 16

@@ -20,7 +20,10 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from crypto.errors import DecryptionError, MalformedError, UnknownSchemeError, VerificationError
 from crypto.signed_encoding import encode
 
+__all__ = ["KEY_BYTES", "derive"]
+
 KEY_BYTES = 32
+"""Length of every key that :func:`derive` returns."""
 _FIELD_PRIME = 2**255 - 19
 _LOW_ORDER = frozenset(
     {

@@ -14,8 +14,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+__all__ = ["Axis", "Cohort", "Payload", "PayloadForm", "Rows", "ServerHalf", "SiteHalf", "UpTo", "Words"]
+
 Rows = NDArray[np.float64]
+"""A site's rows (K, d), one for each class."""
 Words = NDArray[np.uint32] | NDArray[np.uint64]
+"""Words of a ring, modulo 2^32 or 2^64."""
 
 
 class Combination(StrEnum):
@@ -59,6 +63,7 @@ class UpTo:
 
 
 Axis = int | UpTo
+"""Length of an axis: exact, or a largest one."""
 
 
 @dataclass(frozen=True)

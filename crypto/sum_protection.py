@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 from crypto.fixed_point import Segment
 from crypto.protection import Cohort, Payload
 
+__all__ = ["SumFacts", "SumServerHalf", "SumSiteHalf", "Values"]
+
 Values = NDArray[np.float64]
+"""Vector (L,) of a sum."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,9 @@ from agreement.toml_loading import ConfigError, nearest
 from crypto.protection import Offer
 
 AnyMethod = Method | AddedMethod
+"""Built-in or added method."""
 AnyProtection = Protection | AddedProtection
+"""Built-in or added protection."""
 _METHODS = Registry("protoseal.methods", AddedMethod, tuple(Method))
 _PROTECTIONS = Registry("protoseal.protections", AddedProtection, tuple(Protection))
 

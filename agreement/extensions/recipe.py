@@ -15,6 +15,8 @@ if TYPE_CHECKING:  # the coordinator has no torch
 
     from algorithms.model_outputs import Outputs, Terms
 
+__all__ = ["BatchLoss", "Clustered", "Recipe", "Stage", "Trains"]
+
 BatchLoss: TypeAlias = "Callable[[Outputs, Tensor, Any], Terms]"
 """(outputs, labels (B,), what the site received or None) to the batch's loss and its parts.
 

@@ -14,6 +14,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 
 from crypto.protection import Words
 
+__all__ = ["add_streams"]
+
 _CHUNK_BYTES = 1 << 18
 """Size of a chunk, small enough that its words stay in the processor's cache while all streams are applied."""
 _NONCE = bytes(16)

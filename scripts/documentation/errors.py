@@ -6,6 +6,7 @@ import inspect
 from types import ModuleType
 
 from crypto import errors as crypto_errors
+from privacy import errors as privacy_errors
 from scripts.documentation.text import escaped, from_docstring, table
 from secure_client import errors as site_errors
 from secure_server import errors as coordinator_errors
@@ -15,6 +16,7 @@ _PARTS: tuple[tuple[str, ModuleType], ...] = (
     ("At a site", site_errors),
     ("At the coordinator", coordinator_errors),
     ("In cryptography", crypto_errors),
+    ("In a privacy budget", privacy_errors),
 )
 
 

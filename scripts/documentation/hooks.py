@@ -19,6 +19,7 @@ from mkdocs.structure.pages import Page
 from scripts.documentation.command_line import command_line
 from scripts.documentation.configuration import configuration
 from scripts.documentation.errors import errors
+from scripts.documentation.python_api import python_api
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "deploy" / "samples"
@@ -47,6 +48,7 @@ GENERATED: Mapping[str, Callable[[], str]] = {
     "configuration": configuration,
     "decisions": decisions,
     "errors": errors,
+    "python_api": python_api,
     "samples": samples,
 }
 
