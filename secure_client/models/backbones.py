@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from torch import nn
 
-from secure_client.image_shape import Shape
+from secure_client.models.image_shape import Shape
 from secure_client.models.scattering import FACTOR, PATHS, Scattering
 
 SMALL_CNN, FEDPC_CNN, TANH_CNN, SCATTERNET = "small-cnn", "fedpc-cnn", "tanh-cnn", "scatternet"
@@ -108,8 +108,8 @@ def scatternet(shape: Shape) -> nn.Module:
 
 
 def _photo_network(name: str, shape: Shape) -> nn.Module:
-    """Build a network of :mod:`secure_client.photo_networks`, the only ones that import torchvision."""
-    from secure_client.photo_networks import BUILDERS  # noqa: PLC0415 (torchvision takes seconds to import)
+    """Build a network of :mod:`secure_client.models.photo_networks`, the only ones that import torchvision."""
+    from secure_client.models.photo_networks import BUILDERS  # noqa: PLC0415 (torchvision takes seconds to import)
 
     return BUILDERS[name](shape)
 

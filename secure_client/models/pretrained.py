@@ -18,7 +18,7 @@ from secure_client.errors import ModelError
 from secure_client.models.prototype_model import PrototypeModel, SplitModel
 
 if TYPE_CHECKING:
-    from secure_client.photo_networks import Published
+    from secure_client.models.photo_networks import Published
 
 _log = logging.getLogger("protoseal.site")
 _BACKBONE, _CLASSIFIER = "backbone.", "classifier."
@@ -128,7 +128,7 @@ def _names(model: PrototypeModel, given: Iterable[str]) -> _Names:
     """Which of the three ways of naming the file follows."""
     if not isinstance(model, SplitModel) or any(name.startswith(_BACKBONE) for name in given):
         return _Names("", (_CLASSIFIER,), (_CLASSIFIER,))
-    from secure_client.photo_networks import published_layout  # noqa: PLC0415 (torchvision takes seconds to import)
+    from secure_client.models.photo_networks import published_layout  # noqa: PLC0415 (torchvision takes seconds to import)
 
     layout = published_layout(model.backbone)
     if layout is None:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from agreement import Norm
 from algorithms.model_outputs import Outputs
 from secure_client.errors import ModelError
-from secure_client.image_shape import Shape
 from secure_client.models.backbones import BACKBONES, SMALL_CNN
+from secure_client.models.image_shape import Shape
 from secure_client.user_code import call_function, load_function
 
 

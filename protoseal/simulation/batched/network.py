@@ -53,7 +53,7 @@ def _containers() -> frozenset[type[nn.Module]]:
     """Return :data:`CONTAINERS`, with torchvision's once any code has imported torchvision."""
     if "torchvision" not in sys.modules:  # a network of its kinds cannot be there
         return CONTAINERS
-    from secure_client import photo_networks  # noqa: PLC0415 (torchvision takes seconds to import)
+    from secure_client.models import photo_networks  # noqa: PLC0415 (torchvision takes seconds to import)
 
     return CONTAINERS | photo_networks.CONTAINERS
 

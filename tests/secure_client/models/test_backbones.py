@@ -14,8 +14,8 @@ from agreement import Norm
 from agreement.sections.built_in_models import BUILT_IN_MODELS
 from secure_client.errors import ModelError
 from secure_client.models.backbones import BACKBONES
+from secure_client.models.photo_networks import group_norm
 from secure_client.models.prototype_model import PrototypeModel, SplitModel, build_model, check_model
-from secure_client.photo_networks import group_norm
 from tests.support.marks import full_but
 
 CLASSES, DIM = 5, 16

@@ -18,7 +18,7 @@ from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 from torchvision.ops.misc import Conv2dNormActivation
 
 from agreement import Norm
-from secure_client.image_shape import Shape
+from secure_client.models.image_shape import Shape
 
 MOST_GROUPS, FEWEST_CHANNELS = 32, 4
 """Of group normalisation: groups in a layer, and channels in a group."""
