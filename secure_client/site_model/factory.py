@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from agreement import CONTROLS, Agreement, Method, Part, Protection
+from torch import nn
+
+from agreement import CONTROLS, Agreement, Extractor, Method, Part, Protection
 from privacy.errors import BudgetError
 from secure_client.data import SiteData
 from secure_client.errors import ModelError
@@ -142,11 +144,21 @@ def build_trainee(
 
 
 def check_private(agreement: Agreement, model: PrototypeModel) -> None:
-    """Raise :class:`ModelError` for statistics of batches: they move with every record that trains, frozen or not."""
-    if agreement.privacy is not None and has_batch_norm(model):
+    """Raise :class:`ModelError` for a model that cannot train as ``[privacy]`` prescribes.
+
+    Batch statistics follow every record that trains, even in a frozen extractor. A frozen extractor leaves only the
+    classifier to train, so the classifier must be a module with parameters of its own.
+    """
+    if agreement.privacy is None:
+        return
+    if has_batch_norm(model):
         raise ModelError(
             '[privacy] allows no batch normalisation, whose statistics follow the records; set norm = "group" in'
             " [training], or use a model with nn.GroupNorm"
+        )
+    if agreement.privacy.extractor is Extractor.FROZEN and not isinstance(model.classifier, nn.Module):
+        raise ModelError(
+            'extractor = "frozen" trains only the classifier: make model.classifier an nn.Module'
         )
 
 

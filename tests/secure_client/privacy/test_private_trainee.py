@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from agreement import Agreement, Extractor, PrivacySection
 from crypto.keys import StorageKey
@@ -17,12 +18,13 @@ from privacy.errors import BudgetError, RolledBackError
 from privacy.ledger.entries import Entry
 from privacy.ledger.ledger import read_account
 from secure_client.errors import ModelError
+from secure_client.models.prototype_model import PrototypeModel
 from secure_client.output.site_files import read_prototypes
 from secure_client.privacy.budget_section import BudgetSection
 from secure_client.privacy.releases import Releases, open_releases
 from secure_client.protocol.journal import Journal
 from secure_client.site_model.checkpointed_learner import Trainee
-from secure_client.site_model.factory import build_learner, build_trainee
+from secure_client.site_model.factory import build_learner, build_trainee, check_private
 from secure_client.training.learner import Learner
 from tests.support.small import small_agreement, small_data
 
@@ -184,6 +186,20 @@ def test_statistics_of_batches_are_refused() -> None:
     )
     with pytest.raises(ModelError, match=r"\[privacy\] allows no batch normalisation"):
         learner(agreed)
+
+
+class ClassifierAsMethod(PrototypeModel):
+    def features(self, inputs: Tensor) -> Tensor:
+        return inputs
+
+    def classifier(self, features: Tensor) -> Tensor:  # type: ignore[override]
+        return features
+
+
+def test_a_frozen_extractor_needs_a_classifier_that_is_a_module() -> None:
+    with pytest.raises(ModelError, match=r"model\.classifier an nn\.Module"):
+        check_private(agreement(), ClassifierAsMethod())
+    check_private(agreement(extractor=Extractor.TRAINED), ClassifierAsMethod())
 
 
 def test_after_a_refused_release_nothing_is_there_to_send(
