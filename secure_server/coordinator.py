@@ -182,11 +182,15 @@ class Coordinator:
         """Refuse an upload by its header: for a phase that is not the site's, or too large for its phase.
 
         The phase comes first: a site whose phase is over asks for the next task, one whose answer is too large stops.
+        An answer that was taken is never too large: the maker of an earlier set-up attempt sends its group keys again
+        if the reply was lost.
         """
         machine.check_joined(self._rules, self._state, site)
-        if self._store.upload_hash(header.key, site) is None:
+        stored, phase = self._store.upload_hash(header.key, site), header.key.phase
+        if stored is None:
             machine.check_expected(self._rules, self._state, site, header.key)
-        limit = self._most_bytes(site, header.key.phase)
+        is_taken = stored == header.sha256
+        limit = self._limits.answer_bytes(phase) if is_taken else self._most_bytes(site, phase)
         if header.size > limit:
             raise errors.TooLarge(
                 f"{_name(header.key)}: {header.size} bytes announced, at most {limit} taken"

@@ -43,6 +43,8 @@ TRACES = {
     # A first site that starts slowly costs nobody the run, and is taken in until the set-up is over.
     "slow maker": Trace("order:0 killed:clinic-a:4:15", left_out=("clinic-a",)),
     "slow maker, another gone": Trace("order:0 killed:clinic-a:4:15 gone:clinic-c:9:0"),
+    # A maker whose reply was lost sends its keys again when another one is the maker, and is not refused.
+    "maker before": Trace("order:0 killed:clinic-a:2:3 deadline::3:0 reply-lost:clinic-b:3:1"),
     # The file of evaluation keys is mended before the computation begins, which costs no attempt.
     "torn keys": Trace(
         "order:0 killed-after-write:coordinator:23:0 keys-torn:coordinator:14:1", federation="ckks"
