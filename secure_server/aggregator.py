@@ -68,7 +68,7 @@ def server_half(agreement: Agreement, keys_path: Path, executor: Pool | None) ->
 
 
 def weights_of(agreement: Agreement) -> Weights:
-    """The weights by which a method of ``PEERS`` combines, of inner products that are seen."""
+    """Return the weights by which a method of ``PEERS`` combines prototypes, from visible inner products."""
     method, pfpl = agreement.method, agreement.pfpl
     if isinstance(method, AddedMethod) and method.weights is not None:
         return convex(method.weights(agreement.settings_of(method)))
@@ -78,7 +78,7 @@ def weights_of(agreement: Agreement) -> Weights:
 
 
 class Aggregator:
-    """What the rounds of a run consist of, and what each comes to."""
+    """Exchanges of a run's rounds, and their outcomes."""
 
     def __init__(self, agreement: Agreement, keys_path: Path, executor: Pool | None = None) -> None:
         self._agreement, self._keys_path, self._executor = agreement, keys_path, executor
@@ -92,7 +92,7 @@ class Aggregator:
         )
 
     def exchange(self, round_number: int) -> Exchange:
-        """The steps of a round. ``ValueError`` for round 0 where there is no clustering."""
+        """Return the exchange of a round; raise ``ValueError`` for round 0 where there is no clustering."""
         if round_number:
             return self._exchange
         if self._clustering is None:
@@ -100,21 +100,21 @@ class Aggregator:
         return self._clustering
 
     def plan(self, attempt: Attempt) -> Planned:
-        """How many answers each step of an attempt needs."""
+        """Return the number of answers that each step of an attempt needs."""
         return Planned(self.exchange(attempt.key.round).quorums(attempt))
 
     def combine(self, attempt: Attempt) -> Outcome:
-        """What an attempt comes to, all of whose steps are over."""
+        """Return the outcome of an attempt all of whose steps are over."""
         return self.exchange(attempt.key.round).outcome(attempt)
 
     def check_keys(self, evaluation_keys: bytes) -> bytes:
-        """The keys' SHA-256; :class:`crypto.errors.MalformedError` unless they can be computed with.
+        """Return the keys' SHA-256; raise :class:`crypto.errors.MalformedError` unless the keys can be used.
 
-        Only ``ckks`` has any: with another protection there must be none. Once they are accepted, a round that
-        fails for want of good keys is not its sites' fault and fails again. Where heavy work goes to processes, this
-        takes one of its own, with bounded memory and time (:func:`run_apart`). It is waited for, so that a maker can
-        keep this thread busy for as long, and again with each try until its set-up's deadline. Without processes
-        nothing is bounded: the sites are then this process's own.
+        Only ``ckks`` has keys; another protection must have none. Once bad keys are accepted, every round fails
+        through no fault of its sites. Where heavy work goes to processes, the check takes a process of its own, with
+        bounded memory and time (:func:`run_apart`). This thread waits for it, so a maker of keys can keep the thread
+        busy for as long, again with each try until the set-up's deadline. Without processes nothing is bounded: the
+        sites are then this process's own.
         """
         if self._agreement.protection is not Protection.CKKS:
             return _hash_of_none(evaluation_keys)
@@ -126,7 +126,7 @@ class Aggregator:
             raise MalformedError("evaluation keys that take too much time or memory to load") from error
 
     def keep_keys(self, evaluation_keys: bytes) -> None:
-        """Put the group's evaluation keys, which are public, where the worker processes read them."""
+        """Write the group's evaluation keys, which are public, to the file that the worker processes read."""
         if not evaluation_keys:
             return
         if self._keys_path.exists() and self._keys_path.read_bytes() == evaluation_keys:

@@ -1,4 +1,4 @@
-"""The coordinator's process: from its configuration file to the end of a run."""
+"""Process of the coordinator, from its configuration file to the end of a run."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from secure_server.storage.store import Store
 
 _log = logging.getLogger("protoseal.coordinator")
 ROUNDS_LOG, ADDRESS = "rounds.jsonl", "address"
-"""In the state directory: a JSON line for each completed round; host:port while the coordinator serves."""
+"""File names in the state directory: a JSON line for each completed round; host:port while the coordinator serves."""
 
 
 def rules_of(config: CoordinatorConfig) -> Rules:
-    """What the run keeps to, from the coordinator's file."""
+    """Return the rules of the run that the coordinator's file describes."""
     return agreed_rules(
         config.agreement,
         config.sites,
@@ -60,7 +60,7 @@ def _phase_seconds(deadlines: DeadlinesSection, needs_secret: bool) -> dict[Phas
 
 
 def open_identity(config: CoordinatorConfig, passphrase: bytes) -> tuple[Credentials, TrustAnchor]:
-    """The coordinator's certificate and key, checked against its own CA and federation."""
+    """Open the coordinator's certificate and key, and check them against its own CA and federation."""
     credentials = Credentials.load(config.certificate, config.key, passphrase)
     trust = TrustAnchor.load(config.ca)
     identity = trust.identify(credentials.certificate_der, Role.COORDINATOR, datetime.now(UTC))
@@ -73,7 +73,7 @@ def open_identity(config: CoordinatorConfig, passphrase: bytes) -> tuple[Credent
 
 
 def open_store(config: CoordinatorConfig) -> Store:
-    """Open the run's store in ``state_dir``. :class:`OtherRun` naming the run, or the fields, that differ."""
+    """Open the run's store in ``state_dir``; raise :class:`OtherRun`, naming the run or the fields that differ."""
     agreement, folder = config.agreement, config.state_dir
     try:
         store = Store.open(
@@ -91,7 +91,7 @@ def open_store(config: CoordinatorConfig) -> Store:
 def run_coordinator(
     config: CoordinatorConfig, passphrase: bytes, on_ready: Callable[[int], None] = lambda port: None
 ) -> State:
-    """Serve one run until it ends; the final state. Started again on the same state_dir, it goes on where it was.
+    """Serve one run until it ends and return the final state; resume the run that ``state_dir`` holds.
 
     ``on_ready`` gets the TCP port once sites can connect.
     """
@@ -133,7 +133,7 @@ def run_coordinator(
 
 
 def append_round(path: Path, completed: CoordinatorRound) -> None:
-    """Add a line to the log of rounds; it is on the disk when this returns."""
+    """Append a line to the log of rounds; the line is on the disk when this returns."""
     durable_files.append_line(path, json.dumps(asdict(completed)).encode())
 
 

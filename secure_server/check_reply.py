@@ -1,6 +1,7 @@
-"""The answer to Check: what a site compares before it joins. Nothing here changes the run or its store.
+"""Reply to the Check call: the facts that a site compares before it joins.
 
-A site that is not on the coordinator's list learns the run's name and nothing else.
+Neither the run nor its store changes. A site that is not on the coordinator's list learns the run's name and nothing
+else.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _OF_STAGE = {
 
 
 def check_reply(agreement: Agreement, rules: Rules, state: State, site: str) -> CheckReply:
-    """Return what the coordinator tells ``site``, whose certificate it has verified."""
+    """Return the reply to ``site``, whose certificate the coordinator has verified."""
     if site not in rules.roster:
         return CheckReply(PROTOCOL_VERSION, agreement.run, None)
     listing = Listing(

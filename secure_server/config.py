@@ -60,7 +60,7 @@ class CoordinatorConfig(PartyFile):
 
     @property
     def anchors_file(self) -> Path:
-        """Where the anchors are kept. A run has a ``state_dir`` of its own, and they are for all runs."""
+        """Path of the anchors' file. All runs share it, whereas each run has a ``state_dir`` of its own."""
         return self.anchors or self.state_dir.parent / "anchors.sqlite"
 
     @model_validator(mode="after")
@@ -82,5 +82,5 @@ class CoordinatorConfig(PartyFile):
 
 
 def load_coordinator(path: Path) -> CoordinatorConfig:
-    """The coordinator's file; raises ``ConfigError``."""
+    """Read the coordinator's file; raise ``ConfigError``."""
     return read_toml(path, CoordinatorConfig)

@@ -64,11 +64,11 @@ __all__ = ["Coordinator", "CoordinatorRound"]
 
 _log = logging.getLogger("protoseal.coordinator")
 _HASH_ANSWER_BYTES = 512
-"""The answer to ROSTER from all but the maker of group keys: a hash, and what is around it."""
+"""Upper bound of an answer to ROSTER from a site that makes no group keys: a hash and its framing."""
 
 
 class Coordinator:
-    """One run's coordinator. :class:`secure_server.service.servicer.Handler` is the contract of the public calls."""
+    """Handler of one run. :class:`secure_server.service.servicer.Handler` is the contract of the public calls."""
 
     def __init__(
         self,
@@ -84,11 +84,11 @@ class Coordinator:
         poll_seconds: float = 20.0,
         on_round: Callable[[CoordinatorRound], None] = lambda completed: None,
     ) -> None:
-        """``background`` runs the aggregation; without one it runs inside the call that completed the uploads.
+        """Take ``background`` to run the aggregation; without one it runs inside the call that completed the uploads.
 
-        ``clock`` is not the time of day, which may be set while a phase is open. A restart begins anew with it:
-        the phase then gets its full time again. What ``on_round`` raises is logged and stops nothing. ``anchors``
-        are those of the sites' privacy ledgers, over all runs.
+        ``clock`` is not the time of day, which may be set while a phase is open. A restart starts the clock anew, so
+        the open phase gets its full time again. Errors that ``on_round`` raises are logged and stop nothing.
+        ``anchors`` are those of the sites' privacy ledgers, over all runs.
         """
         self._agreement, self._rules, self._store = agreement, rules, store
         self._aggregator, self._background, self._clock = aggregator, background, clock
@@ -117,27 +117,27 @@ class Coordinator:
 
     @property
     def state(self) -> State:
-        """Where the run is."""
+        """Current state of the run."""
         return self._state
 
     @property
     def finished(self) -> bool:
-        """The run has ended, and every member was told or the time for that has passed."""
+        """True once the run has ended and every member was notified or the time for that has passed."""
         return self._ending.is_over(self._state)
 
     def subscribe(self, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called whenever tasks may have changed."""
+        """Register ``callback``, which is called whenever tasks may have changed."""
         self._callbacks.append(callback)
 
     # The calls of a site
 
     def check(self, site: str, request: CheckRequest) -> CheckReply:
-        """Tell a site what it compares before it joins. Neither the run nor its store changes."""
+        """Return the facts that a site compares before it joins. Neither the run nor its store changes."""
         check_protocol(site, request.protocol)
         return check_reply(self._agreement, self._rules, self._state, site)
 
     def join(self, site: str, request: JoinRequest) -> JoinReply:
-        """Admit a site of the roster that holds the same agreement; the same statement again is harmless."""
+        """Admit a site of the roster that holds the same agreement. Idempotent for the same statement."""
         self._check_caller(site, request.protocol, request.run)
         if request.agreement_hash != self._agreement.hash():
             raise errors.WrongAgreement(
@@ -153,7 +153,7 @@ class Coordinator:
         return JoinReply(PROTOCOL_VERSION, self._poll_seconds, self._state.session(site), kept)
 
     def next_task(self, site: str, request: TaskRequest) -> Task:
-        """What the site is to do now; :class:`Wait` when that is nothing."""
+        """Return the site's current task, or :class:`Wait` if there is none."""
         self._check_caller(site, request.protocol, request.run)
         machine.check_joined(self._rules, self._state, site)
         self._step(machine.Polled(site))
@@ -172,7 +172,7 @@ class Coordinator:
         return Finished(self._state.round) if finished else Stopped(self._state.reason)
 
     def download(self, site: str, request: DownloadRequest) -> bytes:
-        """The request that the site's current task announced."""
+        """Return the request that the site's current task announced."""
         machine.check_joined(self._rules, self._state, site)
         if request.key != machine.task_for(self._rules, self._state, site):
             raise errors.WrongPhase(f"{_name(request.key)} is not {site}'s task; ask for the next one")
@@ -197,7 +197,7 @@ class Coordinator:
             )
 
     def upload(self, site: str, header: UploadHeader, content: bytes) -> None:
-        """Take an answer. The same bytes again are harmless; other bytes are refused for good."""
+        """Store an answer. Idempotent for the same bytes; other bytes for the same key are refused for good."""
         stored = self._store.upload_hash(header.key, site)
         if stored is not None:
             if stored != hashlib.sha256(content).digest():
@@ -208,7 +208,10 @@ class Coordinator:
         self._step(machine.Answered(site, header.key), upload=(header.key, site, content))
 
     def leave(self, site: str, request: LeaveRequest) -> None:
-        """The site takes no further part until it joins again; a Leave of before that is too late, and ignored."""
+        """Take the site out until it joins again.
+
+        A Leave that names an earlier Join is late and is ignored.
+        """
         machine.check_on_roster(self._rules, site)
         if request.session != self._state.session(site):
             _log.info("%s left before it joined again", site)
@@ -217,7 +220,7 @@ class Coordinator:
         _log.info("%s left", site)
 
     def tick(self) -> None:
-        """Let deadlines pass and take in a finished aggregation. To be called a few times a second."""
+        """Apply deadlines and collect a finished aggregation. Call this a few times a second."""
         if self._job is not None and self._job.done():
             job, self._job = self._job, None
             self._take_done(job)
@@ -227,7 +230,7 @@ class Coordinator:
     # Inside
 
     def roster(self) -> Roster:
-        """The members of the run with their keys, as every site verifies them."""
+        """Return the members of the run with their keys, as every site verifies them."""
         return self._members.roster(self._state)
 
     def _step(
@@ -238,7 +241,7 @@ class Coordinator:
         upload: tuple[PhaseKey, str, bytes] | None = None,
         results: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Step the machine, store the outcome with what caused it, then act on it."""
+        """Step the machine, store the outcome with its cause, then act on the outcome."""
         before, after = self._state, self._following(event)
         if after == before and statement is None and upload is None and results is None:
             return
@@ -250,9 +253,9 @@ class Coordinator:
         self._after(before, after)
 
     def _following(self, event: machine.Event) -> State:
-        """The state after ``event``. A site whose certificate ends before the set-up does becomes no member.
+        """Return the state after ``event``. A site whose certificate ends before the set-up does becomes no member.
 
-        Every other site would refuse the whole roster for it. It can take part in a run that begins later.
+        Every other site would refuse the whole roster for its sake. It can take part in a run that begins later.
         """
         now = self._clock()
         after = machine.step(self._rules, self._state, event, now)
@@ -266,7 +269,7 @@ class Coordinator:
         return machine.step(self._rules, staying, event, now)
 
     def _after(self, before: State, after: State) -> None:
-        """What the run depends on comes first."""
+        """Run the follow-ups of a step, those that the run depends on first."""
         log_progress(self._agreement, before, after)
         self._waits.note(after, self._clock())
         if after.over:
@@ -283,7 +286,7 @@ class Coordinator:
             callback()
 
     def _do_own_part(self) -> None:
-        """What the run waits for from the coordinator itself; again after a restart, with the same outcome."""
+        """Do the coordinator's own part of the stage. After a restart this is repeated, with the same outcome."""
         if self._state.stage is Stage.PLANNING and not self._state.survivors:
             self._step(self._aggregator.plan(self._requests.attempt(self._state)))
         elif self._state.stage is Stage.PLANNING and self._job is None:
@@ -292,7 +295,7 @@ class Coordinator:
             self._start_job(self._computation)
 
     def _work_out_again(self) -> None:
-        """After a restart, before the first call: what the requests of steps under way are made of takes time."""
+        """Recompute, after a restart and before the first call, the contents of requests of the steps under way."""
         step_under_way = self._state.asked_key is not None and self._state.stage is not Stage.RESULT
         if self._state.survivors and step_under_way:
             self._aggregator.plan(self._requests.attempt(self._state))
@@ -318,7 +321,7 @@ class Coordinator:
         )
 
     def _keep_keys(self) -> None:
-        """Lay the group's evaluation keys where the protection looks for them, once their maker sent them."""
+        """Write the uploaded evaluation keys of the group to the file that the protection reads."""
         if self._state.members and self._state.maker in self._state.verified:
             keys = self._requests.group_keys(self._state)
             if keys is not None:
@@ -336,12 +339,15 @@ class Coordinator:
         return computation(self._aggregator.combine(attempt))
 
     def _done_apart(self, work: Job, attempt: Attempt) -> Done:
-        """In another thread, which reads what it needs when it needs it: all at once may be more than there is room."""
+        """Run a job in another thread.
+
+        The job reads uploads one at a time, because all of them at once may exceed the memory.
+        """
         with self._store.reader() as reader:
             return work(attempt.read_by(reader.answer))
 
     def _drop_job(self) -> None:
-        """A job that took too long: what it may still come to belongs to no attempt."""
+        """Drop a job that exceeded its time: no attempt takes its outcome any more."""
         if self._job is not None:
             self._job.cancel()
             self._job = None
@@ -376,7 +382,7 @@ class Coordinator:
         self._step(machine.Computed(done.groups, without), results=done.results or None)
 
     def _most_bytes(self, site: str, phase: Phase) -> int:
-        """The most that the site's answer may have. Only the maker of group keys answers ROSTER at length."""
+        """Return the most bytes of the site's answer. Only the maker of group keys answers ROSTER at length."""
         makes_keys = self._rules.needs_secret and site in self._state.members[:1]
         if phase is Phase.ROSTER and not makes_keys:
             return _HASH_ANSWER_BYTES
@@ -391,7 +397,7 @@ class Coordinator:
 
 Done = machine.Planned | Computation
 Job = Callable[[Attempt], Done]
-"""What the coordinator works out for an attempt, where that may take long."""
+"""Computation that the coordinator makes for an attempt and that may take long."""
 
 
 def _name(key: PhaseKey) -> str:

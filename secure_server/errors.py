@@ -1,4 +1,4 @@
-"""What the coordinator refuses, and why.
+"""Errors of the coordinator: its refusals, and faults of its own.
 
 CoordinatorError
 ├── NotOnRoster      the certificate is good, but this run's coordinator file does not name the site
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 
 class CoordinatorError(Exception):
-    """Base of all of these. The message says what to do."""
+    """Base of the coordinator's errors. The message says what to do."""
 
 
 class NotOnRoster(CoordinatorError):
@@ -54,7 +54,7 @@ class WrongPhase(CoordinatorError):
 
 
 class Conflict(CoordinatorError):
-    """The same phase was answered before with other content."""
+    """Other content for a phase that the site answered before."""
 
 
 class BadPayload(CoordinatorError):

@@ -1,8 +1,8 @@
-"""The coordinator's part in finding out an old copy of a site's privacy ledger: it remembers, across runs.
+"""Anchors of the sites' privacy ledgers, which the coordinator keeps across runs to detect an old copy of a ledger.
 
-A site that joins is told what is kept of its ledger, and checks that against every line of it. What is kept moves on
-with signed presence statements alone, which a site makes only after that check: were it to move with the request to
-join, a ledger that went on from an older copy would be refused once, and be what is kept the next time.
+A site that joins receives the anchor of its ledger and checks every line of the ledger against it. The anchor moves
+on only with signed presence statements, which a site makes after that check: if it moved with the request to join, a
+ledger that continues an older copy would be refused once and be the anchor the next time.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _log = logging.getLogger("protoseal.coordinator")
 
 
 class LedgerAnchors:
-    """What is kept of the sites' ledgers; nothing without a record, as in a simulation."""
+    """Anchors of the sites' ledgers. Without a record, as in a simulation, nothing is kept."""
 
     def __init__(self, agreement: Agreement, record: AnchorRecord | None) -> None:
         self._required, self._record = agreement.privacy is not None, record
 
     def kept(self, site: str, joining: LedgerAnchor | None) -> LedgerAnchor | None:
-        """For the reply to a site that joins. :class:`BadPayload` as of :meth:`check`."""
+        """Return the anchor for the reply to a site that joins; raise :class:`BadPayload` as :meth:`check` does."""
         self.check(site, joining)
         kept = None if joining is None or self._record is None else self._record.held(site, joining.key)
         if joining is not None and kept is not None and joining.is_behind(kept):
@@ -35,15 +35,16 @@ class LedgerAnchors:
         return kept
 
     def check(self, site: str, anchor: LedgerAnchor | None) -> None:
-        """Raise :class:`BadPayload` for no anchor where the agreement has noise.
+        """Raise :class:`BadPayload` for a statement without an anchor where the agreement has noise.
 
-        Without noise a site may keep no ledger; one that does states where it ends, for exact values are a line of it.
+        Without noise a site may keep no ledger. A site that keeps one states where the ledger ends, because exact
+        values are a line of the ledger.
         """
         if anchor is None and self._required:
             raise BadPayload(f"{site} must state its ledger's last entry")
 
     def note(self, statement: PresenceStatement) -> None:
-        """Keep what a site has signed; durable when this returns."""
+        """Store the anchor that a site has signed; the anchor is durable when this returns."""
         if statement.anchor is None or self._record is None:
             return
         for site, kept in self._record.note({statement.site: statement.anchor}).items():

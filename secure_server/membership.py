@@ -1,4 +1,4 @@
-"""Who may take part: the statements of the sites, verified when they join and when joining closes."""
+"""Membership of a run: the sites' statements, verified when a site joins and again when joining closes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from secure_server.rounds.state import State
 from secure_server.storage.store import Store
 
 _LONGEST_FORESIGHT = 3600.0
-"""Seconds. A certificate that is good for an hour will do, however long the set-up may take."""
+"""Upper bound, in seconds, of the time that a certificate has to outlast: an hour suffices for any set-up."""
 
 
 class Members:
-    """Verifies what sites stated. ``setup_seconds`` is how long the set-up may take once joining has closed."""
+    """Verifier of the sites' statements. ``setup_seconds`` is the longest set-up after joining has closed."""
 
     def __init__(
         self, agreement: Agreement, trust: TrustAnchor, store: Store, limits: Limits, setup_seconds: float
@@ -33,9 +33,10 @@ class Members:
     def check_joining(self, site: str, statement: Statement, state: State) -> Member:
         """Return the member that ``site`` would be.
 
-        :class:`WrongIdentity` for another site's statement. :class:`BadPayload` unless it verifies: while the site
-        is no member now and when the set-up will be over, after that at the time when the roster was made. So a
-        site whose certificate was renewed in the middle of a run comes back with the statement that it joined with.
+        Raises :class:`WrongIdentity` for another site's statement, and :class:`BadPayload` unless the statement
+        verifies: for a site that is no member, now and when the set-up will be over; for a member, at the time when
+        the roster was made. A site whose certificate was renewed during a run can therefore return with the statement
+        that it joined with.
         """
         _check_own(site, statement)
         if state.begun or site in state.members:
@@ -45,7 +46,7 @@ class Members:
         return self._verified(statement, now + self._foresight)
 
     def lapsed(self, joined: Iterable[str]) -> frozenset[str]:
-        """Those whose statement will no longer verify when the set-up is over, if joining closes now."""
+        """Return the sites whose statements will no longer verify at the end of the set-up, if joining closes now."""
         ending, lapsed = datetime.now(UTC) + self._foresight, set()
         statements = self._store.statements()
         for site in joined:
@@ -56,10 +57,10 @@ class Members:
         return frozenset(lapsed)
 
     def roster(self, state: State) -> Roster:
-        """The members of the run with their keys, as every site verifies them.
+        """Return the members of the run with their keys, as every site verifies them.
 
-        As of joining, when all of them were good: a certificate that ends during the run is refused at its owner's
-        next call, not here.
+        Statements are verified as of joining. A certificate that ends during the run is refused at its owner's next
+        call, not here.
         """
         if self._roster is None or tuple(self._roster.members) != state.members:
             statements = self._store.statements()

@@ -1,4 +1,4 @@
-"""What each site is asked in each phase, as bytes: a pure function of what the store holds."""
+"""Requests of each phase for each site, as bytes: a pure function of the store's content."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from secure_server.storage.store import Given, Store
 
 
 class Requests:
-    """Builds requests from stored statements, uploads and results."""
+    """Builder of requests from stored statements, uploads and results."""
 
     def __init__(self, agreement: Agreement, store: Store, members: Members, aggregator: Aggregator) -> None:
         self._agreement, self._store = agreement, store
@@ -37,7 +37,7 @@ class Requests:
         self._stated = Kept[dict[str, PresenceStatement]]()
 
     def content(self, state: State, key: PhaseKey, site: str) -> bytes:
-        """The request of ``key`` for ``site``. :class:`WrongPhase` when there is none."""
+        """Return the request of ``key`` for ``site``; raise :class:`WrongPhase` if there is none."""
         match key.phase:
             case Phase.ROSTER:
                 return self._encoded_roster(state)
@@ -54,16 +54,16 @@ class Requests:
     # The set-up
 
     def roster(self, state: State) -> Roster:
-        """The statements of the run's members."""
+        """Return the statements of the run's members."""
         statements = self._store.statements()
         return Roster(tuple(codec.decode_statement(statements[name], self._limits) for name in state.members))
 
     def _encoded_roster(self, state: State) -> bytes:
-        """The same for every member: encoded once."""
+        """Return the roster's encoding, which is the same for every member and made once."""
         return self._roster.of((state.members,), lambda: codec.encode_roster(self.roster(state)))
 
     def group_keys(self, state: State) -> GroupKeys | None:
-        """What the maker of the group's keys uploaded, or None as long as it has not."""
+        """Return the upload of the maker of the group's keys, or None before it came."""
         key = state.roster_key
         if self._group_keys is None or self._group_keys[0] != key:
             # Megabytes, and asked for at every call of every site in the set-up: decoded once.
@@ -82,9 +82,9 @@ class Requests:
     # A round
 
     def round_start(self, state: State, site: str) -> RoundStart:
-        """The groups, what the site's group trains from, and that itself if the site never said that it has it.
+        """Return the groups and the base of the site's group; the base's content only for a site that lacks it.
 
-        A result is acknowledged in its own round or not at all, so this is the same all through a later attempt.
+        A result is acknowledged in its own round or not at all, so the content is the same in every later attempt.
         """
         base = self._base(state, site)
         if base is None:
@@ -98,17 +98,17 @@ class Requests:
         return RoundStart(state.groups, base.sha256, catch_up)
 
     def base_of(self, state: State, site: str) -> bytes:
-        """SHA-256 of what the site's group trains from, empty before the first result."""
+        """Return the SHA-256 of the base from which the site's group trains; empty before the first result."""
         base = self._base(state, site)
         return b"" if base is None else base.sha256
 
     def _base(self, state: State, site: str) -> Given | None:
-        """The last result that the site's group was given; None before the first, and where there are no groups."""
+        """Return the last result that the site's group was given; None before the first, and without groups."""
         group = next((group for group in state.groups if site in group), ())
         return self._store.latest_given(group, state.round)
 
     def attempt(self, state: State) -> Attempt:
-        """The current attempt, from PLANNING or its first step on."""
+        """Return the current attempt, from PLANNING or its first step on."""
         participants = frozenset(state.participants)
         there = (tuple(site for site in group if site in participants) for group in state.groups)
         return Attempt(

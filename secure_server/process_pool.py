@@ -1,8 +1,8 @@
-"""Processes for the coordinator's heavy and risky work, which end when it does.
+"""Worker processes for the coordinator's heavy and risky computations; they end with the coordinator.
 
-They are spawned, not forked: fork is unsafe under gRPC's threads. They leave signals to this process, so that Ctrl-C
-or a service manager, which signal all of them, do not break off a computation that it still waits for; and they end
-with it even when it is killed.
+Processes are spawned, because a fork is unsafe under gRPC's threads. They ignore signals, so that Ctrl-C or a service
+manager, which signal the whole group, do not interrupt a computation that the coordinator still waits for. They end
+with the coordinator even when it is killed.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _R = TypeVar("_R")
 
 _APART_BYTES = 2**28
 _APART_SECONDS = 10
-"""Good evaluation keys take below half of the one, and a hundredth of the other."""
+"""Memory and processor seconds of an isolated call; good evaluation keys take half of the one and 1 % of the other."""
 
 
 class Workers(Pool):
-    """A pool of processes, each started when it is first needed, that outlives its processes.
+    """Pool that starts each process when it is first needed, and replaces processes that were killed.
 
-    What was under way when one of them was killed fails with :class:`BrokenProcessPool`; what is submitted after
-    that goes to new ones. To be used by one thread at a time.
+    Calls that were running in a killed process fail with :class:`BrokenProcessPool`; later calls go to new processes.
+    One thread at a time may use a pool.
     """
 
     def __init__(self, count: int) -> None:
@@ -44,11 +44,11 @@ class Workers(Pool):
 
     @property
     def workers(self) -> int:
-        """How many processes."""
+        """Number of processes."""
         return self._count
 
     def submit(self, fn: Callable[_P, _R], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_R]:
-        """As the base class says."""
+        """Submit a call, as the base class does."""
         try:
             return self._pool.submit(fn, *args, **kwargs)
         except BrokenProcessPool as error:
@@ -58,16 +58,15 @@ class Workers(Pool):
             return self._pool.submit(fn, *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As the base class says."""
+        """End the processes, as the base class does."""
         self._pool.shutdown(wait, cancel_futures=cancel_futures)
 
 
 def run_apart(function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
-    """Run a top-level function in a process of its own, with 256 MiB and 10 seconds to spend.
+    """Run a top-level function in a process of its own, limited to 256 MiB and 10 seconds.
 
-    Raises what the function raises, and :class:`BrokenProcessPool` when the process ended: native code can crash
-    where it gets no memory, and SEAL then waits for ever, that is until the alarm. Starting the process takes about
-    a second, on top of its 10.
+    Raises the function's error, and :class:`BrokenProcessPool` when the process ended: native code can crash without
+    memory, and SEAL then hangs until the alarm. Starting the process takes about a second more.
     """
     with _pool(1) as pool:
         return pool.submit(

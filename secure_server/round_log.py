@@ -1,4 +1,4 @@
-"""What the operator reads of a run: a line for what happens, a record for each round."""
+"""Log of a run for its operator: a line for each event, a record for each round."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _REMINDER_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class CoordinatorRound:
-    """A round as the coordinator knows it. Seconds count from the start of this process at the earliest.
+    """Record of a round. Seconds count from the start of this process at the earliest.
 
-    ``sites`` took part in its last attempt (nobody, if that ended before), by ``groups`` where there are any;
-    ``withheld`` names the classes that had too few holders (in every group). ``abandoned``: it ended without a result;
-    ``without``: those of the sites whose group alone had none. A coordinator that was killed just after it reported a
-    round reports it once more.
+    ``sites`` took part in the last attempt (none, if the round ended before), by ``groups`` where there are any;
+    ``withheld`` names the classes that had too few holders (in every group). ``abandoned`` rounds ended without a
+    result; ``without`` names the sites whose group alone had none. A coordinator that was killed just after it
+    reported a round reports the round once more.
     """
 
     round: int
@@ -42,7 +42,7 @@ class CoordinatorRound:
 
 
 def withheld_classes(attempt: Attempt, agreement: Agreement) -> tuple[str, ...]:
-    """The classes that no site, or no site of any group, adds to for want of holders, as far as statements tell.
+    """Return the classes withheld for want of holders in every group, as far as statements tell.
 
     None if nobody takes part.
     """
@@ -57,7 +57,7 @@ def withheld_classes(attempt: Attempt, agreement: Agreement) -> tuple[str, ...]:
 
 
 class WaitLog:
-    """A line that says whom the run waits for, and until when: as soon as that changes, then once a minute."""
+    """Writer of the line on which sites the run waits for, and until when: on a change, then once a minute."""
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
@@ -65,7 +65,7 @@ class WaitLog:
         self._said_at = -math.inf
 
     def note(self, state: State, now: float) -> None:
-        """To be called after each step, and a few times a second."""
+        """Write the line if it is due. Call this after each step and a few times a second."""
         waits_for = state.joined if state.stage is Stage.JOINING else state.empty_until
         here = (state.stage, state.round, state.attempt, state.setup_attempt, waits_for)
         if state.over or (here == self._said and now - self._said_at < _REMINDER_SECONDS):
@@ -99,7 +99,7 @@ def _left(until: float, now: float) -> str:
 
 
 def log_progress(agreement: Agreement, before: State, after: State) -> None:
-    """Where the run is, and whom it waits for or goes on without."""
+    """Log the stage of the run, and the sites that it waits for or leaves out."""
     if after.reason and after.reason != before.reason:
         _log.warning("%s", after.reason)
     left_out = _left_out(after) - _left_out(before)
@@ -121,7 +121,7 @@ def _left_out(state: State) -> frozenset[str]:
 
 
 def log_failures(state: State, failures: Iterable[GroupFailure]) -> None:
-    """Which groups get no result of a round, and why; sites are not told."""
+    """Log the groups that get no result of a round, with the reasons; sites are not notified."""
     for failure in failures:
         group = _list(failure.group)
         _log.error("round %d: no result for the group of %s: %s", state.round, group, failure.why)
@@ -153,7 +153,7 @@ def _log_groups(before: State, after: State) -> None:
 
 
 def _log_fewer_groups(after: State, agreement: Agreement) -> None:
-    """Groups that are too small join others, and few sites are never divided, whatever was asked for."""
+    """Log that there are fewer groups than agreed: small groups are merged, and few sites are never divided."""
     asked, made = agreement.fedpc.groups, len(after.groups)
     if asked is not None and made < asked:
         _log.warning(
@@ -164,7 +164,7 @@ def _log_fewer_groups(after: State, agreement: Agreement) -> None:
 
 
 def is_reported(before: State, after: State) -> bool:
-    """Whether the round of ``before`` has just ended, with or without a result."""
+    """Return True if the round of ``before`` has just ended, with or without a result."""
     ended = before.stage is Stage.RESULT and after.stage is not Stage.RESULT
     return ended or machine.abandons(before, after)
 

@@ -1,4 +1,4 @@
-"""An attempt's outcome as the coordinator stores it."""
+"""Outcome of an attempt as the coordinator stores it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from secure_server.rounds.state import Groups
 
 @dataclass(frozen=True)
 class Computation:
-    """Each site's result as bytes, a clustering's groups, and the groups that get nothing."""
+    """Results of sites as bytes, the groups of a clustering, and the groups that get nothing."""
 
     results: Mapping[str, bytes]
     groups: Groups
@@ -20,7 +20,7 @@ class Computation:
 
 
 def computation(outcome: Outcome) -> Computation:
-    """Encode an outcome. A result that several sites share, megabytes, is encoded once."""
+    """Encode an outcome. A result that several sites share, of megabytes, is encoded once."""
     contents = {id(payload): codec.encode_payload(payload) for payload in outcome.results.values()}
     results = {site: contents[id(payload)] for site, payload in outcome.results.items()}
     return Computation(results, outcome.groups, outcome.failures)

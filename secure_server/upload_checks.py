@@ -18,7 +18,7 @@ from secure_server.rounds.state import State
 
 
 class AnswerCheck:
-    """Knows what a well-formed answer to each phase looks like."""
+    """Checker of well-formed answers to each phase."""
 
     def __init__(
         self,
@@ -36,9 +36,9 @@ class AnswerCheck:
         self._limits = limits
 
     def check(self, state: State, roster: Roster, key: PhaseKey, site: str, content: bytes) -> None:
-        """Raise :class:`BadPayload`, a codec error or a :class:`crypto.errors.CryptoError`.
+        """Raise :class:`BadPayload`, a codec error or a :class:`crypto.errors.CryptoError` for a malformed answer.
 
-        Of a statement that is as it should be its anchor is kept, before it is stored and acknowledged.
+        The anchor of a valid presence statement is kept before the statement is stored and acknowledged.
         """
         match key.phase:
             case Phase.ROSTER:
@@ -66,7 +66,7 @@ class AnswerCheck:
             self._check_group_keys(answer.keys, roster, key, site)
 
     def _check_group_keys(self, keys: GroupKeys, roster: Roster, key: PhaseKey, site: str) -> None:
-        """What is wrong here is found here, where the maker answers for it, and not by the sites it is sent to."""
+        """Reject invalid group keys on upload, so that the site that made them is blamed, not the recipients."""
         if sorted(sealed.recipient for sealed in keys.sealed) != sorted(set(roster.members) - {site}):
             raise BadPayload(f"{site} must seal the group secret to each other member, once")
         for sealed in keys.sealed:
@@ -88,7 +88,7 @@ class AnswerCheck:
         verify_presence(member, statement, key, roster_hash)
 
     def _check_base(self, state: State, statement: PresenceStatement) -> None:
-        """Members of a group that trained from different results would have masks that do not cancel."""
+        """Reject members of a group that trained from different results: their masks would not cancel."""
         if statement.base != self._requests.base_of(state, statement.site):
             raise BadPayload(f"{statement.site} trained from another result than its group")
 
@@ -100,7 +100,7 @@ class AnswerCheck:
             self._check_keys_new(state, statement)
 
     def _check_keys_new(self, state: State, statement: PresenceStatement) -> None:
-        """The others would refuse a list on which a key stands twice, and with it the attempt."""
+        """Reject a repeated key: the other sites would refuse a list with it, and the attempt would fail."""
         keys = statement.keys
         others = self._requests.presence_keys(state, state.answered)
         if keys is not None and not others.isdisjoint(map(comparable, (keys.mask, keys.share))):

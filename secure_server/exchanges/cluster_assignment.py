@@ -1,4 +1,4 @@
-"""Local prototypes of all sites in, clusters of them out: what does not hang on the protection."""
+"""Assignment of all sites' local prototypes to clusters, the same under every protection."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from crypto.row_checks import whole_numbers
 
 @dataclass(frozen=True)
 class Local:
-    """One site's local prototypes, or their directions, as they came: ``rows`` (M, d) of classes ``labels`` (M,)."""
+    """Local prototypes of one site, or their directions, as received: ``rows`` (M, d) of classes ``labels`` (M,)."""
 
     rows: Float
     labels: Labels
@@ -34,10 +34,10 @@ class Assigned:
 
 
 def read_labels(numbers: Float, holds: Bool, most: int) -> Labels:
-    """The classes of a site's local prototypes, int64 (M,).
+    """Return the classes of a site's local prototypes, int64 (M,).
 
-    :class:`MalformedError` unless they are in order, one to ``most`` of each class that the site ``holds`` (K,), and
-    none of another.
+    Raises :class:`MalformedError` unless they are in order, one to ``most`` for each class that the site ``holds``
+    (K,), and none for another.
     """
     labels = whole_numbers(numbers, len(holds))
     if (np.diff(labels) < 0).any():
@@ -51,11 +51,11 @@ def read_labels(numbers: Float, holds: Bool, most: int) -> Labels:
 
 
 def assigned(agreement: Agreement, local: Mapping[str, Local]) -> Assigned:
-    """Every site's rows in clusters, by their inner products: no more of a class than are agreed, and under masks no
-    more than hide norms.
+    """Cluster every site's rows by their inner products.
 
-    Raises ``ValueError`` for a class of too few sites. Takes memory in the square of a class's rows over all sites,
-    and time in their cube: a site can make it long, but with no more than ``most_prototypes`` rows of each class.
+    A class has at most the agreed number of clusters, and under masks at most as many as hide norms. Raises
+    ``ValueError`` for a class of too few sites. Takes memory in the square of a class's rows over all sites, and time
+    in their cube: a site can make it long, but with no more than ``most_prototypes`` rows of each class.
     """
     sites, own = sorted(local), agreement.clustering
     classes = range(len(agreement.classes))
@@ -83,7 +83,7 @@ def assigned(agreement: Agreement, local: Mapping[str, Local]) -> Assigned:
 def result_of(
     agreement: Agreement, total: Contribution, labels: Labels, model: Float, scheme: str
 ) -> Payload:
-    """What every site is given: centres, classes and weights of clusters, and the mean of models.
+    """Return the result for every site: centres, classes and weights of clusters, and the mean of models.
 
     ``model`` is the sum (p + q + 1,) of models times samples, and of samples.
     """
@@ -92,7 +92,7 @@ def result_of(
 
 
 def _of_site(number: int, owners: list[Labels], found: Assignment) -> Labels:
-    """Rows are ordered by class at every site, so its clusters are too."""
+    """Return the clusters of a site's rows, which are ordered by class at every site."""
     parts = [of_row[own == number] for own, of_row in zip(owners, found.of_row, strict=True)]
     return np.concatenate(parts)
 
@@ -103,6 +103,6 @@ def _gram(rows: Float) -> Float:
 
 
 def _check_held(found: Assignment) -> None:
-    """Classes without enough holders are withheld before it comes to this."""
+    """Check that each class has enough holders; other classes were withheld before."""
     if any((of_row == WITHHELD).any() for of_row in found.of_row):
         raise ValueError("a class has prototypes of too few sites")

@@ -1,7 +1,7 @@
-"""Clusters under ``ckks``: directions of prototypes, turned, then encrypted sums over the clusters and of models.
+"""Clusters under ``ckks``: rotated directions of prototypes, then encrypted sums over the clusters and of models.
 
-The coordinator sees the cosines between prototypes of a class, how many of them each site has, and nothing of the sums.
-The limit: with one site's help, which undoes the rotation and decrypts, it has everything.
+The coordinator sees the cosines between prototypes of a class, how many of them each site has, and nothing of the
+sums. The limit: with one site's help, which undoes the rotation and decrypts, the coordinator has everything.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from secure_server.exchanges.single_step import OneStep
 
 
 class EncryptedClusters(OneStep):
-    """DIRECTIONS, then VALUES; of each everyone's."""
+    """DIRECTIONS, then VALUES, both from every participant."""
 
     def __init__(self, agreement: Agreement, limits: Limits) -> None:
         super().__init__(agreement, limits)
         self._directions = Directions(agreement, limits)
 
     def request(self, attempt: Attempt, phase: Phase, site: str) -> bytes:
-        """The list, then the assignment."""
+        """Return the list of participants, then the assignment."""
         if phase is Phase.VALUES:
             return self._directions.told(attempt).content
         return super().request(attempt, phase, site)
 
     def check(self, attempt: Attempt, phase: Phase, site: str, content: bytes) -> None:
-        """As :class:`secure_server.exchanges.base.Exchange` says."""
+        """Check an answer, as :meth:`secure_server.exchanges.base.Exchange.check` does."""
         if phase is Phase.DIRECTIONS:
             self._directions.read(attempt, site, content)
         else:
             super().check(attempt, phase, site, content)
 
     def validate(self, payload: Payload, _site: str, attempt: Attempt) -> None:
-        """Raise :class:`crypto.errors.MalformedError` unless it can be added to others: what is inside is not seen."""
+        """Raise :class:`crypto.errors.MalformedError` unless the payload, whose content is not seen, can be added."""
         self._server(attempt).validate(payload)
 
     def outcome(self, attempt: Attempt) -> Outcome:
-        """The sum and the clusters' classes, the same for each participant."""
+        """Return the sum and the clusters' classes, the same for each participant."""
         (group,) = attempt.groups
         total = self._server(attempt).add(self.payload(attempt, site) for site in group)
         labels = self._directions.told(attempt).clusters.labels.astype(np.float64)

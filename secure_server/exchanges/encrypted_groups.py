@@ -1,8 +1,8 @@
-"""FedPC under ``ckks``: groups' sums, which their leaders make into means and encrypt again, mixed between groups.
+"""FedPC under ``ckks``: groups' sums, which their leaders turn into means and encrypt again, mixed between groups.
 
-A leader is the first of its group's participants by name. It learns its group's means, which other members do not, and
-is believed that it returns them unchanged. After it has been asked, no other sum of the round is taken: it could
-subtract the two.
+A leader is the first of its group's participants by name. The leader learns its group's means, which other members do
+not, and is trusted to return them unchanged. Once a leader has been asked, no other sum of the round is taken: the
+leader could subtract the two.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ class EncryptedGroupSums(EncryptedSums):
         self._mixing = MixingServer(EncryptedGroups(agreement).form, keys_path, executor)
 
     def request(self, attempt: Attempt, phase: Phase, site: str) -> bytes:
-        """The list; of a leader, its group's sum."""
+        """Return the list of participants; for a leader, its group's sum."""
         if phase is not Phase.MEANS:
             return super().request(attempt, phase, site)
         return codec.encode_payload(self.sum_over(attempt, attempt.group_of(site)))
 
     def check(self, attempt: Attempt, phase: Phase, site: str, content: bytes) -> None:
-        """As :class:`secure_server.exchanges.base.Exchange` says."""
+        """Check an answer, as :meth:`secure_server.exchanges.base.Exchange.check` does."""
         if phase is not Phase.MEANS:
             super().check(attempt, phase, site, content)
         else:
             self._mixing.validate(self._means(content))
 
     def outcome(self, attempt: Attempt) -> Outcome:
-        """What its group's means come to, mixed with other groups', for each participant."""
+        """Return, for each participant, its group's means mixed with those of other groups."""
         leaders = [min(group) for group in attempt.groups]
         means = [self._means(attempt.answer(Phase.MEANS, leader)) for leader in leaders]
         return for_members(attempt.groups, self._mixing.mix(means))

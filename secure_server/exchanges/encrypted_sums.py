@@ -1,6 +1,6 @@
-"""Sums that sites read, under ``ckks`` or a third party's protection: the coordinator adds up, and hands out the sum.
+"""Sums that sites read, under ``ckks`` or a third party's protection: the coordinator adds payloads up.
 
-Under ``ckks`` it sees sizes, times and who holds what. The limits are :mod:`crypto.ckks.sums`'s.
+Under ``ckks`` the coordinator sees sizes, times and which site has which class. Limits: see :mod:`crypto.ckks.sums`.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from secure_server.exchanges.single_step import OneStep
 
 
 class EncryptedSums(OneStep):
-    """One step, from everyone; means are the sites' to take."""
+    """One step, from everyone; sites divide the sum into means themselves."""
 
     def __init__(self, agreement: Agreement, limits: Limits, server: SumServerHalf | None = None) -> None:
-        """``server`` is that of ``ckks`` unless it is given."""
+        """Use ``server``, by default that of ``ckks``."""
         super().__init__(agreement, limits)
         self._server: SumServerHalf = server or SummingServer(EncryptedSum(agreement).form)
 
     def validate(self, payload: Payload, _site: str, _attempt: Attempt) -> None:
-        """Raise :class:`crypto.errors.MalformedError` unless it can be added to others: what is inside is not seen."""
+        """Raise :class:`crypto.errors.MalformedError` unless the payload, whose content is not seen, can be added."""
         self._server.validate(payload)
 
     def outcome(self, attempt: Attempt) -> Outcome:
-        """The sum over its group for each participant."""
+        """Return the sum over its group for each participant."""
         return for_members(attempt.groups, [self.sum_over(attempt, group) for group in attempt.groups])
 
     def sum_over(self, attempt: Attempt, group: tuple[str, ...]) -> Payload:
-        """Of payloads that are read one at a time."""
+        """Return the sum of payloads that are read one at a time."""
         return self._server.add(self.payload(attempt, site) for site in group)

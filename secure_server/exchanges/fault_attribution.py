@@ -1,8 +1,8 @@
-"""Whose fault it may be that a masked sum did not come out, as far as the released shares tell.
+"""Suspicions about a masked sum that failed, drawn from the released shares.
 
-The limits: members who lie together can point at others, and of a wrong share it does not show whether it was made
-or released wrongly. A site that adds what it should not is not found at all. So this is for the operator to read,
-and nothing follows from it.
+The limits: members who lie together can point at others, and a wrong share does not show whether it was made or
+released wrongly. A site that adds wrong values is not found at all. Suspicions are for the operator to read; the
+protocol does not act on them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from crypto.pairwise.wire_values import MaskKeys, ReleasedShare, ShareKind
 from crypto.shamir import combine
 
 Released = Mapping[str, tuple[ReleasedShare, ...]]
-"""By site that answered UNMASK: the shares that it released."""
+"""Shares that each site released in UNMASK, by site."""
 
 
 def suspicions(
@@ -27,9 +27,9 @@ def suspicions(
     public: Mapping[str, MaskKeys],
     graph: Graph | None = None,
 ) -> tuple[str, ...]:
-    """What there is to suspect, a sentence each: for answers of at least the threshold of members.
+    """Return the suspicions, a sentence each, from the answers of at least the threshold of members.
 
-    Takes as long as it took to put one secret of each kind together, times the answers.
+    Takes as long as combining one secret of each kind, times the answers.
     """
     omitted = (
         f"{owner}: of all who answered, nobody else had a share of its secrets that opened"
@@ -54,7 +54,7 @@ def _odd_one_out(
     public: Mapping[str, MaskKeys],
     needed: int,
 ) -> str:
-    """Of the first secret of this kind that its shares do not give: the one without which they do."""
+    """Return the site without whose share the shares of the first inconsistent secret of this kind are consistent."""
     for owner in sharers:
         shares = {
             site: share.share
@@ -82,7 +82,7 @@ def _without(site: str, shares: Mapping[str, bytes]) -> dict[str, bytes]:
 def _fit(
     shares: Mapping[str, bytes], binding: Binding, stated: bytes | None, needed: int, least: int
 ) -> bool:
-    """Whether these shares, at least so many, give a secret, and the one whose public key was stated."""
+    """Return True if these shares, at least the threshold, give a secret that fits the stated public key."""
     if len(shares) < least:
         return False
     try:

@@ -1,4 +1,4 @@
-"""After the sums: means, mixed between groups where there are several, and a result for each site."""
+"""Results of group sums: means, mixed between groups where there are several, and a result for each site."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class GroupSum:
-    """A group's ``total`` (L,) over those of its ``cohort`` who are in the sum: prototypes, then the extractor."""
+    """Sum ``total`` (L,) over the members of a group that are in it, its ``cohort``: prototypes, then the extractor."""
 
     cohort: Cohort
     members: tuple[str, ...]
@@ -29,25 +29,25 @@ class GroupSum:
 
     @property
     def holders(self) -> NDArray[np.int64]:
-        """How many members added a row for each class, (K,)."""
+        """Return the number of members that added a row for each class, (K,)."""
         indices = [self.cohort.index(site) for site in self.members]
         return np.asarray(self.cohort.holds[indices].sum(axis=0), dtype=np.int64)
 
 
 def check_means(agreement: Agreement, each: GroupSum) -> None:
-    """As :func:`agreement.aggregation.means.check_total`: every site would refuse such a result."""
+    """Check a total, as :func:`agreement.aggregation.means.check_total`, since sites would refuse a wrong result."""
     check_total(agreement, each.total, each.holders, len(each.members))
 
 
 def results_of(agreement: Agreement, sums: Sequence[GroupSum], scheme: str) -> list[Payload]:
-    """Each group's result, in the order of the sums. Raises ``ValueError`` for a group too small to have one."""
+    """Return the groups' results, in the order of the sums; raise ``ValueError`` for a group too small to have one."""
     if agreement.method.is_grouped:
         return _mixed(agreement, sums, scheme)
     return [_averaged(agreement, each, scheme) for each in sums]
 
 
 def _mixed(agreement: Agreement, sums: Sequence[GroupSum], scheme: str) -> list[Payload]:
-    """FedPC: the groups' vectors after equations 5 to 8, and which classes each has."""
+    """Mix the groups' vectors by FedPC's equations 5 to 8; also return which classes each group has."""
     parts = [agreement.layout.split(each.total) for each in sums]
     means = within(
         np.stack([rows for rows, _ in parts]),
@@ -64,13 +64,13 @@ def _mixed(agreement: Agreement, sums: Sequence[GroupSum], scheme: str) -> list[
 
 
 def _with_noise(agreement: Agreement, sums: Sequence[GroupSum], means: Groups) -> Groups:
-    """The groups' extractors with prototypes that are read out of their noise: means over records, not sites."""
+    """Return the groups' extractors, and prototypes decoded from noisy sums: means over records, not over sites."""
     found = [noisy_rows(agreement, each.total, len(each.members), len(each.cohort.sites)) for each in sums]
     return Groups(np.stack([rows for rows, _ in found]), np.stack([has for _, has in found]), means.theta)
 
 
 def _averaged(agreement: Agreement, each: GroupSum, scheme: str) -> Payload:
-    """Means of prototypes over their holders, or their records; of models over samples, or over members."""
+    """Average prototypes over their holders, or their records; models over samples, or over members."""
     means = means_of(agreement, each.total, each.holders, len(each.members))
     if agreement.distributed_noise:
         rows, has = noisy_rows(agreement, each.total, len(each.members), len(each.cohort.sites))
@@ -79,7 +79,7 @@ def _averaged(agreement: Agreement, each: GroupSum, scheme: str) -> Payload:
 
 
 def for_members(groups: SiteGroups, results: Sequence[Payload]) -> Outcome:
-    """Each group's result for each of its participants."""
+    """Return each group's result for each of its participants."""
     pairs = zip(groups, results, strict=True)
     return Outcome({site: result for group, result in pairs for site in group})
 

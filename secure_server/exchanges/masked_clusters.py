@@ -1,9 +1,9 @@
-"""Clusters under ``masked``: directions of prototypes, turned, then a masked sum over the clusters and of models.
+"""Clusters under ``masked``: rotated directions of prototypes, then a masked sum over the clusters and of models.
 
-The coordinator sees the cosines between prototypes of a class, and how many of them each site has; then, of each
-cluster, the sum of its prototypes and their samples, and the sum of models. What each site adds, norms, counts and its
-model among it, stays under masks. The limit: cosines and sums together are equations in the norms, and with one site's
-help, which undoes the rotation, they give every prototype.
+The coordinator sees the cosines between prototypes of a class, and how many of them each site has; then, for each
+cluster, the sum of its prototypes and their samples, and the sum of models. The values that each site adds, norms,
+counts and its model among them, stay under masks. The limit: cosines and sums together are equations in the norms,
+and with one site's help, which undoes the rotation, they give every prototype.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class MaskedClusters(PairwiseSums):
         self._directions = Directions(agreement, limits)
 
     def quorums_of(self, attempt: Attempt, group: tuple[str, ...]) -> Iterator[Quorum]:
-        """Once directions are there, enough sites of each cluster too."""
+        """Return the quorums; after DIRECTIONS also one for the sites of each cluster."""
         yield from super().quorums_of(attempt, group)
         if Phase.DIRECTIONS not in attempt.survivors:
             return
@@ -50,7 +50,7 @@ class MaskedClusters(PairwiseSums):
                 yield Quorum(phase, frozenset(holders), self._agreement.min_holders)
 
     def request(self, attempt: Attempt, phase: Phase, site: str) -> bytes:
-        """The list, the assignment, and what a masked sum asks."""
+        """Return the list of participants, the assignment, or the request of a masked sum."""
         match phase:
             case Phase.DIRECTIONS:
                 return self.listed(attempt)
@@ -60,7 +60,7 @@ class MaskedClusters(PairwiseSums):
                 return super().request(attempt, phase, site)
 
     def check(self, attempt: Attempt, phase: Phase, site: str, content: bytes) -> None:
-        """As :class:`secure_server.exchanges.base.Exchange` says."""
+        """Check an answer, as :meth:`secure_server.exchanges.base.Exchange.check` does."""
         if phase is Phase.DIRECTIONS:
             self._directions.read(attempt, site, content)
         else:
@@ -69,22 +69,22 @@ class MaskedClusters(PairwiseSums):
     # What is added up
 
     def fixed_point(self, attempt: Attempt) -> FixedPoint:
-        """Of as many clusters as the attempt has."""
+        """Return the fixed-point encoding for as many clusters as the attempt has."""
         return self._agreement.fixed_point(len(self._directions.told(attempt).clusters.labels))
 
     def broadcast(self, attempt: Attempt, group: tuple[str, ...]) -> bytes:
-        """With the assignment."""
+        """Return the broadcast's hash, the assignment included."""
         return broadcast(super().broadcast(attempt, group), self._directions.told(attempt).content)
 
     def check_sum(self, attempt: Attempt, found: GroupSum) -> None:
-        """As the base class says, of samples, counts and centres."""
+        """Check a sum of samples, counts and centres, as the base class does."""
         most = self._agreement.averaging.most_samples
         check_samples(float(found.total[-1]), len(found.members), most)
         self._check_counts(attempt, found)
         self._result(attempt, found)
 
     def results(self, attempt: Attempt, sums: Sequence[GroupSum]) -> list[Payload]:
-        """The one group's."""
+        """Return the result of the one group."""
         return [self._result(attempt, each) for each in sums]
 
     def _result(self, attempt: Attempt, found: GroupSum) -> Payload:
@@ -93,7 +93,7 @@ class MaskedClusters(PairwiseSums):
         return result_of(self._agreement, clusters, labels, model, SCHEME)
 
     def _parts(self, attempt: Attempt, found: GroupSum) -> tuple[Contribution, Float]:
-        """Of a sum: what it has of clusters, over those who are in it, and of models."""
+        """Split a sum into its cluster part, over the sites that are in it, and its model part."""
         told, own = self._directions.told(attempt).clusters, self._agreement.clustering
         number, dim = len(told.labels), self._agreement.dim
         of_clusters, model = np.split(found.total, [own.length(number, dim)])

@@ -1,9 +1,9 @@
-"""Sums under ``masked``: each group's sum out of masked vectors, whoever drops out on the way.
+"""Sums under ``masked``: each group's sum from masked vectors, also when sites drop out on the way.
 
-The coordinator relays keys, shares and signatures, and learns each group's sum and nothing of its terms. It checks
-what it relays, so that a bad answer is refused to its sender and not by everyone else. The limits: what is sealed
-in a share, whether a released share is right and what is under the masks show only at the end, when a sum does not
-come out. Its group then has no result, the others have theirs without it; whose fault it was can be told of some.
+The coordinator relays keys, shares and signatures, and learns each group's sum and none of its terms. It checks the
+relayed messages, so that a bad answer is refused to its sender, not by everyone else. The limits: a sealed share, the
+correctness of a released share and the values under masks show only at the end, when a sum fails. The group then has
+no result, and the others have theirs without it; in some cases the fault can be attributed.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class PairwiseSums:
 
     masked = True
     summing: tuple[Phase, ...] = (Phase.SHARES, Phase.VALUES)
-    """Steps that need enough holders of all that is added up."""
+    """Steps that need enough holders of every class in the sum."""
 
     def __init__(self, agreement: Agreement, limits: Limits) -> None:
         self._agreement, self._limits = agreement, limits
@@ -79,17 +79,17 @@ class PairwiseSums:
         self._on_survivors = Kept[Mapping[tuple[str, ...], tuple[SurvivorSignature, ...]]]()
 
     def quorums(self, attempt: Attempt) -> tuple[Quorum, ...]:
-        """Of each group: enough for the threshold, and while vectors come in, for each active class too."""
+        """Return each group's quorums: the threshold, and for vectors also enough holders of each active class."""
         return tuple(quorum for group in attempt.groups for quorum in self.quorums_of(attempt, group))
 
     # What is added up
 
     def fixed_point(self, attempt: Attempt) -> FixedPoint:  # noqa: ARG002 (elsewhere it hangs on the attempt)
-        """How vectors become words."""
+        """Return the fixed-point encoding of vectors as words."""
         return self._agreement.fixed_point()
 
     def broadcast(self, attempt: Attempt, group: tuple[str, ...]) -> bytes:
-        """The hash of what all members were sent: the base that each stated, as the check of its presence saw to."""
+        """Return the hash of the broadcast to all members: the base that each member stated in PRESENCE."""
         return attempt.statement(group[0]).base
 
     def check_sum(self, attempt: Attempt, found: GroupSum) -> None:  # noqa: ARG002 (elsewhere it hangs on the attempt)
@@ -97,13 +97,13 @@ class PairwiseSums:
         check_means(self._agreement, found)
 
     def results(self, attempt: Attempt, sums: Sequence[GroupSum]) -> list[Payload]:  # noqa: ARG002 (as above)
-        """Each group's result."""
+        """Return each group's result."""
         return results_of(self._agreement, sums, SCHEME)
 
     # How many it takes
 
     def quorums_of(self, attempt: Attempt, group: tuple[str, ...]) -> Iterator[Quorum]:
-        """Those of one group."""
+        """Return the quorums of one group."""
         least, members = threshold(len(group)), frozenset(group)
         cohort = group_cohort(attempt.active, group, self._agreement)
         for phase in self.summing:
@@ -117,7 +117,7 @@ class PairwiseSums:
     # What is asked
 
     def request(self, attempt: Attempt, phase: Phase, site: str) -> bytes:
-        """What the step relays to the site, from its own group alone."""
+        """Return the messages that the step relays to the site, from its own group alone."""
         group = attempt.group_of(site)
         match phase:
             case Phase.SHARES:
@@ -130,23 +130,23 @@ class PairwiseSums:
                 return codec.encode_signed_survivors(self._signed(attempt, group, site))
 
     def listed(self, attempt: Attempt) -> bytes:
-        """The participants' statements, the same for all of them."""
+        """Return the participants' statements, the same for all of them."""
         return self._listed.of((attempt.key, attempt.sites), lambda: codec.encode_active_list(attempt.active))
 
     def _received(self, attempt: Attempt, group: tuple[str, ...], site: str) -> ReceivedShares:
-        """In a sparse graph with the names of all that made shares."""
+        """Return the received shares, in a sparse graph with the names of all that made shares."""
         sparse = self._graph(attempt, group).sparse
         sharers = attempt.among(group, Phase.SHARES) if sparse else ()
         return ReceivedShares(self._shares_for(attempt, site), sharers)
 
     def _shares_for(self, attempt: Attempt, site: str) -> tuple[SealedShare, ...]:
-        """By sender."""
+        """Return the shares for a recipient, by sender."""
         senders = attempt.survivors[Phase.SHARES]
         relayed = self._relayed.of((attempt.key, senders), lambda: self._all_shares(attempt, senders))
         return tuple(relayed.get(site, ()))
 
     def _all_shares(self, attempt: Attempt, senders: Sequence[str]) -> Mapping[str, list[SealedShare]]:
-        """By recipient. There may be as many as pairs of sites."""
+        """Return all shares, by recipient. There may be as many as pairs of sites."""
         made: defaultdict[str, list[SealedShare]] = defaultdict(list)
         for sender in senders:
             content = attempt.answer(Phase.SHARES, sender)
@@ -167,7 +167,7 @@ class PairwiseSums:
     def _of_owners(
         self, attempt: Attempt, group: tuple[str, ...], survivors: tuple[str, ...], site: str
     ) -> tuple[SurvivorSignature, ...]:
-        """In a sparse graph: on whom those survivors mask with, whose seeds' shares the site is to give."""
+        """Return, in a sparse graph, the survivors' mask partners, for whose seeds the site is to release shares."""
         if not self._graph(attempt, group).sparse:
             return ()
         staying = frozenset(survivors)
@@ -175,14 +175,14 @@ class PairwiseSums:
         return tuple(SurvivorSignature(owner, self._signed_sharers(attempt, owner)) for owner in owners)
 
     def _signed_sharers(self, attempt: Attempt, site: str) -> bytes:
-        """On whom it masks with; only after a restart out of its upload, which holds a whole vector."""
+        """Return the sharers that a site signed. Only after a restart this reads its upload, a whole vector."""
         kept = self._signatures(attempt)
         if site not in kept:
             kept[site] = self._values(attempt, attempt.answer(Phase.VALUES, site)).signature
         return kept[site]
 
     def _signatures(self, attempt: Attempt) -> dict[str, bytes]:
-        """Those of the attempt that are known."""
+        """Return the known signatures of the attempt."""
         return self._on_sharers.of((attempt.key, attempt.survivors[Phase.SHARES]), dict)
 
     def _signature(self, attempt: Attempt, site: str) -> SurvivorSignature:
@@ -191,7 +191,7 @@ class PairwiseSums:
     # What is a good answer
 
     def check(self, attempt: Attempt, phase: Phase, site: str, content: bytes) -> None:
-        """As :class:`secure_server.exchanges.base.Exchange` says."""
+        """Check an answer, as :meth:`secure_server.exchanges.base.Exchange.check` does."""
         match phase:
             case Phase.SHARES:
                 self._check_shares(attempt, site, content)
@@ -243,9 +243,9 @@ class PairwiseSums:
     # What follows
 
     def outcome(self, attempt: Attempt) -> Outcome:
-        """The result of its group for each participant, also for those who dropped out of the sum.
+        """Return the result of its group for each participant, also for those who dropped out of the sum.
 
-        A group whose sum does not come out is left out of what groups are mixed of, as if it did not take part.
+        A group whose sum fails is left out of the mixture of groups, as if it did not take part.
         """
         sums: dict[tuple[str, ...], GroupSum] = {}
         failures = []
@@ -299,7 +299,7 @@ class PairwiseSums:
         return words_of(payload, fixed_point.ring_bits, fixed_point.length)
 
     def _values(self, attempt: Attempt, content: bytes) -> MaskedValues:
-        """What a site in a sparse graph sends."""
+        """Answer to VALUES of a site in a sparse graph."""
         return codec.decode_masked_values(content, self._limits, self._form(attempt))
 
     def _form(self, attempt: Attempt) -> PayloadForm:

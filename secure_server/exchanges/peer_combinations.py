@@ -11,17 +11,17 @@ from secure_server.exchanges.single_step import OneStep
 
 
 class Peers(OneStep):
-    """What the server's half of the protection combines by the method's weights."""
+    """Exchange in which the protection's server half combines rows by the method's weights."""
 
     def __init__(self, agreement: Agreement, limits: Limits, server: ServerHalf) -> None:
         super().__init__(agreement, limits)
         self._server = server
 
     def validate(self, payload: Payload, site: str, attempt: Attempt) -> None:
-        """As the protection says."""
+        """Validate a payload, as the protection does."""
         self._server.validate(payload, site, cohort_of(attempt.active, self._agreement))
 
     def outcome(self, attempt: Attempt) -> Outcome:
-        """One answer for each participant."""
+        """Return one answer for each participant."""
         cohort = cohort_of(attempt.active, self._agreement)
         return Outcome(self._server.combine(self.payloads(attempt), cohort))

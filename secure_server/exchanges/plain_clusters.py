@@ -19,10 +19,10 @@ from secure_server.exchanges.single_step import OneStep
 
 
 class PlainClusters(OneStep):
-    """From each site its local prototypes (M, d), their classes and counts (M,), and the model as a layout has it."""
+    """Local prototypes (M, d) of each site, their classes and counts (M,), and its model as a layout has it."""
 
     def validate(self, payload: Payload, site: str, attempt: Attempt) -> None:
-        """Raise :class:`MalformedError` for what masked sums would not carry, or prototypes of other classes."""
+        """Raise :class:`MalformedError` for values that masked sums would not carry, or prototypes of other classes."""
         local, vector = self._read(payload, site, attempt)
         _check_rows(local.rows, self._agreement.norm_bound)
         self._check_counts(local)
@@ -31,7 +31,7 @@ class PlainClusters(OneStep):
         check_model(model / vector[-1], self._agreement.averaging)
 
     def outcome(self, attempt: Attempt) -> Outcome:
-        """The same result for each participant."""
+        """Return the same result for each participant."""
         (group,) = attempt.groups
         local, model = {}, np.zeros(self._agreement.layout.length)
         for site in group:
@@ -52,7 +52,7 @@ class PlainClusters(OneStep):
         return Contribution(*(np.sum(parts, axis=0) for parts in zip(*each, strict=True)))
 
     def _read(self, payload: Payload, site: str, attempt: Attempt) -> tuple[LocalClusters, Float]:
-        """The site's prototypes and the vector (p + q + 1,), both of the agreed form."""
+        """Return the site's prototypes and the vector (p + q + 1,), both of the agreed form."""
         if payload.scheme != SCHEME:
             raise UnknownSchemeError(f"expected a payload of scheme {SCHEME!r}, not {payload.scheme!r}")
         rows, classes, samples, vector = payload.arrays

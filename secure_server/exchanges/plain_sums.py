@@ -20,7 +20,7 @@ class GroupSums(OneStep):
     """One vector (L,) from each site, as :class:`agreement.Layout` says."""
 
     def validate(self, payload: Payload, site: str, attempt: Attempt) -> None:
-        """Raise :class:`MalformedError` for what masked sums would not carry, or a row of no active class."""
+        """Raise :class:`MalformedError` for values that masked sums would not carry, or a row of no active class."""
         vector, layout = only_array(payload, SCHEME), self._agreement.layout
         rows, model = layout.split(vector)
         if layout.classes:
@@ -31,12 +31,12 @@ class GroupSums(OneStep):
         check_model(model / weight, self._agreement.averaging)
 
     def outcome(self, attempt: Attempt) -> Outcome:
-        """The result of its group for each participant."""
+        """Return the result of its group for each participant."""
         sums = [self._sum(attempt, group) for group in attempt.groups]
         return for_members(attempt.groups, results_of(self._agreement, sums, SCHEME))
 
     def _sum(self, attempt: Attempt, group: tuple[str, ...]) -> GroupSum:
-        """Of vectors that are read one at a time."""
+        """Add vectors that are read one at a time."""
         total = np.zeros(self._agreement.layout.length)
         for site in group:
             total += only_array(self.payload(attempt, site), SCHEME)
@@ -58,7 +58,7 @@ def check_weight(weight: float, most: int) -> None:
 
 
 def check_model(model: Vector, agreed: AveragingSection) -> None:
-    """Raise :class:`MalformedError` for a model (p + q,) that masked sums would have no room for."""
+    """Raise :class:`MalformedError` for a model (p + q,) that exceeds the range of masked sums."""
     parts = np.split(np.abs(model), [agreed.parameters])
     for part, bound in zip(parts, (agreed.parameter_bound, agreed.buffer_bound), strict=True):
         if part.max(initial=0.0) > bound * (1.0 + NORM_SLACK):

@@ -1,4 +1,4 @@
-"""Directions of all sites' local prototypes in, turned so that inner products are all that can be read; clusters out.
+"""Clustering of all sites' local prototypes by their directions, rotated so that only inner products can be read.
 
 The coordinator sees the cosines between prototypes of a class, and how many of them each site has.
 """
@@ -25,17 +25,17 @@ from secure_server.exchanges.cluster_assignment import Local, assigned, read_lab
 
 @dataclass(frozen=True)
 class Told:
-    """The assignment of one attempt as every site is told it, and what it comes to."""
+    """Assignment of one attempt, as encoded for every site, and its outcome."""
 
     content: bytes
     clusters: AssignedClusters
 
 
 class Directions:
-    """The step DIRECTIONS.
+    """DIRECTIONS step.
 
-    The assignment follows from what is stored, and is the same again after a restart on the same machine. It is
-    worked out once for an attempt, in time and memory that grow with the square of a class's prototypes.
+    The assignment follows from the stored uploads, and is the same after a restart on the same machine. It is
+    computed once for an attempt, in time and memory that grow with the square of a class's prototypes.
     """
 
     def __init__(self, agreement: Agreement, limits: Limits) -> None:
@@ -43,7 +43,7 @@ class Directions:
         self._told = Kept[Told]()
 
     def told(self, attempt: Attempt) -> Told:
-        """Worked out by whoever asks first; by two threads at once perhaps, to the same outcome."""
+        """Return the assignment. Two threads that ask at once may both compute it, with equal results."""
         senders = attempt.survivors[Phase.DIRECTIONS]
         return self._told.of((attempt.key, senders), lambda: self._assigned(attempt, senders))
 
@@ -56,7 +56,7 @@ class Directions:
         return Told(codec.encode_assignment(assignment), clusters_of(assignment))
 
     def read(self, attempt: Attempt, site: str, content: bytes) -> Local:
-        """A site's rows, turned, and their classes. Raises :class:`MalformedError` for what no honest site sends."""
+        """Return a site's rotated rows and their classes; raise :class:`MalformedError` for an invalid upload."""
         payload = codec.decode_payload(content, self._limits, directions_form(self._agreement))
         if payload.scheme != SCHEME:
             raise UnknownSchemeError(f"expected a payload of scheme {SCHEME!r}, not {payload.scheme!r}")

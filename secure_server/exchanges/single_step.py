@@ -15,7 +15,7 @@ from secure_server.rounds.state import Quorum
 
 
 class OneStep(ABC):
-    """VALUES, from everyone who takes part: a missing one fails the attempt."""
+    """VALUES, from every participant: a missing one fails the attempt."""
 
     masked = False
 
@@ -23,23 +23,23 @@ class OneStep(ABC):
         self._agreement, self._limits = agreement, limits
 
     def quorums(self, _: Attempt) -> tuple[Quorum, ...]:
-        """None: everyone is needed."""
+        """Return no quorum: everyone is needed."""
         return ()
 
     def request(self, attempt: Attempt, _phase: Phase, _site: str) -> bytes:
-        """The presence of all participants."""
+        """Return the presence of all participants."""
         return codec.encode_active_list(attempt.active)
 
     def check(self, attempt: Attempt, _phase: Phase, site: str, content: bytes) -> None:
-        """As :meth:`validate`, and for what does not decode."""
+        """Check an answer: decode it, then call :meth:`validate`."""
         self.validate(self._decoded(attempt, content), site, attempt)
 
     def payloads(self, attempt: Attempt) -> dict[str, Payload]:
-        """The values of all participants."""
+        """Return the values of all participants."""
         return {site: self.payload(attempt, site) for site in attempt.survivors[Phase.VALUES]}
 
     def payload(self, attempt: Attempt, site: str) -> Payload:
-        """The values of one participant."""
+        """Return the values of one participant."""
         return self._decoded(attempt, attempt.answer(Phase.VALUES, site))
 
     @abstractmethod
@@ -48,7 +48,7 @@ class OneStep(ABC):
 
     @abstractmethod
     def outcome(self, attempt: Attempt) -> Outcome:
-        """What follows from everyone's values."""
+        """Return the outcome of everyone's values."""
 
     def _decoded(self, attempt: Attempt, content: bytes) -> Payload:
         return codec.decode_payload(content, self._limits, values_form(self._agreement, attempt.key.round))

@@ -1,4 +1,4 @@
-"""FedPC's clustering, before any training: inner products of the sites' prototypes in, groups of sites out."""
+"""FedPC's clustering of sites before any training, from inner products of the sites' prototypes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from secure_server.rounds.state import Groups
 
 
 class Clustering(OneStep):
-    """Each site sends one row, all of its prototypes one after the other; ``plain``, or turned by ``rotation``.
+    """Step in which each site sends one row, all of its prototypes one after the other; ``plain``, or rotated.
 
     The limit: the groups show which sites' prototypes are alike, to the coordinator and to every site.
     """
@@ -26,16 +26,16 @@ class Clustering(OneStep):
     def __init__(
         self, agreement: Agreement, limits: Limits, scheme: str, executor: Executor | None = None
     ) -> None:
-        """Groups are searched for by ``executor``, or in this thread when there is none."""
+        """Search groups by ``executor``, or in this thread when there is none."""
         super().__init__(agreement, limits)
         self._server, self._executor = GramServer(scheme), executor
 
     def validate(self, payload: Payload, site: str, attempt: Attempt) -> None:
-        """As :class:`crypto.plain.GramServer` says."""
+        """Validate a payload, as :class:`crypto.plain.GramServer` does."""
         self._server.validate(payload, site, clustering_cohort(attempt.active, self._agreement))
 
     def outcome(self, attempt: Attempt) -> Outcome:
-        """Groups of all members of the run, also of those that took no part."""
+        """Return groups of all members of the run, also of those that took no part."""
         fedpc, cohort = self._agreement.fedpc, clustering_cohort(attempt.active, self._agreement)
         search = partial(
             cluster,
@@ -51,7 +51,7 @@ class Clustering(OneStep):
 
 
 def grouped(sites: Sequence[str], labels: Sequence[int]) -> Groups:
-    """Sites with the same label together: each group sorted, the groups by their first names."""
+    """Return sites with the same label together: each group sorted, the groups by their first names."""
     groups = (
         tuple(sorted(site for site, own in zip(sites, labels, strict=True) if own == label))
         for label in set(labels)
@@ -60,9 +60,9 @@ def grouped(sites: Sequence[str], labels: Sequence[int]) -> Groups:
 
 
 def with_absent(groups: Groups, members: Sequence[str]) -> Groups:
-    """The same with the members that are in none: they join the largest group, the first by name if several are.
+    """Add the members that are in no group to the largest group, the first by name if several are largest.
 
-    Nothing is known of them, and in a large group they are least missed when they drop out again.
+    The coordinator knows nothing of these members, and a large group misses them least when they drop out again.
     """
     present = {site for group in groups for site in group}
     absent = tuple(site for site in members if site not in present)

@@ -1,4 +1,4 @@
-"""What can happen to a run. :func:`secure_server.rounds.machine.step` says what follows."""
+"""Events of a run, the inputs of :func:`secure_server.rounds.machine.step`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from secure_server.rounds.state import Groups, Quorum
 
 @dataclass(frozen=True)
 class Joined:
-    """A site asks to take part, for the first time or after a restart.
+    """Request of a site to take part, for the first time or after a restart.
 
-    It has erased the secrets of the attempt that ``left``, a PRESENCE, began.
+    The site has erased the secrets of the attempt that ``left``, a PRESENCE, began.
     """
 
     site: str
@@ -21,14 +21,14 @@ class Joined:
 
 @dataclass(frozen=True)
 class Polled:
-    """A site asks for its task: it is there."""
+    """Request of a site for its task, which shows that the site is there."""
 
     site: str
 
 
 @dataclass(frozen=True)
 class Answered:
-    """A site's answer to ``key`` arrived, and its content is good."""
+    """Answer of a site to ``key``; its content was checked."""
 
     site: str
     key: PhaseKey
@@ -36,26 +36,26 @@ class Answered:
 
 @dataclass(frozen=True)
 class Left:
-    """A site says that it goes."""
+    """Leave of a site."""
 
     site: str
 
 
 @dataclass(frozen=True)
 class Tick:
-    """Time has passed."""
+    """Passage of time."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """How many answers each step of the current attempt needs, and of whom."""
+    """Plan of the current attempt: the number of answers that each step needs, and from which sites."""
 
     quorums: tuple[Quorum, ...] = ()
 
 
 @dataclass(frozen=True)
 class Computed:
-    """The current attempt's results are there; of a clustering, its ``groups``. Participants ``without`` get none."""
+    """Results of the current attempt; for a clustering its ``groups``. Participants ``without`` get none."""
 
     groups: Groups = ()
     without: frozenset[str] = frozenset()
@@ -63,12 +63,12 @@ class Computed:
 
 @dataclass(frozen=True)
 class ComputeFailed:
-    """The current attempt's plan or results cannot be computed. Why is for the coordinator's log, not for sites."""
+    """Failure of the current attempt's plan or results. The reason is for the coordinator's log, not for sites."""
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """The coordinator was started again on a stored state."""
+    """Restart of the coordinator on a stored state."""
 
 
 Event = Joined | Polled | Answered | Left | Tick | Planned | Computed | ComputeFailed | Resumed

@@ -96,15 +96,15 @@ __all__ = [
 
 
 def start(rules: Rules, now: float) -> State:
-    """A new run, open for joining. ``now`` in seconds; :class:`Resumed` may begin another epoch."""
+    """Return a new run, open for joining. ``now`` is in seconds; :class:`Resumed` may begin another epoch."""
     return State(rules.run, Stage.JOINING, now + rules.join_seconds)
 
 
 def step(rules: Rules, state: State, event: Event, now: float) -> State:
-    """The state after ``event``; the same state when it changes nothing.
+    """Return the state after ``event``, the same object if nothing changes.
 
-    :class:`NotOnRoster`, :class:`JoinClosed`, :class:`NotJoined` or :class:`WrongPhase` for an event that has
-    no place here. An answer counts as long as no event has ended its phase, even just after the deadline.
+    Raises :class:`NotOnRoster`, :class:`JoinClosed`, :class:`NotJoined` or :class:`WrongPhase` for an event that the
+    state does not allow. An answer counts until an event has ended its phase, even just after the deadline.
     """
     return emptied(rules, _followed(rules, within_full_time(rules, state, now), event, now), now)
 
@@ -137,7 +137,7 @@ def _followed(rules: Rules, state: State, event: Event, now: float) -> State:
 
 
 def abandons(before: State, after: State) -> bool:
-    """Whether ``after``, a step later, has given up the round of ``before`` without a result."""
+    """Return True if ``after``, one step later, has abandoned the round of ``before``."""
     ended = after.round > before.round or (
         after.stage is Stage.FINISHED and before.stage is not Stage.FINISHED
     )
@@ -180,7 +180,7 @@ def _answered(rules: Rules, state: State, site: str, key: PhaseKey) -> State:
 
 
 def _answered_keys(state: State, site: str) -> set[PhaseKey | None]:
-    """What the site is known to have answered, of the set-up and the current attempt."""
+    """Return the keys of the set-up and of the current attempt that the site has answered."""
     steps = (
         (state.roster_key, site in state.verified),
         (state.secret_key, site in state.keyed),

@@ -11,7 +11,7 @@ from secure_server.rounds.task_assignment import task_for
 
 
 def check_protocol(site: str, protocol: int) -> None:
-    """:class:`WrongProtocol` for a site that speaks another version than this build."""
+    """Raise :class:`WrongProtocol` for a site that speaks another version than this build."""
     if protocol != PROTOCOL_VERSION:
         raise WrongProtocol(
             f"{site} speaks protocol {protocol}, this coordinator {PROTOCOL_VERSION}: install the same release"
@@ -19,7 +19,7 @@ def check_protocol(site: str, protocol: int) -> None:
 
 
 def check_on_roster(rules: Rules, site: str) -> None:
-    """:class:`NotOnRoster` unless the coordinator's file names the site."""
+    """Raise :class:`NotOnRoster` unless the coordinator's file names the site."""
     if site not in rules.roster:
         raise NotOnRoster(
             f"{site} is not among this run's sites; the coordinator's operator can add it before a run"
@@ -45,14 +45,14 @@ def check_may_join(rules: Rules, state: State, site: str) -> None:
 
 
 def check_joined(rules: Rules, state: State, site: str) -> None:
-    """:class:`NotJoined` unless the site has joined and not left since; :class:`NotOnRoster` as above."""
+    """Raise :class:`NotJoined` unless the site has joined and not left since, or :class:`NotOnRoster`."""
     check_on_roster(rules, site)
     if site not in state.joined:
         raise NotJoined(f"{site} has not joined run {state.run}, or has left it: join first")
 
 
 def check_expected(rules: Rules, state: State, site: str, key: PhaseKey) -> None:
-    """:class:`WrongPhase` unless ``key`` is the site's current task."""
+    """Raise :class:`WrongPhase` unless ``key`` is the site's current task."""
     task = task_for(rules, state, site)
     if key != task:
         current = _name(task) if task else f"none ({state.stage})"
@@ -60,25 +60,25 @@ def check_expected(rules: Rules, state: State, site: str, key: PhaseKey) -> None
 
 
 def check_planning(state: State) -> None:
-    """:class:`WrongPhase` unless a plan is due: what a step needs is settled before it is asked, and once."""
+    """Raise :class:`WrongPhase` unless a plan is due: quorums are settled once, before a step is asked."""
     if state.stage is not Stage.PLANNING:
         raise WrongPhase(f"nothing is being planned in stage {state.stage}")
 
 
 def check_computing(state: State, *others: Stage) -> None:
-    """:class:`WrongPhase` unless a result is being computed, or it is one of the ``others``: a round has one result."""
+    """Raise :class:`WrongPhase` unless a result, the round's only one, is due or is one of the ``others``."""
     if state.stage not in (Stage.COMPUTING, *others):
         raise WrongPhase(f"nothing is being computed in stage {state.stage}")
 
 
 def check_groups_due(state: State, groups: Groups) -> None:
-    """``ValueError`` unless groups come from a clustering and from nothing else: they stay as they are."""
+    """Raise ``ValueError`` unless groups come from a clustering and from nothing else; groups are then fixed."""
     if bool(groups) != (state.round == 0):
         raise ValueError(f"round {state.round} {'sets' if groups else 'must set'} the groups")
 
 
 def check_some_given(state: State, without: Set[str]) -> None:
-    """``ValueError`` unless those without a result are some participants, and not all of them."""
+    """Raise ``ValueError`` unless those without a result are some of the participants, and not all of them."""
     if without and not without < set(state.participants):
         raise ValueError(
             "a round with a result has one for some participant, and only participants are without"

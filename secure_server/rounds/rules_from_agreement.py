@@ -1,4 +1,4 @@
-"""From the agreement to the rules of a run: the same in deployment and in simulation."""
+"""Rules of a run, derived from the agreement: the same in deployment and in simulation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def agreed_rules(
     phase_seconds: Mapping[Phase, float],
     empty_seconds: float = math.inf,
 ) -> Rules:
-    """What a run under this agreement keeps to; attempts and times are the coordinator's own.
+    """Return the rules of a run under this agreement; attempts and times are the coordinator's own.
 
     Raises ``ValueError`` for fewer sites than the agreement's ``min_sites``.
     """

@@ -1,4 +1,4 @@
-"""When the coordinator of a run that is over may go: once every site was told, or the time for that has passed.
+"""Shutdown of the coordinator after a run: once every site was notified, or the time for that has passed.
 
 A coordinator that is started again after the end waits longer for sites that have not fetched the last result.
 """
@@ -16,7 +16,7 @@ _GRACE_SECONDS = 30.0
 
 
 class Ending:
-    """The end of one run, by its coordinator's ``clock``. Late sites are waited for ``late_seconds``."""
+    """End of one run, by its coordinator's ``clock``. Late sites are waited for during ``late_seconds``."""
 
     def __init__(self, clock: Callable[[], float], late_seconds: float) -> None:
         self._clock, self._late_seconds = clock, late_seconds
@@ -25,14 +25,14 @@ class Ending:
         self._awaited: frozenset[str] = frozenset()
 
     def begin(self, ended: State) -> None:
-        """The run has just ended. Once more is harmless."""
+        """Start the wait at the end of the run. Idempotent."""
         if self._began is None:
             self._began = self._clock()
             level = logging.INFO if ended.stage is Stage.FINISHED else logging.ERROR
             _log.log(level, "the run is over: %s", ended.reason or "finished")
 
     def resume(self, ended: State) -> None:
-        """The coordinator is started again, and the run is over: answer the sites that ask."""
+        """Start the wait of a coordinator that was started again after the end of the run."""
         self._began, self._awaited = self._clock(), late_sites(ended)
         if ended.stage is Stage.FINISHED:
             _log.info("run %s is complete after %d rounds", ended.run, ended.round)
@@ -45,7 +45,7 @@ class Ending:
             _log.info("answering sites that ask for %.0f s", self._patience)
 
     def tell(self, site: str) -> None:
-        """The site has been told how the run ended."""
+        """Note that the site was notified of the end."""
         self._told.add(site)
 
     def is_over(self, state: State) -> bool:
@@ -58,6 +58,6 @@ class Ending:
 
     @property
     def _patience(self) -> float:
-        """In seconds. A late site that has been told needs no more time than the others."""
+        """Return the wait in seconds. A late site that was notified needs no more time than the others."""
         late = self._awaited - self._told
         return max(_GRACE_SECONDS, self._late_seconds) if late else _GRACE_SECONDS

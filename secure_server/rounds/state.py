@@ -1,4 +1,4 @@
-"""The values of the round machine: what a run is to keep to, and where it is."""
+"""State and rules of the round machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from protoseal_wire.messages import Phase, PhaseKey
 
 
 class Stage(StrEnum):
-    """What the run is waiting for."""
+    """Stage of a run, named after the event that it waits for."""
 
     JOINING = "joining"
     SETUP = "setup"
@@ -44,25 +44,25 @@ ASKED: Mapping[Stage, Phase] = {
     Stage.MEANS: Phase.MEANS,
     Stage.RESULT: Phase.RESULT,
 }
-"""The phase that each of a round's stages asks of sites."""
+"""Phase that each of a round's stages asks of sites."""
 
 ASKING: Mapping[Phase, Stage] = {phase: stage for stage, phase in ASKED.items()}
-"""The stage of a round that asks sites for a phase."""
+"""Stage of a round that asks sites for a phase."""
 
 STEPS = (Phase.DIRECTIONS, Phase.SHARES, Phase.VALUES, Phase.SURVIVORS, Phase.UNMASK, Phase.MEANS)
-"""The phases that there may be between PRESENCE and the computation, in their order."""
+"""Possible phases between PRESENCE and the computation, in their order."""
 
 OPENING = (Phase.UNMASK, Phase.MEANS)
-"""Once one of them is asked, somebody may have read a sum: no other sum may be taken over the same values."""
+"""Phases after which a party may know a sum: no other sum may then be taken over the same values."""
 
 PLANNED_ANEW = Phase.DIRECTIONS
-"""After this step the quorums of those to come are settled again: they hang on what was answered."""
+"""Step after which the quorums of later steps are settled again, because they depend on its answers."""
 
 Groups = tuple[tuple[str, ...], ...]
-"""Who averages with whom: each group sorted, the groups by their first names."""
+"""Partition of sites that average together: each group sorted, the groups by their first names."""
 
 _COMPUTING_FACTOR = 10
-"""Computing may take this many times what VALUES may: a bound for a worker that hangs, not for slow ones."""
+"""Factor between the time limits of computing and VALUES: a bound for workers that hang, not for slow ones."""
 
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -111,15 +111,15 @@ class Rules:
             )
 
     def steps(self, round_number: int) -> tuple[Phase, ...]:
-        """The phases of a round between PRESENCE and the computation."""
+        """Phases of a round between PRESENCE and the computation."""
         return self.round_steps if round_number else self.clustering_steps
 
     def fewest_listed(self, members: int) -> int:
-        """How many of a group take part in an attempt, if any do, in a run of so many members."""
+        """Return the fewest members of a group that take part in an attempt, in a run of so many members."""
         return max(self.smallest_group, self.masking.fewest_listed(members) if self.masking else 1)
 
     def seconds(self, stage: Stage) -> float:
-        """How long a stage may take, at most."""
+        """Return the longest time of a stage, in seconds."""
         times = self.phase_seconds
         match stage:
             case Stage.JOINING:
@@ -136,7 +136,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Quorum:
-    """An attempt goes on after ``phase`` only if at least ``least`` of ``sites`` have answered it."""
+    """Quorum of a step: the attempt continues after ``phase`` only if ``least`` of ``sites`` have answered."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
@@ -149,13 +149,13 @@ class Quorum:
             raise ValueError(f"a quorum of {self.least} among {len(self.sites)} sites")
 
     def met_by(self, answered: Set[str]) -> bool:
-        """Whether these answers are enough."""
+        """Return True if these answers are enough."""
         return len(self.sites & answered) >= self.least
 
 
 @dataclass(frozen=True)
 class Survivors:
-    """Who answered ``phase`` of the current attempt, sorted; nobody else is asked for another of its steps."""
+    """Sites that answered ``phase`` of the current attempt, sorted; only these are asked for its other steps."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
@@ -165,7 +165,7 @@ class Survivors:
 
 @dataclass(frozen=True)
 class State:
-    """Where a run is. Immutable; ``ValueError`` for a combination that cannot come about.
+    """Position of a run. Immutable; ``ValueError`` for a combination that cannot come about.
 
     ``joined`` are the sites in touch since their last Join. ``members`` (sorted) is empty while joining is
     open; a maker of group keys that failed to deliver is taken out, and a site that joins before the set-up is over is
@@ -260,10 +260,10 @@ class State:
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """Who is asked the current step, once PRESENCE is over: those who answered the one before.
+        """Sites that the current step is asked of, once PRESENCE is over: those that answered the step before.
 
-        Means are asked of the groups' leaders alone. The result is for all participants that there is one for, also for
-        those who dropped out on the way to it.
+        Means are asked of the groups' leaders alone. The result is for all participants that there is one for, also
+        for those that dropped out on the way to it.
         """
         if self.stage is Stage.MEANS:
             return self.leaders
@@ -279,62 +279,62 @@ class State:
 
     @property
     def leaders(self) -> tuple[str, ...]:
-        """Of each group that takes part, the first participant by name; sorted."""
+        """First participant by name of each group that takes part; sorted."""
         there = set(self.participants)
         return tuple(sorted(min(there & set(group)) for group in self.groups if there & set(group)))
 
     @property
     def maker(self) -> str:
-        """The member who makes the group's keys: the first by name. Only once joining is closed."""
+        """Member that makes the group's keys: the first by name. Only once joining is closed."""
         return self.members[0]
 
     @property
     def is_empty(self) -> bool:
-        """Every member has left, or missed a deadline and not been heard of since."""
+        """True if every member has left, or missed a deadline and not been heard of since."""
         return bool(self.members) and self.absent.issuperset(self.members)
 
     @property
     def over(self) -> bool:
-        """The run has finished or stopped."""
+        """True if the run has finished or stopped."""
         return self.stage in (Stage.FINISHED, Stage.STOPPED)
 
     @property
     def roster_key(self) -> PhaseKey:
-        """The set-up's ROSTER step."""
+        """ROSTER step of the set-up."""
         return PhaseKey(self.run, 0, self.setup_attempt, Phase.ROSTER)
 
     @property
     def secret_key(self) -> PhaseKey:
-        """The set-up's SECRET step."""
+        """SECRET step of the set-up."""
         return PhaseKey(self.run, 0, self.setup_attempt, Phase.SECRET)
 
     @property
     def presence_key(self) -> PhaseKey:
-        """The current attempt's PRESENCE step."""
+        """PRESENCE step of the current attempt."""
         return self.key(Phase.PRESENCE)
 
     @property
     def result_key(self) -> PhaseKey:
-        """The current attempt's RESULT step."""
+        """RESULT step of the current attempt."""
         return self.key(Phase.RESULT)
 
     def key(self, phase: Phase) -> PhaseKey:
-        """A step of the current attempt."""
+        """Return a step of the current attempt."""
         return PhaseKey(self.run, self.round, self.attempt, phase)
 
     @property
     def asked_key(self) -> PhaseKey | None:
-        """The step that the current stage of a round asks of sites, or None."""
+        """Step that the current stage of a round asks of sites, or None."""
         phase = ASKED.get(self.stage)
         return None if phase is None else self.key(phase)
 
     def to_json(self) -> str:
-        """As text that :meth:`from_json` reads."""
+        """Return the state as text that :meth:`from_json` reads."""
         return _ADAPTER.dump_json(self).decode()
 
     @classmethod
     def from_json(cls, text: str) -> State:
-        """Read :meth:`to_json`'s text. ``ValueError`` for wrong types, unknown or missing fields."""
+        """Read the text of :meth:`to_json`; raise ``ValueError`` for wrong types, unknown or missing fields."""
         return _ADAPTER.validate_json(text)
 
 

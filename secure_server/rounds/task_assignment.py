@@ -1,4 +1,4 @@
-"""Who is asked what, in each stage."""
+"""Assignment of tasks: the step that each site is asked, in each stage."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from secure_server.rounds.state import Rules, Stage, State
 
 
 def task_for(rules: Rules, state: State, site: str) -> PhaseKey | None:
-    """The step that ``site`` is to answer now; None: it has to wait, or the run is ``over``.
+    """Return the step that ``site`` is to answer now; None if it has to wait, or the run is ``over``.
 
     A member that was late in the set-up is still given its ROSTER and SECRET in any later stage. A site that left the
-    current attempt and is back waits for the attempt's RESULT, or for the next attempt. After the run has finished the
-    last round's RESULT can still be fetched.
+    current attempt and is back waits for the attempt's RESULT, or for the next attempt. After the run has finished,
+    the last round's RESULT can still be fetched.
     """
     if state.stage is Stage.FINISHED:
         return state.result_key if site in late_sites(state) & state.joined else None
@@ -35,12 +35,12 @@ def late_sites(state: State) -> frozenset[str]:
 
 
 def asked_sites(rules: Rules, state: State) -> frozenset[str]:
-    """The members that the current attempt asks for PRESENCE: those set up, but the benched and those that left it."""
+    """Return the members that the attempt asks for PRESENCE: all that are set up, except benched ones and leavers."""
     return ready_sites(rules, state) - state.benched - state.left
 
 
 def askable_sites(state: State) -> frozenset[str]:
-    """Return the sites that the attempt's current step can be asked of: those that left it take its result alone."""
+    """Return the sites that the current step can be asked of: those that left the attempt get its result alone."""
     asked = frozenset(state.asked)
     return asked if state.stage is Stage.RESULT else asked - state.left
 
@@ -61,7 +61,7 @@ def missing_sites(rules: Rules, state: State) -> frozenset[str]:
 
 
 def able_sites(rules: Rules, state: State, sites: Set[str]) -> frozenset[str]:
-    """Those of ``sites`` that could go through a round: all, or where there are groups, those of groups that can."""
+    """Return those of ``sites`` that could complete a round: all, or with groups the members of groups that can."""
     if not state.groups:
         return frozenset(sites)
     return frozenset().union(
@@ -70,10 +70,10 @@ def able_sites(rules: Rules, state: State, sites: Set[str]) -> frozenset[str]:
 
 
 def _able(rules: Rules, state: State, group: tuple[str, ...], sites: Set[str]) -> bool:
-    """Whether enough of the group are there: for its size, and for what its members sent earlier in the round.
+    """Return True if the group's present members suffice, for its size and for what its members sent in the round.
 
-    Who can be in a sum of this attempt and not in an earlier one's, or the other way round, must be too few to open
-    either: two sums over the same values could be subtracted.
+    The sites that can be in a sum of this attempt and not in an earlier attempt's, or the reverse, must be too few to
+    open either sum: two sums over the same values could be subtracted.
     """
     if len(sites & set(group)) < rules.fewest_listed(len(state.members)):
         return False
@@ -81,7 +81,7 @@ def _able(rules: Rules, state: State, group: tuple[str, ...], sites: Set[str]) -
 
 
 def ready_sites(rules: Rules, state: State) -> frozenset[str]:
-    """The members that are set up: they verified the roster and, where there is a group secret, hold it."""
+    """Return the members that verified the roster and, where there is a group secret, hold the secret."""
     if not rules.needs_secret:
         return state.verified
     return state.verified & (state.keyed | set(state.members[:1]))

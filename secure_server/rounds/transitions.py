@@ -1,4 +1,4 @@
-"""When a stage of a run ends, and what follows: the half of the round machine that looks at the clock."""
+"""Transitions of the round machine: when a stage ends, and what follows. This half of the machine reads the clock."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _ANSWERS: Mapping[Phase, str] = {
     Phase.UNMASK: "shares to unmask with",
     Phase.MEANS: "means of its group",
 }
-"""What a step's answer is called in a reason."""
+"""Name of a step's answer in a reason."""
 
 
 def settled(rules: Rules, state: State, now: float) -> State:
-    """The state once all that is due has followed; the same state when nothing is."""
+    """Return the state once all that is due has followed; the same object if nothing is due."""
     settle = _SETTLED.get(state.stage)
     return state if settle is None else settle(rules, state, now, late=now >= state.deadline)
 
@@ -87,7 +87,7 @@ def _settled_setup(rules: Rules, state: State, now: float, *, late: bool) -> Sta
 
 
 def _next_maker(rules: Rules, state: State, now: float) -> State:
-    """Set up again without the maker and those after it that were as silent: the next one must be there."""
+    """Repeat the set-up without the maker and the sites after it that were as silent, so the next maker is present."""
     members = set(dropwhile(lambda site: site not in state.verified, state.members))
     why = f"{state.maker} did not make the group's keys in time"
     failures = state.failures + 1
@@ -98,7 +98,7 @@ def _next_maker(rules: Rules, state: State, now: float) -> State:
 
 
 def _set_up_again(rules: Rules, state: State, members: Set[str], now: float) -> State:
-    """Begin another attempt of the set-up, with other members: each of them verifies another roster."""
+    """Begin another attempt of the set-up with other members, each of which verifies another roster."""
     state = replace(
         state,
         members=tuple(sorted(members)),
@@ -140,7 +140,7 @@ def _settled_presence(rules: Rules, state: State, now: float, *, late: bool) -> 
 
 
 def next_step(rules: Rules, state: State, now: float) -> State:
-    """The participants and their quorums are settled: ask for the first step that is not over."""
+    """Ask for the first step that is not over, given settled participants and quorums."""
     over = {each.phase for each in state.survivors}
     left = [phase for phase in rules.steps(state.round) if phase not in over]
     return enter(rules, state, ASKING[left[0]] if left else Stage.COMPUTING, now)
@@ -158,7 +158,7 @@ def _settled_step(rules: Rules, state: State, now: float, *, late: bool) -> Stat
 
 
 def _quorums(state: State) -> tuple[Quorum, ...]:
-    """Those of the current step: everyone, unless it has some of its own."""
+    """Return the quorums of the current step: everyone, unless the step has its own."""
     phase = ASKED[state.stage]
     own = tuple(quorum for quorum in state.quorums if quorum.phase is phase)
     return own or (Quorum(phase, frozenset(state.asked), len(state.asked)),)
@@ -178,7 +178,7 @@ def _step_over(rules: Rules, state: State, missing: Set[str], now: float) -> Sta
 
 
 def _settled_computing(rules: Rules, state: State, now: float, *, late: bool) -> State:
-    """A result that comes after this is of no attempt any more: it must not be taken for a later one's."""
+    """Begin another attempt if the computation is late; a result that comes afterwards belongs to no attempt."""
     return failed(rules, state, "the aggregation took too long", now) if late else state
 
 
@@ -191,7 +191,7 @@ def _settled_result(rules: Rules, state: State, now: float, *, late: bool) -> St
 
 
 class _Settled(Protocol):
-    """What follows in a stage; ``late``: its time is over."""
+    """Transition out of a stage; ``late`` says that the stage's time is over."""
 
     def __call__(self, rules: Rules, state: State, now: float, /, *, late: bool) -> State: ...
 
@@ -216,7 +216,7 @@ _SETTLED: Mapping[Stage, _Settled] = {
 
 
 def failed(rules: Rules, state: State, why: str, now: float, lost: Set[str] = frozenset()) -> State:
-    """Give the attempt up, which ``lost`` cost it. Repeat the round, abandon it, or stop the run."""
+    """Give the attempt up because of ``lost``: repeat the round, abandon it, or stop the run."""
     given_up = _given_up(replace(state, absent=state.absent | lost), why)
     if _sum_may_be_open(rules, state) or _signed_for_good(rules, state):
         return _abandoned(rules, given_up, now, lost)
@@ -228,18 +228,18 @@ def _given_up(state: State, why: str) -> State:
 
 
 def _sum_may_be_open(rules: Rules, state: State) -> bool:
-    """Whether sites may have released shares in this attempt, or read their group's sum.
+    """Return True if sites may have released shares in this attempt, or read their group's sum.
 
-    Sites that released shares refuse any other attempt of the round. Of encrypted sums they cannot know.
+    Sites that released shares refuse any other attempt of the round. For encrypted sums the sites cannot know.
     """
     computing = state.stage is Stage.COMPUTING and bool(set(OPENING) & set(rules.steps(state.round)))
     return ASKED.get(state.stage) in OPENING or computing
 
 
 def _signed_for_good(rules: Rules, state: State) -> bool:
-    """Whether sites may have signed survivors of a large group: in a sparse graph they then refuse any other attempt.
+    """Return True if sites of a large group may have signed survivors: a sparse graph then allows no other attempt.
 
-    Where a large group's graph is complete all the same, the round is over sooner than it need be.
+    Where a large group's graph is complete all the same, the round is over sooner than necessary.
     """
     if rules.masking is None or state.stage is not Stage.SURVIVORS:
         return False
@@ -248,10 +248,11 @@ def _signed_for_good(rules: Rules, state: State) -> bool:
 
 
 def _repeated(rules: Rules, state: State, now: float, lost: Set[str]) -> State:
-    """An attempt that only taught us whom to leave out counts for nothing: there are as many of these as sites.
+    """Repeat the round. An attempt that only identified sites to leave out does not count as a failure.
 
-    Where what was sent earlier in the round keeps the others from an attempt without ``lost``, these get one more
-    chance; then the others go on to the next round, if there is one, without them.
+    There are at most as many such attempts as sites. If values sent earlier in the round keep the others from an
+    attempt without ``lost``, these get one more chance; then the others begin the next round, if there is one,
+    without them.
     """
     left = ready_sites(rules, state) - state.benched - lost
     had_chance = lost and state.attempt > 1 and state.round < rules.rounds
@@ -266,7 +267,7 @@ def _repeated(rules: Rules, state: State, now: float, lost: Set[str]) -> State:
 
 
 def _abandoned(rules: Rules, state: State, now: float, lost: Set[str] = frozenset()) -> State:
-    """The next round, without a result of this one. Each counts as a failure, or a run could end without any."""
+    """Begin the next round without a result. Each abandoned round counts as a failure, so that the run ends."""
     why = f"{state.reason}; the round is abandoned, without a result"
     # Of the next round, to which nothing is committed yet.
     benched = _benched(rules, replace(_uncommitted(state), benched=frozenset()), lost)
@@ -276,13 +277,13 @@ def _abandoned(rules: Rules, state: State, now: float, lost: Set[str] = frozense
 
 
 def _benched(rules: Rules, state: State, lost: Set[str]) -> frozenset[str]:
-    """Who is not asked again in this round: nobody, if that left too few to ask."""
+    """Return the sites that are not asked again in this round: none, if too few would be left."""
     benched = state.benched | lost
     return benched if _suffice(rules, state, ready_sites(rules, state) - benched) else frozenset()
 
 
 def _suffice(rules: Rules, state: State, sites: Set[str]) -> bool:
-    """Whether an attempt could go on with these sites alone."""
+    """Return True if an attempt could continue with these sites alone."""
     return len(able_sites(rules, state, sites)) >= rules.min_sites
 
 
@@ -291,12 +292,12 @@ def _uncommitted(state: State) -> State:
 
 
 def next_attempt(rules: Rules, state: State, now: float) -> State:
-    """The same round once more."""
+    """Begin the same round once more."""
     return enter(rules, replace(state, attempt=state.attempt + 1, left=frozenset()), Stage.PRESENCE, now)
 
 
 def next_round(rules: Rules, state: State, now: float) -> State:
-    """The round after this one, or the end: a run in which no round had a result has not finished."""
+    """Begin the next round, or end the run: a run in which no round had a result has not finished."""
     if state.round >= rules.rounds and state.last_result:
         return replace(state, stage=Stage.FINISHED)
     state = replace(_cleared(_uncommitted(state)), round=state.round + 1, attempt=1)
@@ -313,7 +314,7 @@ def enter(rules: Rules, state: State, stage: Stage, now: float) -> State:
 
 
 def _committed(state: State) -> State:
-    """Remember who is asked for values under masks, and how many of them it takes to open the sum."""
+    """Record the sites asked for values under masks, and how many of them can open the sum."""
     asked = (quorum for quorum in state.quorums if quorum.phase is Phase.UNMASK)
     return replace(
         state, committed=(*state.committed, *(each for each in asked if each not in state.committed))
@@ -321,14 +322,14 @@ def _committed(state: State) -> State:
 
 
 def within_full_time(rules: Rules, state: State, now: float) -> State:
-    """A clock that was set back must not make a deadline recede beyond the stage's full time."""
+    """Return a deadline within the stage's full time, so that a clock that was set back cannot postpone it further."""
     if state.over:
         return state
     return replace(state, deadline=min(state.deadline, now + rules.seconds(state.stage)))
 
 
 def _cleared(state: State) -> State:
-    """No attempt is going on."""
+    """Return the state without an attempt."""
     return replace(state, participants=(), left=frozenset(), quorums=(), survivors=(), without=())
 
 

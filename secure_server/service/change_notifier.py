@@ -1,4 +1,4 @@
-"""Wakes calls that wait for a change."""
+"""Notification of calls that wait for a change."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 
 class Changes:
-    """Tells waiting calls, on the event loop it was made on, that something may have changed."""
+    """Notifier of the calls that wait on the event loop it was made on."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -14,16 +14,16 @@ class Changes:
         self._closed = False
 
     def notify(self) -> None:
-        """Something changed. From any thread; harmless once the loop is gone."""
+        """Wake all waiting calls. Callable from any thread; harmless once the loop is gone."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._wake)
 
     def next(self) -> asyncio.Event:
-        """The next change. To be taken *before* looking, so that none is missed in between."""
+        """Return the next change. Take it *before* looking, so that no change in between is missed."""
         return self._next
 
     async def wait(self, change: asyncio.Event, seconds: float) -> bool:
-        """Whether ``change`` came within ``seconds``; False at once when closed."""
+        """Return True if ``change`` came within ``seconds``; False at once when closed."""
         if self._closed:
             return False
         try:
@@ -34,7 +34,7 @@ class Changes:
         return not self._closed
 
     def close(self) -> None:
-        """Let go of everyone who waits, now and later."""
+        """Release every call that waits, now and later."""
         self._closed = True
         self._wake()
 

@@ -1,6 +1,7 @@
-"""The coordinator's server: mutual TLS, the service, the health service, and an orderly end.
+"""Server of the coordinator: mutual TLS, the service, the health service, and an orderly end.
 
-gRPC listens at a Unix socket that only this user can reach; sites come in by :mod:`secure_server.service.tcp_proxy`.
+gRPC listens at a Unix socket that only this user can reach; sites connect through
+:mod:`secure_server.service.tcp_proxy`.
 """
 
 from __future__ import annotations
@@ -109,10 +110,11 @@ def _listening(listen: str) -> Iterator[list[socket.socket]]:
 
 @contextmanager
 def _socket_path() -> Iterator[Path]:
-    """Make the place where gRPC listens: in a temporary folder that only this user can enter.
+    """Yield a socket path for gRPC in a temporary folder that only this user can enter.
 
-    It is named by the folder's descriptor, since a Unix socket's path has 107 bytes at most. The lock keeps
-    systemd-tmpfiles from removing the socket of a run that lasts for weeks (https://systemd.io/TEMPORARY_DIRECTORIES).
+    The path names the folder by its descriptor, since a Unix socket's path has 107 bytes at most. The lock keeps
+    systemd-tmpfiles from removing the socket of a run that lasts for weeks
+    (https://systemd.io/TEMPORARY_DIRECTORIES).
     """
     with tempfile.TemporaryDirectory(prefix="protoseal-") as folder:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -144,7 +146,7 @@ def _tick(handler: Handler) -> bool:
 
 @contextmanager
 def _stopped_by_signals(stop: asyncio.Event) -> Iterator[None]:
-    """Signals can be taken on the main thread only; elsewhere there are none."""
+    """Stop on SIGTERM or SIGINT. Python delivers signals to the main thread only; elsewhere nothing is installed."""
     signals = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
     loop = asyncio.get_running_loop()
     for number in signals:
@@ -157,6 +159,6 @@ def _stopped_by_signals(stop: asyncio.Event) -> Iterator[None]:
 
 
 def _warn_if_quiet() -> None:
-    """Refused handshakes show nowhere but in gRPC's own log."""
+    """Warn if gRPC's log is off, because refused handshakes show nowhere else."""
     if os.environ.get("GRPC_VERBOSITY", "").upper() not in _LOUD_ENOUGH:
         _log.warning("GRPC_VERBOSITY hides refused TLS handshakes: unset it, or set it to INFO")

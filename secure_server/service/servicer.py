@@ -1,4 +1,4 @@
-"""The calls of a site over gRPC: say who calls, decode, hand on, encode. What a run is, is the handler's business."""
+"""gRPC service of the coordinator: identify the caller, decode, call the handler, encode."""
 # ruff: noqa: N802 (the calls have the schema's names)
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ R = TypeVar("R")
 
 
 class Handler(Protocol):
-    """One run's coordinator, free of transport. All calls come from one thread; each refuses by raising."""
+    """Coordinator of one run, free of transport. All calls come from one thread; each refuses by raising."""
 
     def check(self, site: str, request: CheckRequest) -> CheckReply:
-        """Tell a site what it compares before it joins; changes nothing."""
+        """Return the facts that a site compares before it joins; nothing changes."""
         ...
 
     def join(self, site: str, request: JoinRequest) -> JoinReply:
@@ -60,7 +60,7 @@ class Handler(Protocol):
         ...
 
     def next_task(self, site: str, request: TaskRequest) -> Task:
-        """What a site is to do now, without waiting: :class:`Wait` when that is nothing."""
+        """Return the site's task without waiting: :class:`Wait` if there is none."""
         ...
 
     def check_upload(self, site: str, header: UploadHeader) -> None:
@@ -68,36 +68,36 @@ class Handler(Protocol):
         ...
 
     def upload(self, site: str, header: UploadHeader, content: bytes) -> None:
-        """Take an answer; the same one again is harmless."""
+        """Store an answer. Idempotent."""
         ...
 
     def download(self, site: str, request: DownloadRequest) -> bytes:
-        """The request of a phase."""
+        """Return the request of a phase."""
         ...
 
     def leave(self, site: str, request: LeaveRequest) -> None:
-        """The site takes no further part."""
+        """Take the site out."""
         ...
 
     def tick(self) -> None:
-        """Let deadlines pass; called a few times a second."""
+        """Apply deadlines. Called a few times a second."""
         ...
 
     def subscribe(self, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called, from any thread, whenever tasks may have changed."""
+        """Register ``callback``, called from any thread whenever tasks may have changed."""
         ...
 
     @property
     def finished(self) -> bool:
-        """The run is over and nobody needs the server any more."""
+        """True once the run is over and no site needs the server any more."""
         ...
 
 
 class Connections(Protocol):
-    """The relay between the network and the server. ``peer`` is the server's name for the other end of a call."""
+    """Relay between the network and the server. ``peer`` is the server's name for the other end of a call."""
 
     def vouch(self, peer: str, site: str) -> None:
-        """A site proved itself on the connection of a call."""
+        """Record that a site authenticated on the connection of a call."""
         ...
 
     def origin(self, peer: str) -> str:
@@ -130,7 +130,7 @@ class Servicer(pb_grpc.CoordinatorServicer):
         self._slots = asyncio.Semaphore(_UPLOADS_AT_ONCE)
 
     async def Check(self, request: pb.CheckRequest, context: Context) -> pb.CheckReply:
-        """Tell a site what it compares before it joins."""
+        """Return the facts that a site compares before it joins."""
         async with self._caller("Check", context) as site:
             asked = codec.decode_check(request)
             check_speaks_for_itself(site, asked.site)
@@ -144,7 +144,7 @@ class Servicer(pb_grpc.CoordinatorServicer):
             return codec.encode_join_reply(await self._do(self._handler.join, site, join))
 
     async def NextTask(self, request: pb.TaskRequest, context: Context) -> pb.Task:
-        """What to do now; held open while there is nothing."""
+        """Return the site's task; the call is held open while there is none."""
         async with self._caller("NextTask", context) as site:
             asked = codec.decode_task_request(request)
             check_speaks_for_itself(site, asked.site)
@@ -153,7 +153,7 @@ class Servicer(pb_grpc.CoordinatorServicer):
     async def Upload(
         self, request_iterator: AsyncIterator[pb.UploadFrame], context: Context
     ) -> pb.UploadReply:
-        """Take an answer in."""
+        """Receive an answer."""
         async with self._caller("Upload", context) as site:
             header = await _receive_header(request_iterator)
             check_speaks_for_itself(site, header.site)
@@ -166,7 +166,7 @@ class Servicer(pb_grpc.CoordinatorServicer):
     async def Download(
         self, request: pb.DownloadRequest, context: Context
     ) -> AsyncIterator[pb.DownloadFrame]:
-        """Give a request out."""
+        """Send a request."""
         async with self._caller("Download", context) as site:
             asked = codec.decode_download(request)
             check_speaks_for_itself(site, asked.site)
@@ -179,7 +179,7 @@ class Servicer(pb_grpc.CoordinatorServicer):
                         yield codec.encode_download_chunk(chunk)
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
-        """Let a site go."""
+        """Take a site out."""
         async with self._caller("Leave", context) as site:
             leave = codec.decode_leave(request)
             check_speaks_for_itself(site, leave.site)
@@ -199,13 +199,13 @@ class Servicer(pb_grpc.CoordinatorServicer):
                 return task
 
     def _hold_seconds(self, context: Context) -> float:
-        """Answer before the caller gives up."""
+        """Return the seconds to hold a call, so that it is answered before the caller gives up."""
         left = context.time_remaining()
         return self._poll_seconds if left is None else min(self._poll_seconds, left - _REPLY_SECONDS)
 
     @asynccontextmanager
     async def _caller(self, rpc: str, context: Context) -> AsyncIterator[str]:
-        """The calling site's name; errors raised inside become a status for the peer and a line in a log."""
+        """Yield the calling site's name; an error raised inside becomes a status for the peer and a line in a log."""
         site: str | None = None
         try:
             site = identify_site(self._trust, context)
@@ -225,7 +225,7 @@ class Servicer(pb_grpc.CoordinatorServicer):
 
 
 def identify_site(trust: TrustAnchor, context: Context) -> str:
-    """The name of the site whose certificate the peer proved in the TLS handshake."""
+    """Return the name of the site whose certificate the peer proved in the TLS handshake."""
     certificates = tuple(context.auth_context().get("x509_pem_cert", ()))
     if len(certificates) != 1:
         raise WrongIdentity("the call came without a certificate")
@@ -236,13 +236,13 @@ def identify_site(trust: TrustAnchor, context: Context) -> str:
 
 
 def check_speaks_for_itself(site: str, named: str) -> None:
-    """A message speaks for the site whose certificate came with it, and for no other."""
+    """Raise unless a message names the site whose certificate came with it."""
     if named != site:
         raise WrongIdentity(f"a message of {site} names {named}: a site speaks for itself only")
 
 
 def log_refusal(error: Exception, rpc: str, site: str | None, peer: str) -> None:
-    """One JSON line on the logger ``protoseal.security``: why, never what was sent."""
+    """Log a refusal as one JSON line on the logger ``protoseal.security``: the reason, never the content."""
     event = {"event": type(error).__name__, "rpc": rpc, "site": site, "peer": peer, "reason": str(error)}
     _security.warning(json.dumps(event))
 

@@ -1,4 +1,4 @@
-"""Which gRPC status a refusal becomes: the one table, and what the peer is told."""
+"""Table of the gRPC status and message that each refusal becomes for the peer."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ STATUS: Mapping[type[Exception], StatusCode] = {
     codec.TooLarge: StatusCode.RESOURCE_EXHAUSTED,
     codec.Corrupted: StatusCode.DATA_LOSS,
 }
-"""Errors with a meaning for the peer. Every other one is the coordinator's own trouble: ``INTERNAL``, no detail."""
+"""Errors with a meaning for the peer. Every other error is the coordinator's own: ``INTERNAL``, without details."""
 
 
 def status_of(error: Exception) -> StatusCode | None:
-    """The status for a refusal, by the nearest class in the table; None for what is no refusal."""
+    """Return the status of a refusal, by the nearest class in the table; None for an error that is no refusal."""
     return next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), None)

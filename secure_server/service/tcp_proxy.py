@@ -30,9 +30,9 @@ from secure_server.service.tcp_relay import End, Outer
 _log = logging.getLogger("protoseal.coordinator")
 _MOST_FILES = 65_536
 _FILES_FOR_THE_REST = 256
-"""Files for the store, the workers, gRPC itself, and connections accepted since the loop last closed any."""
+"""Number of files for the store, the workers, gRPC itself, and connections accepted since the last cleanup."""
 _FILES_EACH = 3
-"""A connection is open at its outer end, and twice between the front and the server."""
+"""Number of files for a connection: its outer end, and two between the front and the server."""
 _MOST_STRANGERS = 512
 _FOR_EACH_SITE = 8
 _CALL_SECONDS = 30.0
@@ -65,7 +65,7 @@ def limits_of_process() -> Limits:
 
 
 class Front:
-    """Passes connections on to the server that listens at a Unix socket. All calls on one event loop."""
+    """Proxy between the network and the server at a Unix socket. All calls come on one event loop."""
 
     def __init__(self, server: Path, limits: Limits) -> None:
         self._server, self._limits = server, limits
@@ -77,14 +77,14 @@ class Front:
         self._turned_away, self._logged = 0, -_LOG_SECONDS
 
     async def listen(self, sockets: Sequence[socket.socket]) -> None:
-        """Take connections of these bound sockets in, which the front owns from now on."""
+        """Accept connections at these bound sockets, which the front owns from now on."""
         loop = asyncio.get_running_loop()
         for each in sockets:
             self._listening.append(await loop.create_server(lambda: Outer(self), sock=each, backlog=_AT_ONCE))
             each.listen(socket.SOMAXCONN)  # asyncio takes one number for what waits and what it takes at once
 
     def vouch(self, peer: str, site: str) -> None:
-        """Keep the connection of a call: ``site`` proved itself on it. ``peer`` is as gRPC names it."""
+        """Keep the connection of a call on which ``site`` authenticated. ``peer`` is the name that gRPC gives it."""
         outer = self._by_name.get(peer)
         if outer is None or outer.site is not None:
             return
@@ -100,7 +100,7 @@ class Front:
         return peer if outer is None else outer.origin
 
     def close(self) -> None:
-        """Take nobody else in. Connections stay until :meth:`drop_all`."""
+        """Accept no more connections. Open ones stay until :meth:`drop_all`."""
         for each in self._listening:
             each.close()
 
@@ -127,7 +127,7 @@ class Front:
         task.add_done_callback(self._tasks.discard)
 
     def remove(self, outer: Outer) -> None:
-        """A connection is over."""
+        """Forget a connection that has ended."""
         self._forget(outer)
         if outer.name is not None:
             self._by_name.pop(outer.name, None)
@@ -175,9 +175,10 @@ class Front:
 
 
 def bound_sockets(listen: str) -> list[socket.socket]:
-    """Sockets at every address of ``listen``, host:port, all of the same port; port 0 for any.
+    """Bind sockets at every address of ``listen``, host:port, all with the same port; port 0 for any.
 
-    An address that this machine does not have is left out. :class:`CannotListen` if none is left or one is in use.
+    An address that this machine does not have is left out. Raises :class:`CannotListen` if none is left or one is in
+    use.
     """
     host, _, port = listen.rpartition(":")
     bound: list[socket.socket] = []

@@ -1,4 +1,4 @@
-"""The two ends of a relayed connection: each writes what the other reads, and waits while the other cannot write."""
+"""Ends of a relayed connection: each end writes what the other reads, and reads no faster than the other can write."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ class End(asyncio.Protocol):
             self.transport.resume_reading()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by asyncio, as the others are."""
+        """Record the transport; asyncio calls this and the methods below."""
         if not isinstance(transport, asyncio.Transport):
             raise TypeError("a relay joins streams")
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Write to the other end what came in."""
+        """Write the received bytes to the other end."""
         if self._other is not None and self._other.transport is not None:
             self._other.transport.write(data)
 
     def pause_writing(self) -> None:
-        """Take nothing more from the other end: this one's reader is slow."""
+        """Stop reading from the other end, because this end's reader is slow."""
         if self._other is not None and self._other.transport is not None:
             self._other.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """Go on taking from the other end."""
+        """Resume reading from the other end."""
         if self._other is not None and self._other.transport is not None:
             self._other.transport.resume_reading()
 
     def connection_lost(self, _: Exception | None) -> None:
-        """Close the other end once all is written to it."""
+        """Close the other end once all bytes are written to it."""
         if self._other is not None and self._other.transport is not None:
             self._other.transport.close()
 
@@ -56,25 +56,25 @@ class End(asyncio.Protocol):
 
 
 class Keeper(Protocol):
-    """Who counts connections from outside."""
+    """Counter of connections from outside."""
 
     def admit(self, outer: Outer) -> None:
-        """A connection is there."""
+        """Count a new connection."""
         ...
 
     def connect(self, outer: Outer, first: bytes) -> None:
-        """A connection has sent its first bytes."""
+        """Open the other end of a connection that has sent its first bytes."""
         ...
 
     def remove(self, outer: Outer) -> None:
-        """A connection is over."""
+        """Forget a connection that has ended."""
         ...
 
 
 class Outer(End):
-    """The end towards the network. Its other end is opened only once it has sent something.
+    """End towards the network. Its other end is opened only once it has sent bytes.
 
-    ``name`` is how the server names its other end, ``site`` who proved itself on it: None until then.
+    ``name`` is the server's name for the other end, ``site`` the site that authenticated on it: None until then.
     """
 
     def __init__(self, keeper: Keeper) -> None:
@@ -87,13 +87,13 @@ class Outer(End):
         self.over = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Have the new connection counted."""
+        """Count the new connection."""
         super().connection_made(transport)
         self.origin, self.network = _place(transport.get_extra_info("peername"))
         self._keeper.admit(self)
 
     def data_received(self, data: bytes) -> None:
-        """Relay; the first bytes wait for the other end."""
+        """Relay received bytes; the first bytes wait for the other end."""
         if self._other is not None:
             super().data_received(data)
         elif self.transport is not None:
@@ -101,12 +101,12 @@ class Outer(End):
             self._keeper.connect(self, data)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Close the other end, and count this one no more."""
+        """Close the other end, and stop counting this one."""
         super().connection_lost(error)
         self._end()
 
     def drop(self) -> None:
-        """Close both ends at once, and count them no more."""
+        """Close both ends at once, and stop counting them."""
         self.abort()
         self._end()
 
@@ -117,7 +117,7 @@ class Outer(End):
 
 
 def _place(peername: tuple[str, int] | tuple[str, int, int, int] | None) -> tuple[str, str]:
-    """An address as gRPC names a peer, and the network that it is of: an IPv4 address, or an IPv6 /64."""
+    """Return an address as gRPC names a peer, and its network: an IPv4 address, or an IPv6 /64."""
     if not peername:  # it is gone already
         return "unknown", "unknown"
     address, port = ip_address(peername[0].partition("%")[0]), peername[1]

@@ -1,4 +1,4 @@
-"""The sites' answers in a store's file, for a thread beside the store's own."""
+"""Reader of the sites' answers in a store's file, for a thread beside the store's own."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from protoseal_wire.messages import PhaseKey
 
 
 class Reader(DatabaseOwner):
-    """A second connection, which can only read; it sees what the store has committed. To be used by one thread."""
+    """Second connection to the file, read-only; it sees what the store has committed. One thread may use it."""
 
     def __init__(self, path: Path) -> None:
-        """Use :meth:`secure_server.storage.store.Store.reader`, and only while that store is open."""
+        """Open the connection; use :meth:`secure_server.storage.store.Store.reader`, while that store is open."""
         self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
 
     def answer(self, key: PhaseKey, site: str) -> bytes:
-        """The answer of ``site`` to ``key``; ``RuntimeError`` if there is none any more."""
+        """Return the answer of ``site`` to ``key``; raise ``RuntimeError`` if it was pruned."""
         row = self._db.execute(
             "SELECT content FROM uploads WHERE (round, attempt, phase, site) = (?, ?, ?, ?)",
             (key.round, key.attempt, int(key.phase), site),

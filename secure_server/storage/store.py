@@ -1,9 +1,9 @@
-"""The coordinator's memory of a run: its state, the sites' statements and uploads, the results.
+"""Store of a run: its state, the sites' statements and uploads, the results.
 
-One SQLite file. Each :meth:`Store.save` is one transaction over the new state and what caused it, synced to
-the disk before it returns: what is acknowledged after it survives SIGKILL and power loss, and nothing is ever
-half there. The limit: that holds as far as the disk keeps what it says it has synced, and an older copy of
-the file put back in its place is not noticed here.
+The store is one SQLite file. Each :meth:`Store.save` is one transaction over the new state and its cause, synced to
+the disk before it returns: whatever is acknowledged afterwards survives SIGKILL and power loss, and no change is half
+written. The limit: this holds if the disk keeps what it says it has synced, and an older copy of the file put back in
+its place is not noticed here.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _DELETE_RESULTS = """
 
 @dataclass(frozen=True)
 class Received:
-    """A message that a site sent and the coordinator took: a statement (``key`` is None) or an answer.
+    """Message that a site sent and the coordinator took: a statement (``key`` is None) or an answer.
 
     ``received_at`` is in seconds since the epoch, by the coordinator's clock.
     """
@@ -71,14 +71,14 @@ class Received:
 
 @dataclass(frozen=True)
 class Given:
-    """A result that was given: under which RESULT key, and its SHA-256 (32 bytes)."""
+    """Reference to a result that a site was given: its RESULT key, and its SHA-256 (32 bytes)."""
 
     key: PhaseKey
     sha256: bytes
 
 
 class Store(DatabaseOwner):
-    """One run's store; one process at a time. Calls come from one thread at a time."""
+    """Store of one run, open in one process. Calls come from one thread at a time."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Store(DatabaseOwner):
         record: bool,
         clock: Callable[[], float],
     ) -> None:
-        """Use :meth:`open`."""
+        """Wrap an open connection; use :meth:`open`."""
         self._db, self._lock, self._path, self._run = database, lock, path, run
         self._record, self._clock = record, clock
 
@@ -107,10 +107,10 @@ class Store(DatabaseOwner):
     ) -> Self:
         """Open or create the file, readable by its owner alone.
 
-        With ``record`` no upload is ever pruned: :meth:`received` is then all that the coordinator took in. Only for a
+        With ``record`` no upload is ever pruned: :meth:`received` is then the complete list of messages. Only for a
         simulation, ``durable`` = false does not wait for the disk: a killed process loses nothing, a power cut may.
-        :class:`StoreInUse` if a store has it open, :class:`WrongStore` if it is of another run, agreement or
-        version, or no store at all.
+        Raises :class:`StoreInUse` if a store has the file open, :class:`WrongStore` if the file is of another run,
+        agreement or version, or no store at all.
         """
         make_folder(path.parent, 0o700)
         try:
@@ -125,14 +125,14 @@ class Store(DatabaseOwner):
         return cls(database, lock, path, run, record=record, clock=clock)
 
     def close(self) -> None:
-        """Release the file; once more is harmless."""
+        """Release the file. Idempotent."""
         super().close()
         self._lock.close()
 
     # The state and what caused it
 
     def load(self) -> State | None:
-        """The last saved state; None in a new store. :class:`WrongStore` if it is damaged."""
+        """Return the last saved state, None in a new store; raise :class:`WrongStore` if the state is damaged."""
         row = self._db.execute("SELECT json FROM state").fetchone()
         try:
             return None if row is None else State.from_json(row[0])
@@ -147,10 +147,10 @@ class Store(DatabaseOwner):
         statement: tuple[str, bytes] | None = None,
         results: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Store ``state`` with what caused it, all or nothing; durable when this returns.
+        """Store ``state`` with its cause in one transaction, durable when this returns.
 
-        ``upload`` is (key, site, content), ``statement`` (site, content); the same content again is harmless,
-        other content is a :class:`Conflict` and changes nothing. ``results`` (site → content) are those of
+        ``upload`` is (key, site, content), ``statement`` (site, content); the same content again is harmless, other
+        content is a :class:`Conflict` and changes nothing. ``results`` (site → content) are those of
         ``state.result_key``.
         """
         with self._transaction():
@@ -163,10 +163,10 @@ class Store(DatabaseOwner):
             self._put_state(state)
 
     def prune(self, before_round: int) -> None:
-        """Drop what rounds before ``before_round`` leave, but for the set-up.
+        """Delete the data of rounds before ``before_round``, except the set-up.
 
-        That is results, save each site's latest, which it may not have got, and unless recording the contents of
-        uploads.
+        The data are results, save each site's latest, which the site may not have fetched, and unless recording the
+        contents of uploads.
         """
         with self._transaction():
             self._db.execute(_DELETE_RESULTS, (before_round,))
@@ -180,33 +180,33 @@ class Store(DatabaseOwner):
     # What is stored
 
     def reader(self) -> Reader:
-        """For another thread, which is to close it before this store."""
+        """Return a reader for another thread, which closes it before this store is closed."""
         return Reader(self._path)
 
     def upload(self, key: PhaseKey, site: str) -> bytes | None:
-        """The answer of ``site`` to ``key``; None if there is none, or it is pruned."""
+        """Return the answer of ``site`` to ``key``; None if there is none, or it is pruned."""
         return self._one(
             "SELECT content FROM uploads WHERE (round, attempt, phase, site) = (?, ?, ?, ?)", key, site
         )
 
     def upload_hash(self, key: PhaseKey, site: str) -> bytes | None:
-        """The SHA-256 (32 bytes) of the answer of ``site`` to ``key``, pruned or not; None if none came."""
+        """Return the SHA-256 (32 bytes) of the answer of ``site`` to ``key``, pruned or not; None if none came."""
         return self._one(
             "SELECT sha256 FROM uploads WHERE (round, attempt, phase, site) = (?, ?, ?, ?)", key, site
         )
 
     def result(self, key: PhaseKey, site: str) -> bytes | None:
-        """The result for ``site`` under a RESULT key; None if there is none, or it is pruned."""
+        """Return the result for ``site`` under a RESULT key; None if there is none, or it is pruned."""
         digest = self._result_hash(key, site)
         return None if digest is None else self.content(digest)
 
     def content(self, sha256: bytes) -> bytes | None:
-        """A result by its SHA-256; None if there is none, or it is pruned."""
+        """Return a result by its SHA-256; None if there is none, or it is pruned."""
         row = self._db.execute("SELECT content FROM contents WHERE sha256 = ?", (sha256,)).fetchone()
         return None if row is None else row[0]
 
     def latest_given(self, sites: Iterable[str], before_round: int) -> Given | None:
-        """The last result that any of ``sites`` was given before a round; None before the first."""
+        """Return the last result that any of ``sites`` was given before a round; None before the first."""
         row = self._db.execute(
             "SELECT round, attempt, phase, sha256 FROM results "
             "WHERE round < ? AND site IN (SELECT value FROM json_each(?)) "
@@ -219,20 +219,20 @@ class Store(DatabaseOwner):
         return Given(PhaseKey(self._run, round_, attempt, Phase(phase)), digest)
 
     def statements(self) -> dict[str, bytes]:
-        """Each joined site's signed statement."""
+        """Return each joined site's signed statement."""
         return dict(self._db.execute("SELECT site, content FROM statements"))
 
     def last_join(self) -> datetime:
-        """When the newest statement came; ``ValueError`` as long as there is none."""
+        """Return the time of the newest statement; raise ``ValueError`` if there is none."""
         (received_at,) = self._db.execute("SELECT max(received_at) FROM statements").fetchone()
         if received_at is None:
             raise ValueError("no site has joined")
         return datetime.fromtimestamp(received_at, UTC)
 
     def received(self) -> Iterator[Received]:
-        """The messages taken in, oldest first: all of the run if it was recorded from its start to now.
+        """Return the messages taken in, oldest first: all of the run if it was recorded from its start to now.
 
-        The same bytes sent twice are listed once; what was refused is not listed.
+        The same bytes sent twice are listed once; refused messages are not listed.
         """
         rows = self._db.execute(
             "SELECT site, NULL, NULL, NULL, content, received_at FROM statements UNION ALL "
@@ -289,19 +289,19 @@ class Store(DatabaseOwner):
 
 
 def check_same(what: str, stored: bytes, given: bytes) -> None:
-    """:class:`Conflict` unless the two are equal."""
+    """Raise :class:`Conflict` unless the two are equal."""
     if stored != given:
         raise Conflict(f"{what} is already stored with other content, and stays as it is")
 
 
 def check_run(key: PhaseKey, run: str) -> None:
-    """:class:`WrongPhase` if the key is of another run."""
+    """Raise :class:`WrongPhase` if the key is of another run."""
     if key.run != run:
         raise WrongPhase(f"{key.phase.name} of run {key.run!r}: this is run {run!r}")
 
 
 def check_identity(path: Path, found: object, expected: tuple[int, str, bytes]) -> None:
-    """:class:`OtherRun` unless the file is of this version of the schema, run and agreement."""
+    """Raise :class:`OtherRun` unless the file is of this version of the schema, run and agreement."""
     if found != expected:
         raise OtherRun(
             f"{path} is of another run, agreement or version of protoseal; give this run a state_dir of its "
@@ -344,7 +344,7 @@ def _create(database: sqlite3.Connection, identity: tuple[int, str, bytes]) -> N
 
 
 def _start_over(database: sqlite3.Connection, identity: tuple[int, str, bytes]) -> None:
-    """No site has joined yet: a corrected agreement may start in the same place. Of this schema only."""
+    """Empty a store of this schema that no site has joined yet, so that a corrected agreement may start there."""
     with transaction(database):
         changed = database.execute(
             "UPDATE identity SET run = ?, agreement_hash = ? WHERE schema = ? AND (run, agreement_hash) != (?, ?)",
