@@ -5,12 +5,13 @@ keys are refused by name.
 """
 
 from agreement.agreement import Agreement, load_agreement
-from agreement.extensions.lookup import AnyMethod, AnyProtection, method_named
-from agreement.extensions.types import AddedMethod, AddedProtection, NoSettings, PeersHalves, SumHalves
+from agreement.extensions.lookup import AnyMethod, method_named
+from agreement.extensions.types import AddedMethod
 from agreement.method_traits import Family, Inference, Part, Predicts, Traits
 from agreement.methods import CONTROLS, DEPLOYABLE, SIMULATED, Method
+from agreement.named import NoSettings
 from agreement.party_file import LogLevel
-from agreement.protections import Protection
+from agreement.protections import PROTECTIONS, PeersHalves, Protection, SumHalves
 from agreement.sections.averaging import AveragingSection, MaskingSection
 from agreement.sections.clustering import Clustering
 from agreement.sections.methods import (
@@ -28,12 +29,11 @@ from agreement.toml_loading import ConfigError, Section
 __all__ = [
     "CONTROLS",
     "DEPLOYABLE",
+    "PROTECTIONS",
     "SIMULATED",
     "AddedMethod",
-    "AddedProtection",
     "Agreement",
     "AnyMethod",
-    "AnyProtection",
     "AveragingSection",
     "BaselinesSection",
     "Clustering",

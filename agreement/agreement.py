@@ -22,7 +22,7 @@ from agreement.extensions.settings import (
     extension_settings,
     used_so_far,
 )
-from agreement.extensions.types import Added, AddedMethod, AddedProtection
+from agreement.extensions.types import Added, AddedMethod
 from agreement.method_traits import Family, Part
 from agreement.methods import Method
 from agreement.protections import Protection
@@ -180,7 +180,7 @@ class Agreement(RunSettings):
                 self.fixed_point(int(self.clusters))
             except PrecisionError as error:
                 raise ValueError(f"masked sums do not fit ring_bits = {self.ring_bits}: {error}") from error
-        if isinstance(self.protection, AddedProtection) and self.protection.sums and self.sums:
+        if self.sums and self.protection.sums:
             try:
                 self.protection.sums.form(self.settings_of(self.protection), self.sum_facts)
             except PrecisionError as error:
@@ -337,9 +337,7 @@ class Agreement(RunSettings):
     @property
     def needs_group_secret(self) -> bool:
         """Whether the sites share a secret that one of them makes and seals to the others."""
-        if isinstance(self.protection, AddedProtection):
-            return self.protection.secret_bytes > 0
-        return self.protection is not Protection.PLAIN
+        return self.protection.secret_bytes > 0
 
 
 def load_agreement(path: Path) -> Agreement:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 from enum import StrEnum
 
-from agreement.extensions.lookup import AnyMethod, AnyProtection, offers_of
+from agreement.extensions.lookup import AnyMethod
 from agreement.extensions.types import AddedMethod
 from agreement.method_traits import Family
 from agreement.methods import Method
@@ -24,7 +24,7 @@ NEEDS = {
 
 
 def check_protection_serves(
-    method: AnyMethod, weighting: Weighting, squared: bool, protection: AnyProtection
+    method: AnyMethod, weighting: Weighting, squared: bool, protection: Protection
 ) -> None:
     """Raise ``ValueError``, naming both sides, unless the protection can compute what the method needs."""
     family = method.traits.family
@@ -33,14 +33,14 @@ def check_protection_serves(
         _check_weighting_served(method, weighting, squared, protection)
         return
     needs = frozenset({Need.GRAM}) if by_own_weights else NEEDS[family]
-    if not _values(needs) <= _values(offers_of(protection)):
+    if not _values(needs) <= _values(protection.offers):
         raise ValueError(
             f"method {method.value} needs {_names(needs, 'and')}, and protection {protection.value!r} offers"
-            f" {_names(offers_of(protection))}"
+            f" {_names(protection.offers)}"
         )
 
 
-def check_noise_is_shared(method: AnyMethod, protection: AnyProtection, *, personal: bool) -> None:
+def check_noise_is_shared(method: AnyMethod, protection: Protection, *, personal: bool) -> None:
     """Raise ``ValueError`` unless all that leaves a site with distributed noise leaves it in a masked sum.
 
     ``personal``: whether FedDBP's targets have channels of a site's own prototypes, of which there is no release.
@@ -68,9 +68,9 @@ def check_noise_is_shared(method: AnyMethod, protection: AnyProtection, *, perso
 
 
 def _check_weighting_served(
-    method: AnyMethod, weighting: Weighting, squared: bool, protection: AnyProtection
+    method: AnyMethod, weighting: Weighting, squared: bool, protection: Protection
 ) -> None:
-    needs, offers = served_by(weighting, squared=squared), offers_of(protection)
+    needs, offers = served_by(weighting, squared=squared), protection.offers
     if _values(needs).isdisjoint(_values(offers)):
         form = weighting.value if squared else f"{weighting.value}, unsquared"
         others = "weighting 'complement', 'distance' or 'uniform', squared, or "

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agreement.extensions.types import AddedMethod, AddedProtection
+from agreement.extensions.types import AddedMethod
+from agreement.protections import Protection
 from agreement.toml_loading import Section
 from algorithms.gram import Bool, Float, convex
 from algorithms.pfpl import Weighting, peer_weights
@@ -43,7 +44,7 @@ class NotConforming(AssertionError):
 
 
 def check_protection(
-    protection: AddedProtection, settings: Section | None = None, *, tolerance: float = _EXACT
+    protection: Protection, settings: Section | None = None, *, tolerance: float = _EXACT
 ) -> None:
     """Raise :class:`NotConforming` unless each of its halves does what ``plain`` does.
 
@@ -77,7 +78,7 @@ def check_weights(method: AddedMethod, settings: Section | None = None) -> None:
             raise NotConforming(f"{method.name}: {error}") from error
 
 
-def _check_sums(protection: AddedProtection, settings: Section, secret: bytes) -> None:
+def _check_sums(protection: Protection, settings: Section, secret: bytes) -> None:
     halves, cohort = protection.sums, _cohort()
     if halves is None:
         raise ValueError(f"{protection.name!r} adds nothing up")
@@ -115,7 +116,7 @@ def _check_sums(protection: AddedProtection, settings: Section, secret: bytes) -
             )
 
 
-def _check_peers(protection: AddedProtection, settings: Section, secret: bytes, tolerance: float) -> None:
+def _check_peers(protection: Protection, settings: Section, secret: bytes, tolerance: float) -> None:
     halves, cohort, stack = protection.peers, _cohort(), _rows()
     if halves is None:
         raise ValueError(f"{protection.name!r} serves no peers")

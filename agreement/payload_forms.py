@@ -8,7 +8,6 @@ from math import prod
 import numpy as np
 
 from agreement.agreement import CKKS_SLOTS, Agreement
-from agreement.extensions.types import AddedProtection
 from agreement.round_plan import Form
 from crypto.fixed_point import MIN_FRACTION_BITS
 from crypto.protection import Axis, PayloadForm, UpTo
@@ -72,7 +71,7 @@ def sums_form(agreement: Agreement) -> PayloadForm:
 def added_form(agreement: Agreement) -> PayloadForm:
     """Under a third party's protection, what travels up and down. ``ValueError`` under any other."""
     protection = agreement.protection
-    if not isinstance(protection, AddedProtection):
+    if protection.built_in:
         raise ValueError(f"protection {protection.value!r} is built in")
     settings = agreement.settings_of(protection)
     if agreement.sums and protection.sums is not None:

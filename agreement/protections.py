@@ -1,29 +1,100 @@
-"""The built-in protections, and what the coordinator can compute under each."""
+"""Protections: the built-in ones, and the type that a third party's is an instance of, too."""
 
 from __future__ import annotations
 
-from enum import StrEnum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from crypto.protection import Offer
+from agreement.named import Named
+from crypto.keys import KEY_BYTES
+from crypto.plain import Weights
+from crypto.protection import Offer, PayloadForm, ServerHalf, SiteHalf
+from crypto.sum_protection import SumFacts, SumServerHalf, SumSiteHalf
+
+MOST_SECRET_BYTES = 1 << 16
 
 
-class Protection(StrEnum):
-    """How prototypes are kept from the coordinator."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PeersHalves:
+    """How a protection serves ``PEERS``: the coordinator sees inner products, and combines by any weights.
 
-    PLAIN = "plain"
-    """Not at all: the coordinator sees every site's prototypes."""
-    MASKED = "masked"
+    Each is given the protection's settings. ``site`` makes a site's half of the secret that the sites share and of a
+    context that no other attempt has; ``server`` the coordinator's of the method's weights. ``form`` says of K classes
+    and d features what a payload, up or down, consists of: it is enforced as a payload is decoded.
+    """
+
+    site: Callable[[Any, bytes, bytes], SiteHalf]
+    server: Callable[[Any, Weights], ServerHalf]
+    form: Callable[[Any, int, int], PayloadForm]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SumHalves:
+    """How a protection serves ``SUMS``, in one step. Each is given the protection's settings and a sum's public facts.
+
+    ``site`` is given the secret that the sites share, too. ``form`` is that of a payload, up or down; it is asked for
+    as an agreement is loaded, and raises :class:`crypto.errors.PrecisionError` for sums that it has no room for.
+    """
+
+    site: Callable[[Any, bytes, SumFacts], SumSiteHalf]
+    server: Callable[[Any, SumFacts], SumServerHalf]
+    form: Callable[[Any, SumFacts], PayloadForm]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Protection(Named):
+    """A protection of prototypes and models against the coordinator. ``ValueError`` for one that serves nothing.
+
+    A third party states its ``peers``, its ``sums``, or both. A built-in protection has classes of its own at both
+    parties (:mod:`agreement.round_plan`), and states in ``computes`` what the coordinator can compute under it.
+
+    ``secret_bytes`` is the number of random bytes that all sites share and the coordinator lacks. One site makes them
+    and seals them to each other site. The limit: one site that helps the coordinator gives them away. ``ckks_key``:
+    a CKKS key follows these bytes. ``settings`` and ``deployable`` are as of :class:`agreement.AddedMethod`.
+    """
+
+    PLAIN: ClassVar[Protection]
+    """No protection: the coordinator sees every site's prototypes."""
+    MASKED: ClassVar[Protection]
     """Vectors turned by a secret rotation, of which the coordinator sees the inner products; sums under pairwise
     masks, of which it sees the sum."""
-    CKKS = "ckks"
+    CKKS: ClassVar[Protection]
     """The coordinator computes on ciphertexts and sees no values or sample counts; inner products of turned vectors
     where a method clusters."""
 
+    peers: PeersHalves | None = None
+    sums: SumHalves | None = None
+    secret_bytes: int = 0
+    ckks_key: bool = False
+    computes: frozenset[Offer] = frozenset()
 
-_OF_ALL = (Offer.SUM, Offer.CLUSTERING, Offer.COSINE_WEIGHTS)
-OFFERS = {
-    Protection.PLAIN: frozenset({Offer.GRAM, *_OF_ALL}),
-    Protection.MASKED: frozenset({Offer.GRAM, *_OF_ALL}),
-    Protection.CKKS: frozenset({Offer.DISTANCE_WEIGHTS, *_OF_ALL}),
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.offers:
+            raise ValueError("a protection serves peers, sums, or both")
+        if not 0 <= self.secret_bytes <= MOST_SECRET_BYTES:
+            raise ValueError(f"a secret has from 0 to {MOST_SECRET_BYTES} bytes, not {self.secret_bytes}")
+
+    @property
+    def built_in(self) -> bool:
+        """Return whether this is one of :data:`PROTECTIONS`, and not a third party's."""
+        return PROTECTIONS.get(self.name) is self
+
+    @property
+    def offers(self) -> frozenset[Offer]:
+        """Return what the coordinator can compute."""
+        served = ((self.peers, Offer.GRAM), (self.sums, Offer.SUM))
+        return self.computes | {offer for halves, offer in served if halves is not None}
+
+
+_OF_ALL = frozenset({Offer.SUM, Offer.CLUSTERING, Offer.COSINE_WEIGHTS})
+Protection.PLAIN = Protection(name="plain", computes=_OF_ALL | {Offer.GRAM})
+Protection.MASKED = Protection(name="masked", computes=_OF_ALL | {Offer.GRAM}, secret_bytes=KEY_BYTES)
+Protection.CKKS = Protection(
+    name="ckks", computes=_OF_ALL | {Offer.DISTANCE_WEIGHTS}, secret_bytes=KEY_BYTES, ckks_key=True
+)
+PROTECTIONS: Mapping[str, Protection] = {
+    each.name: each for each in (Protection.PLAIN, Protection.MASKED, Protection.CKKS)
 }
-"""What the coordinator's half of each protection can compute."""
+"""The built-in protections, by name."""

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from agreement.extensions.lookup import AnyMethod, AnyProtection
-from agreement.extensions.types import AddedProtection
+from agreement.extensions.lookup import AnyMethod
 from agreement.method_traits import Family
 from agreement.protections import Protection
 from crypto import plain, rotation
@@ -124,9 +123,9 @@ _PLANS: Mapping[tuple[Family, Protection | None], RoundPlan] = {
 """Under ``None`` stand the protections of third parties."""
 
 
-def plan_for(method: AnyMethod, protection: AnyProtection) -> RoundPlan:
+def plan_for(method: AnyMethod, protection: Protection) -> RoundPlan:
     """Return the rounds of a method under a protection; ``ValueError`` for a pair that has none."""
-    row = None if isinstance(protection, AddedProtection) else protection
+    row = protection if protection.built_in else None
     plan = _PLANS.get((method.traits.family, row))
     if plan is None:
         raise ValueError(f"method {method.value} has no rounds under protection {protection.value!r}")

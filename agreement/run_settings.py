@@ -12,7 +12,6 @@ from agreement.extensions.lookup import AnyMethod, KnownMethod, KnownProtection
 from agreement.field_types import Count, Positive
 from agreement.method_traits import Family, Part
 from agreement.methods import Method
-from agreement.protections import Protection
 from agreement.round_plan import plan_for
 from agreement.sections.averaging import AveragingSection, MaskingSection
 from agreement.sections.methods import (
@@ -145,7 +144,7 @@ class RunSettings(Section):
     def check_sites(self, method: AnyMethod, sites: int) -> None:
         """Raise ``ValueError`` where so many sites are too few for ``max_colluding``, or too many for ckks."""
         self.check_colluding(method, sites)
-        if self.protection is Protection.CKKS:
+        if self.protection.ckks_key:
             try:
                 check_cohort_size(sites)
                 if method.traits.family is Family.PEERS:

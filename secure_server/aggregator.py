@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from agreement import AddedMethod, AddedProtection, Agreement, Protection
+from agreement import AddedMethod, Agreement
 from agreement.payload_forms import limits_of
 from agreement.round_plan import ExchangeKind
 from algorithms.gram import convex
@@ -62,7 +62,7 @@ def server_half(agreement: Agreement, keys_path: Path, executor: Pool | None) ->
     weights = weights_of(agreement)
     if plan.exchange is not ExchangeKind.EXTENSION_PEERS:
         return PlainServer(weights, plan.row_scheme)
-    if not isinstance(protection, AddedProtection) or protection.peers is None:
+    if protection.peers is None:
         raise ValueError(f"protection {protection.value!r} does not serve method {agreement.method.value}")
     return protection.peers.server(agreement.settings_of(protection), weights)
 
@@ -116,7 +116,7 @@ class Aggregator:
         busy for as long, again with each try until the set-up's deadline. Without processes nothing is bounded: the
         sites are then this process's own.
         """
-        if self._agreement.protection is not Protection.CKKS:
+        if not self._agreement.protection.ckks_key:
             return _hash_of_none(evaluation_keys)
         if self._executor is None:
             return worker_tasks.check_keys(evaluation_keys)
@@ -144,7 +144,7 @@ def _encrypted_groups(run: Run) -> Exchange:
 
 def _extension_sums(run: Run) -> Exchange:
     agreement, protection = run.agreement, run.agreement.protection
-    if not isinstance(protection, AddedProtection) or protection.sums is None:
+    if protection.sums is None:
         raise ValueError(f"protection {protection.value!r} does not serve method {agreement.method.value}")
     server = protection.sums.server(agreement.settings_of(protection), agreement.sum_facts)
     return EncryptedSums(agreement, run.limits, server)

@@ -35,3 +35,10 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name protections by their names, which tests are seeded by."""
+    from agreement import Protection  # noqa: PLC0415 (numpy is not to be imported before the number of threads is set)
+
+    return val.name if isinstance(val, Protection) else None

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Generic, TypeVar
 
-from agreement.extensions.types import Added, AddedMethod, AddedProtection
+from agreement.extensions.types import Added, AddedMethod
+from agreement.protections import Protection
 
-AddedT = TypeVar("AddedT", AddedMethod, AddedProtection)
+AddedT = TypeVar("AddedT", AddedMethod, Protection)
 
 
 @dataclass(frozen=True)

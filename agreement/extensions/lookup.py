@@ -9,18 +9,15 @@ from typing import Annotated
 from pydantic_core import core_schema
 
 from agreement.extensions.entry_points import AddedT, Registry
-from agreement.extensions.types import AddedMethod, AddedProtection
+from agreement.extensions.types import AddedMethod
 from agreement.methods import Method
-from agreement.protections import OFFERS, Protection
+from agreement.protections import PROTECTIONS, Protection
 from agreement.toml_loading import ConfigError, nearest
-from crypto.protection import Offer
 
 AnyMethod = Method | AddedMethod
 """Built-in or added method."""
-AnyProtection = Protection | AddedProtection
-"""Built-in or added protection."""
 _METHODS = Registry("protoseal.methods", AddedMethod, tuple(Method))
-_PROTECTIONS = Registry("protoseal.protections", AddedProtection, tuple(Protection))
+_PROTECTIONS = Registry("protoseal.protections", Protection, PROTECTIONS)
 
 
 def method_named(name: str) -> AnyMethod:
@@ -37,10 +34,12 @@ def _method(value: object) -> AnyMethod:
     return _added(value, "method", _METHODS, tuple(Method))
 
 
-def _protection(value: object) -> AnyProtection:
-    if isinstance(value, str) and value in tuple(Protection):
-        return Protection(value)
-    return _added(value, "protection", _PROTECTIONS, tuple(Protection))
+def _protection(value: object) -> Protection:
+    if isinstance(value, str) and value in PROTECTIONS:
+        return PROTECTIONS[value]
+    if isinstance(value, Protection) and value.built_in:
+        return value
+    return _added(value, "protection", _PROTECTIONS, PROTECTIONS)
 
 
 def _added(value: object, kind: str, registry: Registry[AddedT], built_in: Collection[str]) -> AddedT:
@@ -69,9 +68,4 @@ class _ByName:
 
 
 KnownMethod = Annotated[AnyMethod, _ByName(_method)]
-KnownProtection = Annotated[AnyProtection, _ByName(_protection)]
-
-
-def offers_of(protection: AnyProtection) -> frozenset[Offer]:
-    """What the coordinator's half of a protection can compute."""
-    return protection.offers if isinstance(protection, AddedProtection) else OFFERS[protection]
+KnownProtection = Annotated[Protection, _ByName(_protection)]

@@ -8,26 +8,28 @@ from pathlib import Path
 from pydantic import SerializeAsAny, ValidationInfo
 
 from agreement.extensions.entry_points import distribution_of
-from agreement.extensions.lookup import AnyMethod, AnyProtection
-from agreement.extensions.types import Added, AddedMethod, AddedProtection
+from agreement.extensions.lookup import AnyMethod
+from agreement.extensions.types import Added
+from agreement.methods import Method
+from agreement.protections import Protection
 from agreement.toml_loading import Section, nearest, validate
 
 ExtensionTables = dict[str, SerializeAsAny[Section]]
 """The settings of third parties' methods and protections, by their names."""
 
 
-def used_so_far(info: ValidationInfo) -> list[AnyMethod | AnyProtection]:
+def used_so_far(info: ValidationInfo) -> list[AnyMethod | Protection]:
     """What of method and protection is known so far: what is wrong with the others is told elsewhere."""
     return [info.data[name] for name in ("method", "protection") if name in info.data]
 
 
-def added_among(used: Iterable[AnyMethod | AnyProtection]) -> list[Added]:
-    """Those that are not built in."""
-    return [each for each in used if isinstance(each, AddedMethod | AddedProtection)]
+def added_among(used: Iterable[AnyMethod | Protection]) -> list[Added]:
+    """Return those that are not built in."""
+    return [each for each in used if not isinstance(each, Method) and not each.built_in]
 
 
 def extension_settings(
-    tables: Mapping[str, object], used: Iterable[AnyMethod | AnyProtection], source: str
+    tables: Mapping[str, object], used: Iterable[AnyMethod | Protection], source: str
 ) -> dict[str, Section]:
     """The settings of all that is added among what is ``used``, by name, with every default.
 
@@ -44,7 +46,7 @@ def extension_settings(
 
 
 def extension_distributions(
-    stated: Mapping[str, str], used: Iterable[AnyMethod | AnyProtection]
+    stated: Mapping[str, str], used: Iterable[AnyMethod | Protection]
 ) -> dict[str, str]:
     """Name and version of the distribution that each added one among ``used`` comes from, by its name.
 
@@ -63,7 +65,7 @@ def extension_distributions(
     return found
 
 
-def _by_name(used: Iterable[AnyMethod | AnyProtection]) -> dict[str, Added]:
+def _by_name(used: Iterable[AnyMethod | Protection]) -> dict[str, Added]:
     """``ValueError`` where a method and a protection have one name: they would share settings and a distribution."""
     added: dict[str, Added] = {}
     for each in added_among(used):

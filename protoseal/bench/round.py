@@ -191,7 +191,7 @@ def _federation(
         data,
         training=scene.training,
         testing=SiteTesting(every=_NEVER),
-        executor=executor if protection is Protection.CKKS else None,
+        executor=executor if protection.ckks_key else None,
     )
 
 

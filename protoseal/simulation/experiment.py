@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from torch.utils.data import Dataset
 
-from agreement import CONTROLS, Agreement, AnyMethod, ConfigError, Method, Protection
+from agreement import CONTROLS, Agreement, AnyMethod, ConfigError, Method
 from crypto.work_pool import Pool
 from protoseal.reports.result_files import RunResult, write_record, write_result
 from protoseal.reports.run_results import Compared, run_result
@@ -323,7 +323,7 @@ def _publish(seen: Watcher, folder: Path, result: RunResult) -> None:
 @contextmanager
 def _workers(config: SimulationConfig) -> Iterator[Pool | None]:
     """Processes for ciphertexts; none where nothing is encrypted."""
-    if config.protection is not Protection.CKKS or CONTROLS.issuperset(config.methods):
+    if not config.protection.ckks_key or CONTROLS.issuperset(config.methods):
         yield None
         return
     with Workers(config.workers or os.cpu_count() or 1) as executor:

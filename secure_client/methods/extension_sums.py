@@ -6,7 +6,6 @@ and not used.
 
 from __future__ import annotations
 
-from agreement import AddedProtection
 from agreement.aggregation.encrypted_sums import AddedSum
 from agreement.aggregation.means import Means
 from crypto.protection import Payload
@@ -39,7 +38,7 @@ class AddedSums(EncryptedSums):
 
     def _half(self) -> SumSiteHalf:
         protection = self._agreement.protection
-        if not isinstance(protection, AddedProtection) or protection.sums is None:
+        if protection.sums is None:
             raise ValueError(f"protection {protection.value!r} is built in, or adds nothing up")
         settings = self._agreement.settings_of(protection)
         return protection.sums.site(settings, self._setup.group_secret(), self._agreement.sum_facts)

@@ -5,7 +5,7 @@ The protection's site half does the work; here it gets its secret, and with rota
 
 from __future__ import annotations
 
-from agreement import AddedProtection, Agreement
+from agreement import Agreement
 from agreement.round_plan import ExchangeKind
 from crypto import plain
 from crypto.ckks.site import CkksSite
@@ -74,6 +74,6 @@ def attempt_context(
 
 def _added_half(agreement: Agreement, setup: Setup, context: bytes) -> SiteHalf:
     protection = agreement.protection
-    if not isinstance(protection, AddedProtection) or protection.peers is None:
+    if protection.peers is None:
         raise ValueError(f"protection {protection.value!r} does not serve method {agreement.method.value}")
     return protection.peers.site(agreement.settings_of(protection), setup.group_secret(), context)

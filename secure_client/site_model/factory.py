@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import nn
 
-from agreement import CONTROLS, Agreement, Extractor, Method, Part, Protection
+from agreement import CONTROLS, Agreement, Extractor, Method, Part
 from privacy.errors import BudgetError
 from secure_client.data import SiteData
 from secure_client.errors import ModelError
@@ -132,7 +132,7 @@ def build_trainee(
         )
     if agreement.privacy is not None and releases is None and agreement.method not in CONTROLS:
         raise BudgetError("prototypes that are agreed to be noisy have nothing to be released by")
-    keeps_zeros = agreement.protection is Protection.CKKS
+    keeps_zeros = agreement.protection.ckks_key
     bounds = prototype_bounds(agreement)
     noisy = None
     if releases is not None:

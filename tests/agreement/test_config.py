@@ -10,7 +10,6 @@ import pytest
 
 from agreement import CONTROLS, SIMULATED, Agreement, ConfigError, Method, Protection, load_agreement
 from agreement.payload_forms import values_form
-from agreement.protections import OFFERS
 from crypto.protection import Offer
 from protoseal.simulation.config import load_simulation
 from secure_client.config import load_site
@@ -67,8 +66,8 @@ def test_every_protection_serves_fedpc(tmp_path: Path, protection: str) -> None:
 def test_a_protection_that_lacks_what_a_method_needs_is_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    offered = OFFERS[Protection.CKKS] - {Offer.COSINE_WEIGHTS}
-    monkeypatch.setitem(OFFERS, Protection.CKKS, offered)
+    offered = Protection.CKKS.offers - {Offer.COSINE_WEIGHTS}
+    monkeypatch.setitem(vars(Protection.CKKS), "computes", offered)
     line = problem(tmp_path, **FEDPC | {"protection": "ckks"})
     assert (
         "method fedpc needs 'clustering' and 'cosine weights' and 'sum', and protection 'ckks' offers" in line

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from agreement import DEPLOYABLE, Family, Method, Protection
+from agreement import DEPLOYABLE, PROTECTIONS, Family, Method, Protection
 from agreement.round_plan import ExchangeKind, plan_for
 from secure_client.methods.factory import _METHODS
 from secure_server.aggregator import _EXCHANGES
 
 
 @pytest.mark.parametrize("method", sorted(DEPLOYABLE))
-@pytest.mark.parametrize("protection", Protection)
+@pytest.mark.parametrize("protection", PROTECTIONS.values())
 def test_a_deployed_method_has_rounds_under_every_protection(method: Method, protection: Protection) -> None:
     plan = plan_for(method, protection)
     assert plan.masked is (protection is Protection.MASKED and method.traits.family is not Family.PEERS)

@@ -69,7 +69,7 @@ class Case:
     def __str__(self) -> str:
         return "-".join(
             [
-                self.protection,
+                self.protection.name,
                 "answer_lost" if self.answer_lost else "silent",
                 "for_good" if self.for_good else "back",
             ]

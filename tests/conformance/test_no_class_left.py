@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agreement import Method, Protection
+from agreement import PROTECTIONS, Method, Protection
 from protoseal_wire.messages import Phase
 from tests.conformance.clustered_runs import ClusterBook, excess, expected, run_clustered
 from tests.conformance.grouped_runs import grouped_agreement
@@ -20,7 +20,7 @@ ROUNDS, LOST = 3, 2
 each_method = pytest.mark.parametrize(
     "method", full_but([Method.FEDPLCC, Method.FPL, Method.FEDPLVM], Method.FEDPLCC)
 )
-each_protection = pytest.mark.parametrize("protection", Protection)
+each_protection = pytest.mark.parametrize("protection", PROTECTIONS.values())
 
 
 def holds(holders: int) -> Bool:
@@ -60,7 +60,7 @@ def test_models_are_averaged_when_every_class_is_withheld(
         check(book, number, clusters=False)
 
 
-@pytest.mark.parametrize("protection", full_but(Protection, Protection.MASKED))
+@pytest.mark.parametrize("protection", full_but(PROTECTIONS.values(), Protection.MASKED))
 @pytest.mark.parametrize("phase", [Phase.PRESENCE, Phase.VALUES])
 def test_a_round_in_which_the_last_classes_are_lost_with_a_site_goes_on_and_so_does_the_run(
     protection: Protection, phase: Phase, tmp_path: Path

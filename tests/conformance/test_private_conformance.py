@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agreement import Extractor, FeddbpSection, FedplccSection, Method, Protection
+from agreement import PROTECTIONS, Extractor, FeddbpSection, FedplccSection, Method, Protection
 from algorithms.pfpl import Weighting
 from tests.conformance import clustered_runs, expected, literal
 from tests.conformance.clustered_runs import ClusterBook, run_clustered
@@ -40,7 +40,7 @@ CASES: dict[str, tuple[Method, Extractor, Bool, dict[str, Any]]] = {
 
 Books = Callable[[Protection, str], Book]
 each_case = pytest.mark.parametrize("case", full_but(CASES, "fedpc", "feddbp", "fedplcc"))
-each_protection = pytest.mark.parametrize("protection", Protection)
+each_protection = pytest.mark.parametrize("protection", PROTECTIONS.values())
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agreement import Agreement, Method, Protection
+from agreement import PROTECTIONS, Agreement, Method, Protection
 from algorithms.pfpl import Weighting
 from protoseal.simulation.local_federation import DirectTransport, make_parties
 from protoseal_wire.messages import Finished, Phase, Task
@@ -121,7 +121,7 @@ def check_same_bits(got: Record, reference: Record) -> None:
         np.testing.assert_array_equal(taken.predictions, reference[key].predictions)
 
 
-@pytest.mark.parametrize("protection", list(Protection))
+@pytest.mark.parametrize("protection", PROTECTIONS.values())
 def test_restarts_between_all_steps_change_nothing(tmp_path: Path, protection: Protection) -> None:
     agreement = agreement_for(protection, Weighting.COMPLEMENT, classes=3, dim=8)
     data = data_for(agreement, holdings(3, 3))

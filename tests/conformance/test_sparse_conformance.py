@@ -70,7 +70,7 @@ def sent(book: Book) -> list[MaskedValues]:
 
 @pytest.mark.parametrize("case", full_but(CASES, "feddbp"))
 def test_a_sum_is_that_of_plain_but_for_the_last_bits_of_each_contribution(tmp_path: Path, case: str) -> None:
-    masked, plain = (run(tmp_path / each, case, each) for each in (Protection.MASKED, Protection.PLAIN))
+    masked, plain = (run(tmp_path / each.name, case, each) for each in (Protection.MASKED, Protection.PLAIN))
     assert masked.groups == plain.groups
     assert len(sent(masked)) == 9 * ROUNDS
     for group in masked.groups:
@@ -86,7 +86,9 @@ def test_a_sum_is_that_of_plain_but_for_the_last_bits_of_each_contribution(tmp_p
 
 def test_one_contribution_less_is_beyond_the_bound_and_no_prototype_is_in_a_message(tmp_path: Path) -> None:
     """FedProto's prototypes are among the messages of `plain`, and the search finds them there."""
-    masked, plain = (run(tmp_path / each, "fedproto", each) for each in (Protection.MASKED, Protection.PLAIN))
+    masked, plain = (
+        run(tmp_path / each.name, "fedproto", each) for each in (Protection.MASKED, Protection.PLAIN)
+    )
     assert literal.excess(masked, 2, without=("site-1",)) > 100.0
     for book, leaks in ((masked, False), (plain, True)):
         rows = np.concatenate([put.rows[put.holds] for put in book.put.values()])
@@ -109,7 +111,7 @@ def test_clusters_are_summed_up_alike(tmp_path: Path) -> None:
             norm_bound=40.0,
             masking=MaskingSection.model_validate(FEW),
         )
-        books.append(run_clustered(agreement, data_for(agreement, holds), tmp_path / protection))
+        books.append(run_clustered(agreement, data_for(agreement, holds), tmp_path / protection.name))
     assert books[0].agreement.masking.graph(6, 6).sparse
     for book in books:
         for number in range(1, ROUNDS + 1):

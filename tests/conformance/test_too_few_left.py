@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agreement import Agreement, Method, Protection
+from agreement import PROTECTIONS, Agreement, Method, Protection
 from algorithms.pfpl import Weighting
 from protoseal.simulation.local_federation import LocalFederation
 from protoseal_wire.messages import Phase
@@ -91,7 +91,7 @@ each_case = pytest.mark.parametrize(
     [
         pytest.param(method, protection, phase, id=f"{method}-{protection}-{phase.name}")
         for method in METHODS
-        for protection in Protection
+        for protection in PROTECTIONS.values()
         for phase in (Phase.PRESENCE, Phase.VALUES)
     ],
 )

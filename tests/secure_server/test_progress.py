@@ -136,7 +136,7 @@ class TestAgreedRules:
         smallest = []
         for protection in (Protection.PLAIN, Protection.MASKED):
             agreement = fedpc_agreement(protection, **few)
-            with playing(agreement, *identities, tmp_path / protection) as play:
+            with playing(agreement, *identities, tmp_path / protection.name) as play:
                 smallest.append(play.coordinator._rules.smallest_group)
         assert smallest == [1, 2], "a mask is between two"
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from agreement import AddedProtection, PeersHalves
+from agreement import PeersHalves, Protection
 from crypto.keys import KEY_BYTES
 from crypto.plain import PlainServer
 from crypto.protection import PayloadForm
 from crypto.rotation import SCHEME, RotationSite
 
-turned = AddedProtection(
+turned = Protection(
     name="turned",
     secret_bytes=KEY_BYTES,
     peers=PeersHalves(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agreement import AddedMethod, AddedProtection, PeersHalves, method_named
+from agreement import AddedMethod, PeersHalves, Protection, method_named
 from agreement.conformance import NotConforming, check_protection, check_weights
 from algorithms.gram import Bool, Float
 from crypto.plain import PlainServer, PlainSite
@@ -21,15 +21,15 @@ from tests.support.turned import turned
 Weaken = Callable[[Any, pytest.MonkeyPatch], None]
 
 
-def pads() -> AddedProtection:
+def pads() -> Protection:
     """The document's."""
     from pads import pads as found  # type: ignore[import-not-found]  # noqa: PLC0415  # it lies in the document
 
-    assert isinstance(found, AddedProtection)
+    assert isinstance(found, Protection)
     return found
 
 
-def with_peers(**changes: Any) -> AddedProtection:
+def with_peers(**changes: Any) -> Protection:
     halves: PeersHalves | None = turned.peers
     assert halves is not None
     return replace(turned, peers=replace(halves, **changes))

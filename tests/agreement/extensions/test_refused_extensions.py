@@ -12,11 +12,11 @@ import pytest
 
 from agreement import (
     AddedMethod,
-    AddedProtection,
     Agreement,
     ConfigError,
     Family,
     Part,
+    Protection,
     Traits,
     load_agreement,
     method_named,
@@ -33,10 +33,10 @@ method = AddedMethod(name="{name}", traits=Traits(Family.SUMS, prototypes=True),
 """
 PROTECTION = """
 from crypto.protection import PayloadForm
-from agreement import AddedProtection, SumHalves
+from agreement import Protection, SumHalves
 
 form = PayloadForm(words=((64, 1),))
-method = AddedProtection(name="{name}", sums=SumHalves(site=None, server=None, form=lambda settings, facts: form))
+method = Protection(name="{name}", sums=SumHalves(site=None, server=None, form=lambda settings, facts: form))
 """
 AGREEMENT = """
 federation = "clinics.example"
@@ -239,9 +239,9 @@ def test_other_things_that_cannot_be_made() -> None:
             weights=lambda settings: NotImplemented,
         )
     with pytest.raises(ValueError, match="serves peers, sums, or both"):
-        AddedProtection(name="mine")
+        Protection(name="mine")
     with pytest.raises(ValueError, match="'self-pfpl' is no name"):
-        AddedProtection(name="self-pfpl")
+        Protection(name="self-pfpl")
 
 
 # Settings and distributions

@@ -26,7 +26,7 @@ def targets(play: Hostile, name: str) -> NDArray[np.float64]:
 def test_rotation_gives_the_targets_of_plain(tmp_path: Path, cast: Cast, weighting: Weighting) -> None:
     found, sent = {}, {}
     for protection in (Protection.PLAIN, Protection.MASKED):
-        with Hostile(tmp_path / protection, small_agreement(protection, weighting), cast) as play:
+        with Hostile(tmp_path / protection.name, small_agreement(protection, weighting), cast) as play:
             play.set_up(*EVERYONE)
             active = play.begin(*EVERYONE)
             values = play.all_values(active)

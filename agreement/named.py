@@ -1,0 +1,50 @@
+"""Names and settings, which methods and protections have in common."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Self
+
+from agreement.toml_loading import Section
+
+NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
+"""Pattern of the name of a method or protection, which is part of names of runs and files."""
+_CONTROL = "self-"
+
+
+class NoSettings(Section):
+    """Settings of a method or protection that has none."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Named:
+    """A method or a protection."""
+
+    name: str
+    settings: type[Section] = NoSettings
+    deployable: bool = False
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __deepcopy__(self, _memo: object) -> Self:
+        """Return this very object: methods and protections are told apart by identity."""
+        return self
+
+    @property
+    def value(self) -> str:
+        """Return the name."""
+        return self.name
+
+
+def _check_name(name: str) -> None:
+    if not NAME.fullmatch(name):
+        raise ValueError(
+            f"{name!r} is no name: lower-case letters, digits and hyphens, 32 at most, a letter first"
+        )
+    if name.startswith(_CONTROL):
+        raise ValueError(f"{name!r} is no name: {_CONTROL!r} begins those of a control's results")
