@@ -111,5 +111,5 @@ def test_a_seed_that_is_none_is_refused(open_sites: OpenSites, monkeypatch: pyte
     """From a maker that is faulty: what it sealed cannot be used by anyone."""
     monkeypatch.setattr("secure_client.protocol.setup.make_group_secret", lambda _: (bytes(31), b""))
     play = open_sites(grouped_agreement())
-    with pytest.raises(Violation, match="the rotations' seed has 32 bytes, not 31"):
+    with pytest.raises(Violation, match="secret has 32 bytes, not 31"):
         play.set_up(*EVERYONE)
