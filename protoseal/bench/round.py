@@ -58,7 +58,7 @@ class Plan:
         settings = [f"training.{name}={value}" for name, value in training.items()]
         flags = {
             "method": self.method,
-            "protection": protection,
+            "protection": protection.name,
             "dataset": self.dataset,
             "split": "iid" if self.samples is None else f"iid:per={self.samples}",
             "sites": self.sites,
