@@ -19,7 +19,7 @@ PACKAGES = {
 }
 NAMES = {
     "agreement": """
-        CONTROLS DEPLOYABLE SIMULATED AddedMethod AddedProtection Agreement AnyMethod AnyProtection
+        CONTROLS DEPLOYABLE PROTECTIONS SIMULATED AddedMethod Agreement AnyMethod
         AveragingSection BaselinesSection Clustering ConfigError DpSgdSection Extractor Family FeddbpSection
         FedpcSection FedplccSection Inference Layout LogLevel MaskingSection Method NoSettings Noise Norm
         Optimiser Part PeersHalves PfplSection Predicts PreprocessingSection PrivacySection Protection
