@@ -192,7 +192,7 @@ def _answered_keys(state: State, site: str) -> set[PhaseKey | None]:
 
 
 def _left(state: State, site: str) -> State:
-    absent = state.absent | ({site} & set(state.members))
+    absent = (state.absent - {site}) | ({site} & set(state.members))
     return replace(state, joined=state.joined - {site}, absent=absent)
 
 
@@ -215,7 +215,8 @@ def _resumed(rules: Rules, state: State, now: float) -> State:
         deadline = now + rules.seconds(state.stage)
         return replace(state, deadline=deadline, benched=frozenset(), empty_until=None)
     # A stopped run is started again by an operator, who wants everyone back: nobody counts as absent.
-    state = replace(state, failures=0, absent=frozenset(), benched=frozenset(), reason="")
+    left_out = state.absent - set(state.members)
+    state = replace(state, failures=0, absent=left_out, benched=frozenset(), reason="")
     if not state.members:
         return enter(rules, state, Stage.JOINING, now)
     if not state.begun:

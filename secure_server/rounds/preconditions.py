@@ -45,10 +45,14 @@ def check_may_join(rules: Rules, state: State, site: str) -> None:
 
 
 def check_joined(rules: Rules, state: State, site: str) -> None:
-    """Raise :class:`NotJoined` unless the site has joined and not left since, or :class:`NotOnRoster`."""
+    """Raise :class:`NotJoined` unless the site has joined and not left since.
+
+    Raises :class:`NotOnRoster`, and :class:`JoinClosed` for a site that the set-up left out and no longer takes in.
+    """
     check_on_roster(rules, site)
     if site not in state.joined:
         raise NotJoined(f"{site} has not joined run {state.run}, or has left it: join first")
+    check_may_join(rules, state, site)
 
 
 def check_expected(rules: Rules, state: State, site: str, key: PhaseKey) -> None:

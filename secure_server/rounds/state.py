@@ -224,8 +224,10 @@ class State:
             raise ValueError("members and participants must be sorted, each named once")
         if not members >= self.verified >= self.keyed:
             raise ValueError("only members can have verified, and only those be keyed")
-        if not members >= self.absent | self.answered | self.benched | self.left:
-            raise ValueError("only members can have answered or left, be absent or be benched")
+        if not members >= self.answered | self.benched | self.left:
+            raise ValueError("only members can have answered or left, or be benched")
+        if not members | self.joined >= self.absent:
+            raise ValueError("only members and joined sites can be absent")
         if not self.verified.issuperset(self.participants):
             raise ValueError("a participant must have verified the roster")
         if not self.benched.isdisjoint(self.participants):

@@ -68,7 +68,7 @@ def _settled_joining(rules: Rules, state: State, now: float, *, late: bool) -> S
 
 
 def _settled_setup(rules: Rules, state: State, now: float, *, late: bool) -> State:
-    if newcomers := state.joined - set(state.members):
+    if newcomers := state.joined - state.absent - set(state.members):
         return _set_up_again(rules, state, set(state.members) | newcomers, now)
     ready = ready_sites(rules, state)
     missing = set(state.members) - ready
@@ -93,7 +93,8 @@ def _next_maker(rules: Rules, state: State, now: float) -> State:
     failures = state.failures + 1
     if len(members) < rules.min_sites or failures >= rules.max_attempts:
         return _stopped(replace(state, failures=failures), why)
-    state = replace(state, joined=state.joined & members, failures=failures, reason=why)
+    # A site left out so is slow, not gone: a call of its process brings it back while the set-up can take it in.
+    state = replace(state, absent=state.absent | (state.joined - members), failures=failures, reason=why)
     return _set_up_again(rules, state, members, now)
 
 
@@ -104,7 +105,7 @@ def _set_up_again(rules: Rules, state: State, members: Set[str], now: float) -> 
         members=tuple(sorted(members)),
         verified=frozenset(),
         keyed=frozenset(),
-        absent=state.absent & members,
+        absent=state.absent & (members | state.joined),
         setup_attempt=state.setup_attempt + 1,
     )
     return enter(rules, state, Stage.SETUP, now)

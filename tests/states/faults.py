@@ -17,6 +17,8 @@ _LAST_TURN, _LAST_CALL, _LAST_WRITE, _LAST_ANSWER = 60, 50, 30, 14
 """What a run without faults comes to; in a drawn order it takes twice as many turns. Repeated rounds take longer."""
 _SPREAD = 0.12
 """How far faults that come together are apart, as a part of the run."""
+_SET_UP = 0.05
+"""When faults come together in the set-up, as a part of the run."""
 _RUN = "/"
 """Between the number of a run and who is hit there; the first run has no number."""
 
@@ -147,7 +149,8 @@ class Pending:
 def draw_plan(seed: int, sites: Sequence[str], *, runs: int = 1, most: int = 6) -> Plan:
     """Draw up to ``most`` faults. At most one site is gone for good: the others are enough to finish a run.
 
-    Every eighth plan has state that is put back. In every other plan the faults come together. Of several ``runs``
+    Every eighth plan has state that is put back. In a third of the plans the faults come
+    together, in another third in the set-up. Of several ``runs``
     that are played at once each fault hits one, and no state is put back: what one process shows of a ledger that
     another one's fault cut cannot be judged.
     """
@@ -156,7 +159,7 @@ def draw_plan(seed: int, sites: Sequence[str], *, runs: int = 1, most: int = 6) 
     if runs == 1 and rng.random() < 1 / 8:
         kinds += OLDER_STATE * 3
     order = rng.choice([0, rng.randrange(1, 10**6)])
-    focus = rng.choice([None, rng.random()])
+    focus = rng.choice([None, rng.random(), _SET_UP])
     faults = [_draw(rng, rng.choice(kinds), sites, order, focus) for _ in range(rng.randint(1, most))]
     if runs > 1:
         faults = [_in_run(fault, rng.randint(1, runs)) for fault in faults]

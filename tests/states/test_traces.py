@@ -42,6 +42,7 @@ TRACES = {
     "has the last result": Trace("order:0 killed:clinic-c:44:1 killed:coordinator:44:60"),
     # A first site that starts slowly costs nobody the run, and is taken in until the set-up is over.
     "slow maker": Trace("order:0 killed:clinic-a:4:15", left_out=("clinic-a",)),
+    "slow maker, still alive": Trace("order:0 deadline::6:0 deadline::13:0 reply-lost:clinic-a:1:1"),
     "slow maker, another gone": Trace("order:0 killed:clinic-a:4:15 gone:clinic-c:9:0"),
     # A maker whose reply was lost sends its keys again when another one is the maker, and is not refused.
     "maker before": Trace("order:0 killed:clinic-a:2:3 deadline::3:0 reply-lost:clinic-b:3:1"),

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from protoseal_wire.messages import Phase, PhaseKey
-from secure_server.errors import JoinClosed, NotJoined, NotOnRoster
+from secure_server.errors import JoinClosed, NotOnRoster
 from secure_server.rounds import machine
 from secure_server.rounds.state import Stage, State
 from tests.secure_server.rounds.round_player import RULES, SITES, Player, in_round, without_secret
@@ -163,21 +163,21 @@ class TestSilentMaker:
         assert (player.stage, player.state.setup_attempt, player.state.maker) == (Stage.SETUP, 2, "bea")
         assert player.state.members == ("bea", "cid", "dot")
         assert player.task("dot") == PhaseKey("r1", 0, 2, Phase.ROSTER), "another roster is another step"
-        with pytest.raises(NotJoined):
-            player.do(machine.Polled("ada"))
         player.answer("bea", "cid", "dot", "cid", "dot")
         assert (player.stage, player.state.failures) == (Stage.PRESENCE, 0)
-        with pytest.raises(JoinClosed):
-            player.join("ada")
+        for event in (machine.Joined("ada"), machine.Polled("ada")):
+            with pytest.raises(JoinClosed):
+                player.do(event)
 
-    def test_is_taken_in_when_it_is_back_before_the_set_up_is_over(self) -> None:
+    @pytest.mark.parametrize("event", [machine.Joined("ada"), machine.Polled("ada")], ids=["joins", "polls"])
+    def test_is_taken_in_when_it_is_back_before_the_set_up_is_over(self, event: machine.Event) -> None:
         """Of four sites the first starts slowly and the third is gone: the other three are the run."""
         player = Player()
         player.join(*SITES)
         player.answer("bea", "cid", "dot")
         player.to_deadline()
         player.answer("bea", "dot")
-        player.join("ada")
+        player.do(event)
         assert (player.state.setup_attempt, player.state.members, player.state.maker) == (3, SITES, "ada")
         player.answer("ada", "bea", "dot", "bea", "dot")
         player.to_deadline()
