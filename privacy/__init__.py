@@ -1,1 +1,1 @@
-"""Differential privacy: mechanisms, accounting and the ledger. Knows no network and no agreement."""
+"""Differential privacy: mechanisms, accounting and the ledger, without network code or agreements."""

@@ -1,8 +1,8 @@
-"""The exceptions of :mod:`privacy`: one type per outcome that a caller can tell apart.
+"""Exceptions of :mod:`privacy`: one type per outcome that a caller can tell apart.
 
     PrivacyError
     ├── LedgerError     a privacy ledger that cannot be written, is damaged, or is of another data set or limit
-    │   └── RolledBackError   it lacks what it once held: an older copy was put in its place
+    │   └── RolledBackError   a privacy ledger without entries that it once held: an older copy replaced it
     ├── BudgetError     a release that would spend more privacy than the site allows
     ├── NotFiniteError  features that are infinite or not a number
     └── Unattainable    a privacy plan that no noise, or no number of releases, fulfils
@@ -18,20 +18,20 @@ class PrivacyError(Exception):
 
 
 class LedgerError(PrivacyError):
-    """The privacy ledger cannot be written, is damaged, or is of another data set or limit. Nothing may be sent."""
+    """Ledger that cannot be written, is damaged, or belongs to another data set or limit. Nothing may be sent."""
 
 
 class RolledBackError(LedgerError):
-    """The privacy ledger lacks what it once held: it, or an older copy of it, was put back."""
+    """Ledger without entries that it once held: an older copy replaced it, or it was begun anew."""
 
 
 class BudgetError(PrivacyError):
-    """A release would spend more privacy than the site allows. It was not recorded, and may not be sent."""
+    """Release that would spend more privacy than the site allows. The release was not recorded, and may not be sent."""
 
 
 class Unattainable(PrivacyError):
-    """No noise, or no number of releases, is within the privacy budget that was asked for."""
+    """Privacy budget that no noise, or no number of releases, can keep."""
 
 
 class NotFiniteError(PrivacyError):
-    """Features that are to be released are infinite or not a number."""
+    """Features to be released that are infinite or not a number."""

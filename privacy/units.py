@@ -1,4 +1,4 @@
-"""Units of privacy: whose participation a guarantee protects."""
+"""Units of privacy: the record, person or site whose participation a guarantee protects."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from enum import StrEnum
 
 
 class Unit(StrEnum):
-    """What is added or removed: whose participation is protected.
+    """Unit by which neighbouring data sets differ: its participation is protected.
 
-    ``RECORD``: one record. ``SUBJECT``: all that a site has of one person, whatever the classes. ``SITE``: all that a
-    site has.
+    ``RECORD`` is one record. ``SUBJECT`` is all records that a site has of one person, in all classes. ``SITE`` is all
+    records of a site.
     """
 
     RECORD = "record"

@@ -1,1 +1,1 @@
-"""Privacy accounting: ε of a history of releases, and the noise that a budget allows."""
+"""Privacy accounting: the ε of a history of releases, and the noise that keeps a history within a budget."""

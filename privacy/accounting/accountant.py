@@ -1,8 +1,10 @@
-"""What a history of noisy releases and private training costs: ε at a δ, and δ at an ε.
+"""Privacy cost of a history of noisy releases and private training: ε at a δ, and δ at an ε.
 
-Neighbours are data sets that differ by one record, added or removed. Privacy loss distributions (``dp_accounting``)
-compose Gaussian releases and DP-SGD with Poisson sampling alike, and never tell less than the truth, given what
-:class:`Slack` adds. DP-SGD's Gaussian counts as exact (docs/explanation/privacy.md has the limit of float64).
+Privacy loss distributions (``dp_accounting``) compose Gaussian releases and DP-SGD with Poisson sampling. Neighbours
+are data sets that differ by one record, added or removed.
+
+Guarantee: with the addition of :class:`Slack`, the cost is never understated. Limit: the Gaussian noise of DP-SGD
+counts as exact (docs/explanation/privacy.md has the limit of float64).
 """
 
 from __future__ import annotations
@@ -22,39 +24,39 @@ if TYPE_CHECKING:
     from dp_accounting.pld import PLDAccountant
 
 _ROUNDING = 1e-12
-"""Of δ, for float64 in sums of privacy losses …"""
+"""Part of δ that covers float64 rounding in sums of privacy losses."""
 _ROUNDING_OF_A_STEP = 1e-15
-"""… and for each step whose spectrum is raised to a power."""
+"""Part of δ that covers float64 rounding for each step whose spectrum is raised to a power."""
 
 _MOST_STEPS = 10**15
-"""More steps count as so many, whose rounding is above every δ already."""
+"""Largest number of steps that is distinguished: the rounding of more steps is above every δ already."""
 
 _FINENESS = 1000
-"""So many times is the grid of privacy losses, h, finer than the standard deviation of all of them; …"""
+"""Ratio of the standard deviation of all privacy losses to the width h of their grid."""
 _GRID_COST = 1e-4
-"""… T·h² is at most this, as rounding each of T steps to the grid costs about 2·T·h² of ε; and there are at most …"""
+"""Largest T·h² for T steps: rounding each step to the grid costs about 2·T·h² of ε."""
 _POINTS = 2**20
-"""… so many points."""
+"""Largest number of grid points."""
 
 MOST_EPSILON = 900.0
-"""Beyond it a guarantee says nothing, and ε counts as infinite."""
+"""Largest finite ε: a guarantee above 900 says nothing, so a larger ε counts as infinite."""
 
 _LEAST_NOISE, _MOST_NOISE, _MOST_TRAINING_NOISE = 1e-6, 1e9, 1e6
-"""More noise than these counts as so much: that costs more, and nothing overflows. A release with less than the least
-costs infinitely much either way; …"""
+"""Range of noise multipliers. Noise above the range counts as the largest, which costs more and avoids overflow. A
+release with noise below the range costs infinite ε either way."""
 _LEAST_TRAINING_NOISE = 1e-3
-"""… training with less than this counts as if it did, whatever its rate."""
+"""Least noise multiplier of training: training with less costs infinite ε, whatever the sampling rate."""
 _LEAST_RATE = 1e-12
-"""A smaller one counts as this, which costs more."""
+"""Least sampling rate: a smaller rate counts as this rate, which costs more."""
 
 
 @dataclass(frozen=True)
 class Slack:
-    """What continuous noise does not cost: that the real noise is discrete, and float64's rounding.
+    """Cost beyond continuous noise: the real noise is discrete, and float64 rounds.
 
     A history that is (ε, δ)-private with continuous noise and exact arithmetic is (ε + ``epsilon``,
-    ``factor``·δ + ``delta``)-private as it is (:func:`~privacy.mechanisms.gaussian.discreteness`): with p ≤ e^a·q
-    and q ≤ e^b·p, P(S) ≤ e^a·Q(S) ≤ e^a·(e^ε·Q'(S) + δ) ≤ e^(a+b+ε)·P'(S) + e^a·δ.
+    ``factor``·δ + ``delta``)-private with the real noise (:func:`~privacy.mechanisms.gaussian.discreteness`): with
+    p ≤ e^a·q and q ≤ e^b·p, P(S) ≤ e^a·Q(S) ≤ e^a·(e^ε·Q'(S) + δ) ≤ e^(a+b+ε)·P'(S) + e^a·δ.
     """
 
     epsilon: float
@@ -64,9 +66,10 @@ class Slack:
 
 @dataclass(frozen=True)
 class Composed:
-    """A history with equal things put together: order does not matter to what it costs.
+    """History with equal events merged, since the order of events does not change the cost.
 
-    ``squares`` is Σ 1/noise_multiplier² over releases, which are one release with 1/√squares together.
+    ``squares`` is Σ 1/noise_multiplier² over all releases, which together cost as much as one release with a noise
+    multiplier of 1/√squares. ``coordinates`` is the sum of the releases' numbers of coordinates.
     """
 
     squares: float = 0.0
@@ -75,6 +78,7 @@ class Composed:
 
     @classmethod
     def of(cls, history: Iterable[Event]) -> Composed:
+        """Return the merged history. Raises ``TypeError`` for an event that has no accounting."""
         releases: list[GaussianRelease] = []
         steps: dict[tuple[float, float], int] = {}
         for event in history:
@@ -84,7 +88,7 @@ class Composed:
                 rate = max(event.sampling_rate, _LEAST_RATE)
                 kind = min(event.noise_multiplier, _MOST_TRAINING_NOISE), rate
                 steps[kind] = steps.get(kind, 0) + event.steps
-            else:  # not to be passed over as if it cost nothing
+            else:  # an unknown event must not count as free
                 raise TypeError(f"there is no accounting for {event!r:.80}")
         return cls(
             squares=math.fsum(map(_square, releases)),
@@ -93,7 +97,7 @@ class Composed:
         )
 
     def and_releases(self, count: int, release: GaussianRelease) -> Composed:
-        """This with ``count`` times the same release, to the last bit as such a history alone."""
+        """Return this history with ``count`` equal releases added; added to none, bit for bit what :meth:`of` gives."""
         return Composed(
             squares=self.squares + count * _square(release),
             coordinates=self.coordinates + count * release.coordinates,
@@ -101,7 +105,7 @@ class Composed:
         )
 
     def epsilon(self, delta: float) -> float:
-        """See :func:`epsilon`."""
+        """Return ε as :func:`epsilon` does."""
         _check_delta(delta)
         if self == Composed():
             return 0.0
@@ -112,7 +116,7 @@ class Composed:
         return found if found <= MOST_EPSILON else math.inf
 
     def delta(self, epsilon: float) -> float:
-        """See :func:`delta_of`."""
+        """Return δ as :func:`delta_of` does."""
         if not 0 <= epsilon <= MOST_EPSILON:
             raise ValueError(f"an ε is from 0 to {MOST_EPSILON:g}, not {epsilon}")
         if self == Composed():
@@ -123,14 +127,14 @@ class Composed:
         return min(1.0, continuous * slack.factor + slack.delta)
 
     def deltas(self, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return a δ for each ε (n,), as :meth:`delta` does, of one composition; for a history with events."""
+        """Return δ for each ε, float64 (n,), from one composition. The history must not be empty."""
         if self.is_beyond() or (slack := self.slack()).delta >= 1.0:
             return np.ones(len(epsilons))
         continuous = np.asarray(_accountant(self).get_delta((epsilons - slack.epsilon).tolist()))
         return np.minimum(1.0, continuous * slack.factor + slack.delta)
 
     def slack(self) -> Slack:
-        """See :class:`Slack`; of a history that is not :meth:`is_beyond`."""
+        """Return the :class:`Slack` of this history, for which :meth:`is_beyond` must be False."""
         if self == Composed():
             return Slack(0.0, 0.0, 1.0)
         above, below = discreteness(self.coordinates)
@@ -138,7 +142,7 @@ class Composed:
         return Slack(above + below, rounding, math.exp(above))
 
     def is_beyond(self) -> bool:
-        """Whether it counts as more ε than is told of: by its releases, at any δ below 0.49, or too little noise."""
+        """Return True if ε counts as infinite: the releases cost too much at any δ below 0.49, or noise is too low."""
         return (
             self.squares / 2 > MOST_EPSILON
             or sum(discreteness(self.coordinates)) > MOST_EPSILON
@@ -147,19 +151,21 @@ class Composed:
 
 
 def epsilon(history: Sequence[Event], delta: float) -> float:
-    """The ε such that ``history`` is (ε, ``delta``)-private under adding or removing one record.
+    """Return the ε for which ``history`` is (ε, ``delta``)-private under adding or removing one record.
 
-    0 for an empty history; infinite where ``delta`` is not above the :class:`Slack`'s, and above :data:`MOST_EPSILON`.
-    Not less than the truth, and more by 0.001 or 1 % at most, but where training counts as worse than it is: with
-    a noise multiplier below 1e-3 (infinitely), or a rate below 1e-12.
+    ε is 0 for an empty history. ε is infinite where ``delta`` is not above the :class:`Slack`'s delta, or where ε would
+    exceed :data:`MOST_EPSILON`. ε is never less than the true cost, and exceeds the true cost by at most 0.001 or 1 %.
+    Training with a noise multiplier below 1e-3 (infinite ε) or a sampling rate below 1e-12 is overstated by more.
+    Raises ``ValueError`` unless ``delta`` is between 0 and 1.
     """
     return Composed.of(history).epsilon(delta)
 
 
 def delta_of(history: Sequence[Event], epsilon: float) -> float:
-    """The δ such that ``history`` is (``epsilon``, δ)-private under adding or removing one record.
+    """Return the δ for which ``history`` is (``epsilon``, δ)-private under adding or removing one record.
 
-    ``epsilon`` is from 0 to :data:`MOST_EPSILON`. 1 for what :func:`epsilon` counts as infinite at every δ.
+    δ is 1 for a history that :func:`epsilon` counts as infinite at every δ. Raises ``ValueError`` unless ``epsilon`` is
+    from 0 to :data:`MOST_EPSILON`.
     """
     return Composed.of(history).delta(epsilon)
 
@@ -180,7 +186,7 @@ def _accountant(composed: Composed) -> PLDAccountant:
 
 
 def _grid_width(composed: Composed) -> float:
-    """The grid that is needed, if it fits: a power of two, so that histories that differ little have the same."""
+    """Return the width of the grid of losses: a power of two, so that histories that differ little share one grid."""
     steps = sum(each.steps for each in composed.training)
     variance, single = _spread(composed)
     wanted = math.sqrt(variance) / _FINENESS
@@ -191,7 +197,7 @@ def _grid_width(composed: Composed) -> float:
 
 
 def _spread(composed: Composed) -> tuple[float, float]:
-    """Roughly: the variance of all privacy losses together, which is a Gaussian's, and the largest loss of one step."""
+    """Estimate the variance of all privacy losses together, as of a Gaussian, and the largest loss of one step."""
     variance, single = composed.squares, 0.0
     for each in composed.training:
         inverse = each.noise_multiplier**-2

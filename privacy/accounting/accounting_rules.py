@@ -6,11 +6,11 @@ from enum import StrEnum
 
 
 class Accounting(StrEnum):
-    """The accountant of a ledger, which decides what may be chosen after earlier outputs were seen.
+    """Accountant of a ledger, which decides which parameters may be chosen after earlier outputs were seen.
 
-    ``PLD``: by privacy loss distributions; DP-SGD is refused beside entries of another agreement. ``PLANNED``: the same
-    without that refusal, on the site's word that all agreements were fixed before the first of them released anything.
-    ``RENYI``: by a Rényi filter, under which every agreement may follow from all earlier outputs.
+    ``PLD`` counts by privacy loss distributions, and refuses DP-SGD beside entries of another agreement. ``PLANNED``
+    counts like ``PLD`` without that refusal: the site vouches that all agreements were fixed before the first of them
+    released anything. ``RENYI`` counts by a Rényi filter, so that every agreement may depend on all earlier outputs.
     """
 
     PLD = "pld"

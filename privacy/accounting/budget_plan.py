@@ -1,4 +1,8 @@
-"""A plan of a budget: what a site releases, what that costs, and how far its prototypes will be off."""
+"""Budget plans: the releases of a site, their privacy cost, and the expected error of the noisy prototypes.
+
+A plan fixes two of ε, the number of releases and the noise multiplier, and finds the third. Guarantee: a plan never
+costs more than its ε by :mod:`privacy.accounting.accountant`. Limit: errors are first-order estimates.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +18,11 @@ from privacy.units import Unit
 
 @dataclass(frozen=True)
 class Query:
-    """The prototype query: ``classes`` sums of ``dim`` features of norm at most ``clip``, and counts weighted.
+    """Prototype query: ``classes`` sums of ``dim`` features of norm at most ``clip``, and weighted counts.
 
-    It protects one ``unit``; a subject or a site has records of so many ``classes_of_one``, and counts one over their
-    root in each (:mod:`privacy.mechanisms.joint_clipping`).
+    The query protects one ``unit``. ``classes_of_one`` is the number of classes in which one subject or site has
+    records; each class then counts 1/√classes_of_one (:mod:`privacy.mechanisms.joint_clipping`). Raises ``ValueError``
+    unless ``classes_of_one`` is 1 for records, and from 1 to ``classes`` for subjects and sites.
     """
 
     clip: float
@@ -34,18 +39,19 @@ class Query:
 
     @property
     def coordinates(self) -> int:
-        """Numbers in one release: each class's sum and count."""
+        """Number of values in one release, K·(d + 1): each class's sum and count."""
         return self.classes * (self.dim + 1)
 
 
 @dataclass(frozen=True)
 class ErrorOfMean:
-    """Of a class with ``records``, or with subjects or sites that have some.
+    """Expected error of a released class mean, for a class in which ``records`` units (records, subjects, sites) are.
 
-    Root mean square of its mean's error, that over the clip, and its count's error.
+    ``absolute`` is the root mean square error of the mean in units of a feature, ``relative`` is ``absolute`` divided
+    by the clip, and ``count`` is the standard deviation of the count, in units of privacy.
 
-    ``first_order`` tells whether the count's noise is below a third of the count: else the class is often treated as
-    absent, and the other two figures are too low.
+    ``first_order`` is True if the count's noise is below a third of the count. Otherwise the class is often treated as
+    absent, and ``absolute`` and ``relative`` are too low.
     """
 
     records: int
@@ -57,7 +63,7 @@ class ErrorOfMean:
 
 @dataclass(frozen=True)
 class Plan:
-    """``releases`` of ``query`` with ``noise_multiplier``, and ``training``, within (``epsilon``, ``delta``)."""
+    """Plan of ``releases`` of ``query`` at ``noise_multiplier``, and ``training``, within (``epsilon``, ``delta``)."""
 
     epsilon: float
     delta: float
@@ -68,6 +74,7 @@ class Plan:
 
     @property
     def history(self) -> Composed:
+        """All events of the plan."""
         release = GaussianRelease(self.noise_multiplier, self.query.coordinates)
         return Composed.of(() if self.training is None else (self.training,)).and_releases(
             self.releases, release
@@ -75,15 +82,16 @@ class Plan:
 
     @property
     def spent(self) -> float:
-        """The ε of all of it at ``delta``: at most ``epsilon``."""
+        """The ε of all events of the plan at ``delta``: at most ``epsilon``."""
         return self.history.epsilon(self.delta)
 
     @property
     def slack(self) -> Slack:
+        """Cost beyond continuous noise (:class:`~privacy.accounting.accountant.Slack`)."""
         return self.history.slack()
 
     def error(self, records: int) -> ErrorOfMean:
-        """Of a class of which so many units have records, 1 or more."""
+        """Return the expected error for a class in which ``records`` ≥ 1 units have records."""
         query, spread = self.query, math.sqrt(self.query.classes_of_one)
         absolute = spread * mean_error(
             self.noise_multiplier, query.clip, query.count_weight, records, query.dim
@@ -92,7 +100,7 @@ class Plan:
         return ErrorOfMean(records, absolute, absolute / query.clip, count, 3 * count < records)
 
     def with_releases(self, count: int) -> Plan:
-        """The same budget spread over another number of releases."""
+        """Return a plan that spreads this budget over ``count`` releases."""
         return _with_noise(self, count)
 
 
@@ -105,9 +113,10 @@ def plan(
     noise: float | None = None,
     training: DpSgd | None = None,
 ) -> Plan:
-    """The plan with the one of ``epsilon``, ``count`` (of releases) and ``noise`` (multiplier) that is None found.
+    """Find the one of ``epsilon``, ``count`` (of releases) and ``noise`` (multiplier) that is None; return the plan.
 
-    Raises ValueError if not exactly one is None, :class:`~privacy.errors.Unattainable` where there is no such.
+    Raises ``ValueError`` unless exactly one is None, and :class:`~privacy.errors.Unattainable` if no value fulfils the
+    plan.
     """
     known = Plan(epsilon or 0.0, delta, count or 0, noise or 0.0, query, training)
     if noise is None and epsilon is not None and count is not None:

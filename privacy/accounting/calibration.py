@@ -1,4 +1,8 @@
-"""Which noise, or how many releases, a budget allows, and what the noise does to prototypes."""
+"""Calibration: the least noise or the most releases that a budget allows, and the error that noise causes.
+
+A search starts at the closed form for continuous noise and asks the accountant until the budget holds. Guarantee: a
+result never exceeds the budget. Limit: errors of means are first-order estimates.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,10 @@ from privacy.accounting.events import Event, GaussianRelease
 from privacy.errors import Unattainable
 
 NOISE_GRID = 10_000
-"""Noise multipliers are whole multiples of one over this."""
+"""Number of noise multipliers per unit: every noise multiplier is a whole multiple of 1/10,000."""
 
 _ROUNDING = 1e-9
-"""So much of itself, at most, is the noise in closed form off."""
+"""Largest relative error of the noise in closed form."""
 _MOST_NOISE = 10**6 * NOISE_GRID
 _MOST_RELEASES = 10**9
 
@@ -21,10 +25,11 @@ _MOST_RELEASES = 10**9
 def noise_multiplier(
     epsilon: float, delta: float, releases: int, coordinates: int = 0, beside: Sequence[Event] = ()
 ) -> float:
-    """The least noise multiplier, on a grid of 0.0001, with which ``releases`` and ``beside`` cost at most ``epsilon``.
+    """Return the least noise multiplier, in steps of 0.0001, that keeps ``releases`` and ``beside`` within ``epsilon``.
 
-    ``coordinates`` are those of one release. The noise is never less than that of continuous noise with nothing beside
-    it, where the search starts. Raises :class:`~privacy.errors.Unattainable` where no noise is enough.
+    ``coordinates`` is the number of coordinates of one release. The search starts at the noise that ``releases`` with
+    continuous noise need alone, so the result is never smaller. Raises ``ValueError`` for an ε that is not positive
+    and finite or for no release, and :class:`~privacy.errors.Unattainable` if no noise is enough.
     """
     _check(epsilon, releases)
     base = Composed.of(beside)
@@ -48,9 +53,10 @@ def noise_multiplier(
 def releases(
     epsilon: float, delta: float, noise_multiplier: float, coordinates: int = 0, beside: Sequence[Event] = ()
 ) -> int:
-    """The most releases of ``noise_multiplier`` that, with ``beside``, cost at most ``epsilon``: 0 or more.
+    """Return the largest number of releases, 0 or more, that cost at most ``epsilon`` together with ``beside``.
 
-    Raises :class:`~privacy.errors.Unattainable` where ``beside`` alone costs more.
+    Raises ``ValueError`` for an ε that is not positive and finite, and :class:`~privacy.errors.Unattainable` if
+    ``beside`` alone costs more than ``epsilon`` or the budget allows over 10^9 releases.
     """
     _check(epsilon, 1)
     base, release = Composed.of(beside), GaussianRelease(noise_multiplier, coordinates)
@@ -59,7 +65,7 @@ def releases(
     def too_many(count: int) -> bool:
         return base.and_releases(count, release).epsilon(delta) > epsilon
 
-    # With continuous noise and nothing beside them there would be so many: one more is certainly too many.
+    # With continuous noise and no other events this many releases would fit: one more certainly exceeds the budget.
     reach = noise_multiplier * _mu(epsilon, delta)
     bound = 1 + reach * reach * (1 + _ROUNDING)
     if bound > _MOST_RELEASES:
@@ -70,25 +76,26 @@ def releases(
 
 
 def mean_error(noise_multiplier: float, clip: float, count_weight: float, count: int, dim: int) -> float:
-    """Root mean square of how far (L2 norm) a class's released mean is from that of its clipped features.
+    """Return the root mean square distance (L2 norm) of a class's released mean from the mean of clipped features.
 
-    ``count`` records of a class, features (``dim``,) of norm at most ``clip``. With σ = noise·√(clip² + weight²), the
-    sum's noise gives σ·√dim/count, and the count's, σ/weight, moves a mean of norm ``clip``, the most there is, by
-    clip·σ/(weight·count). First order: it holds where the count's noise (:func:`count_error`) is small beside it.
+    The class has ``count`` records with features (``dim``,) of norm at most ``clip``. With σ = noise·√(clip² + weight²)
+    the noise of the sum gives σ·√dim/count. The noise of the count, σ/weight, moves a mean of the largest norm,
+    ``clip``, by clip·σ/(weight·count). The estimate is first-order: the count's noise (:func:`count_error`) must be
+    small compared with the count.
     """
     sigma = noise_multiplier * math.hypot(clip, count_weight)
     return sigma * math.hypot(math.sqrt(dim), clip / count_weight) / count
 
 
 def count_error(noise_multiplier: float, clip: float, count_weight: float) -> float:
-    """Standard deviation of a class's released count, in records."""
+    """Return the standard deviation of a class's released count, in records."""
     return noise_multiplier * math.hypot(clip, count_weight) / count_weight
 
 
 def _mu(epsilon: float, delta: float) -> float:
-    """Return sensitivity over deviation of continuous noise alone (Balle and Wang 2018), right to 1e-11 of it.
+    """Return sensitivity over standard deviation of continuous noise alone (Balle and Wang 2018), to a relative 1e-11.
 
-    Noise that costs more than any ε that is told is too little for every budget.
+    ``epsilon`` above :data:`~privacy.accounting.accountant.MOST_EPSILON` counts as that maximum.
     """
     from dp_accounting import get_sigma_gaussian  # noqa: PLC0415 (it takes a second)
 
@@ -112,7 +119,7 @@ def _leaves_something(base: Composed, epsilon: float, delta: float) -> None:
 
 
 def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
-    """The least number from ``low`` on for which ``holds``, which is true of ``high`` and of all from the least on."""
+    """Return the least number in ``low`` … ``high`` for which ``holds``; ``holds`` is monotone and true of ``high``."""
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if holds(middle) else (middle + 1, high)

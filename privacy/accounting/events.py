@@ -1,7 +1,7 @@
-"""What spends privacy: the mechanisms that an accountant composes, and their form in JSON.
+"""Privacy events: the mechanisms that an accountant composes, and their JSON form.
 
 A history is a sequence of events over one data set. Neighbouring data sets differ by one unit (a record, a subject or
-a site) that is added or removed.
+a site) that is added or removed. Limit: events hold parameters, and do not record the outputs of a mechanism.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 _MOST = 1 << 63
-# A multiplier is kept as a float whatever it came as: 1 and 1.0 are equal, and differ as JSON.
+# A multiplier is always stored as a float: 1 and 1.0 are equal, but differ as JSON.
 Multiplier = Annotated[float, Field(gt=0)]
 
 
@@ -23,9 +23,9 @@ Multiplier = Annotated[float, Field(gt=0)]
 class GaussianRelease:
     """One release of the prototype query.
 
-    ``noise_multiplier`` is the noise's standard deviation over the query's L2 sensitivity, ``coordinates`` the number
-    of integers released, each with discrete Gaussian noise of its own: K·(d + 1), or 0 for continuous noise.
-    ``ValueError`` unless the one is positive and finite and the other from 0 to 2^63.
+    ``noise_multiplier`` is the noise's standard deviation over the query's L2 sensitivity. ``coordinates`` is the
+    number of released integers, each with independent discrete Gaussian noise: K·(d + 1), or 0 for continuous noise.
+    Raises ``ValueError`` unless ``noise_multiplier`` is positive and finite and ``coordinates`` from 0 to 2^63.
     """
 
     noise_multiplier: Multiplier
@@ -34,10 +34,11 @@ class GaussianRelease:
 
 @dataclass(frozen=True, config=_STRICT)
 class DpSgd:
-    """``steps`` of DP-SGD, each on a Poisson sample of which every unit is part with probability ``sampling_rate``.
+    """Training by ``steps`` of DP-SGD, each on a Poisson sample that has every unit with probability ``sampling_rate``.
 
-    ``noise_multiplier`` is the noise's standard deviation over the norm to which gradients are clipped. ``ValueError``
-    unless it is positive and finite, the rate is in (0, 1] and there are 1 to 2^63 steps.
+    ``noise_multiplier`` is the noise's standard deviation over the norm to which gradients are clipped. Raises
+    ``ValueError`` unless ``noise_multiplier`` is positive and finite, ``sampling_rate`` is in (0, 1] and ``steps`` is
+    from 1 to 2^63.
     """
 
     noise_multiplier: Multiplier
@@ -55,12 +56,12 @@ _NAMES = {kind: name for name, kind in _MECHANISMS.items()}
 
 
 def event_to_json(event: Event) -> dict[str, object]:
-    """The event as a JSON object: its parameters by name, and ``mechanism``. Numbers come back as they were."""
+    """Return the event as a JSON object: parameters by name, and ``mechanism``. Numbers survive the round trip."""
     return {"mechanism": _NAMES[type(event)], **asdict(event)}
 
 
 def event_from_json(content: object) -> Event:
-    """What :func:`event_to_json` made; ``ValueError`` that names what is wrong for anything else."""
+    """Return the event that :func:`event_to_json` encoded. Raises ``ValueError``, which names the fault, otherwise."""
     if not isinstance(content, dict):
         raise ValueError(f"it is no mechanism: {content!r:.80}")
     values = dict(content)

@@ -1,6 +1,6 @@
-"""The accountants of ``dp_accounting`` that histories are composed by.
+"""Accountants of ``dp_accounting`` that compose a history.
 
-Importing ``dp_accounting`` takes a second, so that only what asks for an ε or a δ imports this module.
+Importing ``dp_accounting`` takes a second, so callers import this module only where an ε or a δ is computed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def by_losses(training: tuple[DpSgd, ...], squares: float, width: float) -> PLDA
 
 @lru_cache(maxsize=8)
 def _trained(training: tuple[DpSgd, ...], width: float) -> PLDAccountant:
-    """Not to be changed by a caller: composed once for every number of releases that is tried beside it."""
+    """Compose training once for all numbers of releases that a search tries; callers must copy the result."""
     accountant = PLDAccountant(NEIGHBOURS, value_discretization_interval=width)
     for each in training:
         accountant.compose(_as_event(each))

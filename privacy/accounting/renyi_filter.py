@@ -1,10 +1,10 @@
-"""A Rényi filter: ε of a history whose mechanisms may each be chosen in view of all earlier outputs.
+"""Rényi filter: ε of a history in which each mechanism may be chosen after seeing all earlier outputs.
 
-A filter lets a mechanism run if what was paid, with that mechanism, stays within a budget that was fixed before. At one
-order α, Rényi costs add up under such a choice, and a budget B_α bounds the whole by (α, B_α)-RDP (Feldman and Zrnic
+A filter lets a mechanism run if the total cost, with that mechanism, stays within a budget fixed beforehand. At one
+order α, Rényi costs add up under such a choice, and a budget B_α bounds the total by (α, B_α)-RDP (Feldman and Zrnic
 2021, "Individual Privacy Accounting via a Rényi Filter"; Lécuyer 2021, "Practical Privacy Filters and Odometers with
-Rényi Differential Privacy"). Which order will serve best is not known beforehand, so this filter keeps one for each
-of :data:`ORDERS` and goes on while *any* of them has room, for which each gets an equal part of δ.
+Rényi Differential Privacy"). The best order is not known beforehand, so this filter keeps a budget for each of
+:data:`ORDERS` and accepts mechanisms while *any* order has room. Each order therefore gets an equal part of δ.
 
 **Theorem.** Let Λ be fixed, δ' = δ/|Λ|, and B_α = ε − log(1 − 1/α) + log(δ'·α)/(α − 1). If after every payment there is
 an α ∈ Λ with Σ ρ_i(α) ≤ B_α, with ρ_i(α) the Rényi cost of the i-th mechanism given all before it, then all outputs
@@ -17,13 +17,15 @@ term is at most c_α·exp((α − 1)·(B_α − ε)) = δ', and all are δ. ∎ 
 division of δ the rule "any order fits" is not covered by this proof**: which order has room at the end may follow from
 the outputs. The conversion is that of Canonne, Kamath and Steinke 2020, proposition 12.
 
-Costs of a mechanism: α/2z² for a discrete Gaussian of noise multiplier z, as for a continuous one (Canonne, Kamath and
-Steinke 2020, theorem 14), so that nothing is added for being discrete; of shared noise, see
-docs/adr/0016; of a step of DP-SGD, ``dp_accounting``'s for a Gaussian with Poisson sampling
-(Mironov, Talwar and Zhang 2019), whose Gaussian counts as exact, as in :mod:`privacy.accounting.accountant`.
+Costs of a mechanism:
 
-The limits. The limit itself is to be fixed beforehand: one that is raised after looking is a decision that no theorem
-covers. Interleaved runs over one ledger are covered, for a payment comes before what it pays for.
+- A discrete Gaussian of noise multiplier z costs α/2z², like a continuous Gaussian (Canonne, Kamath and Steinke 2020,
+  theorem 14), so discreteness adds nothing. docs/adr/0016 covers shared noise.
+- A step of DP-SGD costs what ``dp_accounting`` computes for a Gaussian with Poisson sampling (Mironov, Talwar and Zhang
+  2019). The Gaussian counts as exact, like in :mod:`privacy.accounting.accountant`.
+
+Limit: the budget has to be fixed beforehand. No theorem covers a budget that is raised after seeing outputs.
+Interleaved runs over one ledger are covered, because a payment is recorded before the release it pays for.
 """
 
 from __future__ import annotations
@@ -35,23 +37,23 @@ from privacy.accounting.accountant import MOST_EPSILON, Composed
 from privacy.accounting.events import Event
 
 ORDERS = (2, 3, 5, 9, 17, 33, 65)
-"""Never to be changed for a ledger that is in use. Whole numbers, at which the cost of a step is a finite sum."""
+"""Rényi orders, fixed for every ledger in use. At whole numbers the cost of a DP-SGD step is a finite sum."""
 _ROUNDING_OF_A_STEP = 1e-13
-"""The margin added to a step's cost for float64, whose terms are sums of numbers near 1."""
+"""Margin added to the cost of each step for float64 rounding: the cost's terms are sums of numbers near 1."""
 
 
 def filtered_epsilon(history: Sequence[Event], delta: float) -> float:
     """Return the least ε with which the filter would have let all of ``history`` run, at ``delta``.
 
-    0 for an empty history; infinite above :data:`~privacy.accounting.accountant.MOST_EPSILON`, and where
-    :func:`~privacy.accounting.accountant.epsilon` counts too little noise as infinite. ``ValueError`` for a δ that
-    is not between 0 and 1.
+    ε is 0 for an empty history. ε is infinite above :data:`~privacy.accounting.accountant.MOST_EPSILON`, and where
+    :func:`~privacy.accounting.accountant.epsilon` counts too little noise as infinite. Raises ``ValueError`` for a δ
+    that is not between 0 and 1.
     """
     return epsilon_of_composed(Composed.of(history), delta)
 
 
 def epsilon_of_composed(composed: Composed, delta: float) -> float:
-    """Return :func:`filtered_epsilon` of a history that was put together."""
+    """Return :func:`filtered_epsilon` for a merged history."""
     if not 0 < delta < 1:
         raise ValueError(f"a δ is between 0 and 1, not {delta}")
     if composed == Composed():

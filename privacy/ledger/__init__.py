@@ -1,1 +1,1 @@
-"""The privacy ledger: what was spent of a data set, durable before anything leaves."""
+"""Privacy ledger: the spending of a data set's budget, durable before anything leaves the site."""

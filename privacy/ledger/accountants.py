@@ -1,4 +1,4 @@
-"""Accountants of a ledger by their names (docs/adr/0021-accounting-across-runs.md)."""
+"""Accountants of a ledger by name (docs/adr/0021-accounting-across-runs.md)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from privacy.ledger.remaining_budget import Accountant
 
 
 def accountant_of(name: Accounting) -> Accountant:
-    """Return what counts a history for a ledger: ε at a δ. Both remember what they counted."""
+    """Return the function that computes a history's ε at a δ for a ledger. The function caches its results."""
     return _filtered if name is Accounting.RENYI else cost
 
 
 def cost(history: Sequence[Event], delta: float) -> float:
-    """Return :func:`accounting.epsilon`, remembered: sites that one process simulates have the same histories."""
+    """Return :func:`~privacy.accounting.accountant.epsilon`, cached: simulated sites have equal histories."""
     return _cost(Composed.of(history), delta)
 
 

@@ -1,7 +1,8 @@
-"""A file that several processes append to, each line on the disk before anything follows from it.
+"""File that several processes append to, with each line on the disk before the writer goes ahead.
 
-The lock is the kernel's (``flock``), which frees a dead process's. File systems that have none between machines, such
-as NFS of old, give no protection against a second machine.
+A kernel lock (``flock``) serialises the processes; the kernel releases the lock of a process that dies.
+
+Limit: file systems without locks between machines, such as old NFS, give no protection against a second machine.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from pathlib import Path
 _log = logging.getLogger("protoseal.site")
 _CHUNK = 1 << 20
 PATIENCE = 5.0
-"""Seconds of waiting for a lock after which a warning says so."""
+"""Seconds of waiting for a lock after which a warning is logged."""
 
 
 @contextmanager
 def locked(path: Path, *, create: bool = False, read_only: bool = False) -> Iterator[int]:
-    """The file's descriptor, held alone, or with other readers alone; waits for whoever holds it.
+    """Yield the descriptor of the locked file; wait for other holders. Readers share the lock, a writer has it alone.
 
-    ``OSError`` if it cannot be opened or is no regular file. Its folder is never made: where a disk is not mounted,
-    that would be an empty budget in place of a spent one.
+    Raises ``OSError`` if the file cannot be opened or is not a regular file. The folder is never created: on a disk
+    that is not mounted, a new folder would hold an empty budget in place of a spent one.
     """
     flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_APPEND | (os.O_CREAT if create else 0)
     file = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
@@ -41,7 +42,7 @@ def locked(path: Path, *, create: bool = False, read_only: bool = False) -> Iter
 
 
 def _lock(file: int, kind: int, path: Path) -> None:
-    """Others hold it for the time of a write; one that was stopped in it holds it until it goes on: that is told."""
+    """Lock the file. A process stopped during a write keeps the lock until it resumes, so a long wait is logged."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -61,15 +62,16 @@ def _told_if_long(warning: str, path: Path) -> Iterator[None]:
 
 
 def read_all(file: int) -> bytes:
-    """The whole file, from its beginning."""
+    """Return the whole content of the file."""
     os.lseek(file, 0, os.SEEK_SET)
     return b"".join(iter(lambda: os.read(file, _CHUNK), b""))
 
 
 def append(file: int, content: bytes) -> None:
-    """Write at the end, in one write, and wait for the disk. ``OSError`` if either fails or the write is short.
+    """Append ``content`` in one write, and wait for the disk.
 
-    Then the file has any part of it, and how much of that is on the disk nobody knows.
+    Raises ``OSError`` if the write or the sync fails, or the write is short. The file may then have any part of
+    ``content``, and an unknown share of that part is on the disk.
     """
     written = os.write(file, content)
     if written != len(content):
@@ -78,23 +80,23 @@ def append(file: int, content: bytes) -> None:
 
 
 def sync(file: int) -> None:
-    """Wait until all of it is on the disk."""
+    """Wait until the whole file is on the disk."""
     os.fsync(file)
 
 
 def make_private(file: int) -> None:
-    """Leave it to its owner, as it was made."""
+    """Restrict the file to its owner (mode 0600), as when it was created."""
     if stat.S_IMODE(os.fstat(file).st_mode) != 0o600:
         os.fchmod(file, 0o600)
 
 
 def size(file: int) -> int:
-    """Its length in bytes."""
+    """Return the length of the file in bytes."""
     return os.fstat(file).st_size
 
 
 def sync_folder(folder: Path) -> None:
-    """Put the names in a folder on the disk: without that a power cut may lose a new file, whatever it holds."""
+    """Sync a folder's list of names to the disk; without this sync, a power cut may lose a new file."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -103,6 +105,6 @@ def sync_folder(folder: Path) -> None:
 
 
 def cut(file: int, length: int) -> None:
-    """Drop what lies behind ``length``, and wait for the disk."""
+    """Truncate the file to ``length`` bytes, and wait for the disk."""
     os.ftruncate(file, length)
     os.fsync(file)

@@ -1,4 +1,8 @@
-"""Lines of a privacy ledger that spend nothing, and change what the others mean: who decided what of a data set."""
+"""Decisions in a privacy ledger: lines that spend nothing, but change what other lines mean.
+
+An exposure voids the guarantee, a loss marks an earlier ledger as lost, and an allowance changes the limit. Limit: the
+reason and the time of a decision are the site's own statements.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ _EXPOSED, _LOST, _LIMIT = "no guarantee", "ledger lost", "limit"
 
 @dataclass(frozen=True)
 class Exposure:
-    """In this run, under this agreement, exact values left: there is no guarantee for any record from then on."""
+    """Exposure of exact values in a run: no record of the data set has a guarantee from then on."""
 
     run: str
     agreement_hash: bytes
@@ -22,7 +26,7 @@ class Exposure:
 
 @dataclass(frozen=True)
 class Loss:
-    """An earlier ledger, which had come to entry ``seq``, is lost: nobody knows what was spent of the data set."""
+    """Loss of an earlier ledger, which had reached entry ``seq``: the spending of the data set is unknown."""
 
     seq: int
     time: str
@@ -30,9 +34,9 @@ class Loss:
 
 @dataclass(frozen=True)
 class Allowance:
-    """From here on this is the limit, for a ``reason`` that whoever decided it gave.
+    """Change of the limit from this line on, with the ``reason`` that the deciding person gave.
 
-    ``ValueError`` unless that is 1 to 500 printable characters.
+    Raises ``ValueError`` unless ``reason`` is 1 to 500 printable characters.
     """
 
     limit: Limit
@@ -45,11 +49,11 @@ class Allowance:
 
 
 Line = Entry | Exposure | Loss | Allowance
-"""What a line after the first says."""
+"""Content of a line after the first."""
 
 
 def exposure_to_json(exposure: Exposure) -> dict[str, object]:
-    """A line's content."""
+    """Return the content of the exposure's line."""
     return {
         "kind": _EXPOSED,
         "time": exposure.time,
@@ -59,12 +63,12 @@ def exposure_to_json(exposure: Exposure) -> dict[str, object]:
 
 
 def loss_to_json(loss: Loss) -> dict[str, object]:
-    """A line's content."""
+    """Return the content of the loss's line."""
     return {"kind": _LOST, "time": loss.time, "entry": loss.seq}
 
 
 def allowance_to_json(allowance: Allowance) -> dict[str, object]:
-    """A line's content."""
+    """Return the content of the allowance's line."""
     return {
         "kind": _LIMIT,
         "time": allowance.time,
@@ -74,7 +78,7 @@ def allowance_to_json(allowance: Allowance) -> dict[str, object]:
 
 
 def line_from_json(content: Mapping[str, object]) -> Line:
-    """What a line after the first says; ``ValueError`` for what no ledger of this version has."""
+    """Decode a line after the first. Raises ``ValueError`` for a line that no ledger of this version has."""
     readers: Mapping[object, Callable[[Mapping[str, object]], Line]] = {
         _EXPOSED: _exposure,
         _LOST: _loss,

@@ -1,4 +1,8 @@
-"""What a privacy ledger's lines say: whose budget it is and how large, and each release that spent of it."""
+"""Entries of a privacy ledger: the budget of the first line, and the spending of each release.
+
+Each type has a JSON form with fixed fields. Guarantee: decoding refuses unknown or missing fields. Limit: the time of
+an entry is the site's clock, and proves nothing.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +18,17 @@ from privacy.units import Unit
 
 FORMAT = 1
 GUARANTEE = "guarantee"
-"""The fact that says of which unit a release's cost is true: of none, where something of it has no guarantee."""
+"""Name of the fact that holds the unit for which a release's cost is true, or no unit if part has no guarantee."""
 NEIGHBOURS = "add or remove one"
-"""By what two data sets differ that no release may tell apart: one unit."""
+"""Neighbouring relation: neighbouring data sets differ by one unit, added or removed."""
 Fact = str | int | float
 
 
 @dataclass(frozen=True)
 class Limit:
-    """All that may ever be spent of one data set: (epsilon, delta) for one unit added or removed, by an accountant.
+    """Largest spending of one data set over all runs: (epsilon, delta) for one unit added or removed, by an accountant.
 
-    ``ValueError`` unless epsilon is positive and finite and delta is between 0 and 1.
+    Raises ``ValueError`` unless epsilon is positive and finite and delta is between 0 and 1.
     """
 
     epsilon: float
@@ -47,13 +51,13 @@ class Limit:
         return f"epsilon {self.epsilon:g} at delta {self.delta:g} for one {self.unit}{by}"
 
     def to_json(self) -> dict[str, object]:
-        """Return the fields of a line; the default accountant has none."""
+        """Return the limit's fields of a line; the default accountant is left out."""
         by = {} if self.accountant is Accounting.PLD else {"accountant": str(self.accountant)}
         return {"epsilon": self.epsilon, "delta": self.delta, "unit": str(self.unit), **by}
 
     @classmethod
     def from_json(cls, content: Mapping[str, object]) -> Limit:
-        """Return what :meth:`to_json` made; ``ValueError`` for anything else."""
+        """Return the limit that :meth:`to_json` encoded. Raises ``ValueError`` for anything else."""
         epsilon, delta = content.get("epsilon"), content.get("delta")
         if not (isinstance(epsilon, float) and isinstance(delta, float)):
             raise ValueError("it does not say what the limit is")
@@ -63,7 +67,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Release:
-    """What a release is called: the same name with other noise is another entry of the same release."""
+    """Name of a release. An equal name with fresh noise is another entry of that release."""
 
     run: str
     round: int
@@ -75,10 +79,10 @@ class Release:
 
 @dataclass(frozen=True)
 class Spending:
-    """One release and what it costs. ``facts`` are what else is worth knowing of it, such as the clip.
+    """Release and the event that gives its cost. ``facts`` hold further parameters, such as the clip.
 
-    ``agreement_hash`` is of the agreement under which it was asked for. The release's own bytes are not known yet: its
-    noise is drawn after this is recorded.
+    ``agreement_hash`` is the hash of the agreement that asks for the release. The bytes of the release are not known
+    yet: the noise is drawn after the spending is recorded.
     """
 
     release: Release
@@ -89,10 +93,10 @@ class Spending:
 
 @dataclass(frozen=True)
 class Budget:
-    """What the first line says: of which data set, with what limit to begin with.
+    """Content of the first line: the data set and its initial limit.
 
-    ``salt``: 16 random bytes in hex, or none in a ledger that was begun without. It never leaves the site; so nobody
-    who is shown a line's hash can try out which limit would give it.
+    ``salt`` is 16 random bytes in hex, or empty in a ledger that was begun without a salt. The salt never leaves the
+    site, so that nobody who sees a line's hash can find the limit by trying.
     """
 
     dataset: str
@@ -102,19 +106,19 @@ class Budget:
 
 @dataclass(frozen=True)
 class Entry:
-    """What a later line says. ``time`` is the site's clock, in UTC and seconds, and proves nothing."""
+    """Content of a spending line. ``time`` is the site's clock, in UTC to the second, and proves nothing."""
 
     spending: Spending
     time: str
 
 
 def is_guaranteed(entry: Entry) -> bool:
-    """Whether what an entry cost is true of its ledger's unit; not of one that does not say so."""
+    """Return True if the entry states a unit for which its cost holds; False for an entry without that fact."""
     return entry.spending.facts.get(GUARANTEE) in list(Unit)
 
 
 def budget_to_json(budget: Budget) -> dict[str, object]:
-    """The first line's content."""
+    """Return the content of the first line."""
     return {
         "kind": "budget",
         "format": FORMAT,
@@ -126,7 +130,7 @@ def budget_to_json(budget: Budget) -> dict[str, object]:
 
 
 def budget_from_json(content: Mapping[str, object]) -> Budget:
-    """What :func:`budget_to_json` made; ``ValueError`` for anything else."""
+    """Return the budget that :func:`budget_to_json` encoded. Raises ``ValueError`` for anything else."""
     dataset = content.get("dataset")
     if not isinstance(dataset, str):
         raise ValueError("it does not begin with a data set and its limit")
@@ -140,12 +144,12 @@ def budget_from_json(content: Mapping[str, object]) -> Budget:
 
 
 def now() -> str:
-    """The time, in UTC, to the second."""
+    """Return the current time in UTC, to the second."""
     return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def spending_to_json(spending: Spending, time: str) -> dict[str, object]:
-    """A later line's content."""
+    """Return the content of a spending line."""
     release = spending.release
     return {
         "kind": "spending",
@@ -160,7 +164,7 @@ def spending_to_json(spending: Spending, time: str) -> dict[str, object]:
 
 
 def entry_from_json(content: Mapping[str, object]) -> Entry:
-    """What :func:`spending_to_json` made; ``ValueError`` for anything else."""
+    """Return the entry that :func:`spending_to_json` encoded. Raises ``ValueError`` for anything else."""
     if content.get("kind") != "spending" or len(content) != 8:
         raise ValueError(f"its kind is {content.get('kind')!r:.80}")
     run, what, agreement, time = (_text(content, name) for name in ("run", "what", "agreement", "time"))

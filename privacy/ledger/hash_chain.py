@@ -1,9 +1,11 @@
-"""Lines of JSON of which each holds the hash of the one before it.
+"""Hash chain of JSON lines, in which each line holds the hash of the line before.
 
 A line is the canonical JSON (keys sorted, no spaces, ASCII) of an object with ``seq``, counted from 0, ``prev``, the
-hash of the line before it (64 zeros for the first), and ``hash``: SHA-256, in hexadecimal, over the same JSON without
-``hash``. Whoever can write the file can make another chain that holds. What that cannot do is to agree with a hash
-that others have kept of it.
+hash of the line before (64 zeros for the first line), and ``hash``: SHA-256, in hexadecimal, over the JSON without
+``hash``.
+
+Guarantee: a changed, removed, moved or repeated line is detected. Limit: anyone who can write the file can make
+another valid chain; only a hash that another party has kept reveals the replacement.
 """
 
 from __future__ import annotations
@@ -15,16 +17,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 NO_LINE = "0" * 64
-"""``prev`` of the first line."""
+"""Value of ``prev`` in the first line."""
 _CHAINING = frozenset({"seq", "prev", "hash"})
 
 
 class ChainError(ValueError):
-    """A line was changed, removed, moved or repeated, or is none of a chain. The message says which, and where."""
+    """Fault in a chain: a line changed, removed, moved or repeated, or not a line. The message names line and fault."""
 
 
 class Anchor(NamedTuple):
-    """A line's sequence number and hash, which stand for it and all lines before it."""
+    """Sequence number and hash of a line, which identify the line and all lines before."""
 
     seq: int
     head: str
@@ -35,10 +37,10 @@ class Anchor(NamedTuple):
 
 @dataclass(frozen=True)
 class Chain:
-    """What a file holds. ``contents`` are the lines' objects without ``seq``, ``prev`` and ``hash``.
+    """Checked content of a file. ``contents`` are the lines' objects without ``seq``, ``prev`` and ``hash``.
 
-    ``complete`` is the length in bytes of the lines that hold. What lies behind is ``torn``: a line that has no newline
-    yet. ``unended`` tells that the last line holds all the same, and lacks no more than its newline.
+    ``complete`` is the length in bytes of the valid lines. ``torn`` is the rest of the file: an unfinished line without
+    a newline. ``unended`` is True if the last line is valid and lacks only its newline.
     """
 
     contents: tuple[Mapping[str, object], ...]
@@ -49,16 +51,19 @@ class Chain:
 
     @property
     def anchor(self) -> Anchor:
-        """Of the last line."""
+        """Anchor of the last line."""
         return Anchor(len(self.hashes) - 1, self.hashes[-1] if self.hashes else NO_LINE)
 
     def has(self, anchor: Anchor) -> bool:
-        """Whether this chain is the anchored one, or went on from it."""
+        """Return True if the anchored line is in this chain."""
         return 0 <= anchor.seq < len(self.hashes) and self.hashes[anchor.seq] == anchor.head
 
 
 def make_line(after: Anchor, content: Mapping[str, object]) -> bytes:
-    """The line that follows, with its newline. ``ValueError`` for content that JSON does not have."""
+    """Return the line that follows ``after``, with its newline.
+
+    Raises ``ValueError`` for content that JSON cannot hold, or that has ``seq``, ``prev`` or ``hash``.
+    """
     if _CHAINING & content.keys():
         raise ValueError(f"content may not have {', '.join(sorted(_CHAINING & content.keys()))}")
     unsigned = {**content, "seq": after.seq + 1, "prev": after.head}
@@ -66,9 +71,9 @@ def make_line(after: Anchor, content: Mapping[str, object]) -> bytes:
 
 
 def read_chain(content: bytes) -> Chain:
-    """All of a file's lines; :class:`ChainError` unless they are one chain, but for an end without a newline.
+    """Return the chain of a file's lines. Raises :class:`ChainError` unless all lines with a newline form one chain.
 
-    A line that has its newline was perhaps acknowledged, whatever became of it since: it is never taken for unfinished.
+    A line with a newline may have been acknowledged, so an invalid one is an error and never counts as unfinished.
     """
     *ended, rest = content.split(b"\n")
     found = [_read_line(number, line) for number, line in enumerate(ended, 1)]
@@ -99,7 +104,7 @@ def _chain(
 def _read_line(number: int, line: bytes) -> dict[str, object]:
     try:
         entry = json.loads(line)
-        # Two texts that read as the same object, by a key given twice or a space, are not the same line.
+        # Two texts can decode to one object (by a repeated key or a space): only the canonical text is a line.
         canonical = isinstance(entry, dict) and _canonical(entry) == line
     except (ValueError, RecursionError) as error:
         raise ChainError(f"line {number} is not JSON: it was changed") from error

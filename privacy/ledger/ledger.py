@@ -1,12 +1,13 @@
-"""The privacy budget of one data set, over all runs: what was released of it, durable before it leaves.
+"""Privacy ledger: the budget of one data set over all runs, with each release recorded before the release leaves.
 
-The order is: spend, draw the noise, send. :meth:`Ledger.spend` returns when the entry is on the disk; so a process that
-dies may have spent for what it never sent, and has never sent what it had not spent. Sending the same bytes once more
-is free; the same release with new noise is a new entry.
+The order is: spend, draw the noise, send. :meth:`Ledger.spend` returns when the entry is on the disk.
 
-What this cannot see: an older copy of the file put in its place before the process starts, or the file removed. For
-that, :attr:`Ledger.anchor` is kept by others, and :meth:`Ledger.check_anchor` compares. Nor can it see what the data
-set really is: a site that gives the same records another name has another budget.
+Guarantee: a process that dies may have spent for a release that was never sent, but has never sent a release that was
+not spent. Sending the same bytes again is free; drawing new noise for a release needs a new entry.
+
+Limits: the ledger alone cannot detect a file that was removed, or replaced by an older copy, before the process starts.
+Other parties therefore keep :attr:`Ledger.anchor`, and :meth:`Ledger.check_anchor` compares. The ledger cannot detect
+either that one data set has two names: a site that renames its records gets another budget.
 """
 
 from __future__ import annotations
@@ -50,72 +51,72 @@ from privacy.ledger.remaining_budget import Accountant, check_covered, epsilon_o
 
 _log = logging.getLogger("protoseal.site")
 _NOTHING = Anchor(-1, NO_LINE)
-"""What the first line follows."""
+"""Anchor before the first line."""
 
 
 class Account:
-    """What a ledger says, every line of it checked."""
+    """Content of a ledger, with every line checked."""
 
     def __init__(self, path: Path, chain: Chain) -> None:
-        """:class:`ChainError` if a line says what no ledger of this version does, or there is none."""
+        """Raise :class:`ChainError` if a line is not one of this version's ledgers, or the chain is empty."""
         self.path, self._chain = path, chain
         self.lines: tuple[Line, ...] = tuple(
             _parsed(line_from_json, number, content) for number, content in enumerate(chain.contents[1:], 2)
         )
-        """All after the first, oldest first; entry ``seq`` of the chain is at ``seq`` - 1."""
+        """Lines after the first, oldest first; entry ``seq`` of the chain is at ``seq`` - 1."""
         self.budget: Budget = _parsed(budget_from_json, 1, chain.contents[0] if chain.contents else {})
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """All that was spent, oldest first."""
+        """Spending entries, oldest first."""
         return tuple(each for each in self.lines if isinstance(each, Entry))
 
     @property
     def exposures(self) -> tuple[Exposure, ...]:
-        """The runs in which exact values left, oldest first."""
+        """Runs in which exact values left the site, oldest first."""
         return tuple(each for each in self.lines if isinstance(each, Exposure))
 
     @property
     def losses(self) -> tuple[Loss, ...]:
-        """The ledgers of this data set that were lost before, oldest first."""
+        """Earlier ledgers of this data set that are lost, oldest first."""
         return tuple(each for each in self.lines if isinstance(each, Loss))
 
     @property
     def allowances(self) -> tuple[Allowance, ...]:
-        """How the limit changed, oldest first."""
+        """Changes of the limit, oldest first."""
         return tuple(each for each in self.lines if isinstance(each, Allowance))
 
     @property
     def limit(self) -> Limit:
-        """What may be spent now: as it was last changed."""
+        """Limit in force: the last change, or the initial limit."""
         allowances = self.allowances
         return allowances[-1].limit if allowances else self.budget.limit
 
     @property
     def guaranteed(self) -> bool:
-        """Return True if all that this ledger records has a guarantee, and no earlier ledger is lost.
+        """True if every entry of this ledger has a guarantee, no exact value left, and no earlier ledger is lost.
 
-        The limit: what left of the same records without this ledger is not known here.
+        The limit: releases of the same records outside this ledger are unknown here.
         """
         return not (self.exposures or self.losses) and all(map(is_guaranteed, self.entries))
 
     @property
     def history(self) -> tuple[Event, ...]:
-        """The events of all entries, oldest first."""
+        """Events of all entries, oldest first."""
         return tuple(each.spending.event for each in self.entries)
 
     @property
     def anchor(self) -> Anchor:
-        """Of the last line."""
+        """Anchor of the last line."""
         return self._chain.anchor
 
     @property
     def unfinished(self) -> int:
-        """Bytes of an unfinished line. If a crash cut it off it was never acknowledged, so nothing was sent for it."""
+        """Number of bytes of an unfinished last line. A line cut off by a crash was never acknowledged or sent for."""
         return len(self._chain.torn)
 
     def check_anchor(self, anchor: Anchor) -> None:
-        """:class:`RolledBackError` unless the ledger has the anchored entry."""
+        """Raise :class:`RolledBackError` unless the ledger has the anchored entry."""
         if anchor.seq > self.anchor.seq:
             raise RolledBackError(
                 f"{self.path} ends with entry {self.anchor.seq}, and has had {anchor.seq}: an older copy was put in "
@@ -141,53 +142,54 @@ def _parsed(
 
 
 def read_account(path: Path) -> Account:
-    """A ledger as it stands, checked and left as it is. :class:`LedgerError` if it is damaged or not there."""
+    """Read and check a ledger without changing the file. Raises :class:`LedgerError` if it is damaged or missing."""
     with _named(path), append_only_file.locked(path, read_only=True) as file:
         return Account(path, read_chain(append_only_file.read_all(file)))
 
 
 class Ledger:
-    """The ledger of one data set; any number of threads and processes may spend by it at once."""
+    """Ledger of one data set. Any number of threads and processes may spend at the same time."""
 
     def __init__(self, path: Path, dataset: str, limit: Limit, *, epsilon: Accountant) -> None:
-        """Open the file, or begin it; its folder must be there.
+        """Open the file, or begin a new one; the folder must exist.
 
-        ``epsilon`` is the accountant: what a history costs at a delta. :class:`LedgerError` if the file is damaged,
-        cannot be written, or is of another data set or limit.
+        ``epsilon`` is the accountant: the function that returns a history's epsilon at a delta. Raises
+        :class:`LedgerError` if the file is damaged, cannot be written, or belongs to another data set or limit.
         """
         self._path, self._epsilon = path, epsilon
         self._budget = Budget(
             dataset, limit, secrets.token_hex(16)
-        )  # the salt of a ledger that this one begins
+        )  # the salt is used only if the file is new
         self._account: Account | None = None
         self._broken = False
         with self._opened(create=True):
-            # Every time: a process that died may have begun the file and not come so far.
-            append_only_file.sync_folder(path.resolve().parent)  # the file's own, where the path is a link
+            # Sync on every opening: a process may have died after it began the file and before it synced the folder.
+            append_only_file.sync_folder(path.resolve().parent)  # the target's folder if the path is a link
 
     @property
     def path(self) -> Path:
-        """Where the ledger is."""
+        """Path of the ledger's file."""
         return self._path
 
     @property
     def anchor(self) -> Anchor:
-        """The number and hash of the last entry that this object has seen, all of which are durable.
+        """Number and hash of the last entry that this object has read; all entries up to there are durable.
 
-        For others to keep: see :meth:`check_anchor`.
+        Other parties keep the anchor for :meth:`check_anchor`.
         """
         return self._seen.anchor
 
     @property
     def history(self) -> tuple[Event, ...]:
-        """All events that this object has seen, oldest first."""
+        """Events that this object has read, oldest first."""
         return self._seen.history
 
     def spend(self, spending: Spending) -> Anchor:
-        """Record a release that is about to be made; once this returned, it may be drawn and sent, once.
+        """Record a planned release. After the return, the release's noise may be drawn once, and the result sent.
 
-        :class:`BudgetError` if it would exceed the limit: nothing was recorded. :class:`LedgerError` if it could not
-        be made durable: it must not be sent, and may count as spent all the same.
+        Raises :class:`BudgetError` if the release would exceed the limit or is not covered by the accountant; nothing
+        was recorded. Raises :class:`LedgerError` if the entry could not be made durable: the release must not be sent,
+        and may count as spent.
         """
         with self._opened() as file:
             history = self.history
@@ -195,18 +197,18 @@ class Ledger:
             if fits(history, spending.event, self._budget.limit, self._epsilon):
                 self._append(file, self.anchor, spending_to_json(spending, now()))
                 return self.anchor
-        # Not under the lock: it takes the accountant many times as long to say what would have fitted.
+        # Outside the lock: counting the releases that would fit takes the accountant many times as long.
         raise refusal(history, spending, self._budget, self._epsilon)
 
     def check_covered(self, spending: Spending) -> None:
-        """Raise :class:`BudgetError` for what the ledger's accountant does not cover. Records nothing."""
+        """Raise :class:`BudgetError` for a release that the ledger's accountant does not cover; record nothing."""
         with self._opened():
             check_covered(self._seen.entries, spending, self._budget.limit)
 
     def expose(self, run: str, agreement_hash: bytes) -> bool:
-        """Record that exact values are about to leave in this run, unless it says so already; whether it did not.
+        """Record that exact values are about to leave in this run; return False if that was recorded before.
 
-        :class:`LedgerError` if that could not be made durable: they must not be sent.
+        Raises :class:`LedgerError` if the line could not be made durable: the values must not be sent.
         """
         with self._opened() as file:
             if any((each.run, each.agreement_hash) == (run, agreement_hash) for each in self._seen.exposures):
@@ -215,20 +217,20 @@ class Ledger:
         return True
 
     def lose(self, seq: int) -> None:
-        """Record that an earlier ledger of the data set, which had come to entry ``seq``, is lost.
+        """Record that an earlier ledger of the data set, which had reached entry ``seq``, is lost.
 
-        :class:`LedgerError` if that could not be made durable.
+        Raises :class:`LedgerError` if the line could not be made durable.
         """
         with self._opened() as file:
             self._append(file, self.anchor, loss_to_json(Loss(seq, now())))
 
     def allow(self, limit: Limit, reason: str) -> Anchor:
-        """Set the limit, which may be less than what is spent: then nothing more fits. Durable when this returns.
+        """Set the limit; the change is durable on return. No more releases fit if less than the spent ε is allowed.
 
-        Another accountant counts all entries from the first on, in a :class:`Ledger` that is opened with it.
-        ``ValueError`` for a reason that is none, for another unit, for an accountant in place of the Rényi filter, and
-        where that is the limit already;
-        :class:`LedgerError` if it could not be made durable, and may hold all the same.
+        A changed accountant counts all entries from the first on, in a :class:`Ledger` opened with that accountant.
+        Raises ``ValueError`` for an invalid reason, another unit, another accountant in place of the Rényi filter, or
+        an unchanged limit. Raises :class:`LedgerError` if the line could not be made durable; the change may then be
+        in force all the same.
         """
         allowance = Allowance(limit, reason, now())
         if limit == self._budget.limit:
@@ -248,32 +250,35 @@ class Ledger:
             return self.anchor
 
     def guaranteed(self) -> bool:
-        """Whether all that any process has recorded so far is true of a record."""
+        """Return True if every entry recorded so far, by any process, has a guarantee (:attr:`Account.guaranteed`)."""
         with self._opened():
             return self._seen.guaranteed
 
     def spent(self, release: Release) -> bool:
-        """Whether any process has recorded a release under this name, whether or not it was sent."""
+        """Return True if any process has recorded a release of this name, sent or not."""
         with self._opened():
             return any(each.spending.release == release for each in self._seen.entries)
 
     def entries(self) -> tuple[Entry, ...]:
-        """All that any process has recorded so far."""
+        """Return the spending entries that any process has recorded so far."""
         with self._opened():
             return self._seen.entries
 
     def epsilon_spent(self) -> float:
-        """The epsilon of all that any process has recorded so far, at the limit's delta."""
+        """Return the epsilon of all entries recorded so far, by any process, at the limit's delta."""
         with self._opened():
             history = self.history
         return epsilon_of(history, self._budget.limit, self._epsilon)
 
     def remaining(self, event: Event) -> int:
-        """How many more releases like ``event`` fit, or steps of DP-SGD: see :func:`limits.remaining`."""
+        """Return how many more releases like ``event``, or steps of DP-SGD, fit the limit.
+
+        See :func:`privacy.ledger.remaining_budget.remaining`.
+        """
         return remaining(self.history, event, self._budget.limit, self._epsilon)
 
     def check_anchor(self, seq: int, head: str) -> None:
-        """:class:`RolledBackError` unless the file has the entry that others have kept the number and hash of."""
+        """Raise :class:`RolledBackError` unless the file has the entry whose number and hash another party kept."""
         with self._opened():
             self._seen.check_anchor(Anchor(seq, head))
 
@@ -289,7 +294,7 @@ class Ledger:
 
     @contextmanager
     def _opened(self, *, create: bool = False) -> Iterator[int]:
-        """The file, locked, mended and read to its end. The lock is of this opening: it keeps out threads as well."""
+        """Lock, repair and read the file, and yield its descriptor. The lock excludes other threads as well."""
         with _named(self._path), append_only_file.locked(self._path, create=create) as file:
             if self._broken:
                 raise LedgerError(
@@ -300,7 +305,7 @@ class Ledger:
             yield file
 
     def _catch_up(self, file: int, *, create: bool) -> None:
-        """Read all of it again: a few thousand lines take less than the accountant, and any change is seen."""
+        """Read the whole file again, so that any change is seen; the accountant takes longer than the reading."""
         chain = read_chain(append_only_file.read_all(file))
         if self._mend(file, chain):
             chain = read_chain(append_only_file.read_all(file))
@@ -321,10 +326,10 @@ class Ledger:
         self._append(file, _NOTHING, budget_to_json(self._budget))
 
     def _mend(self, file: int, chain: Chain) -> bool:
-        """Finish or drop the line of a process that died while it wrote; whether there was one.
+        """Finish or drop the line of a process that died while writing; return True if there was such a line.
 
-        What is dropped was never acknowledged, so nothing was sent for it. What is whole may have been read by others,
-        and is kept. All that was read is on the disk when this returns.
+        A partial line is dropped: the line was never acknowledged, so nothing was sent for it. A whole line without
+        its newline is finished, because others may have read the line. On return, all that was read is on the disk.
         """
         if chain.torn and not chain.contents and not self._is_begun(chain.torn):
             raise LedgerError(f"{self._path} is not a privacy ledger; give the ledger a place of its own")
@@ -344,7 +349,7 @@ class Ledger:
         return chain.unended or bool(chain.torn)
 
     def _is_begun(self, torn: bytes) -> bool:
-        """Whether this may be a part of this data set's first line: it is as far as nothing random is in it."""
+        """Return True if ``torn`` may be part of this data set's first line, by the bytes before the line's hash."""
         known = self._first_line.partition(b'"hash"')[0]
         return known.startswith(torn[: len(known)])
 
@@ -360,9 +365,9 @@ class Ledger:
         self._account = Account(self._path, read_chain(append_only_file.read_all(file)))
 
     def _take_back(self, file: int, end: int) -> None:
-        """After a failure the system may have dropped what it had still to write, and say later that all is well.
+        """Remove a line whose write failed, or refuse all further spending by this object.
 
-        So waiting for the disk is not tried again for what was written: it is removed, or nothing more is spent here.
+        After a failed sync the system may drop unwritten data and report success later, so the sync is never retried.
         """
         try:
             append_only_file.cut(file, end)
@@ -385,7 +390,7 @@ def _check_same(found: Account, wanted: Budget) -> None:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """What goes wrong with the file, in one line that names it."""
+    """Raise :class:`LedgerError` with the file's path for every fault of the file."""
     try:
         yield
     except ChainError as error:

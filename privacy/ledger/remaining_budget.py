@@ -1,4 +1,8 @@
-"""Checks of whether a release fits into what remains of a budget, and counts of how many do."""
+"""Remaining budget: checks that a release fits, and the number of releases that still fit.
+
+Each check asks the accountant for the ε of the history with the release added. Guarantee: a count never exceeds the
+number that fits. Limit: from 100 on, a count may be 1 % too low.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +16,25 @@ from privacy.errors import BudgetError
 from privacy.ledger.entries import Budget, Entry, Limit, Spending
 
 Accountant = Callable[[Sequence[Event], float], float]
-"""The epsilon of a history at a delta: never less than what it costs, and no less for a longer history."""
+"""Function that returns a history's epsilon at a delta: never below the true cost, and monotone in the history."""
 MOST_RELEASES, MOST_STEPS = 10_000, 1_000_000
-"""As many as :func:`remaining` counts up to."""
+"""Largest counts that :func:`remaining` returns."""
 
 
 def epsilon_of(history: Sequence[Event], limit: Limit, epsilon: Accountant) -> float:
-    """What a history has spent, at the limit's delta: 0 for none."""
+    """Return the epsilon that a history has spent at the limit's delta: 0 for an empty history."""
     return epsilon(history, limit.delta) if history else 0.0
 
 
 def fits(history: Sequence[Event], event: Event, limit: Limit, epsilon: Accountant) -> bool:
-    """Whether epsilon stays within the limit; false for what is not a number."""
+    """Return True if epsilon stays within the limit with ``event`` added; False if epsilon is not a number."""
     return epsilon((*history, event), limit.delta) <= limit.epsilon
 
 
 def check_covered(entries: Sequence[Entry], spending: Spending, limit: Limit) -> None:
-    """Raise :class:`BudgetError` for DP-SGD beside entries of another agreement, where the accountant needs a plan.
+    """Raise :class:`BudgetError` for DP-SGD beside entries of another agreement if the accountant is ``PLD``.
 
-    Parameters that were chosen after looking at earlier outputs are covered for Gaussian releases alone
+    ``PLD`` covers parameters chosen after seeing earlier outputs for Gaussian releases only
     (docs/adr/0021-accounting-across-runs.md).
     """
     if limit.accountant is not Accounting.PLD:
@@ -49,7 +53,7 @@ def check_covered(entries: Sequence[Entry], spending: Spending, limit: Limit) ->
 
 
 def refusal(history: Sequence[Event], spending: Spending, budget: Budget, epsilon: Accountant) -> BudgetError:
-    """What to raise of a release that does not fit: how much too much it is, and what remains."""
+    """Return the error for a release that does not fit, with the epsilon it would reach and the count that remains."""
     limit, event = budget.limit, spending.event
     spent, total = epsilon_of(history, limit, epsilon), epsilon((*history, event), limit.delta)
     return BudgetError(
@@ -60,10 +64,10 @@ def refusal(history: Sequence[Event], spending: Spending, budget: Budget, epsilo
 
 
 def remaining(history: Sequence[Event], event: Event, limit: Limit, epsilon: Accountant) -> int:
-    """How many more releases like this one fit, or steps of DP-SGD with its parameters.
+    """Count how many more releases like ``event`` fit, or steps of DP-SGD with the parameters of ``event``.
 
-    Never more than fit, nor more than :data:`MOST_RELEASES` or :data:`MOST_STEPS`; from 100 on perhaps 1 % fewer, for
-    an accountant may take a second for each answer.
+    The count never exceeds the number that fits, nor :data:`MOST_RELEASES` or :data:`MOST_STEPS`. From 100 on, the
+    count may be 1 % too low, because an accountant may take a second for each answer.
     """
     start, most = (event.steps, MOST_STEPS) if isinstance(event, DpSgd) else (1, MOST_RELEASES)
 
@@ -78,7 +82,7 @@ def remaining(history: Sequence[Event], event: Event, limit: Limit, epsilon: Acc
 
 
 def _between(fit: Callable[[int], bool], start: int, most: int) -> tuple[int, int]:
-    """A count that fits, or 0, and one that does not, or one more than ``most``; apart by a factor of 4 or less."""
+    """Return a count that fits (or 0) and a larger one that does not (or ``most`` + 1), at most a factor of 4 apart."""
     count = min(start, most)
     if fit(count):
         while count < most and fit(min(4 * count, most)):
@@ -90,7 +94,7 @@ def _between(fit: Callable[[int], bool], start: int, most: int) -> tuple[int, in
 
 
 def in_words(event: Event, count: int) -> str:
-    """``count`` releases like ``event``, or steps of it."""
+    """Return the words for ``count`` releases like ``event``, or ``count`` steps of DP-SGD."""
     if isinstance(event, DpSgd):
         steps = "step" if count == 1 else "steps"
         rate = f"sampling rate {event.sampling_rate:g}"

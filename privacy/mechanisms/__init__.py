@@ -1,1 +1,1 @@
-"""Noisy queries, their sensitivity and their noise."""
+"""Mechanisms: noisy queries, their sensitivity and their noise."""

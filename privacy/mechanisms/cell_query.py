@@ -1,12 +1,13 @@
-"""The prototype query over parts of classes: each record is in the cell of the nearest public centre of its class.
+"""Prototype query over cells: each record belongs to the cell of the nearest public centre of its class.
 
-Cells are fixed before any record is looked at, by what all sites were told: the centres that the round before ended
-with. Which cell a record is in follows from it and from them alone, so that cells part the records as classes do: one
-record more or less changes one cell, and the query over cells is as sensitive as that over classes, whatever the
-centres are (:mod:`privacy.mechanisms.prototype_query`). What FINCH would make of a class hangs on all of its records.
+The centres are those that the previous round published to all sites, so cells are fixed before any record is read. The
+nearest centre has the largest cosine with the record, as in the methods' predictions; on a tie the first centre wins.
+A record of zeros has cosine 0 with every centre.
 
-Nearest is as the methods predict: by the largest cosine, on a tie the centre that comes first. A record of zeros is at
-cosine 0 to all.
+Guarantee: a record's cell depends on the record and the centres alone. One record more or less changes one cell, and
+the query over cells has the sensitivity of the query over classes, whatever the centres
+(:mod:`privacy.mechanisms.prototype_query`). Limit: cells are not FINCH's clusters, which depend on all records of a
+class.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from privacy.mechanisms.prototype_query import PrototypeQuery, Sums
 
 @dataclass(frozen=True)
 class Cells:
-    """``classes`` int64 (M,), in order, are those of the cells; ``centres`` (M, d) float64 are public.
+    """Cells with their ``classes`` int64 (M,), in ascending order, and their public ``centres`` (M, d) float64.
 
-    Each of the K classes has a cell or more. Where it has one alone, that one's centre is of no meaning. Raises
-    ``ValueError`` for anything else, or a centre that is not finite.
+    Each of the K classes has at least one cell. The centre of a class's only cell has no meaning. Raises ``ValueError``
+    for other shapes or orders, a class without a cell, or a centre that is not finite.
     """
 
     classes: Ints
@@ -41,9 +42,9 @@ class Cells:
 
     @classmethod
     def around(cls, centres: Float, labels: Ints, classes: int) -> Cells:
-        """Of K ``classes``: a cell for each centre (G, d) of its class, ``labels`` (G,), or the whole class as one.
+        """Return one cell for each of ``centres`` (G, d) of classes ``labels`` (G,), and one for each class without.
 
-        ``ValueError`` for a label outside [0, K).
+        Raises ``ValueError`` for a label outside [0, K), K being ``classes``.
         """
         if ((labels < 0) | (labels >= classes)).any():
             raise ValueError(f"a centre is of none of {classes} classes")
@@ -57,9 +58,9 @@ class Cells:
         return len(self.classes)
 
     def of(self, features: Float, labels: Ints) -> Ints:
-        """The cell, int64 (N,), of each record: features (N, d) float64, labels int64 (N,) in [0, K).
+        """Return the cell of each record, int64 (N,), for features (N, d) float64 and labels int64 (N,) in [0, K).
 
-        A record's cell depends on that record alone, to the last digit, whatever stands beside it.
+        A record's cell depends on that record alone, to the last digit, whatever the other records are.
         """
         sizes = np.bincount(self.classes)
         firsts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
@@ -69,12 +70,12 @@ class Cells:
         return np.asarray(firsts[labels] + cosines.argmax(axis=1), dtype=np.int64)
 
     def _products(self, features: Float, candidates: Ints) -> Float:
-        """Inner products (N, J) with the directions of the cells ``candidates`` (N, J): cosines but for lengths.
+        """Return inner products (N, J) with the directions of the cells ``candidates`` (N, J): cosines up to length.
 
-        Added up a column at a time, as the grid's norms are and for the same reason.
+        The sum runs column by column, as the grid's norms do and for the same reason.
         """
         products = np.zeros(candidates.shape)
-        with np.errstate(all="ignore"):  # what is not finite is refused where it is added up
+        with np.errstate(all="ignore"):  # values that are not finite are refused by Sums.check
             for values, directions in zip(_scaled(features).T, _directions(self.centres).T, strict=True):
                 products += values[:, None] * directions[candidates]
         return products
@@ -82,7 +83,7 @@ class Cells:
 
 @dataclass(frozen=True)
 class ReleasedCells:
-    """Noisy means ``rows`` (M', d) of cells, their classes ``labels`` (M',) in order, and noisy ``counts`` (M',)."""
+    """Released cells: noisy means ``rows`` (M', d), their classes ``labels`` (M',) in order, noisy ``counts`` (M',)."""
 
     rows: Float
     labels: Ints
@@ -90,10 +91,11 @@ class ReleasedCells:
 
 
 def release_cells(sums: Sums, cells: Cells) -> ReleasedCells:
-    """The query's answer, ``sums`` being over ``cells``: each call is a release that has to be paid for beforehand.
+    """Return the query's noisy answer for ``sums`` over ``cells``. Each call is a release to be paid for beforehand.
 
-    A cell whose noisy count is below the query's least is not there. A class of which no cell is there is one mean of
-    all its cells, if these have enough together: their count has the noise of all.
+    A cell whose noisy count is below the query's ``min_count`` is left out. A class without any cell left is released
+    as one mean of all its cells if their summed count reaches ``min_count``·√cells, since that count has the noise of
+    all cells.
     """
     vectors, weights = sums.noised()
     found = [_of_class(sums.query, vectors[own], weights[own]) for own in _by_class(cells)]
@@ -108,7 +110,7 @@ def _by_class(cells: Cells) -> list[Ints]:
 
 
 def _of_class(query: PrototypeQuery, vectors: Ints, weights: Ints) -> tuple[Float, Float]:
-    """Means and counts of one class, from the noisy integers of its cells."""
+    """Return the means and counts of one class, from the noisy integers of its cells."""
     counts = weights / query.grid.weight
     there = counts >= query.min_count
     if not there.any():
@@ -119,13 +121,13 @@ def _of_class(query: PrototypeQuery, vectors: Ints, weights: Ints) -> tuple[Floa
 
 
 def _scaled(rows: Float) -> Float:
-    """Rows of largest magnitude 1, or of zeros."""
+    """Return the rows scaled to a largest magnitude of 1; rows of zeros stay zeros."""
     largest = np.abs(rows).max(axis=1, keepdims=True, initial=0.0)
     return np.asarray(rows / np.where(largest > 0.0, largest, 1.0))
 
 
 def _directions(rows: Float) -> Float:
-    """Rows of length 1, or of zeros."""
+    """Return the rows scaled to length 1; rows of zeros stay zeros."""
     scaled = _scaled(rows)
     norms = np.linalg.norm(scaled, axis=1, keepdims=True)
     return np.asarray(scaled / np.where(norms > 0.0, norms, 1.0))

@@ -1,22 +1,23 @@
-"""The prototype query for units of many records: one subject, or a whole site, changes it no more than a record does.
+"""Joint clipping: the prototype query for units of many records, with the sensitivity of a single record.
 
-Of a subject with records of k classes, n_c of class c, each of these classes gets the mean of its records, shortened to
-1/√k of it, and its count W/√k: a subject of one class counts as one record does, whatever number of records it has, and
-one of k classes as 1/√k of a record in each. Of all ways to weigh classes without looking at features that do not
-exceed a record's sensitivity, this is the one with the largest sum of weights.
+The unit is a subject or a whole site. A subject has records of k classes, n_c of class c. The subject adds 1/√k of the
+mean of its records to each of these classes, and W/√k to each class's count. A subject of one class therefore counts as
+one record, whatever its number of records, and a subject of k classes counts as 1/√k of a record in each class. Among
+all weightings of classes that ignore features and keep a record's sensitivity, this weighting has the largest sum of
+weights.
 
 *Sensitivity, in whole numbers.* Records are rows x_i of whole steps with ‖x_i‖ ≤ B
 (:class:`~privacy.mechanisms.grid.Grid`). With F = ⌊√(2^64/(k·n_c²))⌋ ≤ 2^32/(n_c·√k), in exact arithmetic, class c
 gets v·F/2^32 for v = Σ x_i over the subject's records of that class, truncated towards zero coordinate by coordinate,
-and its count n_c·W·F/2^32, truncated as well. Truncation shortens, and ‖v‖ ≤ n_c·B. So a subject adds
+and its count n_c·W·F/2^32, truncated as well. Truncation shortens, and ‖v‖ ≤ n_c·B. So a subject adds at most
 
     Σ_c (‖v‖² + (n_c·W)²)·F²/2^64 ≤ Σ_c (n_c²·B² + n_c²·W²)/(k·n_c²) = B² + W²
 
-to the squared norm at most, over all classes together: what one record may, so that the same noise is enough. What
-others add does not depend on it: sums are of subjects, and a subject's part follows from its own records alone. With a
-single record F is 2^32, and nothing is truncated: then this is the query by records, to the last digit.
+to the squared norm, over all classes together. That is the bound of one record, so the same noise is enough. A
+subject's part depends on its own records alone, so no subject changes the parts of others. For a single record F is
+2^32 and nothing is truncated: the result equals the query by records, to the last digit.
 
-No product leaves 63 bits: |v|·F ≤ n_c·B·2^32/n_c ≤ 2^62, as B and W are 2^30 at most.
+No product exceeds 63 bits: |v|·F ≤ n_c·B·2^32/n_c ≤ 2^62, since B and W are at most 2^30.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from privacy.mechanisms.prototype_query import Sums
 
 _FRACTION_BITS = 32
 _AT_ONCE = 1 << 20
-"""Values of features that are worked on together."""
+"""Number of feature values that are processed together."""
 _MOST_RECORDS = 2**32
 
 
@@ -40,7 +41,8 @@ _MOST_RECORDS = 2**32
 class Parts:
     """Sums of some subjects' records by class, in steps; secret.
 
-    ``rows`` int64 (n, d) are of ``counts`` int64 (n,) records each, which are ``owners``' (n,) and of class ``labels``.
+    Each of ``rows`` int64 (n, d) sums ``counts`` int64 (n,) records of the subject ``owners`` int64 (n,) and the class
+    ``labels`` int64 (n,).
     """
 
     owners: Ints
@@ -52,11 +54,11 @@ class Parts:
         return "Parts(<secret>)"
 
     def take(self, chosen: Ints) -> Parts:
-        """Some of them."""
+        """Return the parts at the indices ``chosen``."""
         return Parts(self.owners[chosen], self.labels[chosen], self.rows[chosen], self.counts[chosen])
 
     def and_(self, other: Parts) -> Parts:
-        """Both, with one part for each subject and class."""
+        """Return the union of both, with one part for each subject and class."""
         mine, others = (vars(each).values() for each in (self, other))
         owners, labels, rows, counts = (np.concatenate(pair) for pair in zip(mine, others, strict=True))
         order = np.lexsort((labels, owners))
@@ -66,7 +68,10 @@ class Parts:
         return Parts(owners[starts], labels[starts], *sums)
 
     def shortened(self, weight: int) -> tuple[Ints, Ints]:
-        """What whole subjects add, a record's count weighing ``weight``: vectors int64 (n, d) and counts int64 (n,)."""
+        """Return the bounded vectors int64 (n, d) and counts int64 (n,), each record counting ``weight``.
+
+        The parts must hold all records of each of their subjects.
+        """
         _, inverse, classes = np.unique(self.owners, return_inverse=True, return_counts=True)
         kinds, of_kind = np.unique(np.stack([classes[inverse], self.counts]), axis=1, return_inverse=True)
         known = np.array([factor(*each) for each in kinds.T.tolist()], dtype=np.int64)
@@ -75,10 +80,10 @@ class Parts:
 
 
 class JointSums:
-    """The query's sums with each subject's contribution bounded as a whole. Secret."""
+    """Sums of the query with each subject's contribution bounded as a whole; secret."""
 
     def __init__(self, sums: Sums) -> None:
-        """``sums`` are those of no records yet; what is added here goes there, subject by subject."""
+        """Start from ``sums`` over no records yet; later additions change ``sums``, subject by subject."""
         self._sums = sums
         none = np.zeros(0, np.int64)
         self._held = Parts(none, none, sums.vectors[:0], none)
@@ -88,10 +93,11 @@ class JointSums:
         return "JointSums(<secret>)"
 
     def add(self, features: Float, labels: Ints, owners: Ints) -> None:
-        """Add records as :meth:`Sums.add` does, ``owners`` int64 (N,) being the numbers of the subjects they are of.
+        """Add records as :meth:`Sums.add` does, with ``owners`` int64 (N,) the numbers of the records' subjects.
 
-        They come in the order of these numbers, over all calls: a subject that another has followed is counted, and
-        cannot come again. ``ValueError`` if it does, or for more than 2^32 records; then nothing was added.
+        Records come in ascending order of these numbers, over all calls: a subject is counted once the next subject
+        begins, and cannot return. Raises ``ValueError`` if a subject returns, or for more than 2^32 records; then
+        nothing was added.
         """
         self._sums.check(features, labels)
         self._check_order(owners, len(labels))
@@ -103,13 +109,13 @@ class JointSums:
             self._take(Parts(owners[some], labels[some], rows, np.ones(len(rows), np.int64)))
 
     def close(self) -> Sums:
-        """The sums of all subjects; nothing is to be added any more."""
+        """Count the last subject and return the sums of all subjects; no more records may be added."""
         self._count(self._held)
         self._held = self._held.take(np.zeros(0, np.int64))
         return self._sums
 
     def _take(self, parts: Parts) -> None:
-        """Count the subjects that are complete, and hold the last one back: its records may go on."""
+        """Count the complete subjects, and hold back the last subject, which may have further records."""
         joined = self._held.and_(parts)
         complete = joined.owners != joined.owners[-1]
         self._count(joined.take(np.flatnonzero(complete)))
@@ -132,9 +138,9 @@ class JointSums:
 
 
 def joint_sums(sums: Sums, batches: Iterable[tuple[Float, Ints]], owners: Ints) -> Sums:
-    """``sums`` with all records of ``batches`` added, of which ``owners`` (N,) has the subjects, in the same order.
+    """Add all records of ``batches`` to ``sums`` and return it; ``owners`` (N,) are the subjects, in record order.
 
-    Raises ``ValueError`` unless there are as many of the ones as of the others.
+    Raises ``ValueError`` unless there are as many owners as records.
     """
     joint, at = JointSums(sums), 0
     for features, labels in batches:
@@ -146,11 +152,11 @@ def joint_sums(sums: Sums, batches: Iterable[tuple[Float, Ints]], owners: Ints) 
 
 
 def factor(classes: int, records: int) -> int:
-    """F = ⌊2^32/(n·√k)⌋, exact, of ``records`` n of one class, for a subject with records of so many ``classes`` k."""
+    """Return F = ⌊2^32/(n·√k)⌋, exactly, for a subject's n ``records`` of one class and its number k of ``classes``."""
     return math.isqrt((1 << 2 * _FRACTION_BITS) // (classes * records**2))
 
 
 def _times(values: Ints, factors: Ints) -> Ints:
-    """values·factors/2^32, truncated towards zero."""
+    """Return values·factors/2^32, truncated towards zero."""
     shortened: Ints = np.sign(values) * (np.abs(values) * factors >> _FRACTION_BITS)
     return shortened

@@ -1,18 +1,18 @@
-"""The prototype query: noisy sums of features and noisy counts of all classes, as one Gaussian mechanism.
+"""Prototype query: noisy sums of features and noisy counts of all classes, as one Gaussian mechanism.
 
-A record has one label, so adding or removing one changes the sums of one class by a vector of norm at most C (its
-feature vector, clipped) and that class's count, weighted, by w: √(C² + w²) in all, whatever the number of classes.
-On :class:`~privacy.mechanisms.grid.Grid` the statement is one about whole numbers and holds exactly. Independent
-discrete Gaussian noise of 2^20 steps is added to each of the K·(d + 1) coordinates; everything after that is
-post-processing. :func:`privacy.mechanisms.gaussian.discreteness` says how the guarantee follows from that of a
-Gaussian mechanism with the same noise multiplier. All K classes take part in each release, with and without records:
-which of them have any is private.
+A record has one label, so adding or removing a record changes the sum of one class by a vector of norm at most C (the
+clipped feature vector) and the weighted count of that class by w. The sensitivity is √(C² + w²), whatever the number of
+classes; on the integers of :class:`~privacy.mechanisms.grid.Grid` the bound holds exactly. Each of the K·(d + 1)
+coordinates gets independent discrete Gaussian noise of 2^20 steps; all later steps are post-processing. All K classes
+take part in each release, with and without records, since the set of classes with records is private.
 
-The guarantee's unit is a record and its neighbours are by adding or removing one
-(:mod:`privacy.mechanisms.joint_clipping` has other units). Where the feature extractor was trained on the same records,
-it is a statement about this query alone. Features have to be finite. A site's are: a record for which the model gives
-others counts as zeros (:mod:`secure_client.training.feature_pass`). Here they are an error, and that an error was
-raised is not covered.
+Guarantee: differential privacy of a Gaussian mechanism with the given noise multiplier, by
+:func:`privacy.mechanisms.gaussian.discreteness`, for one record added or removed
+(:mod:`privacy.mechanisms.joint_clipping` has other units).
+
+Limits: if the feature extractor was trained on the same records, the guarantee covers this query alone. Features must
+be finite, and the fact that an error was raised for others is not covered. A site's features are always finite:
+:mod:`secure_client.training.feature_pass` replaces others by zeros.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from privacy.mechanisms.grid import SIGMA_LOG2, Float, Grid, Ints
 Bool = NDArray[np.bool_]
 
 _AT_ONCE = 1 << 20
-"""Values of features that are worked on together."""
+"""Number of feature values that are processed together."""
 _MOST_RECORDS = 2**32
 
 
 @dataclass(frozen=True)
 class Released:
-    """What may leave: ``rows`` (K, d) and ``counts`` (K,) float64, ``present`` (K,) bool.
+    """Noisy answer that may leave the site: ``rows`` (K, d) and ``counts`` (K,) float64, ``present`` (K,) bool.
 
-    Rows are noisy class means, zero where a class is not present. Counts are noisy, and may be negative. Who is
-    present follows from the counts alone.
+    Rows are noisy class means, zero where a class is not present. Counts are noisy, and may be negative. The classes
+    present follow from the noisy counts alone.
     """
 
     rows: Float
@@ -49,7 +49,7 @@ class Released:
 
 @dataclass(frozen=True)
 class PrototypeQuery:
-    """Features clipped to the norm ``clip``, counts weighted by ``count_weight``, in units of a feature.
+    """Query with features clipped to the norm ``clip`` and counts weighted by ``count_weight``, in units of a feature.
 
     The noise has standard deviation ``noise_multiplier``·√(clip² + count_weight²) on each coordinate. A class whose
     noisy count is below ``min_count`` is treated as absent. Raises ``ValueError`` as :meth:`Grid.of` does, and unless
@@ -69,36 +69,36 @@ class PrototypeQuery:
 
     @staticmethod
     def coordinates(classes: int, dim: int) -> int:
-        """K·(d + 1): how many numbers get noise in a release."""
+        """Return K·(d + 1), the number of values that get noise in a release."""
         return classes * (dim + 1)
 
     def draw(self, classes: int, dim: int) -> Ints:
         """Draw noise of 2^20 steps for each coordinate of K ``classes`` and d features: int64 (K·(d + 1),), secret.
 
-        Noise in whole steps is the same whatever a step is worth: the grid may be settled after the draw.
+        Noise in whole steps does not depend on the size of a step, so the grid may be fixed after the draw.
         """
         return discrete_gaussian(self.coordinates(classes, dim), SIGMA_LOG2)
 
     def start(self, classes: int, dim: int) -> Sums:
-        """Sums over no records yet, for K ≥ 1 classes and d ≥ 1 features; else ``ValueError``."""
+        """Return sums over no records yet. Raises ``ValueError`` unless K ≥ 1 classes and d ≥ 1 features are given."""
         if classes < 1 or dim < 1:
             raise ValueError(f"classes and features are 1 or more, not {classes} and {dim}")
         return Sums(self, np.zeros((classes, dim), np.int64), np.zeros(classes, np.int64))
 
     def exact(self, features: Float, labels: Ints, classes: int) -> Sums:
-        """The sums without noise. Arguments and errors as for :meth:`Sums.add`."""
+        """Return the sums without noise. Arguments and errors are those of :meth:`Sums.add`."""
         sums = self.start(classes, features.shape[1] if features.ndim == 2 else 1)
         sums.add(features, labels)
         return sums
 
     def release(self, features: Float, labels: Ints, classes: int) -> Released:
-        """The query's answer with fresh noise. Every call is a release that has to be paid for beforehand."""
+        """Return the query's answer with fresh noise. Every call is a release that has to be paid for beforehand."""
         return self.exact(features, labels, classes).release()
 
 
 @dataclass(frozen=True, repr=False)
 class Sums:
-    """The query in whole steps, without noise: secret. ``vectors`` int64 (K, d), ``weights`` int64 (K,), W a record."""
+    """Exact sums in whole steps, secret: ``vectors`` int64 (K, d), and ``weights`` int64 (K,), W for each record."""
 
     query: PrototypeQuery
     vectors: Ints
@@ -108,10 +108,10 @@ class Sums:
         return f"Sums(<secret>, classes={self.vectors.shape[0]}, dim={self.vectors.shape[1]})"
 
     def add(self, features: Float, labels: Ints) -> None:
-        """Add records: features float64 (N, d), finite, labels int64 (N,) in [0, K). Each record once, in any order.
+        """Add records: finite features float64 (N, d), labels int64 (N,) in [0, K). Each record is added once.
 
-        Raises :class:`NotFiniteError` for a feature that is not finite, and ``ValueError`` for anything else or beyond
-        2^32 records; then nothing was added.
+        Raises :class:`NotFiniteError` for a feature that is not finite, and ``ValueError`` for other dtypes, shapes or
+        labels, or more than 2^32 records; then nothing was added. The order of records does not matter.
         """
         self.check(features, labels)
         size = max(1, _AT_ONCE // self.vectors.shape[1])
@@ -133,7 +133,7 @@ class Sums:
         return self.vectors + noise[:, :dim], self.weights + noise[:, dim]
 
     def release(self) -> Released:
-        """Noisy means and counts: :meth:`noised` and post-processing, so that it is a release as well."""
+        """Return noisy means and counts: :meth:`noised` and post-processing, so each call is a release as well."""
         vectors, weights = self.noised()
         counts = weights / self.query.grid.weight
         present = counts >= self.query.min_count
@@ -142,7 +142,7 @@ class Sums:
         return Released(rows, present, counts)
 
     def check(self, features: Float, labels: Ints) -> None:
-        """Raise as :meth:`add` does."""
+        """Raise the errors of :meth:`add` for records that :meth:`add` would refuse."""
         classes, dim = self.vectors.shape
         if features.dtype != np.float64 or features.ndim != 2 or features.shape[1] != dim:
             raise ValueError(
