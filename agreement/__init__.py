@@ -1,7 +1,7 @@
-"""The agreement of a run, and what follows from it for the coordinator and for every site.
+"""The agreement of a run, and the facts that follow from it for the coordinator and for every site.
 
-An agreement is a TOML file, validated when it is loaded: a model here that exists is one that can be used. Unknown
-keys are refused by name.
+An agreement is a TOML file, validated when it is loaded: every model object of this package is usable. Unknown keys
+are refused by name.
 """
 
 from agreement.agreement import Agreement, load_agreement

@@ -1,4 +1,4 @@
-"""The agreement: what the coordinator and every site of a run hold in common, checked by hash at join."""
+"""The agreement: the settings that the coordinator and every site of a run share, compared by hash at join."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from protoseal_wire.codec.limits import MOST_SITES
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9.-]{0,62}$"
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
-"""A federation's, run's or site's name: lower-case letters, digits, dots and hyphens, 63 at most."""
+"""Name of a federation, run or site: lower-case letters, digits, dots and hyphens, 63 at most."""
 
 HASH_LABEL = b"protoseal/v1/agreement\x00"
 
 CKKS_SLOTS = 4096
-"""Values in one ciphertext; all classes of one feature must fit into it."""
+"""Number of values in one ciphertext; all classes of one feature must fit into it."""
 USUAL_SITES = 256
 
 
@@ -57,20 +57,20 @@ _AVERAGED = {
 
 
 class Agreement(RunSettings):
-    """What all parties of a run hold in common. Any difference changes :meth:`hash`.
+    """Settings that all parties of a run share. Any difference changes :meth:`hash`.
 
-    ``min_holders`` counts *sites* that have a class, the receiver included: below it the class is withheld in
-    that round, in every protection. Fewer than three give a peer's prototype away, so they need protection
-    ``plain``, which hides nothing from anyone, or ``allow_fewer_holders_reveals_peers``. It bounds one
-    answer, not a run: from two rounds of exact answers with unmoving peers a site can recover a peer's
-    prototype.
+    ``min_holders`` counts *sites* that have a class, the receiver included: with fewer the class is withheld in that
+    round, in every protection. Fewer than three give a peer's prototype away, so they need protection ``plain``,
+    which hides nothing from anyone, or ``allow_fewer_holders_reveals_peers``. The setting bounds one answer, not a
+    run: from two rounds of exact answers with unmoving peers a site can recover a peer's prototype.
 
-    ``min_sites`` is the fewest sites that may take part in a round. It is at least two, since one site has no
-    peers, and at least ``min_holders``, since with fewer sites every class of every round would be withheld.
-    ``max_sites`` is the most that a run may have: sums have room for as many terms, and messages for as many entries.
+    ``min_sites`` is the fewest sites that may take part in a round. It is at least two, since one site has no peers,
+    and at least ``min_holders``, since with fewer sites every class of every round would be withheld. ``max_sites``
+    is the most sites that a run may have: sums have room for as many terms, and messages for as many entries.
     ``agreement_threshold`` (tau) is in units of ``norm_bound`` squared: at or below it, peers count as equal.
-    ``extension`` has the settings of third parties' methods and protections, ``distributions`` name and version of what
-    they are installed by: what is installed unless given, so that parties with others do not agree.
+    ``extension`` has the settings of third parties' methods and protections, ``distributions`` the name and version
+    of the distributions that provide them, by default the installed ones, so that parties with other versions do not
+    agree.
     """
 
     federation: Name
@@ -80,7 +80,7 @@ class Agreement(RunSettings):
     classes: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = Field(
         min_length=2, max_length=CKKS_SLOTS
     )
-    """Names of the classes; label i means the i-th."""
+    """Names of the classes; label i stands for the i-th."""
     min_sites: Annotated[int, Field(ge=2)] = FEWEST_SAFE_HOLDERS
     """Fewest sites that may take part in a round."""
     max_sites: Annotated[int, Field(ge=2, le=MOST_SITES)] = USUAL_SITES
@@ -145,7 +145,10 @@ class Agreement(RunSettings):
 
     @model_serializer(mode="wrap")
     def _only_what_was_there(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without what third parties add, and without noise, text and hash are those of before there were any."""
+        """Drop fields that are absent or default.
+
+        Without third parties' methods and without noise, text and hash equal those of versions that lacked both.
+        """
         table: dict[str, Any] = written(self)
         for name in ("extension", "distributions", "privacy"):
             if not getattr(self, name):
@@ -194,35 +197,35 @@ class Agreement(RunSettings):
 
     @property
     def feature_dim(self) -> int:
-        """How many the model has: ``dim``, unless a public projection makes that of more."""
+        """Number of the model's features: ``dim``, unless a public projection reduces more features to it."""
         projected = self.privacy is not None and self.privacy.project_from
         return projected or self.dim
 
     @property
     def releases(self) -> int:
-        """How many releases with noise a run has at most, that of FedPC's clustering included; 0 without noise."""
+        """Most noisy releases of a run, that of FedPC's clustering included; 0 without noise."""
         if self.privacy is None:
             return 0
         return self.privacy.releases(self.rounds) + int(self.method.is_grouped)
 
     @property
     def most_cells(self) -> int:
-        """The most parts of classes that one release with noise has: classes, or the clusters of the round before."""
+        """Most parts of classes in one noisy release: classes, or the clusters of the round before."""
         return len(self.classes) * (self.clustering.most_clusters if self.clusters else 1)
 
     @property
     def sums(self) -> bool:
-        """Whether sites' values are added up, over all sites or in groups."""
+        """True if sites' values are added up, over all sites or in groups."""
         return self.method.traits.family in (Family.GROUPS, Family.SUMS, Family.CLUSTERS)
 
     @property
     def clusters(self) -> bool:
-        """Whether sites' local prototypes are clustered, class by class."""
+        """True if sites' local prototypes are clustered, class by class."""
         return self.method.traits.family is Family.CLUSTERS
 
     @property
     def clustering(self) -> Clustering:
-        """How local prototypes become clusters; of no meaning where the method makes none."""
+        """Settings of the clustering of local prototypes; without meaning where the method makes no clusters."""
         fedplcc, own = self.fedplcc, self.method is Method.FEDPLCC
         return Clustering(
             most_prototypes=fedplcc.most_prototypes,
@@ -235,7 +238,7 @@ class Agreement(RunSettings):
 
     @property
     def layout(self) -> Layout:
-        """What a site adds to a sum; a vector of no numbers where nothing is added up."""
+        """Layout of a site's contribution to a sum; an empty vector where nothing is added up."""
         traits, averaging = self.method.traits, self.averaging
         averages = self.method.averages
         return Layout(
@@ -249,27 +252,28 @@ class Agreement(RunSettings):
 
     @property
     def distributed_noise(self) -> bool:
-        """Whether sites share the noise of the prototypes in a sum."""
+        """True if sites share the noise of the prototypes in a sum."""
         return self.privacy is not None and self.privacy.distributed
 
     def noisy_sum(self, listed: int) -> NoisySum:
-        """How prototypes with noise are added up over so many ``listed`` sites; ``ValueError`` for too few."""
+        """Return the noisy sum over so many ``listed`` sites; raise ``ValueError`` for too few."""
         if self.privacy is None:
             raise ValueError("an agreement without noise has no noisy sums")
         return NoisySum.of(self.privacy, self.dim, listed)
 
     @property
     def sum_facts(self) -> SumFacts:
-        """Of what each site adds where the sites read the sum: its contribution, and ones to be counted.
+        """Facts of a sum that the sites read: the contribution's layout, and the ones that are counted.
 
-        One for each class that it contributes to, and one for itself, so that means follow from the sum alone.
+        There is a one for each class that a site contributes to and one for the site, so that means follow from the
+        sum alone.
         """
         counts = Segment(len(self.classes) + 1, 1.0)
         segments = (*self.layout.segments(self.norm_bound, self.averaging), counts)
         return SumFacts(segments, terms=self.max_sites)
 
     def fixed_point(self, clusters: int = 0) -> FixedPoint:
-        """How a site's contribution to a masked sum becomes integers; that to ``clusters`` comes before the layout's.
+        """Return the fixed-point encoding of a masked contribution; the part of ``clusters`` precedes the layout's.
 
         Sums may have as many terms as a run may have sites. Raises :class:`crypto.errors.PrecisionError`.
         """
@@ -277,9 +281,9 @@ class Agreement(RunSettings):
 
     @property
     def ring_bits(self) -> int:
-        """The bits of a word of a masked sum: as agreed, or as many as bounds and sites need.
+        """Bits of a word of a masked sum: as agreed, or as many as bounds and sites need.
 
-        The same for however many clusters a round has, so that the form of an answer is known beforehand.
+        The number is the same for any number of clusters, so that the form of an answer is known beforehand.
         """
         return self.masking.ring_bits or narrowest_ring(
             self._segments(int(self.clusters)), terms=self.max_sites
@@ -293,28 +297,28 @@ class Agreement(RunSettings):
 
     @property
     def _row_bound(self) -> float:
-        """Of a number of a site's rows. With shared noise for the longest list, whose grid is the finest."""
+        """Return the bound of a number in a row; with shared noise that of the longest list, on the finest grid."""
         if not self.distributed_noise:
             return self.norm_bound
         return self.noisy_sum(self.max_sites).bound(self.averaging.most_samples)
 
     def to_json(self) -> str:
-        """The canonical JSON text: sorted keys, no spaces, ASCII, every default written out."""
+        """Return the canonical JSON text: sorted keys, no spaces, ASCII, every default written out."""
         content = self.model_dump(mode="json", by_alias=True)
         return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str, *, source: str) -> Agreement:
-        """The agreement that :meth:`to_json` wrote; raises ``ConfigError`` naming ``source``."""
+        """Read the text of :meth:`to_json`; raise ``ConfigError`` naming ``source``."""
         return validate(cls, json.loads(text), source=source, directory=Path())
 
     def hash(self) -> bytes:
-        """SHA-256 (32 bytes) over a version label and :meth:`to_json`: equal when all settings are."""
+        """Return the SHA-256 (32 bytes) over a version label and :meth:`to_json`: equal when all settings are."""
         return hashlib.sha256(HASH_LABEL + self.to_json().encode("ascii")).digest()
 
     @property
     def summary(self) -> str:
-        """What a party has to know first of what it agrees to."""
+        """Return the settings that a party needs to know first."""
         added = "".join(f", {name} of {found}" for name, found in self.distributions.items())
         return (
             f"{self.method} under {self.protection}, {self.rounds} rounds,"
@@ -322,24 +326,24 @@ class Agreement(RunSettings):
         )
 
     def settings_of(self, added: Added) -> Section:
-        """A third party's own settings."""
+        """Return a third party's own settings."""
         return self.extension[added.name]
 
     @property
     def own_share(self) -> float:
-        """How much of its own prototypes a site mixes with what it is answered (``PEERS``): α of PFPL.
+        """Share of its own prototypes that a site mixes into its answer (``PEERS``): α of PFPL.
 
-        0 for a method with weights of its own, which say that.
+        0 for a method with weights of its own, which include the site's share.
         """
         weighs = isinstance(self.method, AddedMethod) and self.method.weights is not None
         return 0.0 if weighs else self.pfpl.alpha
 
     @property
     def needs_group_secret(self) -> bool:
-        """Whether the sites share a secret that one of them makes and seals to the others."""
+        """True if the sites share a secret that one of them makes and seals to the others."""
         return self.protection.secret_bytes > 0
 
 
 def load_agreement(path: Path) -> Agreement:
-    """The agreement in a TOML file; raises ``ConfigError``."""
+    """Load the agreement from a TOML file; raise ``ConfigError``."""
     return read_toml(path, Agreement)

@@ -13,15 +13,15 @@ from protoseal_wire.messages import ActiveList
 
 
 def stated_classes(agreement: Agreement, held: Bool) -> NDArray[np.bool_]:
-    """What a site that has the classes ``held`` (K,) says of them.
+    """Return the classes that a site with the classes ``held`` (K,) states.
 
-    It says that it has all, where noise is shared: each site adds its part of the noise to all.
+    A site states all classes where noise is shared, since each site adds its part of the noise to all of them.
     """
     return np.ones_like(held) if agreement.distributed_noise else np.array(held)
 
 
 def cohort_of(active: ActiveList, agreement: Agreement) -> Cohort:
-    """Who contributes to which class: holders of classes that at least ``min_holders`` participants hold.
+    """Return the cohort: holders of the classes that at least ``min_holders`` participants hold.
 
     The coordinator and every site call this on the same signed list, so they withhold the same classes.
     """
@@ -32,16 +32,16 @@ def cohort_of(active: ActiveList, agreement: Agreement) -> Cohort:
 
 
 def group_cohort(active: ActiveList, group: tuple[str, ...], agreement: Agreement) -> Cohort:
-    """:func:`cohort_of` over the members of one group (of all that the run has) that are on the list.
+    """Return :func:`cohort_of` over the members of one group (of all that the run has) that are on the list.
 
-    ``ValueError`` when none is.
+    Raises ``ValueError`` if there is no such member.
     """
     there = tuple(statement for statement in active.statements if statement.site in group)
     return cohort_of(ActiveList(there), agreement)
 
 
 def clustering_cohort(active: ActiveList, agreement: Agreement) -> Cohort:
-    """Everyone on the list, with its prototypes of all classes as the one row of one class."""
+    """Return the cohort of everyone on the list, with each site's prototypes of all classes as one row of one class."""
     sites = tuple(sorted(statement.site for statement in active.statements))
     holds = np.ones((len(sites), 1), dtype=np.bool_)
     return Cohort(sites, holds, len(agreement.classes) * agreement.dim)

@@ -20,7 +20,7 @@ NEEDS = {
     Family.CLUSTERS: frozenset({Need.CLUSTERING, Need.SUM}),
     Family.ALONE: frozenset[Need](),
 }
-"""All of them. Of what serves ``PEERS``, which depends on the weighting, one is enough."""
+"""Needs of each family, all of which a protection must offer. For ``PEERS``, which has alternatives, one is enough."""
 
 
 def check_protection_serves(
@@ -41,9 +41,9 @@ def check_protection_serves(
 
 
 def check_noise_is_shared(method: AnyMethod, protection: Protection, *, personal: bool) -> None:
-    """Raise ``ValueError`` unless all that leaves a site with distributed noise leaves it in a masked sum.
+    """Raise ``ValueError`` unless everything that leaves a site with distributed noise leaves it in a masked sum.
 
-    ``personal``: whether FedDBP's targets have channels of a site's own prototypes, of which there is no release.
+    ``personal``: FedDBP's targets have channels of a site's own prototypes, which are never released.
     """
     traits = method.traits
     if protection is not Protection.MASKED:
@@ -82,7 +82,7 @@ def _check_weighting_served(
 
 
 def _values(names: Set[StrEnum]) -> frozenset[str]:
-    """Methods' needs and protections' offers are enumerations of packages that do not know each other."""
+    """Return the values of enumeration members, because methods' needs and protections' offers are separate types."""
     return frozenset(str(name) for name in names)
 
 

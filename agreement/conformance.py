@@ -1,9 +1,8 @@
-"""Whether a third party's method or protection does what it declares: for its own tests (docs/how-to/extending.md).
+"""Conformance checks of a third party's method or protection, for its own tests (docs/how-to/extending.md).
 
-What is checked is that numbers come out right, that what travels has the declared form, that inputs out of bounds are
-refused before anything is sent, and that no array, vector of words or blob that a site sends is the same in two
-attempts, unless it is all zeros. **That a protection hides anything is not checked**: no test can show it, an argument
-has to.
+The checks are that numbers are right, that payloads have the declared form, that inputs out of bounds are refused
+before anything is sent, and that no array, vector of words or blob that a site sends repeats in two attempts, unless
+it is all zeros. **Secrecy is not checked**: no test can show that a protection hides values; that takes an argument.
 """
 
 from __future__ import annotations
@@ -36,19 +35,19 @@ _CLASSES, _DIM, _SITES = 3, 7, ("a", "b", "c", "d")
 _SEGMENTS = (Segment(20, 10.0), Segment(5, 1e4), Segment(4, 1.0))
 _LIMITS = Limits(classes=_CLASSES, dim=_DIM, sites=len(_SITES), parameters=1 << 16, ciphertexts=64)
 _EXACT = 1e-9
-"""How far from ``plain`` combinations of rows of norm 1 may be, where a protection does not say more."""
+"""Largest difference from ``plain`` of combinations of rows of norm 1, unless a protection states another."""
 
 
 class NotConforming(AssertionError):
-    """What is checked does not do what it declares."""
+    """Method or protection that does not do what it declares."""
 
 
 def check_protection(
     protection: Protection, settings: Section | None = None, *, tolerance: float = _EXACT
 ) -> None:
-    """Raise :class:`NotConforming` unless each of its halves does what ``plain`` does.
+    """Raise :class:`NotConforming` unless each half of the protection does what ``plain`` does.
 
-    Combinations of peers are within ``tolerance``, sums within what their half says.
+    Combinations of peers are compared within ``tolerance``, sums within the error that their half states.
     """
     given = protection.settings() if settings is None else settings
     secret = secrets.token_bytes(protection.secret_bytes)
@@ -62,9 +61,9 @@ def check_protection(
 
 
 def check_weights(method: AddedMethod, settings: Section | None = None) -> None:
-    """Raise :class:`NotConforming` unless a method of ``PEERS`` weighs convexly whatever prototypes there are.
+    """Raise :class:`NotConforming` unless a method of ``PEERS`` weighs convexly for all prototypes tried.
 
-    Among these: equal ones, zeros, a class that nobody holds and one with a single holder.
+    These include equal ones, zeros, a class that nobody holds and one with a single holder.
     """
     if method.weights is None:
         raise ValueError(f"{method.name!r} has no weights of its own")
@@ -150,7 +149,7 @@ def _check_vector(what: str, values: Float, length: int) -> None:
 
 
 def _check_unlike(name: str, site: str, protect: Callable[[bytes], Payload]) -> None:
-    """Each part with each, since one that is fresh says nothing of another. A site may leave a part at zero."""
+    """Compare each part with each, since a fresh part says nothing about another. A site may leave a part at zero."""
     for one, two in product(_parts(protect(b"one")), _parts(protect(b"two"))):
         if one.any() and np.array_equal(one, two):
             raise NotConforming(
@@ -172,7 +171,7 @@ def _check_refused(name: str, act: Callable[[], Payload], expected: type[CryptoE
 
 
 def _travelled(payload: Payload, form: PayloadForm) -> Payload:
-    """As it comes out of the wire. :class:`NotConforming` for what is not of the declared form."""
+    """Encode and decode a payload; raise :class:`NotConforming` for a payload that has not the declared form."""
     try:
         return codec.decode_payload(codec.encode_payload(payload), _LIMITS, form)
     except codec.CodecError as error:
@@ -182,7 +181,7 @@ def _travelled(payload: Payload, form: PayloadForm) -> Payload:
 
 
 def _cohort() -> Cohort:
-    """Everybody has the first class, two the second, one the third."""
+    """Return a cohort in which all sites have the first class, two the second, one the third."""
     holds: Bool = np.array([[1, 1, 0], [1, 1, 0], [1, 0, 1], [1, 0, 0]], dtype=np.bool_)
     return Cohort(_SITES, holds, _DIM)
 
@@ -193,7 +192,7 @@ def _rows() -> Float:
 
 
 def _within(bounds: Sequence[float] | Float, share: float | None) -> Float:
-    """That share of the bounds; anything within them without one."""
+    """Return values at the given share of the bounds, or anywhere within them."""
     if share is not None:
         return np.asarray(share * np.asarray(bounds))
     return np.asarray(np.random.default_rng().uniform(-1.0, 1.0, len(bounds)) * bounds)

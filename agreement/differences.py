@@ -1,7 +1,7 @@
-"""The fields of an agreement one by one, so that two parties whose agreements differ can see where.
+"""Fields of an agreement one by one, so that two parties whose agreements differ can see where.
 
-A field is named by its keys from the top, joined by dots (``training.lr``), and its value is canonical JSON. Lists are
-one field; so are the settings of a third party's method or protection.
+A field is named by its keys from the top, joined by dots (``training.lr``), and its value is canonical JSON. Lists
+are one field; so are the settings of a third party's method or protection.
 """
 
 from __future__ import annotations

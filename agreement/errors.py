@@ -1,7 +1,7 @@
-"""The base of what this package tells a user in one line."""
+"""Base of the errors that a user sees as one line."""
 
 from __future__ import annotations
 
 
 class UserError(Exception):
-    """Something that a user can mend. The message is one line, or one for each problem, and says how."""
+    """Error that a user can mend. The message is one line, or one for each problem, and says how."""

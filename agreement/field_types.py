@@ -1,4 +1,4 @@
-"""The kinds of numbers that settings are."""
+"""Number types of settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a method's rounds are made of: what tells one from another, built in or added."""
+"""Traits of a method's rounds, built in or added."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from enum import StrEnum
 
 
 class Family(StrEnum):
-    """Which course a method's rounds take."""
+    """Family of methods whose rounds take the same course."""
 
     PEERS = "peers"
-    """An answer of its own for every site, combined of its peers' prototypes."""
+    """Each site gets an answer of its own, a combination of its peers' prototypes."""
     GROUPS = "groups"
-    """Sites are grouped before training; sums within each group, groups mixed by how alike they are."""
+    """Sites are grouped before training; values are summed within each group, and groups mixed by similarity."""
     SUMS = "sums"
-    """One sum over all sites, and its mean for each of them."""
+    """Values are summed over all sites, and each site gets the mean."""
     CLUSTERS = "clusters"
     """Local prototypes of all sites are clustered, class by class, and models averaged."""
     ALONE = "alone"
@@ -22,39 +22,39 @@ class Family(StrEnum):
 
 
 class Part(StrEnum):
-    """Which part of sites' models is averaged."""
+    """Part of sites' models that is averaged."""
 
     NOTHING = "nothing"
     EXTRACTOR = "extractor"
-    """All but the classifier."""
+    """Everything except the classifier."""
     NOT_NORMS = "not norms"
-    """All but the layers that normalise."""
+    """Everything except normalisation layers."""
     MODEL = "model"
 
 
 class Predicts(StrEnum):
-    """Which model a site predicts with."""
+    """Model that a site predicts with."""
 
     TRAINED = "trained"
-    """The one that it trained last."""
+    """The model as the site trained it last."""
     AGGREGATED = "aggregated"
-    """What sites averaged last, with the parts that are not averaged as it trained them last."""
+    """The last average, with the parts that are not averaged as the site trained them last."""
 
 
 class Inference(StrEnum):
-    """How a site predicts. Both accuracies are reported; this one is the method's own."""
+    """Kind of prediction. Both accuracies are reported; this is the method's own."""
 
     CLASSIFIER = "classifier"
     PROTOTYPE = "prototype"
-    """By the nearest prototype; by the classifier as long as there is none."""
+    """By the nearest prototype; by the classifier before there is any prototype."""
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What tells one method's rounds from another's.
+    """Traits that distinguish one method's rounds from another's.
 
-    ``averaged``: the part of the model that is exchanged, ``weighted`` by sample counts or not. ``prototypes``: whether
-    class prototypes are exchanged, as one for each class; the methods of ``CLUSTERS`` exchange several.
+    ``averaged``: the part of the model that is exchanged, ``weighted`` by sample counts or not. ``prototypes``: class
+    prototypes are exchanged, one for each class; the methods of ``CLUSTERS`` exchange several.
     """
 
     family: Family

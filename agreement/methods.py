@@ -1,4 +1,4 @@
-"""The built-in methods, what each exchanges, and where each may run."""
+"""Built-in methods, the values that each exchanges, and where each may run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agreement.method_traits import Family, Inference, Part, Predicts, Traits
 
 
 class Method(StrEnum):
-    """How sites learn from each other."""
+    """Method by which sites learn from each other."""
 
     PFPL = "pfpl"
     """Personalised prototypes, weighted by distance."""
@@ -48,17 +48,17 @@ class Method(StrEnum):
 
     @property
     def traits(self) -> Traits:
-        """What its rounds are made of."""
+        """Traits of the method's rounds."""
         return _TRAITS[self]
 
     @property
     def is_grouped(self) -> bool:
-        """Whether sites are grouped before training, and prototypes and extractors averaged in each group."""
+        """True if sites are grouped before training, and prototypes and extractors averaged in each group."""
         return self.traits.family is Family.GROUPS
 
     @property
     def averages(self) -> bool:
-        """Whether any part of sites' models is exchanged."""
+        """True if any part of sites' models is exchanged."""
         return self.traits.averaged is not Part.NOTHING
 
 
@@ -90,8 +90,8 @@ _TRAITS = {
 
 
 DEPLOYABLE = frozenset({Method.PFPL, Method.FEDPC, Method.FEDDBP, Method.FEDPLCC})
-"""What runs between institutions. All else is what these are compared with, and runs in a simulation."""
+"""Methods that run between institutions. All others serve as comparisons in a simulation."""
 CONTROLS = frozenset(method for method in Method if method.traits.family is Family.ALONE)
-"""What a site does alone, without a federation."""
+"""Methods of a site alone, without a federation."""
 SIMULATED = frozenset(Method) - DEPLOYABLE
-"""What only a simulation runs."""
+"""Methods that only a simulation runs."""

@@ -1,4 +1,4 @@
-"""Names and settings, which methods and protections have in common."""
+"""Base of methods and protections: their names and settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class NoSettings(Section):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Named:
-    """A method or a protection."""
+    """Named method or protection."""
 
     name: str
     settings: type[Section] = NoSettings
@@ -32,7 +32,7 @@ class Named:
         return self.name
 
     def __deepcopy__(self, _memo: object) -> Self:
-        """Return this very object: methods and protections are told apart by identity."""
+        """Return this very object, because methods and protections are compared by identity."""
         return self
 
     @property

@@ -28,7 +28,7 @@ Address = Annotated[str, AfterValidator(_address)]
 
 
 def _agreement_of(value: object, info: ValidationInfo) -> object:
-    """A path becomes the agreement that the file holds, a table the agreement it is."""
+    """Return the agreement of a path's file, or of a table."""
     directory = directory_of(info) or Path()
     match value:
         case str():
@@ -55,11 +55,11 @@ def _deployable(agreement: Agreement) -> Agreement:
 
 
 DeployedAgreement = Annotated[Agreement, AfterValidator(_deployable), BeforeValidator(_agreement_of)]
-"""In a coordinator's or site's file: the path of the agreement's file, or the agreement as a table."""
+"""Agreement in a coordinator's or site's file: the path of the agreement's file, or the agreement as a table."""
 
 
 class LogLevel(StrEnum):
-    """The least severe message that is logged."""
+    """Least severe message that is logged."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -68,9 +68,9 @@ class LogLevel(StrEnum):
 
 
 class PartyFile(Section):
-    """What the coordinator's and a site's file have in common.
+    """Fields that the coordinator's and a site's file share.
 
-    ``key`` is the encrypted private key; its passphrase comes from ``passphrase_file``, the environment, a service's
+    ``key`` is the encrypted private key. Its passphrase comes from ``passphrase_file``, the environment, a service's
     credential or, on a terminal, a prompt: never from this file.
     """
 

@@ -16,7 +16,7 @@ from protoseal_wire.codec import Limits
 
 
 def limits_of(agreement: Agreement, sites: int | None = None) -> Limits:
-    """The sizes that the codec enforces in a run under this agreement, with ``sites`` sites at most.
+    """Return the sizes that the codec enforces in a run under this agreement, with ``sites`` sites at most.
 
     The coordinator knows how many sites its file names. A site does not, and allows for as many as are agreed.
     """
@@ -31,9 +31,10 @@ def limits_of(agreement: Agreement, sites: int | None = None) -> Limits:
 
 
 def most_ciphertexts(agreement: Agreement) -> int:
-    """The most that an encrypted sum, or its means, take: two numbers in a slot, a direction's each in two slots.
+    """Return the most ciphertexts of an encrypted sum, or of its means.
 
-    Numbers with large bounds travel as two (:class:`crypto.ckks.sums.SumForm`), so that twice as many are allowed for.
+    A slot holds two numbers, or half a number of a direction. Numbers with large bounds travel as two
+    (:class:`crypto.ckks.sums.SumForm`), so that twice as many are allowed for.
     """
     if agreement.plan.values is Form.EXTENSION:
         return added_form(agreement).blobs
@@ -46,7 +47,7 @@ def most_ciphertexts(agreement: Agreement) -> int:
 
 
 def directions_form(agreement: Agreement) -> PayloadForm:
-    """What a site's answer to DIRECTIONS consists of: directions of local prototypes, and their classes."""
+    """Return the form of an answer to DIRECTIONS: directions of local prototypes, and their classes."""
     rows = UpTo(len(agreement.classes) * agreement.clustering.most_local)
     return PayloadForm(arrays=((rows, agreement.dim), (rows,)))
 
@@ -64,12 +65,12 @@ def result_form(agreement: Agreement) -> PayloadForm:
 
 
 def sums_form(agreement: Agreement) -> PayloadForm:
-    """Of an encrypted sum, what a site adds to it, and of the means that a leader makes of it."""
+    """Return the form of an encrypted sum, of a contribution to it, and of the means that a leader makes."""
     return PayloadForm(blobs=limits_of(agreement).blobs)
 
 
 def added_form(agreement: Agreement) -> PayloadForm:
-    """Under a third party's protection, what travels up and down. ``ValueError`` under any other."""
+    """Return the form of payloads under a third party's protection; raise ``ValueError`` under any other."""
     protection = agreement.protection
     if protection.built_in:
         raise ValueError(f"protection {protection.value!r} is built in")
@@ -82,7 +83,7 @@ def added_form(agreement: Agreement) -> PayloadForm:
 
 
 def _added_numbers(agreement: Agreement) -> int:
-    """How many numbers of 8 bytes a payload of a third party's protection has at most; 0 under any other."""
+    """Return the most numbers of 8 bytes in a payload of a third party's protection; 0 under any other."""
     if agreement.plan.values is not Form.EXTENSION:
         return 0
     form = added_form(agreement)
@@ -99,7 +100,7 @@ def _words(agreement: Agreement) -> Axis:
 
 
 def longest_mean(agreement: Agreement) -> float:
-    """The longest that a group's mean prototype can be when every member keeps to the norm bound.
+    """Return the greatest length of a group's mean prototype when every member keeps to the norm bound.
 
     In fixed point each component is off by half a unit at most, and a unit is never more than 2^-16.
     """

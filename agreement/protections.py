@@ -1,4 +1,4 @@
-"""Protections: the built-in ones, and the type that a third party's is an instance of, too."""
+"""Protections: the built-in ones, and the type of built-in and third parties' protections."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ MOST_SECRET_BYTES = 1 << 16
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PeersHalves:
-    """How a protection serves ``PEERS``: the coordinator sees inner products, and combines by any weights.
+    """Halves of a protection for ``PEERS``: the coordinator sees inner products, and combines by any weights.
 
-    Each is given the protection's settings. ``site`` makes a site's half of the secret that the sites share and of a
-    context that no other attempt has; ``server`` the coordinator's of the method's weights. ``form`` says of K classes
-    and d features what a payload, up or down, consists of: it is enforced as a payload is decoded.
+    Each function gets the protection's settings. ``site`` makes a site's half from the secret that the sites share
+    and a context that no other attempt has; ``server`` makes the coordinator's half from the method's weights.
+    ``form`` returns, for K classes and d features, the form of a payload in both directions, which the codec
+    enforces.
     """
 
     site: Callable[[Any, bytes, bytes], SiteHalf]
@@ -31,10 +32,11 @@ class PeersHalves:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SumHalves:
-    """How a protection serves ``SUMS``, in one step. Each is given the protection's settings and a sum's public facts.
+    """Halves of a protection for ``SUMS``, in one step. Each function gets the protection's settings and a sum's facts.
 
-    ``site`` is given the secret that the sites share, too. ``form`` is that of a payload, up or down; it is asked for
-    as an agreement is loaded, and raises :class:`crypto.errors.PrecisionError` for sums that it has no room for.
+    ``site`` also gets the secret that the sites share. ``form`` is that of a payload, in both directions; it is
+    called when an agreement is loaded, and raises :class:`crypto.errors.PrecisionError` for sums that exceed its
+    range.
     """
 
     site: Callable[[Any, bytes, SumFacts], SumSiteHalf]
@@ -44,14 +46,14 @@ class SumHalves:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Protection(Named):
-    """A protection of prototypes and models against the coordinator. ``ValueError`` for one that serves nothing.
+    """Protection of prototypes and models against the coordinator. Raises ``ValueError`` if it serves no family.
 
     A third party states its ``peers``, its ``sums``, or both. A built-in protection has classes of its own at both
     parties (:mod:`agreement.round_plan`), and states in ``computes`` what the coordinator can compute under it.
 
     ``secret_bytes`` is the number of random bytes that all sites share and the coordinator lacks. One site makes them
-    and seals them to each other site. The limit: one site that helps the coordinator gives them away. ``ckks_key``:
-    a CKKS key follows these bytes. ``settings`` and ``deployable`` are as of :class:`agreement.AddedMethod`.
+    and seals them to each other site. The limit: one site that helps the coordinator gives them away. ``ckks_key``: a
+    CKKS key follows these bytes. ``settings`` and ``deployable`` are as in :class:`agreement.AddedMethod`.
     """
 
     PLAIN: ClassVar[Protection]

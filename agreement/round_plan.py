@@ -120,7 +120,7 @@ _PLANS: Mapping[tuple[Family, Protection | None], RoundPlan] = {
         ExchangeKind.ENCRYPTED_CLUSTERS, Form.CIPHERTEXTS, Form.LABELLED_CIPHERTEXTS, ENCRYPTED_CLUSTERS
     ),
 }
-"""Under ``None`` stand the protections of third parties."""
+"""Rounds by family and protection; the key ``None`` stands for third parties' protections."""
 
 
 def plan_for(method: AnyMethod, protection: Protection) -> RoundPlan:

@@ -1,4 +1,4 @@
-"""What an agreement and a simulation both say of a run, under the same names."""
+"""Settings of a run that an agreement and a simulation share, under the same names."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from crypto.errors import PrecisionError
 from crypto.pairwise.attempt_binding import fewest_against
 
 FEWEST_SAFE_HOLDERS = 3
-"""With two holders, each one's answer is the other's prototype; with one, there is nobody to hide behind."""
+"""Fewest safe holders: with two, each one's answer is the other's prototype; one has no other to hide behind."""
 PRIVATE = frozenset(
     {
         *(Method.PFPL, Method.FEDPC, Method.AVERAGE, Method.FEDDBP, Method.FEDPLCC, Method.FEDPROTO),
         *(Method.LOCAL, Method.SELF),
     }
 )
-"""Methods of which nothing leaves a site but noisy prototypes and what trains with them, or nothing at all."""
+"""Methods that release only noisy prototypes and what trains with them, or nothing."""
 PROJECTED = frozenset({Method.PFPL, Method.FEDPLCC, Method.FEDPROTO, Method.LOCAL, Method.SELF})
-"""Methods whose features may have any sign, and that make them in no layer of their own."""
+"""Methods whose features may have any sign, and that compute them in no layer of their own."""
 _BELOW_ZERO = "its features must not be negative, and projected ones have any sign"
 _UNPROJECTED: dict[AnyMethod, str] = {
     Method.FEDPC: _BELOW_ZERO,
@@ -48,7 +48,7 @@ _UNPROJECTED: dict[AnyMethod, str] = {
 
 
 class RunSettings(Section):
-    """What a simulation hands on to its runs' agreements, but for ``method`` and ``preprocessing``, as it stands."""
+    """Settings that a simulation passes on to its runs' agreements, except ``method`` and ``preprocessing``."""
 
     method: KnownMethod
     """Method: `pfpl`, `fedpc`, `feddbp`, `fedplcc`, or an added one."""
@@ -113,7 +113,7 @@ class RunSettings(Section):
             )
 
     def _refusals(self, method: AnyMethod, *, frozen: bool) -> Iterator[tuple[bool, str]]:
-        """What [privacy] does not go with: whether that is so, and what is to be said then."""
+        """Yield conditions under which [privacy] is refused, with the message of each."""
         served, averaged = ", ".join(sorted(each.value for each in PRIVATE)), method.traits.averaged
         yield (
             method not in PRIVATE,
@@ -170,7 +170,7 @@ class RunSettings(Section):
             )
 
     def _check_noise_is_held(self, sites: int, smallest: int) -> None:
-        """Of distributed noise, that ``colluding`` sites leave enough of it, and do not open the masks."""
+        """Check that ``colluding`` sites leave enough of the distributed noise, and cannot open the masks."""
         if self.privacy is None or not self.privacy.distributed:
             return
         colluding = self.privacy.colluding
@@ -186,6 +186,6 @@ class RunSettings(Section):
             )
 
     def _smallest_group(self, method: AnyMethod, sites: int) -> int:
-        """As FedPC's clustering may make it; where there is none, all sites are the one group."""
+        """Return the smallest group of FedPC's clustering; without one, all sites are the one group."""
         grouped = method.is_grouped and method is not Method.AVERAGE and self.fedpc.groups != 1
         return self.min_holders if grouped and sites >= 2 * self.min_holders else sites

@@ -1,4 +1,4 @@
-"""From a TOML file to a validated model, and from what is wrong with it to one line for each problem."""
+"""Loader of TOML files into validated models, with one line for each problem."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agreement.errors import UserError
 
 
 class ConfigError(UserError):
-    """A configuration that cannot be used: a line for each problem, with the file and the key's path."""
+    """Configuration that cannot be used: a line for each problem, with the file and the key's path."""
 
     def __init__(self, source: str, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
@@ -32,7 +32,7 @@ SectionT = TypeVar("SectionT", bound=Section)
 
 
 def read_toml(path: Path, model: type[SectionT]) -> SectionT:
-    """The validated content of a TOML file; relative paths in it are taken from the file's directory.
+    """Return the validated content of a TOML file; relative paths in it are taken from the file's directory.
 
     Raises :class:`ConfigError` for a file that is missing, not TOML, or wrong in any of its keys.
     """
@@ -40,7 +40,7 @@ def read_toml(path: Path, model: type[SectionT]) -> SectionT:
 
 
 def parse_toml(path: Path) -> dict[str, Any]:
-    """The content of a TOML file, not validated; raises :class:`ConfigError` if it is missing or not TOML."""
+    """Return the content of a TOML file, not validated; raise :class:`ConfigError` if it is missing or not TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -50,9 +50,9 @@ def parse_toml(path: Path) -> dict[str, Any]:
 
 
 def validate(model: type[SectionT], table: dict[str, Any], *, source: str, directory: Path) -> SectionT:
-    """The validated table. ``source`` names it in errors; relative paths are taken from ``directory``.
+    """Return the validated table. ``source`` names it in errors; relative paths are taken from ``directory``.
 
-    It goes through JSON, because there a list may become a tuple, and a string an enum, without any other
+    Validation goes through JSON, because there a list may become a tuple, and a string an enum, without any other
     conversion being allowed. Raises :class:`ConfigError`.
     """
     try:
@@ -68,32 +68,32 @@ def validate(model: type[SectionT], table: dict[str, Any], *, source: str, direc
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """``; did you mean 'x'?`` for the known name nearest to this one, or the list of all that are known."""
+    """Return ``; did you mean 'x'?`` for the known name nearest to this one, or the list of all known names."""
     names = sorted(known)
     matches = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     return f"; did you mean {matches[0]!r}?" if matches else f"; known: {', '.join(names)}"
 
 
 def directory_of(info: ValidationInfo) -> Path | None:
-    """The directory that relative paths are taken from; None for a model that was made without a file."""
+    """Return the directory that relative paths are taken from; None for a model that was made without a file."""
     return (info.context or {}).get("directory")
 
 
 def source_of(info: ValidationInfo) -> str:
-    """What the content being validated is called in errors."""
+    """Return the name of the content under validation, for errors."""
     return str((info.context or {}).get("source", ""))
 
 
 DATA_ROOT = "DATA_ROOT/"
-"""How a path in a data set's name says that it is under the data root, wherever that is."""
+"""Prefix of a data set's path that is relative to the data root, wherever that is."""
 
 
 SITES_FORM = "sites:"
-"""What the name of a data set begins with that is a folder with a file for each site."""
+"""Prefix of a data set that is a folder with a file for each site."""
 
 
 def data_spec(spec: str, directory: Path | None) -> str:
-    """A data set's name with its relative paths (``npz:``, ``folder:``, ``sites:``) taken from ``directory``.
+    """Return a data set's name with its relative paths (``npz:``, ``folder:``, ``sites:``) taken from ``directory``.
 
     Paths that begin with ``DATA_ROOT/`` stay: they are under the data root. Domains joined by ``+`` are treated one
     by one; other forms stay as they are.
@@ -116,7 +116,7 @@ def _from_directory(path: Path, info: ValidationInfo) -> Path:
 
 
 LocalPath = Annotated[Path, AfterValidator(_from_directory)]
-"""A path that, when it is relative, is taken from the directory of the file that names it."""
+"""Path that, when relative, is taken from the directory of the file that names it."""
 
 
 def _line(model: type[BaseModel], table: dict[str, Any], problem: Any) -> str:

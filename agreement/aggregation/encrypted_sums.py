@@ -1,7 +1,7 @@
-"""What travels of sums and of groups under ``ckks``: beside the numbers themselves, what they are to be divided by.
+"""Layout of encrypted sums and groups under ``ckks``: the summed values, then the counts that divide them.
 
-So a result can be read by whoever has the key, also by a site that was not there when it came about. Classes that are
-withheld are zeros before they are encrypted; who holds what is public.
+Whoever has the key can therefore read a result, also a site that was absent when it was computed. Withheld classes
+are zeros before encryption; the holders of each class are public.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from crypto.errors import BoundError, ImplausibleError, MalformedError, Precisio
 from crypto.fixed_point import Segment
 
 _SLACK = 1e-6
-"""Means of what keeps to its bounds are beyond them by no more than rounding and a ciphertext's error."""
+"""Tolerance by which means may exceed their bounds: rounding and a ciphertext's error."""
 _NOT_WHOLE = 2.0
-"""Times its stated error: a count further from a whole number is none. To a ciphertext's float64 adds a hundredth."""
+"""Tolerance of a count, in units of its stated error; the float64 of a ciphertext adds a hundredth."""
 _MOST = 2.0**53
-"""Beyond it float64 has no odd numbers: nothing is counted so far."""
+"""Largest count: beyond it float64 has no odd numbers."""
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A decrypted sum: ``total`` (L,) as the layout says, over ``members``; ``holders`` (K,) have a class."""
+    """Decrypted sum: ``total`` (L,) as the layout says, over ``members``; ``holders`` (K,) have a class."""
 
     total: Float
     holders: Counts
@@ -42,23 +42,23 @@ class Opened:
 
 
 class CountedSum:
-    """What each site adds: its contribution, a 1 for each class that it contributes to, and a 1 for itself.
+    """Sum in which each site adds its contribution, a 1 for each class that it contributes to, and a 1 for itself.
 
     See :attr:`agreement.agreement.Agreement.sum_facts`.
     """
 
     def __init__(self, agreement: Agreement, error: Float) -> None:
-        """``error`` (L + K + 1,): the most that each value of a sum may be off by its protection."""
+        """Set ``error`` (L + K + 1,), the protection's largest error of each value of a sum."""
         self._agreement, self._error = agreement, error
 
     def vector(self, contribution: Float, holds: Bool) -> NDArray[np.float64]:
-        """For a contribution (L,) that has rows of the classes ``holds`` (K,)."""
+        """Return the vector for a contribution (L,) that has rows of the classes ``holds`` (K,)."""
         return np.concatenate([contribution, holds.astype(np.float64), [1.0]])
 
     def opened(self, values: Float) -> Opened:
-        """What :meth:`vector`'s sum over sites, (L + K + 1,), says.
+        """Return the content of a sum (L + K + 1,) of :meth:`vector` over sites.
 
-        Raises :class:`ImplausibleError` for what no sites add up to, whatever a protection made of an answer.
+        Raises :class:`ImplausibleError` for values that no sites add up to, whatever the protection returned.
         """
         _check_numbers(values, self._error.shape)
         ends = [self._agreement.layout.length]
@@ -72,7 +72,7 @@ class CountedSum:
         return Opened(total, holders[:-1], int(holders[-1]))
 
     def means(self, opened: Opened) -> Means:
-        """The means; :class:`ImplausibleError` for those that no sites within their bounds have, or of too few."""
+        """Return the means; raise :class:`ImplausibleError` for means beyond the bounds or of too few."""
         try:
             check_total(self._agreement, opened.total, opened.holders, opened.members)
             means = means_of(self._agreement, opened.total, opened.holders, opened.members)
@@ -84,12 +84,13 @@ class CountedSum:
 
 
 class AddedSum(CountedSum):
-    """The same under a third party's protection."""
+    """Counted sum under a third party's protection."""
 
     def __init__(self, agreement: Agreement, error: Float) -> None:
-        """``error`` (L + K + 1,) as its half states it: float64's own is added here.
+        """Set ``error`` (L + K + 1,) as the protection's half states it; float64's own error is added here.
 
-        Raises :class:`PrecisionError` for one that leaves counts in doubt: too few holders could pass for enough.
+        Raises :class:`PrecisionError` for an error that leaves counts in doubt: too few holders could pass for
+        enough.
         """
         facts = agreement.sum_facts
         if error.shape != (facts.length,):
@@ -103,7 +104,7 @@ class AddedSum(CountedSum):
 
 
 class EncryptedSum(CountedSum):
-    """The same in ciphertexts of one ``form``."""
+    """Counted sum in ciphertexts of one ``form``."""
 
     def __init__(self, agreement: Agreement) -> None:
         facts = agreement.sum_facts
@@ -112,9 +113,10 @@ class EncryptedSum(CountedSum):
 
 
 class EncryptedClusterSum:
-    """What each site adds where prototypes are added up by clusters, G of them.
+    """Sum over G clusters of prototypes.
 
-    Its part in each, how many of its rows that is, the model as the layout has it, and a 1 for itself.
+    Each site adds its part in each cluster, the number of its rows in the cluster, the model as the layout has it,
+    and a 1 for itself.
     """
 
     def __init__(self, agreement: Agreement, clusters: int) -> None:
@@ -129,14 +131,14 @@ class EncryptedClusterSum:
         self.form = SumForm(segments, terms=agreement.max_sites)
 
     def vector(self, part: Contribution, model: Float) -> NDArray[np.float64]:
-        """Of a site's part in the clusters, and its model (p + q + 1,)."""
+        """Return the vector of a site's part in the clusters and its model (p + q + 1,)."""
         own = self._agreement.clustering.vector(part.sums, part.counts)
         return np.concatenate([own, part.members.astype(np.float64), model, [1.0]])
 
     def means(self, values: Float, labels: Labels) -> tuple[GlobalClusters, NDArray[np.float64]]:
-        """Clusters of classes ``labels`` (G,), and the mean model, from the sum of :meth:`vector` over sites.
+        """Return clusters of classes ``labels`` (G,), and the mean model, from the sum of :meth:`vector` over sites.
 
-        Raises :class:`ImplausibleError` for those that no sites within their bounds have.
+        Raises :class:`ImplausibleError` for values that no sites within their bounds have.
         """
         own, number, dim = self._agreement.clustering, self._clusters, self._agreement.dim
         ends = np.cumsum([own.length(number, dim), number, self._agreement.layout.length])
@@ -160,10 +162,10 @@ class EncryptedClusterSum:
 
 
 class EncryptedGroups:
-    """What a group's leader sends of its means, and what comes back, mixed over the groups (FedPC, equations 5 to 8).
+    """Layout of the means that a group's leader sends, and of the mixture over groups (FedPC, equations 5 to 8).
 
-    The direction is that of the concatenated prototypes. Mixed are prototypes, the averaged part, a 1 for each class
-    that the group has, and a 1: the last two come back as what the first two are divided by.
+    The direction is that of the concatenated prototypes. Prototypes, the averaged part, a 1 for each class that the
+    group has, and a 1 are mixed: the last two divide the first two.
     """
 
     def __init__(self, agreement: Agreement) -> None:
@@ -178,10 +180,10 @@ class EncryptedGroups:
         self.form = MixForm(self._rows, segments, groups=agreement.fedpc.groups or MOST_GROUPS)
 
     def parts(self, means: Means) -> tuple[Float, Float]:
-        """The direction (M,), not scaled, and the vector (L,) of a group's means.
+        """Return the direction (M,), not scaled, and the vector (L,) of a group's means.
 
-        Raises :class:`ImplausibleError` for means that there is no room for: of what was decrypted, no other error may
-        tell.
+        Raises :class:`ImplausibleError` for means that exceed the range; any other error would show the decrypted
+        values.
         """
         rows = np.where(means.has[:, None], means.rows, 0.0)
         vector = np.concatenate([rows.ravel(), means.model, means.has.astype(np.float64), [1.0]])
@@ -192,13 +194,13 @@ class EncryptedGroups:
         return np.maximum(rows.ravel(), 0.0), vector
 
     def nothing(self) -> tuple[Float, Float]:
-        """Of a leader that cannot read its group's sum: of the same form, without effect on other groups."""
+        """Return the message of a leader that cannot read its group's sum: same form, no effect on other groups."""
         return np.zeros(self._rows), np.zeros(self.form.vector.length)
 
     def mixed(self, values: Float) -> Means:
-        """What a group trains from next; :class:`ImplausibleError` for what no groups come to.
+        """Return the base that a group trains from next; raise :class:`ImplausibleError` for a result of no groups.
 
-        A class whose groups weigh no more than ``agreement_threshold`` together has no prototype, in every protection.
+        A class whose groups weigh ``agreement_threshold`` or less together has no prototype, in every protection.
         """
         agreement, classes = self._agreement, len(self._agreement.classes)
         numbers, shares, (total,) = np.split(values, [len(values) - classes - 1, len(values) - 1])
@@ -233,7 +235,7 @@ def _check_numbers(values: Float, shape: tuple[int, ...]) -> None:
 
 
 def whole_counts(values: Float, errors: Float) -> Counts:
-    """Counts out of a decryption that errs by ``errors``, exactly; :class:`ImplausibleError` unless they are such."""
+    """Return exact counts from a decryption that errs by ``errors``; raise :class:`ImplausibleError` otherwise."""
     counts = np.rint(values)
     possible = (counts >= 0.0) & (counts <= _MOST)  # NaN is neither
     if not possible.all() or not (np.abs(values - counts) <= _NOT_WHOLE * errors).all():

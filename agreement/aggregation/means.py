@@ -1,4 +1,4 @@
-"""From a sum over sites to means: at the coordinator, which adds up, and at a site that decrypts what was added up."""
+"""Means from a sum over sites: at the coordinator, which adds up, and at a site that decrypts a sum."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from crypto.errors import MalformedError
 
 @dataclass(frozen=True)
 class Means:
-    """Prototypes ``rows`` (K, d), those of classes that it ``has`` (K,), and the averaged part ``model`` (p + q,).
+    """Prototypes ``rows`` (K, d), those of classes that the sum ``has`` (K,), and the averaged part ``model`` (p + q,).
 
-    Where no prototypes are added up ``rows`` is (0, d), and ``has`` is all False.
+    Where no prototypes are summed, ``rows`` is (0, d) and ``has`` is all False.
     """
 
     rows: NDArray[np.float64]
@@ -29,10 +29,10 @@ class Means:
 
 
 def check_total(agreement: Agreement, total: Float, holders: Counts, members: int) -> None:
-    """Raise :class:`MalformedError` for a sum of so many ``members`` that none within their bounds come to.
+    """Raise :class:`MalformedError` for a sum that no ``members`` within their bounds add up to.
 
-    ``total`` is (L,) as the layout says, ``holders`` (K,) says how many added a row for each class. The limit: one
-    member's longer row among shorter ones goes unnoticed.
+    ``total`` is (L,) as the layout says; ``holders`` (K,) is the number of members that added a row for each class.
+    The limit: one member's longer row among shorter ones goes unnoticed.
     """
     layout = agreement.layout
     if layout.weighted:
@@ -51,7 +51,7 @@ def check_total(agreement: Agreement, total: Float, holders: Counts, members: in
 
 
 def means_of(agreement: Agreement, total: Float, holders: Counts, members: int) -> Means:
-    """Prototypes over their holders; models over samples, or over members. Arguments as for :func:`check_total`.
+    """Return prototypes averaged over holders, and models over samples or members. Arguments: see :func:`check_total`.
 
     Raises ``ValueError`` for fewer members than ``min_holders``.
     """
@@ -69,10 +69,11 @@ def means_of(agreement: Agreement, total: Float, holders: Counts, members: int) 
 def noisy_rows(
     agreement: Agreement, total: Float, members: int, listed: int
 ) -> tuple[NDArray[np.float64], Bool]:
-    """Prototypes (K, d) out of a sum with shared noise of ``members`` of the sites ``listed``, and which there are.
+    """Return prototypes (K, d) from a sum with shared noise of ``members`` of the ``listed`` sites, and which exist.
 
-    Brought within what is agreed of every site's own (FedPC: no negative component; no norm above the bound), which
-    costs no privacy: the sites cannot do it, as none of them sees its prototypes with noise.
+    The prototypes are projected onto the bounds that are agreed for every site's own (FedPC: no negative component;
+    no norm above the bound), which costs no privacy: the sites cannot do it, as none of them sees its noisy
+    prototypes.
     """
     vectors, weights = agreement.layout.noisy_parts(total)
     rows, has = agreement.noisy_sum(listed).means(vectors, weights, members)
@@ -85,7 +86,7 @@ def noisy_rows(
 def cluster_means(
     agreement: Agreement, total: Contribution, labels: Labels, model: Float
 ) -> tuple[GlobalClusters, NDArray[np.float64]]:
-    """Clusters of classes ``labels`` (G,), and the mean of models (p + q,).
+    """Return clusters of classes ``labels`` (G,), and the mean of models (p + q,).
 
     ``total`` is the sum of sites' contributions to the clusters, ``model`` (p + q + 1,) of models times samples, and
     of samples. Raises :class:`MalformedError` for a centre that no sites within the norm bound have. The limit: one
@@ -103,7 +104,7 @@ def cluster_means(
 
 
 def check_samples(weight: float, members: int, most: int) -> None:
-    """Raise :class:`MalformedError` if no so many members have that many samples together, ``most`` each."""
+    """Raise :class:`MalformedError` if the members, with ``most`` samples each, cannot have that many samples."""
     # What the fixed point rounds is a whole number already: it comes out exactly.
     if not members <= weight <= members * most:
         raise MalformedError(f"{members} members have {weight:g} samples together, {most} each at most")

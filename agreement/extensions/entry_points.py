@@ -1,8 +1,8 @@
-"""Methods and protections of third parties, found by name among the entry points of what is installed.
+"""Registry of third parties' methods and protections, found by name among the installed entry points.
 
-Only a name that is not built in is looked up, and only what it leads to is imported: that runs code of the distribution
-that registers it, with the rights of this process. Which distribution that is, and its version, is told by
-:func:`distribution_of`, and is a part of the agreement's text (:class:`agreement.agreement.Agreement`).
+Only a name that is not built in is looked up, and only the module of that name is imported: the import runs code of
+the distribution that registers it, with the rights of this process. :func:`distribution_of` returns the distribution
+and its version, which are part of the agreement's text (:class:`agreement.agreement.Agreement`).
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ AddedT = TypeVar("AddedT", AddedMethod, Protection)
 
 @dataclass(frozen=True)
 class Registry(Generic[AddedT]):
-    """One group of entry points, whose objects are of one ``kind``; none of them may bear a ``built_in`` name."""
+    """Group of entry points, whose objects are of one ``kind``; none of them may have a ``built_in`` name."""
 
     group: str
     kind: type[AddedT]
     built_in: Collection[str]
 
     def find(self, name: str) -> AddedT | None:
-        """What is registered by that name, the same object each time; None if nothing is.
+        """Return the object registered by that name, the same object each time; None if there is none.
 
-        Raises ``ValueError``, naming distribution and entry point, for a name that two register or that is built in,
-        and for an entry point that does not import, is of another kind, or is called otherwise than what it leads to.
+        Raises ``ValueError``, naming distribution and entry point, for a name that two distributions register or that
+        is built in, and for an entry point that cannot be imported, is of another kind, or has another name than its
+        object.
         """
         known = _FOUND.get((self.group, name))
         if known is None:
@@ -44,7 +45,7 @@ class Registry(Generic[AddedT]):
         return found
 
     def names(self) -> list[str]:
-        """All that is registered, for messages: nothing is imported."""
+        """Return all registered names, for messages; nothing is imported."""
         return sorted({point.name for point in entry_points(group=self.group)})
 
     def _point(self, name: str) -> EntryPoint | None:
@@ -76,11 +77,11 @@ class Registry(Generic[AddedT]):
 
 
 _FOUND: dict[tuple[str, str], tuple[Added, str]] = {}
-"""By group and name: what was loaded, and the distribution that registers it."""
+"""Loaded objects and the distributions that register them, by group and name."""
 
 
 def distribution_of(added: Added) -> str:
-    """Name and version of the distribution that registers it. ``ValueError`` for what came from no entry point."""
+    """Return name and version of the distribution that registers the object; raise ``ValueError`` if none does."""
     for found, distribution in _FOUND.values():
         if found is added:
             return distribution

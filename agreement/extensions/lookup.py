@@ -21,7 +21,7 @@ _PROTECTIONS = Registry("protoseal.protections", Protection, PROTECTIONS)
 
 
 def method_named(name: str) -> AnyMethod:
-    """The built-in method, or a third party's. Raises ``ConfigError``."""
+    """Return the built-in method, or a third party's; raise ``ConfigError``."""
     try:
         return _method(name)
     except ValueError as error:
@@ -43,7 +43,7 @@ def _protection(value: object) -> Protection:
 
 
 def _added(value: object, kind: str, registry: Registry[AddedT], built_in: Collection[str]) -> AddedT:
-    """What a third party registers by that name. Raises ``ValueError`` for a name that nobody does."""
+    """Return the object that a third party registers by that name; raise ``ValueError`` if there is none."""
     name = value.name if isinstance(value, registry.kind) else value
     if not isinstance(name, str):
         raise ValueError(f"a {kind} is named by text, not {value!r}")
@@ -58,7 +58,7 @@ def _added(value: object, kind: str, registry: Registry[AddedT], built_in: Colle
 
 @dataclass(frozen=True)
 class _ByName:
-    """Read by name, or as the very object; written by name."""
+    """Field that is read from a name or from the object itself, and written as the name."""
 
     read: Callable[[object], object]
 

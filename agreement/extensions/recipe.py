@@ -1,4 +1,4 @@
-"""What a method does with a site's model in a round, as data: its loss, which parts train when, what is exchanged."""
+"""Recipe of a method at a site, as data: its loss, which parts train when, and what is exchanged."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:  # the coordinator has no torch
 __all__ = ["BatchLoss", "Clustered", "Recipe", "Stage", "Trains"]
 
 BatchLoss: TypeAlias = "Callable[[Outputs, Tensor, Any], Terms]"
-"""(outputs, labels (B,), what the site received or None) to the batch's loss and its parts.
+"""Function from outputs, labels (B,), and the received targets or None to the batch's loss and its parts.
 
-What is received is the method's own kind: ``Targets`` or ``Clusters`` of :mod:`algorithms.prototypes`.
+The targets are of the method's own kind: ``Targets`` or ``Clusters`` of :mod:`algorithms.prototypes`.
 """
 
 
 class Trains(StrEnum):
-    """The part of a model whose parameters a stage of local training changes; those of the rest stand still.
+    """Part of a model whose parameters a stage of local training changes; those of the rest stay fixed.
 
-    The statistics that batch normalisation keeps move with every batch, in whichever part they are.
+    The statistics of batch normalisation change with every batch, in whichever part they are.
     """
 
     ALL = "all"
@@ -37,7 +37,7 @@ class Trains(StrEnum):
 
 @dataclass(frozen=True)
 class Stage:
-    """Epochs of local training; ``epochs`` None: as many as the schedule says. ``ValueError`` for fewer than one."""
+    """Epochs of local training; None takes the schedule's number. Raises ``ValueError`` for fewer than one."""
 
     trains: Trains = Trains.ALL
     epochs: int | None = None
@@ -49,9 +49,9 @@ class Stage:
 
 @dataclass(frozen=True)
 class Clustered:
-    """How a class's features become local prototypes: a ``single`` one, or one for each cluster of them.
+    """Clustering of a class's features into local prototypes: a ``single`` one, or one for each cluster.
 
-    ``literal`` clusters features as they are, else their directions. More than ``most`` become a single one.
+    ``literal`` clusters features as they are, else their directions. More than ``most`` clusters become a single one.
     """
 
     single: bool = False
@@ -61,16 +61,16 @@ class Clustered:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A method at a site. Raises ``ValueError`` for numbers out of their range.
+    """Recipe of a method at a site. Raises ``ValueError`` for numbers out of range.
 
-    ``stages`` follow each other in each round, by a fresh optimiser each. ``proximal`` is FedProx's μ: μ/2·‖w − w_t‖²
-    is added to the loss, w_t being the model that the round started from. With ``personal``, Ditto's λ, the site
-    has a second model beside the one that is averaged, which trains after it with λ/2·‖v − w_t‖² and is the one that
-    it predicts with. ``averages`` is the part of the model that is exchanged, ``predicts`` tells what the site
+    ``stages`` follow each other in each round, each with a fresh optimiser. ``proximal`` is FedProx's μ: μ/2·‖w −
+    w_t‖² is added to the loss, w_t being the model at the start of the round. With ``personal``, Ditto's λ, the site
+    has a second model beside the averaged one. The second model trains afterwards with λ/2·‖v − w_t‖², and the site
+    predicts with it. ``averages`` is the part of the model that is exchanged, ``predicts`` the model that the site
     predicts with. With ``scores``, FedDBP's Fisher scores are taken with the prototypes; with ``clustered``, local
-    prototypes are. Without ``prototypes`` none are exchanged, so that they are taken only when something asks for them.
-    With ``initial_features`` prototypes are of the model as it was before any training, whatever trains. ``dp_sgd``:
-    all of the model trains by it, which is neither for ``proximal`` nor for a ``personal`` model, nor by parts.
+    prototypes are. Without ``prototypes`` none are exchanged, so that they are computed only on demand. With
+    ``initial_features`` prototypes are of the model before any training, whatever trains. With ``dp_sgd`` the whole
+    model trains by DP-SGD, which excludes ``proximal``, a ``personal`` model, and training by parts.
     """
 
     objective: BatchLoss

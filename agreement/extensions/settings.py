@@ -1,4 +1,4 @@
-"""``[extension.NAME]``: the settings of what third parties add, and which distributions a run takes it from."""
+"""``[extension.NAME]``: settings of third parties' methods and protections, and the distributions that provide them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from agreement.protections import Protection
 from agreement.toml_loading import Section, nearest, validate
 
 ExtensionTables = dict[str, SerializeAsAny[Section]]
-"""The settings of third parties' methods and protections, by their names."""
+"""Settings of third parties' methods and protections, by their names."""
 
 
 def used_so_far(info: ValidationInfo) -> list[AnyMethod | Protection]:
-    """What of method and protection is known so far: what is wrong with the others is told elsewhere."""
+    """Return the method and protection validated so far; errors in the others are reported elsewhere."""
     return [info.data[name] for name in ("method", "protection") if name in info.data]
 
 
@@ -31,10 +31,10 @@ def added_among(used: Iterable[AnyMethod | Protection]) -> list[Added]:
 def extension_settings(
     tables: Mapping[str, object], used: Iterable[AnyMethod | Protection], source: str
 ) -> dict[str, Section]:
-    """The settings of all that is added among what is ``used``, by name, with every default.
+    """Return the settings of all third parties' objects among those ``used``, by name, with every default.
 
-    A table is what a file has, or settings that were read before. Raises ``ConfigError`` for settings that their owner
-    refuses, ``ValueError`` for a table that belongs to nothing that is used, or for one name of two.
+    A table is the content of a file, or settings that were read before. Raises ``ConfigError`` for settings that
+    their owner refuses, ``ValueError`` for a table that belongs to no used object, or for one name of two objects.
     """
     added = _by_name(used)
     for name in tables:
@@ -48,10 +48,10 @@ def extension_settings(
 def extension_distributions(
     stated: Mapping[str, str], used: Iterable[AnyMethod | Protection]
 ) -> dict[str, str]:
-    """Name and version of the distribution that each added one among ``used`` comes from, by its name.
+    """Return name and version of the distribution of each third party's object among those ``used``, by its name.
 
-    Raises ``ValueError`` where another is ``stated``, or one for what is not in use: parties that agree on a text run
-    what is called the same. The limit: a version is what a distribution says of itself.
+    Raises ``ValueError`` where another distribution is ``stated``, or one for an object that is not used: parties
+    with the same text then run the same distributions. The limit: a version is what a distribution says of itself.
     """
     found = {name: distribution_of(each) for name, each in _by_name(used).items()}
     for name, agreed in stated.items():
@@ -66,7 +66,7 @@ def extension_distributions(
 
 
 def _by_name(used: Iterable[AnyMethod | Protection]) -> dict[str, Added]:
-    """``ValueError`` where a method and a protection have one name: they would share settings and a distribution."""
+    """Return objects by name; raise ``ValueError`` if a method and a protection share one, and so their settings."""
     added: dict[str, Added] = {}
     for each in added_among(used):
         if added.setdefault(each.name, each) is not each:

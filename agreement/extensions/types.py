@@ -25,14 +25,15 @@ _MADE_FOR = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AddedMethod(Named):
-    """A method of a third party, in the family ``PEERS`` or ``SUMS``. ``ValueError`` for what cannot run.
+    """Method of a third party, in the family ``PEERS`` or ``SUMS``. Raises ``ValueError`` for a method that cannot run.
 
-    ``objective`` makes the loss of a batch, ``weights`` those by which each site's answer is combined, for ``PEERS``:
-    from Gram matrices (K, n, n) and who holds what (n, K) to (K, n, n), convex over the holders, the receiver among
-    them. Without ``weights`` a method of ``PEERS`` weighs its peers as ``[pfpl]`` says. ``recipe`` changes what a site
-    does besides. All three are given the method's own ``settings``, ``[extension.NAME]`` in the agreement; only
-    ``weights`` is called at a coordinator, which has no torch: a module that defines a method imports torch, and what
-    imports it, inside functions. ``deployable``: it may run between institutions, and not in a simulation alone.
+    ``objective`` makes the loss of a batch, ``weights`` the weights of each site's combination, for ``PEERS``: from
+    Gram matrices (K, n, n) and the holders of classes (n, K) to (K, n, n), convex over the holders, the receiver
+    among them. Without ``weights`` a method of ``PEERS`` weighs its peers as ``[pfpl]`` says. ``recipe`` changes the
+    rest of a site's training. All three functions get the method's own ``settings``, ``[extension.NAME]`` in the
+    agreement. Only ``weights`` is called at a coordinator, which has no torch: a module that defines a method imports
+    torch, and modules that need it, inside functions. ``deployable`` methods may run between institutions, others in
+    a simulation alone.
     """
 
     traits: Traits
@@ -58,17 +59,17 @@ class AddedMethod(Named):
 
     @property
     def built_in(self) -> bool:
-        """Return False: a third party's."""
+        """Return False: the method is a third party's."""
         return False
 
     @property
     def is_grouped(self) -> bool:
-        """Whether sites are grouped before training."""
+        """Return whether sites are grouped before training."""
         return False
 
     @property
     def averages(self) -> bool:
-        """Whether any part of sites' models is exchanged."""
+        """Return whether any part of sites' models is exchanged."""
         return self.traits.averaged is not Part.NOTHING
 
 

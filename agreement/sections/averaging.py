@@ -1,4 +1,4 @@
-"""What of a model is averaged, and how its sums are masked."""
+"""Averaged part of a model, and the masking of sums."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _ROUNDING = 1e-9
 
 
 class AveragingSection(Section):
-    """The part of the model that the method averages, and its bounds.
+    """Part of the model that the method averages, and its bounds.
 
     ``parameters`` and ``buffers`` count its numbers: parameters (FedPC: outside the classifier), and floating-point
-    buffers such as batch normalisation's. Write 1 for the parameters, and `protoseal client check` tells both. Values
-    beyond ``parameter_bound`` or ``buffer_bound`` are set to it before a site sends any, with a warning; an initial
-    model beyond them is refused. The bounds make room for sums in fixed point. So does ``most_samples``, where models
-    are weighed by sample counts: a site with more training samples counts as one with that many, and logs a warning as
-    it starts.
+    buffers such as batch normalisation's. Write 1 for the parameters, and `protoseal client check` prints both
+    numbers. A site clamps values beyond ``parameter_bound`` or ``buffer_bound`` before it sends any, with a warning;
+    an initial model beyond them is refused. The bounds make room for sums in fixed point. So does ``most_samples``,
+    where models are weighed by sample counts: a site with more training samples counts as one with that many, and
+    logs a warning as it starts.
     """
 
     parameters: Elements = 0
-    """Number of averaged parameters; write 1, and `protoseal client check` tells the right number."""
+    """Number of averaged parameters; write 1, and `protoseal client check` prints the right number."""
     buffers: Elements = 0
     """Number of averaged floating-point buffers, such as batch normalisation's."""
     parameter_bound: Positive = 60.0  # 32 bits are enough for masked sums over 256 sites
@@ -46,20 +46,22 @@ class AveragingSection(Section):
 
 
 class MaskingSection(Section):
-    """Masked sums are taken in the ring of integers modulo 2^``ring_bits``.
+    """Settings of masked sums, which are taken in the ring of integers modulo 2^``ring_bits``.
 
-    32 bits halve what is sent and leave fewer fractional bits, 16 or more: each term is off by 2^-17 at most. Without
-    a number here the agreement has 32 where that fits, every bound times ``max_sites`` being below 2^14, and else 64.
+    32 bits halve the traffic and leave fewer fractional bits, 16 or more: each term is off by 2^-17 at most. By
+    default the agreement has 32 where that fits, every bound times ``max_sites`` being below 2^14, and else 64.
 
-    In a group of up to ``complete_up_to`` members each has a mask with each other and holds shares of its secrets. In a
-    larger one a few do, which chance picks: as many as it takes to hold off ``max_colluding`` of the run's sites, if
-    these help the coordinator, and to open the sum without ``max_dropped`` of the group's members. Beyond that share
-    of colluders nothing is promised there; a complete graph holds off almost a third of the group's members.
+    In a group of up to ``complete_up_to`` members each member has a mask with each other and holds shares of its
+    secrets. In a larger group each member has so with a few others, drawn at random: as many as it takes to hold off
+    ``max_colluding`` of the run's sites, if these help the coordinator, and to open the sum without ``max_dropped``
+    of the group's members. Beyond that share of colluders nothing is promised there; a complete graph holds off
+    almost a third of the group's members.
 
-    In a run of more than ``complete_up_to`` sites no shorter list of members will do than holds off that share by
-    itself (:meth:`fewest_listed`), since the coordinator picks whom it lists. In a run of up to so many every graph is
-    complete and ``max_colluding`` **means nothing**: the threshold and ``min_holders`` decide, which has to be
-    max(3c − 1, c + 2) for c colluders. How many sites a run has is the coordinator's word too, from ``min_sites`` up.
+    In a run of more than ``complete_up_to`` sites a list of members is at least so long that it holds off that share
+    by itself (:meth:`fewest_listed`), since the coordinator chooses the list. In a run of up to so many every graph
+    is complete and ``max_colluding`` **means nothing**: the threshold and ``min_holders`` decide, which has to be
+    max(3c − 1, c + 2) for c colluders. The coordinator also states the number of the run's sites, from ``min_sites``
+    up.
     """
 
     ring_bits: Literal[32, 64] | None = None
@@ -72,11 +74,11 @@ class MaskingSection(Section):
     """Share of a large group's members that may drop out of a sum."""
 
     def graph(self, roster: int, listed: int) -> Graph:
-        """Who holds shares of whose secrets and has masks with whom, in a run of ``roster`` sites.
+        """Return the graph of masks and shares in a run of ``roster`` sites.
 
-        ``listed``: members of the group that an attempt lists. Colluders are counted in the whole run, since which
-        others are listed is the coordinator's choice, and rounded up; drop-outs are rounded down. Both but for what
-        floats are off.
+        ``listed``: members of the group that an attempt lists. Colluders are counted in the whole run, since the
+        coordinator chooses which others are listed, and rounded up; drop-outs are rounded down. Both allow for the
+        error of floats.
         """
         if listed <= self.complete_up_to:
             return complete_graph(listed)
@@ -84,11 +86,11 @@ class MaskingSection(Section):
         return graph_of(listed, self.colluding(roster), dropped)
 
     def colluding(self, roster: int) -> int:
-        """How many of a run's ``roster`` sites ``max_colluding`` is."""
+        """Return the number of colluders among a run's ``roster`` sites that ``max_colluding`` stands for."""
         return ceil(self.max_colluding * roster - _ROUNDING)
 
     def fewest_listed(self, roster: int) -> int:
-        """The fewest members of a group that an attempt may list, in a run of ``roster`` sites, for their sum's sake.
+        """Return the fewest members of a group that an attempt may list in a run of ``roster`` sites.
 
         1 where no group of the run is large enough for a sparse graph. The group itself may be no smaller either.
         """

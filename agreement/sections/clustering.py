@@ -1,4 +1,4 @@
-"""How the methods of ``Family.CLUSTERS`` differ, and what a site adds to the sums of their clusters."""
+"""Settings that distinguish methods of ``Family.CLUSTERS``, and a site's contribution to their cluster sums."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Clustering:
-    """Of a class ``most_prototypes`` at a site, or one where ``single``, and ``most_clusters`` over all sites.
+    """Clustering with ``most_prototypes`` for a class at a site, or one where ``single``, and ``most_clusters`` in all.
 
     ``literal_norms`` clusters vectors as they are, not their directions. Where ``uniform``, the clusters of a class
-    weigh the same, else by their samples; ``weighted_centres`` makes centres means of samples.
+    have equal weights, else weights by samples; ``weighted_centres`` makes centres means of samples.
     """
 
     most_prototypes: int
@@ -30,46 +30,46 @@ class Clustering:
 
     @property
     def most_local(self) -> int:
-        """Of a class at one site."""
+        """Most local prototypes of a class at one site."""
         return 1 if self.single else self.most_prototypes
 
     @property
     def most_of_class(self) -> int:
-        """The most of either: what no array has more rows of."""
+        """Larger of both bounds: no array has more rows of a class."""
         return max(self.most_local, self.most_clusters)
 
     @property
     def counted(self) -> bool:
-        """Whether anything follows from sample counts."""
+        """True if results depend on sample counts."""
         return self.weighted_centres or not self.uniform
 
     def most_counted(self, most_samples: int) -> int:
-        """The most samples of a class that a site's prototypes stand for; see :func:`counted_samples`."""
+        """Most samples of a class that a site's prototypes stand for; see :func:`counted_samples`."""
         return most_samples + self.most_local
 
     def segments(self, clusters: int, dim: int, norm_bound: float, most_samples: int) -> tuple[Segment, ...]:
-        """The largest magnitudes in :meth:`vector`."""
+        """Largest magnitudes in :meth:`vector`."""
         times = self.most_counted(most_samples) if self.weighted_centres else self.most_local
         sums = Segment(clusters * dim, times * norm_bound * (1.0 + NORM_SLACK))  # they round on the way
         counts = Segment(clusters if self.counted else 0, float(self.most_counted(most_samples)))
         return tuple(each for each in (sums, counts) if each.length)
 
     def vector(self, sums: Vector, counts: Vector) -> Vector:
-        """A site's part in the sums of G clusters, for ``sums`` (G, d) and ``counts`` (G,), as one vector."""
+        """Return a site's part in the sums of G clusters, for ``sums`` (G, d) and ``counts`` (G,), as one vector."""
         return np.concatenate([sums.ravel(), counts]) if self.counted else sums.ravel()
 
     def length(self, clusters: int, dim: int) -> int:
-        """Of :meth:`vector`."""
+        """Return the length of :meth:`vector`."""
         return clusters * (dim + int(self.counted))
 
     def split(self, vector: Vector, clusters: int, dim: int) -> tuple[Vector, Vector]:
-        """What :meth:`vector` joined, (G, d) and (G,); counts are zeros where none are taken. G may be 0."""
+        """Split :meth:`vector` into (G, d) and (G,); counts are zeros where none are taken. G may be 0."""
         sums, counts = np.split(vector, [clusters * dim])
         return sums.reshape(clusters, dim), counts if self.counted else np.zeros(clusters)
 
 
 def counted_samples(counts: NDArray[np.int64], most_samples: int) -> NDArray[np.int64]:
-    """Sample counts of a site's prototypes as it sends them: as they are, or in proportion if they are too many.
+    """Return a site's sample counts as it sends them: as they are, or in proportion if they are too many.
 
     A site with more than ``most_samples`` samples counts as one with about that many: rounded down, but none to 0.
     """

@@ -1,4 +1,4 @@
-"""The methods' own settings."""
+"""Settings of each method."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Epochs = Annotated[int, Field(ge=1, le=10_000)]
 
 
 class PfplSection(Section):
-    """PFPL's own settings: equations 4 and 5 of the paper (docs/explanation/notation.md)."""
+    """PFPL's settings: equations 4 and 5 of the paper (docs/explanation/notation.md)."""
 
     weighting: Weighting = Weighting.COMPLEMENT
     """Weights of peers by distance; `inverse` is not served under `ckks`."""
@@ -39,19 +39,19 @@ class PfplSection(Section):
 
 
 class FedpcSection(Section):
-    """FedPC: equations 2 to 8 of the paper (docs/explanation/notation.md).
+    """FedPC's settings: equations 2 to 8 of the paper (docs/explanation/notation.md).
 
-    ``groups`` is J, chosen by silhouette when it is not given; ``pca_dim`` is min(n − 1, 10) when it is not given.
-    A group has ``min_holders`` sites or more, so fewer than 2·``min_holders`` sites are always one group, whatever
+    ``groups`` is J, chosen by silhouette when it is not given; ``pca_dim`` is min(n − 1, 10) when it is not given. A
+    group has ``min_holders`` sites or more, so fewer than 2·``min_holders`` sites are always one group, whatever
     ``groups`` says: then there is nothing to mix between groups (equations 5 to 8).
 
     ``alignment`` is γ of L = (1 − γ)·CE + γ·Σ_k ‖P_i^k − P_j^k‖, and 0.5 as printed. That is too much where the first
     round leaves the model far from trained: a sum of distances over up to K classes outweighs the cross-entropy, and
-    features collapse onto targets that tell classes apart badly. Try 0.01 to 0.05 there (docs: notation).
+    features collapse onto targets that hardly separate classes. Try 0.01 to 0.05 there (docs: notation).
 
-    ``predicts``: with the model as the site trained it last, or with the extractor that it got back last and the
-    classifier as it trained it, which has less of DP-SGD's noise. The paper does not say. The default is no part of
-    the agreement's text and hash.
+    ``predicts`` selects the model as the site trained it last, or the last averaged extractor with the classifier as
+    the site trained it, which has less of DP-SGD's noise. The paper leaves this open. The default is not part of the
+    agreement's text and hash.
     """
 
     groups: Annotated[int, Field(ge=1, le=256)] | None = None
@@ -74,10 +74,10 @@ class FedpcSection(Section):
 
 
 class FeddbpSection(Section):
-    """FedDBP: equations 3 to 10 of the paper (docs/explanation/notation.md), with its values.
+    """FedDBP's settings: equations 3 to 10 of the paper (docs/explanation/notation.md), with its values.
 
     ``decision_weight``, ``shared_alignment`` and ``decision_alignment`` are λ1, λ2 and λ3; ``temperature`` is τ.
-    ``own`` is η: how much of a site's own prototype is in the ``top_channels`` K channels that matter most to it.
+    ``own`` is η: the share of a site's own prototype in the ``top_channels`` K channels that matter most to it.
     ``share``, ``decision``, ``hard`` and ``personal`` switch parts of the method off for ablations; ``literal`` takes
     the losses as printed.
     """
@@ -113,13 +113,14 @@ class FeddbpSection(Section):
 
 
 class FedplccSection(Section):
-    """FedPLCC: equations 4 to 11 of the paper (docs/explanation/notation.md), with its values; λ1 is its DomainNet's.
+    """FedPLCC's settings: equations 4 to 11 of the paper (docs/explanation/notation.md); λ1 is its DomainNet's.
 
-    ``contrast`` and ``correlation`` are λ1 and λ2, ``nearest`` is φ, ``temperature`` τ, ``sparsity`` α.
-    ``weighted`` = false takes all prototypes of a class alike. ``weighted_centres`` makes centres the means of samples
+    ``contrast`` and ``correlation`` are λ1 and λ2, ``nearest`` is φ, ``temperature`` τ, ``sparsity`` α. ``weighted``
+    = false gives all prototypes of a class equal weights. ``weighted_centres`` makes centres the means of samples
     instead of prototypes. ``literal_norms`` clusters vectors as they are instead of by their directions alone.
-    ``most_prototypes`` bounds a site's local prototypes of a class, ``most_clusters`` the clusters of a class over all
-    sites, also FPL's and FedPLVM's: under masks a coordinator that asks for many sums learns much (threat-model.md).
+    ``most_prototypes`` bounds a site's local prototypes of a class, ``most_clusters`` the clusters of a class over
+    all sites, also FPL's and FedPLVM's: under masks a coordinator that asks for many sums learns much
+    (threat-model.md).
     """
 
     contrast: NotNegative = 1.0
@@ -145,12 +146,12 @@ class FedplccSection(Section):
 
 
 class BaselinesSection(Section):
-    """What the four methods are compared with; each value is read by the method that it is named after, ``fedproto`` by
-    ``fedproto-averaged`` too.
+    """Settings of the methods to compare with, each named after its method.
 
-    ``fedprox`` μ, ``fedproto`` λ, ``ditto`` λ; ``fpl_temperature`` τ; of FedPLVM λ (of both its terms), τ and α, as in
-    its authors' code. ``fedrep_head_epochs`` come before the extractor's: 1 as in PFLlib (``plocal_epochs``), for a
-    budget near the others'; FedRep's authors train the head for more, about 10.
+    ``fedproto-averaged`` reads ``fedproto`` too. ``fedprox`` is μ, ``fedproto`` λ, ``ditto`` λ; ``fpl_temperature``
+    τ; of FedPLVM λ (of both its terms), τ and α, as in its authors' code. ``fedrep_head_epochs`` come before the
+    extractor's: 1 as in PFLlib (``plocal_epochs``), for a budget near the others'; FedRep's authors train the head
+    for more, about 10.
     """
 
     fedprox: NotNegative = 0.01

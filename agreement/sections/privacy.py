@@ -14,18 +14,18 @@ from privacy.mechanisms.grid import best_count_weight
 from privacy.units import Unit
 
 _ABSENT_BY_DEFAULT = ("dp_sgd", "unit", "project_from")
-"""Left out of the agreement's text where they are not given: it is then that of before there were any."""
+"""Fields left out of the agreement's text where they are not given, so that older texts keep their hash."""
 Colluding = Annotated[int, Field(ge=0)]
 USUAL_DEVIATIONS = 3.0
-"""Of a noisy count: an empty class is taken for one with records once in 740 releases."""
+"""Deviations of a noisy count: an empty class is taken for one with records once in 740 releases."""
 
 
 class Extractor(StrEnum):
-    """What is known of the features that prototypes are means of.
+    """Training of the features that prototypes are means of.
 
-    ``FROZEN``: the initial model's, which no record has shaped; only the classifier trains. ``PRIVATE``: the site
-    trains all of its model by DP-SGD. ``TRAINED``: it trains them on the same records without noise, so that a release
-    has **no record-level guarantee**.
+    ``FROZEN``: the initial model's features, which no record has shaped; only the classifier trains. ``PRIVATE``: the
+    site trains the whole model by DP-SGD. ``TRAINED``: the site trains the features on the same records without
+    noise, so that a release has **no record-level guarantee**.
     """
 
     FROZEN = "frozen"
@@ -48,15 +48,16 @@ class DpSgdSection(Section):
     """Probability with which a record takes part in a step."""
 
     def steps(self, epochs: int) -> int:
-        """Of so many epochs, rounded up; what a float's last digit adds to a whole number of steps is none."""
+        """Return the steps of so many epochs, rounded up, except where a float's last digit exceeds a whole number."""
         return math.ceil(epochs / self.sampling_rate * (1 - 1e-12))
 
 
 class Noise(StrEnum):
-    """Whose noise covers a record.
+    """Source of the noise that covers a record.
 
-    ``LOCAL``: its own site's, all of it. ``DISTRIBUTED``: that of the sites in a masked sum together, each adding a
-    share. Then it holds against who sees the sum alone, and stands on the masks and on enough sites that add theirs.
+    ``LOCAL``: the site's own noise, all of it. ``DISTRIBUTED``: the noise of all sites in a masked sum, each adding a
+    share. It then holds against parties that see the sum alone, and depends on the masks and on enough sites that add
+    theirs.
     """
 
     LOCAL = "local"
@@ -64,14 +65,14 @@ class Noise(StrEnum):
 
 
 class PrivacySection(Section):
-    """What sites release: noisy class means of clipped features, the same in every round until the next release.
+    """Noisy releases of sites: class means of clipped features, the same in every round until the next release.
 
     Features are clipped to the norm ``clip``, and counts weigh ``count_weight`` (clip/d^¼ unless given), in one
     Gaussian query with noise of ``noise_multiplier`` times its sensitivity. A class whose noisy count is below
-    ``min_count`` (three of its standard deviations unless given) is treated as absent. Neighbours are by adding or
-    removing one ``unit``. With ``project_from`` the model has so many features, of which a public random projection
-    makes the agreed ``dim`` that prototypes have; the classifier takes them as they are. ``dp_sgd`` is for private
-    features, and for no others.
+    ``min_count`` (three of its standard deviations unless given) is treated as absent. Neighbours differ by adding or
+    removing one ``unit``. With ``project_from`` the model has so many features, which a public random projection
+    reduces to the agreed ``dim`` of prototypes; the classifier takes the features as they are. ``dp_sgd`` is for
+    private features, and for no others.
 
     With ``noise`` distributed the multiplier is that of the noise in a sum without the shares of ``colluding`` sites,
     which know theirs. **A site that looks at the result is one of them**: with 0 the guarantee is against the
@@ -93,7 +94,7 @@ class PrivacySection(Section):
     dp_sgd: DpSgdSection | None = None
     """Settings of DP-SGD, for `extractor = 'private'` alone."""
     unit: Unit = Unit.RECORD
-    """Whose participation is protected: one record, one subject, or one site."""
+    """Unit of protection: one record, one subject, or one site."""
     project_from: Annotated[int, Field(ge=2, le=1 << 16)] | None = None
     """Features of the model, of which a public random projection makes `dim`."""
     noise: Noise = Noise.LOCAL
@@ -144,11 +145,11 @@ class PrivacySection(Section):
 
     @property
     def distributed(self) -> bool:
-        """Whether sites share the noise of a sum."""
+        """True if sites share the noise of a sum."""
         return self.noise is Noise.DISTRIBUTED
 
     def weight(self, dim: int) -> float:
-        """Of a record's count beside its features (d,)."""
+        """Return the weight of a record's count beside its features (d,)."""
         return best_count_weight(self.clip, dim) if self.count_weight is None else self.count_weight
 
     def check_projected(self, dim: int) -> None:
@@ -160,5 +161,5 @@ class PrivacySection(Section):
             )
 
     def releases(self, rounds: int) -> int:
-        """How many so many rounds have at most, counted from 1: a clustering before them has its own."""
+        """Return the most releases of so many rounds, counted from 1; a clustering before them has its own."""
         return -(-rounds // self.release_every)

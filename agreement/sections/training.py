@@ -1,4 +1,4 @@
-"""What sites train, on what and how: the model, its input, and local training's settings."""
+"""Local training: the model, its input, and the optimiser's settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from agreement.toml_loading import Section, nearest
 
 
 def model_spec(value: str) -> str:
-    """The value, if it names a built-in model or is of the form ``module:function``; else ``ValueError``."""
+    """Return the value if it names a built-in model or has the form ``module:function``; else raise ``ValueError``."""
     if value in BUILT_IN_MODELS or re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", value):
         return value
     raise ValueError(f"unknown model {value!r}, and not module:function{nearest(value, BUILT_IN_MODELS)}")
@@ -32,7 +32,7 @@ ModelSpec = Annotated[
 
 
 class PreprocessingSection(Section):
-    """How every site turns an image into the model's input: square, scaled to [0, 1], normalised."""
+    """Preprocessing of an image into the model's input: square, scaled to [0, 1], normalised."""
 
     image_size: Annotated[int, Field(ge=1, le=4096)]
     """Height and width of the model's input, in pixels."""
@@ -51,18 +51,18 @@ class PreprocessingSection(Section):
 
 
 class Optimiser(StrEnum):
-    """Which steps local training takes. Its state does not outlive a round."""
+    """Optimiser of local training. Its state ends with the round."""
 
     SGD = "sgd"
     ADAM = "adam"
-    """Without ``momentum``, which is refused: Adam's own is fixed."""
+    """Without ``momentum``, which is refused: Adam has its own."""
 
 
 class Norm(StrEnum):
-    """How the built-in networks that normalise do it; it means nothing to the others."""
+    """Normalisation in the built-in networks that have any."""
 
     BATCH = "batch"
-    """Over the batch in training, by what was kept of all batches afterwards."""
+    """Over the batch in training, afterwards by running statistics."""
     GROUP = "group"
     """Each sample by itself, so that per-sample gradients exist and a batch may be one sample."""
 
@@ -104,7 +104,7 @@ class TrainingSection(Section):
 
     @model_serializer(mode="wrap")
     def _only_what_counts(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """What is written can be read back: not a momentum that nobody uses."""
+        """Drop a momentum that the optimiser does not use, so that the written table can be read back."""
         table: dict[str, Any] = written(self)
         if self.optimiser is Optimiser.ADAM:
             table.pop("momentum", None)

@@ -9,7 +9,7 @@ from crypto import durable_files
 
 
 class FileError(UserError):
-    """A file of a run that is missing or not what it should be. One line that names it and the remedy."""
+    """File of a run that is missing or invalid. The message is one line that names the file and the remedy."""
 
 
 def write_text(path: Path, text: str) -> Path:

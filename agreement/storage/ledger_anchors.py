@@ -1,9 +1,9 @@
-"""The newest anchor that was seen of each site's privacy ledger, over all runs, in one file.
+"""Record of the newest anchor of each site's privacy ledger, over all runs, in one file.
 
-The coordinator keeps one of all sites, and each site one of its peers. What is noted is on the disk when
-:meth:`AnchorRecord.note` returns, and the number kept of a ledger never goes down. Several processes may have the file
-open. The limit: an older copy of *this* file put back, or the file removed, is not noticed here, which is why more than
-one party has one.
+The coordinator keeps a record of all sites, and each site one of its peers. A noted anchor is on the disk when
+:meth:`AnchorRecord.note` returns, and the number kept of a ledger never goes down. Several processes may have the
+file open. The limit: an older copy of *this* file put back, or the file removed, is not noticed here, which is why
+more than one party has one.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _PATIENCE = 30.0
 
 
 class AnchorRecordError(UserError):
-    """The record of anchors cannot be read or written."""
+    """Record of anchors that cannot be read or written."""
 
 
 class AnchorRecord(DatabaseOwner):
-    """The newest anchors by site and key. Calls come from one thread at a time."""
+    """Newest anchors by site and key. Calls come from one thread at a time."""
 
     def __init__(self, database: sqlite3.Connection, path: Path) -> None:
         """Use :meth:`open`."""
@@ -42,10 +42,10 @@ class AnchorRecord(DatabaseOwner):
 
     @classmethod
     def open(cls, path: Path, *, read_only: bool = False) -> Self:
-        """Open or create the file, readable by its owner alone; its folder must be there.
+        """Open or create the file, readable by its owner alone, in an existing folder.
 
-        With ``read_only`` it must be there, is not changed, and nothing can be noted. :class:`AnchorRecordError` if it
-        cannot be opened or is no such record.
+        With ``read_only`` the file must exist, is not changed, and nothing can be noted. Raises
+        :class:`AnchorRecordError` if it cannot be opened or is no such record.
         """
         with _named(path):
             if not read_only:
@@ -62,25 +62,25 @@ class AnchorRecord(DatabaseOwner):
         return cls(database, path)
 
     def held(self, site: str, key: bytes) -> LedgerAnchor | None:
-        """What is kept of a site's ledger; None where that is nothing."""
+        """Return the anchor of a site's ledger, or None."""
         with _named(self._path):
             return self._held(site, key)
 
     def all(self) -> dict[Owner, LedgerAnchor]:
-        """All that is kept."""
+        """Return all anchors."""
         with _named(self._path):
             rows = self._db.execute("SELECT site, key, seq, head FROM anchors").fetchall()
         return {(site, key): LedgerAnchor(key, seq, head) for site, key, seq, head in rows}
 
     def forget(self, site: str, key: bytes) -> None:
-        """Drop what is kept of one ledger; durable when this returns."""
+        """Delete the anchor of one ledger; durable when this returns."""
         with _named(self._path), transaction(self._db):
             self._db.execute("DELETE FROM anchors WHERE (site, key) = (?, ?)", (site, key))
 
     def note(self, seen: Mapping[str, LedgerAnchor]) -> dict[str, LedgerAnchor]:
-        """Keep each site's anchor where it is newer than what is kept; durable when this returns.
+        """Keep each site's anchor if it is newer than the kept one; durable when this returns.
 
-        Returns what is kept of those sites that showed another entry under the same number: no ledger has two.
+        Returns the kept anchors of sites that showed another entry under the same number: no ledger has two.
         """
         with _named(self._path), transaction(self._db):
             before = {site: self._held(site, anchor.key) for site, anchor in seen.items()}

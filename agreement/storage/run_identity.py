@@ -1,6 +1,6 @@
-"""Which run a folder belongs to, from the ``agreement.json`` that a party keeps in it.
+"""Identity of a run's folder: the ``agreement.json`` that a party keeps in it.
 
-The databases in the folder decide whether a run may go on there; this file says in words why not.
+The databases in the folder decide whether a run may resume there; this file explains a refusal.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def differs_in(folder: Path, agreement: Agreement) -> str:
 
 
 def _kept(folder: Path) -> str | None:
-    """The canonical text in the folder; None without one, or for a file that is no agreement."""
+    """Return the canonical text in the folder; None without one, or for a file that is no agreement."""
     try:
         content = json.loads((folder / AGREEMENT).read_text(encoding="utf-8"))
         if isinstance(content["run"], str):

@@ -1,4 +1,4 @@
-"""What files of SQLite have in common: they are made for their owner alone, changed as a whole, and closed."""
+"""SQLite files: private to their owner, changed in transactions, and closed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from crypto.durable_files import sync_folder
 
 
 class DatabaseOwner:
-    """Something with one connection, which :meth:`close` or the end of its ``with`` releases."""
+    """Owner of one connection, which :meth:`close` or the end of its ``with`` releases."""
 
     _db: sqlite3.Connection
 
     def close(self) -> None:
-        """Release the file; once more is harmless."""
+        """Release the file. Idempotent."""
         self._db.close()
 
     def __enter__(self) -> Self:
@@ -30,7 +30,7 @@ class DatabaseOwner:
 
 @contextmanager
 def transaction(database: sqlite3.Connection) -> Iterator[None]:
-    """All that is stored inside, or, if an exception ends it, nothing. Of a connection that begins none by itself."""
+    """Store everything inside in one transaction, or nothing if an exception ends it."""
     database.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -43,7 +43,7 @@ def transaction(database: sqlite3.Connection) -> Iterator[None]:
 
 @contextmanager
 def closed_on_error(database: sqlite3.Connection | DatabaseOwner) -> Iterator[None]:
-    """For what a connection still needs before somebody owns it."""
+    """Close the connection if an error occurs before it has an owner."""
     try:
         yield
     except BaseException:
@@ -52,7 +52,7 @@ def closed_on_error(database: sqlite3.Connection | DatabaseOwner) -> Iterator[No
 
 
 def make_private(path: Path) -> None:
-    """Make the file unless it is there, readable by its owner alone; its name is on the disk when this returns.
+    """Create the file if it is missing, readable by its owner alone; its name is on the disk when this returns.
 
     SQLite gives its own files beside it (-wal, -shm) the same mode.
     """

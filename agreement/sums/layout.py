@@ -1,4 +1,4 @@
-"""What one site adds to a sum, as one vector: prototypes, model, weights."""
+"""Layout of a site's contribution to a sum, as one vector: prototypes, model, weights."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Layout:
-    """Prototypes [K·d], then a model's parameters and buffers, then the weight that the model is multiplied by.
+    """Layout of prototypes [K·d], a model's parameters and buffers, and the weight that the model is multiplied by.
 
-    ``classes`` K is 0 where no prototypes are added up. Where ``weighted``, the model comes N times, N being the
-    site's samples, and N itself last; otherwise it comes once, and there is no weight. Where ``noisy``, there are sums
-    of features with noise in the place of prototypes, and last of all the weights of their counts [K], all of them
-    whole numbers of steps.
+    ``classes`` K is 0 where no prototypes are added up. Where ``weighted``, the model is multiplied by N, the number
+    of the site's samples, and N itself comes last; otherwise the model comes once, and there is no weight. Where
+    ``noisy``, sums of features with noise replace prototypes, and the weights of their counts [K] come last, all of
+    them whole numbers of steps.
     """
 
     classes: int
@@ -32,22 +32,22 @@ class Layout:
 
     @property
     def prototypes(self) -> int:
-        """The numbers in all rows."""
+        """Number of values in all rows."""
         return self.classes * self.dim
 
     @property
     def model(self) -> int:
-        """The numbers of the model."""
+        """Number of values of the model."""
         return self.parameters + self.buffers
 
     @property
     def means(self) -> int:
-        """The numbers in what a sum comes to, once its weight is divided out."""
+        """Number of values in a mean, once the weight is divided out."""
         return self.prototypes + self.model
 
     @property
     def length(self) -> int:
-        """L: all numbers."""
+        """L: the number of all values."""
         return self.means + int(self.weighted) + self._noisy_weights
 
     @property
@@ -55,26 +55,26 @@ class Layout:
         return self.classes if self.noisy else 0
 
     def contribution(self, rows: Vector, model: Vector, samples: int) -> Vector:
-        """A site's vector (L,), for ``rows`` (K, d) or (0, d), ``model`` (p + q,) and its number of samples."""
+        """Return a site's vector (L,), for ``rows`` (K, d) or (0, d), ``model`` (p + q,) and its number of samples."""
         if not self.weighted:
             return np.concatenate([rows.ravel(), model])
         return np.concatenate([rows.ravel(), model * samples, [float(samples)]])
 
     def noisy_contribution(self, vectors: Vector, weights: Vector, model: Vector) -> Vector:
-        """A site's vector (L,) with noise: sums (K, d) and weights (K,) of all classes, and ``model`` (p + q,)."""
+        """Return a site's noisy vector (L,): sums (K, d) and weights (K,) of all classes, and ``model`` (p + q,)."""
         return np.concatenate([vectors.ravel(), model, weights])
 
     def noisy_parts(self, vector: Vector) -> tuple[Vector, Vector]:
-        """Sums (K, d) and weights (K,) of a vector (L,) with noise."""
+        """Return the sums (K, d) and weights (K,) of a noisy vector (L,)."""
         return vector[: self.prototypes].reshape(self.classes, self.dim), vector[self.means :]
 
     def split(self, vector: Vector) -> tuple[Vector, Vector]:
-        """Rows (K, d) and model (p + q,) of a vector of ``means`` numbers, or of ``length``."""
+        """Return the rows (K, d) and model (p + q,) of a vector of ``means`` numbers, or of ``length``."""
         rows, model = np.split(vector[: self.means], [self.prototypes])
         return rows.reshape(self.classes, self.dim), model
 
     def segments(self, row_bound: float, agreed: AveragingSection) -> tuple[Segment, ...]:
-        """The largest magnitudes in a contribution, ``row_bound`` in rows and their weights.
+        """Return the largest magnitudes in a contribution, ``row_bound`` in rows and their weights.
 
         Parts without numbers are left out.
         """

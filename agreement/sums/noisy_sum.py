@@ -1,9 +1,9 @@
-"""Noise that is added to a masked sum by all sites together: what follows from the agreement and from who is listed.
+"""Noise that all sites together add to a masked sum, derived from the agreement and the list of sites.
 
 With n sites listed and c that may collude, a sum that opens has the noise of T = t − c others at least, t being its
-threshold. Each adds discrete Gaussian noise of 2^20 steps on a grid whose step is that of one of T shares of the agreed
-noise. Sites and the coordinator compute the same from the same signed list. Why that is enough, and as cheap as noise
-of one site, and why means are over records and not over sites: docs/adr/0016.
+threshold. Each site adds discrete Gaussian noise of 2^20 steps on a grid whose step is that of one of T shares of the
+agreed noise. Sites and the coordinator compute the same from the same signed list. docs/adr/0016 says why that is
+enough and as cheap as noise of one site, and why means are over records and not over sites.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from crypto.pairwise.attempt_binding import fewest_against, threshold
 from privacy.mechanisms.grid import SIGMA, Grid, share_of
 
 _NOISE_BOUND = float(2**31)
-"""Beyond it is a draw once in e^2047."""
+"""Bound of a draw, exceeded once in e^2047."""
 
 
 @dataclass(frozen=True)
 class NoisySum:
-    """What sites add, and what a sum of it says, for one attempt's list.
+    """Noise of one attempt's list, and the decoding of its sum.
 
     ``threshold`` is t, ``share`` the noise multiplier of each site's own noise, ``grid`` that of the share.
     """
@@ -37,9 +37,9 @@ class NoisySum:
 
     @classmethod
     def of(cls, agreed: PrivacySection, dim: int, listed: int) -> NoisySum:
-        """For features (d,) and a list of n ``listed`` sites.
+        """Return the noisy sum for features (d,) and a list of n ``listed`` sites.
 
-        ``ValueError`` for a list that so many colluding sites leave nobody of, or open by themselves
+        Raises ``ValueError`` for a list that so many colluding sites open by themselves, or leave no other site of
         (:func:`crypto.pairwise.attempt_binding.fewest_against`), and for noise without a grid.
         """
         least = fewest_against(agreed.colluding)
@@ -53,22 +53,22 @@ class NoisySum:
         return cls(quorum, share, Grid.of(agreed.clip, agreed.weight(dim), share), agreed.min_count)
 
     def bound(self, most_samples: int) -> float:
-        """The largest magnitude of a number that a site with so many records adds, but once in e^2047."""
+        """Return the largest magnitude of a number that a site with so many records adds, but once in e^2047."""
         return most_samples * max(self.grid.radius, self.grid.weight) + _NOISE_BOUND
 
     def least_count(self, survivors: int) -> float:
-        """What a class's noisy count has to be for the class to be there.
+        """Return the least noisy count of a class that is treated as present.
 
-        Unless agreed: three deviations, with the noise of all that survived, more than T as they are.
+        Unless agreed: three deviations, with the noise of all survivors, of which there are more than T.
         """
         if self.min_count is not None:
             return self.min_count
         return float(USUAL_DEVIATIONS * math.sqrt(survivors) * SIGMA / self.grid.weight)
 
     def means(self, vectors: Float, weights: Float, survivors: int) -> tuple[NDArray[np.float64], Bool]:
-        """Mean features (K, d) over the records of all survivors, in units of a feature, and which there are (K,).
+        """Return mean features (K, d) over the records of all survivors, in units of a feature, and which exist (K,).
 
-        ``vectors`` (K, d) and ``weights`` (K,) are the opened sums, in whole steps. Rows that are not there are zero.
+        ``vectors`` (K, d) and ``weights`` (K,) are the opened sums, in whole steps. Rows of absent classes are zero.
         """
         counts = weights / self.grid.weight
         has = counts >= self.least_count(survivors)
