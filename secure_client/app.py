@@ -49,7 +49,7 @@ NO_LEDGER = (
 
 
 def open_party(config: SiteConfig, passphrase: bytes) -> Party:
-    """The site's identity, checked against its own file and its CA. Raises a :class:`crypto.errors.CryptoError`."""
+    """Open the site's identity, checked against its own file and its CA; raise a :class:`crypto.errors.CryptoError`."""
     credentials = Credentials.load(config.certificate, config.key, passphrase)
     trust = TrustAnchor.load(config.ca)
     identity = trust.identify(credentials.certificate_der, Role.SITE, datetime.now(UTC))
@@ -65,10 +65,11 @@ def open_party(config: SiteConfig, passphrase: bytes) -> Party:
 
 
 def _storage_key(config: SiteConfig, passphrase: bytes) -> StorageKey:
-    """The key of what the site stores in this run, made with the journal; it does not depend on the certificate.
+    """Return the key of the data that the site stores in this run.
 
-    Raises :class:`crypto.errors.KeyStoreError` for a key that is missing although a journal is there, or that does not
-    open.
+    The key is made with the journal and does not depend on the certificate. Raises
+    :class:`crypto.errors.KeyStoreError` for a key that is missing although a journal exists, or that cannot be
+    decrypted.
     """
     path, journal = config.state_dir / STORAGE_KEY, config.state_dir / JOURNAL
     if path.exists():
@@ -90,7 +91,7 @@ def load_data(config: SiteConfig) -> SiteData:
 
 
 def open_learner(config: SiteConfig, data: SiteData) -> Learner:
-    """The site's own model on its own device, over its data. Raises a :class:`SiteError`."""
+    """Return the learner with the site's own model on its own device, over its data; raise a :class:`SiteError`."""
     return build_learner(
         config.agreement,
         config.name,

@@ -22,11 +22,11 @@ class Transport(Protocol):
         ...
 
     def next_task(self) -> Task:
-        """What to do now; may block for as long as the coordinator holds the call open."""
+        """Return the current task; may block for as long as the coordinator holds the call open."""
         ...
 
     def download(self, work: Work) -> bytes:
-        """The request that ``work`` announces, checked against its size and hash."""
+        """Return the request that ``work`` announces, checked against its size and hash."""
         ...
 
     def upload(self, key: PhaseKey, content: bytes) -> None:

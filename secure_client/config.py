@@ -64,7 +64,7 @@ class SiteConfig(PartyFile):
 
     @property
     def model_spec(self) -> str:
-        """This site's model: its own when the file names one, else the agreement's."""
+        """Name of this site's model: its own when the file names one, else the agreement's."""
         return self.model or self.agreement.training.model
 
     @property
@@ -112,5 +112,5 @@ def _fingerprint(name: str, text: str) -> str:
 
 
 def load_site(path: Path) -> SiteConfig:
-    """The site's file; raises ``ConfigError``."""
+    """Load the site's file; raise ``ConfigError``."""
     return read_toml(path, SiteConfig)

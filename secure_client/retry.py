@@ -28,11 +28,11 @@ FINAL: Mapping[StatusCode, type[SiteError]] = {
     StatusCode.RESOURCE_EXHAUSTED: Refused,
     StatusCode.UNIMPLEMENTED: Refused,
 }
-"""What the coordinator has decided. Any other status is a call that was lost, or a coordinator in trouble."""
+"""Statuses of the coordinator's decisions. Any other status is a lost call, or a coordinator in trouble."""
 
 
 def call_once(call: Callable[[], R]) -> R:
-    """The call's outcome; :class:`Unreachable`, or the error that the coordinator's answer stands for."""
+    """Return the call's outcome; raise :class:`Unreachable`, or the error that the coordinator's answer stands for."""
     try:
         return call()
     except grpc.RpcError as error:

@@ -130,15 +130,15 @@ class Session:
         return answer
 
     def end(self) -> None:
-        """This site takes no further part in its last attempt: erase the attempt's secrets.
+        """Leave the last attempt: erase the attempt's secrets.
 
-        A run that was stopped, or left, can be gone on with: it does so with another attempt.
+        A run that was stopped, or left, can be resumed, with another attempt.
         """
         with self._journal.transaction():
             self._method.end()
 
     def finish(self) -> None:
-        """The run is over: erase every secret that this site kept for it."""
+        """Finish the run: erase every secret that this site kept for it."""
         with self._journal.transaction():
             self._setup.finish()
 

@@ -97,13 +97,13 @@ class GrpcTransport:
         return reply
 
     def next_task(self) -> Task:
-        """What to do now; blocks for as long as the coordinator holds the call open."""
+        """Return the current task; blocks for as long as the coordinator holds the call open."""
         message = codec.encode_task_request(TaskRequest(PROTOCOL_VERSION, self._run, self._site))
         seconds = self._poll_seconds + _CALL_SECONDS
         return self._call(lambda: codec.decode_task(self._stub.NextTask(message, timeout=seconds)))
 
     def download(self, work: Work) -> bytes:
-        """The request that ``work`` announces. :class:`Violation` unless it has the announced size and hash."""
+        """Return the request that ``work`` announces; raise :class:`Violation` for another size or hash."""
         content = self._call(lambda: self._download(work))
         self.bytes_down += len(content)
         return content

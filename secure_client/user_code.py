@@ -13,14 +13,13 @@ from secure_client.errors import PluginError
 
 
 def load_function(spec: str, purpose: str) -> Callable[..., Any]:
-    """The function that ``module:function`` names; ``purpose`` ("model", "dataset") appears in the errors.
+    """Return the function that ``module:function`` names; ``purpose`` ("model", "dataset") appears in the errors.
 
-    The current working directory becomes importable, after everything installed, so that a file there never
-    replaces an installed module. Importing runs the module's code with the rights of this process: a
-    configuration that names one is to be trusted like a program.
+    The current working directory becomes importable, after everything installed, so that a file there never replaces
+    an installed module. Importing runs the module's code with the rights of this process: a configuration that names
+    one is to be trusted like a program.
 
-    Raises :class:`PluginError` when the spec has another form, the import fails, or nothing callable is
-    there.
+    Raises :class:`PluginError` when the spec has another form, the import fails, or nothing callable is there.
     """
     module_name, separator, function_name = spec.partition(":")
     if not (separator and function_name.isidentifier() and _is_module_name(module_name)):

@@ -75,7 +75,7 @@ def _findings(config: SiteConfig, passphrase: Callable[[], bytes]) -> Iterator[F
 
 
 def _once(attempt: Callable[[], R]) -> Callable[[], R]:
-    """The outcome of the first call, an exception or not, at each."""
+    """Return a function that repeats the outcome of its first call, be it a value or an exception."""
     outcomes: list[R | Exception] = []
 
     def outcome() -> R:
@@ -105,7 +105,7 @@ def _agreement(agreement: Agreement) -> str:
 
 
 def _privacy(config: SiteConfig) -> str:
-    """What the run takes of the budget, and what remains; the ledger is begun if there is none."""
+    """Describe the part of the budget that the run takes, and the rest; create the ledger if there is none."""
     agreement, own = config.agreement, config.privacy
     if agreement.privacy is None and own is None:
         return NO_LEDGER % (NO_GUARANTEE, agreement.run)
@@ -137,7 +137,7 @@ def _privacy(config: SiteConfig) -> str:
 
 
 def _model(config: SiteConfig) -> str:
-    """What of it leaves the site, where the method averages some of it."""
+    """Describe the part of the model that leaves the site, where the method averages any."""
     agreement, spec = config.agreement, config.model_spec
     check_averaged(agreement, build_initial_model(agreement, spec, config.pretrained))
     if not agreement.method.averages:

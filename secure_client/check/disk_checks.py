@@ -53,7 +53,7 @@ def _how_far(config: SiteConfig, journal: Journal) -> str:
 
 
 def _check_writable(folder: Path) -> None:
-    """A folder that is not there yet can be made if the nearest one above it can be written."""
+    """Check that a missing folder can be made: the nearest existing folder above it must be writable."""
     there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     try:
         with tempfile.TemporaryFile(dir=there):

@@ -36,13 +36,13 @@ class Samples:
         return len(self.labels)
 
     def take(self, indices: Indices) -> Samples:
-        """The samples at ``indices``, in that order."""
+        """Return the samples at ``indices``, in that order."""
         owners = None if self.subjects is None else self.subjects[indices]
         return Samples(self.inputs[indices], self.labels[indices], self.domains[indices], owners)
 
     @property
     def is_images(self) -> bool:
-        """Whether the inputs are images, not rows of features."""
+        """True if the inputs are images, not rows of features."""
         return self.inputs.ndim == 4
 
 
@@ -78,11 +78,11 @@ class Source:
 def checked_samples(
     inputs: Any, labels: Any, domains: Any = None, subjects: Any = None, *, where: str
 ) -> Samples:
-    """Samples from raw arrays; ``where`` (a file, a function) opens each error.
+    """Return samples from raw arrays; ``where`` (a file, a function) opens each error.
 
-    Images may be (N, H, W, C), or (N, H, W) when they are grey, of dtype uint8, uint16 (scaled to [0, 1]) or
-    float; features (N, F) of any real dtype. Labels are whole numbers from 0. Subjects are text or whole numbers, the
-    same for samples of the same. Raises :class:`DataError`.
+    Images may be (N, H, W, C), or (N, H, W) when they are grey, of dtype uint8, uint16 (scaled to [0, 1]) or float;
+    features (N, F) of any real dtype. Labels are whole numbers from 0. Subjects are text or whole numbers, equal for
+    samples of the same subject. Raises :class:`DataError`.
     """
     inputs, labels = np.asarray(inputs), _whole_numbers(labels, "labels", where)
     domains = np.zeros_like(labels) if domains is None else _whole_numbers(domains, "domains", where)
@@ -121,10 +121,10 @@ def check_labels(samples: Samples, classes: tuple[str, ...], where: str) -> None
 
 
 def join_samples(parts: Sequence[Samples]) -> Samples:
-    """The samples one after the other; images of mixed dtype become float32 in [0, 1]. Shapes must agree.
+    """Concatenate samples of equal shapes; images of mixed dtype become float32 in [0, 1].
 
-    Samples of different parts are of the same subject where they say the same of it, and of none where a part says
-    nothing.
+    Samples of different parts belong to the same subject where both parts name it so, and to none where a part names
+    no subjects.
     """
     inputs = [part.inputs for part in parts]
     if len({array.dtype for array in inputs}) > 1:

@@ -56,10 +56,9 @@ APPEARANCES: dict[str, Callable[[Images, np.random.Generator], Images]] = {
 
 
 def digits_in_five_appearances(seed: int) -> TrainTest:
-    """All 1797 scans, float32 (N, 8, 8, 1) in [0, 1], each in one of :data:`APPEARANCES`; no test part.
+    """Return all 1797 scans, float32 (N, 8, 8, 1) in [0, 1], each in one of :data:`APPEARANCES`; no test part.
 
-    Which scan gets which appearance, and the noise, follow from ``seed``. Every domain has 34 to 37 scans of
-    each class.
+    ``seed`` determines the appearance of each scan, and the noise. Every domain has 34 to 37 scans of each class.
     """
     from sklearn.datasets import load_digits  # noqa: PLC0415 (slow to import, and most sites never need it)
 
@@ -76,7 +75,7 @@ def digits_in_five_appearances(seed: int) -> TrainTest:
 
 
 def _deal(labels: Labels, piles: int, rng: np.random.Generator) -> Labels:
-    """A pile for each sample, (N,): each class is shuffled and dealt out evenly."""
+    """Return the pile of each sample, (N,): each class is shuffled and dealt out evenly."""
     dealt = np.empty_like(labels)
     for label in np.unique(labels):
         members = rng.permutation(np.flatnonzero(labels == label))

@@ -62,12 +62,12 @@ class _Listing:
 
 
 def read_folder(path: Path, agreed: PreprocessingSection | None, *, convert_channels: bool = True) -> Source:
-    """Every image under ``path``, each given the agreed size and channels as soon as it is read.
+    """Read every image under ``path``, and convert each to the agreed size and channels as soon as it is read.
 
-    The names of the class folders are the classes. All images are kept in memory at the agreed size: for more
-    than fits, a data set of the site's own by ``module:function`` reads as needed. Raises :class:`DataError` for
-    a folder without images, a file that is no image, without an agreed preprocessing images of different shape, and
-    without ``convert_channels`` an image with other channels than the agreed.
+    The names of the class folders are the classes. All images are kept in memory at the agreed size: for larger data,
+    a data set of the site's own by ``module:function`` reads as needed. Raises :class:`DataError` for a folder
+    without images, for a file that is no image, for images of different shape without an agreed preprocessing, and
+    for an image with other channels than the agreed without ``convert_channels``.
     """
     listing = _list_files(path)
     classes = listing.names(lambda file: file.label)
@@ -99,7 +99,7 @@ def read_image(path: Path) -> Inputs:
 
 
 def pixels(image: Image.Image) -> Inputs:
-    """An opened image as :func:`read_image` returns it; raises what Pillow raises."""
+    """Return an opened image as :func:`read_image` does; raise what Pillow raises."""
     if image.mode in DEEP_MODES:
         return (np.asarray(image).astype(np.float32) / np.float32(65535))[..., np.newaxis]
     if image.mode in {"1", "L", "LA"}:
@@ -138,7 +138,7 @@ def stack(images: Iterable[Inputs], count: int, where: str) -> Inputs:
 
 
 def _subjects(path: Path, files: Sequence[_File]) -> Subjects | None:
-    """Whose each image is, (N,), by the folder's own list; None where it has none."""
+    """Return the subject of each image, (N,), by the folder's own list; None where it has none."""
     where = path / SUBJECTS
     if not where.is_file():
         return None
@@ -195,7 +195,7 @@ def _tiny_imagenet(path: Path) -> _Listing:
 
 
 def _domain(folder: Path) -> list[_File]:
-    """A domain's images: ``CLASS/*`` or ``images/CLASS/*``."""
+    """Return a domain's images: ``CLASS/*`` or ``images/CLASS/*``."""
     inside = folder / IMAGES
     return _classes(inside if inside.is_dir() and _folders(inside) else folder, folder.name)
 

@@ -34,7 +34,7 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def read_npz(path: Path) -> Source:
-    """The data in the file; arrays by other names are left unread. :class:`DataError` for a bad file."""
+    """Return the data in the file; arrays by other names are not read. Raises :class:`DataError` for a bad file."""
     arrays, where = _arrays(path), str(path)
     train = _part(arrays, "train", where)
     if train is None:

@@ -48,11 +48,10 @@ def fit_images(
 def to_tensor(
     inputs: Inputs, agreed: PreprocessingSection | None, *, where: str, convert_channels: bool = True
 ) -> Tensor:
-    """What a model takes: float32 (N, C, S, S), normalised, for images; (N, F) for features.
+    """Return the model's input: float32 (N, C, S, S), normalised, for images; (N, F) for features.
 
-    Without an agreed preprocessing floats stay as they are and uint8 is scaled to [0, 1]. Raises
-    :class:`DataError` for features where images are agreed, for float images outside [0, 1], and as
-    :func:`fit_images` does.
+    Without an agreed preprocessing floats stay as they are and uint8 is scaled to [0, 1]. Raises :class:`DataError`
+    for features where images are agreed, for float images outside [0, 1], and as :func:`fit_images` does.
     """
     if inputs.ndim == 2 and agreed is None:
         return torch.from_numpy(as_floats(inputs))
@@ -72,7 +71,7 @@ def to_tensor(
 def to_dataset(
     samples: Samples, agreed: PreprocessingSection | None, *, where: str, convert_channels: bool = True
 ) -> TensorDataset:
-    """A data set of (float32 tensor, int64 label), in memory. Raises :class:`DataError` as :func:`to_tensor` does."""
+    """Return an in-memory data set of (float32 tensor, int64 label); raise as :func:`to_tensor` does."""
     inputs = to_tensor(samples.inputs, agreed, where=where, convert_channels=convert_channels)
     return TensorDataset(inputs, torch.from_numpy(samples.labels))
 

@@ -49,10 +49,10 @@ class Reader(Protocol):
 
 
 def read_published(name: str, data_root: Path | None, agreed: PreprocessingSection | None = None) -> Source:
-    """The data set that ``name``, a key of :data:`PUBLISHED`, stands for, from its files under ``data_root``.
+    """Read the data set of ``name``, a key of :data:`PUBLISHED`, from its files under ``data_root``.
 
-    ``agreed`` serves to keep large pictures small as they are read. Raises :class:`DataError` naming the file that
-    is missing, damaged or refused, and what to do.
+    ``agreed`` keeps large pictures small as they are read. Raises :class:`DataError` naming the file that is missing,
+    damaged or refused, and the remedy.
     """
     if data_root is None:
         raise DataError(f"{name}: is read from a folder that you have; name it by --data-root or data_root")

@@ -70,7 +70,7 @@ def load_site_data(
 
 
 def numbered(subjects: Subjects | None) -> NDArray[np.int64] | None:
-    """The subjects' numbers, from 0: what is told of each matters no more, but who is the same."""
+    """Return the subjects numbered from 0: only the identity of subjects matters."""
     return None if subjects is None else np.unique(subjects, return_inverse=True)[1].astype(np.int64)
 
 

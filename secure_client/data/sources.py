@@ -48,14 +48,14 @@ def read(
     seed: int = 0,
     convert_channels: bool = True,
 ) -> list[Source]:
-    """The data set that ``spec`` names, or the several that ``+`` joins.
+    """Read the data set that ``spec`` names, or the several that ``+`` joins.
 
     Names are ``digits``, the published ``mnist``, ``fashion-mnist``, ``usps``, ``svhn``, ``cifar10``, ``cifar100``
     and ``flowers102`` (from files under ``data_root``), ``npz:PATH``, ``folder:PATH`` and ``module:function``; a PATH
     that begins with ``DATA_ROOT/`` is under ``data_root`` too.
 
-    ``agreed`` serves only to keep pictures small while they are read; ``seed`` deals out the digits'
-    appearances. Raises :class:`DataError`, or :class:`PluginError` for ``module:function``.
+    ``agreed`` serves only to keep pictures small while they are read; ``seed`` deals out the digits' appearances.
+    Raises :class:`DataError`, or :class:`PluginError` for ``module:function``.
     """
     return [
         _read_one(part.strip(), data_root, agreed, seed, convert_channels=convert_channels)
@@ -70,11 +70,11 @@ def join(
     *,
     convert_channels: bool = True,
 ) -> TrainTest:
-    """All sources over the same classes, their images of the agreed size, each source a domain or more.
+    """Join sources over the same classes, their images of the agreed size, each source a domain or more.
 
-    Where a source names its classes, they are matched by name; elsewhere labels number the agreed classes.
-    Without ``classes`` the sources' own are taken. Raises :class:`DataError` for classes that are not agreed,
-    and for sources that cannot be put together.
+    Where a source names its classes, they are matched by name; elsewhere labels number the agreed classes. Without
+    ``classes`` the sources' own are taken. Raises :class:`DataError` for classes that are not agreed, and for sources
+    that cannot be put together.
     """
     classes = classes or own_classes(sources)
     adapted = [
@@ -93,15 +93,15 @@ def join(
 
 
 def is_own(spec: str) -> bool:
-    """Whether ``spec`` is a single ``module:function``."""
+    """Return True if ``spec`` is a single ``module:function``."""
     form, separator, _ = spec.partition(":")
     return bool(separator) and form not in FILE_FORMS and "+" not in spec
 
 
 def own_classes(sources: Sequence[Source]) -> tuple[str, ...]:
-    """The classes that the sources name, in order; where none does, the numbers up to the highest label.
+    """Return the classes that the sources name, in order; without names, the numbers up to the highest label.
 
-    :class:`DataError` for numbers beyond :data:`MOST_UNNAMED`: they are no classes.
+    Raises :class:`DataError` for numbers beyond :data:`MOST_UNNAMED`, which cannot be classes.
     """
     named = dict.fromkeys(name for source in sources for name in source.classes or ())
     highest, where = max(
@@ -113,9 +113,9 @@ def own_classes(sources: Sequence[Source]) -> tuple[str, ...]:
 
 
 def suggest_preprocessing(sources: Sequence[Source]) -> PreprocessingSection | None:
-    """A preprocessing that loses nothing: the longest side and most channels of all images, to [−1, 1].
+    """Return a preprocessing that loses nothing: the longest side and most channels of all images, to [−1, 1].
 
-    None for features. From the images' shape alone: statistics of their values would be private.
+    None for features. Only the images' shape is used: statistics of their values would be private.
     """
     shapes = [part.inputs.shape[1:] for source in sources for part in source.parts if part.is_images]
     if not shapes:
@@ -157,7 +157,7 @@ def _read_one(
 
 
 def _path(path: str, data_root: Path | None) -> Path:
-    """The path itself, or under the data root where it begins with ``DATA_ROOT/``."""
+    """Return the path itself, or under the data root where it begins with ``DATA_ROOT/``."""
     if not path.startswith(DATA_ROOT):
         return Path(path)
     if data_root is None:
@@ -166,7 +166,7 @@ def _path(path: str, data_root: Path | None) -> Path:
 
 
 def _matched(source: Source, classes: tuple[str, ...]) -> Source:
-    """The source with labels that number ``classes``."""
+    """Return the source with labels that number ``classes``."""
     named = source.classes or classes
     for part in source.parts:
         check_labels(part, named, source.where)
@@ -178,7 +178,7 @@ def _matched(source: Source, classes: tuple[str, ...]) -> Source:
 
 
 def _fitted(source: Source, agreed: PreprocessingSection | None, *, convert_channels: bool) -> Source:
-    """The source with images of the agreed size and channels."""
+    """Return the source with images of the agreed size and channels."""
     if agreed is None or not source.train.is_images:
         return source
 

@@ -18,12 +18,12 @@ OwnPart = Dataset[Any] | Samples
 
 
 def call_own(spec: str, data_root: Path | None) -> tuple[OwnPart, OwnPart | None]:
-    """What ``module:function`` returns when it is called with ``data_root=``: (train, test).
+    """Call ``module:function`` with ``data_root=`` and return its result: (train, test).
 
-    Each part is a map-style torch ``Dataset`` or a pair of arrays (inputs, labels); test may be None. Where the unit of
-    privacy is a subject, the training part says whose each sample is: a data set by an attribute ``subjects``, arrays
-    as the third of (inputs, labels, subjects). Raises :class:`DataError` for anything else, :class:`PluginError` when
-    there is no such function.
+    Each part is a map-style torch ``Dataset`` or a pair of arrays (inputs, labels); test may be None. Where the unit
+    of privacy is a subject, the training part names each sample's subject: a data set by an attribute ``subjects``,
+    arrays as the third of (inputs, labels, subjects). Raises :class:`DataError` for anything else,
+    :class:`PluginError` when there is no such function.
     """
     returned = call_function(load_function(spec, "dataset"), spec, data_root=data_root)
     if not (isinstance(returned, tuple | list) and len(returned) == 2):
@@ -33,7 +33,7 @@ def call_own(spec: str, data_root: Path | None) -> tuple[OwnPart, OwnPart | None
 
 
 def read_own(spec: str, data_root: Path | None) -> Source:
-    """The same as arrays in memory: a data set is read through once."""
+    """Return the same data as arrays in memory: a data set is read through once."""
     train, test = call_own(spec, data_root)
     name = spec.partition(":")[0]
     return Source(

@@ -1,1 +1,1 @@
-"""How each method fills a round at a site: what it trains from, what it sends, what it makes of a result."""
+"""Methods at a site: the base that a round trains from, the values that it sends, and the use of a result."""

@@ -1,4 +1,4 @@
-"""What a session asks of a method."""
+"""Interface of a method, as a session uses it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from secure_client.site_model.checkpointed_learner import Trainee
 
 @dataclass(frozen=True)
 class Parts:
-    """What a method's rounds at a site are put together from."""
+    """Components of a method's rounds at a site."""
 
     agreement: Agreement
     site: str
@@ -31,15 +31,17 @@ class Parts:
 
 @dataclass(frozen=True)
 class Given:
-    """What one result brought a site: among how many sites, and for which classes (K,) it got something."""
+    """Summary of one result: the number of sites behind it, and the classes (K,) that the site got something for."""
 
     sites: int
     classes: Bool
 
 
 class Method(Protocol):
-    """One method's rounds at a site. Everything that the protocol does not allow raises
-    :class:`secure_client.errors.Violation`, and then nothing is answered."""
+    """Rounds of one method at a site.
+
+    A request that the protocol does not allow raises :class:`secure_client.errors.Violation`, and is not answered.
+    """
 
     def start(self, key: PhaseKey, start: RoundStart) -> None:
         """PRESENCE, before training: what the round trains from."""
@@ -50,13 +52,13 @@ class Method(Protocol):
         ...
 
     def step(self, key: PhaseKey, request: bytes) -> bytes:
-        """The answer to a phase between PRESENCE and RESULT, which the order of phases allows now."""
+        """Return the answer to a phase between PRESENCE and RESULT that the order of phases allows now."""
         ...
 
     def result(self, key: PhaseKey, request: bytes) -> Given:
-        """RESULT: take it for the rounds to come."""
+        """Take a RESULT for the rounds to come."""
         ...
 
     def end(self) -> None:
-        """The run is over: erase what was kept for its last attempt."""
+        """End the run: erase the secrets of its last attempt."""
         ...

@@ -27,7 +27,7 @@ from secure_client.privacy.value_bounds import model_weight
 from secure_client.protocol.masked_sum import Group
 
 _WEIGHTS_OFF = 1e-9
-"""How far the weights of a class's clusters may be from 1 together: rounding."""
+"""Tolerance, from rounding, by which the weights of a class's clusters may differ from a sum of 1."""
 
 
 class Received(NamedTuple):
@@ -41,7 +41,7 @@ class Clustered:
     """All members are one group; under ``plain`` each sends all it has in one step."""
 
     scheme = PLAIN
-    """Of results."""
+    """Scheme of results."""
 
     def __init__(self, parts: Parts) -> None:
         self._agreement, self._site, self._trainee = parts.agreement, parts.site, parts.trainee
@@ -58,7 +58,7 @@ class Clustered:
             self._take(key.round - 1, start.base, caught_up)
 
     def stated(self, key: PhaseKey) -> tuple[bytes, MaskKeys | None]:  # noqa: ARG002 (what every method is asked)
-        """What the model was trained from, and no keys."""
+        """Return the hash of the base that the model was trained from, and no keys."""
         return self._trainee.base, None
 
     def step(self, key: PhaseKey, request: bytes) -> bytes:
@@ -69,7 +69,7 @@ class Clustered:
         return codec.encode_payload(Payload(PLAIN, arrays=arrays))
 
     def result(self, key: PhaseKey, request: bytes) -> Given:
-        """What all sites train from next."""
+        """Take the base that all sites train from next."""
         payload = codec.decode_payload(request, self._limits, result_form(self._agreement))
         self._check_result(key, payload)
         received = self._take(key.round, hashlib.sha256(request).digest(), payload)
@@ -83,7 +83,7 @@ class Clustered:
     # What is sent
 
     def _local(self, group: Group) -> LocalClusters:
-        """The local prototypes of classes that are active in the group, with counts as they are sent."""
+        """Return the local prototypes of classes that are active in the group, with counts as they are sent."""
         local, holds = self._trainee.local(), group.cohort.holds[group.cohort.index(self._site)]
         sent = holds[local.labels]
         counts = counted_samples(local.counts, self._agreement.averaging.most_samples)
@@ -107,7 +107,7 @@ class Clustered:
         return received
 
     def _read(self, payload: Payload) -> Received:
-        """A result's parts, whose form is checked."""
+        """Return the parts of a result whose form is checked."""
         if payload.scheme != self.scheme:
             raise Violation(f"a result of scheme {payload.scheme!r}, where {self.scheme!r} is agreed")
         rows, classes, weights, averaged = payload.arrays
@@ -120,7 +120,7 @@ class Clustered:
         return Received(clusters, averaged)
 
     def _check_plausible(self, clusters: GlobalClusters) -> None:
-        """As the coordinator checks before it gives a result, whoever spoilt it."""
+        """Check a result as the coordinator does before it gives one, whoever spoilt it."""
         longest = float(np.linalg.norm(clusters.rows, axis=1).max(initial=0.0))
         if longest > longest_mean(self._agreement):
             raise Violation("a result has a cluster whose centre is longer than the norm bound")

@@ -49,7 +49,7 @@ class EncryptedClustered(DirectedClustered):
         self._check_assigned(key, payload.arrays[0])
 
     def _take(self, round_number: int, base: bytes, payload: Payload) -> Received:
-        """As the base class; of a decryption that cannot be right nothing but its hash."""
+        """Take a result; of an impossible decryption only its hash."""
         try:
             return super()._take(round_number, base, payload)
         except ImplausibleError as error:

@@ -41,7 +41,7 @@ class EncryptedSums(Sums):
         return codec.encode_payload(SummingSite(self._setup.ckks_key(), sums.form).protect(vector))
 
     def _take(self, round_number: int, base: bytes, payload: Payload) -> Bool:
-        """As the base class; of a decryption that cannot be right nothing but its hash."""
+        """Take a result; of an impossible decryption only its hash."""
         try:
             return super()._take(round_number, base, payload)
         except ImplausibleError as error:
@@ -50,7 +50,7 @@ class EncryptedSums(Sums):
             return np.zeros(len(self._agreement.classes), dtype=np.bool_)
 
     def _read(self, payload: Payload) -> tuple[Float, Bool, Float]:
-        """A result's parts; :class:`ImplausibleError` for what shows in its decryption alone."""
+        """Return the parts of a result; raise :class:`ImplausibleError` for a fault that only its decryption shows."""
         with opening("a result"):
             means = self._means(payload)
         rows = means.rows if len(means.rows) else np.zeros((len(means.has), self._agreement.dim))
@@ -60,7 +60,7 @@ class EncryptedSums(Sums):
         return self._opened(payload)
 
     def _opened(self, payload: Payload) -> Means:
-        """The means of a sum."""
+        """Return the means of a sum."""
         sums = EncryptedSum(self._agreement)
         values = SummingSite(self._setup.ckks_key(), sums.form).unprotect(payload, self._agreement.max_sites)
         return sums.means(sums.opened(values))
@@ -70,7 +70,7 @@ class EncryptedGroupSums(EncryptedSums):
     """FedPC: in groups, whose leaders send their means on, and a result that is mixed of the groups' means."""
 
     def step(self, key: PhaseKey, request: bytes) -> bytes:
-        """And MEANS, of a leader."""
+        """Answer a step; a leader also answers MEANS."""
         if key.phase is not Phase.MEANS:
             return super().step(key, request)
         self._check_leads(key)

@@ -29,9 +29,9 @@ class Members:
         self._listed = parts.agreement.plan.phases[0]
 
     def asked(self, key: PhaseKey, request: bytes) -> Group:
-        """The group that the first step of a round names. Raises :class:`Violation` for one not to be gone along with.
+        """Return the group that the first step of a round names; raise :class:`Violation` for an unacceptable one.
 
-        Under masks, that is also one that an earlier sum of the round could be subtracted from.
+        Under masks, that is also a group whose sum could be subtracted from an earlier sum of the round.
         """
         group = self._group(self._participants.verified(key, request))
         if self._masked:
@@ -39,17 +39,17 @@ class Members:
         return group
 
     def agreed(self, key: PhaseKey) -> Group:
-        """The group that this site went along with in the attempt."""
+        """Return the group that this site accepted in the attempt."""
         return self._group(self._participants.agreed(key, self._listed))
 
     def known(self, key: PhaseKey) -> int:
-        """How many sites took part, as far as this one knows: one that dropped out early knows of itself alone."""
+        """Return the known number of sites that took part; a site that dropped out early knows of itself alone."""
         if self._journal.request(PhaseKey(key.run, key.round, key.attempt, self._listed)) is None:
             return 1
         return len(self._participants.agreed(key, self._listed).statements)
 
     def _group(self, active: ActiveList) -> Group:
-        """The own group's members on a list that was verified: enough of them, all from the same start."""
+        """Return the own group's members on a verified list: enough of them, all from the same base."""
         own = self._starts.own_group()
         statements = [each for each in active.statements if each.site in own]
         self._check_enough_members(len(statements))
@@ -80,7 +80,7 @@ class Members:
                 )
 
     def _check_enough_members(self, members: int) -> None:
-        """The coordinator picks whom it lists: in a large run, so few that ``max_colluding`` of it were enough."""
+        """Check the number of members, since the coordinator could list few enough for ``max_colluding``."""
         roster = len(self._setup.roster().members)
         least = fewest_listed(self._agreement, roster)
         if members < least:

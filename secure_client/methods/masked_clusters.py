@@ -29,7 +29,7 @@ class MaskedClustered(DirectedClustered):
     assigned_in = Phase.SHARES
 
     def stated(self, key: PhaseKey) -> tuple[bytes, MaskKeys | None]:
-        """With fresh keys for the attempt; see :class:`secure_client.methods.clusters.Clustered`."""
+        """Return the base's hash and fresh keys; see :class:`secure_client.methods.clusters.Clustered`."""
         base, _ = super().stated(key)
         return base, self._masks.fresh_keys(key)
 
@@ -49,17 +49,17 @@ class MaskedClustered(DirectedClustered):
                 return self._masks.unmask(key, self._agreed(key), request)
 
     def result(self, key: PhaseKey, request: bytes) -> Given:
-        """And the attempt's secrets are erased."""
+        """Take a result, and erase the attempt's secrets."""
         given = super().result(key, request)
         self._masks.forget(key)
         return given
 
     def end(self) -> None:
-        """The secrets of an attempt that had no result, if there is one."""
+        """Erase the secrets of an attempt that had no result, if there is one."""
         self._masks.leave()
 
     def _vector(self, key: PhaseKey, group: Group) -> NDArray[np.float64]:
-        """This site's part in each cluster, then its model."""
+        """Return this site's part in each cluster, then its model."""
         part = self._part(group, self._asked(key, self.assigned_in))
         own = self._agreement.clustering
         return np.concatenate([own.vector(part.sums, part.counts), self._model(key)])

@@ -37,7 +37,7 @@ class Pfpl:
         check_nothing_given(key, start)
 
     def stated(self, key: PhaseKey) -> tuple[bytes, None]:  # noqa: ARG002 (what every method is asked)
-        """No base, and no keys."""
+        """Return no base and no keys."""
         return b"", None
 
     def step(self, key: PhaseKey, request: bytes) -> bytes:
@@ -46,7 +46,7 @@ class Pfpl:
         return codec.encode_payload(self._half(key, cohort).protect(self._rows(key), self._site, cohort))
 
     def result(self, key: PhaseKey, request: bytes) -> Given:
-        """The targets of the rounds to come: α of the own prototypes, 1 − α of the peers'."""
+        """Take the targets of the rounds to come: α of the own prototypes, 1 − α of the peers'."""
         payload = codec.decode_payload(request, self._limits, result_form(self._agreement))
         # The very list that this site protected its values for.
         cohort = cohort_of(self._participants.agreed(key, Phase.VALUES), self._agreement)
@@ -76,7 +76,7 @@ class Pfpl:
             return None
 
     def _rows(self, key: PhaseKey) -> Rows:
-        """This round's prototypes in units of the norm bound: (K, d), norms at most 1."""
+        """Return this round's prototypes in units of the norm bound: (K, d), norms at most 1."""
         rows, _ = self._trainee.trained(key.round)
         return np.asarray(rows / self._agreement.norm_bound)
 

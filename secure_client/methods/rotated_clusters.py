@@ -48,7 +48,7 @@ class DirectedClustered(Clustered):
         return codec.encode_payload(Payload(ROTATION, arrays=(turned, local.labels.astype(np.float64))))
 
     def _part(self, group: Group, assignment: bytes) -> Contribution:
-        """This site's part in each cluster of an assignment that was checked."""
+        """Return this site's part in each cluster of a checked assignment."""
         sites = codec.decode_assignment(assignment, self._limits).sites
         (clusters,) = (each.clusters for each in sites if each.site == self._site)
         weighted = self._agreement.clustering.weighted_centres
@@ -57,7 +57,7 @@ class DirectedClustered(Clustered):
     # What is taken
 
     def _check_assigned(self, key: PhaseKey, labels: np.ndarray) -> None:
-        """Of the clusters that this site added to, if it came so far: their number, their classes."""
+        """Check the number and classes of the clusters that this site added to, if it came so far."""
         request = self._journal.request(replace(key, phase=self.assigned_in))
         if request is None:
             return
@@ -68,7 +68,7 @@ class DirectedClustered(Clustered):
     # Who adds to it
 
     def _assigned(self, key: PhaseKey, request: bytes) -> Group:
-        """The attempt's group with the clusters of its rows, and bound to how these were assigned."""
+        """Return the attempt's group with the clusters of its rows, bound to their assignment."""
         group = self._members.agreed(key)
         found = checked_assignment(
             self._agreement,

@@ -1,4 +1,4 @@
-"""What a round of sums starts from: the groups, be it one of all, and the result that every member trains from."""
+"""Start of a round of sums: the groups, possibly one of all, and the result that every member trains from."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Starts:
         self._journal, self._setup = parts.journal, parts.setup
 
     def checked(self, key: PhaseKey, start: RoundStart, base: bytes) -> Payload | None:
-        """The result to catch up with, or None for a site that has the round's base, ``base``, already.
+        """Return the result to catch up with, or None for a site that already has the round's base, ``base``.
 
-        :class:`Violation` for groups or a base that are not to be gone along with.
+        Raises :class:`Violation` for groups or a base that are not acceptable.
         """
         self._keep_groups(start.groups)
         self._keep_base(key, start.base)
@@ -44,7 +44,7 @@ class Starts:
         return start.catch_up
 
     def own_group(self) -> tuple[str, ...]:
-        """The group of this site, sorted."""
+        """Return the group of this site, sorted."""
         stored = self._journal.get(_GROUPS)
         if stored is None:
             raise Violation("the coordinator went on before it named the groups")
@@ -79,13 +79,13 @@ class Starts:
             raise Violation(f"a group has {smallest} sites, at least {least} are agreed for every sum")
 
     def _check_everyone(self, groups: Groups) -> None:
-        """Where all sites are one group nobody has to take the coordinator's word for who is in it."""
+        """Check that all sites are the one group, so that the coordinator's word on its members is not needed."""
         everyone = tuple(sorted(self._setup.roster().members))
         if has_common_group(self._agreement) and groups != (everyone,):
             raise Violation("the groups are not the one of all members, over whom every sum is agreed")
 
     def _check_unchanged(self, seen: bytes, now: bytes) -> None:
-        """Sums over groups that differ by one site would differ by what it sent."""
+        """Check that groups are unchanged: sums over groups that differ by one site would differ by its values."""
         if seen != now:
             raise Violation("the groups are not those that the run began with")
 
@@ -96,7 +96,7 @@ class Starts:
         self._journal.put(_BASE, key.round, base)
 
     def _check_same_base(self, key: PhaseKey, seen: bytes, now: bytes) -> None:
-        """Attempts of one round have one start: a site trains once in it."""
+        """Check that all attempts of one round have one base, since a site trains once in a round."""
         if seen != now:
             raise Violation(f"round {key.round} is begun again from another result")
 

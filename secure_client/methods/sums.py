@@ -57,12 +57,12 @@ class Sums:
             self._take(key.round - 1, start.base, caught_up)
 
     def stated(self, key: PhaseKey) -> tuple[bytes, MaskKeys | None]:
-        """What the model was trained from, and fresh keys where the sum is masked.
+        """Return the hash of the base that the model was trained from, and fresh keys where the sum is masked.
 
-        A site that cannot pay for its share of the noise stops here with a
-        :class:`privacy.errors.BudgetError`, before it takes part in the attempt. The share is paid for and
-        drawn here, not when values are asked for: the statement's anchor then covers the payment, and a journal and a
-        ledger that are put back together to any moment after it have one share to add, the same.
+        A site that cannot pay for its share of the noise stops here with a :class:`privacy.errors.BudgetError`,
+        before it takes part in the attempt. The share is paid for and drawn here, not when values are asked for: the
+        statement's anchor then covers the payment, and a journal and a ledger that are put back together to any
+        moment after it have one share to add, the same.
         """
         if key.round == 0:
             return b"", None
@@ -72,7 +72,7 @@ class Sums:
         return self._trainee.base, keys
 
     def step(self, key: PhaseKey, request: bytes) -> bytes:
-        """The clustering's one step, the plain sum's, or one of the masked sum's."""
+        """Answer the clustering's one step, the plain sum's, or one of the masked sum's."""
         match key.phase:
             case Phase.VALUES if key.round == 0:
                 return codec.encode_payload(self._clustering(key, request))
@@ -90,7 +90,7 @@ class Sums:
                 return self._masks.unmask(key, self._members.agreed(key), request)
 
     def result(self, key: PhaseKey, request: bytes) -> Given:
-        """What the group's members train from next."""
+        """Take the base that the group's members train from next."""
         payload = codec.decode_payload(request, self._limits, result_form(self._agreement))
         has = self._take(key.round, hashlib.sha256(request).digest(), payload)
         self._masks.forget(key)
@@ -99,13 +99,13 @@ class Sums:
         return Given(self._members.known(key), given)
 
     def end(self) -> None:
-        """The secrets of an attempt that had no result, if there is one."""
+        """Erase the secrets of an attempt that had no result, if there is one."""
         self._masks.leave()
 
     # What is sent
 
     def _clustering(self, key: PhaseKey, request: bytes) -> Payload:
-        """All prototypes as one row of norm at most 1, absent classes as zeros."""
+        """Return all prototypes as one row of norm at most 1, absent classes as zeros."""
         cohort = clustering_cohort(self._participants.verified(key, request), self._agreement)
         rows, _ = self._trainee.trained(0)
         longest = self._agreement.norm_bound * np.sqrt(len(rows))
@@ -123,14 +123,14 @@ class Sums:
         return layout.contribution(sent, self._trainee.averaged(), samples)
 
     def _noisy_vector(self, key: PhaseKey, group: Group) -> NDArray[np.float64]:
-        """With a share of the noise in every class, whatever this site has; a release for this one attempt."""
+        """Return the vector with a share of the noise in every class, held or not, for this attempt alone."""
         share = self._masks.take_noise(key)
         vectors, weights = self._trainee.noisy_term(key.round, len(group.cohort.sites), share)
         whole = vectors.astype(np.float64), weights.astype(np.float64)
         return self._agreement.layout.noisy_contribution(*whole, self._trainee.averaged())
 
     def _adds_to(self, group: Group) -> Bool:
-        """The classes (K,) of which this site sends rows."""
+        """Return the classes (K,) of which this site sends rows."""
         return np.asarray(group.cohort.holds[group.cohort.index(self._site)])
 
     # What is taken
@@ -143,7 +143,7 @@ class Sums:
         return has
 
     def _targets(self, rows: Float, has: Bool) -> tuple[Float, Bool]:
-        """What the site's features are drawn to: the means, or FedDBP's fusion of them with its own prototypes."""
+        """Return the targets of the site's features: the means, or FedDBP's fusion of means and own prototypes."""
         feddbp = self._agreement.feddbp
         if self._agreement.distributed_noise:  # no site has prototypes of its own that were released
             return rows, has
@@ -164,7 +164,7 @@ class Sums:
         )
 
     def _read(self, payload: Payload) -> tuple[Float, Bool, Float]:
-        """A result's parts, whose form is checked: (rows (K, d), has (K,), model (p + q,))."""
+        """Return the parts of a result whose form is checked: (rows (K, d), has (K,), model (p + q,))."""
         scheme = PAIRWISE if self._masked else PLAIN
         if payload.scheme != scheme:
             raise Violation(f"a result of scheme {payload.scheme!r}, where {scheme!r} is agreed")
@@ -178,7 +178,7 @@ class Sums:
         return rows, has == 1.0, averaged
 
     def _check_plausible(self, rows: Float, has: Float) -> None:
-        """As the coordinator checks before it gives a result, whoever spoilt it."""
+        """Check a result as the coordinator does before it gives one, whoever spoilt it."""
         if not np.isin(has, (0.0, 1.0)).all():
             raise Violation("a result says of a class neither that it has it nor that it has not")
         if np.linalg.norm(rows, axis=1).max() > longest_mean(self._agreement):

@@ -44,7 +44,7 @@ class DualBranch(PrototypeModel):
         return self._branches(inputs)[0]
 
     def outputs(self, inputs: Tensor) -> Outputs:
-        """What both branches give, the backbone run once."""
+        """Return the outputs of both branches; the backbone runs once."""
         features, decision = self._branches(inputs)
         logits = self.classifier(features)
         if decision is None or decision is features:
@@ -52,7 +52,7 @@ class DualBranch(PrototypeModel):
         return Outputs(features, logits, decision, self.classifier(decision))
 
     def _branches(self, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
-        """What prototypes are means of, and z^d."""
+        """Return the features that prototypes are means of, and z^d."""
         embedded = self.body.features(inputs)
         given: dict[str, Tensor] = {name: branch(embedded) for name, branch in self.branches.items()}
         decision = given.get("decision")
@@ -62,7 +62,7 @@ class DualBranch(PrototypeModel):
 def add_branches(
     model: PrototypeModel, dim: int, *, seed: int, share: bool = True, decision: bool = True
 ) -> DualBranch:
-    """The model with branches whose weights follow from ``seed`` alone; torch's generator is left as it was.
+    """Return the model with branches whose weights follow from ``seed`` alone; torch's generator is left as it was.
 
     The same seed gives sites with different backbones the same branches. For the rest see :class:`DualBranch`.
     """

@@ -21,7 +21,7 @@ from agreement import Norm
 from secure_client.models.image_shape import Shape
 
 MOST_GROUPS, FEWEST_CHANNELS = 32, 4
-"""Of group normalisation: groups in a layer, and channels in a group."""
+"""Bounds of group normalisation: groups in a layer, and channels in a group."""
 
 
 class _Basic(BasicBlock):  # type: ignore[misc]  # torchvision ships no types
@@ -42,13 +42,13 @@ class _Bottleneck(Bottleneck):  # type: ignore[misc]  # torchvision ships no typ
 
 
 def _joined(block: Any, residual: Tensor, inputs: Tensor) -> Tensor:
-    """torchvision adds in place, to what a hook for per-sample gradients returned: torch refuses that."""
+    """Add without changing the operands: torchvision adds in place to a hook's output, which torch refuses."""
     shortcut = inputs if block.downsample is None else block.downsample(inputs)
     return cast("Tensor", block.relu(residual + shortcut))
 
 
 def resnet(block: type[nn.Module], layers: tuple[int, int, int, int], shape: Shape) -> nn.Module:
-    """A ResNet; ``layers`` counts the blocks of its four stages.
+    """Return a ResNet; ``layers`` counts the blocks of its four stages.
 
     For images of up to 64 pixels a side it begins with a 3×3 convolution of stride 1 and no pooling. The features are
     the pooled output of the last block when d is its width (512, or 2048 from ResNet50 on); for another d a linear
@@ -77,11 +77,11 @@ class _ConvNormReLU(nn.Module):
 
 
 def googlenet(shape: Shape) -> nn.Module:
-    """torchvision's GoogLeNet (1024 wide) without its auxiliary classifiers and its dropout; linear to d and ReLU.
+    """Return torchvision's GoogLeNet (1024 wide) without auxiliary classifiers and dropout; linear to d and ReLU.
 
     For images of up to 64 pixels a side it begins with a 3×3 convolution of stride 1 and no pooling. Its convolutions
-    start as those of torchvision's ResNets do: its own start, of standard deviation 0.01, is announced to change.
-    At least 4 pixels a side; :class:`ModelError` for less.
+    start as those of torchvision's ResNets do: its own start, of standard deviation 0.01, is announced to change. At
+    least 4 pixels a side; :class:`ModelError` for less.
     """
     shape.check_side("googlenet", 4)
     block = partial(_ConvNormReLU, norm=shape.norm)
@@ -100,7 +100,7 @@ def googlenet(shape: Shape) -> nn.Module:
 
 
 def mobilenet_v2(shape: Shape) -> nn.Module:
-    """torchvision's MobileNet v2 (1280 wide) without its dropout; linear to d and ReLU.
+    """Return torchvision's MobileNet v2 (1280 wide) without its dropout; linear to d and ReLU.
 
     For images of up to 64 pixels a side the first convolution and the first stage that would halve the image do not.
     """
@@ -164,10 +164,10 @@ CONTAINERS = frozenset(
 
 @dataclass(frozen=True)
 class Published:
-    """Where published weights of a network may differ from ours, by the names that torchvision gives.
+    """Names at which published weights of a network may differ from ours, as torchvision gives them.
 
     ``stem`` is the first convolution's weight, ``head`` the prefix of the last layer: there a classifier of other
-    classes, here what leads to d. Names that begin with one of ``extra`` are not in our network at all.
+    classes, here the layer that leads to d. Names that begin with one of ``extra`` are not in our network at all.
     """
 
     stem: str

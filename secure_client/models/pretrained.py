@@ -29,7 +29,7 @@ _MOST_NAMED = 5
 
 @dataclass(frozen=True)
 class Loaded:
-    """How many of a model's tensors a file gave, and by name those that it did not, which follow from the seed.
+    """Number of a model's tensors that a file gave, and names of those that it did not, which follow from the seed.
 
     ``other_shape`` are those that the file has in another shape; ``absent`` those that are taken from no file: the
     classifier, and the layer that leads to d where the file has none.
@@ -42,7 +42,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class _Names:
-    """How a file's names become the model's.
+    """Mapping of a file's names to the model's.
 
     Names of the file that begin with one of ``ignored`` are dropped, the rest get ``prefix``. Tensors of the model
     whose names begin with one of ``kept`` come from no file. ``stem`` may have another shape.
@@ -84,7 +84,7 @@ def load_pretrained(model: PrototypeModel, path: Path, sha256: str) -> Loaded:
 
 
 def _read(path: Path, sha256: str) -> dict[str, Tensor]:
-    """The file's tensors by name. What was hashed is what is read."""
+    """Return the file's tensors by name, from the very bytes that were hashed."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -104,7 +104,7 @@ def _read(path: Path, sha256: str) -> dict[str, Tensor]:
 
 
 def _parsed(path: Path, content: bytes) -> object:
-    """A safetensors file begins with the length of its header, which begins with a brace."""
+    """Parse the bytes; a safetensors file begins with the length of its header, which begins with a brace."""
     try:
         if content[8:9] == b"{":
             return safetensors.torch.load(content)
@@ -125,7 +125,7 @@ def _is_named_tensor(name: object, value: object) -> bool:
 
 
 def _names(model: PrototypeModel, given: Iterable[str]) -> _Names:
-    """Which of the three ways of naming the file follows."""
+    """Return the naming scheme, of three, that the file follows."""
     if not isinstance(model, SplitModel) or any(name.startswith(_BACKBONE) for name in given):
         return _Names("", (_CLASSIFIER,), (_CLASSIFIER,))
     from secure_client.models.photo_networks import published_layout  # noqa: PLC0415 (torchvision takes seconds to import)
@@ -180,7 +180,7 @@ def _check_values(
 
 
 def _some(items: list[str]) -> str:
-    """The first few, and how many more there are."""
+    """Return the first few names, and the number of the others."""
     more = f" and {len(items) - _MOST_NAMED} more" if len(items) > _MOST_NAMED else ""
     return ", ".join(items[:_MOST_NAMED]) + more
 

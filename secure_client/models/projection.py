@@ -36,7 +36,7 @@ class PublicProjection(nn.Module):
         self.register_buffer("matrix", matrix, persistent=False)
 
     def forward(self, features: Tensor) -> Tensor:
-        """float (B, d)."""
+        """Project float (B, D) to float (B, d)."""
         return functional.linear(features, self.matrix)
 
 
@@ -60,17 +60,17 @@ class Projected(PrototypeModel):
         return cast("Tensor", self.classifier(self.body.features(inputs)))
 
     def features(self, inputs: Tensor) -> Tensor:
-        """The projected embedding, float (B, d)."""
+        """Return the projected embedding, float (B, d)."""
         return cast("Tensor", self.projection(self.body.features(inputs)))
 
     def outputs(self, inputs: Tensor) -> Outputs:
-        """What is exchanged and aligned, (B, d), and the logits of all D features."""
+        """Return the features that are exchanged and aligned, (B, d), and the logits of all D features."""
         embedded = self.body.features(inputs)
         return Outputs(self.projection(embedded), self.classifier(embedded))
 
 
 def project(model: PrototypeModel, inputs: int, outputs: int, *, seed: int) -> Projected:
-    """The model with features (B, ``inputs``) as one with features (B, ``outputs``)."""
+    """Turn a model with features (B, ``inputs``) into one with features (B, ``outputs``)."""
     return Projected(model, PublicProjection(inputs, outputs, seed))
 
 

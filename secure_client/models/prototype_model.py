@@ -29,14 +29,14 @@ class PrototypeModel(nn.Module):
 
     @abstractmethod
     def features(self, inputs: Tensor) -> Tensor:
-        """The embedding, float (B, d)."""
+        """Return the embedding, float (B, d)."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits, float (B, K)."""
         return cast("Tensor", self.classifier(self.features(inputs)))
 
     def outputs(self, inputs: Tensor) -> Outputs:
-        """All that an objective reads. A model of several branches gives them here, its backbone run once."""
+        """Return all that an objective reads; a model of several branches runs its backbone once."""
         features = self.features(inputs)
         return Outputs(features, self.classifier(features))
 
@@ -50,7 +50,7 @@ class SplitModel(PrototypeModel):
         self.classifier = classifier
 
     def features(self, inputs: Tensor) -> Tensor:
-        """The backbone's output, float (B, d)."""
+        """Return the backbone's output, float (B, d)."""
         return cast("Tensor", self.backbone(inputs))
 
 
@@ -66,7 +66,7 @@ class Filled(PrototypeModel):
         self.inner, self._size = model, size
 
     def features(self, inputs: Tensor) -> Tensor:
-        """The model's own, of up to ``size`` inputs."""
+        """Return the model's own features, of up to ``size`` inputs."""
         return self.outputs(inputs).features
 
     def outputs(self, inputs: Tensor) -> Outputs:
@@ -78,7 +78,7 @@ class Filled(PrototypeModel):
 
 
 def outputs_of(model: PrototypeModel, inputs: Tensor) -> Outputs:
-    """What the model gives for inputs (B, …); also for one that keeps the contract without deriving from it."""
+    """Return a model's outputs for inputs (B, …); the model need not derive from :class:`PrototypeModel`."""
     kind = type(model)
     outputs = kind.outputs if issubclass(kind, PrototypeModel) else PrototypeModel.outputs
     return outputs(model, inputs)
@@ -99,13 +99,13 @@ def build_model(
     seed: int,
     norm: Norm = Norm.BATCH,
 ) -> PrototypeModel:
-    """The model that ``spec`` names, on the CPU, with weights that follow from ``seed`` alone.
+    """Return the model that ``spec`` names, on the CPU, with weights that follow from ``seed`` alone.
 
     ``spec`` is one of :data:`secure_client.models.backbones.BACKBONES`, which gets a linear classifier, or
     ``module:function``, called with ``num_classes=`` and ``dim=``; it returns a module with ``features`` and
-    ``classifier``, or a pair (backbone, classifier) of modules. ``norm`` is how a built-in network normalises, if it
-    does. The same seed gives every site the same initial model, as prototypes must be comparable, provided that a
-    site's own function draws from torch's generator only and that all sites run the same versions of torch and
+    ``classifier``, or a pair (backbone, classifier) of modules. ``norm`` is the normalisation of a built-in network
+    that has any. The same seed gives every site the same initial model, as prototypes must be comparable, provided
+    that a site's own function draws from torch's generator only and that all sites run the same versions of torch and
     torchvision.
 
     Raises :class:`ModelError` for an unknown name, another return value or too small an image, :class:`PluginError`
@@ -165,7 +165,7 @@ def _check_output(name: str, value: object, shape: tuple[int, int], meaning: str
 
 
 def _adopt(built: object, spec: str) -> PrototypeModel:
-    """A site's module or pair of modules as a :class:`PrototypeModel`."""
+    """Return a site's module or pair of modules as a :class:`PrototypeModel`."""
     match built:
         case nn.Module() if _has_both_halves(built):
             return cast("PrototypeModel", built)  # it keeps the contract without deriving from it

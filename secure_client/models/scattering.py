@@ -20,9 +20,9 @@ FACTOR = 2**SCALES
 PATHS = 1 + SCALES * ORIENTATIONS + ORIENTATIONS**2
 """Coefficients at a place: the average, one for each wavelet, one for each pair of a fine and a coarse one."""
 _WIDTH, _FREQUENCY, _SLANT = 0.8, 3 * math.pi / 4, 4 / ORIENTATIONS
-"""Of the finest wavelets: pixels, radians a pixel, and width along the wave over width across."""
+"""Parameters of the finest wavelets: pixels, radians a pixel, and width along the wave over width across."""
 _PERIODS = 2
-"""How many periods each way add up to a filter on a torus: what is further off is below 1e-9."""
+"""Number of periods each way that add up to a filter on a torus: the rest is below 1e-9."""
 
 
 class Scattering(nn.Module):
@@ -57,6 +57,7 @@ class Scattering(nn.Module):
             self.register_buffer(name, constant.float(), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
+        """Return the scattering coefficients of images (B, C, S, S)."""
         padded = functional.pad(images, self._padding, mode="reflect").unsqueeze(2)
         spectrum = torch.fft.fft2(padded)
         fine = torch.fft.ifft2(spectrum * self.fine).abs()
@@ -92,7 +93,7 @@ def _wavelets(size: int, scale: int) -> Tensor:
 
 
 def _gaussian(size: int, width: float, angle: float, slant: float, frequency: float = 0.0) -> Tensor:
-    """A Gaussian of deviations ``width`` and ``width/slant`` that carries a wave, on a torus, complex128 (n, n)."""
+    """Return a Gaussian of deviations ``width``, ``width/slant`` that carries a wave, on a torus, complex128 (n, n)."""
     reach = torch.arange(-_PERIODS * size, (_PERIODS + 1) * size, dtype=torch.float64)
     down, right = torch.meshgrid(reach, reach, indexing="ij")
     along = down * math.cos(angle) + right * math.sin(angle)
@@ -116,13 +117,13 @@ def _low_pass(size: int) -> Tensor:
 
 
 def _halved(spectrum: Tensor) -> Tensor:
-    """The same filter for each other pixel, (n/2,): without what is above half the frequencies."""
+    """Return the same filter for each other pixel, (n/2,), without frequencies above half."""
     quarter, size = len(spectrum) // 4, len(spectrum)
     low = torch.cat([spectrum[:quarter], torch.zeros(size // 2), spectrum[quarter + size // 2 :]])
     return low.reshape(2, -1).sum(dim=0)
 
 
 def _filtering(spectrum: Tensor) -> Tensor:
-    """The filter on a torus as a matrix, (n,) → (n, n)."""
+    """Return the filter on a torus as a matrix, (n,) → (n, n)."""
     basis = torch.fft.fft(torch.eye(len(spectrum), dtype=torch.float64))
     return cast("Tensor", torch.fft.ifft(basis * spectrum).real.mT)

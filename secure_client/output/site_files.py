@@ -25,7 +25,7 @@ def write_agreement(folder: Path, agreement: Agreement) -> Path:
 
 
 def read_agreement(folder: Path) -> Agreement:
-    """The agreement under which a site's folder was written; raises :class:`FileError`."""
+    """Read the agreement under which a site's folder was written; raise :class:`FileError`."""
     path = folder / AGREEMENT
     text = ""
     try:
@@ -57,7 +57,7 @@ def write_prototypes(folder: Path, prototypes: SitePrototypes) -> Path:
 
 
 def read_prototypes(folder: Path) -> SitePrototypes:
-    """The prototypes in a site's folder; raises :class:`FileError`."""
+    """Read the prototypes in a site's folder; raise :class:`FileError`."""
     path = folder / PROTOTYPES
     try:
         return SitePrototypes(**safetensors.numpy.load_file(path))

@@ -13,12 +13,13 @@ SITE_LOG = "site.json"
 
 
 class Personalised(Record):
-    """FedNH's accuracies of a personalised model: PM(V) weighs all classes that the site has the same, PM(L) as often
-    as it has them (:mod:`algorithms.metrics`).
+    """FedNH's accuracies of a personalised model.
 
-    On the site's own test set, and on one over all sites (``_global``), which only a simulation has. None where there
-    is no such test set, or no sample in it of a class that the site has. The third of FedNH's accuracies, GM, is of
-    one global model; here every site has a classifier of its own, so there is none.
+    PM(V) gives all classes that the site has equal weights, PM(L) weights by their frequency
+    (:mod:`algorithms.metrics`). The accuracies are on the site's own test set, and on one over all sites
+    (``_global``), which only a simulation has. None where there is no such test set, or no sample in it of a class
+    that the site has. The third of FedNH's accuracies, GM, is of one global model; here every site has a classifier
+    of its own, so there is none.
     """
 
     pm_v: Share | None = None
@@ -41,7 +42,7 @@ class SiteRound(Personalised):
     accuracy_classifier: Share | None
     accuracy_prototype: Share | None
     accuracy_trained: Share | None = None
-    """Of the model as the site trained it last, where the method predicts with an aggregated one."""
+    """Accuracy of the model as the site trained it last, where the method predicts with an aggregated one."""
     accuracy_validation: Share | None = None
     """On what the site keeps aside to stop training early, by the method's own inference."""
     loss: float | None = None
@@ -54,8 +55,11 @@ class SiteRound(Personalised):
     delta: float | None = None
     """The δ at which ``epsilon`` was spent."""
     guaranteed: bool = False
-    """Whether that is true of the agreed unit: not where features were trained on the records without noise, or
-    anything exact has left in any run."""
+    """True if the guarantee holds for the agreed unit.
+
+    It does not hold where features were trained on the records without noise, or where exact values have left in any
+    run.
+    """
 
 
 class SiteLog(Record):
@@ -76,5 +80,5 @@ def write_site_log(folder: Path, log: SiteLog) -> Path:
 
 
 def read_site_log(folder: Path) -> SiteLog:
-    """The ``site.json`` of a site's folder; raises :class:`FileError`."""
+    """Read the ``site.json`` of a site's folder; raise :class:`FileError`."""
     return read_json(folder / SITE_LOG, SiteLog, "give the folder that a site wrote to (out)")

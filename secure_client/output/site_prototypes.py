@@ -49,7 +49,7 @@ class SitePrototypes:
     def with_clusters(
         self, clusters: NDArray[np.float64], labels: NDArray[np.int64], weights: NDArray[np.float64]
     ) -> SitePrototypes:
-        """The same with several prototypes for a class, and their weighted means in ``personal``."""
+        """Return a copy with several prototypes for a class, and their weighted means in ``personal``."""
         sums, totals = np.zeros_like(self.local), np.zeros(len(self.local))
         np.add.at(sums, labels, clusters * weights[:, None])
         np.add.at(totals, labels, weights)

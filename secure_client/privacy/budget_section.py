@@ -39,7 +39,7 @@ class BudgetSection(Section):
     delta: OpenShare = 1e-5
     """δ at which ε is counted; well below one over the number of records."""
     unit: Unit = Unit.RECORD
-    """Whose participation the ledger protects; the agreement's unit has to be the same."""
+    """Unit whose participation the ledger protects: the agreement's unit has to be the same."""
     least_noise_multiplier: Positive | None = None
     """Least noise of a release that this site accepts."""
     largest_clip: Positive | None = None
@@ -80,7 +80,7 @@ class BudgetSection(Section):
                 )
 
     def _asked(self, agreed: PrivacySection, rounds: int) -> Iterator[tuple[str, float, str, float | None]]:
-        """What the agreement asks for, its value, whether the site's limit is the least or the most, and that limit."""
+        """Yield each agreed setting, its value, whether the site's limit is a minimum or maximum, and the limit."""
         yield "noise multiplier", agreed.noise_multiplier, "least", self.least_noise_multiplier
         yield "clip", agreed.clip, "largest", self.largest_clip
         yield "rounds", rounds, "most", self.most_rounds

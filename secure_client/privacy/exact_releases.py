@@ -15,7 +15,7 @@ _log = logging.getLogger("protoseal.site")
 
 
 class ExactReleases:
-    """What a site lets go as it is, which ends the guarantee for its data set, in all runs that come."""
+    """Exact releases of a site, which end the guarantee for its data set in this and all later runs."""
 
     def __init__(self, agreement: Agreement, budget: BudgetSection) -> None:
         """Open the ledger, or begin it; :class:`LedgerError` where it cannot be written, or is of another limit."""

@@ -32,9 +32,9 @@ Batches = Iterable[tuple[NDArray[np.float64], NDArray[np.int64]]]
 
 @dataclass(frozen=True)
 class Release:
-    """What the site goes by from ``round`` on: ``rows`` (K, d) as they are sent, and noisy ``counts`` int64 (K,).
+    """Release that the site uses from ``round`` on: ``rows`` (K, d) as sent, and noisy ``counts`` int64 (K,).
 
-    A class that is not present by its noisy count has 0 of it, and a row of zeros; the others have 1 or more. Where a
+    A class that is not present by its noisy count has count 0 and a row of zeros; the others have 1 or more. Where a
     class may have several prototypes they are ``local``, with noisy counts too, and ``rows`` are their means.
     """
 
@@ -45,7 +45,7 @@ class Release:
 
     @property
     def present(self) -> Bool:
-        """Which classes there are, (K,)."""
+        """Classes that are present, (K,)."""
         return np.asarray(self.counts > 0)
 
 
@@ -79,10 +79,10 @@ class NoisyPrototypes:
     def of_round(
         self, number: int, embedded: Iterable[tuple[Tensor, Tensor]], guide: Guide | None = None
     ) -> Release:
-        """What a round goes by. ``embedded`` are features (B, d) and labels (B,), read if the round has a release.
+        """Return the release of a round. ``embedded``, features (B, d) and labels (B,), is read if there is a new one.
 
-        ``guide`` is what the site trained towards, which has the clusters if there are any. Where the round's noise is
-        shared, the site has no class by itself, and draws nothing yet.
+        ``guide`` is the guide that the site trained towards, which has the clusters if there are any. Where the
+        round's noise is shared, the site has no class by itself, and draws nothing yet.
         """
         if number and self._releases.distributed:
             self._last = Release(number, *self._releases.nothing())
@@ -126,12 +126,12 @@ class NoisyPrototypes:
 
     @property
     def releases(self) -> Releases:
-        """What they are paid by."""
+        """Releases that pay for the noise."""
         return self._releases
 
     @property
     def spent(self) -> Spent:
-        """Of the data set's budget, over all runs."""
+        """Part of the data set's budget that is spent, over all runs."""
         return self._releases.spent
 
     def state(self) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Whose a site's training records are, where the agreed unit of privacy is more than a record."""
+"""Owners of a site's training records, where the agreed unit of privacy is more than a record."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from secure_client.errors import DataError
 
 
 def with_owners(data: SiteData, agreement: Agreement) -> SiteData:
-    """The data with the units that the agreement protects as its ``subjects``: None where each record is one by itself.
+    """Return the data with the units that the agreement protects as ``subjects``: None where each record is a unit.
 
-    Of a site there is one unit, the site. :class:`DataError` where subjects are agreed on and not known.
+    A site is one unit. Raises :class:`DataError` where subjects are agreed on and not known.
     """
     match Unit.RECORD if agreement.privacy is None else agreement.privacy.unit:
         case Unit.RECORD:
@@ -28,7 +28,7 @@ def with_owners(data: SiteData, agreement: Agreement) -> SiteData:
 
 
 def units_at(data: SiteData, agreement: Agreement) -> int:
-    """How many units a data set has of which δ is to hold each: this site's records or subjects, or the run's sites."""
+    """Return the number of units for which δ is to hold: this site's records or subjects, or the run's sites."""
     if agreement.privacy is not None and agreement.privacy.unit is Unit.SITE:
         return agreement.max_sites
     owners = with_owners(data, agreement).subjects

@@ -1,4 +1,4 @@
-"""What a site spends in one run: on releases, each spent and then drawn, and on its training by DP-SGD."""
+"""Spending of a site in one run: on releases, each spent and then drawn, and on its training by DP-SGD."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ WEIGHTS = "weights"
 
 @dataclass(frozen=True)
 class Spent:
-    """Of the data set's budget, over all runs: ``epsilon`` at ``delta``.
+    """Part of the data set's budget that is spent, over all runs: ``epsilon`` at ``delta``.
 
-    ``guaranteed``: that this is true of a record, all releases of the ledger being of features that no record shaped,
-    or only by training that is in the ledger as well.
+    ``guaranteed`` is true if this holds for a record: all releases of the ledger are of features that no record
+    shaped, or only by training that is in the ledger as well.
     """
 
     epsilon: float
@@ -53,7 +53,7 @@ class Spent:
 
 
 def query_of(agreed: PrivacySection, dim: int) -> PrototypeQuery:
-    """The agreed query of features (d,). ``ValueError`` for numbers that have no grid."""
+    """Return the agreed query of features (d,); raise ``ValueError`` for numbers that have no grid."""
     weight = agreed.weight(dim)
     deviation = agreed.noise_multiplier * math.hypot(agreed.clip, weight) / weight
     least = USUAL_DEVIATIONS * deviation if agreed.min_count is None else agreed.min_count
@@ -85,7 +85,7 @@ class Releases:
             self._ledger.check_covered(Spending(Release(agreement.run, 1, TRAINING), agreement.hash(), event))
 
     def begin_with(self, weights: str) -> None:
-        """The SHA-256 of the initial model in hex, for the ledger to have with whatever is spent."""
+        """Set the SHA-256 of the initial model, in hex, which the ledger records with every payment."""
         self._weights = weights
 
     def pay_for_training(self, round_number: int) -> None:
@@ -102,13 +102,13 @@ class Releases:
 
     @property
     def dim(self) -> int:
-        """Of features."""
+        """Dimension of features."""
         return self._agreement.dim
 
     def due(self, round_number: int, released: int | None) -> bool:
-        """Whether a round has a release of its own, ``released`` being the round of the last one.
+        """Return True if a round has a release of its own, ``released`` being the round of the last one.
 
-        Round 0 is FedPC's clustering, of the initial model: what it released serves no later round.
+        Round 0 is FedPC's clustering, of the initial model: its release serves no later round.
         """
         if released is None or (released == 0 and round_number > 0):
             return True
@@ -116,7 +116,7 @@ class Releases:
 
     @property
     def distributed(self) -> bool:
-        """Whether sites share the noise of what they add up, once they have trained."""
+        """True if sites share the noise of their sums, once they have trained."""
         return self._agreed.distributed
 
     def release(
@@ -141,9 +141,9 @@ class Releases:
         cells: Cells,
         owners: Ints | None = None,
     ) -> ReleasedCells:
-        """The same, of parts of classes: as many prototypes of a class as it has cells of enough records.
+        """Release parts of classes: as many prototypes of a class as it has cells of enough records.
 
-        ``cells`` are public, and as many of a class as are agreed at most.
+        ``cells`` are public, and at most the agreed number for a class.
         """
         assigned = ((features, cells.of(features, labels)) for features, labels in batches)
         sums = self._sums(self._query, len(cells), assigned, owners)
@@ -217,12 +217,12 @@ class Releases:
 
     @property
     def dataset(self) -> str:
-        """Whose budget it is, by the name that the site gave it."""
+        """Name that the site gave to the data set whose budget this is."""
         return self._budget.dataset
 
     @property
     def ledger(self) -> Path:
-        """Where the ledger is."""
+        """Path of the ledger."""
         return self._budget.ledger
 
     @property
@@ -239,7 +239,7 @@ class Releases:
         return self._agreed.extractor is not Extractor.TRAINED
 
     def _of_prototypes(self, round_number: int, parts: int, **facts: Fact) -> Spending:
-        """What a release over so many parts of classes is: of what was planned, or of fewer."""
+        """Return the spending of a release over so many parts of classes: the planned number, or fewer."""
         agreement, query = self._agreement, self._query
         return self._spending(
             Release(agreement.run, round_number, WHAT),
@@ -283,7 +283,7 @@ def check_delta(budget: BudgetSection, units: int) -> None:
 
 
 def open_releases(agreement: Agreement, budget: BudgetSection | None) -> Releases | None:
-    """What a site releases by; None where the agreement has no noise."""
+    """Return the site's releases; None where the agreement has no noise."""
     if agreement.privacy is None:
         return None
     if budget is None:
@@ -292,7 +292,7 @@ def open_releases(agreement: Agreement, budget: BudgetSection | None) -> Release
 
 
 def _finite(batches: Iterable[tuple[Float, Ints]]) -> Iterator[tuple[Float, Ints]]:
-    """A feature that is not finite becomes zero: no record can end a release, and show by it that it is there."""
+    """Replace features that are not finite by zero: no record can end a release, and so show its presence."""
     spoilt = 0
     for features, labels in batches:
         finite: Bool = np.asarray(np.isfinite(features).all(axis=1))

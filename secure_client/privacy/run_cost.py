@@ -1,4 +1,4 @@
-"""What a run costs, known from its agreement alone: every site trains as often, with the same noise, as any other."""
+"""Cost of a run, known from its agreement alone: every site trains as often, with the same noise, as any other."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _PAID_TWICE = 8
 
 
 def event_of(agreement: Agreement, agreed: PrivacySection, cells: int | None = None) -> GaussianRelease:
-    """What a release over so many parts of classes costs; without a number, what each costs at most.
+    """Return the cost of a release over so many parts of classes; without a number, the most that each costs.
 
-    ``ValueError`` for more parts than are agreed.
+    Raises ``ValueError`` for more parts than are agreed.
     """
     parts = agreement.most_cells if cells is None else cells
     if parts > agreement.most_cells:
@@ -32,7 +32,7 @@ def event_of(agreement: Agreement, agreed: PrivacySection, cells: int | None = N
 
 
 def training_of(agreement: Agreement, agreed: PrivacySection) -> DpSgd | None:
-    """What a round's training costs; None where it is not by DP-SGD, and so costs nothing or is not covered."""
+    """Return the cost of a round's training; None where it is not by DP-SGD, and so costs nothing or is not covered."""
     settings = agreed.dp_sgd
     if settings is None:
         return None
@@ -41,7 +41,7 @@ def training_of(agreement: Agreement, agreed: PrivacySection) -> DpSgd | None:
 
 
 def planned_history(agreement: Agreement, agreed: PrivacySection) -> list[Event]:
-    """All of a run: the training of every round, and every release."""
+    """Return all events of a run: the training of every round, and every release."""
     training = training_of(agreement, agreed)
     trained: list[Event] = [] if training is None else [training] * agreement.rounds
     return [*trained, *[event_of(agreement, agreed)] * agreement.releases]
@@ -55,7 +55,7 @@ def planned_epsilon(
 
 
 def planned_in_words(agreement: Agreement, agreed: PrivacySection) -> str:
-    """What :func:`planned_history` has, to be read."""
+    """Describe :func:`planned_history` in words."""
     count, training = agreement.releases, training_of(agreement, agreed)
     releases = f"{count} release{'s' * (count != 1)} with noise multiplier {agreed.noise_multiplier:g}"
     if training is None:
@@ -67,10 +67,9 @@ def planned_in_words(agreement: Agreement, agreed: PrivacySection) -> str:
 
 
 def simulated_budget(agreement: Agreement, site: str, folder: Path) -> BudgetSection:
-    """Of a site that is simulated: a ledger of its own in ``folder`` with room for the run, whatever it costs.
+    """Return the budget of a simulated site: its own ledger in ``folder`` with room for the run, whatever it costs.
 
-    And for a few rounds that are paid twice, by runs that are killed and go on.
-
+    There is also room for a few rounds that are paid twice, by runs that are killed and resumed. Raises
     :class:`BudgetError` where the noise is too little for any.
     """
     agreed = agreement.privacy

@@ -115,9 +115,9 @@ def saturated(averaged: Float, agreed: AveragingSection, where: str) -> NDArray[
 
 
 def model_weight(counts: NDArray[np.int64], most_samples: int) -> int:
-    """What a site's model weighs in a sum: its samples, at least 1 and at most ``most_samples``.
+    """Return the weight of a site's model in a sum: its samples, at least 1 and at most ``most_samples``.
 
-    Noisy counts (K,) may be 0 of all classes, and sums over weights of 0 have no mean.
+    Noisy counts (K,) may be 0 for all classes, and sums over weights of 0 have no mean.
     """
     return max(1, min(int(counts.sum()), most_samples))
 

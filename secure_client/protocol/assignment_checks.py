@@ -1,8 +1,8 @@
-"""What a site checks of an assignment before it adds to the sums of its clusters, one check each.
+"""Checks of an assignment, which a site makes before it adds to the sums of its clusters.
 
-The limits: which rows go together is the coordinator's to say, so that it may put a site's row with those of sites that
-help it (``min_holders`` has to exceed their number by 2); and rows that it invents for a site that is silent from then
-on only make clusters that cannot open.
+The limits: the coordinator decides which rows go together, so it may put a site's row with those of sites that help
+it (``min_holders`` has to exceed their number by 2); and rows that it invents for a site that is silent from then on
+only make clusters that cannot open.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from secure_client.errors import Violation
 def checked_assignment(
     agreement: Agreement, site: str, cohort: Cohort, sent: Labels, assignment: Assignment
 ) -> AssignedClusters:
-    """The clusters, for a ``site`` whose rows are of the classes ``sent`` (M,).
+    """Return the clusters, for a ``site`` whose rows are of the classes ``sent`` (M,).
 
-    :class:`Violation` for an assignment not to be gone along with.
+    Raises :class:`Violation` for an assignment that is not acceptable.
     """
     check_own_rows(site, sent, assignment)
     for each in assignment.sites:
@@ -39,14 +39,14 @@ def checked_assignment(
 
 
 def check_own_rows(site: str, sent: Labels, assignment: Assignment) -> None:
-    """Each own row is there once, in its class: no more, no fewer, no others."""
+    """Check that each own row is there once, in its class: no more, no fewer, no others."""
     own = next((each for each in assignment.sites if each.site == site), None)
     if own is None or not np.array_equal(own.classes, sent):
         raise Violation("the assignment does not have this site's own rows as it sent them")
 
 
 def check_classes(assigned: AssignedRows, cohort: Cohort, agreement: Agreement) -> None:
-    """Each site has rows of exactly the classes that it stated and that are not withheld, and not too many."""
+    """Check that each site has rows of just its stated classes that are not withheld, and not too many."""
     if assigned.site not in cohort.sites:
         raise Violation(f"the assignment names {assigned.site}, which takes no part in the sum")
     each = np.bincount(assigned.classes, minlength=cohort.classes)
@@ -57,7 +57,7 @@ def check_classes(assigned: AssignedRows, cohort: Cohort, agreement: Agreement) 
 
 
 def check_few(found: AssignedClusters, agreement: Agreement) -> None:
-    """Of each class as few clusters as are agreed, and that sums that are shown hide norms (:func:`most_hiding`)."""
+    """Check that each class has at most the agreed clusters, and that visible sums hide norms (:func:`most_hiding`)."""
     clusters = np.bincount(found.labels)
     if clusters.max(initial=0) > agreement.clustering.most_clusters:
         raise Violation("the assignment has more clusters of a class than are agreed")
@@ -72,7 +72,7 @@ def check_few(found: AssignedClusters, agreement: Agreement) -> None:
 
 
 def check_holders(holders: tuple[tuple[str, ...], ...], agreement: Agreement, what: str) -> None:
-    """A cluster's sum over too few sites gives their rows away."""
+    """Check the holders of each cluster: a sum over too few sites gives their rows away."""
     fewest = min(map(len, holders), default=agreement.min_holders)
     if fewest < agreement.min_holders:
         raise Violation(

@@ -30,10 +30,10 @@ def check_group_secret(secret: bytes, protection: Protection) -> None:
 
 
 def rotation_seed(secret: bytes) -> bytes:
-    """The seed of all rotations."""
+    """Return the seed of all rotations."""
     return secret[:KEY_BYTES]
 
 
 def ckks_key(secret: bytes) -> CkksSecret:
-    """The secret key; :class:`MalformedError` if it is not there."""
+    """Return the secret key; raise :class:`MalformedError` if there is none."""
     return CkksSecret.from_bytes(secret[KEY_BYTES:])

@@ -59,11 +59,11 @@ class Journal(DatabaseOwner):
         storage: StorageKey,
         durable: bool = True,
     ) -> None:
-        """Open or create the file. :class:`OtherRun` if it is of another run, agreement or site, :class:`StateError` if
-        it is in use or damaged.
+        """Open or create the file.
 
-        Only for a simulation, ``durable`` = false does not wait for the disk: a killed process loses nothing, a power
-        cut may lose the last answers or the whole file, and a site could then answer twice.
+        Raises :class:`OtherRun` if the file is of another run, agreement or site, :class:`StateError` if it is in use
+        or damaged. Only for a simulation, ``durable`` = false does not wait for the disk: a killed process loses
+        nothing, a power cut may lose the last answers or the whole file, and a site could then answer twice.
         """
         make_folder(path.parent, 0o700)
         make_private(path)
@@ -120,7 +120,7 @@ class Journal(DatabaseOwner):
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All that is stored inside, or, if an exception ends it, nothing."""
+        """Store everything inside, or nothing if an exception ends it."""
         with transaction(self._db):
             yield
         self._empty_log()
@@ -134,10 +134,10 @@ class Journal(DatabaseOwner):
     # One answer for each phase
 
     def answer(self, key: PhaseKey, request: bytes) -> bytes | None:
-        """The stored answer to this very request, or None if this phase was never answered.
+        """Return the stored answer to this very request, or None if this phase was never answered.
 
-        :class:`ConflictingRequest` if another request was answered, :class:`Violation` if the answer is of a round
-        so long over that it is no longer kept.
+        Raises :class:`ConflictingRequest` if another request was answered, :class:`Violation` if the answer is of a
+        round so long over that it is no longer kept.
         """
         row = self._row(key)
         if row is None:
@@ -154,12 +154,12 @@ class Journal(DatabaseOwner):
         )
 
     def request(self, key: PhaseKey) -> bytes | None:
-        """The request that was answered under this key, or None."""
+        """Return the request that was answered under this key, or None."""
         row = self._row(key)
         return None if row is None else bytes(row[1])
 
     def stored_answer(self, key: PhaseKey) -> bytes | None:
-        """The answer that was given under this key, or None."""
+        """Return the answer that was given under this key, or None."""
         row = self._row(key)
         return None if row is None else bytes(row[2])
 
@@ -171,7 +171,7 @@ class Journal(DatabaseOwner):
         return row
 
     def latest(self, *phases: Phase) -> PhaseKey | None:
-        """The last (round, attempt) in which one of the phases was answered."""
+        """Return the last (round, attempt) in which one of the phases was answered."""
         marks = ", ".join("?" * len(phases))
         row = self._db.execute(
             f"SELECT round, attempt, phase FROM answers WHERE phase IN ({marks}) "  # noqa: S608 (marks are "?, ?")
@@ -181,7 +181,7 @@ class Journal(DatabaseOwner):
         return None if row is None else PhaseKey(self._run, row[0], row[1], Phase(row[2]))
 
     def attempts_before(self, key: PhaseKey, phase: Phase) -> tuple[PhaseKey, ...]:
-        """The earlier attempts of the same round in which ``phase`` was answered, oldest first."""
+        """Return the earlier attempts of the same round in which ``phase`` was answered, oldest first."""
         rows = self._db.execute(
             "SELECT attempt FROM answers WHERE round=? AND attempt<? AND phase=? ORDER BY attempt",
             (key.round, key.attempt, phase),
@@ -202,7 +202,7 @@ class Journal(DatabaseOwner):
         self._db.execute("INSERT OR REPLACE INTO secrets VALUES (?, ?)", (name, sealed))
 
     def secret(self, name: str) -> bytes | None:
-        """The secret of that name, or None. :class:`crypto.errors.DecryptionError` if it was tampered with."""
+        """Return a secret by name, or None; raise :class:`crypto.errors.DecryptionError` if it was tampered with."""
         row = self._db.execute("SELECT sealed FROM secrets WHERE name=?", (name,)).fetchone()
         return None if row is None else self._storage.decrypt(bytes(row[0]), name.encode())
 

@@ -122,11 +122,12 @@ class OwnAnchor:
 
 
 class PeerAnchors:
-    """What a site remembers of its peers' ledgers, in its journal and in a record over all runs.
+    """Anchors of the peers' ledgers that a site remembers, in its journal and in a record over all runs.
 
-    The journal begins with what the record has when the run begins here, and each list is held to the journal. Not to
-    the record itself: another run over the same ledgers, at the same time, may be ahead. What the record had *then* a
-    peer's statement cannot be behind, for it is signed over a roster with this site's key for this run.
+    The journal begins with the record's anchors when the run begins here, and each list is compared with the journal.
+    It is not compared with the record itself: another run over the same ledgers, at the same time, may be ahead. A
+    peer's statement cannot be behind the record of *then*, for it is signed over a roster with this site's key for
+    this run.
     """
 
     def __init__(

@@ -220,7 +220,7 @@ class MaskedSum:
     def _verify_owners(
         self, signed: SignedSurvivors, binding: Binding, sharers: Sequence[str], received: bytes
     ) -> None:
-        """Whether each survivor whose share came masks with those with whom this site does; in a sparse graph."""
+        """Check, in a sparse graph, that each survivor whose share came signed the same sharers as this site."""
         owners = set[str]()
         if self._graph(binding).sparse:
             shares = codec.decode_received_shares(received, self._limits).shares
@@ -261,7 +261,7 @@ class MaskedSum:
             )
 
     def _check_class_holders(self, survivors: Sequence[str], cohort: Cohort) -> None:
-        """A class whose other holders dropped out would be opened with the sum."""
+        """Check the holders of each class: a class whose other holders dropped out would be opened with the sum."""
         staying = np.array([site in survivors for site in cohort.sites])
         left = cohort.holds[staying].sum(axis=0)
         short = np.flatnonzero((cohort.counts > 0) & (left < self._agreement.min_holders))
@@ -272,7 +272,7 @@ class MaskedSum:
             )
 
     def _check_cluster_holders(self, survivors: Sequence[str], clusters: tuple[tuple[str, ...], ...]) -> None:
-        """As for classes: the sum of a cluster is opened too."""
+        """Check the holders of each cluster, whose sum is opened too."""
         left = frozenset(survivors)
         staying = tuple(tuple(site for site in holders if site in left) for holders in clusters)
         check_holders(staying, self._agreement, "the survivors")
@@ -285,7 +285,7 @@ class MaskedSum:
     # What the journal keeps of the steps before
 
     def _held(self, key: PhaseKey, received: bytes, binding: Binding) -> dict[str, SharePair]:
-        """The share pairs that this site can release: its own, and those that open."""
+        """Return the share pairs that this site can release: its own, and those that open."""
         secrets = self._secrets(key)
         held = {self._party.name: SharePair.from_bytes(self._secret(_own_pair_name(key)))}
         for share in codec.decode_received_shares(received, self._limits).shares:
@@ -324,7 +324,7 @@ class MaskedSum:
 
 @contextmanager
 def _refusing(round_number: int, what: str) -> Iterator[None]:
-    """What the scheme finds wrong is the coordinator's doing: all that it relays was checked by signature."""
+    """Blame the coordinator for faults that the scheme finds: all that it relays was checked by signature."""
     try:
         yield
     except CryptoError as error:

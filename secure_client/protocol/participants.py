@@ -28,16 +28,17 @@ class Participants:
         self._last: tuple[tuple[PhaseKey, bytes, bytes], ActiveList] | None = None
 
     def agreed(self, key: PhaseKey, phase: Phase) -> ActiveList:
-        """The list that this site went by when it answered ``phase`` in the attempt."""
+        """Return the list that this site used when it answered ``phase`` in the attempt."""
         request = self._journal.request(PhaseKey(key.run, key.round, key.attempt, phase))
         if request is None:
             raise Violation(f"{key.phase.name} came before {phase.name}")
         return self.verified(key, request)
 
     def verified(self, key: PhaseKey, request: bytes) -> ActiveList:
-        """The list, if everyone on it signed for this attempt, this site among them, and they are enough.
+        """Return the list, if everyone on it, this site included, signed for this attempt, and they are enough.
 
-        :class:`Violation` otherwise. Each step of an attempt goes by the same list, whose signatures are checked once.
+        Raises :class:`Violation` otherwise. Each step of an attempt uses the same list, whose signatures are checked
+        once.
         """
         asked = (replace(key, phase=Phase.PRESENCE), self._setup.roster().hash, request)
         if self._last is None or self._last[0] != asked:

@@ -18,13 +18,13 @@ _SET_UP = (Phase.ROSTER, Phase.SECRET)
 
 
 class Order:
-    """Whether a phase may be asked now. A check that fails raises :class:`Violation`."""
+    """Rules on the order of phases. A check that fails raises :class:`Violation`."""
 
     def __init__(self, agreement: Agreement, journal: Journal) -> None:
         self._agreement, self._journal = agreement, journal
 
     def check(self, key: PhaseKey) -> None:
-        """Every rule for a phase that has no answer yet."""
+        """Check every rule for a phase that has no answer yet."""
         if key.phase in _SET_UP:
             self._check_set_up_round(key)
             self._check_no_round_begun(key)
@@ -41,7 +41,7 @@ class Order:
             self._check_step_before(key)
 
     def check_run(self, key: PhaseKey) -> None:
-        """The phase is of this site's run."""
+        """Check that the phase is of this site's run."""
         if key.run != self._agreement.run:
             raise Violation(f"asked for run {key.run}, this site takes part in {self._agreement.run}")
 
@@ -55,7 +55,7 @@ class Order:
             raise Violation(f"{key.phase.name} (attempt {key.attempt}) came after rounds had begun")
 
     def _check_set_up_attempt(self, key: PhaseKey) -> None:
-        """A roster replaces only an earlier one, and a secret comes with the roster in force."""
+        """Check that a roster replaces only an earlier one, and that a secret comes with the roster in force."""
         last = self._journal.latest(Phase.ROSTER)
         begun = last.attempt if last is not None else 0
         if key.attempt <= begun if key.phase is Phase.ROSTER else key.attempt != begun:
@@ -97,7 +97,7 @@ class Order:
             )
 
     def _check_result_not_given(self, key: PhaseKey) -> None:
-        """A result ends its attempt, also at a site that dropped out before its last step."""
+        """Check that the attempt has no result yet, since a result ends it, also at a site that dropped out."""
         if self._asked(key, Phase.RESULT):
             raise Violation(f"{key.phase.name} came after the result of round {key.round}")
 
@@ -107,7 +107,7 @@ class Order:
             raise Violation(f"{key.phase.name} came before {before.name}")
 
     def _before(self, key: PhaseKey) -> Phase:
-        """The step that a phase follows; the result of a masked sum is also for those that dropped out of it."""
+        """Return the step that a phase follows; the result of a masked sum also goes to sites that dropped out."""
         steps = (Phase.PRESENCE, *steps_of(self._agreement, key.round))
         if key.phase is Phase.RESULT and has_result(key.round):
             return Phase.VALUES if steps[1:] == (Phase.VALUES,) else Phase.PRESENCE

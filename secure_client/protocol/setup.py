@@ -145,9 +145,9 @@ class Setup:
         return codec.encode_acknowledgement(Acknowledgement())
 
     def roster(self) -> Roster:
-        """The roster this site verified last. :class:`Violation` if the coordinator skipped that step.
+        """Roster that this site verified last; raises :class:`Violation` if the coordinator skipped that step.
 
-        A certificate that ends during the run does not end the run: what counts is when it was verified.
+        A certificate that ends during the run does not end the run: the time of verification counts.
         """
         if self._roster is None:
             key, stamp = self._journal.latest(Phase.ROSTER), self._journal.get(_VERIFIED_AT)
@@ -158,15 +158,15 @@ class Setup:
         return self._roster
 
     def rotation_seed(self) -> bytes:
-        """The seed of rotations that the sites share. :class:`Violation` if the coordinator skipped that step."""
+        """Seed of rotations that the sites share; raises :class:`Violation` if the coordinator skipped that step."""
         return rotation_seed(self._group_secret())
 
     def ckks_key(self) -> CkksSecret:
-        """The key that the sites share. :class:`Violation` if the coordinator skipped that step."""
+        """Key that the sites share; raises :class:`Violation` if the coordinator skipped that step."""
         return ckks_key(self._group_secret())
 
     def group_secret(self) -> bytes:
-        """All of it; empty where the protection has none. :class:`Violation` if the coordinator skipped that step."""
+        """Whole secret, empty where the protection has none; raises :class:`Violation` if that step was skipped."""
         return self._group_secret() if self._agreement.needs_group_secret else b""
 
     def _group_secret(self) -> bytes:

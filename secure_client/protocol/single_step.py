@@ -18,7 +18,7 @@ from secure_client.protocol.setup import Setup
 
 
 def site_half(agreement: Agreement, setup: Setup, key: PhaseKey, cohort: Cohort) -> SiteHalf:
-    """The agreed protection for the values, and the result, of the attempt that ``key`` is of, among ``cohort``.
+    """Return the site half of the agreed protection, for the attempt of ``key`` among ``cohort``.
 
     Raises :class:`secure_client.errors.Violation` when the coordinator skipped the step that delivers its secret.
     """
@@ -40,10 +40,10 @@ def shown_half(agreement: Agreement, setup: Setup, key: PhaseKey) -> SiteHalf:
 
 
 def rotation_context(agreement: Agreement, setup: Setup, key: PhaseKey, phase: Phase = Phase.VALUES) -> bytes:
-    """What the rotations of one attempt are derived from beside the seed: no two attempts are turned alike.
+    """Return the context from which, with the seed, an attempt's rotations are derived: no two attempts share one.
 
     It is the same at every site that verified the same roster, and names the ``phase`` in which rows are sent, also
-    where a result is turned back.
+    where a result is rotated back.
     """
     return encode(
         "rotation-context",
@@ -59,9 +59,10 @@ def rotation_context(agreement: Agreement, setup: Setup, key: PhaseKey, phase: P
 def attempt_context(
     agreement: Agreement, setup: Setup, key: PhaseKey, cohort: Cohort, base: bytes = b""
 ) -> bytes:
-    """What a third party's protection of one attempt is bound to: all that two sites may have been told differently.
+    """Return the context that binds a third party's protection to one attempt.
 
-    Beside what rotations are bound to, who takes part with which classes, and what they train from.
+    It covers all that two sites may have been given differently: beside the context of rotations, the participants
+    with their classes, and the base that they train from.
     """
     return encode(
         "attempt-context",

@@ -103,7 +103,7 @@ class Trainee:
         return self._require_rows(), self._require_trained().counts
 
     def is_trained_for(self, round_number: int) -> bool:
-        """Whether :meth:`trained` has nothing left to do."""
+        """Return True if :meth:`trained` has nothing left to do."""
         if self._trained is None or self._trained.round < round_number:
             return False
         # From the base in force: a base of the trained round or later is its outcome.
@@ -173,12 +173,12 @@ class Trainee:
 
     @property
     def spent(self) -> Spent | None:
-        """What of its privacy budget the site has spent; None where its prototypes are exact."""
+        """Part of the privacy budget that the site has spent; None where its prototypes are exact."""
         return None if self._noisy is None else self._noisy.spent
 
     @property
     def has_trained(self) -> bool:
-        """Whether there is anything to save."""
+        """True if there is anything to save."""
         return self._round > 0
 
     @property
@@ -202,9 +202,9 @@ class Trainee:
         return self._require_trained().held()
 
     def averaged(self) -> NDArray[np.float64]:
-        """The part of the model that is averaged, after the last training, float64 (p + q,); a secret of this site.
+        """Return the averaged part of the model after the last training, float64 (p + q,); a secret of this site.
 
-        Within the agreed bounds, with a warning where that changes it.
+        Values are clamped to the agreed bounds, with a warning where that changes any.
         """
         vector = self._learner.averaged()
         if self._averaging is None:
@@ -224,9 +224,9 @@ class Trainee:
     def noisy_term(
         self, round_number: int, listed: int, share: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """What this site adds to a masked sum of ``listed`` sites, with its share of the noise: (K, d) and (K,).
+        """Return this site's term of a masked sum of ``listed`` sites, with its share of the noise: (K, d) and (K,).
 
-        It is of the round's model; ``share`` was drawn by :meth:`draw_share`.
+        The term is of the round's model; ``share`` was drawn by :meth:`draw_share`.
         """
         self.trained(round_number)
         return self._require_noisy().term(self._learner.embedded(), listed, share)
@@ -254,31 +254,31 @@ class Trainee:
         return local
 
     def take_targets(self, round_number: int, rows: Float, present: Bool) -> None:
-        """The targets of the rounds to come: (K, d), read where ``present`` (K,)."""
+        """Take the targets of the rounds to come: (K, d), read where ``present`` (K,)."""
         self._guide = Targets.of(rows, present)
         content = safetensors.numpy.save({"rows": np.ascontiguousarray(rows), "present": present})
         self._journal.put(_TARGETS, round_number, content)
 
     def take_base(self, round_number: int, base: bytes, rows: Float, has: Bool, averaged: Float) -> None:
-        """What later rounds train from: the result of round ``round_number``, of hash ``base``.
+        """Take the base of later rounds: the result of round ``round_number``, of hash ``base``.
 
         ``rows`` (K, d) become the targets where ``has`` (K,) is true, ``averaged`` is (p + q,). A site that catches
-        up gives the number of the round *before* the one that starts: what it trained after that round, from
-        another base, is then void and trained anew, so that it never contributes to a sum under one base what it
-        trained from another. Raises ``ValueError`` for shapes that do not fit or values that are not finite.
+        up gives the number of the round *before* the one that starts: its training after that round, from another
+        base, is then void and repeated, so that the site never adds to a sum under one base a model trained from
+        another. Raises ``ValueError`` for shapes that do not fit or values that are not finite.
         """
         self._take(round_number, Base.of(base, rows, has, averaged))
 
     def take_clusters(
         self, round_number: int, base: bytes, clusters: GlobalClusters, averaged: Float
     ) -> None:
-        """As :meth:`take_base`, with several prototypes of a class."""
+        """Take a base as :meth:`take_base` does, with several prototypes of a class."""
         self._take(round_number, Base.of_clusters(base, clusters, averaged))
 
     def keep_base(self, round_number: int, base: bytes) -> None:
-        """As :meth:`take_base` of a result that is of no use: what is trained from stays, under the result's hash.
+        """Keep the present base under the hash of a result that is of no use.
 
-        Before the first result that is the site's own model, and nothing to be drawn to.
+        Before the first result the base is the site's own model, without targets.
         """
         kept = self._base or Base(b"", {}, self.averaged())
         self._take(round_number, replace(kept, hash=base))
@@ -403,7 +403,7 @@ class Trainee:
         return contained(scores, lambda: np.zeros_like(rows), f"{self._learner.site}: Fisher scores")
 
     def _require_rows(self) -> NDArray[np.float64]:
-        """Where the method exchanges none they are taken now, of the trained model: it stays until the next round."""
+        """Return the rows; a method that exchanges none takes them now, of the present model."""
         trained = self._require_trained()
         if trained.rows is not None:
             return trained.rows

@@ -30,10 +30,10 @@ _log = logging.getLogger("protoseal.site")
 
 
 def build_initial_model(agreement: Agreement, spec: str, pretrained: Path | None) -> PrototypeModel:
-    """The initial model, on the CPU: the same at every site that uses the same ``spec``.
+    """Return the initial model, on the CPU: the same at every site that uses the same ``spec``.
 
-    ``pretrained`` is the file that the agreement's ``pretrained_sha256`` is of, for the agreed model: a site with a
-    model of its own begins from the seed. :class:`ModelError` where the file is missing, unused or does not fit.
+    ``pretrained`` is the file of the agreement's ``pretrained_sha256``, for the agreed model: a site with a model of
+    its own begins from the seed. Raises :class:`ModelError` where the file is missing, unused or does not fit.
     """
     agreed = agreement.training
     wanted = agreed.pretrained_sha256 if spec == agreed.model else None
@@ -50,7 +50,7 @@ def build_initial_model(agreement: Agreement, spec: str, pretrained: Path | None
 
 
 def build_agreed_model(agreement: Agreement, spec: str, pretrained: Path | None = None) -> PrototypeModel:
-    """A model like the initial one, on the CPU; with the initial one's weights if ``pretrained`` is as agreed."""
+    """Return a model like the initial one, on the CPU; with the initial weights if ``pretrained`` is as agreed."""
     section, seed = agreement.preprocessing, agreement.training.init_seed
     model = build_model(
         spec,
@@ -80,7 +80,7 @@ def build_learner(
     device: str,
     pretrained: Path | None = None,
 ) -> Learner:
-    """A learner as the agreement prescribes it.
+    """Return a learner as the agreement prescribes it.
 
     Raises a :class:`secure_client.errors.SiteError`.
     """
@@ -111,11 +111,11 @@ def build_learner(
 def build_trainee(
     agreement: Agreement, learner: Learner, journal: Journal, releases: Releases | None = None
 ) -> Trainee:
-    """The learner with its memory, and what it releases by where the agreement has noise.
+    """Return the learner with its checkpoints, and with its releases where the agreement has noise.
 
-    Raises :class:`BudgetError` for such an agreement without it, unless nothing of the method leaves a site, and for
-    more samples than sums with shared noise have room for.
-    Logs a warning where the site's model weighs less than its samples.
+    Raises :class:`BudgetError` for such an agreement without releases, unless nothing of the method leaves a site,
+    and for more samples than sums with shared noise have room for. Logs a warning where the site's model weighs less
+    than its samples.
     """
     samples, most = int(learner.counts.sum()), agreement.averaging.most_samples
     # With noise it counts as what it releases, of which an exact number would tell nothing.
@@ -163,7 +163,7 @@ def check_private(agreement: Agreement, model: PrototypeModel) -> None:
 
 
 def prototype_bounds(agreement: Agreement) -> PrototypeBounds:
-    """What prototypes are held to. FedPC's have no negative component, so that no cosine is negative."""
+    """Return the bounds of prototypes. FedPC's have no negative component, so that no cosine is negative."""
     most = agreement.clustering.most_local if agreement.clusters else None
     return PrototypeBounds(agreement.norm_bound, clip_at_zero=agreement.method.is_grouped, most_of_class=most)
 

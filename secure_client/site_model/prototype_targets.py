@@ -7,14 +7,14 @@ from secure_client.output.site_prototypes import SitePrototypes
 
 
 def deciding_guide(prototypes: SitePrototypes) -> Guide | None:
-    """As :func:`inference_guide`; None where no class has a prototype, as by noisy counts none may have."""
+    """Return :func:`inference_guide`, or None where no class has a prototype, as noisy counts may have it."""
     found = inference_guide(prototypes)
     there = found.present.any() if isinstance(found, Targets) else len(found.labels)
     return found if there else None
 
 
 def inference_guide(prototypes: SitePrototypes) -> Guide:
-    """What decides the class of a sample by prototype: all clusters where there are any, else one row a class."""
+    """Return the guide that classifies samples by prototype: all clusters, if any, else one row a class."""
     if prototypes.clusters is None:
         return Targets.of(*prototypes.for_inference())
     return Clusters.of(*prototypes.clusters_for_inference())

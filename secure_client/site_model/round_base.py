@@ -1,4 +1,4 @@
-"""What a group's sites start a round from: prototypes and the part of the model that is averaged, as of a RESULT."""
+"""Base of a round for a group's sites: prototypes and the averaged part of the model, as of a RESULT."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ class Base:
 
     @property
     def rows(self) -> NDArray[np.float64]:
-        """Of the prototypes, (K, d) or (G, d)."""
+        """Return the rows of the prototypes, (K, d) or (G, d)."""
         return self.received["rows"]
 
     @property
     def present(self) -> NDArray[np.bool_]:
-        """Which classes have a row, (K,), where each has one."""
+        """Return the classes that have a row, (K,), where each class has one."""
         return self.received["present"]
 
     def guide(self) -> Guide | None:
-        """What the site's features are aligned with; None before the first result that was of use."""
+        """Return the guide of the site's features; None before the first useful result."""
         if not self.received:
             return None
         if "present" in self.received:
@@ -77,7 +77,7 @@ class Base:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Base:
-        """What :meth:`to_bytes` wrote."""
+        """Read the bytes of :meth:`to_bytes`."""
         arrays = safetensors.numpy.load(content)
         averaged, content_hash = arrays.pop("averaged"), arrays.pop("hash").tobytes()
         return cls(content_hash, arrays, averaged)

@@ -57,7 +57,7 @@ class Averaged:
         )
 
     def vector(self) -> NDArray[np.float64]:
-        """A copy, float64 (p + q,). Exact for parameters of at most 64 bits."""
+        """Return a copy, float64 (p + q,). Exact for parameters of at most 64 bits."""
         parts = [each.detach().cpu().double().flatten() for each in self._tensors()]
         return torch.cat(parts).numpy() if parts else np.empty(0)
 
@@ -97,7 +97,7 @@ class Averaged:
 
 
 def _rest(model: PrototypeModel, part: Part) -> list[nn.Module]:
-    """The modules that are not averaged."""
+    """Return the modules that are not averaged."""
     match part:
         case Part.NOTHING:
             return [model]

@@ -18,11 +18,11 @@ class Source(Protocol):
     """Samples by index, in batches, on the device that trains."""
 
     def __len__(self) -> int:
-        """Number of samples."""
+        """Return the number of samples."""
         ...
 
     def batches(self, groups: Sequence[Sequence[int]]) -> Iterator[Batch]:
-        """(inputs, int64 labels) for each group of indices, in the given order."""
+        """Yield (inputs, int64 labels) for each group of indices, in the given order."""
         ...
 
 
@@ -43,6 +43,7 @@ class TensorSource:
         return self._inputs, self._labels
 
     def batches(self, groups: Sequence[Sequence[int]]) -> Iterator[Batch]:
+        """Yield (inputs, int64 labels) for each group of indices, in the given order."""
         for group in groups:
             chosen = torch.tensor(group, device=self._labels.device)
             yield self._inputs[chosen], self._labels[chosen]
@@ -60,6 +61,7 @@ class SharedSource:
         return len(self._rows)
 
     def batches(self, groups: Sequence[Sequence[int]]) -> Iterator[Batch]:
+        """Yield (inputs, int64 labels) for each group of indices, in the given order."""
         for group in groups:
             chosen = self._rows[torch.tensor(group)]
             yield self._inputs[chosen].to(self._device), self._labels[chosen].to(self._device, torch.int64)
@@ -76,6 +78,7 @@ class DatasetSource:
         return len(cast("Sized", self._dataset))
 
     def batches(self, groups: Sequence[Sequence[int]]) -> Iterator[Batch]:
+        """Yield (inputs, int64 labels) for each group of indices, in the given order."""
         loader = DataLoader(
             self._dataset,
             batch_sampler=groups,  # type: ignore[arg-type]  # any iterable will do
@@ -86,7 +89,7 @@ class DatasetSource:
 
 
 def open_source(dataset: Dataset[Any], device: torch.device) -> Source:
-    """The source for a data set; :class:`DataError` for one that has no length or no samples."""
+    """Return the source for a data set; raise :class:`DataError` for one that has no length or no samples."""
     if not hasattr(dataset, "__len__"):
         raise DataError(f"a {type(dataset).__name__} has no length; give a map-style Dataset with __len__")
     if len(dataset) == 0:
@@ -103,7 +106,7 @@ def open_source(dataset: Dataset[Any], device: torch.device) -> Source:
 
 
 def in_order(count: int, size: int) -> list[list[int]]:
-    """Indices 0 … count − 1 in batches of ``size``."""
+    """Return indices 0 … count − 1 in batches of ``size``."""
     return split(list(range(count)), size)
 
 
@@ -121,7 +124,7 @@ def split(order: Sequence[int], size: int, *, join_single: bool = False) -> list
 
 
 def full_and_rest(count: int, size: int, *, join_single: bool = False) -> tuple[int, int]:
-    """How :func:`split` divides ``count`` samples: batches of ``size``, and the length of the last if another, or 0."""
+    """Return the number of :func:`split`'s batches of ``size``, and the length of the last one if it differs, or 0."""
     batches = -(-count // size)
     last = count - (batches - 1) * size
     if join_single and batches > 1 and last == 1:

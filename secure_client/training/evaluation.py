@@ -1,4 +1,4 @@
-"""What a site finds out about its model when it tests it; it stays at the site."""
+"""Evaluation of a site's model; the results stay at the site."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Evaluation:
 
 
 def shares(right: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[float | None, ...]:
-    """Of each class, for numbers (K,) of samples and of those that were right; None for one without samples."""
+    """Return the accuracy of each class, from (K,) samples and correct ones; None for a class without samples."""
     return tuple(
         one / count if count else None for one, count in zip(right.tolist(), counts.tolist(), strict=True)
     )

@@ -35,7 +35,7 @@ class Schedule:
     optimiser: Optimiser = Optimiser.SGD
 
     def optimise(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-        """A fresh optimiser of these parameters."""
+        """Return a fresh optimiser of these parameters."""
         if self.optimiser is Optimiser.ADAM:
             return torch.optim.Adam(parameters, lr=self.lr, weight_decay=self.weight_decay)
         return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
@@ -78,7 +78,7 @@ class Job:
 
 
 def trained_parameters(model: PrototypeModel, trains: Trains) -> dict[str, nn.Parameter]:
-    """The parameters, by name, that a stage changes."""
+    """Return the parameters, by name, that a stage changes."""
     if trains is Trains.ALL:
         return dict(model.named_parameters())
     heads = {id(each) for each in model.classifier.parameters()}
@@ -87,7 +87,7 @@ def trained_parameters(model: PrototypeModel, trains: Trains) -> dict[str, nn.Pa
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    """Whether it cannot train on single samples."""
+    """Return True if the model cannot train on single samples."""
     return any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in model.modules())
 
 
@@ -101,7 +101,7 @@ def check_finite(losses: Losses, lr: float) -> None:
 
 
 def training_seed(seed: int, site: str, round_number: int, stage: int) -> int:
-    """What decides the order of batches in a stage: the run's seed, the site, the round and the stage alone."""
+    """Return the seed of the order of batches in a stage, from the run's seed, the site, the round and the stage."""
     names = (seed, site, round_number, stage) if stage else (seed, site, round_number)
     digest = hashlib.sha256("\0".join(map(str, names)).encode()).digest()
     return int.from_bytes(digest[:8], "big") % 2**63
@@ -109,7 +109,7 @@ def training_seed(seed: int, site: str, round_number: int, stage: int) -> int:
 
 @contextmanager
 def seeded(device: torch.device, seed: int) -> Iterator[None]:
-    """torch's generators seeded inside, and as they were outside."""
+    """Seed torch's generators inside, and restore them afterwards."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)

@@ -99,7 +99,7 @@ class Learner:
             check_alone(self._model, next(self._train.batches([[0]]))[0])
 
     def train(self, round_number: int, guide: Guide | None) -> Losses:
-        """The local epochs of a round; without a guide the objective has no alignment. Losses of the last stage.
+        """Train the local epochs of a round; return the losses of the last stage. Without a guide nothing is aligned.
 
         Raises :class:`TrainingError` when the loss is not finite.
         """
@@ -108,7 +108,7 @@ class Learner:
         return losses
 
     def jobs(self, round_number: int, guide: Guide | None) -> list[Job]:
-        """What :meth:`train` runs, to be run in order. They change this learner's model in place."""
+        """Return the jobs of :meth:`train`, to be run in order. They change this learner's model in place."""
         recipe = self._recipe
         plan = [(self._model, stage, recipe.proximal) for stage in recipe.stages]
         if self._personal is not None and recipe.personal is not None:
@@ -176,10 +176,10 @@ class Learner:
         return means.numpy(), counts.numpy()
 
     def scores(self, embedded: Iterable[Embedded] | None = None) -> NDArray[np.float64] | None:
-        """Each class's Fisher scores of the features' channels, float64 (K, d), as FedDBP uses them; None for others.
+        """Return each class's Fisher scores of feature channels, float64 (K, d), for FedDBP; None for other methods.
 
-        Of the training set, as :meth:`prototypes` are; zeros for classes without samples, and for what is not a
-        number. They say how this site tells its classes apart, and are its secret.
+        The scores are of the training set, as :meth:`prototypes` are; zeros for classes without samples, and for
+        values that are not numbers. They say how this site tells its classes apart, and are its secret.
         """
         if not self._recipe.scores:
             return None
@@ -188,9 +188,9 @@ class Learner:
         return found.nan_to_num().numpy()
 
     def scores_at(self, rows: Float, present: Bool) -> NDArray[np.float64] | None:
-        """As :meth:`scores`, at prototypes (K, d) in place of records, for the classes that are ``present`` (K,).
+        """Return :meth:`scores` at prototypes (K, d) in place of records, for the classes that are ``present`` (K,).
 
-        So they follow from the rows and the model alone, and tell of records what these do.
+        They follow from the rows and the model alone, and tell of records what these do.
         """
         if not self._recipe.scores:
             return None
@@ -225,13 +225,13 @@ class Learner:
         return None if self._test is None else self._evaluated(self._test, prototypes)
 
     def evaluate_on(self, dataset: Dataset[Any], prototypes: Guide | None) -> Evaluation:
-        """The same on another test set. Raises :class:`DataError` for one without samples or with other classes."""
+        """Evaluate on another test set; raise :class:`DataError` for one without samples or with other classes."""
         source = open_source(dataset, self._device)
         _known_labels(source, self._classes)
         return self._evaluated(source, prototypes)
 
     def state(self) -> dict[str, Tensor]:
-        """A copy of the parameters and buffers of all of this site's models, on the CPU."""
+        """Return a copy of the parameters and buffers of all of this site's models, on the CPU."""
         return {name: value.detach().cpu().clone() for name, value in self._models().state_dict().items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
@@ -249,12 +249,12 @@ class Learner:
         return all(bool(each.isfinite().all()) for each in values if each.is_floating_point())
 
     def predictor_state(self) -> dict[str, Tensor]:
-        """A copy of the parameters and buffers of the model that this site predicts with, on the CPU."""
+        """Return a copy of the parameters and buffers of the model that this site predicts with, on the CPU."""
         return {name: value.detach().cpu().clone() for name, value in self.predictor.state_dict().items()}
 
     @property
     def predicts(self) -> Predicts:
-        """What this site predicts with, beside the model as it trained it."""
+        """Model that this site predicts with, beside the model as it trained it."""
         return self._recipe.predicts
 
     @property
@@ -264,12 +264,12 @@ class Learner:
 
     @property
     def exchanges_prototypes(self) -> bool:
-        """Whether the method exchanges prototypes, be it one for each class or several."""
+        """True if the method exchanges prototypes, one for each class or several."""
         return self._recipe.prototypes
 
     @property
     def dim(self) -> int:
-        """Of a prototype: d."""
+        """Dimension d of a prototype."""
         return self._dim
 
     @property
@@ -287,7 +287,7 @@ class Learner:
 
     @property
     def site(self) -> str:
-        """Whose it is."""
+        """Name of the site."""
         return self._site
 
     @property
@@ -296,9 +296,9 @@ class Learner:
         return self._averaged.sizes
 
     def averaged(self) -> NDArray[np.float64]:
-        """The part of the model that is averaged, float64 (p + q,); a secret of this site once it has trained.
+        """Return the averaged part of the model, float64 (p + q,); a secret of this site once it has trained.
 
-        With the recipe's ``initial_features`` that of the model as it was given, whatever moves in training.
+        With the recipe's ``initial_features`` it is that of the initial model, whatever moves in training.
         """
         if self._initial is None:
             return self._averaged.vector()
@@ -348,13 +348,13 @@ class Learner:
         )
 
     def _models(self) -> nn.Module:
-        """Whose state is this site's: one model, or the averaged one and the site's own."""
+        """Return the module whose state is this site's: one model, or the averaged one and the site's own."""
         if self._personal is None:
             return self._model
         return nn.ModuleDict({"averaged": self._model, "personal": self._personal})
 
     def _outputs(self, model: PrototypeModel, source: Source) -> Iterator[tuple[Outputs, Tensor]]:
-        """(outputs, labels) over a whole source, in ``eval()`` mode and without gradients."""
+        """Yield (outputs, labels) over a whole source, in ``eval()`` mode and without gradients."""
         model.eval()
         for inputs, labels in source.batches(in_order(len(source), EVALUATION_BATCH)):
             with torch.no_grad():

@@ -46,7 +46,7 @@ def _epoch(job: Job, optimiser: torch.optim.Optimizer, trained: Mapping[str, nn.
 
 
 def _pull(trained: Mapping[str, nn.Parameter], job: Job) -> None:
-    """The gradient of μ/2·‖w − anchor‖²."""
+    """Add the gradient of μ/2·‖w − anchor‖²."""
     if not job.proximal:
         return
     for name, each in trained.items():
@@ -56,7 +56,7 @@ def _pull(trained: Mapping[str, nn.Parameter], job: Job) -> None:
 
 @contextmanager
 def _only(model: nn.Module, trained: Mapping[str, nn.Parameter]) -> Iterator[None]:
-    """No gradients for parameters that stand still."""
+    """Disable gradients for parameters that stay fixed."""
     still = [each for name, each in model.named_parameters() if each.requires_grad and name not in trained]
     for each in still:
         each.requires_grad_(False)

@@ -15,7 +15,7 @@ from algorithms.pfpl import objective as pfpl
 
 
 def build_recipe(agreement: Agreement) -> Recipe:
-    """What the agreed method does at a site; controls alone train as PFPL does."""
+    """Return the recipe of the agreed method at a site; controls alone train as PFPL does."""
     method = agreement.method
     recipe = Recipe(
         build_objective(agreement),
@@ -34,7 +34,7 @@ def build_recipe(agreement: Agreement) -> Recipe:
 
 
 def _changed(recipe: Recipe, agreement: Agreement) -> Recipe:
-    """With what the method does beside its loss and what it exchanges."""
+    """Return the recipe with the method's changes beside its loss and its exchange."""
     method, baselines = agreement.method, agreement.baselines
     match method:
         case AddedMethod(recipe=change) if change is not None:
@@ -53,7 +53,7 @@ def _changed(recipe: Recipe, agreement: Agreement) -> Recipe:
 
 
 def build_objective(agreement: Agreement) -> BatchLoss:
-    """What a batch's loss is under the agreed method."""
+    """Return the loss of a batch under the agreed method."""
     if isinstance(agreement.method, AddedMethod):
         return agreement.method.objective(agreement.settings_of(agreement.method))
     build = _OBJECTIVES.get(agreement.method)

@@ -1,4 +1,4 @@
-"""Whether a model computes each record by itself: tried out, since a model of one's own may compute anything."""
+"""Test of whether a model computes each record by itself: a user's own model may compute anything."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ def check_alone(model: PrototypeModel, inputs: Tensor) -> None:
 
 
 def outputs(model: PrototypeModel, batch: Tensor) -> list[Tensor]:
-    """All that the model gives for a batch, in the mode it is in."""
+    """Return all that the model gives for a batch, in its present mode."""
     with torch.no_grad():
         return [each.detach() for each in present_outputs(model, batch)]
 
 
 def present_outputs(model: PrototypeModel, batch: Tensor) -> list[Tensor]:
-    """The same, with gradients."""
+    """Return the same outputs, with gradients."""
     return [each for each in outputs_of(model, batch) if each is not None]
 
 

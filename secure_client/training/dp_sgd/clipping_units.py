@@ -1,9 +1,9 @@
-"""Whose gradient is clipped as one in a step of DP-SGD: each record's, or each subject's mean over its records.
+"""Units whose gradient is clipped as one in a step of DP-SGD: records, or subjects by the mean of their records.
 
-With subjects a step's sample is of subjects: each takes part with the sampling rate, with all of its records or none.
-Its gradient is the mean of its records', so that the clip means what it does for one record; and it is clipped as one,
-so that a subject moves the sum of a step as much as a record would, whatever it has. A subject's records come together,
-and may go on in the next physical batch: what was summed of it so far is held until they end.
+With subjects a step samples subjects: each takes part with the sampling rate, with all of its records or none. Its
+gradient is the mean of its records', so that the clip means the same as for one record; and it is clipped as one, so
+that a subject moves the sum of a step as much as a record would, whatever its records. A subject's records come
+together, and may continue in the next physical batch: their sum so far is held until they end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Records:
         return list(chosen)
 
     def joined(self, rows: Tensor) -> Tensor:
-        """As they are."""
+        """Return the gradients unchanged."""
         return rows
 
 
@@ -43,7 +43,7 @@ class Subjects:
         self._come([])
 
     def records(self, chosen: Sequence[int]) -> list[int]:
-        """All records of so many subjects, one subject after the other."""
+        """Return all records of so many subjects, one subject after the other."""
         self._come(chosen)
         spans = ((self._starts[each], self._counts[each]) for each in chosen)
         return [record for start, count in spans for record in self._order[start : start + count].tolist()]

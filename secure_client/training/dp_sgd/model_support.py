@@ -1,7 +1,7 @@
-"""Whether a model can train by DP-SGD: tried out, since a model of one's own may compute anything.
+"""Test of whether a model can train by DP-SGD: a user's own model may compute anything.
 
-What is asked of it: a record's outputs depend on that record and the weights alone, whatever stands beside it in a
-batch and whatever was computed before; and Opacus finds the gradients that single records have.
+The requirements: a record's outputs depend on that record and the weights alone, whatever stands beside it in a batch
+and whatever was computed before; and Opacus finds the gradients that single records have.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from algorithms.prototypes import Guide
 from secure_client.errors import ModelError
 
 _ACTIVATIONS, _UNFINISHED, _LENGTH = "activations", "_current_grad_sample", "max_batch_len"
-"""What Opacus keeps at a module between a forward and a backward pass, at a parameter, and at a module."""
+"""Names of Opacus's attributes of a module between a forward and a backward pass, of a parameter, and of a module."""
 
 
 @contextmanager
@@ -42,10 +42,10 @@ def hooked(model: nn.Module) -> Iterator[None]:
 
 
 def take_gradients(model: nn.Module, parameters: Sequence[nn.Parameter]) -> list[Tensor | None]:
-    """The last backward pass's gradients of each record, (B, …) for each parameter; None for one that had no part.
+    """Return each record's gradients in the last backward pass, (B, …) for each parameter; None without a part in it.
 
-    Nothing of them is left for the next pass. :class:`ModelError` where the loss left out what a layer gave: Opacus
-    would take its other inputs for those.
+    Nothing of them is left for the next pass. Raises :class:`ModelError` where the loss left out a layer's output:
+    Opacus would take its other inputs for those.
     """
     for module in model.modules():
         if getattr(module, _ACTIVATIONS, None):
@@ -75,10 +75,10 @@ def clear_gradients(model: nn.Module, parameters: Sequence[nn.Parameter]) -> Non
 
 
 def sample_terms(objective: BatchLoss, outputs: Outputs, labels: Tensor, guide: Guide | None) -> Terms:
-    """Each record's own terms, (B,) each: the objective's for a batch of that record alone.
+    """Return each record's own terms, (B,) each: the objective's for a batch of that record alone.
 
-    Whatever an objective makes of a batch, such as a mean of its features or a margin, is then the record's own, and
-    the sum over records is a sum of terms that each depend on one of them.
+    Values that an objective computes over a batch, such as a mean of its features or a margin, are then the record's
+    own, and the sum over records is a sum of terms that each depend on one of them.
     """
     given = [each for each in outputs if each is not None]
 

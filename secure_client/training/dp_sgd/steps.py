@@ -58,13 +58,13 @@ _log = logging.getLogger("protoseal.site")
 _Gradients = list[Tensor | None]
 """Gradients of single records for each parameter, (B, …); None for a parameter that had no part."""
 _MARGIN = 1e-6
-"""Of the radius, for float64 in a norm over up to 10^9 numbers."""
+"""Relative margin of the radius, for float64 in a norm over up to 10^9 numbers."""
 _MOST_BYTES = {"cpu": 2**25, "cuda": 2**32}
-"""Of gradients of single records that are there at a time."""
+"""Most bytes of single records' gradients in memory at a time."""
 _MOST_AT_ONCE = {"cpu": 128, "cuda": 512}
 """Records: on a CPU more were no faster for ``tanh-cnn``, and more of the last batch is filled up in vain."""
 _MULTIPLE = 8
-"""With two threads the last of five or six records were seen to round otherwise than the others."""
+"""Divisor of physical batches: with two threads the last of five or six records was seen to round differently."""
 _CLIPPED_AT_ONCE = {"cpu": 2**17, "cuda": 2**26}
 """Numbers of gradients that are clipped together: on a CPU they are to stay in the cache."""
 
@@ -78,7 +78,7 @@ class GradientGrid:
 
     @classmethod
     def of(cls, settings: DpSgdSection) -> GradientGrid:
-        """The grid on which noise of 2^20 steps is at least the noise multiplier times R."""
+        """Return the grid on which noise of 2^20 steps is at least the noise multiplier times R."""
         radius = math.floor(SIGMA / Fraction(settings.noise_multiplier))
         return cls(settings.noise_multiplier * settings.clip / SIGMA, radius)
 
@@ -97,9 +97,10 @@ class GradientGrid:
 
 
 def poisson_sample(records: int, rate: float) -> list[int]:
-    """Of so many records those that are part of a step: each by itself, with probability ``rate``, in their order.
+    """Return the records of a step, in their order: each is drawn by itself, with probability ``rate``.
 
-    By 64 bits of the operating system's entropy each; the probability is the rate, rounded down to a multiple of 2^-64.
+    Each draw takes 64 bits of the operating system's entropy; the probability is the rate, rounded down to a multiple
+    of 2^-64.
     """
     if rate >= 1.0:
         return list(range(records))
@@ -108,7 +109,7 @@ def poisson_sample(records: int, rate: float) -> list[int]:
 
 
 def draw_noise(count: int) -> NDArray[np.float64]:
-    """Rounded Gaussian noise with a standard deviation of 2^20 steps, whole numbers in float64 (count,)."""
+    """Return rounded Gaussian noise with a standard deviation of 2^20 steps, whole numbers in float64 (count,)."""
     return np.rint(gaussian(count, float(SIGMA)))
 
 
@@ -202,7 +203,7 @@ class _Training:
         return take_gradients(job.model, self._parameters), [each[:count] for each in terms]
 
     def _flat(self, given: _Gradients, first: int, last: int) -> Tensor:
-        """Some records' gradients, float64 (B, P), good until the next; a parameter that had no part has zeros."""
+        """Return some records' gradients, float64 (B, P), valid until the next; unused parameters have zeros."""
         rows = self._buffer[: last - first]
         for part, each in zip(torch.split(rows, self._sizes, dim=1), given, strict=True):
             if each is None:
@@ -220,10 +221,10 @@ class _Training:
 
 
 def physical_size(parameters: Sequence[nn.Parameter], device: torch.device, expected: int) -> int:
-    """Of how many records gradients are there at a time, whatever number a sample has.
+    """Return the number of records whose gradients are in memory at a time, for samples of any size.
 
-    So that ``expected`` of them, the agreed batch size, and two standard deviations more, fill whole batches, and a
-    multiple of 8, or of a power of two where there is no room for that. Nothing in it is a site's own.
+    Whole batches hold ``expected`` records, the agreed batch size, and two standard deviations more; the number is a
+    multiple of 8, or of a power of two where there is no room for that. It depends on nothing of a site's own.
     """
     record = max(1, sum(each.numel() * each.element_size() for each in parameters))
     most = max(1, min(_MOST_AT_ONCE.get(device.type, 128), _MOST_BYTES.get(device.type, 2**25) // record))
@@ -251,7 +252,7 @@ def _joined(
 
 
 def _summed(terms: Sequence[Tensor]) -> Tensor:
-    """Sums of the records' finite losses, and how many these are: (4,)."""
+    """Return sums of the records' finite losses, and their number: (4,)."""
     rows = torch.stack([each.detach().double() for each in terms])
     finite = rows.isfinite().all(0)
     return torch.cat([torch.where(finite, rows, 0.0).sum(1), finite.sum(dtype=torch.float64).view(1)])
