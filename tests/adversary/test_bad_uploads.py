@@ -241,7 +241,7 @@ STOPS: Mapping[Stop, Mapping[str, Case]] = {
 
 
 @pytest.mark.parametrize(
-    "stop", STOPS, ids=lambda stop: "-".join(map(str.lower, (stop[0], stop[1].name, stop[2])))
+    "stop", STOPS, ids=lambda stop: "-".join((str(stop[0]), stop[1].name.lower(), stop[2]))
 )
 def test_a_bad_upload_changes_nothing_and_the_run_goes_on(stop: Stop) -> None:
     protection, phase, victim = stop
