@@ -54,7 +54,7 @@ _START_SECONDS, _RUN_SECONDS = 120.0, 900.0
 
 @dataclass(frozen=True)
 class Progress:
-    """Where the demo is: a word on the step, and each site's log so far."""
+    """Progress of the demo: the current step, and each site's log so far."""
 
     step: str
     sites: Mapping[str, SiteLog]
@@ -139,7 +139,7 @@ def _prepare(out: Path, agreement: Agreement, sites: Sequence[SiteArrays]) -> No
 
 
 def _enrol(ca: Path, ca_passphrase: bytes, folder: Path, identity: Identity, hosts: Sequence[str]) -> None:
-    """What `pki request` at the party and `pki approve` at the CA do."""
+    """Create a certificate, as `pki request` at the party and `pki approve` at the CA do."""
     folder.mkdir(parents=True)
     passphrase = secrets.token_hex(16).encode()
     create_request(folder, identity, passphrase, hosts, stretching=Stretching.NONE_FOR_RANDOM_SECRET)

@@ -29,7 +29,7 @@ _BATCH = 256
 
 
 class By(StrEnum):
-    """What decides the class."""
+    """Basis of a prediction."""
 
     CLASSIFIER = "classifier"
     PROTOTYPE = "prototype"
@@ -37,7 +37,7 @@ class By(StrEnum):
 
 @dataclass(frozen=True)
 class Trained:
-    """What a site ends a run with. The model is in ``eval()`` mode."""
+    """Result of a site's run. The model is in ``eval()`` mode."""
 
     agreement: Agreement
     model: PrototypeModel
@@ -61,7 +61,7 @@ def load_trained(folder: Path) -> Trained:
 
 
 def own_inference(trained: Trained) -> By:
-    """How the run's method predicts: where that is by prototype, by the classifier as long as there is none."""
+    """Return the basis of the method's predictions: prototypes, but the classifier before there are any."""
     by_nearest = trained.agreement.method.traits.inference is Inference.PROTOTYPE
     return By.PROTOTYPE if by_nearest and trained.prototypes.has_personal.any() else By.CLASSIFIER
 

@@ -13,7 +13,17 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-DONE = ("agreement", "algorithms", "crypto", "privacy", "proto", "scripts", "secure_client", "secure_server")
+DONE = (
+    "agreement",
+    "algorithms",
+    "crypto",
+    "privacy",
+    "proto",
+    "protoseal",
+    "scripts",
+    "secure_client",
+    "secure_server",
+)
 """Folders whose docstrings follow the rule; add the next once its docstrings do, here and in pyproject.toml."""
 HIDING = re.compile(
     r"(And|As|How|Of|That|The same|What|Where|Whether|Which|Whose|With)\b",

@@ -35,13 +35,13 @@ from protoseal.bench.record import Case, Spent, Task, Value, peak_memory, spent_
 from secure_server.process_pool import Workers
 
 PAIRS = 3
-"""Of one class, in the high-level code, before each turn of the circuit; scaled to all pairs and classes."""
+"""Number of pairs of one class in the high-level code, before each turn of the circuit; scaled to all of them."""
 SWITCHES = 15
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured: ``classes`` prototypes of ``dim`` features at each of ``sites`` sites, under ``complement``.
+    """Plan of a measurement: ``classes`` prototypes of ``dim`` features at each of ``sites``, under ``complement``.
 
     ``growth`` are numbers of sites, ``dims`` numbers of features; ``key_sets`` fresh keys for the errors, 0 for none.
     """
@@ -66,7 +66,7 @@ class Plan:
 
 
 def measure(plan: Plan) -> Iterator[Case]:
-    """The cases, one by one as they are done; of one core unless a case says otherwise."""
+    """Yield the cases as they are done; on one core unless a case says otherwise."""
     with tempfile.TemporaryDirectory() as directory:
         group = Group.generate(Path(directory) / "keys.bin")
         yield _circuit("circuit", group, plan, plan.repeats)
@@ -102,7 +102,7 @@ def _circuit(name: str, group: Group, plan: Plan, repeats: int, **more: Value) -
 
 
 def _bound(group: Group, plan: Plan) -> Case:
-    """The baseline is the number of key switches times what one takes, of each kind and level by itself."""
+    """Return the circuit's case, with the number of key switches times the cost of each as the baseline."""
     work, packing = plan.round(group), Packing(plan.classes, plan.dim)
     switches, tasks = _switches(group, work, packing), switch_tasks(group, plan.dim)
     spent, bounds = [], []
@@ -127,7 +127,7 @@ def _bound(group: Group, plan: Plan) -> Case:
 
 
 def _switches(group: Group, work: Round, packing: Packing) -> Counter[Switch]:
-    """How many key switches of each kind an aggregation takes."""
+    """Count the key switches of each kind in an aggregation."""
     circuit = CountingCircuit(group)
     uploads = [payload.blobs for payload in work.payloads.values()]
     prototypes = [[read_ciphertext(blob, PROTOTYPE) for blob in blobs[:-1]] for blobs in uploads]
@@ -168,7 +168,7 @@ def _two_processes(group: Group, plan: Plan) -> Case:
 
 
 def _side_by_side(executor: Pool, work: Round) -> None:
-    """As many whole aggregations as there are processes."""
+    """Run as many whole aggregations as there are processes."""
     whole = partial(work.server().combine, work.payloads, work.cohort)
     for running in [executor.submit(_computed, whole) for _ in range(executor.workers)]:
         running.result()
@@ -194,7 +194,7 @@ def _on_core() -> dict[int, float]:
 
 
 def _site(group: Group, plan: Plan) -> Case:
-    """A site's part: bytes each way, and seconds of protecting, of reading the answer, of being validated."""
+    """Measure a site's part: bytes each way, and seconds of protecting, reading and validating."""
     work = plan.round(group)
     answers, server, name = work.answers(), work.server(), work.cohort.sites[0]
     payload = work.payloads[name]
@@ -215,7 +215,7 @@ def _site(group: Group, plan: Plan) -> Case:
 
 
 def _grown(name: str, group: Group, plan: Plan) -> Case:
-    """As the circuit's case, once, with the memory of a fresh process that does it."""
+    """Measure the circuit's case once, with the memory of a fresh process."""
     return _circuit(f"growth of {name}", group, plan, 1, peak_rss_bytes=_peak(plan.round(group)))
 
 

@@ -1,4 +1,4 @@
-"""How far answers under ``ckks`` are from exact ones, beside the bound that is stated for them."""
+"""Errors of answers under ``ckks``, beside the bound that is stated for them."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ Switch = tuple[str, int]
 
 TAU = 1e-4
 SPREAD = 0.5
-"""Of prototypes around their class's centre, where nothing else is said: some way apart."""
+"""Default spread of prototypes around their class's centre."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Group:
 
 
 class Round:
-    """What the sites of one round have and send."""
+    """Prototypes and payloads of the sites in one round."""
 
     def __init__(self, group: Group, combination: Combination, stack: Array, missing: float = 0.0) -> None:
         """``stack``: prototypes (n, K, d). A site misses a class with the given probability; the first three do not."""
@@ -63,19 +63,19 @@ class Round:
         self.payloads = {name: self.protect(i) for i, name in enumerate(self.cohort.sites)}
 
     def protect(self, index: int) -> Payload:
-        """What one site sends."""
+        """Return the payload of one site."""
         return self.site.protect(self.stack[index], self.cohort.sites[index], self.cohort)
 
     def server(self, executor: Pool | None = None) -> CkksServer:
-        """The coordinator's half."""
+        """Return the coordinator's half."""
         return CkksServer(self._combination, self.group.keys_path, executor)
 
     def answers(self, executor: Pool | None = None) -> dict[str, Payload]:
-        """What the coordinator makes of all that was sent."""
+        """Return the coordinator's answers to all payloads."""
         return self.server(executor).combine(self.payloads, self.cohort)
 
     def received(self) -> Array:
-        """What all sites make of their answers, (n, K, d)."""
+        """Return the rows that all sites read from their answers, (n, K, d)."""
         answers = self.answers()
         taken = zip(self.cohort.sites, self.stack, strict=True)
         return np.stack([self.site.unprotect(answers[name], rows, name, self.cohort) for name, rows in taken])
@@ -97,15 +97,15 @@ class CountingCircuit(Circuit):
         self.switches: Counter[Switch] = Counter()
 
     def relinearise(self, ciphertext: Ciphertext) -> Ciphertext:
-        """As the circuit does."""
+        """Relinearise as the circuit does."""
         return self._counted("relinearise", super().relinearise, ciphertext)
 
     def conjugate(self, ciphertext: Ciphertext) -> Ciphertext:
-        """As the circuit does."""
+        """Conjugate as the circuit does."""
         return self._counted("rotate", super().conjugate, ciphertext)
 
     def rotate(self, ciphertext: Ciphertext, step: int) -> Ciphertext:
-        """As the circuit does."""
+        """Rotate as the circuit does."""
         return self._counted("rotate", super().rotate, ciphertext, step)
 
     def _counted(self, name: str, switch: Callable[..., Ciphertext], *arguments: object) -> Ciphertext:
@@ -155,7 +155,7 @@ class HighLevel:
             products + products
 
     def whole(self, sites: int, classes: int, pairs: int) -> Spent:
-        """All pairs and classes, scaled from a few."""
+        """Return the time of all pairs and classes, scaled from a few."""
         wall, cpu = time.perf_counter(), time.process_time()
         for _ in range(pairs):
             self.pair()

@@ -1,4 +1,4 @@
-"""How a benchmark's figures grow, drawn as the figures of a report are."""
+"""Growth curves of a benchmark's figures, drawn as the figures of a report are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from protoseal.reports.figures import STYLE, svg_of
 
 _LEAST_STEP = 1.2
-"""Of a logarithmic axis, between two numbers beside it."""
+"""Smallest ratio of two numbers beside a logarithmic axis."""
 
 
 def growth_curves(horizontal: str, vertical: str, lines: Mapping[str, Sequence[tuple[float, float]]]) -> str:

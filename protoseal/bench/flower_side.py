@@ -121,10 +121,11 @@ class Exchange:
 
     @property
     def shares(self) -> int:
+        """Number of shares."""
         return int(self._before.num_shares)
 
     def task(self, name: str) -> Callable[[], object]:
-        """What a line of input names, ready to be run once."""
+        """Return the task that a line of input names, ready to be run once."""
         if name == "unmask":
             state = copy.deepcopy(self._before)
             return lambda: self._unmask(state, self._replay)
@@ -156,13 +157,13 @@ class Exchange:
 
 
 def _ring_neighbours(neighbours: dict[int, set[int]], node: int) -> list[int]:
-    """The two that share most neighbours with a node."""
+    """Return the two nodes that share most neighbours with a node."""
     others = [other for other in neighbours[node] if other != node]
     return sorted(others, key=lambda other: -len(neighbours[node] & neighbours[other]))[:2]
 
 
 def _server_context(nodes: list[int]) -> Any:
-    """As much of Flower's context and strategy as the workflow asks: every node is chosen, nothing is sent to train."""
+    """Return the parts of Flower's context and strategy that the workflow asks for: every node, no training."""
     state = RecordDict()
     state.config_records["config"] = ConfigRecord({"current_round": 1})
     empty = Parameters([], "numpy.ndarray")
@@ -181,7 +182,7 @@ def _server_context(nodes: list[int]) -> Any:
 
 
 def _bytes(message: Any) -> int:
-    """Of the configs alone: what else is there is the strategy's."""
+    """Return the bytes of the configs; the rest belongs to the strategy."""
     record = RecordDict({RECORD_KEY_CONFIGS: message.content.config_records[RECORD_KEY_CONFIGS]})
     return int(recorddict_to_proto(record).ByteSize())
 
@@ -192,7 +193,7 @@ def _say(line: dict[str, Any]) -> None:
 
 
 def main(settings: dict[str, int]) -> None:
-    """The exchange, then a task for each line of input."""
+    """Run the exchange, then a task for each line of input."""
     TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1
     exchange = Exchange(**settings)
     grid = exchange.grid

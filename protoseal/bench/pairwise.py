@@ -26,7 +26,7 @@ from protoseal.bench.record import Case, Spent, Task, Value, spent_on
 from protoseal_wire.messages import Phase
 
 NORM_BOUND = 10.0
-"""Of every value: an agreement's default for prototypes."""
+"""Bound of every value: an agreement's default for prototypes."""
 DROPPED_SHARE = 0.3
 FEW_SHARES = (3, 2)
 """Shares and threshold in Flower's example of SecAgg+; the workflow itself has no default for them."""
@@ -36,13 +36,13 @@ NO_BASELINE = "none; --flwr-python names a Python with flwr"
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured: prototypes of ``classes`` × ``dim`` values each of ``sites`` sites.
+    """Plan of a measurement: prototypes of ``classes`` × ``dim`` values each of ``sites`` sites.
 
-    ``sessions``: numbers of sites of whole rounds, through the sites' own sessions and the coordinator.
-    ``dropped``: how many make shares and send no values, 30 % of the sites if None; in growth the same part of them.
+    ``sessions``: numbers of sites of whole rounds, through the sites' own sessions and the coordinator. ``dropped``:
+    number of sites that make shares and send no values, 30 % of the sites if None; in growth the same part of them.
     Groups of more than ``complete_up_to`` have a sparse graph, for a tenth of them colluding and 30 % dropping out.
 
-    ``ring_bits``: as an agreement without them has it if None: 32 where values up to :data:`NORM_BOUND` fit, else 64.
+    ``ring_bits``: the agreement's default if None: 32 where values up to :data:`NORM_BOUND` fit, else 64.
     ``flwr_python``: a Python that has flwr; without one there is no baseline.
     """
 
@@ -79,14 +79,14 @@ class Plan:
         return graph_of(sites, sites // 10, 3 * sites // 10)
 
     def fixed_point(self, sites: int) -> FixedPoint:
-        """With room for as many sites as an agreement allows for, unless it says more."""
+        """Return the fixed-point encoding, with room for as many sites as an agreement allows, unless it says more."""
         segments, terms = [Segment(self.values, NORM_BOUND)], max(sites, USUAL_SITES)
         ring_bits = self.ring_bits or narrowest_ring(segments, terms=terms)
         return FixedPoint(segments, terms=terms, ring_bits=ring_bits)
 
 
 def measure(plan: Plan) -> Iterator[Case]:
-    """The cases, one by one as they are done. Raises :class:`UserError` for more drop-outs than a group tolerates."""
+    """Yield the cases as they are done; raise :class:`UserError` for more drop-outs than a group tolerates."""
     for sites in (plan.sites, *plan.growth, *plan.sessions):
         _check_tolerated(sites, plan.dropped_of(sites))
     with tempfile.TemporaryDirectory() as folder:
@@ -123,7 +123,7 @@ def _with_flower(plan: Plan, federation: Federation, dropped: int) -> Iterator[C
 
 
 def _flower_settings(plan: Plan, dropped: int) -> tuple[FlowerSettings, FlowerSettings]:
-    """As many shares as ours, at our threshold, which is like for like; and those of its example."""
+    """Return Flower's settings with as many shares as ours at our threshold, and those of its example."""
     graph = plan.graph(plan.sites)
     alike = FlowerSettings(plan.sites, plan.values, graph.holders + 1, graph.threshold, dropped)
     shares, needed = FEW_SHARES
@@ -131,7 +131,7 @@ def _flower_settings(plan: Plan, dropped: int) -> tuple[FlowerSettings, FlowerSe
 
 
 def _played(plan: Plan, federation: Federation, dropped: int) -> Play:
-    """An exchange that came out: a sum that is not that of the survivors' values is no result to time."""
+    """Play an exchange and check its sum: a wrong sum is no result to time."""
     credentials, roster = federation.group(plan.sites)
     fixed_point = plan.fixed_point(plan.sites)
     terms = Terms(roster, plan.graph(plan.sites), fixed_point, plan.classes, plan.dim)
@@ -157,7 +157,7 @@ def _what(plan: Plan, dropped: int) -> dict[str, Value]:
 
 
 def _traffic(what: dict[str, Value], noted: Noted, values: int, flower: FlowerSide | None) -> Case:
-    """All contents of a staying site, the median site's, over the values as float32; seconds are of all its steps."""
+    """Measure all contents of the median staying site, over the values as float32; seconds are of all its steps."""
     sent, received = _bytes(noted)
     plain = FLOAT32_BYTES * values
     return Case(
@@ -177,7 +177,7 @@ def _traffic(what: dict[str, Value], noted: Noted, values: int, flower: FlowerSi
 
 
 def _bytes(noted: Noted) -> tuple[int, int]:
-    """What the median site sends and receives in all steps."""
+    """Return the bytes that the median site sends and receives in all steps."""
     sent, received = (
         int(np.median([sum(steps) for steps in zip(*each.values(), strict=True)]))
         for each in (noted.sent, noted.received)
@@ -186,7 +186,7 @@ def _bytes(noted: Noted) -> tuple[int, int]:
 
 
 def _whole(noted: Noted) -> list[Spent]:
-    """All steps of each staying site."""
+    """Return the time of all steps of each staying site."""
     return [_total(steps) for steps in zip(*noted.sites.values(), strict=True)]
 
 
@@ -203,7 +203,7 @@ def _site_steps(
 
 
 def _coordinator(what: dict[str, Value], noted: Noted) -> Case:
-    """All that it relays and checks in the five steps, before the sum."""
+    """Measure all that the coordinator relays and checks in the five steps, before the sum."""
     return Case({"case": "coordinator", **what}, [_total(tuple(noted.coordinator.values()))])
 
 

@@ -46,7 +46,7 @@ class FlowerSide:
         self.sent, self.received = sum(facts["sent"].values()), sum(facts["received"].values())
 
     def take(self, task: str) -> Spent:
-        """What ``shares``, ``values`` (of one site) or ``unmask`` (the server's whole stage) takes, once."""
+        """Time ``shares``, ``values`` (of one site) or ``unmask`` (the server's whole stage) once."""
         if self._process.stdin is None:
             raise UserError("the process with flwr has no input")
         self._process.stdin.write(task + "\n")

@@ -58,7 +58,7 @@ BASE = hashlib.sha256(b"base").digest()
 
 @dataclass(frozen=True)
 class Terms:
-    """What all parties know: the roster, who holds whose shares, how values become words, their shape as prototypes."""
+    """Facts that all parties know: the roster, the graph of shares, the encoding of values, and their shape."""
 
     roster: Roster
     graph: Graph
@@ -73,7 +73,7 @@ class Terms:
 
     @property
     def form(self) -> PayloadForm:
-        """Of masked values."""
+        """Return the form of masked values."""
         return PayloadForm(words=((self.fixed_point.ring_bits, self.fixed_point.length),))
 
     @property
@@ -100,7 +100,7 @@ class Site:
         self._survivors: tuple[str, ...] = ()
 
     def answer(self, phase: Phase, request: bytes) -> bytes:
-        """The answer to a step."""
+        """Return the answer to a step."""
         steps: dict[Phase, Callable[[bytes], bytes]] = {
             Phase.PRESENCE: self.presence,
             Phase.SHARES: self.shares,
@@ -147,7 +147,7 @@ class Site:
         return codec.encode_masked_values(MaskedValues(payload, signature))
 
     def survivors(self, request: bytes) -> bytes:
-        """A signature on who is in the sum."""
+        """Return a signature on the sites in the sum."""
         self._survivors = codec.decode_survivor_set(request, self._terms.limits).sites
         signature = sign_survivors(self._credentials, self._terms.binding, self._survivors)
         return codec.encode_survivor_signature(SurvivorSignature(self.name, signature))
@@ -181,7 +181,7 @@ class Coordinator:
         self._same: dict[Phase, bytes] = {}
 
     def request(self, phase: Phase, site: str) -> bytes:
-        """What a site is sent; encoded once where it is the same for all."""
+        """Return a site's request; encoded once where it is the same for all."""
         if phase is Phase.VALUES:
             return codec.encode_received_shares(self._received(site))
         if phase is Phase.UNMASK and self._terms.graph.sparse:
@@ -191,7 +191,7 @@ class Coordinator:
         return self._same[phase]
 
     def accept(self, phase: Phase, site: str, content: bytes) -> None:
-        """An answer, checked as far as it can be."""
+        """Accept an answer, checked as far as it can be."""
         steps: dict[Phase, Callable[[str, bytes], None]] = {
             Phase.PRESENCE: self._presence,
             Phase.SHARES: self._made,
@@ -202,7 +202,7 @@ class Coordinator:
         steps[phase](site, content)
 
     def unmask(self) -> Float:
-        """The survivors' sum, shape (L,). It can be asked for again: nothing is used up."""
+        """Return the survivors' sum, shape (L,). The call can be repeated: nothing is used up."""
         words = unmask(
             self._masked,
             self._released,
@@ -221,7 +221,7 @@ class Coordinator:
 
     @property
     def survivors(self) -> tuple[str, ...]:
-        """Whose values came, sorted."""
+        """Return the sites whose values came, sorted."""
         return tuple(sorted(self._masked))
 
     def _request(self, phase: Phase) -> bytes:
@@ -280,5 +280,5 @@ class Coordinator:
 
 
 def keys_of(statements: Sequence[PresenceStatement]) -> dict[str, MaskKeys]:
-    """The keys that were stated, by site."""
+    """Return the keys that were stated, by site."""
     return {each.site: each.keys for each in statements if each.keys is not None}

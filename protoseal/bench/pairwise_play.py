@@ -17,7 +17,7 @@ STEPS = (Phase.PRESENCE, Phase.SHARES, Phase.VALUES, Phase.SURVIVORS, Phase.UNMA
 
 @dataclass
 class Noted:
-    """What the steps took and moved: by step the seconds of each site, the coordinator's, and bytes of each site."""
+    """Times and bytes of the steps: the seconds of each site, the coordinator's, and the bytes of each site."""
 
     sites: dict[Phase, list[Spent]] = field(default_factory=dict)
     coordinator: dict[Phase, Spent] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Noted:
         self.received.setdefault(phase, []).append(len(request))
 
     def at_coordinator(self, phase: Phase, spent: Spent) -> None:
-        """A part of a step."""
+        """Time a part of a step at the coordinator."""
         before = self.coordinator.get(phase, Spent(0.0, 0.0))
         self.coordinator[phase] = Spent(before.wall + spent.wall, before.cpu + spent.cpu)
 
@@ -53,13 +53,13 @@ class Play:
         self.first = next(name for name in self.sites if name not in self._dropped)
 
     def run(self) -> None:
-        """All steps up to the released shares."""
+        """Run all steps up to the released shares."""
         for phase in STEPS:
             late = phase not in (Phase.PRESENCE, Phase.SHARES)
             self._step(phase, [name for name in self.sites if not (late and name in self._dropped)])
 
     def again(self, phase: Phase) -> bytes:
-        """A step of the first staying site once more: SHARES or VALUES, which depend on nothing after them."""
+        """Repeat a step of the first staying site: SHARES or VALUES, which depend on no later step."""
         return self.sites[self.first].answer(phase, self.requests[phase, self.first])
 
     def _step(self, phase: Phase, asked: Sequence[str]) -> None:

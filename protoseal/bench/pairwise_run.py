@@ -30,7 +30,7 @@ SIDE = 8
 _NEVER = 10**6
 _NORM_BOUND = 10.0
 _SMALL = 0.01
-"""Of pixels up to 1: no prototype of a million numbers is longer than its bound."""
+"""Factor for pixels up to 1, so that no prototype of a million numbers exceeds its bound."""
 
 _ACKNOWLEDGED = 64
 """Bytes: an acknowledgement has fewer, a result has more."""
@@ -79,7 +79,7 @@ class _Timed(DirectTransport):
 
 
 class Round:
-    """What one round took: by phase the coordinator's seconds and those of each site that stayed; bytes of each."""
+    """Times and bytes of one round, by phase: the coordinator's seconds and those of each site that stayed."""
 
     def __init__(self) -> None:
         self.coordinator: defaultdict[Phase, float] = defaultdict(float)
@@ -89,7 +89,7 @@ class Round:
         self._spent = 0.0
 
     def count(self, site: str, key: PhaseKey, content: bytes) -> None:
-        """What was sent or received, but for the result, which a plain sum has as well, and the set-up."""
+        """Count bytes, except the result's, which a plain sum has as well, and the set-up's."""
         if key.round == 1 and key.phase is not Phase.RESULT:
             self.bytes_of[site] += len(content)
         elif key.round == 1 and len(content) > _ACKNOWLEDGED:
@@ -97,13 +97,13 @@ class Round:
 
     @contextmanager
     def in_coordinator(self) -> Iterator[None]:
-        """A call that it answers."""
+        """Time a call that the coordinator answers."""
         begin = process_time()
         yield
         self._spent += process_time() - begin
 
     def taken(self) -> float:
-        """The coordinator's seconds since this was last asked."""
+        """Return the coordinator's seconds since the last call of this method."""
         spent, self._spent = self._spent, 0.0
         return spent
 
@@ -114,7 +114,7 @@ class Round:
 
     @property
     def site_seconds(self) -> float:
-        """Of the median site, all phases but PRESENCE, where it trains."""
+        """Return the median site's seconds in all phases except PRESENCE, where it trains."""
         return sum(statistics.median(of) for phase, of in self.sites.items() if phase is not Phase.PRESENCE)
 
     @property
@@ -124,9 +124,9 @@ class Round:
 
 
 def play(sites: int, classes: int, dim: int, dropped: int, masking: MaskingSection) -> Round:
-    """The first round of FedProto. ``dropped`` sites make shares and leave; the others get its result.
+    """Play the first round of FedProto. ``dropped`` sites make shares and leave; the others get its result.
 
-    ``RuntimeError`` unless the round came out at its first attempt.
+    Raises ``RuntimeError`` unless the round succeeded at its first attempt.
     """
     agreement = _agreement(sites, classes, dim, masking)
     data = _data(agreement, sites)
@@ -159,7 +159,7 @@ def _round(federation: LocalFederation, leaving: set[str]) -> Round:
 
 
 def _turn(site: LocalSite, round_: Round, *, stays: bool) -> Phase | None:
-    """The step of round 1 that the site did, if there was one for it."""
+    """Return the step of round 1 that the site did, if there was one for it."""
     begin = process_time()
     task = site.step()
     whole, coordinator = process_time() - begin, round_.taken()
@@ -172,7 +172,7 @@ def _turn(site: LocalSite, round_: Round, *, stays: bool) -> Phase | None:
 
 
 def _check_mean(agreement: Agreement, round_: Round, rows: Sequence[Float]) -> None:
-    """A result that is not the mean over those whose values came is no result to time."""
+    """Check that the result is the mean over the sites whose values came: another result is nothing to time."""
     (content,) = round_.results
     found = codec.decode_payload(content, limits_of(agreement), result_form(agreement)).arrays[0]
     half_a_unit = agreement.fixed_point().resolution / 2

@@ -39,7 +39,7 @@ class Federation:
         )
 
     def group(self, count: int) -> tuple[dict[str, Credentials], Roster]:
-        """The first ``count`` sites by name, and the roster that their statements make."""
+        """Return the first ``count`` sites by name, and the roster that their statements make."""
         chosen = self._sites[:count]
         return {each.identity.name: each for each in chosen}, _roster(self._trust, chosen)
 

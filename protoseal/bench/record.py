@@ -1,7 +1,7 @@
-"""What a benchmark writes.
+"""Record of a benchmark.
 
-``{"schema": 1, "name", "machine", "cases": [{…, "seconds", "baseline_seconds", "ratio"}]}``; a case without a baseline
-has null there.
+``{"schema": 1, "name", "machine", "cases": [{…, "seconds", "baseline_seconds", "ratio"}]}``; a case without a
+baseline has null there.
 """
 
 from __future__ import annotations
@@ -39,13 +39,15 @@ class Case:
 
     @property
     def ratio(self) -> float | None:
-        """How many times faster than the baseline, the median over pairs that ran one after the other."""
+        """Speed relative to the baseline: the median over pairs that ran one after the other."""
         return self._ratio([each.wall for each in self.baseline], [each.wall for each in self.spent])
 
     @property
     def cpu_ratio(self) -> float | None:
-        """The same in seconds of a core, which others' work on the machine disturbs less. Of one thread only: the
-        threads of one program wait for each other, and waiting counts."""
+        """Speed relative to the baseline in seconds of a core, which other work on the machine disturbs less.
+
+        For one thread only: the threads of one program wait for each other, and waiting counts.
+        """
         return self._ratio([each.cpu for each in self.baseline], [each.cpu for each in self.spent])
 
     def as_json(self) -> dict[str, Value]:
@@ -69,7 +71,7 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def spent_on(task: Task) -> Spent:
-    """What a task took."""
+    """Return the time of a task."""
     begin = time.perf_counter(), time.process_time()
     task()
     return Spent(time.perf_counter() - begin[0], time.process_time() - begin[1])
@@ -82,7 +84,7 @@ def compare(what: Mapping[str, Value], ours: Task, baseline: Task, repeats: int)
 
 
 def machine(**more: Value) -> dict[str, Value]:
-    """What the seconds were measured on. ``load`` is of the last minute: well above 1 it was not alone."""
+    """Describe the machine. ``load`` is of the last minute: well above 1 the machine was shared."""
     return {
         "system": platform.platform(),
         "processor": _processor(),
@@ -94,7 +96,7 @@ def machine(**more: Value) -> dict[str, Value]:
 
 
 def peak_memory() -> int:
-    """The most bytes of memory that this process has had, as Linux counts them; elsewhere 0."""
+    """Return the peak memory of this process in bytes, as Linux counts it; elsewhere 0."""
     status = Path("/proc/self/status")
     lines = status.read_text(encoding="utf-8").splitlines() if status.exists() else []
     kibibytes = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
@@ -102,7 +104,7 @@ def peak_memory() -> int:
 
 
 def as_record(name: str, machine: Mapping[str, Value], cases: Sequence[Case]) -> dict[str, object]:
-    """The whole file."""
+    """Return the content of the whole file."""
     return {"schema": 1, "name": name, "machine": dict(machine), "cases": [each.as_json() for each in cases]}
 
 

@@ -20,12 +20,12 @@ from protoseal.bench.record import Case, Value, compare
 
 TAU = 1e-9
 SAME = 1e-12
-"""How far the two ways' answers may lie apart: rounding alone, of rows of length 1."""
+"""Largest difference of both ways' answers, from rounding of rows of length 1."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured: ``classes`` rows of ``dim`` values each of ``sites`` sites; growth over ``dim``."""
+    """Plan of a measurement: ``classes`` rows of ``dim`` values each of ``sites`` sites; growth over ``dim``."""
 
     sites: int = 20
     classes: int = 10
@@ -40,7 +40,7 @@ class Plan:
 
 
 class Ways:
-    """The same rows under ``plain`` and under ``rotation``, with the payloads of all sites and the answers to them."""
+    """Rows under ``plain`` and under ``rotation``, with the payloads of all sites and the answers to them."""
 
     def __init__(self, plan: Plan) -> None:
         names = tuple(f"site-{number:03d}" for number in range(plan.sites))
@@ -56,20 +56,20 @@ class Ways:
         return self.cohort.sites[0]
 
     def protect(self, half: SiteHalf) -> Payload:
-        """What one site sends."""
+        """Return the payload of one site."""
         return half.protect(self.rows[self.first], self.first, self.cohort)
 
     def payloads(self, half: SiteHalf) -> dict[str, Payload]:
-        """What all sites send."""
+        """Return the payloads of all sites."""
         return {site: half.protect(rows, site, self.cohort) for site, rows in self.rows.items()}
 
     def unprotect(self, half: SiteHalf, answer: Payload) -> Rows:
-        """What one site makes of its answer."""
+        """Return the rows that one site reads from its answer."""
         return half.unprotect(answer, self.rows[self.first], self.first, self.cohort)
 
 
 def measure(plan: Plan) -> Iterator[Case]:
-    """The cases, one by one as they are done; ``baseline_seconds`` are of ``plain`` unless a case names another."""
+    """Yield the cases as they are done; ``baseline_seconds`` are of ``plain`` unless a case names another."""
     ways = Ways(plan)
     yield _protect("protect", plan, ways)
     yield from _combined(plan, ways)
@@ -87,7 +87,7 @@ def _protect(name: str, plan: Plan, ways: Ways) -> Case:
 
 
 def _combined(plan: Plan, ways: Ways) -> Iterator[Case]:
-    """The coordinator's Gram matrices, weights and combinations, and what a site makes of its answer."""
+    """Measure the coordinator's Gram matrices, weights and combinations, and a site's reading of its answer."""
     of_turned, of_plain = (
         partial(PlainServer(_weights, half.scheme).combine, ways.payloads(half), ways.cohort)
         for half in (ways.turned, ways.plain)
@@ -102,7 +102,7 @@ def _combined(plan: Plan, ways: Ways) -> Iterator[Case]:
 
 
 def _drawing(plan: Plan, ways: Ways) -> Case:
-    """Of protecting, the part that draws the D²/2 normal values of each class; the rest is reflecting."""
+    """Measure the part of protecting that draws the D²/2 normal values of each class; the rest is reflecting."""
     keys = [class_key(ways.seed, ways.context, k) for k in range(plan.classes)]
 
     def draw() -> None:
@@ -141,7 +141,7 @@ def _large(plan: Plan) -> Iterator[Case]:
 
 
 def _repeated(payloads: dict[str, Payload], cohort: Cohort) -> dict[str, Payload]:
-    """Turning a long row takes seconds: the coordinator's rows are those of two sites over and over."""
+    """Return the rows of two sites repeated for all sites, because rotating a long row takes seconds."""
     few = list(payloads.values())
     return {site: few[i % len(few)] for i, site in enumerate(cohort.sites)}
 

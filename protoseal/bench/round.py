@@ -29,11 +29,11 @@ _NEVER = 10**6
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured: ``repeats`` rounds under each protection, after one that counts for nothing.
+    """Plan of a measurement: ``repeats`` rounds under each protection, after one that counts for nothing.
 
     The images are MNIST's where there is a ``data_root``, else scikit-learn's digits, dealt out so that every site
-    holds every class, with ``samples`` for each site, or all that there are when it is None. Sites train one after the
-    other, as each would by itself. ``workers`` processes compute on ciphertexts, this process when it is 0.
+    holds every class, with ``samples`` for each site, or all that there are when it is None. Sites train one after
+    the other, as each would by itself. ``workers`` processes compute on ciphertexts, this process when it is 0.
     """
 
     method: Method = Method.PFPL
@@ -53,7 +53,7 @@ class Plan:
         return "digits" if self.data_root is None else "mnist"
 
     def config(self, protection: Protection, out: Path) -> SimulationConfig:
-        """The simulation that one protection's rounds are of. Raises :class:`ConfigError`."""
+        """Return the simulation of one protection's rounds; raise :class:`ConfigError`."""
         training = {"model": self.model, "batch_size": self.batch, "local_epochs": self.epochs}
         settings = [f"training.{name}={value}" for name, value in training.items()]
         flags = {
@@ -200,7 +200,7 @@ def _named(plan: Plan, course: Course) -> dict[str, Value]:
 
 
 def _facts(plan: Plan, course: Course, divided: DividedData) -> dict[str, Value]:
-    """What was done, the medians of its parts in seconds, and bytes of one site."""
+    """Return the parameters, the medians of the parts in seconds, and the bytes of one site."""
     parts = course.rounds[1:]
     names = ("train", "protect", "aggregate")
     return {

@@ -45,7 +45,7 @@ class Network:
         return TensorDataset(torch.rand(shape, generator=generator), labels)
 
     def model(self) -> PrototypeModel:
-        """The same for every site, as a run begins."""
+        """Return the model, the same for every site, as a run begins."""
         return build_model(
             self.spec, classes=CLASSES, dim=self.dim, channels=self.channels, image_size=self.side, seed=0
         )
@@ -58,9 +58,9 @@ NETWORKS = {network.spec: network for network in (DIGITS, CIFAR, Network("resnet
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured. ``samples`` a site, in one epoch of batches of ``batch``, by the network that ``model`` names.
+    """Plan of a measurement: ``samples`` a site, in one epoch of batches of ``batch``, by the network ``model``.
 
-    ``at_once`` sites at most train as one program, as many as is found best when it is None.
+    At most ``at_once`` sites train as one program, the best number when it is None.
 
     ``growth`` are numbers of sites, each with ``growth_samples``; ``memory_sites`` with ``memory_samples`` each train
     in a process of their own. An empty ``growth`` or no ``memory_sites`` leave that part out.
@@ -86,12 +86,12 @@ class Plan:
 
     @property
     def is_real(self) -> bool:
-        """Whether the images are MNIST's."""
+        """True if the images are MNIST's."""
         return self.data_root is not None and self.model == DIGITS.spec
 
 
 def measure(plan: Plan) -> Iterator[Case]:
-    """The cases, one by one as they are done. Raises :class:`DataError` when there is no MNIST under the data root."""
+    """Yield the cases as they are done; raise :class:`DataError` when there is no MNIST under the data root."""
     data = _images(plan)
     yield _batched(plan, data, "batched", plan.sites, plan.samples)
     for sites in plan.growth:
@@ -101,7 +101,7 @@ def measure(plan: Plan) -> Iterator[Case]:
 
 
 def machine_of(plan: Plan) -> dict[str, Value]:
-    """The machine as torch uses it."""
+    """Describe the machine as torch uses it."""
     device = choose_device(plan.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     return machine(
@@ -119,7 +119,7 @@ def _images(plan: Plan) -> TensorDataset:
 
 
 def _batched(plan: Plan, data: TensorDataset, name: str, sites: int, samples: int) -> Case:
-    """A round of training in both ways, each with models of its own; ``baseline_seconds`` are of one by one."""
+    """Measure a round of training in both ways, each with its own models; the baseline is one by one."""
     device = choose_device(plan.device)
     ways = [_jobs(plan.network, data, sites, samples, plan) for _ in range(2)]
     what: dict[str, Value] = {
@@ -138,7 +138,7 @@ def _batched(plan: Plan, data: TensorDataset, name: str, sites: int, samples: in
 
 
 def _settled(task: Task, device: torch.device) -> Callable[[], None]:
-    """The task, over only when the GPU has done what it was given."""
+    """Return the task, which ends only when the GPU has finished its work."""
 
     def whole() -> None:
         task()

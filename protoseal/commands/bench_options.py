@@ -1,4 +1,4 @@
-"""What the benchmarks' commands have in common: kinds of options, a table of cases, files that grow as cases come."""
+"""Options of the benchmarks' commands, a table of cases, and files that grow as cases come."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ def counts(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...]
 
 
 def recorded(name: str, cases: Iterable[Case], path: Path | None, facts: Mapping[str, Value]) -> list[Case]:
-    """The cases as they are done, each time written to ``path``, so that what was measured is there if the rest
-    is not waited for."""
+    """Return the cases, written to ``path`` after each, so that an interrupted measurement keeps what it has."""
     from protoseal.bench.record import as_record, write_record
 
     done: list[Case] = []
@@ -46,7 +45,7 @@ def recorded(name: str, cases: Iterable[Case], path: Path | None, facts: Mapping
 
 
 def show(cases: Iterable[Case], columns: Mapping[str, str], caption: str | None = None) -> None:
-    """A table of what ``columns`` name, by their headings; empty where a case has no such thing."""
+    """Print a table of the fields that ``columns`` name, by their headings; empty where a case lacks the field."""
     table = Table(*columns.values(), box=SIMPLE_HEAD, padding=0, pad_edge=False, caption=caption)
     table.columns[0].no_wrap = True
     for case in (each.as_json() for each in cases):

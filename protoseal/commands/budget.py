@@ -13,7 +13,7 @@ from protoseal.commands.budget_plan import plan_command
 
 @click.group()
 def budget() -> None:
-    """A data set's privacy budget: plan it, evaluate it, audit it, show it, verify it, change it."""
+    """Plan, evaluate, audit, show, verify or change a data set's privacy budget."""
 
 
 for _command in (plan_command, evaluate_command, audit_group, show_command, verify_command, allow_command):

@@ -52,8 +52,8 @@ def _of_audit(command: Command) -> Command:
 def audit_group() -> None:
     """Look for more privacy loss than is claimed, by canaries in one run.
 
-    The code that releases runs on canaries, each in by a fair coin; from what it gives out, coins are guessed. So many
-    right guesses as the claim makes improbable refute it.
+    The releasing code runs on canaries, each included by a fair coin, and the command guesses the coins from the
+    output. More right guesses than the claim makes probable refute the claim.
 
     \b
     Exit code and verdict:
@@ -61,7 +61,7 @@ def audit_group() -> None:
       3  refuted: the mechanism loses more privacy than is claimed
       4  too weak to tell: half the noise might have passed, or there is a doubt
       1, 2  an error: nothing was audited
-    """
+    """  # noqa: D301 (click reads the backspace, which keeps the table's lines apart)
 
 
 @audit_group.command("prototypes")

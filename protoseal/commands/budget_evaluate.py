@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 NOISES = ("local", "distributed")
 _NOT_OF_EACH = {"early_stopping", "tensorboard", "fresh", "as_json"}
-"""What of ``simulate`` says nothing here."""
+"""Settings of ``simulate`` without meaning here."""
 _NOT_AT_INFINITY = {"privacy", "seeds", "out"}
 """Sections and settings that the runs at ∞ have not, or have from elsewhere."""
 

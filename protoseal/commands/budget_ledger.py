@@ -188,14 +188,14 @@ def _text(value: object) -> str:
 
 
 def _remaining(account: Account, epsilon: Accountant) -> list[tuple[Event, int]]:
-    """Of the latest release and of the latest training: how many more releases, or steps, like it fit."""
+    """Return how many more releases, or steps, like the latest release and the latest training fit."""
     history, limit = account.history, account.limit
     latest = {type(event): event for event in history}.values()
     return [(event, remaining(history, event, limit, epsilon)) for event in latest]
 
 
 def _decisions(account: Account) -> dict[str, object]:
-    """What the ledger's other lines say, as JSON has it."""
+    """Return the ledger's other lines, as JSON has them."""
     began = account.budget.limit
     exposed = [exposure_to_json(each) for each in account.exposures]
     lost = [loss_to_json(each) for each in account.losses]
@@ -215,7 +215,7 @@ def _limit(limit: Limit) -> dict[str, object]:
 
 
 def _decisions_in_words(account: Account) -> list[str]:
-    """A line for each: runs of which exact values left, and how the limit changed."""
+    """Return a line for each decision: runs that released exact values, and changes of the limit."""
     exposed = [
         f"run {each.run!r}, from {each.time}: exact values, without a guarantee for any record"
         for each in account.exposures
@@ -239,7 +239,7 @@ def _entry(entry: Entry) -> dict[str, object]:
 
 
 def _summary(entries: Sequence[Entry]) -> list[str]:
-    """A line for each run and thing released: how often, in which rounds, and by what."""
+    """Return a line for each run and thing released: how often, in which rounds, and by which mechanism."""
     alike: dict[tuple[str, str, Event], list[int]] = {}
     for entry in entries:
         spending = entry.spending

@@ -1,4 +1,4 @@
-"""What options of the budget's commands have in common."""
+"""Option types of the budget's commands."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class Number(click.FloatRange):
-    """A finite one in a range: comparisons let "nan" and "inf" pass."""
+    """Finite number in a range: comparisons let "nan" and "inf" pass."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number; fail for one that is not finite or out of range."""
         number = float(super().convert(value, param, ctx))
         if not isfinite(number):
             self.fail(f"{value} is not a finite number", param, ctx)

@@ -58,11 +58,11 @@ from protoseal.commands.error_output import one_line_errors
 @click.option("--plot", type=FILE, help="Draw the error over records and over releases here (SVG).")
 @one_line_errors
 def plan_command(*, as_json: bool, plot: Path | None, **options: Any) -> None:
-    """What a privacy budget allows, before anything is spent.
+    """Plan a privacy budget before anything is spent.
 
-    Give all but one of --epsilon, --releases and --noise-multiplier, or an agreement for the last two: the one that
-    is missing is found, or the one that --solve names. A guarantee is for one record, or another unit, added or
-    removed, over everything that was planned. Counts of a site's own data are used here and go nowhere.
+    Give all but one of --epsilon, --releases and --noise-multiplier, or an agreement for the last two: the command
+    finds the missing one, or the one that --solve names. A guarantee is for one record, or another unit, added or
+    removed, over everything that was planned. Counts of a site's own data stay on this machine.
     """
     asked = question(**options)
     from privacy.accounting.budget_plan import plan

@@ -1,4 +1,4 @@
-"""What ``protoseal budget plan`` takes from files: what is agreed on, and how many records a site has of each class."""
+"""Inputs of ``protoseal budget plan`` from files: the agreed settings, and a site's records of each class."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Agreed:
 
     @property
     def fewest_releases(self) -> int:
-        """Of a run, whatever ``release_every`` is: one of its rounds, and what it releases before them."""
+        """Return the releases of one round of a run and of its clustering, whatever ``release_every`` is."""
         return 1 + self._beside
 
     def release_every(self, releases: int) -> int:
-        """The least with which a run has so many releases at most, and no fewer than ``fewest_releases``."""
+        """Return the least ``release_every`` with at most so many releases in a run, at least ``fewest_releases``."""
         return -(-self.agreement.rounds // (releases - self._beside))
 
     @property
@@ -64,7 +64,7 @@ class Agreed:
         return self.agreement.releases - self.privacy.releases(self.agreement.rounds)
 
     def facts(self) -> dict[str, object]:
-        """What was taken from it, beside what a plan has anyway."""
+        """Return the settings taken from the file, beside those that every plan has."""
         agreement = self.agreement
         return {
             "method": agreement.method.value,
@@ -76,7 +76,7 @@ class Agreed:
         }
 
     def warnings(self) -> list[str]:
-        """What a plan of it is not."""
+        """Return warnings about the limits of a plan for this agreement."""
         found = [NO_GUARANTEE] if self.privacy.extractor is Extractor.TRAINED else []
         parts = self.agreement.most_cells // len(self.agreement.classes)
         if parts > 1:
@@ -90,7 +90,7 @@ class Agreed:
 
 
 def read_agreed(path: Path, classes: int) -> Agreed:
-    """Of an agreement's file, or a simulation's, which may leave the classes to the data: then there are ``classes``.
+    """Read an agreement's file, or a simulation's, which may leave the number of ``classes`` to the data.
 
     Raises :class:`agreement.ConfigError`, and ``click.UsageError`` where there is no ``[privacy]``.
     """
@@ -118,9 +118,9 @@ def _of_simulation(config: SimulationConfig, classes: int) -> Agreement:
 
 @dataclass(frozen=True)
 class Counted:
-    """How many records or subjects a data source has: ``of_class`` by the class's name, and ``units`` in all.
+    """Numbers of records or subjects of a data source: ``of_class`` by the class's name, and ``units`` in all.
 
-    ``classes_of_one``: the most that one subject has records of; None where records are counted, or nothing.
+    ``classes_of_one``: the most classes in which one subject has records; None where records are counted, or nothing.
     """
 
     of_class: Mapping[str, int]
@@ -129,7 +129,7 @@ class Counted:
 
 
 def counts_of(spec: str, data_root: Path | None, agreed: Agreed | None, unit: str) -> Counted:
-    """Of a data source's training records. They stay in this process.
+    """Count a data source's training records, which stay in this process.
 
     Raises a :class:`secure_client.errors.SiteError`, and ``click.UsageError`` for a unit that it cannot count.
     """

@@ -1,4 +1,4 @@
-"""What ``protoseal budget plan`` answers: the plan, how far prototypes are off by it, and what is to be warned of."""
+"""Output of ``protoseal budget plan``: the plan, the error of prototypes under it, and warnings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DRAWN_RECORDS = (20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 
 
 def answer(asked: Question, made: Plan) -> dict[str, Any]:
-    """All that is told of a plan, as JSON. ``click.ClickException`` for one that no run could be."""
+    """Return the plan as JSON; raise ``click.ClickException`` for a plan that no run could follow."""
     agreed, counted = asked.agreed, asked.wanted == "count"
     if counted:
         _check_some(made, agreed)
@@ -63,7 +63,7 @@ def show(found: Mapping[str, Any]) -> None:
 
 
 def draw(plot: Path, made: Plan, records: Sequence[int]) -> None:
-    """The error over records, with a line for each of several numbers of releases; SVG."""
+    """Draw the error over records, with a line for each of several numbers of releases, as SVG."""
     from agreement.storage.atomic_files import write_text
     from protoseal.bench.curves import growth_curves
 

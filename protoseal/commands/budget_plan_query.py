@@ -1,4 +1,4 @@
-"""What ``protoseal budget plan`` is asked, by its options, an agreement and a site's own data."""
+"""Question of ``protoseal budget plan``, from its options, an agreement and a site's own data."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def question(
     classes_of_one: int | None,
     **query: Any,
 ) -> Question:
-    """Of the options, by the names of their arguments; ``query`` has those of the query.
+    """Return the question of the options, by the names of their arguments; ``query`` has those of the query.
 
-    ``click.UsageError`` for options that clash, and errors as of
+    Raises ``click.UsageError`` for options that clash, and the errors of
     :func:`protoseal.commands.budget_plan_inputs.read_agreed` and ``counts_of``.
     """
     from protoseal.commands.budget_plan_inputs import Counted, counts_of, read_agreed
@@ -92,12 +92,12 @@ def question(
 
 
 def key_of(option: str) -> str:
-    """The option's name as JSON has it."""
+    """Return the option's name as JSON has it."""
     return option.strip("-").replace("-", "_")
 
 
 def _to_find(given: dict[str, Any], solve: str | None, agreed: Agreed | None) -> str:
-    """Which of ``given`` is None in the end; others that were are those of the agreement."""
+    """Return the option among ``given`` that is to be found; the agreement supplies others that are None."""
     names = {key_of(option): name for name, option in SOLVED.items()}
     missing = [name for name in given if given[name] is None]
     wanted = names[key_of(solve)] if solve else missing[0] if len(missing) == 1 else None
@@ -145,7 +145,7 @@ def _training(rate: float | None, noise: float | None, steps: int | None) -> DpS
 
 
 def _of_delta(delta: float, records: tuple[int, ...], unit: str, groups: int) -> list[str]:
-    """Of data sets with ``groups`` times so many units; refused for what even one group makes void."""
+    """Return lines on data sets with ``groups`` times so many units; refuse a guarantee that one group voids."""
     if not records:
         whose = "sites of a run" if unit == "site" else f"{unit}s of the smallest data set"
         return [f"δ = {delta:g} must be well below one over the {whose}: give --records"]

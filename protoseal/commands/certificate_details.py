@@ -1,4 +1,4 @@
-"""What certificates and requests say, for people and for ``--json``."""
+"""Contents of certificates and requests, for people and for ``--json``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _USAGES = {ExtendedKeyUsageOID.CLIENT_AUTH: "clientAuth", ExtendedKeyUsageOID.SE
 
 
 def request_facts(request: Request) -> Facts:
-    """A verified request. ``fingerprint`` is of its public key: what the requester reads out."""
+    """Return the facts of a verified request. ``fingerprint`` is of its public key: the requester reads it out."""
     return {
         "kind": "request",
         "identity": request.identity.uri,
@@ -28,11 +28,10 @@ def request_facts(request: Request) -> Facts:
 
 
 def certificate_facts(content: bytes) -> Facts:
-    """What a certificate (PEM or DER) says of itself. ``fingerprint`` is of the certificate: what a peer
-    pins.
+    """Return the facts that a certificate (PEM or DER) states. A peer pins its ``fingerprint``.
 
     Raises :class:`VerificationError` unless it names one federation's CA or party, and
-    :class:`crypto.errors.MalformedError` if it is no certificate. Who signed it is not looked at.
+    :class:`crypto.errors.MalformedError` if it is no certificate. The signature is not checked.
     """
     certificate = load_certificate(content)
     authority = extension(certificate, x509.BasicConstraints).ca

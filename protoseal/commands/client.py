@@ -30,7 +30,7 @@ config_option = click.option(
 
 @click.group()
 def client() -> None:
-    """A site: take part in a run, or check that it could."""
+    """Take part in a run as a site, or check that the site could."""
 
 
 @client.command()
@@ -94,7 +94,7 @@ def _passphrase(config: SiteConfig) -> bytes:
 
 
 def _passphrase_to_try(config: SiteConfig) -> bytes:
-    """As :func:`_passphrase`; having none is something that was tried and failed."""
+    """Return the passphrase as :func:`_passphrase` does; a missing one counts as a failed check."""
     try:
         return _passphrase(config)
     except click.ClickException as error:

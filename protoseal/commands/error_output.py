@@ -29,7 +29,7 @@ SITE_EXTRA = frozenset(
 
 
 def one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
-    """A command whose expected failures end in one line that says what to do. Others keep their traceback."""
+    """Let a command's expected failures end in one line with the remedy. Other failures keep their traceback."""
 
     @wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -54,6 +54,6 @@ def one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def _of_system(error: OSError) -> str:
-    """Which file, and what is wrong with it: a full disk, a folder that may not be written."""
+    """Return the file and its problem: a full disk, a folder that may not be written."""
     place = f"{error.filename}: " if error.filename else ""
     return f"{place}{error.strerror or error}"

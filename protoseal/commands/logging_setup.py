@@ -1,4 +1,4 @@
-"""Where the log of a long-running command goes."""
+"""Destination of the log of a long-running command."""
 
 from __future__ import annotations
 

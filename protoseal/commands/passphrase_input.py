@@ -1,6 +1,6 @@
-"""Where a private key's passphrase comes from: a file, the environment, a service's credential or a prompt.
+"""Source of a private key's passphrase: a file, the environment, a service's credential or a prompt.
 
-Never from an argument, which every user of the machine can read.
+A command-line argument is no source, because every user of the machine can read it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ passphrase_option = click.option(
 def read_passphrase(
     file: Path | None, *, what: str, new: bool = False, remedy: str = "give a file with --passphrase-file"
 ) -> bytes:
-    """The passphrase of ``what`` (``the CA's key``, say), as bytes.
+    """Return the passphrase of ``what`` (``the CA's key``, say), as bytes.
 
-    From ``file`` if one is given, else from the environment variable ``PROTOSEAL_KEY_PASSPHRASE``, else from
-    the service's credential ``passphrase`` (systemd's ``LoadCredential``, a container's secret), else from a
-    hidden prompt, which asks twice for a ``new`` one. Raises :class:`click.ClickException` for an empty
-    passphrase, a file that others can read, and when there is none of the four (``remedy`` says how to name a
-    file). The limit of the environment: processes of the same user can read it.
+    The sources are ``file`` if one is given, else the environment variable ``PROTOSEAL_KEY_PASSPHRASE``, else the
+    service's credential ``passphrase`` (systemd's ``LoadCredential``, a container's secret), else a hidden prompt,
+    which asks twice for a ``new`` one. Raises :class:`click.ClickException` for an empty passphrase, a file that
+    others can read, and when there is none of the four (``remedy`` says how to name a file). The limit of the
+    environment: processes of the same user can read it.
     """
     if file is not None:
         return _not_empty(_from_file(file), str(file))
@@ -52,21 +52,21 @@ def read_passphrase(
 
 
 def on_terminal() -> bool:
-    """Whether somebody can be asked."""
+    """Return True if the command can prompt."""
     return sys.stdin.isatty()
 
 
 def _credential() -> Path | None:
-    """The service's credential, if it was given one."""
+    """Return the service's credential, if there is one."""
     folder = os.environ.get(CREDENTIALS)
     file = Path(folder, CREDENTIAL) if folder else None
     return file if file is not None and file.exists() else None
 
 
 def _from_file(file: Path, shared: int = stat.S_IRWXG | stat.S_IRWXO) -> bytes:
-    """The file's content without the newline at its end; refused if it has a permission among ``shared``.
+    """Return the file's content without the final newline; refuse a file with a permission among ``shared``.
 
-    Of a credential the group's are not looked at: systemd lets the unit's user read it by an access control list,
+    A credential's group permissions are not checked: systemd lets the unit's user read it by an access control list,
     whose mask shows in their place.
     """
     try:

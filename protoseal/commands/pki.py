@@ -204,7 +204,7 @@ def _identity(federation: str, site: str | None, coordinator: bool) -> Identity:
 
 
 def _compare(request: Request, fingerprint: str | None, unchecked: bool) -> None:
-    """Whether a request is from whom it names is for the CA's holder to say, and for nobody else."""
+    """Show a request for comparison: only the CA's holder can decide whether its sender is the named party."""
     if fingerprint is not None:
         _check_fingerprint(request, fingerprint)
     elif unchecked:

@@ -30,7 +30,7 @@ config_option = click.option(
 
 @click.group()
 def server() -> None:
-    """The coordinator: serve a run, or check that it could."""
+    """Serve a run as the coordinator, or check that the coordinator could."""
 
 
 @server.command()

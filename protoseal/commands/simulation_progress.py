@@ -1,4 +1,4 @@
-"""What `protoseal simulate` shows while it runs: a bar on a terminal, else lines; reports; scalars for TensorBoard."""
+"""Progress of `protoseal simulate`: a bar on a terminal, else lines; reports; scalars for TensorBoard."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Reports(Watcher):
     """Writes ``report.html`` beside each ``result.json``: early plots, then the final ones."""
 
     def on_result(self, written: Written) -> None:
-        """Of what there is so far."""
+        """Write the report of the results so far."""
         write_report(written.folder)
 
 
@@ -49,7 +49,7 @@ class Lines(Watcher):
             self._line(where + _tested(completed.method, completed.told))
 
     def on_run(self, ended: Ended) -> None:
-        """Always."""
+        """Write the report after every run."""
         last = {name: rounds[-1] for name, rounds in ended.outcome.site_rounds.items() if rounds}
         had_ended = "" if ended.anew else ", as it was"
         self._line(f"seed {ended.seed}, {ended.method.value}{_tested(ended.method, last)}{had_ended}")
@@ -74,7 +74,7 @@ class Bars(Watcher):
         self._bar.update(self._task, completed=done, description=text)
 
     def on_run(self, ended: Ended) -> None:
-        """All of its rounds, stopped early or not."""
+        """Complete the bar of a run, stopped early or not."""
         self._ended += 1
         text = f"seed {ended.seed}, {ended.method.value}"
         self._bar.update(self._task, completed=self._ended * self._rounds, description=text)
@@ -104,7 +104,7 @@ class Several(Watcher):
 
 @contextmanager
 def watched(config: SimulationConfig) -> Iterator[Watcher]:
-    """What the configuration asks for, as long as the simulation runs."""
+    """Yield the watchers that the configuration asks for, for the duration of the simulation."""
     console = Console(stderr=True)
     with ExitStack() as stack:
         watchers: list[Watcher] = [Reports()]
@@ -126,6 +126,6 @@ def watched(config: SimulationConfig) -> Iterator[Watcher]:
 
 
 def _tested(method: AnyMethod, told: Mapping[str, SiteRound]) -> str:
-    """The sites' mean accuracy, if they were tested."""
+    """Return the sites' mean accuracy, if they were tested."""
     accuracy = mean(own_accuracy(method, each) for each in told.values())
     return "" if accuracy is None else f": {percent(accuracy)} %"

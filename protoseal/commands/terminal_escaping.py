@@ -10,7 +10,7 @@ import logging
 
 
 def printable(text: str) -> str:
-    """Return the text with each character that is not printable as its escape: ``\\n``, ``\\x1b``, ``\\u202e``."""
+    r"""Return the text with each unprintable character as its escape: ``\n``, ``\x1b``, ``\u202e``."""
     return "".join(each if each.isprintable() else _escaped(each) for each in text)
 
 
@@ -20,9 +20,10 @@ def printable_lines(text: str) -> str:
 
 
 class PrintableRecords(logging.Filter):
-    """Escapes what a handler is about to write. A traceback stays in lines, each of them indented."""
+    """Filter that escapes a log record. A traceback stays in lines, each of them indented."""
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """Escape the record, and let it pass."""
         record.msg, record.args = printable(record.getMessage()), None
         if record.exc_info and not record.exc_text:
             record.exc_text = logging.Formatter().formatException(record.exc_info)

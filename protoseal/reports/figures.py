@@ -19,7 +19,7 @@ from protoseal.reports.result_files import RunResult
 from secure_client.output.site_prototypes import SitePrototypes
 
 NAMED_SITES = 10
-"""With more sites than this, lines and points of single sites are not named."""
+"""Number of sites above which lines and points of single sites are not named."""
 
 STYLE: Any = {  # matplotlib types its keys one by one, differently in each version
     "axes.grid": True,
@@ -34,7 +34,7 @@ STYLE: Any = {  # matplotlib types its keys one by one, differently in each vers
     "text.parse_math": False,  # a "$" in a class name is a dollar sign
 }
 DASHES = {"local": ":", "self": "--"}
-"""How the lines of controls are broken; those of full methods are dashes and dots."""
+"""Line styles of controls; those of full methods are dashes and dots."""
 
 
 def accuracy_curves(result: RunResult) -> str:
@@ -99,7 +99,7 @@ def project(prototypes: Mapping[str, SitePrototypes], class_index: int) -> Proto
 
 
 def prototype_scatter(prototypes: PrototypeMap) -> str:
-    """Each site's local prototype (hollow), with a line to its personalised one (filled)."""
+    """Draw each site's local prototype (hollow), with a line to its personalised one (filled)."""
     share = f"{100 * prototypes.explained:.0f} % of the variance"
     with mpl.rc_context(STYLE):
         figure, axes = _new(f"first principal component (both: {share})", "second principal component")
@@ -140,7 +140,7 @@ def _new(horizontal: str, vertical: str) -> tuple[Figure, Axes]:
 
 
 def _line(axes: Axes, points: Sequence[tuple[int, float | None]], **style: Any) -> None:
-    """A line through the points that have a value, in percent; nothing when none has."""
+    """Draw a line through the points that have a value, in percent; nothing when none has."""
     known = [(at, 100 * value) for at, value in points if value is not None]
     if known:
         axes.plot(*zip(*known, strict=True), **style)

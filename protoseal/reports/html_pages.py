@@ -11,9 +11,9 @@ Filters = Mapping[str, Callable[..., object]]
 
 
 def template(name: str, filters: Filters) -> Template:
-    """The page's template, whose values are escaped and all have to be given.
+    """Return the page's template, whose values are escaped and all required.
 
-    No page loads anything from anywhere else: figures are in it, and its policy says so to the browser.
+    No page loads anything from elsewhere: figures are embedded, and the page's policy tells the browser so.
     """
     environment = Environment(
         loader=FunctionLoader(_text),

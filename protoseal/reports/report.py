@@ -62,7 +62,7 @@ def write_report(run: Path, class_name: str | None = None) -> Path:
 
 
 def _read_each(run: Path, result: RunResult, read: Any) -> dict[str, Any]:
-    """What ``read`` finds in the folder of each site that has one."""
+    """Return the result of ``read`` for the folder of each site that has one."""
     folders = {site.name: site_folder(run, site.name) for site in result.sites}
     return {name: read(folder) for name, folder in folders.items() if folder.is_dir()}
 
@@ -70,7 +70,7 @@ def _read_each(run: Path, result: RunResult, read: Any) -> dict[str, Any]:
 def _prototype_figure(
     result: RunResult, prototypes: Mapping[str, SitePrototypes], class_name: str | None
 ) -> dict[str, str] | None:
-    """The figure and the name of its class; None where no site has one of its own and a personalised one."""
+    """Return the figure and the name of its class; None where no site has its own and a personalised prototype."""
     if class_name is not None and class_name not in result.classes:
         raise FileError(f"the run has no class {class_name!r}{nearest(class_name, result.classes)}")
     answered = [

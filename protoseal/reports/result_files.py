@@ -135,19 +135,19 @@ class RunResult(Record):
     metrics: dict[str, Accuracies] = Field(default_factory=dict)
     """For the method and each that it is compared with: means over the sites."""
     best_round: Annotated[int, Field(ge=1)] | None = None
-    """Where training was stopped early: the round that all figures but those of ``rounds`` are of."""
+    """Round whose figures are reported where training was stopped early; ``rounds`` has all of them."""
     groups: tuple[tuple[str, ...], ...] = ()
     """Sites that averaged with each other in the last round, or ``best_round``; none where a method has no groups."""
     seeds: tuple[SeedFigures, ...] = ()
     spread: Spread | None = None
-    """Of ``mean_accuracy`` over the seeds."""
+    """Spread of ``mean_accuracy`` over the seeds."""
     summary: dict[str, dict[str, Spread]] = Field(default_factory=dict)
-    """With several seeds: for the method and each compared, by the names in ``metrics``, mean and spread."""
+    """Mean and spread over several seeds, for the method and each compared, by the names in ``metrics``."""
     differences: dict[str, dict[str, Paired]] = Field(default_factory=dict)
-    """With several seeds: the method less each compared, by the names in ``metrics``."""
+    """Differences between the method and each compared, over several seeds, by the names in ``metrics``."""
     complete: bool = True
     data_sha256: str | None = None
-    """Of all sites' samples, which only a simulation has: runs on the same data and split have the same."""
+    """Hash of all sites' samples, which only a simulation has: runs on the same data and split have the same."""
     coordinator_view: tuple[ViewLine, ...] = ()
 
 
@@ -172,7 +172,7 @@ def write_result(run: Path, result: RunResult) -> Path:
 
 
 def read_result(run: Path) -> RunResult:
-    """The ``result.json`` of a run; raises :class:`FileError`."""
+    """Read the ``result.json`` of a run; raise :class:`FileError`."""
     return read_json(run / RESULT, RunResult, "give the folder that a run wrote to")
 
 
@@ -182,10 +182,10 @@ def write_record(path: Path, record: RunRecord) -> Path:
 
 
 def read_record(path: Path) -> RunRecord:
-    """The record of a run that has ended; raises :class:`FileError`."""
+    """Read the record of a run that has ended; raise :class:`FileError`."""
     return read_json(path, RunRecord, "delete it to run that method again, or use --fresh to start over")
 
 
 def site_folder(run: Path, site: str) -> Path:
-    """Where a site's files lie in the folder of a simulated run."""
+    """Return the path of a site's files in the folder of a simulated run."""
     return run / "sites" / site

@@ -14,7 +14,7 @@ from secure_server.round_log import CoordinatorRound
 Compared = Mapping[str, Mapping[str, Sequence[SiteRound]]]
 """For each method and control that ran beside the one in question: each site's rounds."""
 ByRound = Mapping[str, Mapping[str, Mapping[int, SiteRound]]]
-"""The same by method, site and number of the round."""
+"""Rounds of sites by method, site and number of the round."""
 
 
 def run_result(
@@ -31,10 +31,10 @@ def run_result(
     complete: bool = True,
     data_sha256: str | None = None,
 ) -> RunResult:
-    """The result of one federated run, with the methods and controls that ran beside it.
+    """Return the result of one federated run, with the methods and controls that ran beside it.
 
-    ``method`` is its name where that is not the agreement's, as of a control that is an agreement on another method.
-    ``best`` maps the names of methods that were stopped early to the round that they are reported as of.
+    ``method`` is its name where that is not the agreement's, as for a control that is an agreement on another method.
+    ``best`` maps the names of methods that were stopped early to the round that they are reported at.
     """
     name, best = (method or agreement.method).value, best or {}
     own = {name: {site: log.rounds for site, log in sites.items()}}
@@ -71,7 +71,7 @@ def run_result(
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """Of those that are numbers; None if none is."""
+    """Return the mean of the values that are numbers; None if none is."""
     numbers = [value for value in values if value is not None]
     return fmean(numbers) if numbers else None
 
@@ -104,13 +104,13 @@ def own_accuracy(method: AnyMethod | str, figures: TwoWays) -> float | None:
 
 
 def _last(log: Sequence[SiteRound], best: int | None) -> Sequence[SiteRound]:
-    """The round that a site is reported as of, in a list: up to ``best`` the last one tested, if any was."""
+    """Return the round that a site is reported at, in a list: the last one tested up to ``best``, if any was."""
     considered = [each for each in log if best is None or each.round <= best]
     return ([each for each in considered if each.accuracy_classifier is not None] or considered)[-1:]
 
 
 def _means(logs: Compared, names: Iterable[str]) -> dict[str, float]:
-    """Each method's mean accuracy over the sites, after the last of the rounds given."""
+    """Return each method's mean accuracy over the sites, after the last of the rounds given."""
     means = {name: mean(_accuracy(name, log) for log in logs[name].values()) for name in names}
     return {name: value for name, value in means.items() if value is not None}
 

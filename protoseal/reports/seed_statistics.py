@@ -1,4 +1,4 @@
-"""What several seeds' results come to: mean and spread of each figure, and differences paired by seed."""
+"""Statistics over several seeds: mean and spread of each figure, and differences paired by seed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ METRICS = tuple(Accuracies.model_fields)
 
 
 def over_seeds(results: Mapping[int, RunResult]) -> RunResult:
-    """The first seed's result with what all of them come to, ``results`` mapping seeds to theirs.
+    """Return the first seed's result with the statistics over all; ``results`` maps seeds to theirs.
 
     Raises ``ValueError`` when there is none.
     """
@@ -37,10 +37,10 @@ def over_seeds(results: Mapping[int, RunResult]) -> RunResult:
 
 
 def between_runs(result: RunResult, other: RunResult) -> dict[str, dict[str, Paired]]:
-    """How a run's method differs from each of another run's, by the seeds that both have; under the methods' names.
+    """Return the differences of a run's method from each of another run's, by common seeds; under the methods' names.
 
     Raises :class:`FileError` when they have no seed in common, when one has not ended, and where their data, splits
-    or numbers of rounds differ. Deployments do not tell of data: there the caller sees to it.
+    or numbers of rounds differ. Deployments do not record data: there the caller has to compare like with like.
     """
     own, others = _seeds_of(result), _seeds_of(other)
     _check_comparable(result, other)
@@ -121,7 +121,7 @@ def _differences(method: str, other: str, seeds: tuple[SeedFigures, ...]) -> dic
 
 
 def _by_seed(method: str, metric: str, seeds: tuple[SeedFigures, ...]) -> dict[int, float]:
-    """Of the seeds in which the method has the figure."""
+    """Return the figure of the method by seed, where a seed has it."""
     values = {each.seed: getattr(each.metrics[method], metric) for each in seeds if method in each.metrics}
     return {seed: value for seed, value in values.items() if value is not None}
 

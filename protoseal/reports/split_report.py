@@ -25,7 +25,7 @@ from protoseal.splits import SiteArrays
 
 CSV, JSON, PLOT = "split.csv", "split.json", "split.svg"
 NAMED_CLASSES = 30
-"""With more classes than this, the plot names only every second, third, … of them."""
+"""Number of classes above which the plot names only every second, third, … of them."""
 
 LARGEST_DOT = 160.0
 """Area, in points squared, of the dot for the largest count of a plot, where there is room for it."""
@@ -50,7 +50,7 @@ class SplitRow:
 
 
 def split_rows(sites: Sequence[SiteArrays], classes: Sequence[str]) -> list[SplitRow]:
-    """A row for each site, domain that it has, and part: in the order of the sites, then as a site has them."""
+    """Return a row for each site, its domain, and part: in the order of the sites, then as a site has them."""
     return [
         SplitRow(site.name, domain, part, tuple(map(int, counts)))
         for site in sites
@@ -61,7 +61,7 @@ def split_rows(sites: Sequence[SiteArrays], classes: Sequence[str]) -> list[Spli
 
 
 def split_csv(rows: Sequence[SplitRow], classes: Sequence[str]) -> str:
-    """The rows as CSV (RFC 4180, lines ended by a line feed): site, domain, part, all, then the classes by name."""
+    """Return the rows as CSV (RFC 4180, ending in line feeds): site, domain, part, all, then the classes by name."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["site", "domain", "part", "all", *classes])
@@ -70,7 +70,7 @@ def split_csv(rows: Sequence[SplitRow], classes: Sequence[str]) -> str:
 
 
 def split_json(rows: Sequence[SplitRow], classes: Sequence[str]) -> str:
-    """The rows as JSON: ``{"schema": 1, "classes", "rows": [{"site", "domain", "part", "counts"}]}``."""
+    """Return the rows as JSON: ``{"schema": 1, "classes", "rows": [{"site", "domain", "part", "counts"}]}``."""
     listed = [
         {"site": row.site, "domain": row.domain, "part": row.part, "counts": list(row.counts)} for row in rows
     ]
@@ -81,7 +81,7 @@ def split_json(rows: Sequence[SplitRow], classes: Sequence[str]) -> str:
 
 
 def split_figure(rows: Sequence[SplitRow], classes: Sequence[str]) -> Figure:
-    """A dot for each site and class that it trains on, its area in proportion to the samples.
+    """Draw a dot for each site and class that it trains on, its area in proportion to the samples.
 
     Colours are domains; the dot of a site with several domains is divided into rings, whose areas add up.
     """
@@ -125,7 +125,7 @@ def _largest_dot(size: tuple[float, float], sites: int, classes: int) -> float:
 
 
 def _dots(axes: Axes, counts: NDArray[np.int64], largest: float) -> None:
-    """``counts`` (sites, domains, classes): the outermost ring first, so that the inner ones lie on it."""
+    """Draw ``counts`` (sites, domains, classes): the outermost ring first, so that the inner ones lie on it."""
     most = max(1, int(counts.sum(axis=1).max()))
     outer = counts[:, ::-1].cumsum(axis=1)[
         :, ::-1

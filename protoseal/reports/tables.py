@@ -22,14 +22,15 @@ METRICS = {
     "pm_v_global": "PM(V), over all sites",
     "pm_l_global": "PM(L), over all sites",
 }
-"""What the figures of a method are called in tables. ``accuracy`` is by the method's own inference."""
+"""Headings of a method's figures. ``accuracy`` is by the method's own inference."""
 
 
 def result_tables(result: RunResult) -> list[Table]:
-    """Accuracy and traffic by site, seconds by round, and where there are any: personalised accuracies, accuracies by
-    class, groups, what the coordinator saw.
+    """Return the tables of a result.
 
-    With several seeds, what all of them come to stands last, and the tables before it are the first seed's.
+    Accuracy and traffic by site, seconds by round, and where there are any: personalised accuracies, accuracies by
+    class, groups, and the coordinator's view. With several seeds, their statistics come last, and the tables before
+    are the first seed's.
     """
     tables = [sites_table(result), rounds_table(result)]
     if len(result.metrics) > 1 or has_personalised(result):
@@ -46,12 +47,12 @@ def result_tables(result: RunResult) -> list[Table]:
 
 
 def of_seed(result: RunResult) -> str:
-    """Which seed's figures these are, where there are several."""
+    """Return the name of the seed of these figures, where there are several."""
     return f", seed {result.seed} of {len(result.seeds)} seeds" if len(result.seeds) > 1 else ""
 
 
 def sites_table(result: RunResult) -> Table:
-    """Each site's accuracy beside the others', payload bytes each way, and classes withheld from it."""
+    """Return each site's accuracy beside the others', payload bytes each way, and classes withheld from it."""
     others = list(result.compared)
     until = f", as of round {result.best_round}" if result.best_round else ""
     table = _table(f"{result.method} under {result.protection}, {result.dataset}{of_seed(result)}{until}")
@@ -76,31 +77,31 @@ def sites_table(result: RunResult) -> Table:
 
 
 def is_private(result: RunResult) -> bool:
-    """Whether any site's prototypes were noisy."""
+    """Return True if any site's prototypes were noisy."""
     return any(site.epsilon is not None for site in result.sites)
 
 
 def of_unit(result: RunResult) -> str:
-    """Whose participation ε is of, where that is not a record's: " (subject)", " (site)"."""
+    """Return the unit of ε, where it is not a record: " (subject)", " (site)"."""
     unit = (result.config.get("privacy") or {}).get("unit")
     return f" ({unit})" if unit else ""
 
 
 def epsilon_text(figures: SiteFigures | SiteRound) -> str:
-    """What was spent, and that it is no guarantee where it is none."""
+    """Return the spent budget, with a note where it is no guarantee."""
     if figures.epsilon is None:
         return "-"
     return ("" if figures.guaranteed else "NO GUARANTEE, ") + f"{figures.epsilon:.3g}"
 
 
 def has_personalised(result: RunResult) -> bool:
-    """Whether any of FedNH's personalised accuracies is known."""
+    """Return True if any of FedNH's personalised accuracies is known."""
     fields = Personalised.model_fields
     return any(getattr(means, name) is not None for means in result.metrics.values() for name in fields)
 
 
 def metrics_table(result: RunResult) -> Table:
-    """Every accuracy of each method that ran, means over the sites."""
+    """Return every accuracy of each method that ran, means over the sites."""
     table = _table(f"means over the sites, %{of_seed(result)}")
     _columns(table, ["method"], list(METRICS.values()))
     for name, means in result.metrics.items():
@@ -110,7 +111,7 @@ def metrics_table(result: RunResult) -> Table:
 
 
 def classes_table(result: RunResult) -> Table:
-    """The method's accuracy on each class at each site, and how many sites tested it."""
+    """Return the method's accuracy on each class at each site, and the number of sites that tested it."""
     table = _table(f"{result.method} by class, %{of_seed(result)}")
     tested = [name for name in result.classes if any(name in site.per_class for site in result.sites)]
     _columns(table, ["site"], tested)
@@ -120,7 +121,7 @@ def classes_table(result: RunResult) -> Table:
 
 
 def summary_table(result: RunResult) -> Table:
-    """Each method's means over the sites: mean and standard deviation over the seeds."""
+    """Return each method's means over the sites: mean and standard deviation over the seeds."""
     names = ", ".join(str(each.seed) for each in result.seeds)
     table = _table(f"mean ± standard deviation over seeds {names}, %")
     _columns(table, ["method"], list(METRICS.values()))
@@ -149,7 +150,7 @@ def pairs_table(title: str, differences: Mapping[str, Mapping[str, Paired]]) -> 
 
 
 def groups_table(result: RunResult) -> Table:
-    """Which sites averaged with each other."""
+    """Return the groups of sites that averaged with each other."""
     table = _table(f"groups{of_seed(result)}")
     _columns(table, ["group", "sites"], [])
     for number, group in enumerate(result.groups, start=1):
@@ -168,7 +169,7 @@ def rounds_table(result: RunResult) -> Table:
 
 
 def view_table(result: RunResult) -> Table:
-    """What the coordinator's own recording of the run shows."""
+    """Return the contents of the coordinator's own recording of the run."""
     table = _table("what the coordinator saw, from its recording")
     for name in ("", "seen", "evidence"):
         table.add_column(name, overflow="fold")
@@ -183,18 +184,18 @@ def spread_text(spread: Spread | None) -> str:
 
 
 def paired_text(pair: Paired) -> str:
-    """The mean of paired differences and its standard error, in points."""
+    """Return the mean of paired differences and its standard error, in points."""
     error = "" if pair.standard_error is None else f" ± {100 * pair.standard_error:.1f}"
     return points(pair.mean) + error
 
 
 def points(share: float | None) -> str:
-    """A difference of shares in percentage points, with its sign."""
+    """Return a difference of shares in percentage points, with its sign."""
     return "-" if share is None else f"{100 * share:+.1f}"
 
 
 def percent(share: float | None) -> str:
-    """A share in per cent, with one decimal; "-" for none."""
+    """Return a share in per cent, with one decimal; "-" for none."""
     return "-" if share is None else f"{100 * share:.1f}"
 
 

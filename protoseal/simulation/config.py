@@ -1,4 +1,4 @@
-"""What ``protoseal simulate`` runs: flags over a file over defaults."""
+"""Configuration of ``protoseal simulate``: flags override a file, which overrides defaults."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from agreement.toml_loading import (
 from secure_client.config import Device
 
 SPLITTING = ("split", "sites", "tests")
-"""How a data set is divided, where its files do not say."""
+"""Settings that divide a data set, where its files do not."""
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
@@ -58,7 +58,7 @@ class SimulationConfig(RunSettings):
     dataset: Annotated[str, Field(min_length=1)] = "digits"
     """Data: a name, several joined by `+`, `npz:PATH`, `folder:PATH`, `sites:DIR` or `module:function`."""
     split: Annotated[str, Field(min_length=1)] = "mixed:n=6.5,max=25"
-    """How the data are dealt out to sites."""
+    """Split of the data among sites."""
     sites: Annotated[int, Field(ge=2, le=1000)] = 5
     """Number of sites."""
     rounds: Annotated[int, Field(ge=1, le=100_000)] = 5
@@ -189,7 +189,7 @@ class SimulationConfig(RunSettings):
 
     @property
     def is_split(self) -> bool:
-        """Whether the data set has a file for each site, so that there is nothing to split."""
+        """True if the data set has a file for each site, so that there is nothing to split."""
         return self.dataset.startswith(SITES_FORM)
 
     @property
@@ -204,7 +204,7 @@ class SimulationConfig(RunSettings):
         return federated[0] if federated else Method.PFPL
 
     def model_of(self, position: int) -> str:
-        """What the site at that place in the order of names trains."""
+        """Return the model that the site at that place in the order of names trains."""
         return self.models[position % len(self.models)] if self.models else self.training.model
 
     @property
@@ -221,9 +221,9 @@ class SimulationConfig(RunSettings):
         preprocessing: PreprocessingSection | None,
         averaged: tuple[int, int] | None = None,
     ) -> Agreement:
-        """The agreement of one run of this simulation, for classes and preprocessing taken from the data.
+        """Return the agreement of one run of this simulation, for classes and preprocessing taken from the data.
 
-        ``averaged`` is how many parameters and buffers of the model the method averages, if it does. ``average`` is
+        ``averaged`` counts the parameters and buffers of the model that the method averages, if any. ``average`` is
         an agreement on ``fedpc`` with one group and no alignment. Raises ``ConfigError`` where no such agreement may
         exist.
         """
@@ -251,7 +251,7 @@ class SimulationConfig(RunSettings):
 def load_simulation(
     path: Path | None, flags: Mapping[str, object], settings: Sequence[str] = ()
 ) -> SimulationConfig:
-    """``flags`` over ``settings`` over the file's content over the defaults; a flag that is None was not given.
+    """Load a simulation: ``flags`` override ``settings``, the file and the defaults; a flag of None is not set.
 
     Each setting is of the form ``section.key=value``, the value as in TOML, where a word needs no quotes. Relative
     paths among the flags are taken from the working directory, those in the file and in settings from the file's.

@@ -68,10 +68,10 @@ class Watcher:
     """Told of what happens, as it happens. Does nothing of itself."""
 
     def on_completed(self, completed: Completed) -> None:
-        """Every site has told of a round."""
+        """Handle a round that every site has reported."""
 
     def on_run(self, ended: Ended) -> None:
-        """A run has ended."""
+        """Handle the end of a run."""
 
     def on_result(self, written: Written) -> None:
         """Results were written."""
@@ -118,7 +118,7 @@ class Scene:
     overall: Dataset[Any]
 
     def agreement(self, method: AnyMethod) -> Agreement:
-        """The agreement of a method's run; the sizes of what it averages are those of the model."""
+        """Return the agreement of a method's run; the sizes of the averaged part are those of the model."""
         make = partial(
             self.config.agreement,
             method=method,
@@ -134,7 +134,7 @@ class Scene:
 
     @property
     def training(self) -> SiteTraining:
-        """How sites train."""
+        """Return the training of the sites."""
         config = self.config
         return SiteTraining(
             device=config.device,
@@ -145,7 +145,7 @@ class Scene:
 
     @property
     def testing(self) -> SiteTesting:
-        """What sites' models are tested on, and when."""
+        """Return the tests of the sites' models."""
         config = self.config
         return SiteTesting(self.overall, config.evaluate_every, config.per_class, config.early_stopping)
 
@@ -208,7 +208,7 @@ class OneSeed:
         return result
 
     def _ended(self) -> dict[AnyMethod, Run]:
-        """The runs that had ended before, all read before another begins, since any may be refused."""
+        """Return the runs that had ended before, all read before another begins, since any may be refused."""
         paths = {method: self._folder.record(self._seed, method) for method in self._config.methods}
         ended = {method: Run.of(path) for method, path in paths.items() if path.exists()}
         for method, run in ended.items():
@@ -322,7 +322,7 @@ def _publish(seen: Watcher, folder: Path, result: RunResult) -> None:
 
 @contextmanager
 def _workers(config: SimulationConfig) -> Iterator[Pool | None]:
-    """Processes for ciphertexts; none where nothing is encrypted."""
+    """Yield processes for ciphertexts; None where nothing is encrypted."""
     if not config.protection.ckks_key or CONTROLS.issuperset(config.methods):
         yield None
         return

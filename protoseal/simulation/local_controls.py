@@ -37,7 +37,7 @@ class LocalControl:
         state: Path | None = None,
         on_completed: Callable[[LocalControl, int], None] = lambda run, number: None,
     ) -> None:
-        """As :class:`LocalFederation`; ``self`` aligns and predicts as the agreement's method.
+        """Take the arguments of :class:`LocalFederation`; ``self`` aligns and predicts as the agreement's method.
 
         Raises ``ValueError`` for a method that is no control.
         """
@@ -79,7 +79,7 @@ class LocalControl:
         self._stack.close()
 
     def run(self) -> None:
-        """All rounds, or those that are left, or as many as there are before training stops early."""
+        """Run all rounds, or those that are left, or as many as there are before training stops early."""
         self._log_what_was_completed()
         self._trainees.end_round(self._trainees.completed)
         while not self._trainees.over:
@@ -97,7 +97,7 @@ class LocalControl:
 
     @property
     def outcome(self) -> Outcome:
-        """What there is so far; rounds as a coordinator would have seen them, no bytes."""
+        """Return the results so far; rounds as a coordinator would have seen them, no bytes."""
         return Outcome(self._trainees.logs(), self._log.rounds(), [], self._trainees.best_round)
 
     def _round(self, name: str, number: int) -> None:
@@ -110,7 +110,7 @@ class LocalControl:
         self._trainees.tell(name, site_round(number, 1, 1, (), tested, seconds))
 
     def _log_what_was_completed(self) -> None:
-        """A process may have been killed between a round's last site and the round itself."""
+        """Log completed rounds: a process may have been killed between a round's last site and the round itself."""
         logged = {each.round for each in self._log.rounds()}
         for number in range(1, self._trainees.completed + 1):
             if number not in logged:
@@ -123,7 +123,7 @@ class LocalControl:
         return CoordinatorRound(number, 1, tuple(sorted(self._sites)), (), 0.0, slowest)
 
     def _journal(self, name: str) -> Journal:
-        """It has nothing secret, so its key may be another one each time."""
+        """Return the journal, which holds no secret, so that its key may be another one each time."""
         return self._stack.enter_context(
             Journal(
                 self._state / "sites" / name / "journal.sqlite",
@@ -146,7 +146,7 @@ def run_control(
     state: Path | None = None,
     on_completed: Callable[[LocalControl, int], None] = lambda run, number: None,
 ) -> Outcome:
-    """The same models, data and schedule without a federation: what each site reaches on its own, by round.
+    """Run the same models, data and schedule without a federation, and return each site's results by round.
 
     ``self`` aligns and predicts as the agreement's method does, with prototypes held to the same bounds.
     """

@@ -100,13 +100,13 @@ class DirectTransport:
         return self._coordinator.next_task(self._site, TaskRequest(PROTOCOL_VERSION, self._run, self._site))
 
     def download(self, work: Work) -> bytes:
-        """The request itself."""
+        """Return the request itself."""
         content = self._coordinator.download(self._site, DownloadRequest(work.key, self._site))
         self._on_payload(work.key, len(content), False)
         return content
 
     def upload(self, key: PhaseKey, content: bytes) -> None:
-        """With the header that the wire would have."""
+        """Upload with the header that the wire would have."""
         header = UploadHeader(key, self._site, len(content), hashlib.sha256(content).digest())
         self._coordinator.check_upload(self._site, header)
         self._on_payload(key, len(content), True)
@@ -119,9 +119,9 @@ class DirectTransport:
 
 @dataclass
 class Outcome:
-    """What a federation leaves: each site's log, the coordinator's rounds, and what it received, if that was recorded.
+    """Result of a federation: each site's log, the coordinator's rounds, and the messages, if they were recorded.
 
-    ``best_round`` is the one that is reported where training was to stop early, else None.
+    ``best_round`` is the reported round where training was to stop early, else None.
     """
 
     sites: dict[str, SiteLog]
@@ -174,11 +174,11 @@ class LocalFederation:
         on_round: Callable[[str, SiteRound], None] = lambda site, figures: None,
         on_completed: Callable[[LocalFederation, int], None] = lambda run, number: None,
     ) -> None:
-        """``data`` maps site names to their data. With ``record`` every message received is kept.
+        """Take ``data``, which maps site names to their data. With ``record`` every message received is kept.
 
-        ``method`` is its name where that is not the agreement's. ``on_round`` is told of each site's rounds,
-        ``on_completed`` when all sites have told of one. A federation whose files were left in ``state`` by a process
-        that was killed goes on where it was; without ``state`` they lie in a folder that is removed in the end.
+        ``method`` is its name where that is not the agreement's. ``on_round`` is called with each site's rounds,
+        ``on_completed`` when all sites have reported one. A federation whose files were left in ``state`` by a
+        process that was killed resumes; without ``state`` the files lie in a folder that is removed in the end.
         """
         self.agreement, self._data, self._training, self._record = agreement, data, training, record
         self._on_round, self._on_completed = on_round, on_completed
@@ -223,7 +223,7 @@ class LocalFederation:
         self._stack.close()
 
     def run(self) -> None:
-        """All rounds, or those that are left, or as many as there are before training stops early.
+        """Run all rounds, or those that are left, or as many as there are before training stops early.
 
         Raises :class:`secure_client.errors.RunStopped` when the run does not complete.
         """
@@ -231,7 +231,7 @@ class LocalFederation:
             pass
 
     def turns(self) -> Iterator[Task]:
-        """The same, one site's task after the other, each as it was done."""
+        """Yield one site's task after the other, each as it was done."""
         self.trainees.end_round(
             self.trainees.completed
         )  # perhaps this is what was not done when it was killed
@@ -252,7 +252,7 @@ class LocalFederation:
 
     @property
     def outcome(self) -> Outcome:
-        """What there is so far."""
+        """Return the results so far."""
         received = list(self.store.received()) if self._record else []
         return Outcome(self.trainees.logs(), self.rounds, received, self.trainees.best_round)
 
@@ -272,7 +272,7 @@ class LocalFederation:
 
     @property
     def _stopped_early(self) -> bool:
-        """And the coordinator knows of the last round: after a restart a site may yet have to hand in that it ended."""
+        """Return True if the run stopped early and the coordinator knows of the last round, also after a restart."""
         return self.trainees.stopped_early and self.coordinator.state.round > self.trainees.completed
 
     def _turn(self, site: LocalSite) -> Task:
@@ -374,7 +374,7 @@ def _stored_under(key: bytes) -> Callable[[], StorageKey]:
 
 
 def _last_result(journal: Journal) -> int:
-    """The last round whose result a site has kept; what it told of a later one it had not."""
+    """Return the last round whose result a site has kept; its reports of later rounds do not count."""
     key = journal.latest(Phase.RESULT)
     return 0 if key is None else key.round
 

@@ -30,9 +30,9 @@ CLAIM, STATE, RUNS, COMPARED = "simulation.json", ".state", "runs", "compared"
 _LOCK, _DATA = "lock", "data"
 
 FREE = frozenset({"out", "workers", "data_root", "tensorboard", "compare", "seeds"})
-"""What may be another in the same folder: it changes no run, or says which runs there are.
+"""Settings that may change in the same folder: they change no run, or select the runs.
 
-So may the settings of what only a compared method is made of: :meth:`RunFolder.check_settings`.
+So may the settings that only a compared method uses: :meth:`RunFolder.check_settings`.
 """
 
 
@@ -108,21 +108,21 @@ class RunFolder:
         return None
 
     def of_seed(self, seed: int) -> Path:
-        """Where a seed's results lie."""
+        """Return the path of a seed's results."""
         return self._out / f"seed-{seed}" if self._several else self._out
 
     def record(self, seed: int, method: AnyMethod) -> Path:
-        """The file of a run that has ended."""
+        """Return the file of a run that has ended."""
         return self.of_seed(seed) / RUNS / f"{self._name(method)}.json"
 
     def state(self, seed: int, method: AnyMethod) -> Path:
-        """A folder, made if need be, for what an unfinished run goes on from."""
+        """Return the folder, made if need be, from which an unfinished run resumes."""
         folder = self._out / STATE / f"seed-{seed}" / self._name(method)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return folder
 
     def keep_agreement(self, seed: int, method: AnyMethod, agreement: Agreement) -> None:
-        """An unfinished run goes on under the agreement that it began under, and under no other.
+        """Let an unfinished run resume under the agreement that it began under, and under no other.
 
         Raises :class:`OtherSimulation` for other settings, :class:`agreement.storage.atomic_files.FileError` for
         another distribution than there was.
@@ -145,15 +145,15 @@ class RunFolder:
             )
 
     def drop_state(self, seed: int, method: AnyMethod) -> None:
-        """The run has ended: it goes on from nothing."""
+        """Delete the state of a run that has ended."""
         shutil.rmtree(self.state(seed, method))
 
     def drop_all_state(self) -> None:
-        """All runs have ended."""
+        """Delete the state of all runs."""
         shutil.rmtree(self._out / STATE)
 
     def _name(self, method: AnyMethod) -> str:
-        """Of a run. ``self`` is another run beside another method."""
+        """Return the name of a run. ``self`` is another run beside another method."""
         return f"{method.value}-{self._aligned.value}" if method is Method.SELF else method.value
 
     def _check_same(self) -> None:
@@ -182,7 +182,7 @@ class RunFolder:
             raise OtherSimulation(f"{self._out} is not empty and has no simulation; give another --out")
 
     def _clear(self) -> None:
-        """What simulations leave, by its names, but for the folder of the state, which holds the lock."""
+        """Delete the files of simulations, by their names, except the folder of the state, which holds the lock."""
         (self._out / CLAIM).unlink(missing_ok=True)
         seeds = [each for each in self._out.glob("seed-*") if each.name.removeprefix("seed-").isdigit()]
         for folder in (self._out, *seeds):
@@ -222,7 +222,7 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 def _claim_of(config: SimulationConfig, several: bool) -> dict[str, Any]:
-    """What must be the same for runs to be of one simulation."""
+    """Return the settings that must be equal for runs of one simulation."""
     content = config.model_dump(mode="json", by_alias=True, exclude=set(FREE))
     for name in content.get("extension", {}).keys() - {config.method.value, config.protection.value}:
         del content["extension"][name]
@@ -233,7 +233,7 @@ def _claim_of(config: SimulationConfig, several: bool) -> dict[str, Any]:
 
 
 def _differing(found: dict[str, Any], expected: dict[str, Any], prefix: str = "") -> list[str]:
-    """The names of settings that differ."""
+    """Return the names of settings that differ."""
     names: list[str] = []
     for key in sorted(found.keys() | expected.keys()):
         one, other = found.get(key), expected.get(key)

@@ -1,8 +1,8 @@
-"""What a simulated run has shown so far: each site's rounds, the coordinator's, and the bytes that went either way.
+"""Log of a simulated run: each site's rounds, the coordinator's, and the bytes that went either way.
 
-A file that is written as the run goes on, so that a run which is killed and taken up again has lost none of it. Each
-entry has a name of its own and replaces one of that name: what is told twice, because the process was killed in
-between, counts once.
+The file is written as the run proceeds, so that a killed and resumed run has lost none of it. Each entry has a name
+of its own and replaces one of that name: an entry that is written twice, because the process was killed in between,
+counts once.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ class RunLog(DatabaseOwner):
             self._db.execute(statement)
 
     def put_site_round(self, site: str, figures: SiteRound) -> None:
-        """A round as a site saw it."""
+        """Store a round as a site saw it."""
         row = (site, figures.round, figures.model_dump_json())
         self._db.execute("INSERT OR REPLACE INTO site_rounds VALUES (?, ?, ?)", row)
 
     def put_round(self, completed: CoordinatorRound) -> None:
-        """A round as the coordinator saw it."""
+        """Store a round as the coordinator saw it."""
         row = (completed.round, _COORDINATOR_ROUND.dump_json(completed))
         self._db.execute("INSERT OR REPLACE INTO rounds VALUES (?, ?)", row)
 
     def put_payload(self, site: str, key: PhaseKey, size: int, *, up: bool) -> None:
-        """The bytes of a request (``up`` false) or an answer."""
+        """Store the bytes of a request (``up`` false) or an answer."""
         row = (site, int(up), key.round, key.attempt, int(key.phase), size)
         self._db.execute("INSERT OR REPLACE INTO payloads VALUES (?, ?, ?, ?, ?, ?)", row)
 
     def site_rounds(self, site: str) -> tuple[SiteRound, ...]:
-        """A site's rounds, oldest first."""
+        """Return a site's rounds, oldest first."""
         rows = self._db.execute("SELECT json FROM site_rounds WHERE site = ? ORDER BY round", (site,))
         return tuple(SiteRound.model_validate_json(text) for (text,) in rows)
 
@@ -70,17 +70,17 @@ class RunLog(DatabaseOwner):
         return SiteRound.model_validate_json(row[0])
 
     def sites_of(self, round_number: int) -> set[str]:
-        """The sites that told of a round."""
+        """Return the sites that reported a round."""
         rows = self._db.execute("SELECT site FROM site_rounds WHERE round = ?", (round_number,))
         return {site for (site,) in rows}
 
     def rounds(self) -> list[CoordinatorRound]:
-        """The coordinator's rounds, oldest first."""
+        """Return the coordinator's rounds, oldest first."""
         rows = self._db.execute("SELECT json FROM rounds ORDER BY round")
         return [_COORDINATOR_ROUND.validate_json(text) for (text,) in rows]
 
     def payload_bytes(self, site: str, *, up: bool) -> int:
-        """Of all answers, or of all requests."""
+        """Return the bytes of all answers, or of all requests."""
         query = "SELECT coalesce(sum(size), 0) FROM payloads WHERE site = ? AND up = ?"
         (total,) = self._db.execute(query, (site, int(up))).fetchone()
         return int(total)

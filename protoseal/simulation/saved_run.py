@@ -1,4 +1,4 @@
-"""What one method did in a simulation, and the record of it that is read when the simulation goes on."""
+"""Run of one method in a simulation, and the record of it that a resumed simulation reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from secure_server.round_log import CoordinatorRound
 
 @dataclass(frozen=True)
 class Run:
-    """What one method did on one seed's data, so far or in all; ``data_sha256`` is of these."""
+    """Run of one method on one seed's data, so far or in all; ``data_sha256`` is of these."""
 
     method: AnyMethod
     agreement: Agreement
@@ -24,7 +24,7 @@ class Run:
     data_sha256: str
 
     def record(self) -> RunRecord:
-        """All of it, to be read by :meth:`of`."""
+        """Return the record of the whole run, to be read by :meth:`of`."""
         return RunRecord(
             method=self.method.value,
             agreement=self.agreement.model_dump(mode="json", by_alias=True),
@@ -36,7 +36,7 @@ class Run:
 
     @classmethod
     def of(cls, path: Path) -> Run:
-        """The run that ended with this record. Raises :class:`FileError` for another file."""
+        """Return the run that ended with this record; raise :class:`FileError` for another file."""
         record = read_record(path)
         agreement = Agreement.from_json(json.dumps(record.agreement), source=str(path))
         rounds = TypeAdapter(list[CoordinatorRound]).validate_python(record.rounds)

@@ -35,12 +35,12 @@ class DividedData:
 
     @cached_property
     def sha256(self) -> str:
-        """Of every sample of every site and of ``test``: the same data and split have the same."""
+        """Return the hash of every sample of every site and of ``test``: the same data and split have the same."""
         parts = [(site.name, kind, part) for site in self.sites for kind, part in site.parts.items()]
         return digest([*parts, *([] if self.test is None else [("", "test", self.test)])])
 
     def test_of_all(self) -> Samples:
-        """A test set over all sites: the data set's own, or else what the sites hold back, together.
+        """Return a test set over all sites: the data set's own, or else the samples that the sites hold back, together.
 
         Only a simulation has it: no site of a deployment sees another's samples.
         """

@@ -31,10 +31,10 @@ _log = logging.getLogger("protoseal.simulation")
 
 @dataclass(frozen=True)
 class SiteTraining:
-    """How and what the sites train: on which device, together or one by one, which models.
+    """Training of the sites: on which device, together or one by one, which models.
 
-    With ``models``, the site at position i in the order of names has the i-th of them (after the last the first again)
-    instead of the agreement's; ``pretrained`` is then for those that have the agreement's.
+    With ``models``, the site at position i in the order of names has the i-th of them (after the last the first
+    again) instead of the agreement's; ``pretrained`` is then for those that have the agreement's.
     """
 
     device: str = "cpu"
@@ -43,11 +43,11 @@ class SiteTraining:
     pretrained: Path | None = None
 
     def model_of(self, agreement: Agreement, position: int) -> str:
-        """What the site at that position trains."""
+        """Return the model that the site at that position trains."""
         return self.models[position % len(self.models)] if self.models else agreement.training.model
 
     def learner(self, agreement: Agreement, name: str, data: SiteData, position: int) -> Learner:
-        """A site's learner; what is to be warned of in all of them, with the first. Raises a ``SiteError``."""
+        """Return a site's learner, and log warnings that concern all sites with the first; raise a ``SiteError``."""
         model = self.model_of(agreement, position)
         learner = build_learner(
             agreement,
@@ -64,10 +64,10 @@ class SiteTraining:
 
 @dataclass(frozen=True)
 class SiteTesting:
-    """What is tested and when: after every ``every``-th round and the last one.
+    """Tests of models: after every ``every``-th round and the last one.
 
-    ``overall`` is a test set over all sites, on which every site's model is tested once, at the end. With ``patience``
-    p training stops when the sites' mean accuracy on what they keep aside was not above its best for p rounds.
+    ``overall`` is a test set over all sites, on which every site's model is tested once, at the end. With
+    ``patience`` p training stops when the sites' mean validation accuracy was not above its best for p rounds.
     """
 
     overall: Dataset[Any] | None = None
@@ -100,10 +100,10 @@ class Trainees:
         testing: SiteTesting,
         until: Mapping[str, int] | None = None,
     ) -> None:
-        """What the log has of a site's rounds after ``until`` does not count: it will tell of them again.
+        """Discard the log of a site's rounds after ``until``, which the site will report again.
 
-        ``method`` is the one whose inference the sites have. Raises :class:`DataError` where training is to stop early
-        and a site keeps nothing aside for that.
+        ``method`` is the one whose inference the sites have. Raises :class:`DataError` where training is to stop
+        early and a site has no validation samples.
         """
         self._trainees, self._data, self._log = trainees, data, log
         self._method, self._agreement = method, agreement
@@ -127,7 +127,7 @@ class Trainees:
     # While it runs
 
     def tests_in(self, round_number: int) -> bool:
-        """Whether models are tested after this round."""
+        """Return True if models are tested after this round."""
         return round_number % self._testing.every == 0 or round_number == self._agreement.rounds
 
     def train(self, round_number: int) -> None:
@@ -151,7 +151,7 @@ class Trainees:
         self._shares[round_number] = (time.perf_counter() - start) / len(waiting)
 
     def tell(self, name: str, figures: SiteRound) -> SiteRound:
-        """A site's figures of a round with what only a simulation knows of it; they are kept."""
+        """Return a site's figures of a round with the figures that only a simulation has, and keep them."""
         trainee, seconds = self._trainees[name], dict(figures.seconds)
         # Of the time that all took together, each site's part is an equal share.
         seconds["train"] = seconds.get("train", 0.0) + self._shares.get(figures.round, 0.0)
@@ -186,12 +186,12 @@ class Trainees:
 
     @property
     def over(self) -> bool:
-        """Whether there is nothing more to train."""
+        """True if there is nothing more to train."""
         return self.stopped_early or self.completed >= self._agreement.rounds
 
     @property
     def stopped_early(self) -> bool:
-        """Whether it is time to stop, however many rounds are left."""
+        """True if it is time to stop, however many rounds are left."""
         patience, best = self._testing.patience, self.best_round
         return patience is not None and best is not None and self.completed - best >= patience
 
@@ -213,7 +213,7 @@ class Trainees:
             save(name, trainee)
 
     def logs(self) -> dict[str, SiteLog]:
-        """Each site's log so far."""
+        """Return each site's log so far."""
         return {
             name: SiteLog(
                 name=name,
@@ -249,7 +249,7 @@ class Trainees:
         return figures
 
     def _validated(self, round_number: int) -> float:
-        """The mean accuracy on what the sites keep aside; below any other for a round that not all took part in."""
+        """Return the mean validation accuracy; below any other for a round in which not all took part."""
         told = [each[round_number] for each in self._told.values() if round_number in each]
         value = mean(each.accuracy_validation for each in told)
         return -1.0 if value is None or len(told) < len(self._told) else value
@@ -265,7 +265,7 @@ class Trainees:
         return figures.model_copy(update=update)
 
     def _tested(self, figures: SiteRound, tested: Evaluation) -> dict[str, Any]:
-        """The figures that follow from a test."""
+        """Return the figures that follow from a test."""
         after = site_round(figures.round, figures.attempt, figures.sites, (), tested, {})
         names = ("accuracy_classifier", "accuracy_prototype", "accuracy_trained", "pm_v", "pm_l")
         update: dict[str, Any] = {name: getattr(after, name) for name in names}

@@ -60,7 +60,7 @@ class Scalars(Watcher):
 
 
 def _add(writer: SummaryWriter, number: int, name: str, values: Mapping[str, float | None]) -> None:
-    """Each site's value and their mean."""
+    """Add each site's value and their mean."""
     for tag, value in {"mean": mean(values.values()), **values}.items():
         if value is not None:
             writer.add_scalar(f"{name}/{tag}", value, number)

@@ -18,7 +18,7 @@ Shares = NDArray[np.float64]
 """(sites, domains, classes): in what proportions the sites get the samples of a domain and class."""
 
 TRAIN_PART = 0.75
-"""Of each class at a site, where the data set has no test part of its own."""
+"""Training share of each class at a site, where the data set has no test part of its own."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def divide(
 
 
 def keep_own_test(data: TrainTest, own_test: float | None) -> tuple[TrainTest, float]:
-    """The data to deal out and which part of it sites train on, where ``own_test`` is what each tests on."""
+    """Return the data to deal out and the share that sites train on, where ``own_test`` is each site's test share."""
     if own_test is None:
         return data, TRAIN_PART
     return replace(data, test=None), 1.0 - own_test
@@ -55,10 +55,10 @@ def keep_own_test(data: TrainTest, own_test: float | None) -> tuple[TrainTest, f
 def deal(
     data: TrainTest, shares: Shares, caps: Sequence[int] | None, train_part: float, rng: np.random.Generator
 ) -> Dealt:
-    """Indices of each site's samples. ``caps`` bounds each site's training samples of a class.
+    """Return indices of each site's samples. ``caps`` bounds each site's training samples of a class.
 
-    Where the data have a test part, all that is dealt out is for training up to the cap; elsewhere the rest of
-    each class, 1 − ``train_part`` of it and what is above the cap, is the site's to test on.
+    Where the data have a test part, all that is dealt out is for training up to the cap; elsewhere the rest of each
+    class, 1 − ``train_part`` of it and the samples above the cap, is the site's to test on.
     """
     trains: list[list[Indices]] = [[] for _ in shares]
     tests: list[list[Indices]] = [[] for _ in shares]
@@ -72,7 +72,7 @@ def deal(
 
 
 def make_sites(data: TrainTest, dealt: Dealt) -> tuple[SiteArrays, ...]:
-    """The sites, called site-1 and so on, with numbers of equal width.
+    """Return the sites, called site-1 and so on, with numbers of equal width.
 
     Where the data have a test part, each site has all of it that is of the classes and domains it trains on, in
     memory once for all sites. Raises :class:`DataError` for a site without training or without test samples.
@@ -133,7 +133,7 @@ def _in_order(parts: list[Indices]) -> Indices:
 
 
 def _like(pool: Pool, train: Samples) -> SharedSamples:
-    """The test samples of the classes and domains that the training samples have."""
+    """Return the test samples of the classes and domains that the training samples have."""
     test = pool.samples
     here = np.isin(test.labels, np.unique(train.labels)) & np.isin(test.domains, np.unique(train.domains))
     rows = np.flatnonzero(here)

@@ -26,7 +26,7 @@ DRAWS = 100
 def iid(
     data: TrainTest, *, sites: int, own_test: float | None = None, per_site: int | None = None, seed: int
 ) -> tuple[SiteArrays, ...]:
-    """An equal part of every class and domain for every site; ``per_site`` as for :func:`dirichlet`."""
+    """Give every site an equal part of every class and domain; ``per_site`` as for :func:`dirichlet`."""
     rng = np.random.default_rng(seed)
     if per_site is not None:
         data = replace(data, train=thinned(data.train, sites * per_site, rng))
@@ -95,11 +95,11 @@ def shots(
     own_test: float | None = None,
     seed: int,
 ) -> tuple[SiteArrays, ...]:
-    """n classes a site, uniformly chosen, and exactly k training samples of each, over all domains.
+    """Give each site n classes, uniformly chosen, and exactly k training samples of each, over all domains.
 
-    With spreads each site has an n and a k of its own, drawn uniformly from the whole numbers within ``n_spread``
-    of n and ``k_spread`` of k, but at least 1 and, for n, at most the classes there are (FedProto, whose code also
-    draws its "standard deviations" uniformly).
+    With spreads each site has an n and a k of its own, drawn uniformly from the whole numbers within ``n_spread`` of
+    n and ``k_spread`` of k, but at least 1 and, for n, at most the classes there are (FedProto, whose code also draws
+    its "standard deviations" uniformly).
 
     Raises :class:`DataError` when a class has too few samples for the sites that drew it.
     """
@@ -127,13 +127,13 @@ def dirichlet(
     per_site: int | None = None,
     seed: int,
 ) -> tuple[SiteArrays, ...]:
-    """Each class divided among the sites in proportions drawn from Dirichlet(beta, …, beta).
+    """Divide each class among the sites in proportions drawn from Dirichlet(beta, …, beta).
 
     With ``per_site`` only that many samples for each site are used, on average, drawn from the training part at
     random.
 
-    Drawn again until every site has ``minimum`` training samples and some to test on; :class:`DataError`
-    after 100 draws, and for a data set with too few samples.
+    The draw is repeated until every site has ``minimum`` training samples and some to test on. Raises
+    :class:`DataError` after 100 draws, and for a data set with too few samples.
     """
     rng = np.random.default_rng(seed)
     if per_site is not None:
@@ -166,7 +166,7 @@ def _domain_of_each(data: TrainTest, sites: int) -> NDArray[np.int64]:
 
 
 def _present(data: TrainTest) -> NDArray[np.bool_]:
-    """Which domain has which class, (domains, classes)."""
+    """Return the classes of each domain, (domains, classes)."""
     present = np.zeros((len(data.domains), len(data.classes)), dtype=np.bool_)
     present[data.train.domains, data.train.labels] = True
     return present
@@ -188,7 +188,7 @@ def _class_counts(n: float, sites: int, classes: int, rng: np.random.Generator) 
 
 
 def _within(middle: int, spread: int, sites: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """A whole number for each site, within ``spread`` of ``middle`` and at least 1; nothing is drawn for 0."""
+    """Return a whole number for each site, within ``spread`` of ``middle``, at least 1; nothing is drawn for 0."""
     if spread == 0:
         return np.full(sites, middle, dtype=np.int64)
     return rng.integers(max(1, middle - spread), middle + spread, size=sites, endpoint=True)

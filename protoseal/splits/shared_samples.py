@@ -20,7 +20,7 @@ class Pool:
     _made: dict[PreprocessingSection | None, TensorDataset] = field(default_factory=dict, repr=False)
 
     def dataset(self, agreed: PreprocessingSection | None, *, where: str) -> TensorDataset:
-        """All of the samples under the agreed preprocessing: the same object each time."""
+        """Return all samples under the agreed preprocessing: the same object each time."""
         if agreed not in self._made:
             self._made[agreed] = to_dataset(self.samples, agreed, where=where)
         return self._made[agreed]
@@ -47,11 +47,13 @@ class SharedSamples(Samples):
 
     @property
     def is_images(self) -> bool:
+        """True if the pool's inputs are images."""
         return self.pool.samples.is_images
 
     def take(self, indices: Indices) -> Samples:
+        """Return the samples at ``indices``, still of the pool."""
         return SharedSamples(self.pool, self.rows[indices], self.domains[indices])
 
     def subset(self, agreed: PreprocessingSection | None, *, where: str) -> Dataset[Any]:
-        """These rows of the pool's data set."""
+        """Return these rows of the pool's data set."""
         return Subset(self.pool.dataset(agreed, where=where), self.rows.tolist())

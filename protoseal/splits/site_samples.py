@@ -42,7 +42,7 @@ class SiteArrays:
         return {kind: part for kind, part in parts.items() if part is not None}
 
     def to_data(self, agreed: PreprocessingSection | None) -> SiteData:
-        """The data sets that the site trains and tests on, under the agreed preprocessing.
+        """Return the data sets that the site trains and tests on, under the agreed preprocessing.
 
         Test samples that several sites have are in memory once, as subsets of one data set.
         """
@@ -60,20 +60,20 @@ class SiteArrays:
 
 
 def with_validation(sites: Sequence[SiteArrays], part: float, seed: int) -> tuple[SiteArrays, ...]:
-    """The sites with that part of their training samples kept aside, in (0, 1): of each class, rounded half up.
+    """Return the sites with that share of their training samples, in (0, 1), as validation: by class, rounded half up.
 
-    At least one sample of each class stays for training. What the sites have besides is unchanged, so that a
-    split with and without validation differs in nothing else. Raises :class:`DataError` naming a site that has
-    too few samples of every class to keep one aside.
+    At least one sample of each class stays for training. The sites' other samples are unchanged, so that a split with
+    and without validation differs in nothing else. Raises :class:`DataError` naming a site that has too few samples
+    of every class.
     """
     rng = np.random.default_rng((seed, VALIDATION_STREAM))
     return tuple(_with_validation(site, part, rng) for site in sites)
 
 
 def with_subjects(sites: Sequence[SiteArrays], records: int, seed: int) -> tuple[SiteArrays, ...]:
-    """The sites with their training samples dealt to made-up subjects of so many each, whatever their classes.
+    """Return the sites with their training samples dealt to made-up subjects of so many each, whatever their classes.
 
-    At random, and a site's last subject may have fewer. No subject is at two sites.
+    Subjects are random, and a site's last subject may have fewer samples. No subject is at two sites.
     """
     rng = np.random.default_rng((seed, SUBJECT_STREAM))
     return tuple(_with_subjects(site, records, rng) for site in sites)

@@ -19,7 +19,7 @@ class Divide(Protocol):
     """A way to divide a data set that only wants the number of sites and a seed."""
 
     def __call__(self, data: TrainTest, *, sites: int, seed: int) -> tuple[SiteArrays, ...]:
-        """Each site's samples; raises :class:`DataError` where the data do not suffice."""
+        """Return each site's samples; raise :class:`DataError` where the data do not suffice."""
         ...
 
 
@@ -36,13 +36,13 @@ class Split:
     subject: int | None = None
 
     def pooled(self, data: TrainTest) -> TrainTest:
-        """What is divided: with ``pools`` the test part belongs to what is dealt out, and there is none any more."""
+        """Return the data to divide: with ``pools`` the test part joins the rest, and there is none any more."""
         if not self.pools or data.test is None:
             return data
         return replace(data, train=join_samples([data.train, data.test]), test=None)
 
     def __call__(self, data: TrainTest, *, sites: int, seed: int) -> tuple[SiteArrays, ...]:
-        """As :class:`Divide`, of :meth:`pooled` data."""
+        """Divide :meth:`pooled` data, as :class:`Divide` does."""
         divided = self.divide(self.pooled(data), sites=sites, seed=seed)
         if self.validation is not None:
             divided = with_validation(divided, self.validation, seed)
@@ -50,14 +50,13 @@ class Split:
 
 
 def parse_split(spec: str) -> Split:
-    """The split that ``spec`` names.
+    """Return the split that ``spec`` names.
 
     ``iid[:per=300]``, ``domains[:per=300]``, ``mixed:n=6.5[,max=25]``, ``shots:n=3,k=100[,nstd=1][,kstd=10]`` or
-    ``dirichlet:0.3[,min=10][,per=300]``; each also with ``test=0.25``, the part of its own samples that a site
-    tests on, ``pool=1``, by which the data set's own test part is dealt out with the rest, and ``val=0.1``, the part of
-    its training samples that a site keeps aside for early stopping, and ``subject=8``, by which the rest is dealt to
-    made-up subjects of so many samples each. Raises :class:`DataError` naming the nearest known
-    name or option.
+    ``dirichlet:0.3[,min=10][,per=300]``; each also with ``test=0.25``, the part of its own samples that a site tests
+    on, ``pool=1``, by which the data set's own test part is dealt out with the rest, and ``val=0.1``, the part of its
+    training samples that a site keeps aside for early stopping, and ``subject=8``, by which the rest is dealt to
+    made-up subjects of so many samples each. Raises :class:`DataError` naming the nearest known name or option.
     """
     kind, _, text = spec.partition(":")
     if kind not in SPLITS:

@@ -1,4 +1,4 @@
-"""Do the bytes that a coordinator received look like any site's prototypes?
+"""Search for any site's prototypes in the bytes that a coordinator received.
 
 Every message is read as float32, float64, int32 and int64 at every alignment, and what one site sent in several
 rounds also as means and differences. Each window of d consecutive values is compared by cosine with each prototype,
@@ -74,16 +74,16 @@ def likeness(
 
 
 def leak_threshold(twins: float, dim: int) -> float:
-    """The cosine above which something is a leak when the twins' best is ``twins`` (0 to 1), in d = ``dim``."""
+    """Return the cosine above which a window is a leak when the twins' best is ``twins`` (0 to 1), in d = ``dim``."""
     factor = FALSE_ALARM ** (4.0 / (dim - 1))
     return float(np.sqrt(1.0 - max(factor * (1.0 - twins**2), _SMALLEST)))
 
 
 def best_cosines(values: Vectors, units: Vectors, least_spread: float) -> Vectors:
-    """The best \\|cosine\\| of each unit vector, (V, d), with any window of d consecutive ``values``; (V,).
+    r"""Return the best \|cosine\| of each unit vector, (V, d), with any window of d consecutive ``values``; (V,).
 
-    Windows whose sum of absolute values is below ``least_spread`` times their maximum are passed over: a few large
-    values are near to a few large values anywhere, and unrelated bytes read as floats are mostly that.
+    Windows whose sum of absolute values is below ``least_spread`` times their maximum are skipped: a few large values
+    are near to a few large values anywhere, and unrelated bytes read as floats are mostly that.
     """
     dim = units.shape[1]
     best = np.zeros(len(units), dtype=np.float32)
@@ -132,7 +132,7 @@ def _sliding(combine: np.ufunc, values: Vectors, dim: int) -> Vectors:
 
 
 def _readings(messages: Iterable[bytes], series: Iterable[Sequence[bytes]]) -> Iterator[Vectors]:
-    """All ways to read the bytes as numbers."""
+    """Yield all ways to read the bytes as numbers."""
     for message in messages:
         yield from _read(message)
     for parts in series:

@@ -1,4 +1,4 @@
-"""What a coordinator saw in a run, from the messages it recorded."""
+"""View of the coordinator in a run, from the messages that it recorded."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ROUNDS = 2  # of the values that are searched: the last and the one before, wit
 def describe(
     received: Sequence[Received], agreement: Agreement, prototypes: Mapping[str, SitePrototypes]
 ) -> tuple[ViewLine, ...]:
-    """What the recording shows, checked against the sites' own prototypes of the last round."""
+    """Return the content of the recording, checked against the sites' own prototypes of the last round."""
     values = [each for each in received if _kind(each) in _SENT]
     payloads = [(each.key.round, _payload(each, agreement)) for each in values if each.key is not None]
     return (
@@ -47,13 +47,13 @@ def describe(
 
 
 def held_prototypes(prototypes: Iterable[SitePrototypes]) -> Vectors:
-    """The rows of all sites that are class means, (V, d); constant rows (of a dead network) are left out."""
+    """Return all sites' rows that are class means, (V, d), without constant rows (of a dead network)."""
     rows = np.concatenate([each.local[each.counts > 0] for each in prototypes])
     return np.asarray(rows[np.ptp(rows, axis=1) > 0])
 
 
 def compare(received: Sequence[Received], agreement: Agreement, vectors: Vectors) -> Likeness:
-    """How close the messages, and what follows from them over rounds, come to ``vectors`` (V, d)."""
+    """Return how close the messages, and combinations of them over rounds, come to ``vectors`` (V, d)."""
     series: dict[tuple[str, str, bool, int], list[bytes]] = {}
     for each in received:
         # Round 0 is a clustering or the set-up: what is sent in it has another form than in later rounds.
@@ -64,7 +64,7 @@ def compare(received: Sequence[Received], agreement: Agreement, vectors: Vectors
 
 
 def _parts(message: Received, agreement: Agreement) -> Sequence[bytes]:
-    """What stands at the same place in the same kind of message of another round."""
+    """Return the parts at the same place in the same kind of message of another round."""
     if _kind(message) not in _SENT:
         return [message.content]
     payload = _payload(message, agreement)
@@ -100,7 +100,7 @@ def _kind(message: Received) -> str:
 
 
 def _presence(received: Sequence[Received], agreement: Agreement) -> ViewLine:
-    """What statements say."""
+    """Return the content of statements."""
     limits = limits_of(agreement)
     contents = [each.content for each in received if _kind(each) == "presence"]
     telling = sum(bool(codec.decode_presence(content, limits).holds.any()) for content in contents)

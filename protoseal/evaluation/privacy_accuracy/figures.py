@@ -19,7 +19,7 @@ _MARGIN = 1.3
 
 
 def accuracy_over_epsilon(evaluation: Evaluation) -> str:
-    """A line for each kind of noise and each way to predict, ± one standard deviation over seeds; ∞ to the right."""
+    """Draw a line for each kind of noise and prediction, ± one standard deviation over seeds; ∞ to the right."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(7.2, 3.8), layout="constrained")
         axes = figure.add_subplot()

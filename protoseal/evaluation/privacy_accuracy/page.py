@@ -50,7 +50,7 @@ def epsilon_text(figures: Level | RunAt) -> str:
 
 
 def number_text(number: float | None) -> str:
-    """With four digits; "-" for none."""
+    """Return the number with four digits; "-" for none."""
     return "-" if number is None else f"{number:.4g}"
 
 
@@ -59,7 +59,7 @@ def _seeds_text(level: Level) -> str:
 
 
 def _otherwise_at_inf(evaluation: Evaluation) -> dict[str, Any]:
-    """What runs at ∞ have that is not as in the others, apart from ``[privacy]``."""
+    """Return the settings of runs at ∞ that differ from the others', apart from ``[privacy]``."""
     exact = evaluation.config_at_inf or {}
     return {
         key: value for key, value in exact.items() if key != "privacy" and value != evaluation.config.get(key)

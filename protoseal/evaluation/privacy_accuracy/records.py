@@ -53,7 +53,7 @@ class RunAt(Record):
     spent: float | None
     guaranteed: bool
     metrics: dict[str, Accuracies]
-    """Of the method, and of each that ran beside it: means over the sites."""
+    """Metrics of the method, and of each that ran beside it: means over the sites."""
     sites: tuple[SiteAt, ...]
 
 
@@ -92,22 +92,22 @@ class Evaluation(Record):
 
     @property
     def freezes(self) -> bool:
-        """Whether a loss is that of features that do not train, beside that of noise."""
+        """True if a loss is that of features that do not train, beside that of noise."""
         return any(each.loss and each.features == Extractor.FROZEN for each in self.levels)
 
 
 def site_at(figures: SiteFigures) -> SiteAt:
-    """Of a result's site."""
+    """Return the figures of a result's site."""
     return SiteAt(**figures.model_dump(include=set(SiteAt.model_fields)))
 
 
 def spent_of(result: RunResult) -> float | None:
-    """The most that a site spent; None where none did."""
+    """Return the largest spending of a site; None where none spent any."""
     return max((site.epsilon for site in result.sites if site.epsilon is not None), default=None)
 
 
 def levels_of(method: str, runs: Sequence[RunAt]) -> tuple[Level, ...]:
-    """What the runs come to, from the least ε to ∞."""
+    """Return the levels of the runs, from the least ε to ∞."""
     places = sorted({(each.epsilon or math.inf, each.noise) for each in runs})
     exact = [each for each in runs if each.epsilon is None]
     return tuple(

@@ -43,13 +43,13 @@ class Asked:
 
     @property
     def folder(self) -> str:
-        """Where it lies under the evaluation's folder."""
+        """Path of the run under the evaluation's folder."""
         place = "epsilon-inf" if math.isinf(self.epsilon) else f"epsilon-{self.epsilon:g}-{self.noise}"
         return f"{RUNS}/{place}/seed-{self.seed}"
 
 
 def asked_for(epsilons: Sequence[float], noises: Sequence[str], seeds: Sequence[int]) -> tuple[Asked, ...]:
-    """All seeds at the largest ε first, so that there soon is something to compare with."""
+    """Return all runs, every seed at the largest ε first, so that a comparison is possible soon."""
     return tuple(
         Asked(epsilon, noise, seed)
         for epsilon in sorted(set(epsilons), reverse=True)
@@ -82,10 +82,10 @@ class BudgetCurve:
         return str(getattr(self._agreed, "noise", LOCAL))
 
     def run(self, asked: Sequence[Asked], watched: Watched) -> Iterator[Evaluation]:
-        """What there is after each run. Runs that are there are read; the last one is complete.
+        """Yield the evaluation after each run. Existing runs are read; the last evaluation is complete.
 
-        ``watched`` makes the watcher of a run that is not there. Raises what
-        :func:`protoseal.simulation.experiment.simulate` raises; ``UserError`` before anything runs.
+        ``watched`` makes the watcher of a missing run. Raises the errors of
+        :func:`protoseal.simulation.experiment.simulate`; ``UserError`` before anything runs.
         """
         configs = [self._config_of(each) for each in asked]  # all of them, before anything runs
         runs: list[RunAt] = []
@@ -111,7 +111,7 @@ class BudgetCurve:
         return self._fitted[key]
 
     def _with_noise(self, kind: str) -> PrivacySection:
-        """The configuration's own noise, of one kind."""
+        """Return the configuration's own noise, of one kind."""
         if kind == self.noise:
             return self._agreed
         table = self._agreed.model_dump(mode="json") | {"noise": kind}

@@ -26,7 +26,7 @@ class Scaled:
 
 
 def scaled(agreed: PrivacySection, factor: float) -> PrivacySection:
-    """All noise multipliers times ``factor``, with six digits."""
+    """Multiply all noise multipliers by ``factor``, with six digits."""
     changes: dict[str, object] = {"noise_multiplier": _times(agreed.noise_multiplier, factor)}
     training = agreed.dp_sgd
     if training is not None:
@@ -36,7 +36,7 @@ def scaled(agreed: PrivacySection, factor: float) -> PrivacySection:
 
 
 def fitted(agreed: PrivacySection, epsilon: float, planned: Planned) -> Scaled:
-    """The least noise with which a run takes ``epsilon`` at most, but for 0.01 %. Raises ``UserError``."""
+    """Return the least noise with which a run takes ``epsilon`` at most, within 0.01 %; raise ``UserError``."""
     fits = _at(agreed, 1.0, planned)
     step = 0.5 if fits.planned <= epsilon else 2.0
     other = fits

@@ -57,6 +57,7 @@ class StackedLinear(StackedLayer):
     bias: Tensor | None
 
     def forward(self, inputs: Tensor) -> Tensor:
+        """Apply each site's own weights to its inputs."""
         if inputs.ndim != 2:
             raise CannotStack(f"a linear layer on inputs of {inputs.ndim} dimensions")
         return cast("Tensor", _Products.apply(self.apart(inputs), self.weight, self.bias)).flatten(0, 1)
@@ -100,6 +101,7 @@ class StackedConvolution(StackedLayer):
         self.settings = layer.stride, layer.padding, layer.dilation, layer.groups
 
     def forward(self, inputs: Tensor) -> Tensor:
+        """Convolve each site's inputs with its own weights."""
         if inputs.ndim != 4:
             raise CannotStack(f"a convolution of inputs of {inputs.ndim} dimensions")
         if inputs.device.type == "cpu":
@@ -166,7 +168,7 @@ class _SiteBySite(torch.autograd.Function):
 
 
 def _before_relu(gradient: Tensor, result: Tensor | None) -> Tensor:
-    """The gradient of what a ReLU made ``result`` of; without a result there was no ReLU."""
+    """Return the gradient before a ReLU that made ``result``; without a result there was no ReLU."""
     return gradient if result is None else torch.ops.aten.threshold_backward(gradient, result, 0)
 
 
@@ -191,6 +193,7 @@ class StackedBatchNorm(StackedLayer):
         self.momentum, self.eps = layer.momentum, layer.eps
 
     def forward(self, inputs: Tensor) -> Tensor:
+        """Normalise each site's batch by itself."""
         self.num_batches_tracked += 1
         normalised: Tensor = functional.batch_norm(
             self.joined(inputs),
@@ -216,6 +219,7 @@ class StackedGroupNorm(StackedLayer):
         self.groups, self.eps = layer.num_groups, layer.eps
 
     def forward(self, inputs: Tensor) -> Tensor:
+        """Normalise inputs (B, S, C, …) of each site by itself."""
         normalised: Tensor = self.apart(functional.group_norm(inputs, self.groups, eps=self.eps))
         if self.weight is not None and self.bias is not None:
             shape = (self.sites, 1, -1, *(1,) * (inputs.ndim - 2))

@@ -59,7 +59,7 @@ def _containers() -> frozenset[type[nn.Module]]:
 
 
 def signature(module: nn.Module) -> object:
-    """What two networks must have equal to be stacked; hashable. Raises :class:`CannotStack` when they cannot be."""
+    """Return a hashable value that is equal for networks that can be stacked; raise :class:`CannotStack`."""
     kind = type(module)
     if not any(kind in known for known in (STACKED, UNCHANGED, _containers(), PUBLIC)):
         raise CannotStack(f"a layer of kind {kind.__name__}")
@@ -83,7 +83,7 @@ def signature(module: nn.Module) -> object:
 
 
 def _settings(module: nn.Module) -> tuple[tuple[str, object], ...]:
-    """A layer's public numbers and words."""
+    """Return a layer's public numbers and words."""
     public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
     del public["training"]
     for name, value in public.items():
@@ -116,7 +116,7 @@ class Stack:
         self._layers = [(f"{name}.", each) for name, each in layers if isinstance(each, StackedLayer)]
 
     def rows(self, first: int, last: int, trained: frozenset[str]) -> dict[str, Tensor]:
-        """Views of the values of sites ``first`` … ``last`` − 1; those of ``trained`` names are leaves of gradients."""
+        """Return views of the values of sites ``first`` … ``last`` − 1; ``trained`` names are leaves of gradients."""
         views = {name: each[first:last].detach() for name, each in self.values.items()}
         for name in trained:
             views[name].requires_grad_()
@@ -130,7 +130,7 @@ class Stack:
         self._sites = sites
 
     def outputs(self, inputs: Tensor) -> Outputs:
-        """The sites' outputs, each (S, B, …), in training mode, for inputs (S, B, …)."""
+        """Return the sites' outputs, each (S, B, …), in training mode, for inputs (S, B, …)."""
         given = outputs_of(self._network, _samples(inputs))
         parts = (None if each is None else each.reshape(self._sites, -1, each.shape[1]) for each in given)
         return Outputs(*parts)  # type: ignore[arg-type]  # None stays where it was
@@ -154,7 +154,7 @@ def _samples(inputs: Tensor) -> Tensor:
 
 
 def _twin(module: nn.Module) -> nn.Module:
-    """The network of the same structure whose layers are stacked."""
+    """Return the network of the same structure whose layers are stacked."""
     if type(module) in STACKED:
         return STACKED[type(module)](module)
     twin = copy.copy(module)

@@ -15,7 +15,7 @@ Leaves = Mapping[str, Tensor]
 """Parameters of some of the sites by name, (S′, *shape), with their gradients."""
 BETAS = (0.9, 0.999)
 EPSILON = 1e-8
-"""As torch's Adam has them."""
+"""Epsilon of torch's Adam."""
 
 
 class Steps(Protocol):
@@ -27,7 +27,7 @@ class Steps(Protocol):
 
 
 def fresh_steps(schedule: Schedule, parameters: Mapping[str, Tensor]) -> Steps:
-    """What ``schedule.optimise`` makes for one site, for all sites of ``parameters`` (S, *shape)."""
+    """Return the optimiser of ``schedule.optimise``, for all sites of ``parameters`` (S, *shape)."""
     return (_Adam if schedule.optimiser is Optimiser.ADAM else _Sgd)(schedule, parameters)
 
 

@@ -31,16 +31,16 @@ from secure_client.training.job import Job, Losses, check_finite, has_batch_norm
 from secure_client.training.loop import run
 
 BLOCK_BYTES = 2**25
-"""Of batches that are gathered from the sites' data at a time: 32 MiB."""
+"""Bytes of batches that are gathered from the sites' data at a time: 32 MiB."""
 
 CACHE_BYTES, MOST_ON_CPU = 2**25, 10
 """On a CPU: parameters, gradients and momentum of the sites that train together, and the number of these sites."""
 GPU_BYTES = 2**33
-"""The same on a GPU."""
+"""On a GPU: parameters, gradients and momentum of the sites that train together."""
 
 
 class Batching(StrEnum):
-    """Whether sites train as one program: where it is faster, where it is possible, or not at all."""
+    """Batching of sites into one program: where it is faster, where it is possible, or never."""
 
     AUTO = "auto"
     ALWAYS = "always"
@@ -73,10 +73,10 @@ def run_together(
 
 
 def sites_at_once(job: Job, batching: Batching = Batching.AUTO) -> int:
-    """How many sites train as one program.
+    """Return the number of sites that train as one program.
 
-    On a GPU as many as leave room. On a CPU a step is faster only while what the optimiser reads and writes stays in
-    the cache, so sites with networks of some 1.4 million parameters and more train each by itself there
+    On a GPU as many as leave room. On a CPU a step is faster only while the data that the optimiser reads and writes
+    stay in the cache, so sites with networks of some 1.4 million parameters and more train each by itself there
     (docs/adr/0011); ``always`` takes two of these at a time.
     """
     parameters = sum(each.numel() * each.element_size() for each in job.model.parameters())
@@ -88,7 +88,7 @@ def sites_at_once(job: Job, batching: Batching = Batching.AUTO) -> int:
 
 
 def _groups(jobs: Sequence[Job], batching: Batching, at_once: int | None) -> Iterator[list[int]]:
-    """The jobs' numbers, those that train as one program in one list."""
+    """Yield the jobs' numbers, those that train as one program in one list."""
     alike: dict[object, list[int]] = {}
     for number, job in enumerate(jobs):
         alike.setdefault(_kind(job, number), []).append(number)
@@ -106,7 +106,7 @@ def _threads(job: Job) -> int:
 
 
 def _side_by_side(groups: Sequence[list[Job]]) -> list[list[Losses] | None]:
-    """Each group's losses; None for one that has to train one by one, which draws from torch's own generator."""
+    """Return each group's losses; None for one that has to train one by one, which draws from torch's generator."""
     threads = min([len(groups), *(_threads(jobs[0]) for jobs in groups)], default=1)
     if threads < 2:
         return [_as_one(jobs) if len(jobs) > 1 else None for jobs in groups]
@@ -142,7 +142,7 @@ def _kind(job: Job, number: int) -> object:
 
 
 def _batches_of(job: Job) -> tuple[int, int]:
-    """An epoch's full batches, and the samples in its last one when that has another size, else 0."""
+    """Return an epoch's full batches, and the samples in its last one when that has another size, else 0."""
     return full_and_rest(len(job.source), job.schedule.batch_size, join_single=has_batch_norm(job.model))
 
 
@@ -169,7 +169,7 @@ class _Together:
     """Training of jobs of one kind, sorted by batches, most first."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
-        """Raises :class:`CannotStack` for a network or a source that does not allow it."""
+        """Stack the jobs; raise :class:`CannotStack` for a network or a source that does not allow it."""
         self._jobs, self._job = jobs, jobs[0]
         if any(job.dp_sgd is not None for job in jobs):
             raise CannotStack("training by DP-SGD")
@@ -215,7 +215,7 @@ class _Together:
         return torch.stack(terms, dim=1).detach()
 
     def _leaves(self, first: int, last: int) -> Leaves:
-        """The trained parameters of some of the sites, without gradients; the network computes with them."""
+        """Return the trained parameters of some sites, without gradients; the network computes with them."""
         if self._range != (first, last):
             self._range = first, last
             self._rows = self._stack.rows(first, last, self._trained)
@@ -226,7 +226,7 @@ class _Together:
         return leaves
 
     def _terms(self, outputs: Outputs, step: _Step) -> Terms:
-        """Each site's terms, (S′,) each."""
+        """Return each site's terms, (S′,) each."""
         kind = type(self._job.guide)
         given = [each for each in outputs if each is not None]
         guides = [each[step.first : step.last] for each in self._guides]
@@ -239,7 +239,7 @@ class _Together:
         return Terms(*torch.vmap(of_site, in_dims=0)(given, step.labels, guides))
 
     def _pull(self, leaves: Leaves, step: _Step) -> None:
-        """The gradient of μ/2·‖w − anchor‖²."""
+        """Add the gradient of μ/2·‖w − anchor‖²."""
         for name, anchors in self._anchors.items():
             leaf = leaves[name]
             if leaf.grad is not None:
@@ -287,7 +287,7 @@ class _Feed:
             yield _Step(0, len(active), inputs, labels)
 
     def _of_ends(self, orders: list[Tensor]) -> Iterator[_Step]:
-        """The last batches that are not full: neighbours that have one of the same size take it together."""
+        """Yield the last batches that are not full: neighbours that have one of the same size take it together."""
         ends = [order[full * self._size :] for order, full in zip(orders, self._full, strict=True)]
         for length, sites in groupby(range(len(ends)), key=lambda site: len(ends[site])):
             if length:
