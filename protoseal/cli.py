@@ -8,13 +8,13 @@ import click
 
 COMMANDS = {
     "bench": "Measure speed on this machine.",
-    "budget": "A data set's privacy budget: plan it, evaluate it, audit it, show it, verify it, change it.",
-    "client": "A site: take part in a run, or check that it could.",
+    "budget": "Plan, evaluate, audit, show, verify or change a data set's privacy budget.",
+    "client": "Take part in a run as a site, or check that the site could.",
     "demo": "Run a whole federation on this machine, as processes with real certificates.",
     "pki": "Keys and certificates of a federation.",
     "predict": "Predict classes with a site's trained model.",
     "report": "Write the HTML page of a run.",
-    "server": "The coordinator: serve a run, or check that it could.",
+    "server": "Serve a run as the coordinator, or check that the coordinator could.",
     "simulate": "Run a federation in one process, for research.",
 }
 
