@@ -77,7 +77,8 @@ def test_a_folder_without_the_packages_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "rules"), [("algorithms/x.py", {"D401", "D400"}), ("secure_client/x.py", set())]
+    ("file", "rules"),
+    [("algorithms/x.py", {"D401", "D400"}), ("protoseal/x.py", {"D401", "D400"}), ("tests/x.py", set())],
 )
 def test_ruff_holds_the_same_packages_to_its_rules(file: str, rules: set[str]) -> None:
     ruff = shutil.which("ruff", path=f"{Path(sys.executable).parent}")
