@@ -70,7 +70,7 @@ def releases(
     bound = 1 + reach * reach * (1 + _ROUNDING)
     if bound > _MOST_RELEASES:
         raise Unattainable(
-            f"the budget allows over {_MOST_RELEASES} releases: this is no noise worth planning"
+            f"the budget allows over {_MOST_RELEASES} releases: plan with a lower noise multiplier or epsilon"
         )
     return _first(too_many, 1, math.floor(bound)) - 1
 

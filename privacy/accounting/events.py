@@ -63,14 +63,14 @@ def event_to_json(event: Event) -> dict[str, object]:
 def event_from_json(content: object) -> Event:
     """Return the event that :func:`event_to_json` encoded. Raises ``ValueError``, which names the fault, otherwise."""
     if not isinstance(content, dict):
-        raise ValueError(f"it is no mechanism: {content!r:.80}")
+        raise ValueError(f"event is not an object: {content!r:.80}")
     values = dict(content)
     name = values.pop("mechanism", None)
     kind = _MECHANISMS.get(name) if isinstance(name, str) else None
     if kind is None:
-        raise ValueError(f"its mechanism is {name!r:.80}")
+        raise ValueError(f"unknown mechanism {name!r:.80}")
     try:
         return kind(**values)
     except ValidationError as error:
         wrong = "; ".join(f"{each['loc'][0]}: {each['msg']}" for each in error.errors(include_url=False))
-        raise ValueError(f"these are no parameters of {name!r}: {wrong:.200}") from error
+        raise ValueError(f"invalid parameters of {name!r}: {wrong:.200}") from error

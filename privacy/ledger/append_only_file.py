@@ -46,12 +46,12 @@ def _lock(file: int, kind: int, path: Path) -> None:
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
-        with _told_if_long("%s is held by another process, which may be stopped: waiting for it", path):
+        with _warn_if_long("%s is held by another process, which may be stopped: waiting for it", path):
             fcntl.flock(file, kind)
 
 
 @contextmanager
-def _told_if_long(warning: str, path: Path) -> Iterator[None]:
+def _warn_if_long(warning: str, path: Path) -> Iterator[None]:
     timer = threading.Timer(PATIENCE, _log.warning, (warning, path))
     timer.daemon = True
     timer.start()

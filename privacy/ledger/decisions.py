@@ -91,7 +91,7 @@ def line_from_json(content: Mapping[str, object]) -> Line:
 def _exposure(content: Mapping[str, object]) -> Exposure:
     run, agreement, time = (content.get(name) for name in ("run", "agreement", "time"))
     if not (isinstance(run, str) and isinstance(agreement, str) and isinstance(time, str)):
-        raise ValueError("it does not say in which run values left without a guarantee")
+        raise ValueError("an exposure needs run, agreement and time, each as text")
     exposure = Exposure(run, bytes.fromhex(agreement), time)
     _check_all_said(exposure_to_json(exposure), content)
     return exposure
@@ -100,7 +100,7 @@ def _exposure(content: Mapping[str, object]) -> Exposure:
 def _loss(content: Mapping[str, object]) -> Loss:
     seq, time = content.get("entry"), content.get("time")
     if type(seq) is not int or not isinstance(time, str):
-        raise ValueError("it does not say which entry was lost")
+        raise ValueError("a loss needs an entry number and a time")
     _check_all_said(loss_to_json(Loss(seq, time)), content)
     return Loss(seq, time)
 
@@ -108,7 +108,7 @@ def _loss(content: Mapping[str, object]) -> Loss:
 def _allowance(content: Mapping[str, object]) -> Allowance:
     reason, time = content.get("reason"), content.get("time")
     if not (isinstance(reason, str) and isinstance(time, str)):
-        raise ValueError("it does not say why the limit changed")
+        raise ValueError("a change of the limit needs a reason and a time")
     allowance = Allowance(Limit.from_json(content), reason, time)
     _check_all_said(allowance_to_json(allowance), content)
     return allowance
@@ -116,4 +116,4 @@ def _allowance(content: Mapping[str, object]) -> Allowance:
 
 def _check_all_said(known: Mapping[str, object], content: Mapping[str, object]) -> None:
     if known != content:
-        raise ValueError(f"it says more than a line of kind {content.get('kind')!r} does")
+        raise ValueError(f"unexpected fields or values in a line of kind {content.get('kind')!r}")

@@ -60,7 +60,7 @@ class Limit:
         """Return the limit that :meth:`to_json` encoded. Raises ``ValueError`` for anything else."""
         epsilon, delta = content.get("epsilon"), content.get("delta")
         if not (isinstance(epsilon, float) and isinstance(delta, float)):
-            raise ValueError("it does not say what the limit is")
+            raise ValueError("epsilon and delta of the limit must be numbers with a decimal point")
         by = Accounting(str(content.get("accountant", Accounting.PLD)))
         return cls(epsilon, delta, Unit(str(content.get("unit"))), by)
 
@@ -133,13 +133,13 @@ def budget_from_json(content: Mapping[str, object]) -> Budget:
     """Return the budget that :func:`budget_to_json` encoded. Raises ``ValueError`` for anything else."""
     dataset = content.get("dataset")
     if not isinstance(dataset, str):
-        raise ValueError("it does not begin with a data set and its limit")
+        raise ValueError("the first line must name a data set")
     salt = content.get("salt", "")
     if not (isinstance(salt, str) and re.fullmatch("|[0-9a-f]{32}", salt)):
-        raise ValueError("it begins with a salt that is none")
+        raise ValueError("the salt must be empty or 32 hexadecimal digits")
     budget = Budget(dataset, Limit.from_json(content), salt)
     if budget_to_json(budget) != content:
-        raise ValueError("it begins with a budget of another version, or with none")
+        raise ValueError("the first line is not a budget of this version")
     return budget
 
 
@@ -166,11 +166,11 @@ def spending_to_json(spending: Spending, time: str) -> dict[str, object]:
 def entry_from_json(content: Mapping[str, object]) -> Entry:
     """Return the entry that :func:`spending_to_json` encoded. Raises ``ValueError`` for anything else."""
     if content.get("kind") != "spending" or len(content) != 8:
-        raise ValueError(f"its kind is {content.get('kind')!r:.80}")
+        raise ValueError(f"unknown kind {content.get('kind')!r:.80}, or a wrong number of fields")
     run, what, agreement, time = (_text(content, name) for name in ("run", "what", "agreement", "time"))
     number, facts = content.get("round"), content.get("facts")
     if type(number) is not int or not isinstance(facts, dict):
-        raise ValueError("its round is no number, or its facts are none")
+        raise ValueError("round must be a whole number and facts an object")
     event = event_from_json(content.get("event"))
     return Entry(Spending(Release(run, number, what), bytes.fromhex(agreement), event, facts), time)
 
@@ -178,5 +178,5 @@ def entry_from_json(content: Mapping[str, object]) -> Entry:
 def _text(content: Mapping[str, object], name: str) -> str:
     value = content.get(name)
     if not isinstance(value, str):
-        raise ValueError(f"it has no {name}")
+        raise ValueError(f"{name} is missing or not text")
     return value

@@ -120,12 +120,12 @@ class Account:
         if anchor.seq > self.anchor.seq:
             raise RolledBackError(
                 f"{self.path} ends with entry {self.anchor.seq}, and has had {anchor.seq}: an older copy was put in "
-                "its place, or it was begun anew; bring the latest back"
+                "its place, or the ledger was begun anew; restore the latest copy"
             )
         if not self._chain.has(anchor):
             raise RolledBackError(
-                f"{self.path} has another entry {anchor.seq} than it once had: it went on from an older copy, or was "
-                "begun anew; bring the anchored one back"
+                f"{self.path} has another entry {anchor.seq} than before: the ledger continued from an older copy, or "
+                "was begun anew; restore the copy with the anchored entry"
             )
 
 
@@ -138,7 +138,7 @@ def _parsed(
     try:
         return parse(content)
     except ValueError as error:
-        raise ChainError(f"line {number} says what no ledger of this version does: {error}") from error
+        raise ChainError(f"line {number} is not valid in this version of the ledger: {error}") from error
 
 
 def read_account(path: Path) -> Account:
@@ -298,8 +298,7 @@ class Ledger:
         with _named(self._path), append_only_file.locked(self._path, create=create) as file:
             if self._broken:
                 raise LedgerError(
-                    f"{self._path}: an entry could be neither made durable nor taken back; mend the disk, and start "
-                    "again"
+                    f"{self._path}: an entry could be neither made durable nor removed; repair the disk, then restart"
                 )
             self._catch_up(file, create=create)
             yield file
@@ -321,7 +320,7 @@ class Ledger:
 
     def _begin(self, file: int, *, create: bool) -> None:
         if not create:
-            raise RolledBackError(f"{self._path} is empty, and was not; bring the latest copy back")
+            raise RolledBackError(f"{self._path} is empty, but had entries before; restore the latest copy")
         _log.warning("%s: a new privacy budget begins for data set %r", self._path, self._budget.dataset)
         self._append(file, _NOTHING, budget_to_json(self._budget))
 

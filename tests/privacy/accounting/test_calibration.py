@@ -93,7 +93,7 @@ def test_no_noise_helps_against_a_delta_within_the_slack() -> None:
 
 
 def test_releases_that_cost_nothing_are_not_counted() -> None:
-    with pytest.raises(Unattainable, match="no noise worth planning"):
+    with pytest.raises(Unattainable, match="releases"):
         releases(10.0, DELTA, 1e6)
 
 

@@ -130,15 +130,24 @@ TAMPERINGS: dict[str, tuple[Callable[[list[bytes]], list[bytes]], str]] = {
     "exposure removed": (lambda old: [*old[:2], old[3]], "line 3 .* a line was removed"),
     "limit removed": (lambda old: [*old[:3], old[3].replace(b"5.0", b"9.0")], "line 4 was changed"),
     "moved": (lambda old: [*old[:2], old[3], old[2]], "line 3 .* lines were moved"),
-    "another limit": (lambda old: [*old[:3], changed(old[3], epsilon=-1.0)], "line 4 says .* positive"),
-    "a whole number": (lambda old: [*old[:3], changed(old[3], epsilon=5)], "line 4 says .* limit is"),
-    "without a reason": (lambda old: [*old[:3], changed(old[3], reason="")], "line 4 says .* printable"),
-    "reason of another kind": (lambda old: [*old[:3], changed(old[3], reason=1)], "line 4 says .* why"),
-    "another unit": (lambda old: [*old[:3], changed(old[3], unit="ward")], "line 4 says"),
-    "more said": (lambda old: [*old[:3], changed(old[3], undo=True)], "line 4 says .* more than .* 'limit'"),
-    "of no run": (lambda old: [*old[:2], changed(old[2], run=None)], "line 3 says .* which run"),
-    "no hash": (lambda old: [*old[:2], changed(old[2], agreement="xy")], "line 3 says"),
-    "a salt that is none": (lambda old: [changed(old[0], salt="pepper")], "line 1 says .* salt"),
+    "another limit": (
+        lambda old: [*old[:3], changed(old[3], epsilon=-1.0)],
+        "line 4 is not valid .* positive",
+    ),
+    "a whole number": (lambda old: [*old[:3], changed(old[3], epsilon=5)], "line 4 .* epsilon"),
+    "without a reason": (
+        lambda old: [*old[:3], changed(old[3], reason="")],
+        "line 4 is not valid .* printable",
+    ),
+    "reason of another kind": (lambda old: [*old[:3], changed(old[3], reason=1)], "line 4 .* reason"),
+    "another unit": (lambda old: [*old[:3], changed(old[3], unit="ward")], "line 4 is not valid"),
+    "more said": (
+        lambda old: [*old[:3], changed(old[3], undo=True)],
+        "line 4 .* unexpected fields .* 'limit'",
+    ),
+    "of no run": (lambda old: [*old[:2], changed(old[2], run=None)], "line 3 .* exposure needs run"),
+    "no hash": (lambda old: [*old[:2], changed(old[2], agreement="xy")], "line 3 is not valid"),
+    "a salt that is none": (lambda old: [changed(old[0], salt="pepper")], "line 1 is not valid .* salt"),
 }
 
 

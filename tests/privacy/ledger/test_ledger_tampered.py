@@ -67,16 +67,16 @@ TAMPERINGS: dict[str, tuple[Callable[[Lines], Lines], str]] = {
     "last repeated": (lambda old: [*old, old[4]], "line 6 .* a line was repeated"),
     "other kind": (
         lambda old: [*old[:4], changed(old[4], "kind", "refund", rehashed=True)],
-        "line 5 says what no ledger .*its kind is 'refund'",
+        "line 5 .*kind 'refund'",
     ),
     "other mechanism": (
         lambda old: [*old[:4], changed(old[4], "event", {"mechanism": "none"}, rehashed=True)],
-        "line 5 says what no ledger .*its mechanism is 'none'",
+        "line 5 .*mechanism 'none'",
     ),
-    "other format": (lambda old: [changed(old[0], "format", 2, rehashed=True)], "line 1 .* another version"),
+    "other format": (lambda old: [changed(old[0], "format", 2, rehashed=True)], "line 1 .* this version"),
     "other neighbours": (
         lambda old: [changed(old[0], "neighbours", "replace one", rehashed=True)],
-        "line 1 .* another version",
+        "line 1 .* this version",
     ),
 }
 
@@ -165,7 +165,7 @@ def test_a_ledger_that_vanished_is_not_begun_again_by_who_saw_it(path: Path, beg
         ledger.spend(spending(9))
     assert path.exists() == begun_anew
     path.write_bytes(b"")
-    with pytest.raises(RolledBackError, match="is empty, and was not"):
+    with pytest.raises(RolledBackError, match="is empty"):
         ledger.spend(spending(9))
 
 

@@ -28,7 +28,7 @@ USUAL = ("--releases", 20, "--records", 500)
         (("--epsilon", 1, "--releases", 10**10), "not in the range"),
         (("--epsilon", 1, "--releases", 1, "--records", 10**10), "each number is from 1"),
         (("--epsilon", 1, "--noise-multiplier", 1e-300), "none fits"),
-        (("--epsilon", 1e300, "--noise-multiplier", 1e300), "no noise worth planning"),
+        (("--epsilon", 1e300, "--noise-multiplier", 1e300), "the budget allows over"),
         (
             (*USUAL, "--noise-multiplier", 6, "--sampling-rate", 0.1, "--dp-sgd-noise", 1e-5, "--steps", 3),
             "more than any ε",
