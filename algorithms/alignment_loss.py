@@ -1,4 +1,4 @@
-"""Alignment loss terms, the distances of a batch's features from prototypes, shared by several methods (torch).
+"""Alignment losses: distances of a batch's features, or of their class means, from the target prototypes (torch).
 
 Shapes depend only on the batch, and no value is read back to Python, so that sites' batches can be stacked
 (``torch.vmap``).

@@ -1,4 +1,8 @@
-"""Bounds on the error of an answer under ``ckks``. ``docs/explanation/ckks-error.md`` derives the constants."""
+"""Error bounds of PFPL under ``ckks``, for a site's distances to its peers and for its combination of their prototypes.
+
+The limits on the number of sites and on ``agreement_threshold`` follow from the bounds.
+``docs/explanation/ckks-error.md`` derives the constants.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Accountants of ``dp_accounting`` that compose a history.
+"""Composition of DP-SGD training and Gaussian releases by ``dp_accounting``: as losses, or Rényi costs by order.
 
 Importing ``dp_accounting`` takes a second, so callers import this module only where an ε or a δ is computed.
 """

@@ -1,4 +1,4 @@
-"""Errors of answers under ``ckks``, beside the bound that is stated for them."""
+"""Errors of PFPL's combinations and distances under ``ckks``, over several keys, beside their stated bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flower's SecAgg+ as the other way of doing the same, in a Python of its own (:mod:`protoseal.bench.flower_side`)."""
+"""Flower's SecAgg+ in a Python of its own (:mod:`protoseal.bench.flower_side`), timed beside our pairwise masks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One simulated site's samples, and the part of them that it may keep aside for early stopping."""
+"""One simulated site's samples, their conversion to data sets, and the later draws of validation part and subjects."""
 
 from __future__ import annotations
 

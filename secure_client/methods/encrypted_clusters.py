@@ -1,6 +1,6 @@
-"""Clusters at a site under ``ckks``: directions of its prototypes, turned; then its part in sums, encrypted.
+"""Clusters at a site under ``ckks``: directions of its prototypes, rotated; then its part in sums, encrypted.
 
-The coordinator reads nothing of sums, so that they may be of as many clusters as are agreed. The limit: **one site that
+The coordinator reads nothing of sums, so the number of clusters may be the agreed maximum. The limit: **one site that
 helps the coordinator opens all prototypes**, since all have the seed and the key. As for other sums, nothing that
 follows from a decryption shows (:mod:`secure_client.methods.encrypted_sums`), but for one thing: the directions of a
 round are of features that were trained from the sums of the one before. **Through them a coordinator that returns

@@ -1,6 +1,7 @@
-"""Built-in networks for photographs: torchvision's, with features that no ReLU follows in place.
+"""torchvision's networks for photographs, as extractors of d features.
 
-Importing torchvision takes seconds, so that only a network of this module imports it.
+Small images get another stem, normalisation can be chosen, and no operation works in place, which hooks for
+per-sample gradients require. Importing torchvision takes seconds, so that only a network of this module imports it.
 """
 
 from __future__ import annotations

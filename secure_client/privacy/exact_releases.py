@@ -1,4 +1,7 @@
-"""A run without noise of a site that keeps a privacy ledger: the ledger says so, before anything exact leaves."""
+"""Record of a run without noise in a site's privacy ledger: its data set has no guarantee in this and all later runs.
+
+The ledger has the record before any exact value leaves the site.
+"""
 
 from __future__ import annotations
 

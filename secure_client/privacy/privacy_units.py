@@ -1,4 +1,4 @@
-"""Owners of a site's training records, where the agreed unit of privacy is more than a record."""
+"""Subjects of a site's data by the agreed unit of privacy (record, subject or site), and the number of units for δ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules of a run, derived from the agreement: the same in deployment and in simulation."""
+"""Rules of a run: rounds, steps and least sizes from the agreement, attempts and deadlines from the caller."""
 
 from __future__ import annotations
 
