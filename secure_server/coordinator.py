@@ -253,19 +253,19 @@ class Coordinator:
         self._after(before, after)
 
     def _following(self, event: machine.Event) -> State:
-        """Return the state after ``event``. A site whose certificate ends before the set-up does becomes no member.
+        """Return the state after ``event``. No site whose certificate ends before the set-up does becomes a member.
 
         Every other site would refuse the whole roster for its sake. It can take part in a run that begins later.
         """
         now = self._clock()
         after = machine.step(self._rules, self._state, event, now)
-        if self._state.members or not after.members:
-            return after
-        lapsed = self._members.lapsed(self._state.joined)
+        before = self._state
+        # A site that joins by this very event was checked at the call, and its statement is not stored yet.
+        lapsed = self._members.lapsed((set(after.members) & before.joined) - set(before.members))
         if not lapsed:
             return after
         _log.warning("left out, their certificates end too soon: %s", ", ".join(sorted(lapsed)))
-        staying = replace(self._state, joined=self._state.joined - lapsed)
+        staying = replace(before, joined=before.joined - lapsed, absent=before.absent - lapsed)
         return machine.step(self._rules, staying, event, now)
 
     def _after(self, before: State, after: State) -> None:

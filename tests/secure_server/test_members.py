@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 
@@ -193,6 +194,23 @@ def test_a_certificate_that_ends_during_the_set_up_counts_as_ended(scene: Scene,
             scene.verify_as_a_site(datetime.now(UTC) + LEFT)
     else:
         scene.verify_as_a_site(datetime.now(UTC) + LEFT)
+
+
+@pytest.mark.parametrize("weakened", [False, True])
+def test_a_site_that_the_set_up_left_out_is_not_taken_back_with_such_a_certificate(
+    scene: Scene, weakened: bool
+) -> None:
+    scene.join(SHORT, *OTHERS)
+    left_out = replace(scene.coordinator.state, members=OTHERS, absent=frozenset({SHORT}))
+    scene.monkeypatch.setattr(scene.coordinator, "_state", left_out)
+    rules = replace(scene.coordinator._rules, max_attempts=3)
+    scene.monkeypatch.setattr(scene.coordinator, "_rules", rules)
+    scene.wait(LEFT - timedelta(seconds=30))
+    if weakened:
+        scene.monkeypatch.setattr(membership.Members, "lapsed", lambda *_: frozenset())
+    with nullcontext() if weakened else pytest.raises(NotJoined):
+        scene.coordinator.next_task(SHORT, TaskRequest(PROTOCOL_VERSION, RUN, SHORT))
+    assert (SHORT in scene.coordinator.state.members) is weakened
 
 
 def test_a_certificate_that_ends_after_the_set_up_is_good_for_the_run(scene: Scene) -> None:
