@@ -51,9 +51,8 @@ PATIENCE = 120.0
 
 _REPOSITORY = Path(__file__).parents[2]
 _PASSPHRASE = secrets.token_hex(16).encode()
-_PORTS = range(20_000, 32_000)  # below the ports that systems hand out by themselves
-_CLAIMS: list[socket.socket] = []
-"""Names of this machine, one for each port that this process was given: held for as long as it lives."""
+_RESERVED: list[socket.socket] = []
+"""A socket for each port that this process was given: open for as long as it lives."""
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
@@ -414,24 +413,16 @@ def _days_ago(days: int) -> datetime:
 
 
 def free_port() -> int:
-    """A port of this machine that nothing listens on now, and that no other run of tests is given meanwhile."""
-    while True:
-        port = secrets.choice(_PORTS)
-        with socket.socket() as probe:
-            if _claimed(port) and probe.connect_ex(("127.0.0.1", port)) != 0:
-                return port
+    """A port of 127.0.0.1 that the system gives to nobody else while this process runs.
 
-
-def _claimed(port: int) -> bool:
-    """Whether the name that stands for the port was free, and is this process's now."""
-    claim = socket.socket(socket.AF_UNIX)
-    try:
-        claim.bind(f"\0protoseal-tests-{port}")
-    except OSError:
-        claim.close()
-        return False
-    _CLAIMS.append(claim)
-    return True
+    A socket stays bound to it and never listens, so that servers can, which reuse addresses (Linux).
+    """
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    _RESERVED.append(reserved)
+    port: int = reserved.getsockname()[1]
+    return port
 
 
 def _party_toml(**values: object) -> str:
