@@ -1,4 +1,4 @@
-"""``python -m protoseal``."""
+"""Entry point of ``python -m protoseal``."""
 
 from protoseal.cli import main
 

@@ -1,4 +1,4 @@
-"""The command ``protoseal``. Each subcommand is imported when it is used: a coordinator has no torch."""
+"""Command ``protoseal`` and its overview. A subcommand is imported when it is used: a coordinator has no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``protoseal demo``: a whole federation on this machine, as separate processes with real certificates.
+"""Demo: sets up and runs a whole federation on this machine, as separate processes with real certificates.
 
 The CA, the coordinator and every site get a folder of their own under ``OUT``, as if on machines of their own; each
 site process reads only its own data. The demo owns all of them, which is why it may read every site's log and show

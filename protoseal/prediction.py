@@ -1,4 +1,4 @@
-"""Using a trained model: a site's output folder in, classes out."""
+"""Prediction with a trained model: reads a site's output folder and returns the classes of images."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The site: data, model, training, and its half of the protocol."""
+"""The site: its data, model and training, and its half of the protocol."""

@@ -1,4 +1,4 @@
-"""A site's process: from its configuration file to the end of a run."""
+"""Process of a site, from its configuration file to the end of a run."""
 
 from __future__ import annotations
 

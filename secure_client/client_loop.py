@@ -1,4 +1,4 @@
-"""The loop of a site: ask for work, do it, hand it in. The same in deployment and in simulation."""
+"""Loop of a site: it asks the coordinator for work, does it and sends the answer; the same in a simulation."""
 
 from __future__ import annotations
 

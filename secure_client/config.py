@@ -1,4 +1,4 @@
-"""A site's configuration file, ``site.toml``."""
+"""Configuration file of a site, ``site.toml``."""
 
 from __future__ import annotations
 

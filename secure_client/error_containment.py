@@ -1,4 +1,4 @@
-"""Errors of data, models and training stay at the site: they are logged there, and the site answers as usual.
+"""Containment of errors in data, models and training: the site logs them, answers as usual, and tells nobody.
 
 The coordinator chooses what a site trains from. An error that ended the session would tell it whether a value that it
 may not see, sealed under ``ckks`` or a record's, is beyond a bound of its choice. So every computation on data, on a

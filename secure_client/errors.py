@@ -1,4 +1,4 @@
-"""The exceptions of :mod:`secure_client`: one type per outcome that a caller can tell apart.
+"""Exceptions of :mod:`secure_client`, one type per outcome that a caller can distinguish.
 
     SiteError
     ├── PluginError     a "module:function" that cannot be imported or called

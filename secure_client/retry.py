@@ -1,4 +1,4 @@
-"""Calls that are tried again: lost connections pass, refusals do not."""
+"""Retries of calls to the coordinator: after lost connections, not after refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One site's half of a run, free of transport: a request goes in, an answer comes out.
+"""Session of a site in a run, independent of transport: it answers one request at a time.
 
 Order of a round: PRESENCE (train, say which classes are held and what was trained from), the steps in which values
 are protected and sent, RESULT (take what the next round trains from). Which steps there are, what is sent and what a

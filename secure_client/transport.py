@@ -1,4 +1,4 @@
-"""A site's way to the coordinator: gRPC over mutual TLS. The site dials out; nothing listens here."""
+"""Transport of a site: gRPC over mutual TLS to the coordinator. The site connects; nothing listens here."""
 
 from __future__ import annotations
 

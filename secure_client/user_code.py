@@ -1,4 +1,4 @@
-"""A site's own code: ``module:function``, found on the path or in the current working directory."""
+"""Loader of a site's own code: ``module:function``, found on the path or in the current working directory."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The commands of ``protoseal``, a module for each group."""
+"""Commands of ``protoseal``: one module for each command or group of commands."""

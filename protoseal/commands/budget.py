@@ -1,4 +1,4 @@
-"""``protoseal budget``: what a data set's privacy may cost, what it has cost, and whether the books are right."""
+"""Command group ``protoseal budget``: plan, show, change and test the privacy budget of a data set."""
 
 from __future__ import annotations
 

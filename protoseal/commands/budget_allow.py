@@ -1,4 +1,4 @@
-"""``protoseal budget allow``: change what may be spent of a data set, with the reason, in its ledger."""
+"""Command ``protoseal budget allow``: changes the limit of a data set's privacy ledger and records the reason there."""
 
 from __future__ import annotations
 

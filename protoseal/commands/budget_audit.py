@@ -1,4 +1,4 @@
-"""``protoseal budget audit``: attack a mechanism once, and hold the result against the claim."""
+"""Command ``protoseal budget audit``: attacks a privacy mechanism once and compares the outcome with the claimed ε."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings that ``protoseal budget audit`` takes from an agreement, and the parts of it that an audit does not play."""
+"""Inputs of ``protoseal budget audit``: settings from an agreement, and the parts that no audit covers."""
 
 from __future__ import annotations
 

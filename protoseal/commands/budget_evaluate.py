@@ -1,4 +1,4 @@
-"""``protoseal budget evaluate``: what accuracy a configuration reaches at each ε."""
+"""Command ``protoseal budget evaluate``: simulates a configuration and reports its accuracy at each ε."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``protoseal budget show`` and ``verify``: what was spent of a data set's privacy, and whether its ledger holds."""
+"""Commands ``protoseal budget show`` and ``verify``: the contents of a data set's ledger, and whether it is intact."""
 
 from __future__ import annotations
 

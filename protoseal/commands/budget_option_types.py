@@ -1,4 +1,4 @@
-"""Option types of the budget's commands."""
+"""Types of options that several ``protoseal budget`` commands share."""
 
 from __future__ import annotations
 

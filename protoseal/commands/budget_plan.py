@@ -1,4 +1,4 @@
-"""``protoseal budget plan``."""
+"""Command ``protoseal budget plan``: finds the ε, the number of releases or the noise multiplier, given two of them."""
 
 from __future__ import annotations
 

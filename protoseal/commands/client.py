@@ -1,4 +1,4 @@
-"""``protoseal client``: a site."""
+"""Command group ``protoseal client``: takes part in a run as a site, or checks that the site could."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``protoseal demo``."""
+"""Command ``protoseal demo``: runs a whole federation on this machine as separate processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors that a user can do something about, as one line and an exit code."""
+"""Output of errors that a user can act on: one line and an exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Destination of the log of a long-running command."""
+"""Set-up of logging for the long-running commands: lines for people on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Source of a private key's passphrase: a file, the environment, a service's credential or a prompt.
+"""Reader of a private key's passphrase: from a file, the environment, a service's credential or a prompt.
 
 A command-line argument is no source, because every user of the machine can read it.
 """

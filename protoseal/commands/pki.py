@@ -1,4 +1,4 @@
-"""``protoseal pki``: a federation's CA, and the certificates of its parties.
+"""Command group ``protoseal pki``: creates a federation's CA and issues the certificates of its parties.
 
 Each party makes its key where it is used and sends a request; the CA's holder compares fingerprints with the
 requester over another channel, approves, and sends the certificate back. No private key ever travels.

@@ -1,4 +1,4 @@
-"""``protoseal predict``."""
+"""Command ``protoseal predict``: classifies images with the model that a site trained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``protoseal report``."""
+"""Command ``protoseal report``: writes a run's results as one self-contained HTML page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``protoseal server``: the coordinator."""
+"""Command group ``protoseal server``: serves a run as the coordinator, or checks that the coordinator could."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``protoseal simulate``."""
+"""Command ``protoseal simulate``: runs a federation in one process, without sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text as it may be shown: whatever could act on a terminal, or begin a line of its own in a log, is escaped.
+"""Escaping of text from others before it is printed, so that it cannot control a terminal or forge a line of a log.
 
 Reasons, details and names come from the other side of a connection. Shown as they are, a line break forges an entry of
 the log, and an escape sequence or a change of writing direction hides one. Limit: letters that look alike are shown.

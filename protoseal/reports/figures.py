@@ -1,4 +1,4 @@
-"""The figures of a report, each as SVG text."""
+"""Figures of a run's report, each as SVG text."""
 
 from __future__ import annotations
 

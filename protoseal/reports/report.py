@@ -1,4 +1,4 @@
-"""``report.html``: one self-contained page about a run, from its ``result.json`` and its sites' folders."""
+"""Report of a run, ``report.html``: one self-contained page made from ``result.json`` and the sites' folders."""
 
 from __future__ import annotations
 

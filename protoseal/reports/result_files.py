@@ -1,4 +1,4 @@
-"""``result.json`` and the records of simulated runs.
+"""Reader and writer of ``result.json`` and of the records of simulated runs.
 
 ``RUN/result.json`` and ``RUN/report.html``; ``RUN/sites/NAME/`` (or a deployed site's ``out``) holds
 ``agreement.json``, ``site.json``, ``model.safetensors`` and ``prototypes.safetensors``. A site's folder is

@@ -1,4 +1,4 @@
-"""From the logs of sites and coordinator to ``result.json``."""
+"""Construction of ``result.json`` from the logs of the sites and the coordinator."""
 
 from __future__ import annotations
 

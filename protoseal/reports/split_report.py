@@ -1,4 +1,4 @@
-"""Who has what in a split: samples of each class by site and domain, as files and a plot.
+"""Report of a split: how many samples of each class every site and domain has, as files and a plot.
 
 For simulations alone: class counts of real sites are theirs to keep, and no deployment has them in one place.
 """

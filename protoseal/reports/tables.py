@@ -1,4 +1,4 @@
-"""A run's result as tables for a terminal."""
+"""Tables of a run's result for a terminal."""
 
 from __future__ import annotations
 

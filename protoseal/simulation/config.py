@@ -1,4 +1,4 @@
-"""Configuration of ``protoseal simulate``: flags override a file, which overrides defaults."""
+"""Configuration of ``protoseal simulate``: options override a file, which overrides the defaults."""
 
 from __future__ import annotations
 

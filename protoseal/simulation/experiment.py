@@ -1,4 +1,4 @@
-"""``protoseal simulate``: methods and controls on one data set and split, for one seed or several."""
+"""Experiment of ``protoseal simulate``: methods and controls on one data set and split, for one or more seeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A federation in one process: the same sessions, coordinator and protections as in deployment, without sockets.
+"""Federation in one process: the sessions, coordinator and protections of a deployment, without sockets.
 
 Identities are made for the run and thrown away with it, as is all that sites and coordinator keep: it is there so that
 a run whose process was killed goes on where it was, on a CPU and with sites that train one by one as if it had not been

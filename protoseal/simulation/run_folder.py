@@ -1,4 +1,4 @@
-"""The folder of a simulation: what it has of finished runs, what unfinished ones go on from, whose it is.
+"""Folder of a simulation: its finished runs, the state to resume others from, and the settings that it belongs to.
 
 ``simulation.json`` says which configuration and which data the folder belongs to. ``runs/METHOD.json`` has the logs of
 a run that has ended, in the folder of its seed; ``.state`` has the files of runs that have not, and is gone when all

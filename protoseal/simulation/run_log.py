@@ -1,4 +1,4 @@
-"""Log of a simulated run: each site's rounds, the coordinator's, and the bytes that went either way.
+"""Log of a simulated run: the rounds of each site and of the coordinator, and the bytes sent in each direction.
 
 The file is written as the run proceeds, so that a killed and resumed run has lost none of it. Each entry has a name
 of its own and replaces one of that name: an entry that is written twice, because the process was killed in between,

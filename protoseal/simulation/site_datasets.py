@@ -1,4 +1,4 @@
-"""From the names of a data set and a split to each simulated site's samples, and a file for each site."""
+"""Data of the simulated sites: a named data set, divided by a named split, and a file for each site."""
 
 from __future__ import annotations
 

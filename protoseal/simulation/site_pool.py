@@ -1,4 +1,4 @@
-"""The sites of one process as what trains: how they train together, when they stop, what they are tested on."""
+"""Sites of a simulation as a pool: how they train together, when training stops, and what they are tested on."""
 
 from __future__ import annotations
 

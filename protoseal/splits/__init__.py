@@ -1,4 +1,4 @@
-"""Dividing a data set among simulated sites: who gets which samples of which class and domain.
+"""Splits: how a data set is divided among simulated sites, by class and by domain.
 
 A split is a table of shares (sites, domains, classes): the samples of each domain and class are shuffled and
 dealt out by it, so no sample is at two sites. Everything follows from a seed. The names of splits, and their

@@ -1,4 +1,4 @@
-"""From shares to sites: the samples of each domain and class, shuffled and dealt out."""
+"""Allocation of samples to sites: shuffles each domain and class and deals its samples out by given shares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The splits themselves: each draws shares (sites, domains, classes) and has the samples dealt out by them.
+"""Partitions: each split draws the shares (sites, domains, classes) by which samples are dealt out.
 
 In all of them ``own_test`` is the part of each of its classes that a site keeps to test on, whatever test part
 the data set has, so that it tests on the classes in the proportions in which it trains on them. Without it a site

@@ -1,4 +1,4 @@
-"""Samples that several simulated sites have, kept in memory once."""
+"""Samples that several simulated sites share, kept in memory once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One simulated site's samples, their conversion to data sets, and the later draws of validation part and subjects."""
+"""Samples of one simulated site, and the later draws of its validation part and of subjects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Splits by name: how ``--split`` is written and what it stands for."""
+"""Parser of ``--split``: the names of splits and their arguments."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""``protoseal client check``: a dry run of a site."""
+"""Checks of ``protoseal client check``: a dry run of a site."""

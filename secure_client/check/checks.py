@@ -1,4 +1,4 @@
-"""``protoseal client check``: everything that a run needs, tried without sending any data."""
+"""Checks before a run: everything that a run needs is tried, and no data is sent."""
 
 from __future__ import annotations
 

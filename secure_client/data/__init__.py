@@ -1,4 +1,4 @@
-"""A site's data: where it comes from, and the form that the agreed preprocessing gives it."""
+"""Data of a site: its sources, and the preprocessing that the federation agreed on."""
 
 from secure_client.data.site_data import SiteData, load_site_data
 

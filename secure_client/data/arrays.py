@@ -1,4 +1,4 @@
-"""Labelled samples as arrays, checked when they are made. No torch."""
+"""Arrays of labelled samples, checked when they are made (numpy)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""scikit-learn's bundled scans of handwritten digits, as five domains that differ in appearance.
+"""Digits data set: scikit-learn's scans of handwritten digits, as five domains that differ in appearance.
 
 1797 real scans of 8×8 pixels (Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", UCI). They
 are dealt out over the domains first and altered afterwards, so no scan is in two domains.

@@ -1,4 +1,4 @@
-"""Data in a folder of images, in one of the ways in which such folders are laid out.
+"""Reader of data in a folder of images, in each of the usual layouts.
 
 ===============================  =====================================================================
 ``train/CLASS/*.png``            and, where there is one, ``test/CLASS/*.png``

@@ -1,4 +1,4 @@
-"""Data in an ``.npz`` file: ``x_train``, ``y_train`` and, where there are any, ``x_test`` and ``y_test``.
+"""Reader of data in an ``.npz`` file: ``x_train``, ``y_train`` and, where there are any, ``x_test`` and ``y_test``.
 
 Inputs are images (N, H, W, C), grey ones also (N, H, W), or features (N, F); labels (N,) number the classes
 from 0. Optional: ``class_names``, ``domain_train`` and ``domain_test`` (N,), ``domain_names``, and ``subjects`` (N,),

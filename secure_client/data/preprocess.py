@@ -1,4 +1,4 @@
-"""The preprocessing that all sites agree on: from images as they come to what a model takes.
+"""Preprocessing that all sites agree on: turns images as they are read into a model's input.
 
 Two steps, so that data can be kept small in between: :func:`fit_images` gives images the agreed size and
 channels, :func:`to_tensor` scales, normalises and moves the channels first.

@@ -1,4 +1,4 @@
-"""Published data sets by name, from files that the site has: nothing is downloaded, nothing unpickled.
+"""Readers of published data sets by name, from files that the site has: nothing is downloaded, nothing unpickled.
 
 MNIST, Fashion-MNIST, USPS, SVHN and Flowers102 are read by torchvision's own classes. Its CIFAR classes unpickle,
 so CIFAR is read here, from the "binary version" of its archive.

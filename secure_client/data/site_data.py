@@ -1,4 +1,4 @@
-"""The data that one site trains and tests on, in the form that the federation agreed on."""
+"""Training and test data of one site, in the form that the federation agreed on."""
 
 from __future__ import annotations
 

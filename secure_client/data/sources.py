@@ -1,4 +1,4 @@
-"""From the name of a data set to samples: one reader for each form, then agreed classes and preprocessing."""
+"""Sources of data by name: one reader for each form of data, then the agreed classes and preprocessing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A site's own data by ``module:function``: arrays, or torch data sets that are read as needed."""
+"""Data from a site's own code, ``module:function``: arrays, or torch data sets that are read as needed."""
 
 from __future__ import annotations
 

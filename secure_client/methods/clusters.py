@@ -1,4 +1,4 @@
-"""Clusters at a site: local prototypes and a model out; clusters of all sites' prototypes and the mean model back."""
+"""Clusters at a site: it sends local prototypes and a model, and receives all sites' clusters and the mean model."""
 
 from __future__ import annotations
 

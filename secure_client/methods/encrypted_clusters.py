@@ -1,4 +1,4 @@
-"""Clusters at a site under ``ckks``: directions of its prototypes, rotated; then its part in sums, encrypted.
+"""Clusters at a site under ``ckks``: it sends rotated directions of its prototypes, then encrypted terms of the sums.
 
 The coordinator reads nothing of sums, so the number of clusters may be the agreed maximum. The limit: **one site that
 helps the coordinator opens all prototypes**, since all have the seed and the key. As for other sums, nothing that

@@ -1,4 +1,4 @@
-"""Sums at a site under ``ckks``: what the coordinator added up comes back encrypted, and the means are taken here.
+"""Sums at a site under ``ckks``: it decrypts the sum that the coordinator computed, and divides to get the means.
 
 Nothing that follows from a decryption shows in what the site answers (Li and Micciancio, eprint 2020/1533): a result
 that cannot be right is acknowledged like any other and what the site trains from stays as it is, though the site states

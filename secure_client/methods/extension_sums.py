@@ -1,4 +1,4 @@
-"""Sums at a site under a third party's protection: one step, and a sum that every site reads by itself.
+"""Sums at a site under a third party's protection: one step, after which every site reads the sum by itself.
 
 As under ``ckks`` a result that cannot be right, which only those who can read it see, is acknowledged like any other,
 and not used.

@@ -1,4 +1,4 @@
-"""The method of a run, under its protection."""
+"""Factory of a run's method at a site, by the agreed method and protection."""
 
 from __future__ import annotations
 

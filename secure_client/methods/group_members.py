@@ -1,4 +1,4 @@
-"""Who adds to a site's sum in an attempt: the members of its group, all from one start, and no second open sum."""
+"""Members of a site's group in an attempt, checked: all have the same base, and no second sum is open."""
 
 from __future__ import annotations
 

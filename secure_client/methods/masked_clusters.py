@@ -1,4 +1,4 @@
-"""Clusters at a site under masks: first the directions of its prototypes, turned; then its part in sums.
+"""Clusters at a site under ``masked``: it sends rotated directions of prototypes, then a masked vector for the sums.
 
 From turned directions the coordinator has cosines, and from them an assignment, which every site is told in full and
 checks; its masks are bound to it. What is then added up are the prototypes of each cluster, their samples, and models.

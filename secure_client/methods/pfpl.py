@@ -1,4 +1,4 @@
-"""PFPL at a site: prototypes out, the combination of peers back, personalised prototypes as the next targets."""
+"""PFPL at a site: it sends prototypes, and makes its next targets from the combination of its peers' that it gets."""
 
 from __future__ import annotations
 

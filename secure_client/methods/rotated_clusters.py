@@ -1,4 +1,4 @@
-"""Clusters at a site whose prototypes the coordinator does not see: it gets their directions, turned, and no more.
+"""Clusters at a site whose prototypes the coordinator must not see: only their rotated directions are sent.
 
 From these it has cosines, and from them an assignment, which every site is told in full and checks.
 """

@@ -1,4 +1,4 @@
-"""Start of a round of sums: the groups, possibly one of all, and the result that every member trains from."""
+"""Start of a round of sums: the groups of sites, and the earlier result that each group trains from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums at a site: of prototypes, of models, or of both, over all sites or over the group that a clustering put us in.
+"""Sums at a site: of prototypes, of models, or of both, over all sites or over the site's group.
 
 The coordinator chooses the groups, and a site cannot check the choice. What it does check: the groups are the same
 in every round and each is large enough, every member of its own trains from the same result, and no more than one sum

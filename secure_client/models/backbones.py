@@ -1,4 +1,4 @@
-"""The networks that are built in: square images (B, channels, side, side) become features (B, d).
+"""Built-in networks: square images (B, channels, side, side) become features (B, d).
 
 What the methods ask of each: features are the output of a ReLU, so that none is negative; and no step is done in place,
 since per-sample gradients need every activation as it was. Networks with normalisation do it by :class:`Norm`.

@@ -1,4 +1,4 @@
-"""FedDBP's model: any backbone, a shared and a decision branch after it, and one classifier for both."""
+"""FedDBP's model: a backbone, a shared branch and a decision branch after it, and one classifier for both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The images that a network is built for, and how it normalises."""
+"""Shape of the images that a network is built for, and the kind of normalisation in the network."""
 
 from __future__ import annotations
 

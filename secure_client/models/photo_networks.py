@@ -1,4 +1,4 @@
-"""torchvision's networks for photographs, as extractors of d features.
+"""Networks of torchvision for photographs, as extractors of d features.
 
 Small images get another stem, normalisation can be chosen, and no operation works in place, which hooks for
 per-sample gradients require. Importing torchvision takes seconds, so that only a network of this module imports it.

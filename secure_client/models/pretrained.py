@@ -1,4 +1,4 @@
-"""Pretrained weights from a file: the common start of a run that does not begin from a seed alone."""
+"""Loader of pretrained weights from a file, the common start of a run that does not begin from a seed alone."""
 
 from __future__ import annotations
 

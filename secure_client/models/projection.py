@@ -1,4 +1,4 @@
-"""A public random projection after a model: fewer features for what is exchanged, all of them for the classifier.
+"""Random projection after a model, public: fewer features are exchanged, and the classifier keeps them all.
 
 Noise on a prototype grows with the root of its dimensions, and what tells classes apart needs few of them: inner
 products survive a random projection (Johnson and Lindenstrauss 1984). The matrix follows from the agreement's

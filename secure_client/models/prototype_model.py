@@ -1,4 +1,4 @@
-"""Models at a site: what one must offer, the networks that are built in, and a site's own by ``module:function``.
+"""Interface of a site's model, the built-in models, and models from a site's own code by ``module:function``.
 
 A model splits into ``features(x) -> (B, d)``, whose class means are the prototypes, and ``classifier(z) ->
 (B, K)``.

@@ -1,4 +1,4 @@
-"""Scattering coefficients: features of images that nobody's data made.
+"""Scattering coefficients of images: features by fixed wavelets, which no data trained.
 
 Wavelets at two scales, moduli and averages, all fixed (Mallat 2012; Bruna and Mallat 2013). A linear layer behind them
 is what Tramèr and Boneh 2021 found to learn best by DP-SGD where there are no public data.

@@ -1,4 +1,4 @@
-"""``site.json``: a site's own record of a run, round by round."""
+"""Log of a site, ``site.json``: its own record of a run, round by round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A site's prototypes as arrays: what it has of its own, and what it received. No torch."""
+"""Prototypes of a site as arrays: its own, and those that it received (numpy)."""
 
 from __future__ import annotations
 

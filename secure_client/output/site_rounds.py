@@ -1,4 +1,4 @@
-"""One round's line of a site's log, from what the session measured."""
+"""Records of rounds in a site's log, from what the session measured."""
 
 from __future__ import annotations
 

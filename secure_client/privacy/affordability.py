@@ -1,4 +1,4 @@
-"""A check that what remains of a site's budget pays for the rest of a run, before the run begins or resumes.
+"""Check before a run begins or resumes: whether the rest of a site's budget pays for the rest of the run.
 
 Limit: the plan is without retries. A round that is repeated may be paid for twice, so a run that fits here exactly can
 still end early.

@@ -1,4 +1,4 @@
-"""The noisy prototypes that a site goes by: those of its last release, kept with what it trained.
+"""Noisy prototypes of a site: those of its last release, stored with the training state.
 
 Where sites share the noise of a sum, none of them has a release of its own after round 0: its share of the noise is
 paid for and drawn before it states its presence in an attempt, and kept with the attempt's secrets until it is added.

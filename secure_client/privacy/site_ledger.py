@@ -1,4 +1,4 @@
-"""The privacy ledger that a site's own file names."""
+"""Opening of the privacy ledger that a site's configuration file names."""
 
 from __future__ import annotations
 

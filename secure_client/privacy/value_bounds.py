@@ -1,4 +1,4 @@
-"""The agreed bounds of a site's values, to which the values are brought before any of them is sent.
+"""Bounds that were agreed for a site's values; values are clipped to them before any are sent.
 
 Values beyond a bound are saturated, never refused: an error that ended the session would tell the coordinator, who
 chooses what sites train from, whether a value that it may not see is beyond the bound. What was changed is logged at

@@ -1,1 +1,1 @@
-"""A site's half of the protocol below the methods: set-up, journal, order, exchanges."""
+"""Protocol of a site below the methods: set-up, journal, order of phases, exchanges."""

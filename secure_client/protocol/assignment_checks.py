@@ -1,4 +1,4 @@
-"""Checks of an assignment, which a site makes before it adds to the sums of its clusters.
+"""Checks of an assignment to clusters, which a site makes before it adds to the clusters' sums.
 
 The limits: the coordinator decides which rows go together, so it may put a site's row with those of sites that help
 it (``min_holders`` has to exceed their number by 2); and rows that it invents for a site that is silent from then on

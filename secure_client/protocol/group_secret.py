@@ -1,4 +1,4 @@
-"""Secrets that all sites of a run share and the coordinator lacks: the seed of rotations, under ``ckks`` also a key."""
+"""Secrets that all sites of a run share and the coordinator lacks: the seed of rotations and, under ``ckks``, a key."""
 
 from __future__ import annotations
 

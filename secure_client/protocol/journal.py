@@ -1,4 +1,4 @@
-"""A site's memory of a run: what it answered, what it must keep secret, and what it has learnt.
+"""Journal of a site: its record of a run's answers, secrets and results, kept across restarts.
 
 One answer for each phase of each attempt. An answer is durable here before it is sent, so the same request gets the
 same bytes after a crash, and another request under the same name is refused for good: two answers over the same

@@ -1,4 +1,4 @@
-"""A site's anchor of its privacy ledger, which it shows to others, and those of its peers, which it remembers.
+"""Anchors of privacy ledgers: the site's own, which it shows to others, and its peers', which it stores.
 
 By its own journal a site notices within a run that its ledger was removed, or an older copy put back. Across runs
 others have to: the coordinator, who tells it what it has seen, and the peers, who refuse to go along.

@@ -1,4 +1,4 @@
-"""Who takes part in an attempt, as the participants' own signatures prove."""
+"""Participants of an attempt, as their own signatures prove."""
 
 from __future__ import annotations
 

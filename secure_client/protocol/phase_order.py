@@ -1,4 +1,4 @@
-"""The rules of order at a site: what may be asked when, one check each.
+"""Order of phases at a site: one check for each rule on what may be asked when.
 
 They read nothing but the journal and the agreement, so a restart changes none of their answers.
 """

@@ -1,1 +1,1 @@
-"""A site's model over the rounds: checkpoints, targets, what a round starts from."""
+"""Model of a site over the rounds: checkpoints, targets, and the base that a round trains from."""

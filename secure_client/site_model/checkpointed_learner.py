@@ -1,4 +1,4 @@
-"""A site's learner together with what a restart must find again: the trained model, prototypes and targets."""
+"""Learner of a site with its checkpoints: trained model, prototypes and targets survive a restart."""
 
 from __future__ import annotations
 

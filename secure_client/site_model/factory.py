@@ -1,4 +1,4 @@
-"""From the agreement to a site's learner: the same in deployment, in simulation and for the controls."""
+"""Factory of a site's learner from the agreement; deployments, simulations and controls share it."""
 
 from __future__ import annotations
 

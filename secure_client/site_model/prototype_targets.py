@@ -1,4 +1,4 @@
-"""From prototypes as arrays to what a model's features are compared with (torch)."""
+"""Targets that a model's features are compared with, made from arrays of prototypes (torch)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Base of a round for a group's sites: prototypes and the averaged part of the model, as of a RESULT."""
+"""Base that a group's sites train from in a round: prototypes and the averaged part of the model, from a result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A round's training as a site keeps it: the model's state with what the method exchanges of the model."""
+"""Outcome of a round's training as a site stores it: the model's state, and the part of the model that is exchanged."""
 
 from __future__ import annotations
 

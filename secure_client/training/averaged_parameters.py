@@ -1,4 +1,4 @@
-"""The part of a model that a federation averages, as one vector. The rest is a site's own and is never in it."""
+"""Averaged part of a model, as one vector. The rest of the model stays at the site and is never in it."""
 
 from __future__ import annotations
 

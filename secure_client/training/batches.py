@@ -1,4 +1,4 @@
-"""Batches from a site's data set: a pair of tensors stays on the device, anything else is read as needed."""
+"""Batches of a site's data set: a pair of tensors stays on the device, any other data set is read as needed."""
 
 from __future__ import annotations
 

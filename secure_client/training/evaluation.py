@@ -1,4 +1,4 @@
-"""Evaluation of a site's model; the results stay at the site."""
+"""Evaluation of a site's model on the site's test data; the results stay at the site."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One pass of a model over a site's records, which no record can end.
+"""Pass of a model over all records of a site, which no faulty record can abort.
 
 A batch on which the model fails is computed again record by record, so that one record's error changes no other
 record's features. The record that fails, or whose features are not finite, counts as zeros under its own label. With

@@ -1,4 +1,4 @@
-"""A site's training round by round: model, data, objective and schedule. No transport, no protection."""
+"""Learner of a site: model, data, objective and schedule, trained round by round, without transport or protection."""
 
 from __future__ import annotations
 

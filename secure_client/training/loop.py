@@ -1,4 +1,4 @@
-"""One model's training on one site's data: epochs of batches, one after the other."""
+"""Training loop of one model on one site's data: epochs of batches, one after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gRPC service of the coordinator: identify the caller, decode, call the handler, encode."""
+"""Service of the coordinator over gRPC: it identifies the caller, decodes, calls the handler and encodes."""
 # ruff: noqa: N802 (the calls have the schema's names)
 
 from __future__ import annotations

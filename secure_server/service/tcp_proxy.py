@@ -1,4 +1,4 @@
-"""The coordinator's front: it takes TCP connections in, and keeps few of those that show no certificate.
+"""Proxy in front of gRPC: it accepts TCP connections, and limits those that have not shown a certificate.
 
 gRPC can limit handshakes by time and connections by number, but at its limit it refuses the *newest* connection: a host
 that opens many and opens them again shuts every site out. The front passes bytes between each connection and the gRPC

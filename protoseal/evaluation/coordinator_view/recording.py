@@ -1,4 +1,4 @@
-"""View of the coordinator in a run, from the messages that it recorded."""
+"""Loader of a coordinator's view of a run, from the messages that the coordinator recorded."""
 
 from __future__ import annotations
 

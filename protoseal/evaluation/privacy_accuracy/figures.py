@@ -1,4 +1,4 @@
-"""Accuracy over ε, as SVG."""
+"""Figures of accuracy over ε, as SVG."""
 
 from __future__ import annotations
 

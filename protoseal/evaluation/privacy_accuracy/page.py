@@ -1,4 +1,4 @@
-"""``evaluate.html``: one self-contained page about accuracy against ε."""
+"""Page ``evaluate.html``: a self-contained report of accuracy against ε."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``evaluate.json``: what a configuration reaches at each ε, every run of it and what they come to."""
+"""Records in ``evaluate.json``: a configuration's accuracy at each ε, run by run and as means."""
 
 from __future__ import annotations
 

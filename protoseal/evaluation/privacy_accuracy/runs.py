@@ -1,4 +1,4 @@
-"""Accuracy against ε: one simulation for each ε, kind of noise and seed, with as much noise as the ε asks for."""
+"""Simulations for accuracy against ε: one for each ε, kind of noise and seed, with as much noise as that ε needs."""
 
 from __future__ import annotations
 

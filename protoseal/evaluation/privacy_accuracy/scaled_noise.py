@@ -1,4 +1,4 @@
-"""One configuration with more noise or less: all its noise multipliers scaled alike, to fit a budget."""
+"""Scaling of a configuration's noise: all noise multipliers by one factor, so that the run costs a given ε."""
 
 from __future__ import annotations
 

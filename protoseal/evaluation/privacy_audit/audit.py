@@ -1,4 +1,4 @@
-"""A mechanism under audit, the audit of it, and its verdict."""
+"""Audit of a privacy mechanism: runs it once on canaries, guesses which were in, and gives a verdict on its claim."""
 
 from __future__ import annotations
 

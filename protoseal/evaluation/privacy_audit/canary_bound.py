@@ -1,4 +1,4 @@
-"""A test of a trade-off curve by one run: which canaries were in it, guessed from its output.
+"""Statistical test of an audit: how probable so many right guesses about canaries are if the claimed guarantee holds.
 
 Mahloujifar, Melis and Chaudhuri 2025, "Auditing f-differential privacy in one run". Each of m canaries is in the data
 by a fair coin. Whoever sees the output guesses r of the coins and abstains from the others; r is fixed before the run.

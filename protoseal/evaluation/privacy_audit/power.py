@@ -1,4 +1,4 @@
-"""The number of guesses that an audit makes, and its power against half the noise, and against less than is claimed.
+"""Planning of an audit: the number of guesses, and the power to detect half the claimed noise, or less than claimed.
 
 All of it is decided before the run, by simulating the canaries' scores from public numbers alone. The number of guesses
 is then independent of the run, as the theorem in :mod:`protoseal.evaluation.privacy_audit.canary_bound` demands.

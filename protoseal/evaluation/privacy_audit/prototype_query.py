@@ -1,4 +1,4 @@
-"""An audit of the prototype query as it is released, with canaries alone in classes of their own.
+"""Audit of the noisy prototypes as they are released, with canaries alone in classes of their own.
 
 A further class costs nothing, since a record is in one, so the claim is that of a query with the agreed clip, weight
 and noise. Features of a canary are a hundred times as long as the clip and equally large in all coordinates, so that

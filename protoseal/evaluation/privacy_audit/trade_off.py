@@ -1,4 +1,4 @@
-"""Trade-off curves: how often an event of one data set has to happen on a neighbouring one.
+"""Trade-off curves of a privacy guarantee: the least rate of one test error for each rate of the other.
 
 A mechanism has trade-off function f if, for every event S and all neighbours D and D' (in both directions),
 P[M(D) in S] <= 1 - f(P[M(D') in S]) (Dong, Roth and Su 2022). A :class:`TradeOff` is the inverse of that bound,

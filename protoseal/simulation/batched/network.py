@@ -1,4 +1,4 @@
-"""One network that computes what several sites' networks of one architecture do, each on inputs of its own.
+"""Batched network: computes what several sites' networks of one architecture compute, each on its own inputs.
 
 A batch of S sites is (S·B, …), site after site, where one site's would be (B, …). What works sample by sample (ReLU,
 pooling, sums, flattening) stays as it is; a linear layer multiplies S matrices at once; convolutions and batch

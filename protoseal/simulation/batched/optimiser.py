@@ -1,4 +1,4 @@
-"""An optimiser's steps on several sites' parameters at once: for each site what torch's own does for it alone."""
+"""Batched optimiser: steps several sites' parameters at once, each as torch's own optimiser would alone."""
 
 from __future__ import annotations
 
