@@ -15,6 +15,7 @@ from protoseal.commands.bench_pairwise import pairwise
 from protoseal.commands.bench_rotation import rotation
 from protoseal.commands.bench_round import round_
 from protoseal.commands.error_output import one_line_errors
+from protoseal.commands.examples import example
 
 if TYPE_CHECKING:
     from protoseal.bench.record import Case
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
 
 @click.group()
 def bench() -> None:
-    """Measure speed, as ratios of two ways of doing the same, taken by turns in one run."""
+    """Measure speed on this machine.
+
+    Each command compares two ways of computing the same, by turns in one run, and reports ratios.
+    """
 
 
 bench.add_command(ckks)
@@ -31,46 +35,86 @@ bench.add_command(rotation)
 bench.add_command(round_)
 
 
-@bench.command()
-@click.option(
-    "--json", "path", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures here."
+@bench.command(
+    epilog=example(
+        'protoseal bench train --sites 5 --samples 200 --growth "" --memory-sites 0 --json train.json'
+    )
 )
-@click.option("--sites", type=COUNT, default=20, show_default=True, help="Sites that train in a round.")
-@click.option("--samples", type=COUNT, help="Of each site.  [default: 60000 over the sites, as MNIST has]")
-@click.option("--batch", type=COUNT, default=10, show_default=True, help="Samples in a batch.")
-@click.option("--repeats", type=COUNT, default=3, show_default=True, help="Rounds of each way.")
+@click.option(
+    "--json",
+    "path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File that gets the figures as JSON, updated after each case.",
+)
+@click.option(
+    "--sites", type=COUNT, default=20, show_default=True, help="Number of sites that train in a round."
+)
+@click.option(
+    "--samples",
+    type=COUNT,
+    help="Number of training samples of each site.  [default: 60000 divided among the sites, as in MNIST]",
+)
+@click.option("--batch", type=COUNT, default=10, show_default=True, help="Number of samples in a batch.")
+@click.option(
+    "--repeats", type=COUNT, default=3, show_default=True, help="Number of rounds trained in each way."
+)
 @click.option(
     "--growth",
     callback=counts,
     default="5,10,20,50,100",
     show_default=True,
-    help="Numbers of sites; '' for none.",
+    help="Numbers of sites for the growth curve, with commas between; '' measures none.",
 )
-@click.option("--growth-samples", type=COUNT, default=100, show_default=True, help="Of each site, there.")
+@click.option(
+    "--growth-samples",
+    type=COUNT,
+    default=100,
+    show_default=True,
+    help="Number of training samples of each site in the growth curve.",
+)
 @click.option(
     "--memory-sites",
     type=click.IntRange(min=0),
     default=100,
     show_default=True,
-    help="In the case on memory; 0: none.",
+    help="Number of sites in the measurement of memory; 0 measures none.",
 )
-@click.option("--memory-samples", type=COUNT, default=500, show_default=True, help="Of each site, there.")
+@click.option(
+    "--memory-samples",
+    type=COUNT,
+    default=500,
+    show_default=True,
+    help="Number of training samples of each site in the measurement of memory.",
+)
 @click.option(
     "--model",
     type=click.Choice(["small-cnn", "fedpc-cnn", "resnet10"]),
     default="small-cnn",
     show_default=True,
+    help="Network that the sites train.",
 )
-@click.option("--at-once", type=COUNT, help="Sites in one program, at most.  [default: by size]")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda:N.")
+@click.option(
+    "--at-once",
+    type=COUNT,
+    help="Most sites in one batched program.  [default: chosen by the size of the model]",
+)
+@click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    help="Device of training: auto (a GPU if there is one), cpu or cuda:N.",
+)
 @click.option(
     "--data-root",
     type=click.Path(path_type=Path),
-    help="Where MNIST is, for small-cnn; else images are random.",
+    help="Folder with MNIST's files, for small-cnn; without it the images are random.",
 )
 @one_line_errors
 def train(path: Path | None, samples: int | None, sites: int, **settings: object) -> None:
-    """Sites trained as one batched program against one by one; growth with their number; memory of many."""
+    """Measure the training of many sites as one batched program, beside training one by one.
+
+    The figures are seconds, their growth with the number of sites, and the peak memory.
+    """
     from protoseal.bench.record import as_record, write_record
     from protoseal.bench.train import MNIST_SAMPLES, Plan, machine_of, measure
 

@@ -9,6 +9,7 @@ import click
 
 from protoseal.commands.bench_options import COUNT, FILE, counts, recorded, show
 from protoseal.commands.error_output import one_line_errors
+from protoseal.commands.examples import example
 
 if TYPE_CHECKING:
     from protoseal.bench.record import Case
@@ -28,40 +29,59 @@ CAPTION = (
 CURVES = {"cpu_seconds": "packed circuit", "baseline_cpu_seconds": "CKKSVector, scaled"}
 
 
-@click.command()
-@click.option("--json", "path", type=FILE, help="Write the figures here.")
-@click.option(
-    "--sites", type=click.IntRange(min=3), default=20, show_default=True, help="Sites of the cohort."
+@click.command(
+    epilog=example('protoseal bench ckks --sites 5 --dim 64 --growth "" --dims "" --json ckks.json')
 )
-@click.option("--classes", type=COUNT, default=10, show_default=True)
-@click.option("--dim", type=COUNT, default=512, show_default=True, help="Of a prototype.")
-@click.option("--repeats", type=COUNT, default=3, show_default=True, help="Of each comparison.")
+@click.option(
+    "--json", "path", type=FILE, help="File that gets the figures as JSON, updated after each case."
+)
+@click.option(
+    "--sites",
+    type=click.IntRange(min=3),
+    default=20,
+    show_default=True,
+    help="Number of sites that send prototypes.",
+)
+@click.option(
+    "--classes", type=COUNT, default=10, show_default=True, help="Number of classes, one prototype each."
+)
+@click.option("--dim", type=COUNT, default=512, show_default=True, help="Dimension of a prototype.")
+@click.option(
+    "--repeats",
+    type=COUNT,
+    default=3,
+    show_default=True,
+    help="Number of times that each comparison is measured; the median counts.",
+)
 @click.option(
     "--growth",
     callback=counts,
     default="2,5,10,20,30,50",
     show_default=True,
-    help="Numbers of sites; '' for none.",
+    help="Numbers of sites for the growth curve, with commas between; '' measures none.",
 )
 @click.option(
     "--dims",
     callback=counts,
     default="64,128,256,512,1024,2048",
     show_default=True,
-    help="Dimensions of prototypes; '' for none.",
+    help="Dimensions of prototypes for the growth curve, with commas between; '' measures none.",
 )
 @click.option(
     "--key-sets",
     type=click.IntRange(min=0),
     default=3,
     show_default=True,
-    help="Fresh keys for the errors, which are the key's; 0 for none.",
+    help="Number of fresh key sets over which errors are measured; 0 measures none.",
 )
-@click.option("--plot", type=FILE, help="Draw the growth with sites, as SVG.")
-@click.option("--plot-dims", type=FILE, help="Draw the growth with dimensions, as SVG.")
+@click.option("--plot", type=FILE, help="File for the growth with sites, as SVG.")
+@click.option("--plot-dims", type=FILE, help="File for the growth with dimensions, as SVG.")
 @one_line_errors
 def ckks(path: Path | None, plot: Path | None, plot_dims: Path | None, **settings: object) -> None:
-    """PFPL on ciphertexts: seconds of a core beside TenSEAL's high-level code, key switches, bytes, errors."""
+    """Measure PFPL on ciphertexts beside the same sums in TenSEAL's high-level code.
+
+    The figures are CPU seconds, key switches, bytes sent, and errors beside their stated bounds.
+    """
     from protoseal.bench.ckks import Plan, measure
     from protoseal.bench.record import machine
 

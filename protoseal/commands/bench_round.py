@@ -8,6 +8,7 @@ import click
 
 from protoseal.commands.bench_options import COUNT, FILE, recorded, show
 from protoseal.commands.error_output import one_line_errors
+from protoseal.commands.examples import example
 
 COLUMNS = {
     **{name: name for name in ("case", "method", "protection", "seconds")},
@@ -24,29 +25,56 @@ CAPTION = (
 METHODS = ("pfpl", "fedpc", "feddbp", "fedplcc")
 
 
-@click.command("round")
-@click.option("--json", "path", type=FILE, help="Write the figures here.")
-@click.option("--method", type=click.Choice(METHODS), default="pfpl", show_default=True)
-@click.option("--sites", type=click.IntRange(min=3), default=20, show_default=True)
-@click.option("--dim", type=COUNT, default=64, show_default=True, help="Of a prototype.")
-@click.option("--samples", type=COUNT, help="That each site trains with.  [default: all there are]")
-@click.option("--batch", type=COUNT, default=32, show_default=True, help="Samples in a batch.")
-@click.option("--epochs", type=COUNT, default=1, show_default=True, help="Of local training.")
-@click.option("--repeats", type=COUNT, default=3, show_default=True, help="Rounds under each protection.")
-@click.option("--model", default="small-cnn", show_default=True, help="What sites train.")
+@click.command("round", epilog=example("protoseal bench round --method pfpl --sites 5 --json round.json"))
+@click.option(
+    "--json", "path", type=FILE, help="File that gets the figures as JSON, updated after each case."
+)
+@click.option(
+    "--method",
+    type=click.Choice(METHODS),
+    default="pfpl",
+    show_default=True,
+    help="Method that the rounds run.",
+)
+@click.option("--sites", type=click.IntRange(min=3), default=20, show_default=True, help="Number of sites.")
+@click.option("--dim", type=COUNT, default=64, show_default=True, help="Dimension of a prototype.")
+@click.option(
+    "--samples",
+    type=COUNT,
+    help="Number of training samples of each site.  [default: all that the data set has, divided among the sites]",
+)
+@click.option("--batch", type=COUNT, default=32, show_default=True, help="Number of samples in a batch.")
+@click.option(
+    "--epochs",
+    type=COUNT,
+    default=1,
+    show_default=True,
+    help="Number of epochs of local training in a round.",
+)
+@click.option(
+    "--repeats", type=COUNT, default=3, show_default=True, help="Number of rounds under each protection."
+)
+@click.option(
+    "--model",
+    default="small-cnn",
+    show_default=True,
+    help="Network that the sites train, one of the built-in models.",
+)
 @click.option(
     "--workers",
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="Processes for ciphertexts; 0: none but this one.",
+    help="Number of worker processes for ciphertexts; with 0 this process computes them itself.",
 )
 @click.option(
-    "--data-root", type=click.Path(path_type=Path), help="Where MNIST is; else scikit-learn's digits."
+    "--data-root",
+    type=click.Path(path_type=Path),
+    help="Folder with MNIST's files; without it the data are scikit-learn's digits.",
 )
 @one_line_errors
 def round_(path: Path | None, method: str, **settings: object) -> None:
-    """Whole rounds, training included, under masked and ckks beside plain ones."""
+    """Measure whole rounds, training included, under masked and ckks beside plain."""
     from agreement import Method
     from protoseal.bench.record import machine
     from protoseal.bench.round import Plan, measure

@@ -15,30 +15,37 @@ from privacy.ledger.remaining_budget import epsilon_of
 from protoseal.commands.budget_ledger import accountant as accountant_by
 from protoseal.commands.budget_ledger import check_whole
 from protoseal.commands.error_output import one_line_errors
+from protoseal.commands.examples import example
 
 
-@click.command("allow")
+@click.command(
+    "allow", epilog=example("protoseal budget allow scans-2026.jsonl --epsilon 8 --reason 'second study'")
+)
 @click.argument("ledger", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
-    "--epsilon", type=float, help="All that may ever be spent, over all runs; the same unless given."
+    "--epsilon",
+    type=float,
+    help="New limit ε on the privacy loss of the data set, over all its runs.  [default: as before]",
 )
-@click.option("--delta", type=float, help="The same as before unless given.")
+@click.option("--delta", type=float, help="New δ of that limit, a probability.  [default: as before]")
 @click.option(
     "--accountant",
     type=click.Choice([each.value for each in Accounting]),
-    help="How it is counted, from the first entry on; the same as before unless given.",
+    help="How the privacy loss is computed, for all entries from the first on.  [default: as before]",
 )
 @click.option(
-    "--reason", required=True, help=f"Who decided it and why, in at most {LONGEST_REASON} characters."
+    "--reason",
+    required=True,
+    help=f"Who decided the change and why, in at most {LONGEST_REASON} characters; the ledger keeps it.",
 )
 @one_line_errors
 def allow_command(
     *, ledger: Path, epsilon: float | None, delta: float | None, accountant: str | None, reason: str
 ) -> None:
-    """Raise or lower a data set's limit, or count it otherwise, by an entry of its ledger that stays there.
+    """Change the privacy limit of a data set, or how its loss is computed, by a new entry in its ledger.
 
-    The site's file has to say the same from then on. What is spent already stays spent. --accountant renyi-filter
-    covers agreements that are chosen after looking at earlier results, and cannot be taken back.
+    The site's configuration file has to have the same limit from then on. What is spent stays spent. --accountant
+    renyi-filter also covers agreements that are chosen after looking at earlier results; it cannot be undone.
     """
     before = read_account(ledger)
     check_whole(before)  # opening it would drop a torn end, and another line would take its place

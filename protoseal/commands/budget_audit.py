@@ -13,6 +13,7 @@ import click
 from protoseal.commands.bench_options import COUNT
 from protoseal.commands.budget_option_types import DELTA, FRACTION, POSITIVE, Command, agreement_option
 from protoseal.commands.error_output import one_line_errors
+from protoseal.commands.examples import example
 
 if TYPE_CHECKING:
     from protoseal.evaluation.privacy_audit.audit import Audit, UnderAudit
@@ -28,20 +29,33 @@ def _of_audit(command: Command) -> Command:
     """Add the options of every audit."""
     options = (
         click.option(
-            "--canaries", type=click.IntRange(min=100, max=1_000_000), default=100_000, show_default=True
+            "--canaries",
+            type=click.IntRange(min=100, max=1_000_000),
+            default=100_000,
+            show_default=True,
+            help="Number of made-up records, each in or out by a fair coin; more make the audit stronger and slower.",
         ),
-        click.option("--guesses", type=COUNT, help="Fixed beforehand.  [default: finds half the noise best]"),
         click.option(
-            "--delta", type=DELTA, default=1e-5, show_default=True, help="Of the ε that are printed."
+            "--guesses",
+            type=COUNT,
+            help="Number of canaries that are guessed, fixed before the run.  [default: what finds half the"
+            " noise best]",
+        ),
+        click.option(
+            "--delta",
+            type=DELTA,
+            default=1e-5,
+            show_default=True,
+            help="δ at which ε is printed, a probability.",
         ),
         click.option(
             "--confidence",
             type=DELTA,
             default=0.95,
             show_default=True,
-            help="Least probability that a true claim is not refuted.",
+            help="Least probability that a mechanism which keeps its claim is not refuted.",
         ),
-        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+        click.option("--json", "as_json", is_flag=True, help="Print the verdict and all figures as JSON."),
     )
     for option in reversed(options):
         command = option(command)
@@ -50,7 +64,7 @@ def _of_audit(command: Command) -> Command:
 
 @click.group("audit")
 def audit_group() -> None:
-    """Look for more privacy loss than is claimed, by canaries in one run.
+    """Test whether a mechanism loses more privacy than it claims, with canaries in one run.
 
     The releasing code runs on canaries, each included by a fair coin, and the command guesses the coins from the
     output. More right guesses than the claim makes probable refute the claim.
@@ -64,14 +78,29 @@ def audit_group() -> None:
     """  # noqa: D301 (click reads the backspace, which keeps the table's lines apart)
 
 
-@audit_group.command("prototypes")
+@audit_group.command(
+    "prototypes", epilog=example("protoseal budget audit prototypes --agreement agreement.toml")
+)
 @agreement_option("noise, releases, query and unit")
-@click.option("--noise-multiplier", "noise", type=POSITIVE, help=f"[default: {NOISE:g}]")
-@click.option("--releases", type=COUNT, help="[default: 1]")
-@click.option("--clip", type=POSITIVE, help="Norm of a record's features.  [default: 1]")
-@click.option("--count-weight", type=POSITIVE, help="Weight of counts beside sums.  [default: the clip]")
 @click.option(
-    "--dim", type=click.IntRange(1, 4096), default=4, show_default=True, help="Length of a canary's features."
+    "--noise-multiplier",
+    "noise",
+    type=POSITIVE,
+    help=f"Claimed noise multiplier of the releases.  [default: {NOISE:g}]",
+)
+@click.option("--releases", type=COUNT, help="Number of releases.  [default: 1]")
+@click.option("--clip", type=POSITIVE, help="Bound on the norm of a record's features.  [default: 1]")
+@click.option(
+    "--count-weight",
+    type=POSITIVE,
+    help="Weight of class counts beside sums of features.  [default: the clip]",
+)
+@click.option(
+    "--dim",
+    type=click.IntRange(1, 4096),
+    default=4,
+    show_default=True,
+    help="Dimension of a canary's features.",
 )
 @_of_audit
 @one_line_errors
@@ -88,7 +117,10 @@ def audit_prototypes(
     confidence: float,
     as_json: bool,
 ) -> None:
-    """Audit noisy sums and counts of classes, with canaries a hundred times as long as the clip."""
+    """Audit the release of noisy class sums and counts.
+
+    Each canary is a record whose features are a hundred times as long as the clip.
+    """
     from privacy.mechanisms.grid import share_of
     from privacy.mechanisms.prototype_query import PrototypeQuery
     from protoseal.commands.budget_audit_inputs import Releasing, releasing_of
@@ -105,15 +137,29 @@ def audit_prototypes(
     _run(_Asked("prototypes", canaries, guesses, delta, 1 - confidence, asked.not_played), audited, as_json)
 
 
-@audit_group.command("training")
+@audit_group.command("training", epilog=example("protoseal budget audit training --agreement agreement.toml"))
 @agreement_option("noise, rate, epochs, rounds, clip and unit of DP-SGD")
 @click.option(
-    "--noise-multiplier", "noise", type=POSITIVE, help=f"[default: {TRAINING['noise_multiplier']:g}]"
+    "--noise-multiplier",
+    "noise",
+    type=POSITIVE,
+    help=f"Claimed noise multiplier of DP-SGD.  [default: {TRAINING['noise_multiplier']:g}]",
 )
-@click.option("--sampling-rate", "rate", type=FRACTION, help=f"[default: {TRAINING['sampling_rate']:g}]")
-@click.option("--epochs", type=COUNT, help=f"Epochs of a round, of 1/rate steps each.  [default: {EPOCHS}]")
-@click.option("--rounds", type=COUNT, help=f"[default: {ROUNDS}]")
-@click.option("--clip", type=POSITIVE, help=f"Norm of a record's gradient.  [default: {TRAINING['clip']:g}]")
+@click.option(
+    "--sampling-rate",
+    "rate",
+    type=FRACTION,
+    help=f"Share of the records in a step.  [default: {TRAINING['sampling_rate']:g}]",
+)
+@click.option(
+    "--epochs", type=COUNT, help=f"Number of epochs of a round, of 1/rate steps each.  [default: {EPOCHS}]"
+)
+@click.option("--rounds", type=COUNT, help=f"Number of rounds.  [default: {ROUNDS}]")
+@click.option(
+    "--clip",
+    type=POSITIVE,
+    help=f"Bound on the norm of a record's gradient.  [default: {TRAINING['clip']:g}]",
+)
 @_of_audit
 @one_line_errors
 def audit_training(
@@ -129,7 +175,10 @@ def audit_training(
     confidence: float,
     as_json: bool,
 ) -> None:
-    """Audit DP-SGD, with canaries whose gradients are a hundred times as long as the clip, seen after every step."""
+    """Audit DP-SGD, seen by somebody who gets the weights after every step.
+
+    Each canary is a record whose gradient is a hundred times as long as the clip.
+    """
     from agreement import DpSgdSection
     from agreement.toml_loading import validate
     from protoseal.commands.budget_audit_inputs import Training, training_of

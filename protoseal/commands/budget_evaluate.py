@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from protoseal.commands.error_output import one_line_errors
+from protoseal.commands.examples import example
 from protoseal.commands.simulate import simulate
 
 if TYPE_CHECKING:
@@ -58,16 +59,33 @@ def _at_infinity(_: click.Context, __: click.Parameter, value: tuple[str, ...]) 
     return value
 
 
-@click.command("evaluate")
-@click.option("--epsilons", callback=_epsilons, default="1,3,8,inf", show_default=True)
-@click.option("--noise", "noises", callback=_noises, help="local,distributed  [default: the configuration's]")
+@click.command(
+    "evaluate",
+    epilog=example(
+        "protoseal budget evaluate --config private.toml --epsilons 1,8,inf --seeds 0-2 --out runs/evaluate"
+    ),
+)
+@click.option(
+    "--epsilons",
+    callback=_epsilons,
+    default="1,3,8,inf",
+    show_default=True,
+    help="Values of ε to evaluate, with commas between; inf is without noise.",
+)
+@click.option(
+    "--noise",
+    "noises",
+    callback=_noises,
+    help="Who adds the noise: local (each site its own), distributed (shares that add up), or both with a comma"
+    " between.  [default: as the configuration has it]",
+)
 @click.option(
     "--at-inf",
     "at_inf",
     multiple=True,
     callback=_at_infinity,
     metavar="SECTION.KEY=VALUE",
-    help="Any setting of the runs at ∞ alone, such as a learning rate that suits them; repeatable.",
+    help="Setting of the runs at ε = inf only, such as a learning rate that suits them; may be repeated.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print evaluate.json instead of a table.")
 @one_line_errors
@@ -82,13 +100,15 @@ def evaluate_command(
     as_json: bool,
     **flags: object,
 ) -> None:
-    """Simulate a configuration at several ε, with the noise that each asks for.
+    """Simulate a configuration at several ε, with the noise that each needs, and report the accuracies.
 
-    The configuration is one of `protoseal simulate` with a [privacy]: its noise multipliers, of releases and of DP-SGD,
-    are scaled by one factor until the ε that a run takes at δ = 1e-5 is within each of --epsilons. inf is the same
-    without [privacy], with what --at-inf sets; features train there that [privacy] may keep frozen: 100 beside it keeps
-    them so, with hardly any noise. Each run is a simulation in a folder of its own under --out, which then has
-    evaluate.json and evaluate.html; runs that are there are not run again.
+    The configuration is a file of `protoseal simulate` with a [privacy] section. All its noise multipliers, of releases
+    and of DP-SGD, are scaled by one factor until a run's ε at δ = 1e-5 is at most the wanted one. At ε = inf there is
+    no [privacy] section, and --at-inf may change other settings. An extractor that [privacy] keeps frozen is trained at
+    inf; add 100 to --epsilons to see it frozen with hardly any noise.
+
+    Each run is a simulation in its own folder under --out, which then has evaluate.json and evaluate.html. Runs that
+    are finished are not repeated.
     """
     from protoseal.commands.simulation_progress import watched
     from protoseal.evaluation.privacy_accuracy.page import write_page

@@ -19,6 +19,7 @@ from privacy.ledger.hash_chain import Anchor
 from privacy.ledger.ledger import Account, read_account
 from privacy.ledger.remaining_budget import Accountant, epsilon_of, in_words, remaining
 from protoseal.commands.error_output import one_line_errors
+from protoseal.commands.examples import example
 from secure_client.privacy.rollback_record import PEERS, lacking
 
 _LEDGER = click.argument("ledger", type=click.Path(dir_okay=False, path_type=Path))
@@ -42,12 +43,12 @@ class _AnchorType(click.ParamType[Anchor]):
         return Anchor(int(found[1]), found[2])
 
 
-@click.command("show")
+@click.command("show", epilog=example("protoseal budget show scans-2026.jsonl"))
 @_LEDGER
 @_json_option
 @one_line_errors
 def show_command(*, ledger: Path, as_json: bool) -> None:
-    """Say what was spent of a data set's privacy, on what, and what remains. Nothing is changed.
+    """Show what was spent of a data set's privacy budget, on what, and what remains. Nothing is changed.
 
     The first words are NO GUARANTEE where exact values left, or an earlier ledger was lost.
     """
@@ -71,17 +72,22 @@ def show_command(*, ledger: Path, as_json: bool) -> None:
     click.echo("\n".join([*_first_words(account), *lines, *listed, _RECORDED_ALONE]))
 
 
-@click.command("verify")
+@click.command("verify", epilog=example("protoseal budget verify scans-2026.jsonl"))
 @_LEDGER
-@click.option("--anchor", type=_AnchorType(), help="An entry that others have kept: it must be there.")
+@click.option(
+    "--anchor",
+    type=_AnchorType(),
+    help="Entry that another party has recorded, which the ledger must contain.",
+)
 @_json_option
 @one_line_errors
 def verify_command(*, ledger: Path, anchor: Anchor | None, as_json: bool) -> None:
-    """Check every line of a ledger, and that it has the entry that others have kept. Nothing is changed.
+    """Check that a ledger is intact and has the entries that others have recorded. Nothing is changed.
 
-    So has the entry that the site itself keeps in LEDGER.peers, where that file is.
+    The entries are that of --anchor and, if the file LEDGER.peers exists, the one that the site keeps there.
 
-    Ends with 0 if all of it holds, with 3 if every line holds and the end is torn, with 1 for anything else.
+    The exit code is 0 if the ledger is intact, 3 if only its last line is incomplete, as after a power cut, and 1 for
+    anything else.
     """
     account = read_account(ledger)
     _verified(account, anchor, as_json=as_json)

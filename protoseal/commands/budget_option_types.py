@@ -34,5 +34,5 @@ def agreement_option(what: str) -> Callable[[Command], Command]:
         "--agreement",
         "file",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help=f"An agreement, or a file of simulate: its {what}, unless given here.",
+        help=f"Agreement, or configuration of `protoseal simulate`, from which {what} are taken unless given here.",
     )

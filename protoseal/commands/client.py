@@ -12,6 +12,7 @@ import click
 
 from crypto.errors import KeyStoreError
 from protoseal.commands.error_output import one_line_errors
+from protoseal.commands.examples import example
 from protoseal.commands.logging_setup import start_log
 from protoseal.commands.passphrase_input import IN_CONFIG, read_passphrase
 from protoseal.commands.terminal_escaping import printable
@@ -24,7 +25,7 @@ config_option = click.option(
     "--config",
     type=click.Path(dir_okay=False, path_type=Path),
     required=True,
-    help="The site's file (site.toml).",
+    help="Configuration file of the site (site.toml).",
 )
 
 
@@ -33,15 +34,15 @@ def client() -> None:
     """Take part in a run as a site, or check that the site could."""
 
 
-@client.command()
+@client.command(epilog=example("protoseal client run --config site.toml"))
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="Print the site's log (site.json) at the end.")
 @one_line_errors
 def run(config: Path, as_json: bool) -> None:
     """Take part in the run until it ends. Started again, it resumes.
 
-    After the end it says where the results are. Each run needs a state_dir and an out of its own: a folder that holds
-    another run is refused and stays as it is.
+    At the end it prints where the results are. Each run needs its own state_dir and out: a folder that holds another
+    run is refused and left unchanged.
     """
     from secure_client.app import run_site
 
@@ -57,15 +58,16 @@ def run(config: Path, as_json: bool) -> None:
         click.echo(f"The run is complete; {_results(log, loaded)}")
 
 
-@client.command()
+@client.command(epilog=example("protoseal client check --config site.toml"))
 @config_option
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @one_line_errors
 def check(config: Path, as_json: bool) -> None:
-    """Try everything that a run needs, and ask the coordinator whether its agreement is the same. Sends no data.
+    """Try everything that a run needs, and compare the agreement with the coordinator's. No data is sent.
 
-    A line says ok or FAILED for each: agreement, model, data, privacy budget, folders, certificate and stored state;
-    and at the coordinator: reachable, site listed, same agreement, run open. The exit code is 0 if all are ok, else 1.
+    One line, ok or FAILED, for each check here: agreement, model, data, privacy budget, folders, certificate and stored
+    state; and for each at the coordinator: reachable, site listed, same agreement, run open. The exit code is 0 if all
+    are ok, else 1.
     """
     from secure_client.check.checks import check_site
 

@@ -13,23 +13,40 @@ from rich.live import Live
 from rich.table import Table
 
 from protoseal.commands.error_output import one_line_errors
+from protoseal.commands.examples import example
 
 if TYPE_CHECKING:
     from protoseal.demo import Progress
 
 
-@click.command()
+@click.command(epilog=example("protoseal demo --out runs/demo --rounds 3"))
 @click.option(
-    "--out", type=click.Path(file_okay=False, path_type=Path), default=Path("runs/demo"), show_default=True
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("runs/demo"),
+    show_default=True,
+    help="Folder for everything that the demo writes.",
 )
-@click.option("--rounds", type=click.IntRange(1, 100), default=5, show_default=True)
-@click.option("--seed", type=click.IntRange(0, 2**31), default=0, show_default=True)
+@click.option(
+    "--rounds",
+    type=click.IntRange(1, 100),
+    default=5,
+    show_default=True,
+    help="Number of rounds of training.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**31),
+    default=0,
+    show_default=True,
+    help="Seed of the data split, the initial model and the training.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print result.json instead of tables.")
 @one_line_errors
 def demo(out: Path, rounds: int, seed: int, as_json: bool) -> None:
     """Run a whole federation on this machine: a CA, a coordinator and five sites as processes, under ckks.
 
-    Everything lies in OUT afterwards: each party's folder with its log, result.json and report.html.
+    The folder of --out then has a folder with the log of each party, result.json and report.html.
     """
     from protoseal.demo import run_demo
     from protoseal.reports.report import write_report

@@ -21,7 +21,7 @@ IN_CONFIG = "name a file as passphrase_file in the configuration"
 passphrase_option = click.option(
     "--passphrase-file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="File with the key's passphrase, open to you alone. "
+    help="File with the key's passphrase, readable by you alone. "
     f" [default: ${VARIABLE}, a service's credential, or a prompt]",
 )
 

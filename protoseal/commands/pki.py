@@ -25,6 +25,7 @@ from protoseal.commands.certificate_details import (
     print_facts,
     request_facts,
 )
+from protoseal.commands.examples import example
 from protoseal.commands.passphrase_input import on_terminal, passphrase_option, read_passphrase
 from protoseal.commands.terminal_escaping import printable
 
@@ -34,27 +35,37 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 _DAYS = click.IntRange(1, LONGEST_DAYS)
 _DEFAULT_DAYS_HELP = f"{DEFAULT_DAYS[Role.SITE]}, a coordinator's {DEFAULT_DAYS[Role.COORDINATOR]}"
 
-_federation_option = click.option("--federation", required=True, help="Name, such as 'clinics.example'.")
+_federation_option = click.option(
+    "--federation",
+    required=True,
+    help="Name of the federation, such as 'clinics.example'; the same for every party.",
+)
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def _directory_option(content: str) -> Callable[[Command], Command]:
-    return click.option("--dir", "directory", type=_DIRECTORY, required=True, help=f"Where to put {content}.")
+    return click.option("--dir", "directory", type=_DIRECTORY, required=True, help=f"Folder for {content}.")
 
 
 def _overwrite_option(loss: str) -> Callable[[Command], Command]:
-    return click.option("--overwrite", is_flag=True, help=f"Replace what is there: {loss}.")
+    return click.option("--overwrite", is_flag=True, help=f"Replace existing files: {loss}.")
 
 
 @click.group()
 def pki() -> None:
-    """Make the federation's CA, and the certificates of its sites and coordinator."""
+    """Create the federation's CA and the certificates of its sites and coordinator."""
 
 
-@pki.command("init")
+@pki.command("init", epilog=example("protoseal pki init --dir ca --federation clinics.example"))
 @_directory_option("the CA, which must not be on the coordinator")
 @_federation_option
-@click.option("--days", type=_DAYS, default=DEFAULT_CA_DAYS, show_default=True, help="How long it is valid.")
+@click.option(
+    "--days",
+    type=_DAYS,
+    default=DEFAULT_CA_DAYS,
+    show_default=True,
+    help="Number of days that the certificate is valid.",
+)
 @passphrase_option
 @_overwrite_option("the certificates of the old CA become void")
 @_json_option
@@ -67,7 +78,7 @@ def init_command(
     overwrite: bool,
     as_json: bool,
 ) -> None:
-    """Make the federation's CA: ca.key.pem, to be guarded, and ca.pem, to be given to every party."""
+    """Create the federation's CA: ca.key.pem, which its holder guards, and ca.pem, which every party gets."""
     with _one_line_errors():
         if not overwrite:
             check_absent(directory / CA_KEY_FILE, directory / CA_FILE)
@@ -78,12 +89,21 @@ def init_command(
     print_facts(facts | files, as_json=as_json)
 
 
-@pki.command("request")
+@pki.command(
+    "request", epilog=example("protoseal pki request --dir north --federation clinics.example --site north")
+)
 @_directory_option("the key and the request")
 @_federation_option
-@click.option("--site", help="Name of the site.")
-@click.option("--coordinator", is_flag=True, help="Request the coordinator's certificate instead.")
-@click.option("--host", "hosts", multiple=True, help="The coordinator's DNS name or IP address; repeatable.")
+@click.option("--site", help="Name of the site, as the coordinator lists it.")
+@click.option(
+    "--coordinator", is_flag=True, help="Request the coordinator's certificate instead of a site's."
+)
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    help="DNS name or IP address at which sites reach the coordinator; may be repeated.",
+)
 @passphrase_option
 @_overwrite_option("the old private key is destroyed")
 @_json_option
@@ -98,10 +118,9 @@ def request_command(
     overwrite: bool,
     as_json: bool,
 ) -> None:
-    """Make a private key, and the request for its certificate.
+    """Create a private key and a request for its certificate.
 
-    Send the request to the CA's holder, and read out its fingerprint to them over a channel that they know
-    to be yours.
+    Send the request to the CA's holder, and read out its fingerprint to them over a channel that they know to be yours.
     """
     with _one_line_errors():
         identity = _identity(federation, site, coordinator)
@@ -113,13 +132,27 @@ def request_command(
     print_facts(request_facts(request) | files, as_json=as_json)
 
 
-@pki.command("approve")
-@click.option("--ca", "authority", type=_DIRECTORY, required=True, help="Directory of the CA.")
-@click.option("--request", "request_path", type=_FILE, required=True, help="The request.")
-@click.option("--out", type=_FILE, required=True, help="Where to put the certificate.")
-@click.option("--days", type=_DAYS, help=f"How long it is valid.  [default: {_DEFAULT_DAYS_HELP}]")
-@click.option("--fingerprint", help="The request's fingerprint, as the requester read it out.")
-@click.option("--yes-without-checking", is_flag=True, help="Believe that it is from whom it names.")
+@pki.command(
+    "approve", epilog=example("protoseal pki approve --ca ca --request request.pem --out certificate.pem")
+)
+@click.option(
+    "--ca", "authority", type=_DIRECTORY, required=True, help="Folder of the CA, as `pki init` made it."
+)
+@click.option(
+    "--request", "request_path", type=_FILE, required=True, help="File with the certificate request."
+)
+@click.option("--out", type=_FILE, required=True, help="File for the certificate.")
+@click.option(
+    "--days",
+    type=_DAYS,
+    help=f"Number of days that the certificate is valid.  [default: {_DEFAULT_DAYS_HELP}]",
+)
+@click.option("--fingerprint", help="Fingerprint of the request, as the requester read it out.")
+@click.option(
+    "--yes-without-checking",
+    is_flag=True,
+    help="Approve without comparing the fingerprint: anybody may have made the request.",
+)
 @passphrase_option
 @_overwrite_option("an old certificate stays valid until it expires")
 @_json_option
@@ -135,7 +168,7 @@ def approve_command(
     overwrite: bool,
     as_json: bool,
 ) -> None:
-    """Sign the certificate that a request asks for, after its fingerprint was compared."""
+    """Sign the certificate that a request asks for, after its fingerprint was compared with the requester."""
     with _one_line_errors():
         if not overwrite:
             check_absent(out)
@@ -150,12 +183,12 @@ def approve_command(
     print_facts(facts | {"certificate": str(out)}, as_json=as_json)
 
 
-@pki.command("passphrase")
+@pki.command("passphrase", epilog=example("protoseal pki passphrase key.pem state/storage.key"))
 @click.argument("files", type=_FILE, nargs=-1, required=True)
 @click.option(
     "--new-passphrase-file",
     type=_FILE,
-    help="File with the new passphrase, open to you alone.  [default: a prompt]",
+    help="File with the new passphrase, readable by you alone.  [default: a prompt]",
 )
 @passphrase_option
 def passphrase_command(
@@ -163,8 +196,8 @@ def passphrase_command(
 ) -> None:
     """Change the passphrase of key files.
 
-    A site has two in use during a run: its key.pem, and storage.key in its state_dir. Each file is replaced as a
-    whole; files before one that does not open have the new passphrase.
+    A site has two such files during a run: key.pem, and storage.key in its state_dir. Each file is replaced as a whole.
+    If one cannot be opened, the command stops there; the files before it have the new passphrase.
     """
     with _one_line_errors():
         old = read_passphrase(passphrase_file, what="these keys")
@@ -184,11 +217,11 @@ def _new_passphrase(file: Path | None) -> bytes:
     return str(text).encode()
 
 
-@pki.command("show")
+@pki.command("show", epilog=example("protoseal pki show certificate.pem"))
 @click.argument("file", type=_FILE)
 @_json_option
 def show_command(*, file: Path, as_json: bool) -> None:
-    """Say what a certificate or request says of itself. Nothing is verified against a CA."""
+    """Print what a certificate or request contains. Nothing is verified against a CA."""
     with _one_line_errors():
         content = read(file)
         is_request = b"CERTIFICATE REQUEST" in content

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from protoseal.commands.error_output import one_line_errors
+from protoseal.commands.examples import example
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
@@ -16,26 +17,39 @@ if TYPE_CHECKING:
     from agreement import Agreement
 
 
-@click.command()
+@click.command(epilog=example("protoseal predict --run out --image scan.png"))
 @click.option(
     "--run",
     "folder",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     required=True,
-    help="A site's output folder.",
+    help="Output folder of a site, with its trained model.",
 )
-@click.option("--data", help="Labelled data: npz:PATH, folder:PATH, a torchvision name or module:function.")
-@click.option("--data-root", type=click.Path(path_type=Path), help="Where torchvision's files are.")
 @click.option(
-    "--image", "images", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path)
+    "--data",
+    help="Data set whose test part is classified, with its accuracy: npz:PATH, folder:PATH, a name or module:function.",
+)
+@click.option("--data-root", type=click.Path(path_type=Path), help="Folder with torchvision's data files.")
+@click.option(
+    "--image",
+    "images",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Image file to classify; may be repeated.",
 )
 @click.option(
     "--by",
     type=click.Choice(["classifier", "prototype"]),
-    help="What decides the class.  [default: as the run's method does]",
+    help="What decides the class: the model's classifier or the nearest prototype.  [default: as the run's method"
+    " does]",
 )
-@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda:N.")
-@click.option("--json", "as_json", is_flag=True)
+@click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    help="Device of the computation: auto (a GPU if there is one), cpu or cuda:N.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the predictions as JSON.")
 @one_line_errors
 def predict(
     folder: Path,
@@ -46,7 +60,7 @@ def predict(
     device: str,
     as_json: bool,
 ) -> None:
-    """Predict classes with a site's trained model: of images, or of a data set's test part with its accuracy."""
+    """Classify images, or the test part of a data set, with the model that a site trained."""
     from protoseal.prediction import By, load_trained, own_inference
     from protoseal.prediction import predict as run
 

@@ -8,19 +8,24 @@ import click
 from rich.console import Console
 
 from protoseal.commands.error_output import one_line_errors
+from protoseal.commands.examples import example
 
 
-@click.command()
+@click.command(epilog=example("protoseal report runs/demo"))
 @click.argument("run_dir", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--class", "class_name", help="Class whose prototypes are drawn.  [default: the most answered]")
+@click.option(
+    "--class",
+    "class_name",
+    help="Name of the class whose prototypes are drawn.  [default: the class that most sites got an answer for]",
+)
 @click.option(
     "--against",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Print how RUN_DIR's method differs from this run's, seed by seed, and write nothing.",
+    help="Folder of another run: print how RUN_DIR's method differs from it, seed by seed, and write no page.",
 )
 @one_line_errors
 def report(run_dir: Path, class_name: str | None, against: Path | None) -> None:
-    """Write RUN_DIR/report.html, one self-contained page, from RUN_DIR/result.json and the sites' folders."""
+    """Write RUN_DIR/report.html, a self-contained page, from RUN_DIR/result.json and the sites' folders."""
     from protoseal.reports.report import write_report
     from protoseal.reports.result_files import read_result
     from protoseal.reports.seed_statistics import between_runs

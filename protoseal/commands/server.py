@@ -9,6 +9,7 @@ import click
 
 from protoseal.commands.certificate_details import Facts, print_facts
 from protoseal.commands.error_output import one_line_errors
+from protoseal.commands.examples import example
 from protoseal.commands.logging_setup import start_log
 from protoseal.commands.passphrase_input import IN_CONFIG, read_passphrase
 from secure_server.config import CoordinatorConfig, load_coordinator
@@ -24,7 +25,7 @@ config_option = click.option(
     "--config",
     type=click.Path(dir_okay=False, path_type=Path),
     required=True,
-    help="The coordinator's file (coordinator.toml).",
+    help="Configuration file of the coordinator (coordinator.toml).",
 )
 
 
@@ -33,12 +34,15 @@ def server() -> None:
     """Serve a run as the coordinator, or check that the coordinator could."""
 
 
-@server.command()
+@server.command(epilog=example("protoseal server check --config coordinator.toml"))
 @config_option
-@click.option("--json", "as_json", is_flag=True)
+@click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
 @one_line_errors
 def check(config: Path, as_json: bool) -> None:
-    """Open what a run needs, and tell the agreement's hash for sites to compare. Listens on nothing."""
+    """Check that the coordinator could serve the run, and print the agreement's hash for sites to compare.
+
+    The command opens the configuration, the certificate and the key. It listens on nothing and writes nothing.
+    """
     from crypto.pki.certificate_fields import load_certificate
     from secure_server.app import open_identity
 
@@ -57,18 +61,18 @@ def check(config: Path, as_json: bool) -> None:
     print_facts(facts, as_json=as_json)
 
 
-@server.command()
+@server.command(epilog=example("protoseal server run --config coordinator.toml"))
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="Print how the run ended as JSON.")
 @one_line_errors
 def run(config: Path, as_json: bool) -> None:
     """Serve one run until it ends. Started again on the same state_dir, it resumes.
 
-    Started again after the end, it answers late sites for a while (for deadlines.result if they lack the last result)
-    and ends. Each run needs a state_dir of its own: one that holds another run is refused and stays as it is.
+    Started again after the end, it answers late sites for a while (for deadlines.result seconds if they lack the last
+    result) and ends. Each run needs its own state_dir: a folder that holds another run is refused and left unchanged.
 
-    Exits with 0 when the run is complete, 3 when it stopped because every site left or fell silent, else with 1 and a
-    reason. 2 is a wrong command line.
+    The exit code is 0 if the run is complete, 3 if it stopped because every site left or fell silent, 2 for a wrong
+    command line, and 1, with a reason, for anything else.
     """
     from secure_server.app import run_coordinator
     from secure_server.rounds.state import Stage

@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 
 from protoseal.commands.error_output import one_line_errors
+from protoseal.commands.examples import example
 
 if TYPE_CHECKING:
     from protoseal.reports.result_files import RunResult
@@ -35,57 +36,95 @@ def _words(_: click.Context, __: click.Parameter, value: str | None) -> tuple[st
     return None if value is None else tuple(word.strip() for word in value.split(",") if word.strip())
 
 
-@click.command()
+@click.command(
+    epilog=example("protoseal simulate --method fedpc --compare local,fedavg --sites 10 --rounds 20")
+)
 @click.option(
-    "--config", type=click.Path(dir_okay=False, path_type=Path), help="TOML file; flags win over it."
+    "--config",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="TOML file with the settings; options on the command line override it.",
 )
 @click.option(
     "--method",
-    help="pfpl, fedpc, feddbp or fedplcc; fedavg, fedprox, fedproto, fedproto-averaged, fedbn, fedper, fedrep,"
-    " ditto, fpl, fedplvm, average; local or self.",
+    help="Method to run: pfpl, fedpc, feddbp or fedplcc; a baseline (fedavg, fedprox, fedproto, fedproto-averaged,"
+    " fedbn, fedper, fedrep, ditto, fpl, fedplvm, average); or a control without a federation (local, self). "
+    " [default: pfpl]",
 )
 @click.option(
     "--protection",
-    help="plain, masked or ckks. One site that helps the coordinator opens all of ckks, and of rows that masked turns.",
+    help="Protection of what sites send: plain, masked or ckks.  Under ckks, one site that helps the coordinator"
+    " lets it read every upload; under masked, the rotated rows of every site.  [default: plain]",
 )
 @click.option(
-    "--dataset", help="A name, several joined by +, npz:PATH, folder:PATH, sites:DIR or module:function."
+    "--dataset",
+    help="Data set: digits, mnist or another name; npz:PATH, folder:PATH, sites:DIR or module:function; several"
+    " joined by +.  [default: digits]",
 )
 @click.option(
     "--split",
-    help="mixed:n=6.5,max=25, dirichlet:0.3[,test=0.25,per=200], shots:n=3,k=100, domains or iid; each also with"
-    " pool=1, which deals out the data's own test part too, val=0.1, which early stopping needs, and subject=8, which"
-    " makes up subjects of so many samples.",
+    help="How the data are divided: iid, domains, mixed:n=6.5,max=25, shots:n=3,k=100 or dirichlet:0.3. Options"
+    " follow with commas: test=0.25 (share of its samples that a site tests on), per=200 (samples of a site),"
+    " pool=1 (divide the data's own test part too), val=0.1 (share for early stopping), subject=8 (samples of"
+    " a made-up subject).  [default: mixed:n=6.5,max=25]",
 )
-@click.option("--sites", type=int, help="Number of sites.")
-@click.option("--rounds", type=int, help="Number of rounds.")
+@click.option("--sites", type=int, help="Number of sites.  [default: 5]")
+@click.option("--rounds", type=int, help="Number of rounds.  [default: 5]")
 @click.option(
-    "--seeds", callback=_numbers, help="Seeds of split, initial model and training: 3, 0,1,2 or 0-4."
+    "--seeds",
+    callback=_numbers,
+    help="Seeds of split, initial model and training, one run each, such as 3 or 0,1,2 or 0-4.  [default: 0]",
 )
-@click.option("--compare", callback=_words, help="Methods and controls beside it: local,self,fedavg.")
-@click.option("--models", callback=_words, help="Different models, in turn: small-cnn,resnet10.")
 @click.option(
-    "--tests", type=int, help="Use so many samples of each class and domain of the data's test part."
+    "--compare",
+    callback=_words,
+    help="Further methods and controls to run on the same data, such as local,self,fedavg.  [default: none]",
 )
-@click.option("--device", help="auto, cpu or cuda:N.")
-@click.option("--batched", help="Whether sites train as one program: auto, always or never.")
-@click.option("--evaluate-every", type=int, help="Test after every so many rounds, and after the last.")
-@click.option("--per-class", is_flag=True, default=None, help="Accuracies of each class at each site.")
+@click.option(
+    "--models",
+    callback=_words,
+    help="Models of the sites, by turns, such as small-cnn,resnet10.  [default: training.model at every site]",
+)
+@click.option(
+    "--tests", type=int, help="Number of test samples of each class and domain that are used.  [default: all]"
+)
+@click.option(
+    "--device", help="Device of training: auto (a GPU if there is one), cpu, cuda:N or mps.  [default: auto]"
+)
+@click.option(
+    "--batched",
+    help="Train sites as one batched program: auto (where it pays), always or never.  [default: auto]",
+)
+@click.option(
+    "--evaluate-every",
+    type=int,
+    help="Number of rounds between tests; the last round is always tested.  [default: 1]",
+)
+@click.option(
+    "--per-class", is_flag=True, default=None, help="Report the accuracy of each class at each site as well."
+)
 @click.option(
     "--early-stopping",
     type=int,
-    help="Stop after so many rounds without better validation; needs val= in --split.",
+    help="Number of rounds without better validation after which a run stops; needs val= in --split.  [default: never]",
 )
-@click.option("--tensorboard", is_flag=True, default=None, help="Scalars for TensorBoard in OUT/tensorboard.")
-@click.option("--data-root", type=click.Path(path_type=Path), help="Where torchvision's files are.")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for results.")
-@click.option("--fresh", is_flag=True, help="Throw away what --out has, of all seeds, instead of going on.")
+@click.option(
+    "--tensorboard", is_flag=True, default=None, help="Write scalars for TensorBoard to OUT/tensorboard."
+)
+@click.option("--data-root", type=click.Path(path_type=Path), help="Folder with torchvision's data files.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Folder for results.  [default: runs/simulation]"
+)
+@click.option(
+    "--fresh",
+    is_flag=True,
+    help="Delete what the folder of --out has, of all seeds, and start again instead of resuming.",
+)
 @click.option(
     "--set",
     "settings",
     multiple=True,
     metavar="SECTION.KEY=VALUE",
-    help="Any setting of the file; repeatable.",
+    help="Any setting of the file, such as training.lr=0.01; may be repeated.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print result.json instead of tables.")
 @one_line_errors
@@ -94,8 +133,8 @@ def simulate(
 ) -> None:
     """Run a federation in this process, with the code of a deployment but without sockets.
 
-    The same command goes on with a simulation that was ended; finished runs are not run again. The result is that of
-    one that was not ended, bit for bit on a CPU with --batched never, else up to rounding.
+    An interrupted simulation resumes when the same command is started again; finished runs are not repeated. The result
+    is the same as without the interruption: bit for bit on a CPU with --batched never, else up to rounding.
     """
     from protoseal.commands.simulation_progress import watched
     from protoseal.reports.report import write_report

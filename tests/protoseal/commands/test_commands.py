@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import pytest
 import torch
@@ -76,6 +78,31 @@ def test_help_lists_the_commands_and_what_each_is_for() -> None:
     )
     for name in COMMANDS:
         assert output_of(name, "--help")
+
+
+def leaves(command: click.Command, context: click.Context) -> Iterator[tuple[str, click.Command]]:
+    """Return each command that is no group, with the words that call it."""
+    if not isinstance(command, click.Group):
+        yield context.command_path, command
+        return
+    for name in command.list_commands(context):
+        below = command.get_command(context, name)
+        assert below is not None
+        yield from leaves(below, click.Context(below, info_name=name, parent=context))
+
+
+LEAVES = dict(leaves(main, click.Context(main, info_name="protoseal")))
+
+
+@pytest.mark.parametrize("path", LEAVES)
+def test_every_command_says_what_its_options_are_and_shows_an_example_that_it_understands(path: str) -> None:
+    command = LEAVES[path]
+    options = [each for each in command.params if isinstance(each, click.Option)]
+    assert all(each.help and not each.help.startswith("[") for each in options)
+    words = shlex.split((command.epilog or "").rpartition("Example:")[2])
+    assert words[: len(path.split())] == path.split()
+    _, left, _ = command.make_parser(click.Context(command)).parse_args(words[len(path.split()) :])
+    assert not left
 
 
 def test_the_installed_command_is_this_one() -> None:
