@@ -1,4 +1,4 @@
-"""Settings of each method."""
+"""Sections of the agreement with each method's settings: loss weights, groups, clusters, temperatures."""
 
 from __future__ import annotations
 
