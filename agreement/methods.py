@@ -1,4 +1,4 @@
-"""Built-in methods, what sites exchange under each, and whether each runs between institutions or in simulation alone."""
+"""Built-in methods, what sites exchange under each, and which run between institutions or in simulation alone."""
 
 from __future__ import annotations
 

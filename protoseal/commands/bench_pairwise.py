@@ -1,4 +1,4 @@
-"""Command ``protoseal bench pairwise``: measures the seconds and bytes of a masked sum at a site and the coordinator."""
+"""Command ``protoseal bench pairwise``: measures the seconds and bytes of a masked sum at sites and coordinator."""
 
 from __future__ import annotations
 

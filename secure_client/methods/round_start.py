@@ -1,4 +1,4 @@
-"""Check of a round's start at a site: groups stay as first stated, and the group trains from the agreed earlier result."""
+"""Check of a round's start at a site: groups stay as first stated, and the group trains from one earlier result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters that every built-in network is made from: features, channels, image side, and batch or group normalisation."""
+"""Parameters that every built-in network is made from: features, channels, image side, batch or group norm."""
 
 from __future__ import annotations
 
