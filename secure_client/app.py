@@ -209,7 +209,6 @@ def open_transport(config: SiteConfig, party: Party) -> GrpcTransport:
         party.credentials,
         party.trust,
         config.agreement.run,
-        party.name,
         retry_seconds=config.retry_seconds,
     )
 

@@ -95,7 +95,6 @@ class Session:
         return JoinRequest(
             PROTOCOL_VERSION,
             self._agreement.run,
-            self.site,
             self._agreement.hash(),
             self._setup.statement,
             self._anchor.now,

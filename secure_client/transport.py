@@ -58,12 +58,11 @@ class GrpcTransport:
         credentials: Credentials,
         trust: TrustAnchor,
         run: str,
-        site: str,
         *,
         retry_seconds: float,
     ) -> None:
         """Dials only when something is called."""
-        self._run, self._site, self._retry_seconds = run, site, retry_seconds
+        self._run, self._retry_seconds = run, retry_seconds
         self._poll_seconds, self._session = 0.0, 0
         self.bytes_up = self.bytes_down = 0
         tls = grpc.ssl_channel_credentials(
@@ -86,7 +85,7 @@ class GrpcTransport:
 
     def check(self) -> CheckReply:
         """Ask, once, what the coordinator serves. Joins nothing and changes nothing there."""
-        message = codec.encode_check(CheckRequest(PROTOCOL_VERSION, self._site))
+        message = codec.encode_check(CheckRequest(PROTOCOL_VERSION))
         return call_once(lambda: codec.decode_check_reply(self._stub.Check(message, timeout=_CALL_SECONDS)))
 
     def join(self, request: JoinRequest) -> JoinReply:
@@ -98,7 +97,7 @@ class GrpcTransport:
 
     def next_task(self) -> Task:
         """Return the current task; blocks for as long as the coordinator holds the call open."""
-        message = codec.encode_task_request(TaskRequest(PROTOCOL_VERSION, self._run, self._site))
+        message = codec.encode_task_request(TaskRequest(PROTOCOL_VERSION, self._run))
         seconds = self._poll_seconds + _CALL_SECONDS
         return self._call(lambda: codec.decode_task(self._stub.NextTask(message, timeout=seconds)))
 
@@ -110,21 +109,21 @@ class GrpcTransport:
 
     def upload(self, key: PhaseKey, content: bytes) -> None:
         """Hand in an answer. Safe to repeat: the coordinator takes the same bytes as often as they come."""
-        header = UploadHeader(key, self._site, len(content), hashlib.sha256(content).digest())
+        header = UploadHeader(key, len(content), hashlib.sha256(content).digest())
         seconds = _seconds_for(len(content))
         self._call(lambda: self._stub.Upload(_frames(header, content), timeout=seconds))
         self.bytes_up += len(content)
 
     def leave(self) -> None:
         """Say that the site takes no further part. Tried once: the coordinator notices anyway."""
-        message = codec.encode_leave(LeaveRequest(self._site, self._session))
+        message = codec.encode_leave(LeaveRequest(self._session))
         call_once(lambda: self._stub.Leave(message, timeout=_CALL_SECONDS))
 
     def _call(self, call: Callable[[], R]) -> R:
         return call_until(call, self._retry_seconds)
 
     def _download(self, work: Work) -> bytes:
-        message = codec.encode_download(DownloadRequest(work.key, self._site))
+        message = codec.encode_download(DownloadRequest(work.key))
         assembly = codec.Assembly(work.size, work.sha256)
         frames = self._stub.Download(message, timeout=_seconds_for(work.size))
         try:

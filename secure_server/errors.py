@@ -2,7 +2,7 @@
 
 CoordinatorError
 ├── NotOnRoster      the certificate is good, but this run's coordinator file does not name the site
-├── WrongIdentity    a message speaks for another site than its certificate's
+├── WrongIdentity    a call without a site's certificate, or with another site's statement
 ├── WrongProtocol    the peer speaks another protocol version
 ├── WrongAgreement   the peer holds another agreement (classes, d, preprocessing, method, ...)
 ├── NotJoined        the site has to join (again) first

@@ -17,7 +17,7 @@ from crypto.protection import Payload
 from crypto.roster import Statement
 from crypto.sealed_group_secret import SealedSecret
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 
 class Phase(IntEnum):
@@ -93,7 +93,6 @@ class CheckRequest:
     """Question of a site, before it joins, for the run that the coordinator serves; it changes no state."""
 
     protocol: int
-    site: str
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,6 @@ class JoinRequest:
 
     protocol: int
     run: str
-    site: str
     agreement_hash: bytes
     statement: Statement
     anchor: LedgerAnchor | None = None
@@ -164,7 +162,6 @@ class JoinReply:
 class LeaveRequest:
     """Notice that a site leaves; it ends ``session``, and no session that was joined later."""
 
-    site: str
     session: int
 
 
@@ -174,7 +171,6 @@ class TaskRequest:
 
     protocol: int
     run: str
-    site: str
 
 
 @dataclass(frozen=True)
@@ -211,10 +207,9 @@ Task = Wait | Work | Finished | Stopped
 
 @dataclass(frozen=True)
 class UploadHeader:
-    """Announcement of an answer: phase, site, size in bytes and SHA-256."""
+    """Announcement of an answer: phase, size in bytes and SHA-256."""
 
     key: PhaseKey
-    site: str
     size: int
     sha256: bytes
 
@@ -224,7 +219,6 @@ class DownloadRequest:
     """Question of a site for the request of a phase."""
 
     key: PhaseKey
-    site: str
 
 
 @dataclass(frozen=True)

@@ -97,24 +97,24 @@ class DirectTransport:
 
     def next_task(self) -> Task:
         """Never blocks."""
-        return self._coordinator.next_task(self._site, TaskRequest(PROTOCOL_VERSION, self._run, self._site))
+        return self._coordinator.next_task(self._site, TaskRequest(PROTOCOL_VERSION, self._run))
 
     def download(self, work: Work) -> bytes:
         """Return the request itself."""
-        content = self._coordinator.download(self._site, DownloadRequest(work.key, self._site))
+        content = self._coordinator.download(self._site, DownloadRequest(work.key))
         self._on_payload(work.key, len(content), False)
         return content
 
     def upload(self, key: PhaseKey, content: bytes) -> None:
         """Upload with the header that the wire would have."""
-        header = UploadHeader(key, self._site, len(content), hashlib.sha256(content).digest())
+        header = UploadHeader(key, len(content), hashlib.sha256(content).digest())
         self._coordinator.check_upload(self._site, header)
         self._on_payload(key, len(content), True)
         self._coordinator.upload(self._site, header, content)
 
     def leave(self) -> None:
         """Take no further part."""
-        self._coordinator.leave(self._site, LeaveRequest(self._site, self._session))
+        self._coordinator.leave(self._site, LeaveRequest(self._session))
 
 
 @dataclass

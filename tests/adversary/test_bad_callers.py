@@ -104,7 +104,7 @@ def test_a_wrong_join_is_refused(name: str, federation: LocalFederation) -> None
 
 
 def _task(run: str = RUN, protocol: int = PROTOCOL_VERSION) -> TaskRequest:
-    return TaskRequest(protocol, run, B)
+    return TaskRequest(protocol, run)
 
 
 _KEY = PhaseKey(RUN, 0, 1, Phase.ROSTER)
@@ -124,17 +124,17 @@ CALLS: dict[str, tuple[type[Exception], StatusCode, Callable[[Coordinator], obje
     "a download before joining": (
         errors.NotJoined,
         PRECONDITION,
-        lambda c: c.download(B, DownloadRequest(_KEY, B)),
+        lambda c: c.download(B, DownloadRequest(_KEY)),
     ),
     "a download that is not its task": (
         errors.WrongPhase,
         StatusCode.ABORTED,
-        lambda c: c.download(A, DownloadRequest(_KEY, A)),
+        lambda c: c.download(A, DownloadRequest(_KEY)),
     ),
     "leaving off the roster": (
         errors.NotOnRoster,
         DENIED,
-        lambda c: c.leave("clinic-z", LeaveRequest("clinic-z", 1)),
+        lambda c: c.leave("clinic-z", LeaveRequest(1)),
     ),
 }
 

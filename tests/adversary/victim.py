@@ -61,7 +61,7 @@ class Scene:
         """To the coordinator, as its service hands it on."""
         size = len(upload.content) if upload.announced is None else upload.announced
         digest = hashlib.sha256(upload.content).digest()
-        header = UploadHeader(upload.key, upload.site, size, digest)
+        header = UploadHeader(upload.key, size, digest)
         self.coordinator.check_upload(upload.site, header)
         self.coordinator.upload(upload.site, header, upload.content)
 
@@ -84,7 +84,7 @@ def stopped_at(agreement: Agreement, victim: str, phase: Phase) -> Iterator[Scen
             site.join()
         site = next(each for each in federation.sites if each.name == victim)
         key = _play_up_to(federation, site, phase)
-        request = federation.coordinator.download(victim, DownloadRequest(key, victim))
+        request = federation.coordinator.download(victim, DownloadRequest(key))
         yield Scene(federation, site, key, request, site.session.answer(key, request))
 
 

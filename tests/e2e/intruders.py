@@ -40,7 +40,7 @@ def expired(federation: Federation, _: Path) -> grpc.Call:
 
 
 def in_anothers_name(federation: Federation, _: Path) -> grpc.Call:
-    """A site that takes part speaks for another that does."""
+    """A site that takes part joins with the statement of another that does."""
     return _join(
         federation,
         federation.credentials("site-2"),
@@ -83,7 +83,7 @@ def _statement(credentials: Credentials, federation: Federation) -> Statement:
 
 def _join(federation: Federation, credentials: Credentials | None, statement: Statement) -> grpc.Call:
     agreement = federation.agreement
-    request = JoinRequest(PROTOCOL_VERSION, agreement.run, statement.site, agreement.hash(), statement)
+    request = JoinRequest(PROTOCOL_VERSION, agreement.run, agreement.hash(), statement)
     with (
         dialling(federation.port, federation.trust, credentials) as stub,
         pytest.raises(grpc.RpcError) as refusal,

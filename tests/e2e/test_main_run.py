@@ -104,7 +104,6 @@ def test_a_site_refuses_a_coordinator_with_a_sites_certificate(run: MainRun) -> 
             federation.credentials("site-1"),
             federation.trust,
             federation.agreement.run,
-            "site-1",
             retry_seconds=1.0,
         )
         with transport, pytest.raises(Unreachable, match="CERTIFICATE_VERIFY_FAILED"):

@@ -70,7 +70,7 @@ def _have_everybody_leave(federation: Federation) -> None:
     assert state is not None
     coordinator = federation.start_coordinator()
     for name in federation.names:
-        leave = codec.encode_leave(LeaveRequest(name, state.session(name)))
+        leave = codec.encode_leave(LeaveRequest(state.session(name)))
         with dialling(federation.port, federation.trust, federation.credentials(name)) as stub:
             stub.Leave(leave, timeout=PATIENCE)
     coordinator.wait_for_log("the run stops in 900 s")

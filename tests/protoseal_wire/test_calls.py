@@ -17,6 +17,7 @@ from protoseal_wire.messages import (
     PROTOCOL_VERSION,
     AgreementField,
     CheckReply,
+    CheckRequest,
     DownloadRequest,
     JoinReply,
     JoinRequest,
@@ -35,8 +36,8 @@ from tests.protoseal_wire.values import calls, plain
 
 KEY = PhaseKey("trial", 3, 1, Phase.VALUES)
 STATEMENT = Statement("clinic-a", b"certificate", bytes(32), bytes(70))
-JOIN = JoinRequest(PROTOCOL_VERSION, "trial", "clinic-a", bytes(32), STATEMENT)
-HEADER = UploadHeader(KEY, "clinic-a", 10, bytes(32))
+JOIN = JoinRequest(PROTOCOL_VERSION, "trial", bytes(32), STATEMENT)
+HEADER = UploadHeader(KEY, 10, bytes(32))
 WORK = Work(KEY, 10, bytes(32), 60.0)
 
 TYPES: dict[str, type[Message]] = {
@@ -103,12 +104,9 @@ UNKNOWN_FIELD = bytes.fromhex("980601")
     [
         pb.JoinRequest.FromString(encode("join", JOIN).SerializeToString() + UNKNOWN_FIELD),
         pb.TaskRequest.FromString(
-            encode("task_request", TaskRequest(PROTOCOL_VERSION, "r", "s")).SerializeToString()
-            + UNKNOWN_FIELD
+            encode("task_request", TaskRequest(PROTOCOL_VERSION, "r")).SerializeToString() + UNKNOWN_FIELD
         ),
-        pb.LeaveRequest.FromString(
-            encode("leave", LeaveRequest("clinic-a", 2)).SerializeToString() + UNKNOWN_FIELD
-        ),
+        pb.LeaveRequest.FromString(encode("leave", LeaveRequest(2)).SerializeToString() + UNKNOWN_FIELD),
     ],
     ids=lambda message: str(message.DESCRIPTOR.name),
 )
@@ -118,6 +116,27 @@ def test_unknown_fields_are_refused(message: Message) -> None:
         decode(kinds[type(message)], message)
 
 
+def test_no_request_may_name_its_site() -> None:
+    """The fields that named it in version 6: the certificate alone says who calls."""
+    upload = codec.encode_upload_header(HEADER)
+    named: list[tuple[str, Message, Message, int]] = [
+        (kind, message, message, number)
+        for kind, message, number in (
+            ("check", codec.encode_check(CheckRequest(PROTOCOL_VERSION)), 2),
+            ("join", codec.encode_join(JOIN), 3),
+            ("task_request", codec.encode_task_request(TaskRequest(PROTOCOL_VERSION, "trial")), 3),
+            ("download", codec.encode_download(DownloadRequest(KEY)), 2),
+            ("leave", codec.encode_leave(LeaveRequest(2)), 1),
+        )
+    ]
+    named.append(("upload_header", upload, upload.header, 2))
+    for kind, message, part, number in named:
+        decode(kind, message)
+        part.MergeFromString(bytes([number << 3 | 2, 8]) + b"clinic-b")
+        with pytest.raises(Malformed, match="does not know"):
+            decode(kind, message)
+
+
 def test_an_unknown_field_deep_inside_is_refused() -> None:
     message = codec.encode_join(JOIN)
     message.statement.MergeFromString(UNKNOWN_FIELD)
@@ -125,7 +144,7 @@ def test_an_unknown_field_deep_inside_is_refused() -> None:
         codec.decode_join(message)
 
 
-@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5, 7, 2**32 - 1])
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5, 6, 8, 2**32 - 1])
 def test_another_protocol_is_named_even_when_the_rest_is_not_understood(protocol: int) -> None:
     with pytest.raises(OtherProtocol, match=f"speaks protocol {protocol}.*install matching releases"):
         codec.decode_join(
@@ -144,7 +163,7 @@ def test_another_protocol_is_named_even_when_the_rest_is_not_understood(protocol
 BAD_JOINS = {
     "no run": replace(JOIN, run=""),
     "a path for a run": replace(JOIN, run="../trial"),
-    "a name of 64 letters": replace(JOIN, site="a" * 64),
+    "a name of 64 letters": replace(JOIN, run="a" * 64),
     "a hash of 31 bytes": replace(JOIN, agreement_hash=bytes(31)),
     "a channel key of 33 bytes": replace(JOIN, statement=replace(STATEMENT, channel_key=bytes(33))),
     "left by its values": replace(JOIN, left=KEY),
@@ -171,7 +190,7 @@ def test_sessions_count_from_one() -> None:
     with pytest.raises(Malformed, match="sessions"):
         codec.decode_join_reply(codec.encode_join_reply(JoinReply(PROTOCOL_VERSION, 1.0, 0)))
     with pytest.raises(Malformed, match="sessions"):
-        codec.decode_leave(codec.encode_leave(LeaveRequest("clinic-a", 0)))
+        codec.decode_leave(codec.encode_leave(LeaveRequest(0)))
 
 
 BAD_KEYS = {
@@ -193,7 +212,7 @@ def test_bad_keys_are_malformed_wherever_they_are(key: PhaseKey) -> None:
     with pytest.raises(Malformed):
         codec.decode_upload_header(codec.encode_upload_header(replace(HEADER, key=key)))
     with pytest.raises(Malformed):
-        codec.decode_download(codec.encode_download(DownloadRequest(key, "clinic-a")))
+        codec.decode_download(codec.encode_download(DownloadRequest(key)))
 
 
 @pytest.mark.parametrize("phase", Phase)
@@ -201,7 +220,7 @@ def test_only_the_set_up_and_the_clustering_come_before_training(phase: Phase) -
     before = phase in (Phase.ROSTER, Phase.SECRET, Phase.PRESENCE, Phase.VALUES)
     within = phase not in (Phase.ROSTER, Phase.SECRET)
     for number, allowed in ((0, before), (1, within), (7, within)):
-        message = codec.encode_download(DownloadRequest(replace(KEY, round=number, phase=phase), "clinic-a"))
+        message = codec.encode_download(DownloadRequest(replace(KEY, round=number, phase=phase)))
         if allowed:
             assert codec.decode_download(message).key == replace(KEY, round=number, phase=phase)
         else:
@@ -216,7 +235,7 @@ def test_phases_have_the_numbers_of_the_schema() -> None:
 
 @pytest.mark.parametrize("phase", [0, 11, 99])
 def test_unknown_phases_are_malformed(phase: int) -> None:
-    message = codec.encode_download(DownloadRequest(KEY, "clinic-a"))
+    message = codec.encode_download(DownloadRequest(KEY))
     message.key.phase = pb.Phase.ValueType(phase)
     with pytest.raises(Malformed, match=f"no phase {phase}"):
         codec.decode_download(message)

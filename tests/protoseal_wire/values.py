@@ -214,12 +214,11 @@ listings = st.builds(
 sessions = st.integers(1, 2**32 - 1)
 
 calls = {
-    "check": st.builds(CheckRequest, st.just(PROTOCOL_VERSION), names),
+    "check": st.builds(CheckRequest, st.just(PROTOCOL_VERSION)),
     "check_reply": st.builds(CheckReply, st.just(PROTOCOL_VERSION), names, st.none() | listings),
     "join": st.builds(
         JoinRequest,
         st.just(PROTOCOL_VERSION),
-        names,
         names,
         hashes,
         statements,
@@ -227,16 +226,16 @@ calls = {
         st.none() | st.builds(PhaseKey, names, st.integers(0, 2**32 - 1), sessions, st.just(Phase.PRESENCE)),
     ),
     "join_reply": st.builds(JoinReply, st.just(PROTOCOL_VERSION), st.floats(0, 600), sessions, anchors),
-    "task_request": st.builds(TaskRequest, st.just(PROTOCOL_VERSION), names, names),
+    "task_request": st.builds(TaskRequest, st.just(PROTOCOL_VERSION), names),
     "task": st.just(Wait())
     | st.builds(Finished, st.integers(0, 2**32 - 1))
     | st.builds(Stopped, reasons)
     | st.builds(Work, keys, sizes, hashes, st.floats(0, allow_infinity=False)),
-    "upload_header": st.builds(UploadHeader, keys, names, sizes, hashes),
+    "upload_header": st.builds(UploadHeader, keys, sizes, hashes),
     "upload_chunk": st.binary(),
-    "download": st.builds(DownloadRequest, keys, names),
+    "download": st.builds(DownloadRequest, keys),
     "download_chunk": st.binary(),
-    "leave": st.builds(LeaveRequest, names, sessions),
+    "leave": st.builds(LeaveRequest, sessions),
 }
 
 

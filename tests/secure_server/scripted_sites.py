@@ -142,13 +142,11 @@ class ScriptedSite:
         agreement = self.agreement
         self.coordinator.join(
             self.name,
-            JoinRequest(PROTOCOL_VERSION, agreement.run, self.name, agreement.hash(), self.statement),
+            JoinRequest(PROTOCOL_VERSION, agreement.run, agreement.hash(), self.statement),
         )
 
     def task(self) -> Task:
-        return self.coordinator.next_task(
-            self.name, TaskRequest(PROTOCOL_VERSION, self.agreement.run, self.name)
-        )
+        return self.coordinator.next_task(self.name, TaskRequest(PROTOCOL_VERSION, self.agreement.run))
 
     def step(self) -> Task:
         """Ask for the task and do it."""
@@ -159,13 +157,13 @@ class ScriptedSite:
 
     def download(self, key: PhaseKey) -> bytes:
         """The request, which must be the one of before if it was asked before."""
-        request = self.coordinator.download(self.name, DownloadRequest(key, self.name))
+        request = self.coordinator.download(self.name, DownloadRequest(key))
         if self.asked.setdefault(key, request) != request:
             raise AssertionError(f"{self.name} is asked something else under {key}")
         return request
 
     def upload(self, key: PhaseKey, content: bytes) -> None:
-        header = UploadHeader(key, self.name, len(content), hashlib.sha256(content).digest())
+        header = UploadHeader(key, len(content), hashlib.sha256(content).digest())
         self.coordinator.check_upload(self.name, header)
         self.coordinator.upload(self.name, header, content)
 

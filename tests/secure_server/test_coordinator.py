@@ -187,9 +187,7 @@ class TestComputing:
         coordinator = scene.coordinator()
         scene.join()
         scene.go_to(Stage.STOPPED)
-        task = coordinator.next_task(
-            "clinic-a", TaskRequest(PROTOCOL_VERSION, coordinator.state.run, "clinic-a")
-        )
+        task = coordinator.next_task("clinic-a", TaskRequest(PROTOCOL_VERSION, coordinator.state.run))
         reason = "round 1, attempt 2: the aggregation failed; see the coordinator's log"
         assert task == Stopped(reason)
         assert "permission denied" in caplog.text
@@ -202,7 +200,7 @@ class TestSizes:
         *others, _ = scene.federation.sites
         for site in others:
             site.join()
-        header = UploadHeader(coordinator.state.roster_key, others[0].name, 10**6, bytes(32))
+        header = UploadHeader(coordinator.state.roster_key, 10**6, bytes(32))
         with pytest.raises(WrongPhase):
             coordinator.check_upload(others[0].name, header)
 
@@ -212,9 +210,9 @@ class TestSizes:
         scene.join()
         for site, most in (("clinic-a", coordinator._limits.roster_answer), ("clinic-b", 512)):
             key = coordinator.state.roster_key
-            coordinator.check_upload(site, UploadHeader(key, site, most, b"h" * 32))
+            coordinator.check_upload(site, UploadHeader(key, most, b"h" * 32))
             with pytest.raises(TooLarge, match=f"at most {most} taken"):
-                coordinator.check_upload(site, UploadHeader(key, site, most + 1, b"h" * 32))
+                coordinator.check_upload(site, UploadHeader(key, most + 1, b"h" * 32))
 
     def test_follow_from_the_sites_of_the_coordinators_file(self, scene: Scene) -> None:
         assert scene.coordinator()._limits.sites == len(HOLDINGS)
@@ -235,7 +233,7 @@ def test_a_leave_ends_what_was_joined_before_it_and_nothing_joined_since(scene: 
     assert scene.federation.coordinator.state.joined == {each.name for each in others}
     coordinator = scene.coordinator()
     site.join()
-    coordinator.leave(site.name, LeaveRequest(site.name, 2))
+    coordinator.leave(site.name, LeaveRequest(2))
     assert site.name in coordinator.state.joined
 
 

@@ -144,7 +144,7 @@ class TestCoordinator:
         scene.join()
         scene.go_to(Stage.PRESENCE)
         for site in scene.federation.sites:
-            coordinator.leave(site.name, LeaveRequest(site.name, coordinator.state.session(site.name)))
+            coordinator.leave(site.name, LeaveRequest(coordinator.state.session(site.name)))
         assert "(the run stops in 15 s)" in said.new()[-1]
         scene.clock.now += EMPTY
         coordinator.tick()

@@ -47,7 +47,7 @@ def test_a_site_that_has_it_or_sat_out_is_told_the_end(identities: Identities, t
         for site in (LATE, PEER):
             assert isinstance(play.sites[site].step(), Finished)
         key = play.state.result_key
-        header = UploadHeader(key, LATE, 1, bytes(32))
+        header = UploadHeader(key, 1, bytes(32))
         with pytest.raises(WrongPhase):
             play.coordinator.check_upload(LATE, header)
 

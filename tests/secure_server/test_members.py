@@ -52,7 +52,7 @@ class Scene:
     def join(self, *sites: str) -> None:
         for site in sites:
             statement = self.statements[site]
-            self.coordinator.join(site, JoinRequest(PROTOCOL_VERSION, RUN, site, AGREEMENT.hash(), statement))
+            self.coordinator.join(site, JoinRequest(PROTOCOL_VERSION, RUN, AGREEMENT.hash(), statement))
 
     def wait(self, time: timedelta) -> None:
         """By the clock on the wall. For deadlines there is ``clock``."""
@@ -174,7 +174,7 @@ def test_the_site_itself_is_told_when_it_comes_back(scene: Scene) -> None:
     scene.wait(LEFT)
     scene.join(OTHERS[-1])
     with pytest.raises(NotJoined):
-        scene.coordinator.next_task(SHORT, TaskRequest(PROTOCOL_VERSION, RUN, SHORT))
+        scene.coordinator.next_task(SHORT, TaskRequest(PROTOCOL_VERSION, RUN))
     with pytest.raises(BadPayload, match="renew it"):
         scene.join(SHORT)
 
@@ -209,7 +209,7 @@ def test_a_site_that_the_set_up_left_out_is_not_taken_back_with_such_a_certifica
     if weakened:
         scene.monkeypatch.setattr(membership.Members, "lapsed", lambda *_: frozenset())
     with nullcontext() if weakened else pytest.raises(NotJoined):
-        scene.coordinator.next_task(SHORT, TaskRequest(PROTOCOL_VERSION, RUN, SHORT))
+        scene.coordinator.next_task(SHORT, TaskRequest(PROTOCOL_VERSION, RUN))
     assert (SHORT in scene.coordinator.state.members) is weakened
 
 
@@ -230,7 +230,7 @@ def test_who_cannot_last_the_set_up_is_refused_at_once(scene: Scene) -> None:
 
 
 def test_another_sites_statement_is_refused(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    request = JoinRequest(PROTOCOL_VERSION, RUN, "clinic-b", AGREEMENT.hash(), scene.statements["clinic-c"])
+    request = JoinRequest(PROTOCOL_VERSION, RUN, AGREEMENT.hash(), scene.statements["clinic-c"])
     with pytest.raises(WrongIdentity, match="clinic-b presents a statement of clinic-c"):
         scene.coordinator.join("clinic-b", request)
     monkeypatch.setattr(membership, "_check_own", lambda *_: None)

@@ -38,7 +38,7 @@ def play(identities: Identities, tmp_path: Path) -> Iterator[Play]:
 
 
 def asked(play: Play, site: str) -> CheckReply:
-    return play.coordinator.check(site, CheckRequest(PROTOCOL_VERSION, site))
+    return play.coordinator.check(site, CheckRequest(PROTOCOL_VERSION))
 
 
 def listing(play: Play, site: str) -> Listing:
@@ -87,4 +87,4 @@ def test_the_fields_that_differ_are_named_with_both_values(play: Play) -> None:
 
 def test_another_version_is_refused(play: Play) -> None:
     with pytest.raises(WrongProtocol):
-        play.coordinator.check("b", CheckRequest(PROTOCOL_VERSION + 1, "b"))
+        play.coordinator.check("b", CheckRequest(PROTOCOL_VERSION + 1))

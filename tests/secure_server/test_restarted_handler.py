@@ -33,9 +33,7 @@ def test_started_again_after_the_end_it_tells_the_sites_and_ends(tmp_path: Path)
         asked = again()
         for site in HOLDINGS:
             ended.append(asked.finished)
-            assert isinstance(
-                asked.next_task(site, TaskRequest(PROTOCOL_VERSION, agreement.run, site)), Finished
-            )
+            assert isinstance(asked.next_task(site, TaskRequest(PROTOCOL_VERSION, agreement.run)), Finished)
         assert [*ended, asked.finished] == [False] * 5 + [True]
 
         patient = again()

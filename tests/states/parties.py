@@ -113,7 +113,7 @@ class Mail:
     def next_task(self) -> Task:
         """Wait until there is something to do."""
         run = self._world.cast.agreement.run
-        asked = TaskRequest(PROTOCOL_VERSION, run, self._site.name)
+        asked = TaskRequest(PROTOCOL_VERSION, run)
         while True:
             task = self._call(lambda: self._handler.next_task(self._site.name, asked))
             if not isinstance(task, Wait):
@@ -122,7 +122,7 @@ class Mail:
 
     def download(self, work: Work) -> bytes:
         """The request itself."""
-        asked = DownloadRequest(work.key, self._site.name)
+        asked = DownloadRequest(work.key)
         content = self._call(lambda: self._handler.download(self._site.name, asked))
         if (len(content), hashlib.sha256(content).digest()) != (work.size, work.sha256):
             raise Unreachable("the request changed between its announcement and the download")
@@ -132,7 +132,7 @@ class Mail:
     def upload(self, key: PhaseKey, content: bytes) -> None:
         """Hand in an answer."""
         self._world.leaving(self._site, key, content)
-        header = UploadHeader(key, self._site.name, len(content), hashlib.sha256(content).digest())
+        header = UploadHeader(key, len(content), hashlib.sha256(content).digest())
 
         def hand_in() -> bool:
             self._world.arriving(self._site, key)
@@ -148,7 +148,7 @@ class Mail:
         """Tried once."""
 
         def say() -> bool:
-            self._handler.leave(self._site.name, LeaveRequest(self._site.name, self._session))
+            self._handler.leave(self._site.name, LeaveRequest(self._session))
             return True
 
         self._site.pause()

@@ -51,7 +51,6 @@ def encode_join(request: JoinRequest) -> pb.JoinRequest:
     return pb.JoinRequest(
         protocol=request.protocol,
         run=request.run,
-        site=request.site,
         agreement_hash=request.agreement_hash,
         statement=statement_message(request.statement),
         anchor=anchor_message(request.anchor),
@@ -66,7 +65,6 @@ def decode_join(message: pb.JoinRequest) -> JoinRequest:
     return JoinRequest(
         message.protocol,
         check_name("run", message.run),
-        check_name("site", message.site),
         check_exact("agreement_hash", message.agreement_hash),
         read_statement(message.statement),
         read_anchor(message.anchor) if message.HasField("anchor") else None,
@@ -98,14 +96,14 @@ def decode_join_reply(message: pb.JoinReply) -> JoinReply:
 
 def encode_task_request(request: TaskRequest) -> pb.TaskRequest:
     """Encode a site's question for its next task."""
-    return pb.TaskRequest(protocol=request.protocol, run=request.run, site=request.site)
+    return pb.TaskRequest(protocol=request.protocol, run=request.run)
 
 
 def decode_task_request(message: pb.TaskRequest) -> TaskRequest:
     """Decode a site's question for its next task."""
     check_protocol(message.protocol)
     check_whole(message)
-    return TaskRequest(message.protocol, check_name("run", message.run), check_name("site", message.site))
+    return TaskRequest(message.protocol, check_name("run", message.run))
 
 
 def encode_task(task: Task) -> pb.Task:
@@ -140,9 +138,7 @@ def decode_task(message: pb.Task) -> Task:
 def encode_upload_header(header: UploadHeader) -> pb.UploadFrame:
     """Encode the first frame of an upload."""
     return pb.UploadFrame(
-        header=pb.UploadHeader(
-            key=_key_message(header.key), site=header.site, size=header.size, sha256=header.sha256
-        )
+        header=pb.UploadHeader(key=_key_message(header.key), size=header.size, sha256=header.sha256)
     )
 
 
@@ -152,7 +148,6 @@ def decode_upload_header(frame: pb.UploadFrame) -> UploadHeader:
     check_there(frame.header, "key")
     return UploadHeader(
         _read_key(frame.header.key),
-        check_name("site", frame.header.site),
         check_content_size(frame.header.size),
         check_exact("sha256", frame.header.sha256),
     )
@@ -171,13 +166,13 @@ def decode_upload_chunk(frame: pb.UploadFrame) -> bytes:
 
 def encode_download(request: DownloadRequest) -> pb.DownloadRequest:
     """Encode a site's question for the request of a phase."""
-    return pb.DownloadRequest(key=_key_message(request.key), site=request.site)
+    return pb.DownloadRequest(key=_key_message(request.key))
 
 
 def decode_download(message: pb.DownloadRequest) -> DownloadRequest:
     """Decode a site's question for the request of a phase."""
     check_whole(message, "key")
-    return DownloadRequest(_read_key(message.key), check_name("site", message.site))
+    return DownloadRequest(_read_key(message.key))
 
 
 def encode_download_chunk(chunk: bytes) -> pb.DownloadFrame:
@@ -193,13 +188,13 @@ def decode_download_chunk(frame: pb.DownloadFrame) -> bytes:
 
 def encode_leave(request: LeaveRequest) -> pb.LeaveRequest:
     """Encode a site's notice that it leaves the run."""
-    return pb.LeaveRequest(site=request.site, session=request.session)
+    return pb.LeaveRequest(session=request.session)
 
 
 def decode_leave(message: pb.LeaveRequest) -> LeaveRequest:
     """Decode a site's notice that it leaves the run."""
     check_whole(message)
-    return LeaveRequest(check_name("site", message.site), _check_session(message.session))
+    return LeaveRequest(_check_session(message.session))
 
 
 def check_protocol(protocol: int) -> None:

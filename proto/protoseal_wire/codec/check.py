@@ -25,14 +25,14 @@ _TEXT = re.compile(rf"[ -~]{{1,{LONGEST_TEXT}}}")
 
 def encode_check(request: CheckRequest) -> pb.CheckRequest:
     """Encode a site's question."""
-    return pb.CheckRequest(protocol=request.protocol, site=request.site)
+    return pb.CheckRequest(protocol=request.protocol)
 
 
 def decode_check(message: pb.CheckRequest) -> CheckRequest:
     """Decode a site's question; the reverse of :func:`encode_check`."""
     check_protocol(message.protocol)
     check_whole(message)
-    return CheckRequest(message.protocol, check_name("site", message.site))
+    return CheckRequest(message.protocol)
 
 
 def encode_check_reply(reply: CheckReply) -> pb.CheckReply:

@@ -151,16 +151,13 @@ class CheckRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     PROTOCOL_FIELD_NUMBER: builtins.int
-    SITE_FIELD_NUMBER: builtins.int
     protocol: builtins.int
-    site: builtins.str
     def __init__(
         self,
         *,
         protocol: builtins.int = ...,
-        site: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["protocol", b"protocol", "site", b"site"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["protocol", b"protocol"]) -> None: ...
 
 Global___CheckRequest: typing_extensions.TypeAlias = CheckRequest
 
@@ -236,14 +233,12 @@ class JoinRequest(google.protobuf.message.Message):
 
     PROTOCOL_FIELD_NUMBER: builtins.int
     RUN_FIELD_NUMBER: builtins.int
-    SITE_FIELD_NUMBER: builtins.int
     AGREEMENT_HASH_FIELD_NUMBER: builtins.int
     STATEMENT_FIELD_NUMBER: builtins.int
     ANCHOR_FIELD_NUMBER: builtins.int
     LEFT_FIELD_NUMBER: builtins.int
     protocol: builtins.int
     run: builtins.str
-    site: builtins.str
     agreement_hash: builtins.bytes
     @property
     def statement(self) -> Global___Statement: ...
@@ -256,14 +251,13 @@ class JoinRequest(google.protobuf.message.Message):
         *,
         protocol: builtins.int = ...,
         run: builtins.str = ...,
-        site: builtins.str = ...,
         agreement_hash: builtins.bytes = ...,
         statement: Global___Statement | None = ...,
         anchor: Global___LedgerAnchor | None = ...,
         left: Global___PhaseKey | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["anchor", b"anchor", "left", b"left", "statement", b"statement"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agreement_hash", b"agreement_hash", "anchor", b"anchor", "left", b"left", "protocol", b"protocol", "run", b"run", "site", b"site", "statement", b"statement"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agreement_hash", b"agreement_hash", "anchor", b"anchor", "left", b"left", "protocol", b"protocol", "run", b"run", "statement", b"statement"]) -> None: ...
 
 Global___JoinRequest: typing_extensions.TypeAlias = JoinRequest
 
@@ -326,18 +320,15 @@ class TaskRequest(google.protobuf.message.Message):
 
     PROTOCOL_FIELD_NUMBER: builtins.int
     RUN_FIELD_NUMBER: builtins.int
-    SITE_FIELD_NUMBER: builtins.int
     protocol: builtins.int
     run: builtins.str
-    site: builtins.str
     def __init__(
         self,
         *,
         protocol: builtins.int = ...,
         run: builtins.str = ...,
-        site: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["protocol", b"protocol", "run", b"run", "site", b"site"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["protocol", b"protocol", "run", b"run"]) -> None: ...
 
 Global___TaskRequest: typing_extensions.TypeAlias = TaskRequest
 
@@ -463,10 +454,8 @@ class UploadHeader(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     KEY_FIELD_NUMBER: builtins.int
-    SITE_FIELD_NUMBER: builtins.int
     SIZE_FIELD_NUMBER: builtins.int
     SHA256_FIELD_NUMBER: builtins.int
-    site: builtins.str
     size: builtins.int
     sha256: builtins.bytes
     @property
@@ -475,12 +464,11 @@ class UploadHeader(google.protobuf.message.Message):
         self,
         *,
         key: Global___PhaseKey | None = ...,
-        site: builtins.str = ...,
         size: builtins.int = ...,
         sha256: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["key", b"key"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["key", b"key", "sha256", b"sha256", "site", b"site", "size", b"size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["key", b"key", "sha256", b"sha256", "size", b"size"]) -> None: ...
 
 Global___UploadHeader: typing_extensions.TypeAlias = UploadHeader
 
@@ -499,18 +487,15 @@ class DownloadRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     KEY_FIELD_NUMBER: builtins.int
-    SITE_FIELD_NUMBER: builtins.int
-    site: builtins.str
     @property
     def key(self) -> Global___PhaseKey: ...
     def __init__(
         self,
         *,
         key: Global___PhaseKey | None = ...,
-        site: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["key", b"key"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["key", b"key", "site", b"site"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["key", b"key"]) -> None: ...
 
 Global___DownloadRequest: typing_extensions.TypeAlias = DownloadRequest
 
@@ -535,17 +520,14 @@ class LeaveRequest(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    SITE_FIELD_NUMBER: builtins.int
     SESSION_FIELD_NUMBER: builtins.int
-    site: builtins.str
     session: builtins.int
     def __init__(
         self,
         *,
-        site: builtins.str = ...,
         session: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["session", b"session", "site", b"site"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["session", b"session"]) -> None: ...
 
 Global___LeaveRequest: typing_extensions.TypeAlias = LeaveRequest
 

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class CoordinatorStub(object):
-    """Sites call the coordinator. The TLS certificate identifies the caller; the names in messages must agree with it.
+    """Sites call the coordinator. The TLS certificate alone identifies the caller: a request does not name its site.
     """
 
     def __init__(self, channel):
@@ -68,7 +68,7 @@ class CoordinatorStub(object):
 
 
 class CoordinatorServicer(object):
-    """Sites call the coordinator. The TLS certificate identifies the caller; the names in messages must agree with it.
+    """Sites call the coordinator. The TLS certificate alone identifies the caller: a request does not name its site.
     """
 
     def Check(self, request, context):
@@ -153,7 +153,7 @@ def add_CoordinatorServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Coordinator(object):
-    """Sites call the coordinator. The TLS certificate identifies the caller; the names in messages must agree with it.
+    """Sites call the coordinator. The TLS certificate alone identifies the caller: a request does not name its site.
     """
 
     @staticmethod

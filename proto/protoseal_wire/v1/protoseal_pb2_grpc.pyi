@@ -124,7 +124,7 @@ _CoordinatorLeaveType = typing_extensions.TypeVar(
 )
 
 class CoordinatorStub(typing.Generic[_CoordinatorCheckType, _CoordinatorJoinType, _CoordinatorNextTaskType, _CoordinatorUploadType, _CoordinatorDownloadType, _CoordinatorLeaveType]):
-    """Sites call the coordinator. The TLS certificate identifies the caller; the names in messages must agree with it."""
+    """Sites call the coordinator. The TLS certificate alone identifies the caller: a request does not name its site."""
 
     @typing.overload
     def __init__(self: CoordinatorStub[
@@ -226,7 +226,7 @@ CoordinatorAsyncStub: typing_extensions.TypeAlias = CoordinatorStub[
 ]
 
 class CoordinatorServicer(metaclass=abc.ABCMeta):
-    """Sites call the coordinator. The TLS certificate identifies the caller; the names in messages must agree with it."""
+    """Sites call the coordinator. The TLS certificate alone identifies the caller: a request does not name its site."""
 
     @abc.abstractmethod
     def Check(

@@ -70,7 +70,7 @@ class Provoking:
         self._fails(partial(self._spoil, key, content + b"\0"))
 
     def _spoil(self, key: PhaseKey, content: bytes) -> None:
-        header = UploadHeader(key, self._site, len(content), hashlib.sha256(content).digest())
+        header = UploadHeader(key, len(content), hashlib.sha256(content).digest())
         self._inner._coordinator.check_upload(self._site, header)
         self._inner._coordinator.upload(self._site, header, content)
 

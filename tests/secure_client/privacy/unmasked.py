@@ -62,7 +62,7 @@ class Sent:
         """A site's first call."""
         anchor = request.anchor
         assert anchor is not None
-        said = (request.protocol, request.run, request.site, request.agreement_hash, anchor.key, anchor.seq)
+        said = (request.protocol, request.run, site, request.agreement_hash, anchor.key, anchor.seq)
         self._put(f"{site} joined", repr((said, outline(request.statement))).encode())
 
     def answered(self, site: str, key: PhaseKey, content: bytes, result: bytes) -> None:

@@ -50,8 +50,8 @@ def test_a_restarted_coordinator_has_it_before_it_is_asked(
         raise AssertionError("worked out within a site's call")
 
     monkeypatch.setattr(rotated_clusters, "assigned", again)
-    assert coordinator.download(B, DownloadRequest(scene.key, B)) == scene.request
-    header = UploadHeader(scene.key, B, len(scene.honest), hashlib.sha256(scene.honest).digest())
+    assert coordinator.download(B, DownloadRequest(scene.key)) == scene.request
+    header = UploadHeader(scene.key, len(scene.honest), hashlib.sha256(scene.honest).digest())
     coordinator.upload(B, header, scene.honest)
 
 

@@ -167,10 +167,10 @@ def dialling(
 def join_request(site: str = "clinic-a") -> JoinRequest:
     """A well-formed wish to take part; the handler here does not verify it."""
     return JoinRequest(
-        PROTOCOL_VERSION, RUN, site, bytes(32), Statement(site, b"certificate", bytes(32), bytes(70))
+        PROTOCOL_VERSION, RUN, bytes(32), Statement(site, b"certificate", bytes(32), bytes(70))
     )
 
 
-def upload_header(content: bytes, site: str = "clinic-a") -> UploadHeader:
+def upload_header(content: bytes) -> UploadHeader:
     """The header that announces ``content``."""
-    return UploadHeader(KEY, site, len(content), hashlib.sha256(content).digest())
+    return UploadHeader(KEY, len(content), hashlib.sha256(content).digest())

@@ -141,7 +141,7 @@ class TestFewAtOnce:
         with ExitStack() as stack:
             stubs = [stack.enter_context(_alone(port, federation, site)) for _ in range(3)]
             peer = stack.enter_context(_alone(port, federation, other))
-            kept = peer.NextTask.future(_asks("clinic-b"), timeout=30)
+            kept = peer.NextTask.future(_asks(), timeout=30)
             polls = [_polling(handler, stub) for stub in stubs]
             with pytest.raises(grpc.RpcError):
                 polls[0].result(30)
@@ -171,7 +171,7 @@ def test_a_reader_that_stalls_holds_one_content(
     port: int, federation: Federation, site: Credentials, handler: FakeHandler
 ) -> None:
     handler.content = os.urandom(2**24)
-    asked = codec.encode_download(DownloadRequest(KEY, "clinic-a"))
+    asked = codec.encode_download(DownloadRequest(KEY))
     with _alone(port, federation, site) as stub:
         stalled = stub.Download(asked, timeout=60)
         begun = [next(stalled)]
@@ -225,16 +225,16 @@ def _alone(port: int, federation: Federation, who: Credentials) -> Iterator[Coor
         yield stub
 
 
-def _asks(site: str) -> pb.TaskRequest:
-    return codec.encode_task_request(TaskRequest(PROTOCOL_VERSION, RUN, site))
+def _asks() -> pb.TaskRequest:
+    return codec.encode_task_request(TaskRequest(PROTOCOL_VERSION, RUN))
 
 
 def _polling(handler: FakeHandler, stub: CoordinatorStub) -> grpc.Future[pb.Task]:
     """A call that the server holds open; it has arrived."""
     before = handler.calls.count(("clinic-a", "next_task"))
-    poll = stub.NextTask.future(_asks("clinic-a"), timeout=60)
+    poll = stub.NextTask.future(_asks(), timeout=60)
     while handler.calls.count(("clinic-a", "next_task")) == before:
         if poll.done():  # the connection took longer than a stranger's may
-            poll = stub.NextTask.future(_asks("clinic-a"), timeout=60)
+            poll = stub.NextTask.future(_asks(), timeout=60)
         time.sleep(0.005)
     return poll

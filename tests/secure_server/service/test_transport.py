@@ -45,7 +45,7 @@ def transport_to(
     host: str = "127.0.0.1",
     retry_seconds: float = 0.0,
 ) -> GrpcTransport:
-    return GrpcTransport(f"{host}:{port}", credentials, trust, RUN, "clinic-a", retry_seconds=retry_seconds)
+    return GrpcTransport(f"{host}:{port}", credentials, trust, RUN, retry_seconds=retry_seconds)
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ class TestConversation:
         assert transport.download(WORK) == CONTENT
         transport.upload(KEY, CONTENT[:-1])
         transport.leave()
-        assert handler.ended == [LeaveRequest("clinic-a", SESSION)]
+        assert handler.ended == [LeaveRequest(SESSION)]
         assert handler.uploads == {(KEY, "clinic-a"): CONTENT[:-1]}
         assert [call for _, call in handler.calls] == [
             "join",
