@@ -43,13 +43,13 @@ JOURNAL, STORAGE_KEY = "journal.sqlite", "storage.key"
 _RESULTS = (MODEL, PROTOTYPES)
 """The site's results in ``out``."""
 NO_LEDGER = (
-    "%s: exact values leave in run %r, and no ledger records it, since this site's file has no [privacy]; a ledger that"
-    " is begun later cannot know of it"
+    "%s: run %r releases exact values, and no privacy ledger records the release, because this site's file has "
+    "no [privacy] section; a ledger begun later will not contain it"
 )
 
 
 def open_party(config: SiteConfig, passphrase: bytes) -> Party:
-    """Open the site's identity, checked against its own file and its CA; raise a :class:`crypto.errors.CryptoError`."""
+    """Open the site's identity and check it against the file and the CA; raise :class:`crypto.errors.CryptoError`."""
     credentials = Credentials.load(config.certificate, config.key, passphrase)
     trust = TrustAnchor.load(config.ca)
     identity = trust.identify(credentials.certificate_der, Role.SITE, datetime.now(UTC))
@@ -76,8 +76,9 @@ def _storage_key(config: SiteConfig, passphrase: bytes) -> StorageKey:
         return read_storage_key(path, passphrase)
     if journal.exists():
         raise KeyStoreError(
-            f"{path} is missing, and {journal} does not open without it: put the file back. If it is lost, so is this"
-            " site's part in the run: move the state_dir away, and have the others run without this site"
+            f"{path} is missing, and {journal} cannot be decrypted without it: restore the file. If the file is "
+            "lost, this site cannot resume the run: move the state_dir away and let the other sites run "
+            "without this one"
         )
     make_directory(config.state_dir)
     return create_storage_key(path, passphrase, like=config.key)
@@ -103,7 +104,7 @@ def open_learner(config: SiteConfig, data: SiteData) -> Learner:
 
 
 def open_state(config: SiteConfig, party: Party) -> Journal:
-    """Open the run's journal in ``state_dir``. :class:`OtherRun` naming the run, or the fields, that differ."""
+    """Open the run's journal in ``state_dir``; raise :class:`OtherRun` naming the run or the fields that differ."""
     journal = open_journal_of(config, config.state_dir / JOURNAL, party)
     with closed_on_error(journal):
         check_out(config, begun=not journal.unused)
@@ -117,20 +118,20 @@ def open_journal_of(config: SiteConfig, path: Path, party: Party) -> Journal:
         return open_journal(path, config.agreement, party)
     except OtherRun as error:
         raise OtherRun(
-            f"{config.state_dir} belongs to {differs_in(config.state_dir, config.agreement)}: give this run a state_dir"
-            " and an out of its own, or go back to the agreement that the run was started with"
+            f"{config.state_dir} belongs to {differs_in(config.state_dir, config.agreement)}: give this run its "
+            "own state_dir and out, or use the agreement that the run was started with"
         ) from error
 
 
 def check_out(config: SiteConfig, *, begun: bool) -> None:
-    """Raise :class:`OtherRun` where ``out`` has a model that is not of this run, which this site has ``begun``."""
+    """Raise :class:`OtherRun` if ``out`` holds another run's model. ``begun``: this site has state of this run."""
     if not (config.out / MODEL).exists() or (begun and holds(config.out, config.agreement)):
         return
-    told = "an earlier start of this run, whose state is not in state_dir"
+    told = "an earlier start of this run, which has no state in state_dir"
     if not holds(config.out, config.agreement):
         told = differs_in(config.out, config.agreement)
     raise OtherRun(
-        f"{config.out} holds the model of {told}: give this run an out of its own, or move that model away"
+        f"{config.out} holds the model of {told}: give this run its own out, or move that model away"
     )
 
 
@@ -139,9 +140,9 @@ def run_site(
 ) -> SiteLog:
     """Take part in the run until it ends, writing ``site.json`` after every round and the model at the end.
 
-    Raises :class:`RunStopped` when the coordinator ends the run early, and whatever else went wrong as a
-    :class:`SiteError` or :class:`crypto.errors.CryptoError`. Started again, the site resumes. A site that has the last
-    round's result needs no coordinator, and one whose model is saved needs no data either.
+    Raises :class:`RunStopped` when the coordinator ends the run early, and a :class:`SiteError` or
+    :class:`crypto.errors.CryptoError` for any other failure. A site that is started again resumes. A site that has the
+    last round's result needs no coordinator, and one whose model is saved needs no data either.
     """
     party = open_party(config, passphrase)
     with open_state(config, party) as journal:
@@ -168,7 +169,8 @@ def _run(
         book = _LogBook(config, data, transport, journal, on_round)
         session = Session(agreement, party, trainee, journal, on_round=book.add, peers=peers, exact=exact)
         outcome = _outcome(config, session, transport, journal)
-    # Before anything is written that may fail: a site that is started again joins no more, which would be seen.
+    # The journal records completion before any write that may fail: a site that is restarted after a failed write must
+    # not join again, since the coordinator would see it.
     if is_complete(outcome, agreement.rounds, trained=trainee.has_trained):
         journal.put(_COMPLETE, agreement.rounds, b"")
     if trainee.has_trained:
@@ -182,7 +184,7 @@ def _run(
 def _outcome(
     config: SiteConfig, session: Session, transport: GrpcTransport, journal: Journal
 ) -> Finished | Stopped:
-    """Take part until the run ends. With the last round's result the site has all that there is for it."""
+    """Take part until the run ends. A site that has the last round's result contacts no coordinator."""
     rounds, last = config.agreement.rounds, rounds_received(journal)
     if last == rounds or journal.get(_COMPLETE):
         session.finish()
@@ -191,8 +193,9 @@ def _outcome(
         return take_part(session, transport)
     except Unreachable as error:
         raise Unreachable(
-            f"{error}; this site has the results of {last} of {rounds} rounds. Start it again once the coordinator"
-            " serves: after the run's end a coordinator that is started again gives late sites the last result"
+            f"{error}; this site has the results of {last} of {rounds} rounds. Start the site again once the "
+            "coordinator serves: a coordinator that is restarted after the run's end gives late sites the last "
+            "result"
         ) from error
 
 
@@ -203,7 +206,7 @@ def rounds_received(journal: Journal) -> int:
 
 
 def open_transport(config: SiteConfig, party: Party) -> GrpcTransport:
-    """Return the site's way to its coordinator, which dials when something is called."""
+    """Return the site's transport to its coordinator, which connects at the first call."""
     return GrpcTransport(
         config.coordinator,
         party.credentials,
@@ -214,7 +217,7 @@ def open_transport(config: SiteConfig, party: Party) -> GrpcTransport:
 
 
 def open_peers(budget: BudgetSection) -> AnchorRecord:
-    """Open the record of the peers' ledgers and the own one; :class:`AnchorRecordError`."""
+    """Open the record of the peers' ledgers and the site's own; raise :class:`AnchorRecordError`."""
     return AnchorRecord.open(record_beside(budget.ledger))
 
 
@@ -228,22 +231,22 @@ def check_complete(outcome: Finished | Stopped, rounds: int, *, trained: bool) -
     if isinstance(outcome, Stopped):
         raise RunStopped(f"the coordinator stopped the run: {outcome.reason}; start again once it runs again")
     if not is_complete(outcome, rounds, trained=trained):
-        part = "" if trained else ", and this site took part in none"
+        part = "" if trained else ", and this site trained in none of them"
         raise RunStopped(f"the coordinator ended the run after {outcome.rounds} of {rounds} rounds{part}")
 
 
 def _stored_log(config: SiteConfig, journal: Journal) -> SiteLog:
-    """Return the log of a run that is complete here, and write it once more."""
+    """Return the log of a run that is complete at this site, and write ``site.json`` again."""
     stored = journal.get(_LOG)
     if stored is None:
-        raise StateError(f"{config.state_dir} has lost the log of run {config.agreement.run!r}")
+        raise StateError(f"{config.state_dir} lacks the log of run {config.agreement.run!r}")
     log = SiteLog.model_validate_json(stored[1])
     write_site_log(config.out, log)
     return log
 
 
 class _LogBook:
-    """Keeps ``site.json`` current. The journal holds a copy, from which a restarted site goes on."""
+    """Writer of ``site.json``. The journal holds a copy, from which a restarted site resumes."""
 
     def __init__(
         self,
@@ -271,9 +274,10 @@ class _LogBook:
         write_agreement(config.out, config.agreement)
 
     def add(self, figures: SiteRound) -> None:
-        """Add a round; the same round again (after a crash) replaces it.
+        """Add a round, replacing an earlier entry of the same round (repeated after a crash).
 
-        A report that cannot be written ends no run: the journal has the round, and writes it with the next one.
+        A log file that cannot be written does not end the run: the journal stores the round, and the next write
+        includes it.
         """
         self._rounds = (*(each for each in self._rounds if each.round != figures.round), figures)
         self._journal.put(_LOG, figures.round, self._log().model_dump_json(by_alias=True).encode())
@@ -281,7 +285,7 @@ class _LogBook:
         contained(lambda: self._on_round(figures), lambda: None, "showing the round")
 
     def write(self) -> SiteLog:
-        """Write and return what is known so far."""
+        """Write and return the log so far."""
         log = self._log()
         write_site_log(self._config.out, log)
         return log

@@ -1,4 +1,4 @@
-"""Loop of a site: it asks the coordinator for work, does it and sends the answer; the same in a simulation."""
+"""Loop of a site: ask the coordinator for a task, do the task, send the answer. Simulations use the same loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHORTEST_TURN_SECONDS = 0.05
 
 
 class Transport(Protocol):
-    """A site's way to the coordinator. Calls raise :class:`secure_client.errors.SiteError`."""
+    """A site's calls to the coordinator. Calls raise :class:`secure_client.errors.SiteError`."""
 
     def join(self, request: JoinRequest) -> JoinReply:
         """Ask to take part."""
@@ -30,23 +30,23 @@ class Transport(Protocol):
         ...
 
     def upload(self, key: PhaseKey, content: bytes) -> None:
-        """Hand in an answer."""
+        """Upload an answer."""
         ...
 
     def leave(self) -> None:
-        """Say that the site takes no further part in what it joined last."""
+        """Tell the coordinator that the site leaves the run that it joined last."""
         ...
 
 
 def take_part(session: Session, transport: Transport) -> Finished | Stopped:
     """Join, then work until the run ends.
 
-    A site that cannot go on says so to the coordinator, which then does not wait for it, and raises: after a
-    :class:`Violation`, a refusal, a budget that is spent, or an error of its own disk. What data, the model, training
-    or a decryption come to is never a reason (:mod:`secure_client.error_containment`). An unreachable coordinator is
-    told nothing. A site that sees the run end erases all secrets of the run. One that leaves, or sees the run stop,
-    erases those of its last attempt, since a run that is resumed begins another attempt. One that lost its way to the
-    coordinator keeps them, to resume.
+    A site that cannot continue tells the coordinator that it leaves, so that the coordinator does not wait, and raises
+    the error: a :class:`Violation`, a refusal, an exhausted budget, or an error of the site's own disk. The outcome of
+    data, model, training or decryption never makes a site leave (:mod:`secure_client.error_containment`). When the run
+    ends, the site erases all secrets of the run. When the site leaves or the run stops, the site erases the secrets of
+    its last attempt, since a resumed run begins another attempt. A site that cannot reach the coordinator sends nothing
+    and keeps its secrets, to resume.
     """
     reply = transport.join(session.join_request())
     try:
@@ -68,12 +68,12 @@ def _work(session: Session, transport: Transport) -> Finished | Stopped:
         task = step(session, transport)
         if isinstance(task, Finished | Stopped):
             return task
-        # The coordinator holds a poll open; should it not, this keeps the site from asking in a tight loop.
+        # The coordinator holds a poll open. The pause bounds the rate of polls if the coordinator does not.
         time.sleep(max(0.0, _SHORTEST_TURN_SECONDS - (time.monotonic() - start)))
 
 
 def step(session: Session, transport: Transport) -> Task:
-    """One task: fetched, and if it is work, done and handed in."""
+    """Fetch one task; if the task is work, do the work and upload the answer."""
     task = transport.next_task()
     if isinstance(task, Finished):
         session.finish()
@@ -83,23 +83,23 @@ def step(session: Session, transport: Transport) -> Task:
         session.check_size(task)
         try:
             transport.upload(task.key, session.answer(task.key, transport.download(task)))
-            _log.debug("handed in %s of round %d", task.key.phase.name, task.key.round)
+            _log.debug("uploaded %s of round %d", task.key.phase.name, task.key.round)
         except PhaseOver as error:
-            _log.warning("too late for %s of round %d: %s", task.key.phase.name, task.key.round, error)
+            _log.warning(
+                "the answer to %s of round %d came too late: %s", task.key.phase.name, task.key.round, error
+            )
     return task
 
 
 def _erase(session: Session) -> None:
     try:
         session.end()
-    except (
-        Exception
-    ) as error:  # whatever made the site leave may be in the way: it is what to raise, and to tell
-        _log.error("could not erase the secrets of the last attempt: %s", error)
+    except Exception as error:  # the error that made the site leave is the one to raise
+        _log.error("the secrets of the last attempt could not be erased: %s", error)
 
 
 def _leave(transport: Transport) -> None:
     try:
         transport.leave()
     except SiteError as error:
-        _log.warning("could not tell the coordinator: %s", error)
+        _log.warning("the coordinator could not be informed that this site leaves: %s", error)

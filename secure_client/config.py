@@ -25,12 +25,12 @@ class SiteConfig(PartyFile):
     ``pretrained`` is this site's copy of the weights whose SHA-256 the agreement holds. Images with other channels than
     the agreement's are refused, unless ``convert_channels`` lets grey and RGB be converted into each other.
 
-    ``min_holders`` and ``min_sites`` are what *this site* insists on. An agreement with fewer holders is refused
-    when this file is loaded, and so bounds every sum and mean that the site is in; a roster or round with fewer
-    sites is refused when it comes, whatever the coordinator says. The limit: ``min_sites`` counts a round's sites
-    over all groups, so the sum of one group may be over fewer, down to ``min_holders``. ``pins``
-    maps a peer's name to the SHA-256 fingerprint of its certificate: with a pin, not even the CA can put another
-    certificate in the peer's place.
+    ``min_holders`` and ``min_sites`` are this site's own minima. Loading this file refuses an agreement with fewer
+    holders, so ``min_holders`` bounds every sum and mean that includes the site; the site refuses a roster or a round
+    with fewer sites than ``min_sites``, whatever the coordinator says. Limit: ``min_sites`` counts a round's sites over
+    all groups, so the sum of one group may be over fewer sites, down to ``min_holders``. ``pins`` maps a peer's name to
+    the SHA-256 fingerprint of its certificate: with a pin, not even the CA can put another certificate in the peer's
+    place.
     """
 
     name: Name
@@ -89,8 +89,8 @@ class SiteConfig(PartyFile):
             self.privacy.check(agreed, self.agreement.rounds)
         elif agreed is not None:
             raise ValueError(
-                "the agreement releases prototypes with noise, and that has to be paid for: say in [privacy] what this"
-                " site may spend (dataset, ledger, epsilon, delta)"
+                "the agreement releases prototypes with noise, which spends privacy budget: set this site's "
+                "budget in [privacy] (dataset, ledger, epsilon, delta)"
             )
         return self
 
@@ -98,8 +98,8 @@ class SiteConfig(PartyFile):
     def _agreement_suffices(self) -> Self:
         if self.min_holders and self.min_holders > self.agreement.min_holders:
             raise ValueError(
-                f"min_holders: this site insists on {self.min_holders} holders of a class, the agreement has"
-                f" {self.agreement.min_holders}; have the federation raise it, or do not take part"
+                f"min_holders: this site requires {self.min_holders} holders of a class, the agreement has "
+                f"{self.agreement.min_holders}; ask the federation to raise it, or do not take part"
             )
         return self
 

@@ -1,11 +1,12 @@
-"""Containment of errors in data, models and training: the site logs them, answers as usual, and tells nobody.
+"""Containment of errors in data, models and training: the site logs an error, answers as usual, and reports nothing.
 
-The coordinator chooses what a site trains from. An error that ended the session would tell it whether a value that it
-may not see, sealed under ``ckks`` or a record's, is beyond a bound of its choice. So every computation on data, on a
-model or on a decryption that can fail has a result for that case, and the session goes on with it.
+The coordinator chooses the base that a site trains from. If an error ended the session, the coordinator would learn
+whether a hidden value (a value encrypted under ``ckks``, or a record's) is beyond a bound of the coordinator's choice.
+Therefore every computation on data, a model or a decryption that can fail has a fallback result, with which the session
+continues.
 
-Limits: how long a site takes still shows. A process that the operating system kills, for memory say, is seen to be
-gone.
+Limits: the coordinator still sees the time that a site takes, and the disappearance of a process that the operating
+system kills, for lack of memory for example.
 """
 
 from __future__ import annotations
@@ -24,25 +25,26 @@ T = TypeVar("T")
 
 
 def contained(work: Callable[[], T], otherwise: Callable[[], T], what: str) -> T:
-    """Return the result of ``work``, or that of ``otherwise`` after any error of ``work``, which is logged.
+    """Return the result of ``work``; after any error of ``work``, log the error and return ``otherwise()``.
 
-    ``what`` names the computation in the log. ``work`` must not touch the journal or the privacy ledger: their errors
-    are of the site's own disk, and end the session.
+    ``what`` names the computation in the log. ``work`` must not touch the journal or the privacy ledger: an error there
+    is an error of the site's own disk and ends the session.
     """
     try:
         return work()
     except BaseException as error:
         check_no_signal(error)
-        _log.error("%s failed, and the site goes on without: %s: %s", what, type(error).__name__, error)
+        _log.error(
+            "%s failed, and the site continues without its result: %s: %s", what, type(error).__name__, error
+        )
         _log.debug("the error's origin", exc_info=True)
     return otherwise()
 
 
 def check_no_signal(error: BaseException) -> None:
-    """Raise ``error`` again if it is the operator's Ctrl-C, and no error of a plug-in.
+    """Raise ``error`` again if it is the operator's Ctrl-C, not an error of a plug-in.
 
-    A plug-in's errors need not be of :class:`Exception`: ``sys.exit``, and the panics of libraries written in Rust, are
-    not.
+    A plug-in's error need not derive from :class:`Exception`: ``sys.exit`` and panics of Rust libraries do not.
     """
     if isinstance(error, KeyboardInterrupt):
         raise error
@@ -50,11 +52,11 @@ def check_no_signal(error: BaseException) -> None:
 
 @contextmanager
 def opening(what: str) -> Iterator[None]:
-    """Sort the errors inside, where a message is read, by what they may tell the coordinator.
+    """Classify errors of reading a message by whether the coordinator may learn of them.
 
     A :class:`crypto.errors.CryptoError` about the message's form, which the coordinator knows, becomes a
-    :class:`Violation`. Every other error may follow from the content, and becomes an
-    :class:`crypto.errors.ImplausibleError`, which the caller answers as if nothing had been wrong.
+    :class:`Violation`. Every other error may depend on the content and becomes an
+    :class:`crypto.errors.ImplausibleError`, after which the caller answers as if no error had occurred.
     """
     try:
         yield

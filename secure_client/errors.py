@@ -26,7 +26,7 @@ class SiteError(Exception):
 
 
 class PluginError(SiteError):
-    """A ``module:function`` cannot be imported, or does not take the arguments it is called with."""
+    """A ``module:function`` cannot be imported, or does not accept its arguments."""
 
 
 class DataError(SiteError):
@@ -38,11 +38,11 @@ class ModelError(SiteError):
 
 
 class DeviceError(SiteError):
-    """A compute device is not there."""
+    """A compute device does not exist on this machine."""
 
 
 class TrainingError(SiteError):
-    """Training cannot start, or its loss is no longer a number."""
+    """Training cannot start, or the loss is not finite."""
 
 
 class StateError(SiteError):
@@ -50,7 +50,7 @@ class StateError(SiteError):
 
 
 class OtherRun(StateError):
-    """The site's state, or what lies in its out folder, belongs to another run, agreement or site."""
+    """The site's state, or the content of its out folder, belongs to another run, agreement or site."""
 
 
 class RunStopped(SiteError):
@@ -58,7 +58,7 @@ class RunStopped(SiteError):
 
 
 class PhaseOver(SiteError):
-    """The coordinator went on: the phase is no longer asked of this site. Ask for the next task."""
+    """The coordinator has moved on and no longer expects the phase from this site. Ask for the next task."""
 
 
 class Unreachable(SiteError):
@@ -66,11 +66,11 @@ class Unreachable(SiteError):
 
 
 class Refused(SiteError):
-    """The coordinator refuses this site or what it sent. Trying again as it is will not help."""
+    """The coordinator refuses this site or its message. A retry without a change will not help."""
 
 
 class Violation(SiteError):
-    """The coordinator asked for, or sent, what the protocol does not allow. The site answers nothing and leaves."""
+    """The coordinator's request or message violates the protocol. The site answers nothing and leaves."""
 
 
 class ConflictingRequest(Violation):

@@ -1,4 +1,4 @@
-"""Checks before a run: everything that a run needs is tried, and no data is sent."""
+"""Checks before a run: each requirement of a run is tried, and no data is sent."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was tried, and what came of it."""
+    """One check and its outcome."""
 
     what: str
     ok: bool
@@ -42,11 +42,11 @@ class Finding:
 
 
 def check_site(config: SiteConfig, passphrase: Callable[[], bytes]) -> Iterator[Finding]:
-    """Try everything that a run needs, each also where another failed; nothing at the coordinator changes.
+    """Run every check, also after one has failed; nothing changes at the coordinator.
 
-    What needs neither key nor network comes first, for whoever drafts an agreement may have none yet. ``passphrase`` is
-    asked several times, and may raise :class:`crypto.errors.CryptoError`. A cause that fails several is told with the
-    first.
+    Checks that need neither a key nor the network come first, because the author of a draft agreement may have neither
+    yet. ``passphrase`` is called several times and may raise :class:`crypto.errors.CryptoError`. When one cause fails
+    several checks, the first of them states the cause and the others name the first.
     """
     told: dict[str, str] = {}
     for each in _findings(config, passphrase):
@@ -75,7 +75,7 @@ def _findings(config: SiteConfig, passphrase: Callable[[], bytes]) -> Iterator[F
 
 
 def _once(attempt: Callable[[], R]) -> Callable[[], R]:
-    """Return a function that repeats the outcome of its first call, be it a value or an exception."""
+    """Return a function that repeats the outcome of its first call, a value or an exception."""
     outcomes: list[R | Exception] = []
 
     def outcome() -> R:
@@ -105,7 +105,7 @@ def _agreement(agreement: Agreement) -> str:
 
 
 def _privacy(config: SiteConfig) -> str:
-    """Describe the part of the budget that the run takes, and the rest; create the ledger if there is none."""
+    """Describe the part of the budget that the run takes, and the remainder; create a missing ledger."""
     agreement, own = config.agreement, config.privacy
     if agreement.privacy is None and own is None:
         return NO_LEDGER % (NO_GUARANTEE, agreement.run)
@@ -114,12 +114,10 @@ def _privacy(config: SiteConfig) -> str:
     exact = open_exact(agreement, own)
     if exact is not None and own is not None:
         return (
-            f"{NO_GUARANTEE} for {own.dataset!r} from this run on: exact values would leave; epsilon"
-            f" {exact.spent.epsilon:.4g} of {own.epsilon:g} is spent"
+            f"{NO_GUARANTEE} for {own.dataset!r} from this run on: the run would release exact values; epsilon "
+            f"{exact.spent.epsilon:.4g} of {own.epsilon:g} is spent"
         )
-    if (
-        own is not None
-    ):  # before a ledger is begun, whose unit cannot be changed, and whose limit by a decision alone
+    if own is not None:  # before open_releases creates a ledger, whose unit is final
         check_delta(own, units_at(load_data(config), agreement))
     begun = own is not None and not own.ledger.exists()
     releases = open_releases(agreement, own)
@@ -128,7 +126,7 @@ def _privacy(config: SiteConfig) -> str:
     check_room(agreement, agreement.privacy, read_account(own.ledger))
     planned, spent = planned_epsilon(agreement, agreement.privacy, own.delta, own.accountant), releases.spent
     label = "" if spent.guaranteed else f"{NO_GUARANTEE}: "
-    begins = f"; the ledger {own.ledger} is begun with that limit" if begun else ""
+    begins = f"; the ledger {own.ledger} has been created with that limit" if begun else ""
     return (
         f"{label}{planned_in_words(agreement, agreement.privacy)} take epsilon {planned:.4g} by themselves;"
         f" {spent.epsilon:.4g} of {own.epsilon:g} at delta {own.delta:g} for one {own.unit} is spent on"
@@ -149,7 +147,7 @@ def _model(config: SiteConfig) -> str:
 
 def _data(config: SiteConfig) -> str:
     data = load_data(config)
-    return f"{data.train_samples} training samples, not tried on the model"
+    return f"{data.train_samples} training samples, not yet run through the model"
 
 
 def _certificate(party: Party) -> str:

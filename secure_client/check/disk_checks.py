@@ -1,6 +1,6 @@
-"""Checks of the site's own disk for ``client check``: its folders, and the state of a run that has begun.
+"""Checks of the site's own disk for ``client check``: its folders, and the stored state of its run.
 
-Nothing that a run relies on changes: the journal is opened as a copy in a temporary folder beside it.
+The checks change no file of a run: the journal is opened as a copy in a temporary folder beside the journal.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ _LOCKED_FROM, _LOCKED_BYTES = 0x40000002, 510
 
 
 def check_folders(config: SiteConfig) -> str:
-    """Return which folders a run writes to. :class:`StateError` for one that cannot be written."""
+    """Return the folders that a run writes to; raise :class:`StateError` for a folder that cannot be written."""
     for folder in (config.state_dir, config.out):
         _check_writable(folder)
     return f"{config.state_dir} and {config.out} can be written"
 
 
 def check_state(config: SiteConfig, party: Party) -> str:
-    """Return how far this site is in the run.
+    """Return the number of rounds that this site has completed, as text.
 
-    :class:`StateError` for the state or results of another run, and while another process uses the state;
-    :class:`crypto.errors.CryptoError` where this site's key does not open what is stored.
+    Raises :class:`StateError` for the state or results of another run, and while another process uses the state;
+    :class:`crypto.errors.CryptoError` where this site's key does not decrypt the stored secrets.
     """
     journal = config.state_dir / JOURNAL
     if not journal.exists():
         check_out(config, begun=False)
-        return f"no round yet; a run begins in {config.state_dir}"
+        return f"no round yet; the run will store its state in {config.state_dir}"
     _check_free(journal)
     with tempfile.TemporaryDirectory(dir=config.state_dir, prefix=".check-") as copies:
-        for path in config.state_dir.glob(f"{JOURNAL}*"):  # and SQLite's log, which a killed process leaves
+        for path in config.state_dir.glob(f"{JOURNAL}*"):  # and the log that a killed process leaves
             shutil.copy2(path, copies)
         with open_journal_of(config, Path(copies) / JOURNAL, party) as copy:
             return _how_far(config, copy)
@@ -49,7 +49,7 @@ def check_state(config: SiteConfig, party: Party) -> str:
 def _how_far(config: SiteConfig, journal: Journal) -> str:
     check_out(config, begun=not journal.unused)
     secrets, last = journal.check_secrets(), rounds_received(journal)
-    return f"{last} of {config.agreement.rounds} rounds; {secrets} stored secrets open"
+    return f"{last} of {config.agreement.rounds} rounds; {secrets} stored secrets can be decrypted"
 
 
 def _check_writable(folder: Path) -> None:
@@ -60,7 +60,7 @@ def _check_writable(folder: Path) -> None:
             pass
     except OSError as error:
         raise StateError(
-            f"{folder} cannot be written ({error.strerror}): give another folder, or mend its permissions"
+            f"{folder} cannot be written ({error.strerror}): name another folder, or correct its permissions"
         ) from error
 
 

@@ -56,7 +56,7 @@ class _Processes:
     def wait_for_answers(self, sites: Sequence[str], phase: Phase, round_number: int) -> None:
         """Until the coordinator has taken the answers of these sites."""
         for site in sites:
-            self._running[site].wait_for_log(f"handed in {phase.name} of round {round_number}")
+            self._running[site].wait_for_log(f"uploaded {phase.name} of round {round_number}")
 
     def wait_for_round(self, number: int) -> None:
         """Until it has begun."""

@@ -58,7 +58,7 @@ def run_without_the_last_result_of_one(federation: Federation) -> None:
     late = federation.start_site(LATE, Point(When.ASKED, Phase.RESULT, ROUNDS))
     for each in (untold, late):
         each.exit_code()
-    other.wait_for_log(f"handed in RESULT of round {ROUNDS}")
+    other.wait_for_log(f"uploaded RESULT of round {ROUNDS}")
     federation.let_pass(A_DAY)
     assert other.exit_code() == 0
     federation.let_pass(GRACE)

@@ -120,7 +120,7 @@ def test_a_site_that_is_killed_and_started_again_has_paid_for_all_that_it_sent(t
             allow(federation, name, limit)
         coordinator, running = federation.start_coordinator(), federation.start_sites()
         victim = running["site-1"]
-        victim.wait_for_log("handed in PRESENCE of round 2")
+        victim.wait_for_log("uploaded PRESENCE of round 2")
         victim.kill()
         running["site-1"] = federation.start_site("site-1")
         assert [each.exit_code() for each in (*running.values(), coordinator)] == [0, 0, 0, 0]

@@ -72,7 +72,7 @@ def check_says_what_the_run_takes(folder: Path, planned: float) -> None:
         f"1 release with noise multiplier 3 and {ROUNDS * STEPS} steps of DP-SGD with 2 at sampling rate 0.5 take"
         f" epsilon {planned:.4g} by themselves; 0 of {planned:g} at delta 1e-05 for one subject is spent on 'scans'"
     )
-    assert finding.detail.endswith("is begun with that limit")
+    assert finding.detail.endswith("has been created with that limit")
     assert not read_account(folder / "ledger.jsonl").entries
 
 

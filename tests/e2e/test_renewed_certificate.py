@@ -21,7 +21,7 @@ def test_a_site_with_a_new_key_and_certificate_resumes_its_run(tmp_path: Path) -
     with Federation(tmp_path / "run", agreement, sites) as federation:
         federation.hold("site-2", 1)
         coordinator, running = federation.start_coordinator(), federation.start_sites()
-        running["site-1"].wait_for_log("handed in PRESENCE of round 1")
+        running["site-1"].wait_for_log("uploaded PRESENCE of round 1")
         running["site-1"].kill()
         before = federation.credentials("site-1").fingerprint
         federation.renew("site-1")

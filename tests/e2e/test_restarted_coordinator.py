@@ -22,10 +22,10 @@ def test_stopped_between_rounds_and_killed_within_one_it_ends_in_the_same_result
         coordinator = federation.start_coordinator()
         assert "resuming at PRESENCE of round 2" in coordinator.log()
 
-        running["site-3"].wait_for_log("handed in PRESENCE of round 2")
+        running["site-3"].wait_for_log("uploaded PRESENCE of round 2")
         with frozen(running["site-3"]):  # so that the round cannot be computed yet
             federation.release("site-1")
-            running["site-1"].wait_for_log("handed in VALUES of round 2")
+            running["site-1"].wait_for_log("uploaded VALUES of round 2")
             coordinator.kill()
             coordinator = federation.start_coordinator()
         assert "resuming at VALUES of round 2" in coordinator.log()

@@ -40,11 +40,11 @@ def _lose_a_site_in_round_2(federation: Federation) -> None:
     federation.hold("site-2", 2)
     coordinator, running = federation.start_coordinator(), federation.start_sites()
     victim = running.pop("site-1")
-    victim.wait_for_log("handed in PRESENCE of round 2")
+    victim.wait_for_log("uploaded PRESENCE of round 2")
     victim.kill()
     federation.release("site-2")
     for each in running.values():
-        each.wait_for_log("handed in VALUES of round 2")
+        each.wait_for_log("uploaded VALUES of round 2")
     federation.let_pass(A_DAY)
     for each in (*running.values(), coordinator):
         assert each.exit_code() != 0

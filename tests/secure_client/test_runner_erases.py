@@ -140,7 +140,7 @@ def test_what_made_it_leave_is_what_it_says_even_if_nothing_can_be_erased(
     ):
         take_part(play.site(A).session, transport)
     assert transport.left
-    assert "could not erase the secrets of the last attempt: disk full" in caplog.text
+    assert "secrets of the last attempt could not be erased: disk full" in caplog.text
 
 
 def test_a_site_that_lost_its_way_keeps_what_it_needs_to_go_on(play: MaskedPlay) -> None:
