@@ -22,9 +22,9 @@ Subjects = NDArray[np.str_]
 class Samples:
     """Images or rows of features, with their labels. Make them with :func:`checked_samples`.
 
-    ``inputs``: images (N, H, W, C), uint8 in [0, 255] or float32; or features (N, F), float32.
-    ``labels``: (N,), indices into the class names. ``domains``: (N,), indices into the domain names.
-    ``subjects``: (N,), what tells whose each sample is; None where nothing does.
+    ``inputs``: images (N, H, W, C), uint8 in [0, 255] or float32; or features (N, F), float32. ``labels``: (N,),
+    indices into the class names. ``domains``: (N,), indices into the domain names. ``subjects``: (N,), the subject of
+    each sample; None where subjects are unknown.
     """
 
     inputs: Inputs
@@ -48,7 +48,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class TrainTest:
-    """Training and test samples over the same classes and domains; ``test`` is None where there is none."""
+    """Training and test samples over the same classes and domains; ``test`` is None without a test part."""
 
     train: Samples
     test: Samples | None
@@ -71,7 +71,7 @@ class Source:
 
     @property
     def parts(self) -> list[Samples]:
-        """Training samples, and test samples where there are any."""
+        """Training samples, and test samples if there are any."""
         return [self.train] if self.test is None else [self.train, self.test]
 
 
@@ -95,13 +95,15 @@ def checked_samples(
     if 0 in inputs.shape:
         raise DataError(f"{where}: holds no samples (shape {inputs.shape})")
     images = inputs[..., np.newaxis] if inputs.ndim == 3 else inputs
-    writable = np.require(_as_inputs(images, where), requirements="W")  # torch shares only writable memory
+    writable = np.require(
+        _as_inputs(images, where), requirements="W"
+    )  # torch shares memory only if it is writable
     owners = None if subjects is None else checked_subjects(subjects, len(labels), where)
     return Samples(writable, labels, domains, owners)
 
 
 def checked_subjects(subjects: Any, samples: int, where: str) -> Subjects:
-    """One for each of so many samples, as text: a number and the same number as text are the same subject."""
+    """Return one subject for each of ``samples``, as text: a number and its text are the same subject."""
     array = np.asarray(subjects)
     if array.shape != (samples,) or not (array.dtype.kind == "U" or np.issubdtype(array.dtype, np.integer)):
         raise DataError(
@@ -152,7 +154,7 @@ def _whole_numbers(values: Any, what: str, where: str) -> Labels:
             f"{where}: {what} have shape {array.shape} and dtype {array.dtype}; give N whole numbers"
         )
     if len(array) and int(array.min()) < 0:
-        raise DataError(f"{where}: {what} start at {array.min()}; number them from 0")
+        raise DataError(f"{where}: {what} start at {array.min()}; number the {what} from 0")
     return array.astype(np.int64)
 
 
@@ -164,7 +166,7 @@ def _as_inputs(inputs: NDArray[Any], where: str) -> Inputs:
     integers_are_features = inputs.ndim == 2 and np.issubdtype(inputs.dtype, np.integer)
     if not (np.issubdtype(inputs.dtype, np.floating) or integers_are_features):
         raise DataError(f"{where}: inputs are {inputs.dtype}; give uint8, uint16 or floats")
-    with np.errstate(over="ignore"):  # what overflows becomes infinite, which is refused below
+    with np.errstate(over="ignore"):  # an overflow becomes infinite and is refused below
         floats = inputs.astype(np.float32, copy=False)
     finite = np.isfinite(floats).reshape(len(floats), -1).all(axis=1)
     if not finite.all():

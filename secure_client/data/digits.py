@@ -1,7 +1,7 @@
 """Digits data set: scikit-learn's scans of handwritten digits, as five domains that differ in appearance.
 
-1797 real scans of 8×8 pixels (Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", UCI). They
-are dealt out over the domains first and altered afterwards, so no scan is in two domains.
+1797 real scans of 8×8 pixels (Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", UCI). They are
+distributed over the domains first and altered afterwards, so no scan is in two domains.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _inverted(images: Images, _: np.random.Generator) -> Images:
 
 
 def _blurred(images: Images, _: np.random.Generator) -> Images:
-    """[1, 2, 1]/4 along both axes, edges repeated."""
+    """Filter with [1, 2, 1]/4 along both axes, edges repeated."""
     for axis in (1, 2):
         padding = [(1, 1) if other == axis else (0, 0) for other in range(3)]
         padded = np.pad(images, padding, mode="edge")
@@ -75,7 +75,7 @@ def digits_in_five_appearances(seed: int) -> TrainTest:
 
 
 def _deal(labels: Labels, piles: int, rng: np.random.Generator) -> Labels:
-    """Return the pile of each sample, (N,): each class is shuffled and dealt out evenly."""
+    """Return the pile of each sample, (N,): each class is shuffled and distributed evenly."""
     dealt = np.empty_like(labels)
     for label in np.unique(labels):
         members = rng.permutation(np.flatnonzero(labels == label))

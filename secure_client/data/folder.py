@@ -9,8 +9,8 @@
                                  the images in ``test`` have no labels and are left unread
 ===============================  =====================================================================
 
-Hidden files are skipped. ``subjects.csv`` beside these folders, with a header ``file,subject``, tells whose each
-training image is: files are named from the folder on (``train/CLASS/1.png``), and every training image is.
+Hidden files are skipped. ``subjects.csv`` beside these folders, with a header ``file,subject``, names the subject of
+every training image, whose path is relative to the folder (``train/CLASS/1.png``).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SUBJECTS = "subjects.csv"
 
 @dataclass(frozen=True)
 class _File:
-    """An image and what its place says about it."""
+    """An image file, with the class and domain that its path gives."""
 
     path: Path
     label: str
@@ -57,7 +57,7 @@ class _Listing:
     test: Sequence[_File] | None = None
 
     def names(self, of: Callable[[_File], str]) -> tuple[str, ...]:
-        """Classes or domains, sorted."""
+        """Return the classes or domains, sorted."""
         return tuple(sorted({of(file) for file in (*self.train, *(self.test or ()))}))
 
 
@@ -80,14 +80,14 @@ def read_folder(path: Path, agreed: PreprocessingSection | None, *, convert_chan
         )
         return _samples_of(images, files, classes, domains, where=f"{path}: {kind}")
 
-    subjects = _subjects(path, listing.train)  # first: pictures take long to read
+    subjects = _subjects(path, listing.train)  # before the images, which are slow to read
     test = None if listing.test is None else read(listing.test, "test")
     train = replace(read(listing.train, "train"), subjects=subjects)
     return Source(str(path), train, test, classes, domains)
 
 
 def read_image(path: Path) -> Inputs:
-    """One image, (H, W, C): grey or RGB, uint8; 16-bit grey as float32 in [0, 1].
+    """Read one image, (H, W, C): grey or RGB, uint8; 16-bit grey as float32 in [0, 1].
 
     Transparency is dropped. Raises :class:`DataError` for a file that is missing, damaged or no image.
     """
@@ -95,11 +95,11 @@ def read_image(path: Path) -> Inputs:
         with Image.open(path) as image:
             return pixels(image)
     except (OSError, UnidentifiedImageError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path}: cannot be read as an image ({error}); mend or remove it") from error
+        raise DataError(f"{path}: cannot be read as an image ({error}); repair or remove the file") from error
 
 
 def pixels(image: Image.Image) -> Inputs:
-    """Return an opened image as :func:`read_image` does; raise what Pillow raises."""
+    """Return an opened image as :func:`read_image` does; Pillow's errors pass through."""
     if image.mode in DEEP_MODES:
         return (np.asarray(image).astype(np.float32) / np.float32(65535))[..., np.newaxis]
     if image.mode in {"1", "L", "LA"}:
@@ -110,7 +110,7 @@ def pixels(image: Image.Image) -> Inputs:
 def fitted(
     image: Inputs, agreed: PreprocessingSection | None, *, where: str, convert_channels: bool = True
 ) -> Inputs:
-    """One image (H, W, C) with the agreed size and channels, or as it is where none are agreed."""
+    """Return the image (H, W, C) with the agreed size and channels, or unchanged if none are agreed."""
     if agreed is None:
         return image
     images = fit_images(image[np.newaxis], agreed, where=where, convert_channels=convert_channels)
@@ -118,9 +118,9 @@ def fitted(
 
 
 def stack(images: Iterable[Inputs], count: int, where: str) -> Inputs:
-    """``count`` images (H, W, C) as one array, without a second copy of them in memory on the way.
+    """Stack ``count`` images (H, W, C) into one array, without a second copy in memory.
 
-    float32 in [0, 1] where any of them is; :class:`DataError` for images of different shape.
+    The array is float32 in [0, 1] if any image is. Raises :class:`DataError` for images of different shape.
     """
     stacked: Inputs | None = None
     for place, image in enumerate(images):
@@ -138,7 +138,7 @@ def stack(images: Iterable[Inputs], count: int, where: str) -> Inputs:
 
 
 def _subjects(path: Path, files: Sequence[_File]) -> Subjects | None:
-    """Return the subject of each image, (N,), by the folder's own list; None where it has none."""
+    """Return the subject of each image, (N,), from ``subjects.csv``; None if the folder has no such file."""
     where = path / SUBJECTS
     if not where.is_file():
         return None
@@ -146,11 +146,11 @@ def _subjects(path: Path, files: Sequence[_File]) -> Subjects | None:
         with where.open(encoding="utf-8", newline="") as lines:
             told = {row["file"]: row["subject"] for row in csv.DictReader(lines, strict=True)}
     except (KeyError, csv.Error, UnicodeDecodeError) as error:
-        raise DataError(f"{where}: is no CSV with a header file,subject ({error})") from error
+        raise DataError(f"{where}: is not a CSV file with the header file,subject ({error})") from error
     names = [file.path.relative_to(path).as_posix() for file in files]
     for name in names:
         if not told.get(name):
-            raise DataError(f"{where}: does not say whose {name} is; name every training image")
+            raise DataError(f"{where}: has no subject for {name}; add a row for every training image")
     return np.array([told[name] for name in names], dtype=np.str_)
 
 
@@ -174,7 +174,7 @@ def _list_files(path: Path) -> _Listing:
 
 def _tiny_imagenet(path: Path) -> _Listing:
     if not (path / "train").is_dir():
-        raise DataError(f"{path / 'train'}: is missing; Tiny-ImageNet has train and val, put it there")
+        raise DataError(f"{path / 'train'}: is missing; copy Tiny-ImageNet's train and val there")
     train = [
         file
         for folder in _folders(path / "train")
@@ -219,7 +219,9 @@ def _files(folder: Path, label: str, domain: str) -> list[_File]:
         if file.suffix.lower() not in SUFFIXES:
             raise DataError(f"{file}: is not an image ({', '.join(sorted(SUFFIXES))}); remove it")
     if not files:
-        raise DataError(f"{folder}: holds no images; fill it, or remove it if the site lacks this class")
+        raise DataError(
+            f"{folder}: holds no images; add images, or remove the folder if the site lacks this class"
+        )
     return [_File(file, label, domain) for file in files]
 
 

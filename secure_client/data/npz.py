@@ -1,8 +1,8 @@
 """Reader of data in an ``.npz`` file: ``x_train``, ``y_train`` and, where there are any, ``x_test`` and ``y_test``.
 
-Inputs are images (N, H, W, C), grey ones also (N, H, W), or features (N, F); labels (N,) number the classes
-from 0. Optional: ``class_names``, ``domain_train`` and ``domain_test`` (N,), ``domain_names``, and ``subjects`` (N,),
-text or whole numbers that tell whose each training sample is. Nothing is unpickled.
+Inputs are images (N, H, W, C), grey ones also (N, H, W), or features (N, F); labels (N,) number the classes from 0.
+Optional: ``class_names``, ``domain_train`` and ``domain_test`` (N,), ``domain_names``, and ``subjects`` (N,), text or
+whole numbers that name the subject of each training sample. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -38,13 +38,15 @@ def read_npz(path: Path) -> Source:
     arrays, where = _arrays(path), str(path)
     train = _part(arrays, "train", where)
     if train is None:
-        raise DataError(f"{where}: has no x_train and y_train")
+        raise DataError(f"{where}: has no x_train and y_train; save both arrays in the file")
     test = _part(arrays, "test", where)
     count = 1 + max(int(part.domains.max()) for part in (train, test) if part is not None)
     default = (path.stem,) if count == 1 else tuple(str(number) for number in range(count))
     domains = _names(arrays, "domain_names", where) or default
     if len(domains) < count:
-        raise DataError(f"{where}: has {count} domains and {len(domains)} domain_names")
+        raise DataError(
+            f"{where}: has {count} domains and {len(domains)} domain_names; give one name for each domain"
+        )
     return Source(where, train, test, _names(arrays, "class_names", where), domains)
 
 
@@ -64,9 +66,11 @@ def _arrays(path: Path) -> Arrays:
         with path.open("rb") as file:
             return _members(np.load(file, allow_pickle=False), path)
     except FileNotFoundError as error:
-        raise DataError(f"{path}: there is no such file") from error
+        raise DataError(f"{path}: the file does not exist") from error
     except NotImplementedError as error:  # zipfile, for a member's compression
-        raise DataError(f"{path}: {error}; use a Python that was built with it, or numpy.savez") from error
+        raise DataError(
+            f"{path}: {error}; use a Python built with that compression, or save by numpy.savez"
+        ) from error
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, LZMAError) as error:
         raise DataError(
             f"{path}: is damaged, not an .npz, or holds Python objects, which are never read"
@@ -76,7 +80,7 @@ def _arrays(path: Path) -> Arrays:
 
 def _members(loaded: Any, path: Path) -> Arrays:
     if not isinstance(loaded, np.lib.npyio.NpzFile):
-        raise DataError(f"{path}: holds a single array; save several by numpy.savez")
+        raise DataError(f"{path}: holds a single array; save named arrays by numpy.savez")
     with loaded as archive:
         return {key: archive[key] for key in KEYS if key in archive.files}
 
@@ -96,5 +100,5 @@ def _names(arrays: Arrays, key: str, where: str) -> tuple[str, ...] | None:
         return None
     names = arrays[key]
     if names.ndim != 1 or names.dtype.kind != "U":
-        raise DataError(f"{where}: {key} is not a list of text")
+        raise DataError(f"{where}: {key} is not a list of texts")
     return tuple(names.tolist())

@@ -1,7 +1,7 @@
-"""Preprocessing that all sites agree on: turns images as they are read into a model's input.
+"""Preprocessing that all sites agree on: converts images, as read, into a model's input.
 
-Two steps, so that data can be kept small in between: :func:`fit_images` gives images the agreed size and
-channels, :func:`to_tensor` scales, normalises and moves the channels first.
+Two steps keep stored data small: :func:`fit_images` gives images the agreed size and channels, :func:`to_tensor`
+scales, normalises and moves the channels first.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ LUMA = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in grey (ITU-R BT.601)."""
 
 CHUNK = 1024
-"""Images resized at once: bounds the memory for intermediate floats."""
+"""Number of images resized at once, which bounds the memory for intermediate floats."""
 
 
 def fit_images(
     images: Inputs, agreed: PreprocessingSection, *, where: str, convert_channels: bool = True
 ) -> Inputs:
-    """(N, H, W, C) to (N, S, S, C′) with the agreed size S and channels C′; the dtype is kept.
+    """Convert (N, H, W, C) to (N, S, S, C′) with the agreed size S and channels C′; the dtype is kept.
 
-    Resizing is bilinear with antialiasing, and makes images square whatever their aspect was. Grey becomes
-    colour by repetition, colour grey by BT.601. Images that fit already are returned unchanged, so fitting
-    twice is fitting once. Raises :class:`DataError` for any other change of channels, and for every one without
+    Resizing is bilinear with antialiasing and makes images square whatever their aspect ratio. Grey becomes RGB by
+    repetition, RGB becomes grey by BT.601. Images that already fit are returned unchanged, so the function is
+    idempotent. Raises :class:`DataError` for any other change of channels, and for any change without
     ``convert_channels``.
     """
     _check_channels(images.shape[3], agreed.channels, where, convert=convert_channels)
@@ -79,8 +79,8 @@ def to_dataset(
 class PreprocessedDataset(Dataset[tuple[Tensor, int]]):
     """A site's own data set under the agreed preprocessing, one sample at a time, none kept in memory.
 
-    The data set gives (tensor, label) with images (C, H, W) of floats in [0, 1] or uint8, as torchvision's
-    ``ToTensor`` does, or features (F,). Raises :class:`DataError` for anything else when it is read.
+    The data set gives (tensor, label) with images (C, H, W) of floats in [0, 1] or uint8, as torchvision's ``ToTensor``
+    does, or features (F,). Raises :class:`DataError` for any other sample when that sample is read.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class PreprocessedDataset(Dataset[tuple[Tensor, int]]):
 
 
 def read_item(dataset: Dataset[Any], index: int, *, where: str) -> tuple[Inputs, int]:
-    """One sample of a torch data set as an array, (H, W, C) or (F,), and its label."""
+    """Read one sample of a torch data set: an array, (H, W, C) or (F,), and its label."""
     item = dataset[index]
     if not (isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], Tensor)):
         raise DataError(f"{where}: sample {index} is not (tensor, label); transform images with ToTensor()")
@@ -136,8 +136,8 @@ def _check_channels(given: int, agreed: int, where: str, *, convert: bool) -> No
         )
     if {given, agreed} != {1, 3}:
         raise DataError(
-            f"{where}: images have {given} channels (axes are N, H, W, C) and {agreed} are agreed;"
-            " only grey and RGB are converted into each other"
+            f"{where}: images have {given} channels (axes are N, H, W, C) and {agreed} are agreed; only "
+            "conversion between grey and RGB is supported"
         )
 
 
@@ -164,7 +164,8 @@ def _fit_chunk(images: Inputs, agreed: PreprocessingSection) -> Inputs:
     planes = planes.expand(-1, agreed.channels, -1, -1).permute(0, 2, 3, 1)
     if images.dtype == np.uint8:
         return planes.round().clamp(0, 255).to(torch.uint8).contiguous().numpy()
-    # Interpolation stays in the range up to the last bit of its sums. Each image in its own: it depends on no other.
+    # Interpolation can exceed the range by rounding. Each image is clamped to its own range, so that it depends on no
+    # other image.
     given = torch.from_numpy(np.ascontiguousarray(images)).flatten(1)
     low, high = (each.view(-1, 1, 1, 1) for each in (given.amin(dim=1), given.amax(dim=1)))
     return planes.clamp(low, high).contiguous().numpy()

@@ -30,20 +30,20 @@ Part = tuple[Inputs, Any]
 
 
 class Reader(Protocol):
-    """One published data set, or several that are stored alike."""
+    """Reader of one published data set, or of several with the same file layout."""
 
     def check(self, name: str, root: Path) -> None:
-        """:class:`DataError` for a missing file."""
+        """Raise :class:`DataError` for a missing file."""
         ...
 
     def classes(self, root: Path) -> tuple[str, ...] | None:
-        """Names in the order of the labels; None where the labels are only numbers."""
+        """Return the class names in label order; None where the labels are only numbers."""
         ...
 
     def read(self, root: Path, train: bool, agreed: PreprocessingSection | None) -> Part:
-        """Images (N, H, W[, C]) and labels of the training or the test part.
+        """Read images (N, H, W[, C]) and labels of the training or the test part.
 
-        ``agreed`` matters only to a set of pictures of many sizes, which get the agreed one as they are read.
+        ``agreed`` matters only to a data set with images of many sizes, which are resized as they are read.
         """
         ...
 
@@ -55,7 +55,7 @@ def read_published(name: str, data_root: Path | None, agreed: PreprocessingSecti
     damaged or refused, and the remedy.
     """
     if data_root is None:
-        raise DataError(f"{name}: is read from a folder that you have; name it by --data-root or data_root")
+        raise DataError(f"{name}: needs a folder with its files; set --data-root or data_root")
     reader = PUBLISHED[name]
     reader.check(name, data_root)
     train, test = (_read(name, reader, data_root, part, agreed) for part in (True, False))
@@ -70,22 +70,24 @@ class MnistLike:
     names: tuple[str, ...]
 
     def check(self, name: str, root: Path) -> None:
-        """:class:`DataError` for a missing file, and for older files that would be read instead."""
+        """Raise :class:`DataError` for a missing file, and for older files that torchvision would read instead."""
         for file in ("training.pt", "test.pt"):
             path = root / self.folder / "processed" / file
-            if path.exists():  # torchvision would prefer it to the IDX files, and read it by torch.load
-                raise DataError(f"{name}: {path} is not read; remove it, {self.folder}/raw is enough")
+            if (
+                path.exists()
+            ):  # torchvision would prefer this file to the IDX files, and read the file by torch.load
+                raise DataError(f"{name}: {path} is never read; remove the file, {self.folder}/raw is enough")
         parts = [
             f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
         ]
         _check_files(name, root, (f"{self.folder}/raw/{part}" for part in parts))
 
     def classes(self, _: Path) -> tuple[str, ...]:
-        """Names in the order of the labels."""
+        """Return the class names in label order."""
         return self.names
 
     def read(self, root: Path, train: bool, _: PreprocessingSection | None) -> Part:
-        """Images (N, 28, 28) and labels."""
+        """Read images (N, 28, 28) and labels."""
         data = getattr(_datasets(), self.folder)(root, train=train, download=False)
         return data.data.numpy(), data.targets.numpy()
 
@@ -94,56 +96,56 @@ class Usps:
     """LIBSVM text, compressed, by torchvision's USPS class."""
 
     def check(self, name: str, root: Path) -> None:
-        """:class:`DataError` for a missing file."""
+        """Raise :class:`DataError` for a missing file."""
         _check_files(name, root, ("usps.bz2", "usps.t.bz2"))
 
     def classes(self, _: Path) -> tuple[str, ...]:
-        """Names in the order of the labels."""
+        """Return the class names in label order."""
         return DIGITS
 
     def read(self, root: Path, train: bool, _: PreprocessingSection | None) -> Part:
-        """Images (N, 16, 16) and labels."""
+        """Read images (N, 16, 16) and labels."""
         data = _datasets().USPS(root, train=train, download=False)
         return data.data, data.targets
 
 
 class Svhn:
-    """MATLAB files by torchvision's SVHN class, which checks that they are the published ones."""
+    """MATLAB files by torchvision's SVHN class, which checks the published hashes."""
 
     def check(self, name: str, root: Path) -> None:
-        """:class:`DataError` for a missing file."""
+        """Raise :class:`DataError` for a missing file."""
         _check_files(name, root, ("train_32x32.mat", "test_32x32.mat"))
 
     def classes(self, _: Path) -> tuple[str, ...]:
-        """Names in the order of the labels."""
+        """Return the class names in label order."""
         return DIGITS
 
     def read(self, root: Path, train: bool, _: PreprocessingSection | None) -> Part:
-        """Images (N, 32, 32, 3) and labels."""
+        """Read images (N, 32, 32, 3) and labels."""
         data = _datasets().SVHN(root, split="train" if train else "test", download=False)
         return data.data.transpose(0, 2, 3, 1), data.labels
 
 
 class Flowers:
-    """Oxford's 102 flowers by torchvision's class: pictures of many sizes, and MATLAB files that say which is which.
+    """Oxford's 102 flowers by torchvision's class: images of many sizes, and MATLAB files with labels and parts.
 
-    Its own training and validation parts, 10 pictures of each class each, are the training part here.
+    The published training and validation parts, each with 10 images a class, are the training part here.
     """
 
     folder = "flowers-102"
 
     def check(self, name: str, root: Path) -> None:
-        """:class:`DataError` for a missing file; of the pictures, the first stands for all."""
+        """Raise :class:`DataError` for a missing file; of the images, only the first is checked."""
         files = ("imagelabels.mat", "setid.mat", "jpg/image_00001.jpg")
         _check_files(name, root, (f"{self.folder}/{file}" for file in files))
 
     def classes(self, _: Path) -> tuple[str, ...] | None:
-        """Names in the order of the labels, where torchvision is new enough to know them."""
+        """Return the class names in label order, if torchvision is new enough to have them."""
         names = getattr(_datasets().Flowers102, "classes", None)
         return None if names is None else tuple(names)
 
     def read(self, root: Path, train: bool, agreed: PreprocessingSection | None) -> Part:
-        """Images (N, S, S, 3) of the agreed size, and labels. :func:`sources.join` sees to other channels."""
+        """Read images (N, S, S, 3) of the agreed size, and labels. :func:`sources.join` converts channels."""
         where = f"flowers102 in {root / self.folder}"
         sized = None if agreed is None else agreed.model_copy(update={"channels": 3})
         parts = [
@@ -179,7 +181,7 @@ class Cifar:
     label_bytes: int
 
     def check(self, name: str, root: Path) -> None:
-        """:class:`DataError` for a missing file, saying which archive has it."""
+        """Raise :class:`DataError` for a missing file, naming the archive that has the file."""
         if not (root / self.folder).is_dir() and (root / self.pickled_folder).is_dir():
             raise DataError(
                 f"{name}: {root / self.pickled_folder} holds pickles, which are never read; get the archive's"
@@ -189,11 +191,11 @@ class Cifar:
         _check_files(name, root, (f"{self.folder}/{file}" for file in files))
 
     def classes(self, root: Path) -> tuple[str, ...]:
-        """Names in the order of the labels, from the archive's own list."""
+        """Return the class names in label order, from the archive's own list."""
         return tuple((root / self.folder / self.names_file).read_text(encoding="ascii").split())
 
     def read(self, root: Path, train: bool, _: PreprocessingSection | None) -> Part:
-        """Images (N, 32, 32, 3) and labels."""
+        """Read images (N, 32, 32, 3) and labels."""
         files = self.train_files if train else (self.test_file,)
         content = np.concatenate([np.fromfile(root / self.folder / file, dtype=np.uint8) for file in files])
         records = content.reshape(-1, self.label_bytes + RGB_32)
@@ -225,7 +227,7 @@ PUBLISHED: dict[str, Reader] = {
 
 def _datasets() -> Any:
     """Return torchvision's module of data sets."""
-    import torchvision.datasets  # noqa: PLC0415 (takes seconds to import, and most sites have data of their own)
+    import torchvision.datasets  # noqa: PLC0415 (slow to import, and most sites have their own data)
 
     return torchvision.datasets
 
@@ -235,7 +237,9 @@ def _read(name: str, reader: Reader, root: Path, train: bool, agreed: Preprocess
     try:
         images, labels = reader.read(root, train, agreed)
     except (RuntimeError, ValueError, IndexError, OSError, EOFError) as error:
-        raise DataError(f"{where}: is damaged or not as published ({error}); get its files again") from error
+        raise DataError(
+            f"{where}: is damaged or not as published ({error}); download the files again"
+        ) from error
     return checked_samples(images, np.asarray(labels, dtype=np.int64), where=where)
 
 
@@ -244,5 +248,9 @@ def _check_files(name: str, root: Path, files: Iterable[str]) -> None:
         path = root / file
         if not path.is_file():
             packed = path.with_name(path.name + ".gz")
-            remedy = f"run: gunzip -k {packed}" if packed.is_file() else "put it there or correct --data-root"
+            remedy = (
+                f"run: gunzip -k {packed}"
+                if packed.is_file()
+                else "copy the file there or correct --data-root"
+            )
             raise DataError(f"{name}: {path} is missing; {remedy}")

@@ -22,9 +22,8 @@ from secure_client.data.user_data import OwnPart, call_own
 class SiteData:
     """Map-style data sets of (float32 tensor, int label); ``test`` is None at a site without test samples.
 
-    ``validation`` is what the site keeps aside to decide when to stop training; None where it keeps nothing.
-    ``subjects`` int64 (N,) numbers whose each training sample is, in the order of ``train``; None where nothing is
-    known of that.
+    ``validation`` are samples that the site keeps aside for early stopping, or None. ``subjects`` int64 (N,) has the
+    number of each training sample's subject, in the order of ``train``; None if subjects are unknown.
     """
 
     train: Dataset[Any]
@@ -41,11 +40,11 @@ class SiteData:
 def load_site_data(
     spec: str, data_root: Path | None, agreement: Agreement, *, convert_channels: bool = False
 ) -> SiteData:
-    """Return what ``spec`` names (see :func:`secure_client.data.sources.read`), as the agreement wants it.
+    """Read the data that ``spec`` names (see :func:`secure_client.data.sources.read`), in the agreed form.
 
-    Arrays are preprocessed now and kept in memory; a torch data set by ``module:function`` is read, checked
-    and preprocessed sample by sample as it is used. Grey and RGB become each other with ``convert_channels`` alone.
-    Raises :class:`DataError` or :class:`PluginError`.
+    Arrays are preprocessed now and kept in memory; a torch data set by ``module:function`` is read, checked and
+    preprocessed sample by sample as it is used. Grey and RGB are converted only with ``convert_channels``. Raises
+    :class:`DataError` or :class:`PluginError`.
     """
     if is_own(spec):
         train, test = call_own(spec, data_root)
@@ -70,7 +69,7 @@ def load_site_data(
 
 
 def numbered(subjects: Subjects | None) -> NDArray[np.int64] | None:
-    """Return the subjects numbered from 0: only the identity of subjects matters."""
+    """Return the subjects numbered from 0: names of subjects do not matter."""
     return None if subjects is None else np.unique(subjects, return_inverse=True)[1].astype(np.int64)
 
 

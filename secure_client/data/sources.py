@@ -23,7 +23,7 @@ DIGITS = "digits"
 NAMES = (DIGITS, *PUBLISHED)
 FILE_FORMS = frozenset({"npz", "folder", "sites"})
 MOST_UNNAMED = 1 << 20
-"""Classes that are known by their labels alone."""
+"""Largest number of classes that have labels but no names."""
 
 
 def load(
@@ -35,7 +35,7 @@ def load(
     seed: int = 0,
     convert_channels: bool = True,
 ) -> TrainTest:
-    """:func:`read`, then :func:`join`. Without ``convert_channels`` images have the agreed channels from the start."""
+    """Read and join sources. Without ``convert_channels`` images must already have the agreed channels."""
     sources = read(spec, data_root=data_root, agreed=agreed, seed=seed, convert_channels=convert_channels)
     return join(sources, agreed, classes, convert_channels=convert_channels)
 
@@ -48,14 +48,14 @@ def read(
     seed: int = 0,
     convert_channels: bool = True,
 ) -> list[Source]:
-    """Read the data set that ``spec`` names, or the several that ``+`` joins.
+    """Read the data set that ``spec`` names, or several data sets joined by ``+``.
 
     Names are ``digits``, the published ``mnist``, ``fashion-mnist``, ``usps``, ``svhn``, ``cifar10``, ``cifar100``
     and ``flowers102`` (from files under ``data_root``), ``npz:PATH``, ``folder:PATH`` and ``module:function``; a PATH
     that begins with ``DATA_ROOT/`` is under ``data_root`` too.
 
-    ``agreed`` serves only to keep pictures small while they are read; ``seed`` deals out the digits' appearances.
-    Raises :class:`DataError`, or :class:`PluginError` for ``module:function``.
+    ``agreed`` only keeps images small while they are read; ``seed`` assigns the digits' appearances. Raises
+    :class:`DataError`, or :class:`PluginError` for ``module:function``.
     """
     return [
         _read_one(part.strip(), data_root, agreed, seed, convert_channels=convert_channels)
@@ -72,9 +72,9 @@ def join(
 ) -> TrainTest:
     """Join sources over the same classes, their images of the agreed size, each source a domain or more.
 
-    Where a source names its classes, they are matched by name; elsewhere labels number the agreed classes. Without
-    ``classes`` the sources' own are taken. Raises :class:`DataError` for classes that are not agreed, and for sources
-    that cannot be put together.
+    A source's named classes are matched by name; labels without names index the agreed classes. Without ``classes`` the
+    sources' own classes are used. Raises :class:`DataError` for classes that are not agreed, and for sources that
+    cannot be joined.
     """
     classes = classes or own_classes(sources)
     adapted = [
@@ -99,7 +99,7 @@ def is_own(spec: str) -> bool:
 
 
 def own_classes(sources: Sequence[Source]) -> tuple[str, ...]:
-    """Return the classes that the sources name, in order; without names, the numbers up to the highest label.
+    """Return the classes that the sources name, in order; without names, the numbers up to the largest label.
 
     Raises :class:`DataError` for numbers beyond :data:`MOST_UNNAMED`, which cannot be classes.
     """
@@ -115,7 +115,7 @@ def own_classes(sources: Sequence[Source]) -> tuple[str, ...]:
 def suggest_preprocessing(sources: Sequence[Source]) -> PreprocessingSection | None:
     """Return a preprocessing that loses nothing: the longest side and most channels of all images, to [−1, 1].
 
-    None for features. Only the images' shape is used: statistics of their values would be private.
+    Returns None for features. The suggestion uses only the images' shape: statistics of their values are private.
     """
     shapes = [part.inputs.shape[1:] for source in sources for part in source.parts if part.is_images]
     if not shapes:
@@ -143,8 +143,8 @@ def _read_one(
         return read_published(spec, data_root, agreed)
     if not separator:
         raise DataError(
-            f"no data set is called {spec!r}{nearest(spec, NAMES)}; others are npz:PATH, folder:PATH and"
-            " module:function"
+            f"no data set is called {spec!r}{nearest(spec, NAMES)}; use a built-in name, npz:PATH, folder:PATH "
+            "or module:function"
         )
     match form:
         case "npz":
@@ -152,7 +152,9 @@ def _read_one(
         case "folder":
             return read_folder(_path(rest, data_root), agreed, convert_channels=convert_channels)
         case "sites":
-            raise DataError(f"{spec}: holds several sites' data; one site's is npz:{Path(rest) / 'NAME.npz'}")
+            raise DataError(
+                f"{spec}: holds several sites' data; to read one site use npz:{Path(rest) / 'NAME.npz'}"
+            )
     return read_own(spec, data_root)
 
 
@@ -161,7 +163,7 @@ def _path(path: str, data_root: Path | None) -> Path:
     if not path.startswith(DATA_ROOT):
         return Path(path)
     if data_root is None:
-        raise DataError(f"{path}: is under a folder that you have; name it by --data-root or data_root")
+        raise DataError(f"{path}: is relative to the data root; set --data-root or data_root")
     return data_root / path.removeprefix(DATA_ROOT)
 
 
@@ -172,7 +174,10 @@ def _matched(source: Source, classes: tuple[str, ...]) -> Source:
         check_labels(part, named, source.where)
     for name in named:
         if name not in classes:
-            raise DataError(f"{source.where}: class {name!r} is not an agreed class{nearest(name, classes)}")
+            raise DataError(
+                f"{source.where}: class {name!r} is not an agreed class{nearest(name, classes)}; rename the class "
+                "or agree on it"
+            )
     numbers = np.array([classes.index(name) for name in named])
     return _adapted(source, lambda part: replace(part, labels=numbers[part.labels]))
 
@@ -199,15 +204,18 @@ def _numbered_from(samples: Samples, first_domain: int) -> Samples:
 
 
 def _check_alike(sources: Sequence[Source]) -> None:
-    """:class:`DataError` unless all parts have samples of one shape, and all sources a test part or none."""
+    """Raise :class:`DataError` unless all samples have one shape, and all sources a test part or none."""
     if len({source.test is None for source in sources}) > 1:
         without = next(source.where for source in sources if source.test is None)
-        raise DataError(f"{without}: has no test part and others have; join data sets that all do, or none")
+        raise DataError(
+            f"{without}: has no test part, but other sources have one; join data sets that all have a test part, or "
+            "none"
+        )
     shape = sources[0].train.inputs.shape[1:]
     for source in sources:
         for part in source.parts:
             if part.inputs.shape[1:] != shape:
                 raise DataError(
-                    f"{source.where}: has samples of shape {part.inputs.shape[1:]}, beside others of {shape};"
-                    " agree on [preprocessing]"
+                    f"{source.where}: has samples of shape {part.inputs.shape[1:]}, another source of shape "
+                    f"{shape}; agree on [preprocessing]"
                 )

@@ -33,7 +33,7 @@ def call_own(spec: str, data_root: Path | None) -> tuple[OwnPart, OwnPart | None
 
 
 def read_own(spec: str, data_root: Path | None) -> Source:
-    """Return the same data as arrays in memory: a data set is read through once."""
+    """Return the data as arrays in memory; a data set is read once, in full."""
     train, test = call_own(spec, data_root)
     name = spec.partition(":")[0]
     return Source(

@@ -282,7 +282,7 @@ def test_predict_says_what_is_wrong(run: Path, tmp_path: Path) -> None:
     folder = run / "seed-0" / "sites" / "site-1"
     assert "give either --data or" in failure("predict", "--run", folder)
     assert "agreement.json" in failure("predict", "--run", tmp_path, "--data", "digits")
-    assert "there is no such file" in failure(
+    assert "file does not exist" in failure(
         "predict", "--run", folder, "--data", f"npz:{tmp_path}/none.npz"
     )
     wrong = tmp_path / "wrong.npz"
@@ -339,7 +339,7 @@ def broken_site(federation: Federation, tmp_path: Path, old: str, new: str) -> P
     ("old", "new", "what", "said"),
     [
         ('name = "site-1"', 'name = "site-2"', "certificate", "use the matching certificate"),
-        ("npz:data.npz", "npz:none.npz", "data and model", "there is no such file"),
+        ("npz:data.npz", "npz:none.npz", "data and model", "file does not exist"),
         ("npz:data.npz", "mine:load", "data and model", "cannot import 'mine'"),
     ],
 )

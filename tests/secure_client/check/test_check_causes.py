@@ -32,7 +32,7 @@ def causes(findings: dict[str, Finding]) -> list[str]:
 
 def test_data_that_cannot_be_read_are_told_of_once(site: SiteConfig) -> None:
     findings = found(site)
-    assert "there is no such file" in findings["data and model"].detail
+    assert "file does not exist" in findings["data and model"].detail
     assert findings["privacy"] == Finding("privacy", False, "for the same reason as data and model")
     for what in ("state", "coordinator", "listed", "same agreement", "run"):
         assert findings[what] == Finding(what, False, "for the same reason as certificate")

@@ -58,7 +58,7 @@ def test_what_is_wrong_is_named_with_the_file(folder: Path) -> None:
         read_folder(folder, AGREED)
     notes.unlink()
     (folder / "train/empty").mkdir()
-    with pytest.raises(DataError, match=r"train/empty: holds no images; fill it, or remove it"):
+    with pytest.raises(DataError, match=r"train/empty: holds no images"):
         read_folder(folder, AGREED)
     (folder / "train/empty").rmdir()
     whole = (folder / "train/cat/2.jpg").read_bytes()
@@ -190,5 +190,5 @@ def test_what_is_wrong_in_tiny_imagenet_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="n03/images: is missing; put the images of class 'n03' there"):
         read_folder(tmp_path, AGREED)
     (tmp_path / "train").rename(tmp_path / "TRAIN")
-    with pytest.raises(DataError, match=r"/train: is missing; Tiny-ImageNet has train and val"):
+    with pytest.raises(DataError, match=r"/train: is missing; .*Tiny-ImageNet"):
         read_folder(tmp_path, AGREED)

@@ -74,7 +74,7 @@ def test_python_objects_are_never_unpickled(tmp_path: Path) -> None:
         ({"x_train": IMAGES, "y_train": LABELS[:1]}, "2 inputs, 1 labels"),
         ({"x_train": IMAGES, "y_train": [0.0, 1.0]}, "give N whole numbers"),
         ({"x_train": IMAGES, "y_train": [[0], [1]]}, "give N whole numbers"),
-        ({"x_train": IMAGES, "y_train": [-1, 1]}, "start at -1; number them from 0"),
+        ({"x_train": IMAGES, "y_train": [-1, 1]}, "labels start at -1"),
         ({"x_train": IMAGES[:0], "y_train": LABELS[:0]}, "holds no samples"),
         ({"x_train": LABELS, "y_train": LABELS}, r"inputs have shape \(2,\)"),
         ({"x_train": IMAGES.astype(np.int32), "y_train": LABELS}, "inputs are int32; give uint8"),
@@ -94,7 +94,7 @@ def test_what_is_wrong_is_named_with_the_file(tmp_path: Path, arrays: dict[str, 
 
 
 def test_missing_damaged_and_other_files(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"none\.npz: there is no such file"):
+    with pytest.raises(DataError, match=r"none\.npz: .*not exist"):
         read_npz(tmp_path / "none.npz")
     path = saved(tmp_path / "cut.npz", x_train=IMAGES, y_train=LABELS)
     whole = path.read_bytes()

@@ -80,7 +80,7 @@ def test_labels_outside_the_classes_are_refused() -> None:
 def test_what_does_not_go_together_is_refused() -> None:
     with pytest.raises(DataError, match=r"b: has samples of shape \(5, 4, 1\), beside others of \(4, 4, 1\)"):
         join([source("a", (4, 4, 1)), source("b", (5, 4, 1))], None, None)
-    with pytest.raises(DataError, match="b: has no test part and others have"):
+    with pytest.raises(DataError, match="b: has no test part"):
         join([source("a", (4, 4, 1), test=True), source("b", (4, 4, 1))], None, None)
 
 
@@ -94,9 +94,9 @@ def test_features_need_no_preprocessing() -> None:
         ("minst", r"no data set is called 'minst'; did you mean 'mnist'\?"),
         ("zzz", "no data set is called 'zzz'; known: .*digits.*svhn.* npz:PATH, folder:PATH"),
         ("digits+", "no data set is called ''"),
-        ("sites:/data", r"holds several sites' data; one site's is npz:/data/NAME\.npz"),
-        ("npz:/nowhere.npz", r"/nowhere\.npz: there is no such file"),
-        ("mnist", "name it by --data-root"),
+        ("sites:/data", r"holds several sites' data.* npz:/data/NAME\.npz"),
+        ("npz:/nowhere.npz", r"/nowhere\.npz: .*not exist"),
+        ("mnist", "set --data-root"),
     ],
 )
 def test_unknown_names_say_what_is_known(spec: str, message: str) -> None:
@@ -120,6 +120,6 @@ def test_a_path_may_be_said_to_be_under_the_data_root(tmp_path: Path) -> None:
     (here,) = read(spec.split("+", maxsplit=1)[0], data_root=tmp_path, agreed=None)
     assert here.train.inputs.shape == (2, 3)
     with pytest.raises(
-        DataError, match=r"DATA_ROOT/clinic\.npz: is under a folder that you have; name it by"
+        DataError, match=r"DATA_ROOT/clinic\.npz: .*; set --data-root"
     ):
         read("npz:DATA_ROOT/clinic.npz", data_root=None, agreed=None)
