@@ -31,7 +31,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Given:
-    """Summary of one result: the number of sites behind it, and the classes (K,) that the site got something for."""
+    """Summary of one result: the number of sites in it, and the classes (K,) for which the site received a value."""
 
     sites: int
     classes: Bool
@@ -44,11 +44,11 @@ class Method(Protocol):
     """
 
     def start(self, key: PhaseKey, start: RoundStart) -> None:
-        """PRESENCE, before training: what the round trains from."""
+        """Take the groups and the base that the round trains from, before training (PRESENCE)."""
         ...
 
     def stated(self, key: PhaseKey) -> tuple[bytes, MaskKeys | None]:
-        """PRESENCE, after training: the base and the keys of the site's statement."""
+        """Return the base and the keys of the site's statement, after training (PRESENCE)."""
         ...
 
     def step(self, key: PhaseKey, request: bytes) -> bytes:
@@ -56,7 +56,7 @@ class Method(Protocol):
         ...
 
     def result(self, key: PhaseKey, request: bytes) -> Given:
-        """Take a RESULT for the rounds to come."""
+        """Take a RESULT, from which later rounds train."""
         ...
 
     def end(self) -> None:

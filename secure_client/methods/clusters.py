@@ -1,4 +1,4 @@
-"""Clusters at a site: it sends local prototypes and a model, and receives all sites' clusters and the mean model."""
+"""Clusters at a site: the site sends local prototypes and a model, and receives all clusters and the mean model."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _WEIGHTS_OFF = 1e-9
 
 
 class Received(NamedTuple):
-    """A result's parts."""
+    """Parts of a decoded result."""
 
     clusters: GlobalClusters
     averaged: Float
 
 
 class Clustered:
-    """All members are one group; under ``plain`` each sends all it has in one step."""
+    """Clustering method under ``plain``: all members are one group, and each sends all values in one step."""
 
     scheme = PLAIN
     """Scheme of results."""
@@ -54,22 +54,23 @@ class Clustered:
         """See :class:`secure_client.methods.base.Method`, here and below."""
         caught_up = self._starts.checked(key, start, self._trainee.base)
         if caught_up is not None:
-            # Of the round before: what was trained in this one from another base is not to be used.
+            # The base belongs to the round before: a model already trained in this round from another base is
+            # discarded.
             self._take(key.round - 1, start.base, caught_up)
 
-    def stated(self, key: PhaseKey) -> tuple[bytes, MaskKeys | None]:  # noqa: ARG002 (what every method is asked)
+    def stated(self, key: PhaseKey) -> tuple[bytes, MaskKeys | None]:  # noqa: ARG002 (the interface's argument)
         """Return the hash of the base that the model was trained from, and no keys."""
         return self._trainee.base, None
 
     def step(self, key: PhaseKey, request: bytes) -> bytes:
-        """VALUES: local prototypes of the classes that are not withheld, and the model."""
+        """Answer VALUES: local prototypes of the classes that are not withheld, and the model."""
         local = self._local(self._members.asked(key, request))
         labels, counts = local.labels.astype(np.float64), local.counts.astype(np.float64)
         arrays = (local.rows, labels, counts, self._model(key))
         return codec.encode_payload(Payload(PLAIN, arrays=arrays))
 
     def result(self, key: PhaseKey, request: bytes) -> Given:
-        """Take the base that all sites train from next."""
+        """Take the base from which all sites train next."""
         payload = codec.decode_payload(request, self._limits, result_form(self._agreement))
         self._check_result(key, payload)
         received = self._take(key.round, hashlib.sha256(request).digest(), payload)
@@ -78,9 +79,9 @@ class Clustered:
         return Given(self._members.known(key), classes)
 
     def end(self) -> None:
-        """Nothing is left over."""
+        """Do nothing: no secret of an attempt is stored."""
 
-    # What is sent
+    # Values sent
 
     def _local(self, group: Group) -> LocalClusters:
         """Return the local prototypes of classes that are active in the group, with counts as they are sent."""
@@ -90,16 +91,16 @@ class Clustered:
         return LocalClusters(local.rows[sent], local.labels[sent], counts[sent])
 
     def _model(self, key: PhaseKey) -> NDArray[np.float64]:
-        """(p + q + 1,), as the layout says."""
+        """Return the model's vector (p + q + 1,), in the order of the layout."""
         _, counts = self._trainee.trained(key.round)
         samples = model_weight(counts, self._agreement.averaging.most_samples)
         none = np.empty((0, self._agreement.dim))
         return self._agreement.layout.contribution(none, self._trainee.averaged(), samples)
 
-    # What is taken
+    # Results received
 
     def _check_result(self, key: PhaseKey, payload: Payload) -> None:
-        """Nothing that this site was told before says which clusters there are."""
+        """Check a result against this site's earlier messages; under ``plain`` none names clusters."""
 
     def _take(self, round_number: int, base: bytes, payload: Payload) -> Received:
         received = self._read(payload)
@@ -109,25 +110,25 @@ class Clustered:
     def _read(self, payload: Payload) -> Received:
         """Return the parts of a result whose form is checked."""
         if payload.scheme != self.scheme:
-            raise Violation(f"a result of scheme {payload.scheme!r}, where {self.scheme!r} is agreed")
+            raise Violation(f"the result has scheme {payload.scheme!r}, but {self.scheme!r} is agreed")
         rows, classes, weights, averaged = payload.arrays
         try:
             labels = whole_numbers(classes, len(self._agreement.classes))
         except MalformedError as error:
-            raise Violation(f"a result's clusters are of no class: {error}") from error
+            raise Violation(f"the result has clusters with invalid labels: {error}") from error
         clusters = GlobalClusters(rows, labels, weights)
         self._check_plausible(clusters)
         return Received(clusters, averaged)
 
     def _check_plausible(self, clusters: GlobalClusters) -> None:
-        """Check a result as the coordinator does before it gives one, whoever spoilt it."""
+        """Check a result as the coordinator does before sending, whoever corrupted the result."""
         longest = float(np.linalg.norm(clusters.rows, axis=1).max(initial=0.0))
         if longest > longest_mean(self._agreement):
-            raise Violation("a result has a cluster whose centre is longer than the norm bound")
+            raise Violation("the result has a cluster centre longer than the norm bound")
         if (np.diff(clusters.labels) < 0).any() or (clusters.weights <= 0).any():
-            raise Violation("a result's clusters are not ordered by class, or one has no weight")
+            raise Violation("the result's clusters are not ordered by class, or a cluster has no weight")
         together = np.bincount(clusters.labels, weights=clusters.weights)[clusters.labels]
         if (np.abs(together - 1.0) > _WEIGHTS_OFF).any():
-            raise Violation("the weights of a class's clusters are not 1 together")
+            raise Violation("the weights of a class's clusters in the result do not sum to 1")
         if np.bincount(clusters.labels).max(initial=0) > self._agreement.clustering.most_clusters:
-            raise Violation("a result has more clusters of a class than are agreed")
+            raise Violation("the result has more clusters of a class than agreed")

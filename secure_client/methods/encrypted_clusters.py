@@ -1,11 +1,11 @@
-"""Clusters at a site under ``ckks``: it sends rotated directions of its prototypes, then encrypted terms of the sums.
+"""Clusters at a site under ``ckks``: the site sends rotated directions of prototypes, then encrypted terms of sums.
 
-The coordinator reads nothing of sums, so the number of clusters may be the agreed maximum. The limit: **one site that
-helps the coordinator opens all prototypes**, since all have the seed and the key. As for other sums, nothing that
-follows from a decryption shows (:mod:`secure_client.methods.encrypted_sums`), but for one thing: the directions of a
-round are of features that were trained from the sums of the one before. **Through them a coordinator that returns
-sums of its own making reads what is sealed in uploads, some bits in each round** (docs: threat model). With noise the
-classes that a site states follow from cells around decrypted centres, and show as much, with noise.
+The coordinator cannot read the sums, so the number of clusters may be the agreed maximum. Limit: **one site that helps
+the coordinator opens all prototypes**, since all sites have the seed and the key. As with other encrypted sums, no
+answer depends on a decryption (:mod:`secure_client.methods.encrypted_sums`), with one exception: a round's directions
+come from features that were trained from the sums of the previous round. **A coordinator that returns forged sums can
+read encrypted uploads through these directions, some bits in each round** (docs: threat model). With noise, the classes
+that a site states depend on cells around decrypted centres and reveal as much, with noise.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _log = logging.getLogger("protoseal.site")
 
 
 class EncryptedClustered(DirectedClustered):
-    """DIRECTIONS, then VALUES; the result is the sum."""
+    """Clustering method under ``ckks``: DIRECTIONS, then VALUES; the result is the sum."""
 
     assigned_in = Phase.VALUES
 
@@ -49,11 +49,11 @@ class EncryptedClustered(DirectedClustered):
         self._check_assigned(key, payload.arrays[0])
 
     def _take(self, round_number: int, base: bytes, payload: Payload) -> Received:
-        """Take a result; of an impossible decryption only its hash."""
+        """Take a result; if the decryption is implausible, keep only the result's hash."""
         try:
             return super()._take(round_number, base, payload)
         except ImplausibleError as error:
-            _log.error("the result of round %d is not used: %s", round_number, error)
+            _log.error("the result of round %d is discarded: %s", round_number, error)
             self._trainee.keep_base(round_number, base)
             none = np.zeros(0, dtype=np.int64)
             return Received(
@@ -71,10 +71,10 @@ class EncryptedClustered(DirectedClustered):
             return Received(*sums.means(values, labels))
 
     def _labels(self, classes: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Public, so that what is wrong with them may be told."""
+        """Return the labels of the sums, which are public, so that an error may describe them."""
         labels = whole_numbers(classes, len(self._agreement.classes))
         if (np.diff(labels) < 0).any():
-            raise MalformedError("a result's clusters are not ordered by class")
+            raise MalformedError("the result's clusters are not ordered by class")
         if np.bincount(labels).max(initial=0) > self._agreement.clustering.most_clusters:
-            raise MalformedError("a result has more clusters of a class than are agreed")
+            raise MalformedError("the result has more clusters of a class than agreed")
         return labels

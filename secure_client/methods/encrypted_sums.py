@@ -1,8 +1,8 @@
-"""Sums at a site under ``ckks``: it decrypts the sum that the coordinator computed, and divides to get the means.
+"""Sums at a site under ``ckks``: the site decrypts the coordinator's sum and divides it to get the means.
 
-Nothing that follows from a decryption shows in what the site answers (Li and Micciancio, eprint 2020/1533): a result
-that cannot be right is acknowledged like any other and what the site trains from stays as it is, though the site states
-the result's hash from then on. A group's leader sends means that it encrypted itself, or such that have no effect.
+No answer of the site depends on a decryption (Li and Micciancio, eprint 2020/1533): the site acknowledges an
+implausible result like any other and keeps its base, but states the result's hash from then on. A group's leader sends
+means that the leader encrypted itself, or means without effect.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _log = logging.getLogger("protoseal.site")
 
 
 class EncryptedSums(Sums):
-    """Over all sites: VALUES, and a result that is the sum."""
+    """Sums over all sites: VALUES, then a result that is the sum."""
 
     def step(self, key: PhaseKey, request: bytes) -> bytes:
         """See :class:`secure_client.methods.base.Method`."""
@@ -41,16 +41,16 @@ class EncryptedSums(Sums):
         return codec.encode_payload(SummingSite(self._setup.ckks_key(), sums.form).protect(vector))
 
     def _take(self, round_number: int, base: bytes, payload: Payload) -> Bool:
-        """Take a result; of an impossible decryption only its hash."""
+        """Take a result; if the decryption is implausible, keep only the result's hash."""
         try:
             return super()._take(round_number, base, payload)
         except ImplausibleError as error:
-            _log.error("the result of round %d is not used: %s", round_number, error)
+            _log.error("the result of round %d is discarded: %s", round_number, error)
             self._trainee.keep_base(round_number, base)
             return np.zeros(len(self._agreement.classes), dtype=np.bool_)
 
     def _read(self, payload: Payload) -> tuple[Float, Bool, Float]:
-        """Return the parts of a result; raise :class:`ImplausibleError` for a fault that only its decryption shows."""
+        """Return the parts of a result; raise :class:`ImplausibleError` for a fault that only decryption reveals."""
         with opening("a result"):
             means = self._means(payload)
         rows = means.rows if len(means.rows) else np.zeros((len(means.has), self._agreement.dim))
@@ -67,7 +67,7 @@ class EncryptedSums(Sums):
 
 
 class EncryptedGroupSums(EncryptedSums):
-    """FedPC: in groups, whose leaders send their means on, and a result that is mixed of the groups' means."""
+    """FedPC's sums in groups, whose leaders send the groups' means; the result is a mix of these means."""
 
     def step(self, key: PhaseKey, request: bytes) -> bytes:
         """Answer a step; a leader also answers MEANS."""
@@ -88,11 +88,13 @@ class EncryptedGroupSums(EncryptedSums):
             with opening(f"the sum of round {key.round}"):
                 return groups.parts(self._opened(payload))
         except ImplausibleError as error:
-            _log.error("the sum of this site's group in round %d is not used: %s", key.round, error)
+            _log.error("the sum of this site's group in round %d is discarded: %s", key.round, error)
             return groups.nothing()
 
     def _check_leads(self, key: PhaseKey) -> None:
-        """Only the prescribed leader reads the sum."""
+        """Raise :class:`Violation` unless this site is the prescribed leader, which alone reads the sum."""
         leader = min(self._members.agreed(key).cohort.sites)
         if leader != self._site:
-            raise Violation(f"asked for the means of its group, which {leader} leads")
+            raise Violation(
+                f"the coordinator asked this site for its group's means, but {leader} leads the group"
+            )

@@ -18,7 +18,7 @@ from secure_client.protocol.single_step import attempt_context
 
 
 class AddedSums(EncryptedSums):
-    """Over all sites: VALUES, and a result that is the sum."""
+    """Sums over all sites: VALUES, then a result that is the sum."""
 
     def step(self, key: PhaseKey, request: bytes) -> bytes:
         """See :class:`secure_client.methods.base.Method`."""
@@ -40,6 +40,6 @@ class AddedSums(EncryptedSums):
     def _half(self) -> SumSiteHalf:
         protection = self._agreement.protection
         if protection.sums is None:
-            raise ValueError(f"protection {protection.value!r} is built in, or adds nothing up")
+            raise ValueError(f"protection {protection.value!r} is built in, or has no sums")
         settings = self._agreement.settings_of(protection)
         return protection.sums.site(settings, self._setup.group_secret(), self._agreement.sum_facts)

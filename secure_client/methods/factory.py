@@ -44,7 +44,7 @@ def build_method(
     setup: Setup,
     participants: Participants,
 ) -> Method:
-    """Return the site's side of the agreed exchange; raise ``ValueError`` for a method that has no rounds."""
+    """Return the site's half of the agreed exchange; raise ``ValueError`` for a method that has no rounds."""
     build = _METHODS[agreement.plan.exchange]
     masks = MaskedSum(agreement, party, setup, journal)
     return build(Parts(agreement, party.name, trainee, journal, setup, participants, masks))

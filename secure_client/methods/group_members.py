@@ -1,4 +1,4 @@
-"""Members of a site's group in an attempt, checked: all have the same base, and no second sum is open."""
+"""Members of a site's group in an attempt, checked: all have the same base, and no second sum can open."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = logging.getLogger("protoseal.site")
 
 
 class Members:
-    """Reads a site's group out of the coordinator's lists, which come with the first step of a round."""
+    """Reader of a site's group from the coordinator's active lists, which come with the first step of a round."""
 
     def __init__(self, parts: Parts, starts: Starts) -> None:
         self._agreement, self._trainee, self._journal = parts.agreement, parts.trainee, parts.journal
@@ -29,9 +29,9 @@ class Members:
         self._listed = parts.agreement.plan.phases[0]
 
     def asked(self, key: PhaseKey, request: bytes) -> Group:
-        """Return the group that the first step of a round names; raise :class:`Violation` for an unacceptable one.
+        """Return the group that the first step of a round names; raise :class:`Violation` for an unacceptable group.
 
-        Under masks, that is also a group whose sum could be subtracted from an earlier sum of the round.
+        Under masks, a group whose sum could be subtracted from an earlier sum of the round is unacceptable too.
         """
         group = self._group(self._participants.verified(key, request))
         if self._masked:
@@ -43,13 +43,13 @@ class Members:
         return self._group(self._participants.agreed(key, self._listed))
 
     def known(self, key: PhaseKey) -> int:
-        """Return the known number of sites that took part; a site that dropped out early knows of itself alone."""
+        """Return the number of participants known to this site; a site that dropped out early counts only itself."""
         if self._journal.request(PhaseKey(key.run, key.round, key.attempt, self._listed)) is None:
             return 1
         return len(self._participants.agreed(key, self._listed).statements)
 
     def _group(self, active: ActiveList) -> Group:
-        """Return the own group's members on a verified list: enough of them, all from the same base."""
+        """Return the own group's members on a verified list, after checking their number and common base."""
         own = self._starts.own_group()
         statements = [each for each in active.statements if each.site in own]
         self._check_enough_members(len(statements))
@@ -60,50 +60,53 @@ class Members:
         return Group(group_cohort(active, own, self._agreement), keys, self._trainee.base)
 
     def _check_earlier_sums_stay_shut(self, key: PhaseKey, group: Group) -> None:
-        """Whatever masked vector this site sent in an earlier attempt of the round is in a sum that never opens.
+        """Check that no sum with this site's masked vector from an earlier attempt of the round can open.
 
-        Else both attempts' sums could open, and be subtracted. An honest member that stated its presence in this
-        attempt released nothing in the earlier one (it would have refused to state it) and never will (that
-        attempt is not open any more). With t of the n listed then being listed now, at most n − t honest ones
-        are left to release, and c colluders: too few if c < 2t − n.
+        Otherwise both attempts' sums could open and be subtracted. An honest member that stated its presence in this
+        attempt released no share in the earlier attempt (it would have refused to state its presence) and never will
+        (the earlier attempt is closed). If t of the n members listed then are listed now, at most n − t honest members
+        can still release shares, besides c colluders: too few if c < 2t − n.
         """
         for earlier in self._journal.attempts_before(key, Phase.VALUES):
             listed = self.agreed(earlier).cohort.sites
             back, least = len(set(listed) & set(group.cohort.sites)), threshold(len(listed))
             if back < least:
                 _log.error(
-                    "asked for another sum of round %d, without most sites of an earlier one", key.round
+                    "the coordinator asked for another sum of round %d without most sites of an earlier sum",
+                    key.round,
                 )
                 raise Violation(
-                    f"{back} of the {len(listed)} sites that attempt {earlier.attempt} listed are in this one, at "
-                    f"least {least} are needed: the others could open that attempt's sum, to be subtracted from this"
+                    f"{back} of the {len(listed)} sites that attempt {earlier.attempt} listed are in this "
+                    f"attempt, at least {least} are required: the other sites could open the earlier sum and "
+                    "subtract the sums"
                 )
 
     def _check_enough_members(self, members: int) -> None:
-        """Check the number of members, since the coordinator could list few enough for ``max_colluding``."""
+        """Check the number of members, since the coordinator could list so few that ``max_colluding`` suffice."""
         roster = len(self._setup.roster().members)
         least = fewest_listed(self._agreement, roster)
         if members < least:
             raise Violation(
-                f"{members} sites of the group take part, at least {least} are needed of a run of {roster}"
+                f"{members} sites of the group take part, at least {least} are required in a run of {roster} "
+                "sites"
             )
         self._check_noise_is_held(members, roster)
 
     def _check_noise_is_held(self, members: int, roster: int) -> None:
-        """Sparse masks hold off ``max_colluding`` of a run alone, and shared noise stands on them."""
+        """Check that sparse masks tolerate the colluding sites that shared noise is to tolerate."""
         privacy, masking = self._agreement.privacy, self._agreement.masking
         if privacy is None or not privacy.distributed or not masking.graph(roster, members).sparse:
             return
         if masking.colluding(roster) < privacy.colluding:
             raise Violation(
-                f"masks of a run of {roster} hold off {masking.colluding(roster)} colluding sites, and its noise is to"
-                f" hold off {privacy.colluding}"
+                f"masks in a run of {roster} sites tolerate {masking.colluding(roster)} colluding sites, but "
+                f"its noise must tolerate {privacy.colluding}"
             )
 
     def _check_same_base(self, bases: Sequence[bytes]) -> None:
-        """Else the coordinator could give one member a model of its own and look for it in the sum."""
+        """Check that all members state one base: the coordinator could track a base given to one member alone."""
         if set(bases) != {self._trainee.base}:
-            raise Violation("not all members of the group train from the same result")
+            raise Violation("the members of the group do not all train from the same result")
 
     def _check_keys(self, active: ActiveList) -> None:
         try:

@@ -1,11 +1,12 @@
-"""Clusters at a site under ``masked``: it sends rotated directions of prototypes, then a masked vector for the sums.
+"""Clusters at a site under ``masked``: the site sends rotated directions of prototypes, then a masked vector.
 
-From turned directions the coordinator has cosines, and from them an assignment, which every site is told in full and
-checks; its masks are bound to it. What is then added up are the prototypes of each cluster, their samples, and models.
-The limits: **one site that helps the coordinator opens everyone's prototypes.** It undoes the rotation, and then the
-sum of each cluster is d linear equations in the norms of its prototypes, whose directions are known. Only models and
-numbers of samples are left under masks, as :mod:`secure_client.protocol.masked_sum` says. Without help, G clusters of a
-class give G·(G + 1)/2 equations in the norms; a site goes along with fewer than the class has prototypes, in one round.
+From the rotated directions the coordinator computes cosines, and from these an assignment. Every site receives the
+whole assignment, checks it, and binds its masks to it. The sums are over the prototypes of each cluster, their samples,
+and the models. Limits: **one site that helps the coordinator opens everyone's prototypes.** The helper undoes the
+rotation; then each cluster's sum gives d linear equations in the norms of its prototypes, whose directions are known.
+Only models and sample counts stay hidden by masks, as :mod:`secure_client.protocol.masked_sum` describes. Without a
+helper, G clusters of a class give G·(G + 1)/2 equations in the norms; a site accepts an assignment only if that number
+is below the class's number of prototypes in the round.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from secure_client.protocol.masked_sum import Group
 
 
 class MaskedClustered(DirectedClustered):
-    """DIRECTIONS, then the steps of a masked sum."""
+    """Clustering method under ``masked``: DIRECTIONS, then the steps of a masked sum."""
 
     scheme = PAIRWISE
     assigned_in = Phase.SHARES
@@ -34,7 +35,7 @@ class MaskedClustered(DirectedClustered):
         return base, self._masks.fresh_keys(key)
 
     def step(self, key: PhaseKey, request: bytes) -> bytes:
-        """One of the steps."""
+        """Answer one of the steps."""
         match key.phase:
             case Phase.DIRECTIONS:
                 return self._directions(key, request)

@@ -1,4 +1,4 @@
-"""PFPL at a site: it sends prototypes, and makes its next targets from the combination of its peers' that it gets."""
+"""PFPL at a site: the site sends prototypes, receives a combination of its peers' and computes its next targets."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _log = logging.getLogger("protoseal.site")
 
 
 class Pfpl:
-    """Every site gets an answer of its own, so there are no groups and nothing that all of them start from.
+    """PFPL's rounds at a site. Every site receives an individual answer, so there are no groups and no common base.
 
-    Nothing that follows from a decryption shows in what the site answers (Li and Micciancio, eprint 2020/1533).
+    No answer of the site depends on a decryption (Li and Micciancio, eprint 2020/1533).
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -36,19 +36,19 @@ class Pfpl:
         """See :class:`secure_client.methods.base.Method`, here and below."""
         check_nothing_given(key, start)
 
-    def stated(self, key: PhaseKey) -> tuple[bytes, None]:  # noqa: ARG002 (what every method is asked)
+    def stated(self, key: PhaseKey) -> tuple[bytes, None]:  # noqa: ARG002 (the interface's argument)
         """Return no base and no keys."""
         return b"", None
 
     def step(self, key: PhaseKey, request: bytes) -> bytes:
-        """VALUES: the prototypes, protected."""
+        """Answer VALUES with the protected prototypes."""
         cohort = cohort_of(self._participants.verified(key, request), self._agreement)
         return codec.encode_payload(self._half(key, cohort).protect(self._rows(key), self._site, cohort))
 
     def result(self, key: PhaseKey, request: bytes) -> Given:
-        """Take the targets of the rounds to come: α of the own prototypes, 1 − α of the peers'."""
+        """Set the targets of later rounds: α of the own prototypes plus 1 − α of the peers'."""
         payload = codec.decode_payload(request, self._limits, result_form(self._agreement))
-        # The very list that this site protected its values for.
+        # This is the list for which this site protected its values.
         cohort = cohort_of(self._participants.agreed(key, Phase.VALUES), self._agreement)
         rows = self._rows(key)
         given = np.asarray(cohort.holds[cohort.index(self._site)])
@@ -59,19 +59,19 @@ class Pfpl:
         return Given(len(cohort.sites), given)
 
     def end(self) -> None:
-        """Nothing is left over."""
+        """Do nothing: no secret of an attempt is stored."""
 
     def _peers(self, key: PhaseKey, payload: Payload, rows: Rows, cohort: Cohort) -> Rows | None:
-        """Combine the peers to (K, d); None, which only the log shows, for a decryption that cannot be right."""
+        """Return the peers' combination (K, d); for an implausible decryption, log it and return None."""
         try:
             with opening(f"the result of round {key.round}"):
                 peers = self._half(key, cohort).unprotect(payload, rows, self._site, cohort)
-                if not np.isfinite(peers).all():  # of a third party's protection: the others look themselves
-                    raise ImplausibleError("a combination of peers is not finite")
+                if not np.isfinite(peers).all():  # a third party's protection may not check this
+                    raise ImplausibleError("the combination of peers is not finite")
                 return peers
         except ImplausibleError as error:
             _log.error(
-                "the result of round %d is not used, the targets stay as they are: %s", key.round, error
+                "the result of round %d is discarded, the targets stay unchanged: %s", key.round, error
             )
             return None
 
@@ -85,6 +85,8 @@ class Pfpl:
 
 
 def check_nothing_given(key: PhaseKey, start: RoundStart) -> None:
-    """:class:`Violation` for a start with groups or a base, where the method or the round has neither."""
+    """Raise :class:`Violation` for a start with groups or a base, where the method or the round has neither."""
     if start != RoundStart():
-        raise Violation(f"round {key.round} has neither groups nor a common start, and was begun with some")
+        raise Violation(
+            f"round {key.round} has neither groups nor a base, but the coordinator sent some with PRESENCE"
+        )

@@ -1,6 +1,7 @@
-"""Clusters at a site whose prototypes the coordinator must not see: only their rotated directions are sent.
+"""Clusters at a site that hides its prototypes from the coordinator and sends only their rotated directions.
 
-From these it has cosines, and from them an assignment, which every site is told in full and checks.
+The coordinator computes cosines and an assignment from the directions; every site receives and checks the whole
+assignment.
 """
 
 from __future__ import annotations
@@ -27,18 +28,17 @@ from secure_client.protocol.single_step import rotation_context
 
 
 class DirectedClustered(Clustered):
-    """DIRECTIONS; what comes after them hangs on how sums are protected."""
+    """Common part of clustering methods that send DIRECTIONS; the later steps depend on the sums' protection."""
 
     assigned_in: Phase
     """The step whose request is the assignment."""
 
-    # What is sent
+    # Values sent
 
     def _directions(self, key: PhaseKey, request: bytes) -> bytes:
-        """Local prototypes scaled to length 1, turned class by class, and their classes.
+        """Answer DIRECTIONS: local prototypes scaled to length 1 and rotated class by class, with their classes.
 
-        A prototype of zeros, which a site has where it keeps them, goes in a direction of its own drawing; what it adds
-        to its cluster is nothing but its number.
+        A zero prototype, at a site that keeps these, gets a random direction and adds only its count to its cluster.
         """
         local = self._local(self._members.asked(key, request))
         context = rotation_context(self._agreement, self._setup, key, key.phase)
@@ -54,18 +54,18 @@ class DirectedClustered(Clustered):
         weighted = self._agreement.clustering.weighted_centres
         return contribution(self._local(group), clusters, len(group.clusters), weighted_centres=weighted)
 
-    # What is taken
+    # Results received
 
     def _check_assigned(self, key: PhaseKey, labels: np.ndarray) -> None:
-        """Check the number and classes of the clusters that this site added to, if it came so far."""
+        """Check the number and classes of the clusters, if this site reached the step that assigned them."""
         request = self._journal.request(replace(key, phase=self.assigned_in))
         if request is None:
             return
         found = clusters_of(codec.decode_assignment(request, self._limits))
         if not np.array_equal(labels, found.labels):
-            raise Violation("a result's clusters are not those of the assignment")
+            raise Violation("the result's clusters differ from the assignment")
 
-    # Who adds to it
+    # Members of the sum
 
     def _assigned(self, key: PhaseKey, request: bytes) -> Group:
         """Return the attempt's group with the clusters of its rows, bound to their assignment."""
@@ -87,6 +87,6 @@ class DirectedClustered(Clustered):
 
 
 def _with_directions(rows: Float) -> Float:
-    """Rows (M, d), those without a direction replaced by random ones."""
+    """Return the rows (M, d), with random rows in place of zeros."""
     drawn = gaussian(rows.size, 1.0).reshape(rows.shape)
     return np.where(has_direction(rows)[:, None], rows, drawn)

@@ -18,10 +18,10 @@ Groups = tuple[tuple[str, ...], ...]
 
 
 class Starts:
-    """The groups that a site saw first and the base of each round, kept in its journal and held against later ones.
+    """Checker of a round's groups and base against those that the site's journal recorded first.
 
-    The limit: that the coordinator tells every site the same groups, no site sees. Members of a group have to name
-    the same one, or their masks do not cancel.
+    Limit: a site cannot see whether the coordinator sends the same groups to every site. If members of a group get
+    different groups, their masks do not cancel.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -29,9 +29,9 @@ class Starts:
         self._journal, self._setup = parts.journal, parts.setup
 
     def checked(self, key: PhaseKey, start: RoundStart, base: bytes) -> Payload | None:
-        """Return the result to catch up with, or None for a site that already has the round's base, ``base``.
+        """Return the result to catch up with, or None if the site already has the round's base, ``base``.
 
-        Raises :class:`Violation` for groups or a base that are not acceptable.
+        Raises :class:`Violation` for unacceptable groups or an unacceptable base.
         """
         self._keep_groups(start.groups)
         self._keep_base(key, start.base)
@@ -40,14 +40,14 @@ class Starts:
         if start.base == base:
             return None
         if start.catch_up is None:
-            raise Violation(f"round {key.round} starts from a result that this site was not given")
+            raise Violation(f"round {key.round} starts from a result that this site has not received")
         return start.catch_up
 
     def own_group(self) -> tuple[str, ...]:
         """Return the group of this site, sorted."""
         stored = self._journal.get(_GROUPS)
         if stored is None:
-            raise Violation("the coordinator went on before it named the groups")
+            raise Violation("the coordinator sent a later phase before the groups")
         (own,) = (group for group in json.loads(stored[1]) if self._site in group)
         return tuple(own)
 
@@ -65,29 +65,31 @@ class Starts:
     def _check_partition(self, groups: Groups) -> None:
         names = [name for group in groups for name in group]
         if len(set(names)) != len(names):
-            raise Violation("a site is in two of the groups")
+            raise Violation("one site is in two groups")
         strangers = sorted(set(names) - set(self._setup.roster().members))
         if strangers:
-            raise Violation(f"a group names {strangers[0]}, which is not on the roster")
+            raise Violation(f"a group has member {strangers[0]}, which is not on the roster")
         if self._site not in names:
-            raise Violation("this site is in none of the groups")
+            raise Violation("no group contains this site")
 
     def _check_sizes(self, groups: Groups) -> None:
         smallest = min(len(group) for group in groups)
         least = fewest_listed(self._agreement, len(self._setup.roster().members))
         if smallest < least:
-            raise Violation(f"a group has {smallest} sites, at least {least} are agreed for every sum")
+            raise Violation(f"a group has {smallest} sites, but every sum needs at least the agreed {least}")
 
     def _check_everyone(self, groups: Groups) -> None:
-        """Check that all sites are the one group, so that the coordinator's word on its members is not needed."""
+        """Check that one group has all sites, so that the site need not trust the coordinator's list of members."""
         everyone = tuple(sorted(self._setup.roster().members))
         if has_common_group(self._agreement) and groups != (everyone,):
-            raise Violation("the groups are not the one of all members, over whom every sum is agreed")
+            raise Violation(
+                "the agreement has every sum over all members, but the groups are not that single group"
+            )
 
     def _check_unchanged(self, seen: bytes, now: bytes) -> None:
         """Check that groups are unchanged: sums over groups that differ by one site would differ by its values."""
         if seen != now:
-            raise Violation("the groups are not those that the run began with")
+            raise Violation("the groups differ from those at the run's start")
 
     def _keep_base(self, key: PhaseKey, base: bytes) -> None:
         stored = self._journal.get(_BASE)
@@ -98,8 +100,8 @@ class Starts:
     def _check_same_base(self, key: PhaseKey, seen: bytes, now: bytes) -> None:
         """Check that all attempts of one round have one base, since a site trains once in a round."""
         if seen != now:
-            raise Violation(f"round {key.round} is begun again from another result")
+            raise Violation(f"round {key.round} starts again from another result")
 
     def _check_hash(self, catch_up: Payload, base: bytes) -> None:
         if hashlib.sha256(codec.encode_payload(catch_up)).digest() != base:
-            raise Violation("the result to catch up with is not the one that the round starts from")
+            raise Violation("the result to catch up with has another hash than the round's base")

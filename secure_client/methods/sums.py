@@ -1,9 +1,10 @@
 """Sums at a site: of prototypes, of models, or of both, over all sites or over the site's group.
 
-The coordinator chooses the groups, and a site cannot check the choice. What it does check: the groups are the same
-in every round and each is large enough, every member of its own trains from the same result, and no more than one sum
-that it is in can open in a round, however many attempts it takes. That bounds one round: a coordinator that chooses
-what sites train from can make them stand still, all in one of two rounds, or all but one in one, and then subtract.
+The coordinator chooses the groups, and a site cannot check the choice. A site does check that the groups are the same
+in every round, that each group is large enough, that every member of its own group trains from the same result, and
+that at most one sum with the site's values can open in a round, however many attempts the round takes. These checks
+bound one round. Limit: a coordinator that chooses the sites' base can make training stand still, at all sites in one of
+two rounds, or at all but one site in one round, and then subtract the sums.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from secure_client.protocol.single_step import shown_half
 
 
 class Sums:
-    """Round 0, where there is one, is FedPC's clustering; every later round adds up the members of each group."""
+    """Sums of a run. Round 0, if any, is FedPC's clustering; every later round sums the members of each group."""
 
     def __init__(self, parts: Parts) -> None:
         self._agreement, self._site, self._trainee = parts.agreement, parts.site, parts.trainee
@@ -53,16 +54,17 @@ class Sums:
             return
         caught_up = self._starts.checked(key, start, self._trainee.base)
         if caught_up is not None:
-            # Of the round before: what was trained in this one from another base is not to be used.
+            # The base belongs to the round before: a model already trained in this round from another base is
+            # discarded.
             self._take(key.round - 1, start.base, caught_up)
 
     def stated(self, key: PhaseKey) -> tuple[bytes, MaskKeys | None]:
         """Return the hash of the base that the model was trained from, and fresh keys where the sum is masked.
 
-        A site that cannot pay for its share of the noise stops here with a :class:`privacy.errors.BudgetError`,
-        before it takes part in the attempt. The share is paid for and drawn here, not when values are asked for: the
-        statement's anchor then covers the payment, and a journal and a ledger that are put back together to any
-        moment after it have one share to add, the same.
+        A site whose budget does not cover its share of the noise stops here with a :class:`privacy.errors.BudgetError`,
+        before it takes part in the attempt. The share is paid for and drawn here, not at VALUES: the statement's anchor
+        then covers the payment, and a journal and a ledger that are restored together to any later moment hold the same
+        single share.
         """
         if key.round == 0:
             return b"", None
@@ -94,7 +96,7 @@ class Sums:
         payload = codec.decode_payload(request, self._limits, result_form(self._agreement))
         has = self._take(key.round, hashlib.sha256(request).digest(), payload)
         self._masks.forget(key)
-        # Where no prototypes are added up none is withheld either.
+        # Without sums of prototypes, no class is withheld.
         given = has if self._agreement.layout.classes else np.ones_like(has)
         return Given(self._members.known(key), given)
 
@@ -102,7 +104,7 @@ class Sums:
         """Erase the secrets of an attempt that had no result, if there is one."""
         self._masks.leave()
 
-    # What is sent
+    # Values sent
 
     def _clustering(self, key: PhaseKey, request: bytes) -> Payload:
         """Return all prototypes as one row of norm at most 1, absent classes as zeros."""
@@ -113,7 +115,7 @@ class Sums:
         return shown_half(self._agreement, self._setup, key).protect(row, self._site, cohort)
 
     def _vector(self, key: PhaseKey, group: Group) -> NDArray[np.float64]:
-        """(L,), as the layout says; zeros for classes that are withheld in the group's attempt."""
+        """Return the vector (L,) in the order of the layout; zeros for classes withheld in the group's attempt."""
         layout = self._agreement.layout
         if layout.noisy:
             return self._noisy_vector(key, group)
@@ -133,10 +135,10 @@ class Sums:
         """Return the classes (K,) of which this site sends rows."""
         return np.asarray(group.cohort.holds[group.cohort.index(self._site)])
 
-    # What is taken
+    # Results received
 
     def _take(self, round_number: int, base: bytes, payload: Payload) -> Bool:
-        """Make a result the base of the rounds to come; the classes (K,) that it has."""
+        """Make a result the base of later rounds; return the classes (K,) that the result has."""
         rows, has, averaged = self._read(payload)
         targets, present = self._targets(rows, has)
         self._trainee.take_base(round_number, base, targets, present, averaged)
@@ -145,7 +147,7 @@ class Sums:
     def _targets(self, rows: Float, has: Bool) -> tuple[Float, Bool]:
         """Return the targets of the site's features: the means, or FedDBP's fusion of means and own prototypes."""
         feddbp = self._agreement.feddbp
-        if self._agreement.distributed_noise:  # no site has prototypes of its own that were released
+        if self._agreement.distributed_noise:  # no site has released its own prototypes
             return rows, has
         if self._agreement.method is not MethodName.FEDDBP or not self._trainee.has_trained:
             return rows, has
@@ -167,19 +169,19 @@ class Sums:
         """Return the parts of a result whose form is checked: (rows (K, d), has (K,), model (p + q,))."""
         scheme = PAIRWISE if self._masked else PLAIN
         if payload.scheme != scheme:
-            raise Violation(f"a result of scheme {payload.scheme!r}, where {scheme!r} is agreed")
+            raise Violation(f"the result has scheme {payload.scheme!r}, but {scheme!r} is agreed")
         vector, has = payload.arrays
         rows, averaged = self._agreement.layout.split(vector)
         if not len(rows):
             rows = np.zeros((len(has), self._agreement.dim))
             if has.any():
-                raise Violation("a result says that it has prototypes, where none are added up")
+                raise Violation("the result has prototypes, but the agreed method sums none")
         self._check_plausible(rows, has)
         return rows, has == 1.0, averaged
 
     def _check_plausible(self, rows: Float, has: Float) -> None:
-        """Check a result as the coordinator does before it gives one, whoever spoilt it."""
+        """Check a result as the coordinator does before sending, whoever corrupted the result."""
         if not np.isin(has, (0.0, 1.0)).all():
-            raise Violation("a result says of a class neither that it has it nor that it has not")
+            raise Violation("the result's presence flag of a class is neither 0 nor 1")
         if np.linalg.norm(rows, axis=1).max() > longest_mean(self._agreement):
-            raise Violation("a result has a prototype that is longer than the norm bound")
+            raise Violation("the result has a prototype longer than the norm bound")

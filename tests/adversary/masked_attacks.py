@@ -315,7 +315,7 @@ SUM_ATTACKS: dict[str, MaskedAttack] = {
     ),
     "sums up those whom it did not ask to unmask": MaskedAttack(
         ("secure_client.methods.group_members.Members._check_earlier_sums_stay_shut",), TEN[7], Phase.SHARES,
-        "3 of the 10 sites that attempt 1 listed are in this one, at least 7 are needed",
+        "3 of the 10 sites that attempt 1 listed are in this attempt, at least 7",
         attempt_among_those_not_asked_to_unmask, data_of=_LIKE_TEN,
     ),
     "tells each half that the other dropped out": MaskedAttack(

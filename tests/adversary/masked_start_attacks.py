@@ -95,7 +95,7 @@ def other_catch_up(play: MaskedPlay) -> None:
 
 
 def two_starts_of_a_round(play: MaskedPlay) -> None:
-    """A round is begun again from another result: the site trains twice in it, on the same data."""
+    """A round starts again from another result: the site trains twice in it, on the same data."""
     play.set_up(*EVERYONE)
     result = play.play_sum(*EVERYONE)
     first = play.attempt(A, round_number=2)
@@ -113,26 +113,26 @@ _STILL = {
 
 START_ATTACKS: dict[str, MaskedAttack] = {
     "changes the groups": MaskedAttack(
-        (GROUPS_UNCHANGED,), A, Phase.PRESENCE, "the groups are not those", other_groups, _STILL
+        (GROUPS_UNCHANGED,), A, Phase.PRESENCE, "the groups differ", other_groups, _STILL
     ),
     "makes a group of two": MaskedAttack(
         (_START + "_check_sizes", _MEMBERS + "_check_enough_members", _ENOUGH), A, Phase.PRESENCE,
-        "a group has 2 sites, at least 3", small_group,
+        "a group has 2 sites, but every sum needs at least the agreed 3", small_group,
     ),
     "makes a group of some where all are one": MaskedAttack(
-        (_START + "_check_everyone",), A, Phase.PRESENCE, "not the one of all members", left_out,
+        (_START + "_check_everyone",), A, Phase.PRESENCE, "over all members", left_out,
         {"method": Method.FEDDBP},
     ),
     "gives one member another result": MaskedAttack(
         (_MEMBERS + "_check_same_base", BINDING_FIELDS), A, Phase.SHARES,
-        "not all members of the group train from the same result", other_result,
+        "do not all train from the same result", other_result,
     ),
     "gives another result to catch up with": MaskedAttack(
-        (_START + "_check_hash",), D, Phase.PRESENCE, "is not the one that the round starts from",
+        (_START + "_check_hash",), D, Phase.PRESENCE, "another hash than the round's base",
         other_catch_up,
     ),
     "begins a round again from another result": MaskedAttack(
-        (_START + "_check_same_base",), A, Phase.PRESENCE, "is begun again from another result",
+        (_START + "_check_same_base",), A, Phase.PRESENCE, "starts again from another result",
         two_starts_of_a_round,
     ),
 }  # fmt: skip

@@ -117,7 +117,7 @@ def test_as_many_as_sites_go_along_with_leave_norms_open() -> None:
     assert error(most) > 0.01
     with pytest.raises(Violation, match="would give norms away"):
         check(most + 1)
-    with pytest.raises(Violation, match="more clusters of a class than are agreed"):
+    with pytest.raises(Violation, match="more clusters of a class than agreed"):
         check(most, most_clusters=most - 1)
 
 

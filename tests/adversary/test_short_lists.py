@@ -45,7 +45,7 @@ def test_the_attack_succeeds_where_sites_do_not_mind(
 def test_the_site_refuses_so_short_a_list(open_masked: OpenMasked) -> None:
     play, refusal = (
         played(open_masked),
-        f"3 sites of the group take part, at least {LEAST} are needed of a run of 10",
+        f"3 sites of the group take part, at least {LEAST} are required in a run of 10",
     )
     with pytest.raises(Violation, match=refusal):
         lists_the_victim_and_its_two_helpers(play)
@@ -80,5 +80,5 @@ def test_a_group_that_can_never_be_large_enough_is_refused_at_once(
     if taken:
         play.attempt(*TEN[:4], groups=groups).share(VICTIM)
     else:
-        with pytest.raises(Violation, match="a group has 4 sites, at least 5 are agreed for every sum"):
+        with pytest.raises(Violation, match="a group has 4 sites, but every sum needs at least the agreed 5"):
             play.attempt(*TEN[:4], groups=groups)

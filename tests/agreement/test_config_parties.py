@@ -36,7 +36,7 @@ def test_the_agreement_may_stand_in_the_file_itself(tmp_path: Path) -> None:
 
 def test_a_site_refuses_an_agreement_with_fewer_holders_than_it_insists_on(agreed: Path) -> None:
     assert load_party(agreed, SITE, min_holders=3).min_holders == 3
-    with pytest.raises(ConfigError, match="insists on 4 holders of a class, the agreement has 3"):
+    with pytest.raises(ConfigError, match="requires 4 holders of a class, the agreement has 3"):
         load_party(agreed, SITE, min_holders=4)
 
 

@@ -45,7 +45,7 @@ def test_one_with_fewer_is_refused_by_each_of_them(open_sites: OpenSites) -> Non
     play.set_up(*EVERYONE)
     masked(play, 1, *EVERYONE)
     begun = play.attempt(A, B, attempt=2)
-    refusal = "2 of the 4 sites that attempt 1 listed are in this one, at least 3 are needed"
+    refusal = "2 of the 4 sites that attempt 1 listed are in this attempt, at least 3"
     for name in (A, B):
         with pytest.raises(Violation, match=refusal):
             begun.share(name)

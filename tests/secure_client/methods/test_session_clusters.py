@@ -168,13 +168,13 @@ def changed(index: int, change: Callable[[np.ndarray[Any, Any]], Any]) -> Callab
 
 
 RESULTS: dict[str, tuple[Callable[[Payload], Payload], str]] = {
-    "another scheme": (lambda given: replace(given, scheme="plain/1"), "a result of scheme 'plain/1'"),
+    "another scheme": (lambda given: replace(given, scheme="plain/1"), "the result has scheme 'plain/1'"),
     "a centre that is too long": (changed(0, lambda rows: rows * 2.1), "longer than the norm bound"),
-    "no such class": (changed(1, lambda labels: labels + 2), "clusters are of no class"),
-    "half a class": (changed(1, lambda labels: labels + 0.5), "clusters are of no class"),
+    "no such class": (changed(1, lambda labels: labels + 2), "clusters with invalid labels"),
+    "half a class": (changed(1, lambda labels: labels + 0.5), "clusters with invalid labels"),
     "classes out of order": (changed(1, lambda labels: labels[::-1]), "not ordered by class"),
-    "a weight of nothing": (changed(2, lambda _: [0.0, 1.0, 1.0]), "or one has no weight"),
-    "weights that are not shares": (changed(2, lambda _: [0.5, 0.75, 1.0]), "are not 1 together"),
+    "a weight of nothing": (changed(2, lambda _: [0.0, 1.0, 1.0]), "or a cluster has no weight"),
+    "weights that are not shares": (changed(2, lambda _: [0.5, 0.75, 1.0]), "do not sum to 1"),
     "a model that is cut short": (changed(3, lambda model: model[:-1]), "does not decode"),
     "a row more than weights": (changed(2, lambda _: [0.25, 0.75]), "does not decode"),
 }
@@ -195,7 +195,7 @@ def test_more_clusters_than_are_agreed_are_refused(opened: Open) -> None:
     play.attempt(*EVERYONE)
     given = result(play)
     many = Payload(SCHEME, (np.zeros((4, 8)), np.zeros(4), np.full(4, 0.25), given.arrays[3]))
-    with pytest.raises(Violation, match="more clusters of a class than are agreed"):
+    with pytest.raises(Violation, match="more clusters of a class than agreed"):
         play.give_result(A, many)
 
 
@@ -208,7 +208,7 @@ def test_a_catch_up_is_taken_for_the_round_before(play: ClusterPlay) -> None:
     begun = play.attempt(*EVERYONE, round_number=2, start={D: (base, given)})
     assert {each.base for each in begun.active.statements} == {base}
     other = replace(given, arrays=(given.arrays[0] / 2.0, *given.arrays[1:]))
-    with pytest.raises(Violation, match="is not the one that the round starts from"):
+    with pytest.raises(Violation, match="another hash than the round's base"):
         play.presence(D, round_number=2, attempt=2, start=RoundStart((EVERYONE,), base, other))
 
 

@@ -78,7 +78,7 @@ def read(play: MaskedPlay, result: Payload) -> Vector:
 def test_who_does_not_lead_answers_no_means(play: MaskedPlay, name: str) -> None:
     begun = EncryptedAttempt(play, *EVERYONE)
     total = begun.summed(*EVERYONE)
-    with pytest.raises(Violation, match=f"asked for the means of its group, which {A} leads"):
+    with pytest.raises(Violation, match=f"asked this site for its group's means, but {A} leads"):
         begun.means(name, total)
 
 

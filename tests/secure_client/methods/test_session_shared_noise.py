@@ -210,14 +210,14 @@ def test_a_list_that_colluders_could_take_the_noise_from_is_refused(
     """
     play = open_play(open_sites, 2, min_holders=2, min_sites=2, allow_fewer_holders_reveals_peers=True)
     begun = play.attempt(A, B)
-    with pytest.raises(Violation, match="2 sites of the group take part, at least 3 are needed"):
+    with pytest.raises(Violation, match="2 sites of the group take part, at least 3 are required"):
         begun.share(A)
     assert play.site(A).journal.stored_answer(PhaseKey("run-1", 1, 1, Phase.SHARES)) is None
 
 
 def test_a_group_that_is_too_small_for_the_colluders_is_refused(open_sites: OpenSites) -> None:
     play = open_play(open_sites, privacy=SHARED.model_copy(update={"colluding": 2}))
-    with pytest.raises(Violation, match="a group has 4 sites, at least 5 are agreed"):
+    with pytest.raises(Violation, match="a group has 4 sites, but every sum needs at least the agreed 5"):
         play.attempt(*EVERYONE)
 
 

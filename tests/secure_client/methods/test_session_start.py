@@ -38,11 +38,11 @@ def some_result(fill: float = 0.1) -> Payload:
 @pytest.mark.parametrize(
     ("groups", "refusal"),
     [
-        (((B, C, D),), "this site is in none of the groups"),
-        ((), "this site is in none of the groups"),
-        (((A, B, "clinic-z"),), "a group names clinic-z, which is not on the roster"),
-        (((A, B), (C, D)), "a group has 2 sites, at least 3 are agreed"),
-        (((A, B, C), (D,)), "a group has 1 sites, at least 3 are agreed"),
+        (((B, C, D),), "no group contains this site"),
+        ((), "no group contains this site"),
+        (((A, B, "clinic-z"),), "a group has member clinic-z, which is not on the roster"),
+        (((A, B), (C, D)), "a group has 2 sites, but every sum needs at least the agreed 3"),
+        (((A, B, C), (D,)), "a group has 1 sites, but every sum needs at least the agreed 3"),
         (((A, B, C), (A, C, D)), "PRESENCE of round 1 does not decode"),
         (((A, A, B),), "PRESENCE of round 1 does not decode"),
     ],
@@ -58,7 +58,7 @@ def test_groups_that_are_no_partition_or_too_small_are_refused(
 
 def test_a_site_in_two_groups_is_refused_also_where_the_message_would_allow_it(play: MaskedPlay) -> None:
     starts = play.site(A).session._method._starts  # type: ignore[attr-defined]
-    with pytest.raises(Violation, match="a site is in two of the groups"):
+    with pytest.raises(Violation, match="one site is in two groups"):
         starts._check_partition(((A, B, C), (A, C, D)))
 
 
@@ -66,7 +66,7 @@ def test_groups_are_the_first_ones_for_the_whole_run(play: MaskedPlay) -> None:
     _begin(play, A, ((A, B, C),))
     play.restart(A)
     for number, groups in enumerate([((A, B, D),), (EVERYONE,), ((A, B, C), (D,)), ()], start=2):
-        with pytest.raises(Violation, match="the groups are not those that the run began with"):
+        with pytest.raises(Violation, match="the groups differ from those at the run's start"):
             _begin(play, A, groups, round_number=number)
     _begin(play, A, ((A, B, C),), round_number=2)
 
@@ -90,7 +90,7 @@ def test_enough_sites_but_too_few_of_the_own_group(open_sites: OpenSites) -> Non
     begun = play.attempt(*EVERYONE)
     for name in EVERYONE:  # as if all had been put in groups of two
         play.site(name).journal.put("groups", 1, b'[["clinic-a", "clinic-b"], ["clinic-c", "clinic-d"]]')
-    with pytest.raises(Violation, match="2 sites of the group take part, at least 3 are needed"):
+    with pytest.raises(Violation, match="2 sites of the group take part, at least 3 are required"):
         begun.share(A)
 
 
@@ -132,10 +132,10 @@ def test_a_result_to_catch_up_with_that_a_site_has_already_changes_nothing(play:
 
 
 def test_a_start_that_a_site_was_not_given_is_refused(play: MaskedPlay) -> None:
-    with pytest.raises(Violation, match="round 1 starts from a result that this site was not given"):
+    with pytest.raises(Violation, match="round 1 starts from a result that this site has not received"):
         play.attempt(A, start={A: (base_of(some_result()), None)})
     play.play_sum(*EVERYONE)
-    with pytest.raises(Violation, match="round 2 starts from a result that this site was not given"):
+    with pytest.raises(Violation, match="round 2 starts from a result that this site has not received"):
         play.attempt(A, round_number=2, start={A: (b"", None)})
 
 
@@ -143,7 +143,7 @@ def test_a_start_that_a_site_was_not_given_is_refused(play: MaskedPlay) -> None:
 def test_a_result_to_catch_up_with_is_the_one_that_is_named(play: MaskedPlay, round_number: int) -> None:
     result = play.play_sum(*EVERYONE) if round_number == 2 else some_result()
     start = {A: (base_of(result), some_result(0.2))}
-    with pytest.raises(Violation, match="is not the one that the round starts from"):
+    with pytest.raises(Violation, match="another hash than the round's base"):
         play.attempt(A, round_number=round_number, start=start)
 
 
@@ -152,7 +152,7 @@ def test_a_round_has_one_start(play: MaskedPlay) -> None:
     play.attempt(A, round_number=2)
     play.restart(A)
     other = some_result()
-    with pytest.raises(Violation, match="round 2 is begun again from another result"):
+    with pytest.raises(Violation, match="round 2 starts again from another result"):
         play.attempt(A, round_number=2, attempt=2, start={A: (base_of(other), other)})
     play.attempt(A, round_number=2, attempt=2, start={A: (base_of(result), None)})
     play.attempt(A, round_number=3, start={A: (base_of(other), other)})
@@ -161,8 +161,8 @@ def test_a_round_has_one_start(play: MaskedPlay) -> None:
 @pytest.mark.parametrize(
     ("result", "refusal"),
     [
-        (replace(some_result(), scheme="plain/1"), "of scheme 'plain/1', where 'pairwise/1' is agreed"),
-        (replace(some_result(), arrays=(np.full(LENGTH, 0.1), np.full(3, 0.5))), "neither that it has it"),
+        (replace(some_result(), scheme="plain/1"), "scheme 'plain/1', but 'pairwise/1' is agreed"),
+        (replace(some_result(), arrays=(np.full(LENGTH, 0.1), np.full(3, 0.5))), "presence flag"),
         (replace(some_result(), arrays=(np.full(LENGTH, 0.8), np.ones(3))), "longer than the norm bound"),
         (replace(some_result(), arrays=(np.full(LENGTH - 1, 0.1), np.ones(3))), "does not decode"),
         (Payload("pairwise/1", arrays=(np.full(LENGTH, 0.1),)), "does not decode"),
@@ -190,7 +190,7 @@ def test_where_there_are_no_groups_a_round_begins_without(
 ) -> None:
     play = open_sites(small_agreement(Protection.PLAIN))
     play.set_up(*EVERYONE)
-    with pytest.raises(Violation, match="round 1 has neither groups nor a common start"):
+    with pytest.raises(Violation, match="round 1 has neither groups nor a base"):
         play.presence(A, start=RoundStart(**start))  # type: ignore[arg-type]
 
 
@@ -208,5 +208,5 @@ def test_under_plain_the_same_rules_hold(open_sites: OpenSites) -> None:
             name, replace(result, arrays=(np.zeros(LENGTH), np.ones(3))) if name == D else result
         )
     second = play.attempt(*EVERYONE, round_number=2)
-    with pytest.raises(Violation, match="not all members of the group train from the same result"):
+    with pytest.raises(Violation, match="do not all train from the same result"):
         play.values(A, second.active, round_number=2)
