@@ -1,7 +1,7 @@
-"""Check before a run begins or resumes: whether the rest of a site's budget pays for the rest of the run.
+"""Check before a run begins or resumes that a site's remaining budget covers the rest of the run.
 
-Limit: the plan is without retries. A round that is repeated may be paid for twice, so a run that fits here exactly can
-still end early.
+Limit: the plan has no retries. A repeated round may be paid for twice, so a run that exactly fits the plan can still
+end early.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from secure_client.privacy.run_cost import event_of, training_of
 
 
 def planned_by_round(agreement: Agreement, agreed: PrivacySection) -> Iterator[tuple[Release, Event]]:
-    """Yield what a run pays for, oldest first; the events of :func:`planned.planned_history`, with their names."""
+    """Yield the run's events of :func:`planned.planned_history` with their names, oldest first."""
     training, release = training_of(agreement, agreed), event_of(agreement, agreed)
     if agreement.method.is_grouped:
         yield Release(agreement.run, 0, WHAT), release
@@ -33,9 +33,9 @@ def planned_by_round(agreement: Agreement, agreed: PrivacySection) -> Iterator[t
 
 
 def first_without_room(agreement: Agreement, agreed: PrivacySection, account: Account) -> int | None:
-    """Return the first round that what remains of the budget does not pay for; None where all of the run fits.
+    """Return the first round that the remaining budget does not cover; None if the whole run fits.
 
-    What the ledger has of this very run is paid for already.
+    Entries of this run in the ledger are already paid for.
     """
     paid = {
         each.spending.release for each in account.entries if each.spending.agreement_hash == agreement.hash()
@@ -54,14 +54,14 @@ def first_without_room(agreement: Agreement, agreed: PrivacySection, account: Ac
 
 
 def check_room(agreement: Agreement, agreed: PrivacySection, account: Account) -> None:
-    """Raise :class:`BudgetError` unless what remains of the budget pays for the rest of the run."""
+    """Raise :class:`BudgetError` unless the remaining budget covers the rest of the run."""
     number = first_without_room(agreement, agreed, account)
     if number is None:
         return
     limit = account.limit
     spent = accountant_of(limit.accountant)(account.history, limit.delta) if account.history else 0.0
     raise BudgetError(
-        f"the budget of {account.budget.dataset!r} does not pay for round {number} of {agreement.rounds}: epsilon"
-        f" {spent:.4g} of {limit} is spent; agree on more noise or fewer releases (`protoseal budget plan`), or raise"
-        " the limit with the reason (`protoseal budget allow`)"
+        f"the budget of {account.budget.dataset!r} does not cover round {number} of {agreement.rounds}: epsilon "
+        f"{spent:.4g} of {limit} is spent; agree on more noise or fewer releases (`protoseal budget plan`), or "
+        "raise the limit (`protoseal budget allow`, which records a reason)"
     )

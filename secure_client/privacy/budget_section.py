@@ -20,13 +20,13 @@ Rate = Annotated[float, Field(gt=0, le=1)]
 class BudgetSection(Section):
     """A site's own limits, whatever is agreed: ``epsilon`` at ``delta`` over all runs on the data set ``dataset``.
 
-    ``ledger`` is the file in which each release is recorded before it leaves: one for a data set, for all runs. They
-    are for one ``unit`` added or removed, which has to be what the agreement's releases are for. Less
-    noise than ``least_noise_multiplier``, a larger clip than ``largest_clip`` or more rounds than ``most_rounds`` are
-    refused; and of DP-SGD less noise than ``least_training_noise``, or a larger rate than ``largest_sampling_rate``.
-    ``allow_no_guarantee``: what is agreed may lack a record-level guarantee, or all privacy. ``ledger_lost``: where the
-    ledger lacks what the site has shown of it, it goes on all the same, without a guarantee from then on. Noise that is
-    distributed is refused without ``least_colluding``, the fewest colluding sites that it has to hold off.
+    ``ledger`` is the file that records each release before it leaves the site; a data set has one ledger for all runs.
+    The budget is for one ``unit`` added or removed, which must equal the agreement's unit. The site refuses less noise
+    than ``least_noise_multiplier``, a larger clip than ``largest_clip`` and more rounds than ``most_rounds``; in
+    DP-SGD, less noise than ``least_training_noise`` and a larger rate than ``largest_sampling_rate``.
+    ``allow_no_guarantee`` accepts an agreement without a record-level guarantee, or without any noise. ``ledger_lost``
+    resumes with a ledger that lacks an entry which the site has shown, without a guarantee from then on. Distributed
+    noise is refused without ``least_colluding``, the fewest colluding sites that the noise must tolerate.
     ``accountant`` is the ledger's (:class:`Accounting`).
     """
 
@@ -60,14 +60,14 @@ class BudgetSection(Section):
     """Fewest colluding sites that shared noise has to hold off; shared noise is refused without it."""
 
     def check(self, agreed: PrivacySection | None, rounds: int) -> None:
-        """Raise ``ValueError`` for what this site does not let itself be asked for."""
+        """Raise ``ValueError`` for agreed settings that are beyond this site's limits."""
         if agreed is None:
-            self._check_guarantee("the agreement has no [privacy], and prototypes would be exact")
+            self._check_guarantee("the agreement has no [privacy] section, so prototypes would be exact")
             return
         if agreed.unit is not self.unit:
             raise ValueError(
-                f"the agreement's releases are for one {agreed.unit}, and this site's budget is for one {self.unit}: a"
-                " data set's ledger has one unit; change the agreement, or keep a ledger for that unit"
+                f"the agreement protects one {agreed.unit}, and this site's budget one {self.unit}: a ledger "
+                "has a single unit; change unit in the agreement, or name a ledger for that unit"
             )
         if agreed.extractor is Extractor.TRAINED:
             self._check_guarantee("extractor = 'trained' leaves no record-level guarantee")
@@ -76,7 +76,8 @@ class BudgetSection(Section):
         for what, value, kind, limit in self._asked(agreed, rounds):
             if limit is not None and (value < limit if kind == "least" else value > limit):
                 raise ValueError(
-                    f"the agreement asks for {what} {value:g}, and {kind} that this site allows is {limit:g}"
+                    f"the agreement has {what} {value:g}, but the {kind} that this site allows is {limit:g}: change "
+                    "the agreement, or the limit in [privacy] of the site's file"
                 )
 
     def _asked(self, agreed: PrivacySection, rounds: int) -> Iterator[tuple[str, float, str, float | None]]:
@@ -93,17 +94,18 @@ class BudgetSection(Section):
     def _check_guarantee(self, why: str) -> None:
         if not self.allow_no_guarantee:
             raise ValueError(
-                f"{why}; change the agreement, or say allow_no_guarantee = true in [privacy] of the site's file"
+                f"{why}; change the agreement, or set allow_no_guarantee = true in [privacy] of the site's file"
             )
 
     def _check_colluding(self, colluding: int) -> None:
         if self.least_colluding is None:
             raise ValueError(
-                "noise = 'distributed' covers this site's records by other sites' noise too; agree on local noise, or"
-                " say how many sites that collude it has to hold off: least_colluding in [privacy] of the site's file"
+                "noise = 'distributed' protects this site's records partly by other sites' noise; agree on "
+                "local noise, or set least_colluding, the number of colluding sites to tolerate, in [privacy] "
+                "of the site's file"
             )
         if colluding < self.least_colluding:
             raise ValueError(
-                f"the agreement's distributed noise holds off {colluding} colluding sites, and this site wants"
-                f" {self.least_colluding} held off"
+                f"the agreement's distributed noise tolerates {colluding} colluding sites, but least_colluding "
+                f"of this site is {self.least_colluding}"
             )

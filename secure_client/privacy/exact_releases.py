@@ -1,6 +1,6 @@
 """Record of a run without noise in a site's privacy ledger: its data set has no guarantee in this and all later runs.
 
-The ledger has the record before any exact value leaves the site.
+The ledger records the run before any exact value leaves the site.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ class ExactReleases:
     """Exact releases of a site, which end the guarantee for its data set in this and all later runs."""
 
     def __init__(self, agreement: Agreement, budget: BudgetSection) -> None:
-        """Open the ledger, or begin it; :class:`LedgerError` where it cannot be written, or is of another limit."""
+        """Open or create the ledger; raise :class:`LedgerError` if it cannot be written or has another limit."""
         self._agreement, self._budget = agreement, budget
         self._ledger = site_ledger(budget)
 
     def declare(self) -> None:
-        """Have it in the ledger that this run has no guarantee, once; durable when this returns.
+        """Record once in the ledger that this run has no guarantee; the record is durable when this returns.
 
-        :class:`LedgerError` where that cannot be: then nothing may leave.
+        Raises :class:`LedgerError` if the record cannot be written: then no exact value may leave the site.
         """
         if self._ledger.expose(self._agreement.run, self._agreement.hash()):
             _log.warning(
-                "%s for data set %r from now on: exact values leave in run %r (%s)",
+                "%s for data set %r from now on: run %r releases exact values (%s)",
                 *(NO_GUARANTEE, self._budget.dataset, self._agreement.run, self._budget.ledger),
             )
 
@@ -52,15 +52,15 @@ class ExactReleases:
         return self._ledger.anchor
 
     def check_anchor(self, anchor: Anchor) -> None:
-        """Raise :class:`RolledBackError` where the ledger lacks the entry that was kept."""
+        """Raise :class:`RolledBackError` if the ledger lacks the entry of the anchor."""
         self._ledger.check_anchor(anchor.seq, anchor.head)
 
     @property
     def spent(self) -> Spent:
-        """So far, over all runs; guaranteed is none of it."""
+        """Budget spent so far, over all runs, without a guarantee."""
         return Spent(self._ledger.epsilon_spent(), self._budget.delta, guaranteed=False)
 
 
 def open_exact(agreement: Agreement, budget: BudgetSection | None) -> ExactReleases | None:
-    """None where what leaves is noisy, or the site keeps no ledger."""
+    """Open the record of exact releases; None if the run's releases are noisy or the site has no ledger."""
     return None if agreement.privacy is not None or budget is None else ExactReleases(agreement, budget)

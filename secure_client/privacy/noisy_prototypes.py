@@ -1,7 +1,8 @@
 """Noisy prototypes of a site: those of its last release, stored with the training state.
 
-Where sites share the noise of a sum, none of them has a release of its own after round 0: its share of the noise is
-paid for and drawn before it states its presence in an attempt, and kept with the attempt's secrets until it is added.
+Where sites share the noise of a sum, a site has no individual release after round 0: the site pays for its share of the
+noise and draws the share before it states its presence in an attempt, and stores the share with the attempt's secrets
+until the share is added.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Release:
     """Release that the site uses from ``round`` on: ``rows`` (K, d) as sent, and noisy ``counts`` int64 (K,).
 
     A class that is not present by its noisy count has count 0 and a row of zeros; the others have 1 or more. Where a
-    class may have several prototypes they are ``local``, with noisy counts too, and ``rows`` are their means.
+    class may have several prototypes, ``local`` has these with their noisy counts, and ``rows`` has their means.
     """
 
     round: int
@@ -50,7 +51,7 @@ class Release:
 
 
 class NoisyPrototypes:
-    """Draws prototypes in rounds that have a release, once they are paid for, and has the same until the next."""
+    """Source of noisy prototypes: drawn in a round with a release, once paid for, and kept until the next one."""
 
     def __init__(
         self,
@@ -61,11 +62,10 @@ class NoisyPrototypes:
         clustered: bool = False,
         owners: NDArray[np.int64] | None = None,
     ) -> None:
-        """Released rows are brought within the ``bounds``, which costs nothing. Of K ``classes``.
+        """Clip released rows to ``bounds``, which costs no privacy. ``classes`` is K.
 
-        ``clustered``: a class has a prototype for each of its clusters that the site was given last, of the records
-        that are nearest to its centre. ``owners`` (N,) are of the records of all that is embedded: see
-        :meth:`Releases.release`.
+        ``clustered``: a class has one prototype for each cluster of the last result, of the records nearest to the
+        cluster's centre. ``owners`` (N,) has the owner of each embedded record: see :meth:`Releases.release`.
         """
         self._releases, self._bounds = releases, bounds
         self._classes, self._clustered = classes, clustered
@@ -73,7 +73,7 @@ class NoisyPrototypes:
         self._last: Release | None = None
 
     def pay_for_training(self, number: int) -> None:
-        """Before a round's training, which is then to be done once: see :meth:`Releases.pay_for_training`."""
+        """Pay for one execution of a round's training, before it starts: see :meth:`Releases.pay_for_training`."""
         self._releases.pay_for_training(number)
 
     def of_round(
@@ -81,8 +81,8 @@ class NoisyPrototypes:
     ) -> Release:
         """Return the release of a round. ``embedded``, features (B, d) and labels (B,), is read if there is a new one.
 
-        ``guide`` is the guide that the site trained towards, which has the clusters if there are any. Where the
-        round's noise is shared, the site has no class by itself, and draws nothing yet.
+        ``guide`` is the guide of the site's training, which has the clusters, if any. Where the round's noise is
+        shared, the site has no class by itself and draws nothing yet.
         """
         if number and self._releases.distributed:
             self._last = Release(number, *self._releases.nothing())
@@ -135,7 +135,7 @@ class NoisyPrototypes:
         return self._releases.spent
 
     def state(self) -> dict[str, Tensor]:
-        """To be kept; what :meth:`load` takes up."""
+        """Return the state to be stored, which :meth:`load` restores."""
         if self._last is None:
             return {}
         anchor, local = self._releases.anchor, {} if self._last.local is None else vars(self._last.local)
@@ -144,14 +144,15 @@ class NoisyPrototypes:
             _SEQ: torch.tensor(anchor.seq),
             _HEAD: torch.tensor(list(bytes.fromhex(anchor.head)), dtype=torch.uint8),
             _ROUND: torch.tensor(self._last.round),
-            _ROWS: torch.tensor(self._last.rows),  # a copy: the trainee keeps the same rows beside it
+            _ROWS: torch.tensor(self._last.rows),  # a copy, since the trainee stores the same rows too
             _COUNTS: torch.tensor(self._last.counts),
         }
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take its own out of what was kept.
+        """Restore the state that :meth:`state` returned.
 
-        :class:`RolledBackError` where the ledger has not what it had then: the site would pay from a new budget.
+        Raises :class:`RolledBackError` if the ledger lacks an entry that it had then: the site would spend a new
+        budget.
         """
         self._last = None
         if _ROUND in state:
@@ -166,7 +167,7 @@ class NoisyPrototypes:
 
 
 def _whole(counts: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Noisy counts in whole records, 1 or more."""
+    """Round noisy counts to whole records, 1 or more."""
     return np.maximum(np.rint(counts), 1.0).astype(np.int64)
 
 

@@ -13,9 +13,9 @@ from secure_client.errors import DataError
 
 
 def with_owners(data: SiteData, agreement: Agreement) -> SiteData:
-    """Return the data with the units that the agreement protects as ``subjects``: None where each record is a unit.
+    """Return the data with the agreement's privacy units as ``subjects``; None where each record is a unit.
 
-    A site is one unit. Raises :class:`DataError` where subjects are agreed on and not known.
+    A site is one unit. Raises :class:`DataError` if subjects are agreed on but unknown.
     """
     match Unit.RECORD if agreement.privacy is None else agreement.privacy.unit:
         case Unit.RECORD:
@@ -38,9 +38,9 @@ def units_at(data: SiteData, agreement: Agreement) -> int:
 def _check_subjects(data: SiteData) -> None:
     if data.subjects is None:
         raise DataError(
-            "the agreement protects subjects, and nothing tells whose each training sample is: give an array subjects"
-            " in the npz, a subjects.csv in the folder, or subjects in a data set of your own; a simulation makes them"
-            " up by subject=8 in --split"
+            "the agreement protects subjects, but the training samples have none: add an array subjects to the "
+            "npz, a subjects.csv to the folder, or an attribute subjects to your own data set; in a "
+            "simulation, add subject=8 to --split"
         )
     if data.subjects.shape != (data.train_samples,):
         raise DataError(f"{len(data.subjects)} subjects are given for {data.train_samples} training samples")

@@ -34,17 +34,17 @@ from secure_client.privacy.site_ledger import site_ledger
 _log = logging.getLogger("protoseal.site")
 WHAT, TRAINING = "prototypes", "training"
 NO_GUARANTEE = "NO GUARANTEE"
-"""The first words of all that is told of a data set where a release, or a run without noise, left none."""
+"""First words of every message on a data set without a guarantee, after a release or a run without noise."""
 WEIGHTS = "weights"
-"""The fact that says what training began with: the SHA-256 of the initial model."""
+"""Key of the fact that records the start of training: the SHA-256 of the initial model."""
 
 
 @dataclass(frozen=True)
 class Spent:
     """Part of the data set's budget that is spent, over all runs: ``epsilon`` at ``delta``.
 
-    ``guaranteed`` is true if this holds for a record: all releases of the ledger are of features that no record
-    shaped, or only by training that is in the ledger as well.
+    ``guaranteed`` is true if the spending holds for a record: all releases in the ledger are of features that depend on
+    no record, or only through training that is in the ledger as well.
     """
 
     epsilon: float
@@ -64,10 +64,10 @@ class Releases:
     """Noisy prototypes of one run's rounds, out of one data set's budget."""
 
     def __init__(self, agreement: Agreement, agreed: PrivacySection, budget: BudgetSection) -> None:
-        """Open the ledger, or begin it.
+        """Open or create the ledger.
 
-        :class:`BudgetError` where the agreement's releases alone would exceed the site's limit, so that a run is not
-        begun that cannot be ended; :class:`LedgerError` for a ledger that cannot be spent by.
+        Raises :class:`BudgetError` if the agreement's releases alone exceed the site's limit, so that no run starts
+        that cannot finish; :class:`LedgerError` for a ledger that cannot record spending.
         """
         self._agreement, self._agreed, self._budget = agreement, agreed, budget
         try:
@@ -78,10 +78,11 @@ class Releases:
         self._check_planned(planned_epsilon(agreement, agreed, budget.delta, budget.accountant))
         if budget.unit is not agreed.unit:
             raise BudgetError(
-                f"releases for one {agreed.unit} cannot be paid out of a budget for one {budget.unit}"
+                f"releases for one {agreed.unit} cannot be charged to a budget for one {budget.unit}; set unit "
+                "in [privacy] alike"
             )
         self._ledger = site_ledger(budget)
-        for event in planned_history(agreement, agreed)[:1]:  # training, if any round is to train by DP-SGD
+        for event in planned_history(agreement, agreed)[:1]:  # training, if rounds train by DP-SGD
             self._ledger.check_covered(Spending(Release(agreement.run, 1, TRAINING), agreement.hash(), event))
 
     def begin_with(self, weights: str) -> None:
@@ -89,16 +90,18 @@ class Releases:
         self._weights = weights
 
     def pay_for_training(self, round_number: int) -> None:
-        """Spend what a round's training costs, which is to be done once, after this. Nothing where none is by DP-SGD.
+        """Pay for one execution of a round's training, before it starts. Training without DP-SGD costs nothing.
 
-        Errors as for :meth:`release`: then nothing may be trained.
+        Raises the errors of :meth:`release`; after an error the site must not train.
         """
         settings, event = self._agreed.dp_sgd, training_of(self._agreement, self._agreed)
         if settings is None or event is None:
             return
         training = Release(self._agreement.run, round_number, TRAINING)
         self._ledger.spend(self._spending(training, event, clip=settings.clip))
-        _log.info("round %d: trains by %d steps of DP-SGD, which are paid for", round_number, event.steps)
+        _log.info(
+            "round %d: the site trains by %d steps of DP-SGD, which are paid for", round_number, event.steps
+        )
 
     @property
     def dim(self) -> int:
@@ -106,7 +109,7 @@ class Releases:
         return self._agreement.dim
 
     def due(self, round_number: int, released: int | None) -> bool:
-        """Return True if a round has a release of its own, ``released`` being the round of the last one.
+        """Return True if a round has its own release; ``released`` is the round of the last release.
 
         Round 0 is FedPC's clustering, of the initial model: its release serves no later round.
         """
@@ -122,11 +125,11 @@ class Releases:
     def release(
         self, round_number: int, batches: Iterable[tuple[Float, Ints]], owners: Ints | None = None
     ) -> Released:
-        """Noisy prototypes (K, d) of features (B, d) and labels (B,), each record once.
+        """Pay for and draw noisy prototypes (K, d) of features (B, d) and labels (B,), each record once.
 
-        Where the agreed unit is more than a record, ``owners`` (N,) has the number of each record's, in the order in
-        which they come, which ascends; ``ValueError`` without. :class:`BudgetError` where they would exceed the limit,
-        :class:`LedgerError` where the ledger cannot say so: then nothing was drawn.
+        Where the agreed unit is more than a record, ``owners`` (N,) has the number of each record's owner, in the order
+        of the records, ascending; ``ValueError`` without owners. Raises :class:`BudgetError` if the release would
+        exceed the limit, :class:`LedgerError` if the ledger cannot be read or written; after either nothing was drawn.
         """
         sums = self._sums(self._query, len(self._agreement.classes), batches, owners)
         self._ledger.spend(self._of_prototypes(round_number, len(self._agreement.classes)))
@@ -156,7 +159,9 @@ class Releases:
         self, query: PrototypeQuery, parts: int, batches: Iterable[tuple[Float, Ints]], owners: Ints | None
     ) -> Sums:
         if (owners is None) is not (self._agreed.unit is Unit.RECORD):
-            raise ValueError(f"a release for one {self._agreed.unit}, of records with other owners")
+            raise ValueError(
+                f"the release protects one {self._agreed.unit}, but the records' owners do not match"
+            )
         sums = query.start(parts, self._agreement.dim)
         if owners is not None:
             return joint_sums(sums, _finite(batches), owners)
@@ -174,11 +179,11 @@ class Releases:
         )
 
     def draw_share(self, round_number: int) -> Ints:
-        """Pay for one attempt's sum, then draw this site's share of its noise: int64 (K·(d + 1),), in whole steps.
+        """Pay for one attempt's sum, then draw this site's share of the noise: int64 (K·(d + 1),), in whole steps.
 
-        The share is secret, and for one sum alone: another attempt is paid for and drawn anew. The payment comes before
-        the site states its presence, so that the anchor in its statement covers the payment. :class:`BudgetError` and
-        :class:`LedgerError` as for :meth:`release`: then nothing was drawn.
+        The share is secret and serves one sum: another attempt needs another payment and another share. The payment
+        comes before the site states its presence, so that the anchor in its statement covers the payment. Raises
+        :class:`BudgetError` and :class:`LedgerError` as :meth:`release` does; after either nothing was drawn.
         """
         classes, agreed = len(self._agreement.classes), self._agreed
         facts: dict[str, Fact] = {"noise": agreed.noise.value, "colluding": agreed.colluding}
@@ -196,22 +201,22 @@ class Releases:
     ) -> tuple[Ints, Ints]:
         """Return this site's term of a sum of ``listed`` sites: int64 (K, d) and (K,), with its ``share`` of noise.
 
-        ``share`` is of :meth:`draw_share`, and the same records under the same list give the same numbers. **By itself
-        a term is not private**: it is for a masked sum that opens over a threshold of those listed or more. Batches
-        and ``owners`` are those of :meth:`release`; ``ValueError`` as there.
+        ``share`` comes from :meth:`draw_share`; the same records and the same list give the same numbers. **A term
+        alone is not private**: use a term only in a masked sum that opens over at least a threshold of the listed
+        sites. Batches, ``owners`` and ``ValueError`` are as in :meth:`release`.
         """
         multiplier = self._agreement.noisy_sum(listed).share
         query = replace(self._query, noise_multiplier=multiplier)
         return self._sums(query, len(self._agreement.classes), batches, owners).noised(share)
 
     def nothing(self) -> tuple[Float, Ints]:
-        """Rows (K, d) and counts (K,) of a site that released none by itself."""
+        """Return rows (K, d) and counts (K,) of a site without an individual release."""
         classes = len(self._agreement.classes)
         return np.zeros((classes, self._agreement.dim)), np.zeros(classes, dtype=np.int64)
 
     @property
     def spent(self) -> Spent:
-        """So far, over all runs."""
+        """Budget spent so far, over all runs."""
         guaranteed = self._is_guaranteed and self._ledger.guaranteed()
         return Spent(self._ledger.epsilon_spent(), self._budget.delta, guaranteed)
 
@@ -227,11 +232,11 @@ class Releases:
 
     @property
     def anchor(self) -> Anchor:
-        """The ledger's last entry, for a site to keep elsewhere."""
+        """Anchor of the ledger's last entry, to be stored outside the ledger."""
         return self._ledger.anchor
 
     def check_anchor(self, anchor: Anchor) -> None:
-        """:class:`RolledBackError` where the ledger has not the entry that was kept: removed, or an older copy."""
+        """Raise :class:`RolledBackError` if the ledger lacks the anchor's entry: removed, or an older copy."""
         self._ledger.check_anchor(anchor.seq, anchor.head)
 
     @property
@@ -239,7 +244,7 @@ class Releases:
         return self._agreed.extractor is not Extractor.TRAINED
 
     def _of_prototypes(self, round_number: int, parts: int, **facts: Fact) -> Spending:
-        """Return the spending of a release over so many parts of classes: the planned number, or fewer."""
+        """Return the spending of a release over ``parts`` parts of classes: the planned number, or fewer."""
         agreement, query = self._agreement, self._query
         return self._spending(
             Release(agreement.run, round_number, WHAT),
@@ -263,22 +268,22 @@ class Releases:
     def _check_planned(self, planned: float) -> None:
         if not planned <= self._budget.epsilon:
             raise BudgetError(
-                f"the agreement's {planned_in_words(self._agreement, self._agreed)} take epsilon {planned:.4g} at delta"
-                f" {self._budget.delta:g}, and this site allows {self._budget.epsilon:g}: `protoseal budget plan` finds"
-                " noise, or releases, that fit"
+                f"the agreement's {planned_in_words(self._agreement, self._agreed)} take epsilon {planned:.4g} "
+                f"at delta {self._budget.delta:g}, but this site allows {self._budget.epsilon:g}: find noise or "
+                "releases that fit with `protoseal budget plan`"
             )
 
 
 def check_delta(budget: BudgetSection, units: int) -> None:
-    """Raise :class:`BudgetError` for a δ with which publishing one unit at random would be private.
+    """Raise :class:`BudgetError` for a δ so large that publishing one unit at random would count as private.
 
-    ``units`` is how many there are: this site's records or subjects, or the most sites of a run.
+    ``units`` is the number of units: this site's records or subjects, or the most sites of a run.
     """
     if not budget.delta * units < 1.0:
         whose = "sites of a run" if budget.unit is Unit.SITE else f"this site's {budget.unit}s"
         raise BudgetError(
-            f"delta = {budget.delta:g} in [privacy] is not below one over the number of {whose}: set a smaller one,"
-            " well below"
+            f"delta = {budget.delta:g} in [privacy] is not below one over the number of {whose}: set delta well "
+            "below that"
         )
 
 
@@ -287,12 +292,12 @@ def open_releases(agreement: Agreement, budget: BudgetSection | None) -> Release
     if agreement.privacy is None:
         return None
     if budget is None:
-        raise BudgetError("the agreement's releases need a budget: give the site's file a [privacy]")
+        raise BudgetError("the agreement's releases need a budget: add [privacy] to the site's file")
     return Releases(agreement, agreement.privacy, budget)
 
 
 def _finite(batches: Iterable[tuple[Float, Ints]]) -> Iterator[tuple[Float, Ints]]:
-    """Replace features that are not finite by zero: no record can end a release, and so show its presence."""
+    """Replace non-finite features by zero, so that no record can abort a release and thereby show its presence."""
     spoilt = 0
     for features, labels in batches:
         finite: Bool = np.asarray(np.isfinite(features).all(axis=1))

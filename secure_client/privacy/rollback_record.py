@@ -1,7 +1,8 @@
-"""The record beside a site's privacy ledger: the ledger's last entry that the site has shown, over all runs.
+"""Record beside a site's privacy ledger of the ledger's last entry that the site has shown, over all runs.
 
-It lies in the record of its peers' anchors, so that a ledger which is gone, older, or torn at its end is noticed by the
-site and by who reads the ledger there. The limit: the record lies on one disk with the ledger, and may be lost with it.
+The entry is stored with the peers' anchors. From it the site, and any reader of the ledger there, detect a ledger that
+is missing, older, or cut off at its end. Limit: the record is on the same disk as the ledger and may be lost together
+with the ledger.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from protoseal_wire.ledger_anchor_key import anchor_key
 from protoseal_wire.messages import LedgerAnchor
 
 PEERS = ".peers"
-"""After the name of the ledger: the file beside it with its peers' anchors, and its own, over all runs."""
+"""Suffix of the file beside the ledger with the peers' anchors and the ledger's own, over all runs."""
 OWN = ""
-"""In place of a site's name in the record: the ledger beside it, whatever the federation."""
+"""Name in the record, in place of a site's, for the ledger beside it, whatever the federation."""
 
 
 def record_beside(ledger: Path) -> Path:
-    """Return where the record of a ledger is: beside the file itself, where ``ledger`` is a link to it."""
+    """Return the path of a ledger's record: beside the file itself if ``ledger`` is a link."""
     real = ledger.resolve()
     return real.with_name(real.name + PEERS)
 
@@ -33,15 +34,15 @@ def own_anchor(dataset: str, anchor: Anchor) -> LedgerAnchor:
 
 
 def kept_of(record: AnchorRecord, dataset: str) -> Anchor | None:
-    """Return the last entry that the site has shown of its ledger; None where it has shown none."""
+    """Return the last entry of its ledger that the site has shown, or None."""
     kept = record.held(OWN, own_anchor(dataset, Anchor(0, NO_LINE)).key)
     return None if kept is None else Anchor(kept.seq, kept.head.hex())
 
 
 def lacking(account: Account) -> Anchor | None:
-    """Return the entry that the site has shown and the ledger lacks; None where it lacks none. Changes nothing.
+    """Return the entry that the site has shown and the ledger lacks, or None. Changes nothing.
 
-    :class:`agreement.storage.ledger_anchors.AnchorRecordError` where there is a record that cannot be read.
+    Raises :class:`agreement.storage.ledger_anchors.AnchorRecordError` for a record that cannot be read.
     """
     path = record_beside(account.path)
     if not path.exists():
@@ -51,7 +52,7 @@ def lacking(account: Account) -> Anchor | None:
     if kept is None:
         return None
     try:
-        read_account(account.path).check_anchor(kept)  # read again: a run may have gone on between the two
+        read_account(account.path).check_anchor(kept)  # read again: a run may have added entries in between
     except RolledBackError:
         return kept
     return None

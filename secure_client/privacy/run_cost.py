@@ -1,4 +1,4 @@
-"""Cost of a run, known from its agreement alone: every site trains as often, with the same noise, as any other."""
+"""Privacy cost of a run, from its agreement alone: all sites train equally often, with equal noise."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from secure_client.privacy.budget_section import BudgetSection
 
 SIMULATED_DELTA = 1e-5
 _PAID_TWICE = 8
-"""Rounds that a simulated site may pay twice, in runs that are killed and go on."""
+"""Number of rounds that a simulated site may pay for twice, in runs that are killed and resumed."""
 
 
 def event_of(agreement: Agreement, agreed: PrivacySection, cells: int | None = None) -> GaussianRelease:
-    """Return the cost of a release over so many parts of classes; without a number, the most that each costs.
+    """Return the cost of a release over ``cells`` parts of classes; without a number, the largest cost.
 
     Raises ``ValueError`` for more parts than are agreed.
     """
     parts = agreement.most_cells if cells is None else cells
     if parts > agreement.most_cells:
-        raise ValueError(f"a release over {parts} cells, where {agreement.most_cells} are agreed at most")
+        raise ValueError(f"a release over {parts} cells exceeds the agreed {agreement.most_cells}")
     coordinates = PrototypeQuery.coordinates(parts, agreement.dim)
     return GaussianRelease(agreed.noise_multiplier, coordinates)
 
 
 def training_of(agreement: Agreement, agreed: PrivacySection) -> DpSgd | None:
-    """Return the cost of a round's training; None where it is not by DP-SGD, and so costs nothing or is not covered."""
+    """Return the cost of a round's training; None without DP-SGD, when training is free or not covered."""
     settings = agreed.dp_sgd
     if settings is None:
         return None
@@ -50,7 +50,7 @@ def planned_history(agreement: Agreement, agreed: PrivacySection) -> list[Event]
 def planned_epsilon(
     agreement: Agreement, agreed: PrivacySection, delta: float, accountant: Accounting = Accounting.PLD
 ) -> float:
-    """Return what :func:`planned_history` costs; infinite where the noise is too little to say."""
+    """Return the ε of :func:`planned_history`; infinite if the noise is too small for a finite ε."""
     return accountant_of(accountant)(planned_history(agreement, agreed), delta)
 
 
@@ -67,10 +67,10 @@ def planned_in_words(agreement: Agreement, agreed: PrivacySection) -> str:
 
 
 def simulated_budget(agreement: Agreement, site: str, folder: Path) -> BudgetSection:
-    """Return the budget of a simulated site: its own ledger in ``folder`` with room for the run, whatever it costs.
+    """Return the budget of a simulated site: its own ledger in ``folder``, with room for the whole run.
 
-    There is also room for a few rounds that are paid twice, by runs that are killed and resumed. Raises
-    :class:`BudgetError` where the noise is too little for any.
+    The budget also has room for a few rounds that are paid for twice, by runs that are killed and resumed. Raises
+    :class:`BudgetError` if the noise is too small for any finite budget.
     """
     agreed = agreement.privacy
     if agreed is None:
@@ -79,7 +79,7 @@ def simulated_budget(agreement: Agreement, site: str, folder: Path) -> BudgetSec
     again: list[Event] = [event_of(agreement, agreed), *([] if training is None else [training])]
     planned = cost([*planned_history(agreement, agreed), *again * _PAID_TWICE], SIMULATED_DELTA)
     if not math.isfinite(planned):
-        raise BudgetError("with so little noise no epsilon can be told: set a larger noise_multiplier")
+        raise BudgetError("the noise is too small for a finite epsilon: set a larger noise_multiplier")
     return BudgetSection(
         dataset=site,
         ledger=folder / "ledger.jsonl",

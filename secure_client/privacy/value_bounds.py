@@ -1,8 +1,8 @@
 """Bounds that were agreed for a site's values; values are clipped to them before any are sent.
 
-Values beyond a bound are saturated, never refused: an error that ended the session would tell the coordinator, who
-chooses what sites train from, whether a value that it may not see is beyond the bound. What was changed is logged at
-the site alone. The one refusal is of an initial model beyond the bounds, before the site joins.
+Values beyond a bound are saturated, never refused: the coordinator chooses the sites' base, and an error that ended the
+session would reveal whether a hidden value is beyond the bound. Changes are logged at the site only. The one refusal is
+of an initial model beyond the bounds, before the site joins.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from crypto.errors import BoundError
 
 _log = logging.getLogger("protoseal.site")
 _LARGEST = 1e150
-"""Magnitudes beyond it count as it: the square of a larger number would overflow, and a norm with it."""
+"""Largest magnitude that counts: larger magnitudes are set to it, since their squares would overflow in a norm."""
 
 
 @dataclass(frozen=True)
 class Bounded:
-    """Prototypes (K, d) within their bounds, and how many of them were ``negative`` somewhere or ``shortened``."""
+    """Prototypes (K, d) within bounds, and the number of rows with a ``negative`` component or ``shortened``."""
 
     rows: NDArray[np.float64]
     negative: int
@@ -35,7 +35,7 @@ class Bounded:
 
 @dataclass(frozen=True)
 class PrototypeBounds:
-    """The largest Euclidean norm of a prototype, and whether components below 0 become 0 first.
+    """Bounds of prototypes: the largest Euclidean norm, and whether negative components first become 0.
 
     ``most_of_class`` bounds the local prototypes of a class, where a class may have several.
     """
@@ -45,9 +45,9 @@ class PrototypeBounds:
     most_of_class: int | None = None
 
     def bounded(self, rows: Float) -> Bounded:
-        """Return prototypes (K, d) as a site sends them; NaN becomes 0.
+        """Return prototypes (K, d) within the bounds, as a site sends them; NaN becomes 0.
 
-        A caller reports what was changed: the rows are no class means then.
+        The caller reports changes, since changed rows are no class means.
         """
         rows = np.clip(np.nan_to_num(rows), -_LARGEST, _LARGEST)
         negative = int((rows < 0).any(axis=1).sum()) if self.clip_at_zero else 0
@@ -56,7 +56,7 @@ class PrototypeBounds:
         return Bounded(within, negative, shortened)
 
     def few(self, local: LocalClusters) -> LocalClusters:
-        """Return local prototypes of which no class has more than ``most_of_class``: a class with more has its mean."""
+        """Return local prototypes, with the mean in place of a class that has more than ``most_of_class``."""
         if self.most_of_class is None:
             return local
         numbers = np.bincount(local.labels)
@@ -66,17 +66,17 @@ class PrototypeBounds:
         return local
 
     def warn_of(self, bounded: Bounded, where: str) -> None:
-        """Log what was changed of prototypes that are class means; the log stays at the site."""
+        """Log changes of prototypes that are class means; the log stays at the site."""
         if bounded.negative:
             _log.warning(
-                "%s: %d prototypes had negative components, which were set to 0: the method's cosines must not be"
-                " negative; end the model's features with a ReLU",
+                "%s: %d prototypes had negative components, which were set to 0, since the method's cosines "
+                "must not be negative; end the model's features with a ReLU",
                 *(where, bounded.negative),
             )
         if bounded.shortened:
             _log.warning(
-                "%s: %d prototypes were longer than norm_bound = %g and were shortened to it; the agreement should"
-                " allow for them",
+                "%s: %d prototypes were longer than norm_bound = %g and were shortened to it; agree on a "
+                "larger norm_bound",
                 *(where, bounded.shortened, self.norm_bound),
             )
 
@@ -91,15 +91,16 @@ def check_initial_bounds(averaged: Float, agreed: AveragingSection) -> None:
     for what, part, bound in checked:
         if not (part <= bound).all():
             raise BoundError(
-                f"before training, what is averaged has a {what} of magnitude {part.max():g}, beyond the agreed "
-                f"{what}_bound = {bound:g}: agree on a larger one, or start from another model"
+                f"before training, the averaged part of the model has a {what} of magnitude {part.max():g}, "
+                f"beyond the agreed {what}_bound = {bound:g}: agree on a larger bound, or start from another "
+                "model"
             )
 
 
 def saturated(averaged: Float, agreed: AveragingSection, where: str) -> NDArray[np.float64]:
     """Return the averaged part of a trained model (p + q,) within the agreed bounds; NaN becomes 0.
 
-    Numbers that this changes are logged under ``where``: the sum is then not over the models as they were trained.
+    Changes are logged under ``where``: the sum is then not over the models as trained.
     """
     largest = np.full(len(averaged), agreed.buffer_bound)
     largest[: agreed.parameters] = agreed.parameter_bound

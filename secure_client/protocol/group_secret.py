@@ -11,7 +11,7 @@ from crypto.keys import KEY_BYTES
 
 
 def make_group_secret(protection: Protection) -> tuple[bytes, bytes]:
-    """Return a fresh secret, and the public keys that go with it, empty where there are none."""
+    """Return a fresh secret and its public keys, which are empty for a protection without public keys."""
     seed = secrets.token_bytes(protection.secret_bytes)
     if not protection.ckks_key:
         return seed, b""

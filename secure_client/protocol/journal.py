@@ -1,8 +1,8 @@
 """Journal of a site: its record of a run's answers, secrets and results, kept across restarts.
 
-One answer for each phase of each attempt. An answer is durable here before it is sent, so the same request gets the
-same bytes after a crash, and another request under the same name is refused for good: two answers over the same
-inputs could be subtracted.
+The journal stores one answer for each phase of each attempt. An answer is durable before it is sent, so the same
+request gets the same bytes after a crash. Another request for the same phase is always refused: two answers over the
+same inputs could be subtracted.
 
 Secrets are stored encrypted (:class:`crypto.keys.StorageKey`). Those of one attempt are erased with it, or when the
 site leaves or the run stops, and all of them when the run is over: their bytes are overwritten in the file and its
@@ -42,7 +42,7 @@ CREATE TABLE secrets (name TEXT PRIMARY KEY, sealed BLOB NOT NULL) STRICT;
 CREATE TABLE documents (name TEXT PRIMARY KEY, round INTEGER NOT NULL, content BLOB NOT NULL) STRICT;
 """
 _LEFT = "left attempt"
-# Beside the check of what was asked before: the table's key makes a second answer impossible to store.
+# The primary key prevents a second answer, in addition to the check of earlier requests.
 _RECORD_ONCE = "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?)"
 
 
@@ -61,9 +61,9 @@ class Journal(DatabaseOwner):
     ) -> None:
         """Open or create the file.
 
-        Raises :class:`OtherRun` if the file is of another run, agreement or site, :class:`StateError` if it is in use
-        or damaged. Only for a simulation, ``durable`` = false does not wait for the disk: a killed process loses
-        nothing, a power cut may lose the last answers or the whole file, and a site could then answer twice.
+        Raises :class:`OtherRun` if the file belongs to another run, agreement or site, :class:`StateError` if it is in
+        use or damaged. ``durable`` = false, for simulations only, does not wait for the disk: a killed process loses
+        nothing, but a power cut may lose the last answers or the whole file, after which a site could answer twice.
         """
         make_folder(path.parent, 0o700)
         make_private(path)
@@ -71,7 +71,7 @@ class Journal(DatabaseOwner):
         self._run = run
         self._synchronous = "FULL" if durable else "OFF"
         self._forgot = False
-        # Statements are not kept: each would keep the last values bound to it, which are as large as a model.
+        # Statements are not cached: each would hold its last bound values, which are as large as a model.
         self._db = sqlite3.connect(
             path, isolation_level=None, timeout=1.0, check_same_thread=False, cached_statements=0
         )
@@ -80,11 +80,11 @@ class Journal(DatabaseOwner):
 
     def _prepare(self, path: Path, identity: tuple[int, str, bytes, str]) -> None:
         try:
-            # Exclusive: a second process with the same identity could give a second answer.
+            # The lock is exclusive: a second process with the same identity could give a second answer.
             self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute(f"PRAGMA synchronous={self._synchronous}")
-            self._db.execute("PRAGMA secure_delete=ON")  # overwritten with zeros, not just unlinked
+            self._db.execute("PRAGMA secure_delete=ON")  # deleted content is overwritten with zeros
             self._db.execute("BEGIN EXCLUSIVE")
             if not self._db.execute("SELECT 1 FROM sqlite_master").fetchone():
                 for statement in _SCHEMA.split(";\n"):
@@ -95,7 +95,7 @@ class Journal(DatabaseOwner):
                 self._start_over(identity)
                 found = identity
             self._db.execute("COMMIT")
-            # A process that was killed may have forgotten something that its log still has.
+            # A killed process may have erased a secret that its log still has.
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         except sqlite3.OperationalError as error:
             raise StateError(f"{path}: {error}; is another process of this site running?") from error
@@ -103,41 +103,41 @@ class Journal(DatabaseOwner):
             raise StateError(f"{path} is not a journal: {error}") from error
         if found != identity:
             raise OtherRun(
-                f"{path} is of another run, agreement or site; give this run a state_dir of its own, "
-                "or go back to the agreement it was started with"
+                f"{path} belongs to another run, agreement or site; give this run its own state_dir, or use the "
+                "agreement that the run was started with"
             )
 
     @property
     def unused(self) -> bool:
-        """Return True if nothing was answered yet."""
+        """Return True if no phase was answered yet."""
         return self._db.execute("SELECT 1 FROM answers").fetchone() is None
 
     def _start_over(self, identity: tuple[int, str, bytes, str]) -> None:
-        """Nothing was answered yet: a corrected configuration may start in the same place."""
+        """Clear a journal without answers, so that a corrected configuration can start in the same place."""
         for table in ("secrets", "documents", "identity"):
             self._db.execute(f"DELETE FROM {table}")  # noqa: S608 (the three names above)
         self._db.execute("INSERT INTO identity VALUES (?, ?, ?, ?)", identity)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Store everything inside, or nothing if an exception ends it."""
+        """Commit all writes of the ``with`` block, or none if an exception ends the block."""
         with transaction(self._db):
             yield
         self._empty_log()
 
     def _empty_log(self) -> None:
-        """After something was forgotten: the write-ahead log still has the page on which it stood."""
+        """Truncate the write-ahead log, which still has the pages of an erased secret."""
         if self._forgot:
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             self._forgot = False
 
-    # One answer for each phase
+    # Answers, one for each phase
 
     def answer(self, key: PhaseKey, request: bytes) -> bytes | None:
-        """Return the stored answer to this very request, or None if this phase was never answered.
+        """Return the stored answer to this request, or None if this phase was never answered.
 
-        Raises :class:`ConflictingRequest` if another request was answered, :class:`Violation` if the answer is of a
-        round so long over that it is no longer kept.
+        Raises :class:`ConflictingRequest` if another request was answered, :class:`Violation` if the answer is too old
+        to be stored.
         """
         row = self._row(key)
         if row is None:
@@ -171,7 +171,7 @@ class Journal(DatabaseOwner):
         return row
 
     def latest(self, *phases: Phase) -> PhaseKey | None:
-        """Return the last (round, attempt) in which one of the phases was answered."""
+        """Return the last (round, attempt) in which any of the phases was answered."""
         marks = ", ".join("?" * len(phases))
         row = self._db.execute(
             f"SELECT round, attempt, phase FROM answers WHERE phase IN ({marks}) "  # noqa: S608 (marks are "?, ?")
@@ -189,7 +189,7 @@ class Journal(DatabaseOwner):
         return tuple(PhaseKey(key.run, key.round, attempt, phase) for (attempt,) in rows)
 
     def forget_contents(self, before_round: int) -> None:
-        """Drop the bytes of old rounds; the hashes stay, so that a replay still meets its refusal."""
+        """Drop the contents of old rounds; the hashes stay, so that a replay is still refused."""
         self._db.execute(
             "UPDATE answers SET request = x'', answer = x'' WHERE round > 0 AND round < ?", (before_round,)
         )
@@ -214,7 +214,7 @@ class Journal(DatabaseOwner):
         return len(names)
 
     def forget_secret(self, name: str) -> bool:
-        """Erase a secret when the transaction it is in ends; return whether there was one. See the module's limits."""
+        """Erase a secret when its transaction ends; return True if the secret existed. See the module's limits."""
         found = self._db.execute("DELETE FROM secrets WHERE name=?", (name,)).rowcount > 0
         self._forgot |= found
         return found
@@ -224,36 +224,38 @@ class Journal(DatabaseOwner):
         self._forgot |= self._db.execute("DELETE FROM secrets WHERE name!=?", (but,)).rowcount > 0
 
     def put(self, name: str, round_number: int, content: bytes) -> None:
-        """Store a document with the round it is of, replacing the one of that name."""
+        """Store a document with its round, replacing an earlier document of that name."""
         self._db.execute("INSERT OR REPLACE INTO documents VALUES (?, ?, ?)", (name, round_number, content))
 
     def get(self, name: str) -> tuple[int, bytes] | None:
-        """(round, content) of the document, or None."""
+        """Return (round, content) of the document, or None."""
         row = self._db.execute("SELECT round, content FROM documents WHERE name=?", (name,)).fetchone()
         return None if row is None else (int(row[0]), bytes(row[1]))
 
-    # What can no longer be answered
+    # Attempts that can no longer be answered
 
     def leave(self, begun: PhaseKey) -> None:
-        """Remember that the secrets of the attempt that this PRESENCE began were erased before its end."""
+        """Record that the secrets of the attempt begun by this PRESENCE were erased before the attempt's end."""
         self.put(_LEFT, begun.round, str(begun.attempt).encode())
 
     def left(self) -> PhaseKey | None:
-        """Return the last attempt of which :meth:`leave` was told."""
+        """Return the last attempt that :meth:`leave` recorded."""
         stored = self.get(_LEFT)
         return None if stored is None else PhaseKey(self._run, stored[0], int(stored[1]), Phase.PRESENCE)
 
 
 def check_same_request(key: PhaseKey, answered: bytes, asked: bytes) -> None:
-    """Raise :class:`ConflictingRequest` when a phase is asked again with other content."""
+    """Raise :class:`ConflictingRequest` when a phase is requested again with other content."""
     if answered != asked:
         raise ConflictingRequest(
-            f"the coordinator asked {key.phase.name} of round {key.round}, attempt {key.attempt} again "
-            "with different content"
+            f"the coordinator requested {key.phase.name} of round {key.round}, attempt {key.attempt} again with "
+            "different content"
         )
 
 
 def check_still_kept(key: PhaseKey, answer: bytes) -> None:
     """Raise :class:`Violation` when the answer's bytes were dropped; no answer is empty by itself."""
     if not answer:
-        raise Violation(f"{key.phase.name} of round {key.round} was asked again after later rounds' results")
+        raise Violation(
+            f"{key.phase.name} of round {key.round} was requested again after later rounds' results"
+        )

@@ -1,17 +1,18 @@
-"""Anchors of privacy ledgers: the site's own, which it shows to others, and its peers', which it stores.
+"""Anchors of privacy ledgers: the site's own anchor, which it shows, and its peers' anchors, which it stores.
 
-By its own journal a site notices within a run that its ledger was removed, or an older copy put back. Across runs
-others have to: the coordinator, who tells it what it has seen, and the peers, who refuse to go along.
+Within a run, a site's journal detects that the site's ledger was removed or replaced by an older copy. Across runs,
+others detect the rollback: the coordinator reports the entry it has seen, and the peers refuse the round.
 
-A site keeps its own newest anchor too: in its journal for the run, and for all runs beside the ledger, in the record of
-its peers. So a ledger that is gone, older, or torn at its end is noticed before another begins in its place. A run
-without noise shows anchors as others do, where a site keeps a ledger: that exact values left is a line of it.
+A site also stores its own newest anchor: for the run in its journal, and for all runs beside the ledger, in the record
+of its peers' anchors. So a ledger that is missing, older, or cut off at its end is detected before another ledger
+begins in its place. A site with a ledger shows anchors in runs without noise too, since the release of exact values is
+an entry of the ledger.
 
-The limits. What the site keeps of itself lies on one disk with the ledger. A coordinator can name an entry that never
-was, and so stop a site; it can make none spend. It can keep silent, and then the peers notice. They compare numbers,
-and hashes of the same number: a ledger that went on from an older copy until it was longer than what they saw is
-noticed by the coordinator's word alone, which is checked against every line. A site that lies is believed, since it
-could as well give its data set another name.
+Limits. The site's record of its own anchor is on the same disk as the ledger. A coordinator can name an entry that
+never existed and thereby stop a site, but cannot make a site spend. If the coordinator stays silent, the peers still
+detect a rollback. Peers compare entry numbers, and hashes of equal numbers: a ledger that was continued from an older
+copy beyond the entry that they saw is detected only by the coordinator's record, which is checked against every line. A
+site that lies is believed, since it could equally rename its data set.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ _log = logging.getLogger("protoseal.site")
 
 
 class Book(Protocol):
-    """A data set's ledger, as a run uses it: of noisy releases, or of the runs in which exact values leave."""
+    """Interface of a data set's ledger in a run: of noisy releases, or of runs that release exact values."""
 
     @property
     def dataset(self) -> str:
-        """The data set's name."""
+        """Name of the data set."""
         ...
 
     @property
@@ -60,12 +61,12 @@ class Book(Protocol):
         ...
 
     def check_anchor(self, anchor: Anchor) -> None:
-        """Raise :class:`RolledBackError` where the ledger lacks the entry."""
+        """Raise :class:`RolledBackError` if the ledger lacks the entry."""
         ...
 
 
 class OwnAnchor:
-    """The anchor that a site shows of its ledger, and keeps for itself."""
+    """Anchor of its ledger that a site shows to others and stores."""
 
     def __init__(
         self,
@@ -75,9 +76,9 @@ class OwnAnchor:
         journal: Journal,
         record: AnchorRecord | None,
     ) -> None:
-        """Raise :class:`RolledBackError` where the ledger lacks what it had earlier in this run.
+        """Raise :class:`RolledBackError` if the ledger lacks an entry that it had earlier in this run.
 
-        ``book`` is None where the site keeps no ledger. ``record`` is kept beside the ledger, over all runs.
+        ``book`` is None if the site has no ledger. ``record`` is stored beside the ledger, over all runs.
         """
         self._releases, self._journal, self._record = book, journal, record
         self._key = b"" if book is None else anchor_key(agreement.federation, site, book.dataset)
@@ -87,14 +88,14 @@ class OwnAnchor:
 
     @property
     def now(self) -> LedgerAnchor | None:
-        """The anchor of the last entry; None where the site keeps no ledger."""
+        """Anchor of the last entry; None if the site has no ledger."""
         if self._releases is None:
             return None
         anchor = self._releases.anchor
         return LedgerAnchor(self._key, anchor.seq, bytes.fromhex(anchor.head))
 
     def show(self, round_number: int) -> LedgerAnchor | None:
-        """Return :attr:`now` for a statement, once the site has kept it for itself."""
+        """Store :attr:`now` at the site, then return it for a statement."""
         anchor = self.now
         if self._releases is None or anchor is None:
             return None
@@ -106,49 +107,50 @@ class OwnAnchor:
     def check_kept(self, kept: LedgerAnchor | None) -> None:
         """Compare with the coordinator's record of this ledger, if it has any.
 
-        :class:`RolledBackError` where the ledger has not that entry, :class:`Violation` where it is of another ledger.
+        Raises :class:`RolledBackError` if the ledger lacks that entry, :class:`Violation` if the entry is of another
+        ledger.
         """
         if kept is None:
             return
         if self._releases is None or kept.key != self._key:
-            raise Violation("the coordinator sent an anchor that is not of this site's ledger")
+            raise Violation("the coordinator sent an anchor of another ledger than this site's")
         try:
             self._releases.check_anchor(Anchor(kept.seq, kept.head.hex()))
         except RolledBackError as error:
             raise RolledBackError(
-                f"{error} (the coordinator has kept entry {kept.seq}; if it is known never to have been there, the"
-                " coordinator lies: that stops this site, and makes it spend nothing)"
+                f"{error} (the coordinator reports entry {kept.seq}; if this ledger never had that entry, the "
+                "report is false: it stops this site but spends nothing)"
             ) from error
 
 
 class PeerAnchors:
     """Anchors of the peers' ledgers that a site remembers, in its journal and in a record over all runs.
 
-    The journal begins with the record's anchors when the run begins here, and each list is compared with the journal.
-    It is not compared with the record itself: another run over the same ledgers, at the same time, may be ahead. A
-    peer's statement cannot be behind the record of *then*, for it is signed over a roster with this site's key for
-    this run.
+    When the run begins at this site, the journal copies the record's anchors, and each later list is compared with the
+    journal. Lists are not compared with the record itself, since a concurrent run over the same ledgers may be ahead. A
+    peer's statement cannot be older than the copied record, because the statement is signed over a roster with this
+    site's key for this run.
     """
 
     def __init__(
         self, agreement: Agreement, site: str, journal: Journal, record: AnchorRecord | None
     ) -> None:
-        """Before this site makes its key for the run. ``record``: None at a site that keeps no ledger."""
+        """Load the anchors before this site makes its key for the run. ``record`` is None without a ledger."""
         self._required, self._site = agreement.privacy is not None, site
         self._journal, self._record = journal, record
         if journal.get(_SEEN) is None:
             self._keep(0, 0, {} if record is None else record.all())
 
     def check(self, key: PhaseKey, active: ActiveList) -> None:
-        """Take a list whose signatures hold, and remember its anchors.
+        """Check a list with valid signatures, and store its anchors.
 
-        :class:`Violation` that names a peer whose ledger is not what it was, or that has no anchor where it must.
+        Raises :class:`Violation`, naming a peer whose ledger was rolled back or whose required anchor is missing.
         """
         listed = self._anchors(active)
         if not listed:
             return
         attempt, seen = self._load()
-        if (key.round, key.attempt) < attempt:  # one that was taken before, read again
+        if (key.round, key.attempt) < attempt:  # a list that was already taken
             return
         for site, anchor in listed.items():
             kept = seen.get((site, anchor.key))
@@ -165,9 +167,9 @@ class PeerAnchors:
         for each in active.statements:
             if each.anchor is None and self._required:
                 raise Violation(
-                    f"{each.site} states no entry of its privacy ledger, and the agreement has noise"
+                    f"{each.site} states no entry of its privacy ledger, which an agreement with noise requires"
                 )
-            # Its own it checks against every line. Without noise, a site may keep no ledger.
+            # The site's own ledger is checked line by line elsewhere. Without noise, a site may have no ledger.
             if each.anchor is not None and each.site != self._site:
                 found[each.site] = each.anchor
         return found
@@ -175,7 +177,7 @@ class PeerAnchors:
     def _load(self) -> tuple[tuple[int, int], Seen]:
         stored = self._journal.get(_SEEN)
         if stored is None:
-            raise RuntimeError("the journal lost what it had of peers' ledgers")
+            raise RuntimeError("the journal lacks the anchors of peers' ledgers that it had")
         content = json.loads(stored[1])
         anchors = (
             (site, LedgerAnchor(bytes.fromhex(key), seq, bytes.fromhex(head)))
@@ -190,11 +192,11 @@ class PeerAnchors:
 
 
 def check_kept_beside(budget: BudgetSection) -> None:
-    """Raise :class:`RolledBackError` where the ledger is gone, or lacks the last entry that this site has shown of it.
+    """Raise :class:`RolledBackError` if the ledger is missing or lacks the last entry that this site has shown.
 
-    Call it before the ledger is opened, which would begin another in its place, or drop a torn end. With
-    ``ledger_lost`` in the site's file the ledger goes on, or begins, with a line that says what is lost: then nothing
-    of the data set has a guarantee any more.
+    Call this function before opening the ledger, which would create a missing ledger or drop an incomplete last line.
+    With ``ledger_lost`` in the site's file, the ledger continues or begins with a line that records the loss: the data
+    set then has no guarantee any more.
     """
     path = record_beside(budget.ledger)
     if not path.exists():
@@ -205,9 +207,10 @@ def check_kept_beside(budget: BudgetSection) -> None:
             return
         if not budget.ledger_lost:
             raise RolledBackError(
-                f"{budget.ledger} lacks entry {kept.seq}, which data set {budget.dataset!r} has had: it was removed, an"
-                " older copy was put in its place, or its end was cut off; bring the latest back, or, if that is lost,"
-                " say ledger_lost = true in [privacy] of the site's file: nothing of it has a guarantee then"
+                f"{budget.ledger} lacks entry {kept.seq}, which data set {budget.dataset!r} has had: the ledger "
+                "was removed, replaced by an older copy, or cut off; restore the latest copy, or, if that is "
+                "lost, set ledger_lost = true in [privacy] of the site's file, after which the data set has no "
+                "guarantee"
             )
         site_ledger(budget).lose(kept.seq)
         record.forget(OWN, own_anchor(budget.dataset, kept).key)
@@ -227,7 +230,7 @@ def _has(ledger: Path, kept: Anchor) -> bool:
 def _other_ledger(site: str, anchor: LedgerAnchor, kept: LedgerAnchor) -> str:
     found = f"ends with entry {anchor.seq}" if anchor.seq < kept.seq else f"has another entry {anchor.seq}"
     return (
-        f"{site}'s privacy ledger {found}, and has had entry {kept.seq} ({kept.head.hex()[:16]}): an older copy was put"
-        f" in its place, or it was begun anew, and {site} may release more than its budget; it has to bring the latest"
-        " back"
+        f"{site}'s privacy ledger {found}, but has had entry {kept.seq} ({kept.head.hex()[:16]}): an older copy "
+        f"or a new ledger took its place, and {site} may release more than its budget; {site} must restore the "
+        "latest copy"
     )

@@ -1,20 +1,22 @@
 """A masked sum over a group: keys, shares, masked words, survivors, release (Bonawitz et al. 2017).
 
-What a site gives away here is bounded by what it refuses. It masks among sharers no fewer than the threshold, signs
-one survivor set and only one that hides it well enough, and releases for each sharer one kind of share, once, under
-enough signatures on that very set. Its secrets live for one attempt and are erased with it.
+A site's refusals bound what it reveals. A site masks only among at least a threshold of sharers, signs a single
+survivor set that hides it well enough, and releases for each sharer one kind of share, once, under enough signatures on
+that set. Its secrets live for one attempt and are erased with it.
 
-In a large group the graph of masks and shares is sparse (:mod:`crypto.pairwise.neighbour_graph`), and a site gives a
-share of a seed only under its owner's word that it masks with whom this site masks with. Having signed survivors there,
-it is done with the round: those that a later attempt leaves out could be enough to open the sum of this one.
+In a large group the graph of masks and shares is sparse (:mod:`crypto.pairwise.neighbour_graph`), and a site releases a
+share of a seed only if the seed's owner has signed the same sharers as this site. After signing survivors in a sparse
+graph, a site takes part in no later attempt of the round: the sites that a later attempt leaves out could suffice to
+open this attempt's sum.
 
-The limits: with masks between all, t of the n members that an attempt lists together open every vector of the group. A
-passive coordinator needs t of them, an active one 2t − n, since each honest site answers for one survivor set, and in
-one round for no two sums over what it trained (:mod:`secure_client.methods.sums`); n is its choice, from
-``min_holders`` on, and in a run of more than ``complete_up_to`` sites from where ``max_colluding`` of these are too
-few. In a sparse graph the promise is against so many, and there is none beyond. Over rounds in which training hardly
-moves sites, which it can bring about, sums can be subtracted. A member's bad share is logged and left out where it does
-not open; one that opens and is wrong spoils the sum, which shows at the coordinator and is traced to nobody.
+Limits: in a complete graph, t of the n members that an attempt lists can together open every vector of the group. A
+passive coordinator needs t colluding members, an active one 2t − n, since each honest site answers for one survivor
+set, and never for two sums over the same training in one round (:mod:`secure_client.methods.sums`). The coordinator
+chooses n, from ``min_holders`` on; in a run of more than ``complete_up_to`` sites, from the smallest n for which
+``max_colluding`` members are too few. In a sparse graph the guarantee is against ``max_colluding`` members and no more.
+Sums of rounds in which training hardly changes the models can be subtracted, and the coordinator can cause such rounds.
+A member's share that does not decrypt is logged and left out; a wrong share that decrypts corrupts the sum, which the
+coordinator sees but cannot trace to a member.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ _log = logging.getLogger("protoseal.site")
 
 @dataclass(frozen=True)
 class Group:
-    """The members of a site's group in one attempt: who holds what, which keys, and what all of them were sent.
+    """Members of a site's group in one attempt: their classes, their keys, and the message sent to all of them.
 
     ``clusters``: where prototypes are added up by clusters, the sites that each has rows of.
     """
@@ -75,17 +77,17 @@ class Group:
 
 
 class MaskedSum:
-    """A site's half of the masked sums of a run. All that lasts from one step to the next is in the journal."""
+    """A site's half of the masked sums of a run. All state between steps is in the journal."""
 
     def __init__(self, agreement: Agreement, party: Party, setup: Setup, journal: Journal) -> None:
         self._agreement, self._party, self._setup, self._journal = agreement, party, setup, journal
         self._limits = limits_of(agreement)
         self._last: tuple[tuple[Binding, bytes], tuple[str, ...]] | None = None
 
-    # The secrets of an attempt
+    # Secrets of an attempt
 
     def fresh_keys(self, key: PhaseKey) -> MaskKeys:
-        """Public keys for a new attempt; the secrets of the attempt before it are erased."""
+        """Return public keys for a new attempt, erasing the secrets of the attempt before it."""
         self._check_signed_none(key)
         self._forget_last()
         secrets = AttemptSecrets.generate()
@@ -93,36 +95,36 @@ class MaskedSum:
         return secrets.public
 
     def forget(self, key: PhaseKey) -> bool:
-        """Erase the attempt's secrets: with them, its uploads could be opened later. Return whether there were any."""
+        """Erase the attempt's secrets, which could open its uploads later. Return True if there were any."""
         self._journal.forget_secret(_own_pair_name(key))
         self._journal.forget_secret(_noise_name(key))
         return self._journal.forget_secret(_secrets_name(key))
 
     def leave(self) -> None:
-        """Erase the secrets of an attempt that is not over, and remember so: it cannot be asked for another step."""
+        """Erase the secrets of an unfinished attempt and record this: the attempt can answer no further step."""
         left = self._forget_last()
         if left is not None:
             self._journal.leave(left)
 
     def _forget_last(self) -> PhaseKey | None:
-        """Erase the secrets of the last attempt; return its PRESENCE if there were any: it had no result then."""
+        """Erase the secrets of the last attempt; if there were any, return its PRESENCE (it had no result)."""
         last = self._journal.latest(Phase.PRESENCE)
         return last if last is not None and self.forget(last) else None
 
     def keep_noise(self, key: PhaseKey, noise: NDArray[np.int64]) -> None:
-        """Store the attempt's share of the noise, drawn with the keys: a site has one of it as it has one of these."""
+        """Store the attempt's share of the noise, which is drawn with the keys: one share for one set of keys."""
         self._journal.put_secret(_noise_name(key), noise.astype("<i8").tobytes())
 
     def take_noise(self, key: PhaseKey) -> NDArray[np.int64]:
-        """Return the share that was stored, and erase it: it is for one vector, whose bytes the journal keeps."""
+        """Return and erase the stored share, which serves one vector, whose bytes the journal stores."""
         noise = np.frombuffer(self._secret(_noise_name(key)), dtype="<i8").astype(np.int64)
         self._journal.forget_secret(_noise_name(key))
         return noise
 
-    # The steps
+    # Steps of the sum
 
     def shares(self, key: PhaseKey, group: Group) -> bytes:
-        """SHARES: this site's secrets of the attempt in shares, one sealed to each other member, or to some."""
+        """Answer SHARES: shares of this site's secrets, one sealed to each other member or neighbour."""
         secrets, binding = self._secrets(key), self._binding(key, group)
         with _refusing(key.round, "keys"):
             shares, own = make_shares(
@@ -132,10 +134,10 @@ class MaskedSum:
         return codec.encode_shares_made(SharesMade(shares))
 
     def values(self, key: PhaseKey, group: Group, request: bytes, vector: NDArray[np.float64]) -> bytes:
-        """VALUES: ``vector`` (L,) in fixed point under masks with everyone who made shares, or with some.
+        """Answer VALUES: ``vector`` (L,) in fixed point, masked with every sharer or with each neighbour.
 
-        In a sparse graph with this site's signature on who they are. Raises :class:`crypto.errors.BoundError` for a
-        value beyond its agreed bound, before anything is sent.
+        In a sparse graph the answer has this site's signature on the sharers. Raises :class:`crypto.errors.BoundError`
+        for a value beyond its agreed bound, before anything is sent.
         """
         secrets, binding = self._secrets(key), self._binding(key, group)
         sharers = self._verified_sharers(request, binding)
@@ -149,9 +151,9 @@ class MaskedSum:
         )
 
     def survivors(self, key: PhaseKey, group: Group, request: bytes) -> bytes:
-        """SURVIVORS: this site's signature on the one set that it will release shares for.
+        """Answer SURVIVORS: this site's signature on the one set for which it will release shares.
 
-        :class:`Violation` where the secrets to do so are erased: the coordinator would count on the site's shares.
+        Raises :class:`Violation` if the secrets are erased: the coordinator would rely on the site's shares.
         """
         self._secrets(key)
         self._secret(_own_pair_name(key))
@@ -167,7 +169,7 @@ class MaskedSum:
         return codec.encode_survivor_signature(SurvivorSignature(self._party.name, signature))
 
     def unmask(self, key: PhaseKey, group: Group, request: bytes) -> bytes:
-        """UNMASK: one share of each sharer, of the kind that the signed set asks for. Then the secrets are erased."""
+        """Answer UNMASK: one share of each sharer, of the kind that the signed set requires; erase the secrets."""
         signed = codec.decode_signed_survivors(request, self._limits)
         self._check_same_set(key, signed.sites)
         binding, received = self._binding(key, group), self._request(key, Phase.VALUES)
@@ -180,13 +182,13 @@ class MaskedSum:
         self.forget(key)
         return codec.encode_released_shares(ReleasedShares(released))
 
-    # What holds a step off
+    # Checks before a step
 
     def _verified_sharers(self, request: bytes, binding: Binding) -> tuple[str, ...]:
-        """Everyone who made shares in this attempt, this site included, sorted.
+        """Return the verified sharers of this attempt, this site included, sorted.
 
-        A share that the coordinator altered, or took from elsewhere, is a :class:`Violation`. Three steps go by the
-        same shares, whose signatures are checked once.
+        Raises :class:`Violation` for a share that the coordinator altered or replayed. Three steps use the same shares,
+        whose signatures are checked once.
         """
         if self._last is None or self._last[0] != (binding, request):
             self._last = ((binding, request), self._checked_sharers(request, binding))
@@ -203,24 +205,26 @@ class MaskedSum:
         return sharers
 
     def _sharers(self, received: ReceivedShares, binding: Binding) -> tuple[str, ...]:
-        """In a complete graph they are those whose shares came. In a sparse one the coordinator says who they are.
+        """Return the sharers: in a complete graph the senders of shares, in a sparse graph as the coordinator lists.
 
-        It cannot tell one site so and another site otherwise: :meth:`_verify_owners`.
+        The coordinator cannot send different lists to two sites: see :meth:`_verify_owners`.
         """
         told = {self._party.name, *(share.sender for share in received.shares)}
         if not self._graph(binding).sparse:
             if received.sharers:
-                raise Violation("told who made shares, where their shares say so")
+                raise Violation(
+                    "the coordinator listed the sharers in a complete graph, where the shares name their senders"
+                )
             return tuple(sorted(told))
         missing = sorted(told - set(received.sharers))
         if missing:
-            raise Violation(f"{missing[0]} is not among those who made shares")
+            raise Violation(f"{missing[0]} is missing from the list of sharers")
         return received.sharers
 
     def _verify_owners(
         self, signed: SignedSurvivors, binding: Binding, sharers: Sequence[str], received: bytes
     ) -> None:
-        """Check, in a sparse graph, that each survivor whose share came signed the same sharers as this site."""
+        """Check, in a sparse graph, that each survivor with a received share signed the same sharers as this site."""
         owners = set[str]()
         if self._graph(binding).sparse:
             shares = codec.decode_received_shares(received, self._limits).shares
@@ -229,23 +233,25 @@ class MaskedSum:
         verify_signed_sharers(signatures, self._setup.roster().members, binding, sharers, owners)
 
     def _check_signed_none(self, key: PhaseKey) -> None:
-        """In a sparse graph fewer than a third of the members could open a sum whose survivors enough have signed.
+        """Refuse another attempt, in a sparse graph, after this site signed survivors in the round.
 
-        So who has signed takes part in no further attempt of the round, as who has released shares does nowhere.
+        In a sparse graph fewer than a third of the members could open a sum whose survivors enough members have signed.
         """
         for earlier in self._journal.attempts_before(key, Phase.SURVIVORS):
             if codec.decode_received_shares(self._request(earlier, Phase.VALUES), self._limits).sharers:
-                _log.error("asked for round %d again after its survivors were signed", key.round)
+                _log.error(
+                    "the coordinator asked for round %d again after this site signed its survivors", key.round
+                )
                 raise Violation(
-                    f"survivors of attempt {earlier.attempt} were signed; its sum could be opened by those that"
-                    " another attempt leaves out, and be subtracted"
+                    f"survivors of attempt {earlier.attempt} were signed; the sites that another attempt leaves "
+                    "out could open that sum and subtract it"
                 )
 
     def _check_share(self, share: SealedShare, binding: Binding) -> None:
         try:
             verify_share(share, self._member(share.sender), binding, self._party.name)
         except CryptoError as error:
-            raise Violation(f"a share said to be of {share.sender} is refused: {error}") from error
+            raise Violation(f"a share with sender {share.sender} is refused: {error}") from error
 
     def _member(self, site: str) -> Member:
         member = self._setup.roster().members.get(site)
@@ -254,25 +260,25 @@ class MaskedSum:
         return member
 
     def _check_enough(self, sites: int, did: str) -> None:
-        """Beside the threshold, which the checks of the scheme insist on."""
+        """Check the agreed minimum of sites; the scheme itself checks the threshold."""
         if sites < self._agreement.min_holders:
             raise Violation(
-                f"{sites} sites of the group {did}, at least {self._agreement.min_holders} are agreed"
+                f"{sites} sites of the group {did}, fewer than min_holders = {self._agreement.min_holders}"
             )
 
     def _check_class_holders(self, survivors: Sequence[str], cohort: Cohort) -> None:
-        """Check the holders of each class: a class whose other holders dropped out would be opened with the sum."""
+        """Check the holders of each class: the sum would reveal a class whose other holders dropped out."""
         staying = np.array([site in survivors for site in cohort.sites])
         left = cohort.holds[staying].sum(axis=0)
         short = np.flatnonzero((cohort.counts > 0) & (left < self._agreement.min_holders))
         if short.size:
             raise Violation(
-                f"class {self._agreement.classes[short[0]]!r} is left with {left[short[0]]} holders among the "
-                f"survivors, at least {self._agreement.min_holders} are agreed"
+                f"class {self._agreement.classes[short[0]]!r} has {left[short[0]]} holders among the survivors, "
+                f"fewer than min_holders = {self._agreement.min_holders}"
             )
 
     def _check_cluster_holders(self, survivors: Sequence[str], clusters: tuple[tuple[str, ...], ...]) -> None:
-        """Check the holders of each cluster, whose sum is opened too."""
+        """Check the holders of each cluster, whose sum opens too."""
         left = frozenset(survivors)
         staying = tuple(tuple(site for site in holders if site in left) for holders in clusters)
         check_holders(staying, self._agreement, "the survivors")
@@ -280,19 +286,23 @@ class MaskedSum:
     def _check_same_set(self, key: PhaseKey, survivors: Sequence[str]) -> None:
         signed = codec.decode_survivor_set(self._request(key, Phase.SURVIVORS), self._limits).sites
         if tuple(survivors) != signed:
-            raise Violation("shares are asked for under another survivor set than this site signed")
+            raise Violation(
+                "the coordinator asked for shares under another survivor set than this site signed"
+            )
 
-    # What the journal keeps of the steps before
+    # State of earlier steps, from the journal
 
     def _held(self, key: PhaseKey, received: bytes, binding: Binding) -> dict[str, SharePair]:
-        """Return the share pairs that this site can release: its own, and those that open."""
+        """Return the share pairs that this site can release: its own, and those that decrypt."""
         secrets = self._secrets(key)
         held = {self._party.name: SharePair.from_bytes(self._secret(_own_pair_name(key)))}
         for share in codec.decode_received_shares(received, self._limits).shares:
             try:
                 held[share.sender] = open_share(share, secrets, binding)
             except CryptoError as error:
-                _log.error("the share that %s made for this site is of no use: %s", share.sender, error)
+                _log.error(
+                    "the share that %s made for this site is unusable and left out: %s", share.sender, error
+                )
         return held
 
     def _graph(self, binding: Binding) -> Graph:
@@ -315,7 +325,7 @@ class MaskedSum:
     def _secret(self, name: str) -> bytes:
         secret = self._journal.secret(name)
         if secret is None:
-            raise Violation(f"the {name} are erased: that attempt is over")
+            raise Violation(f"the {name} are erased, since that attempt is over")
         return secret
 
     def _request(self, key: PhaseKey, phase: Phase) -> bytes:
@@ -324,7 +334,7 @@ class MaskedSum:
 
 @contextmanager
 def _refusing(round_number: int, what: str) -> Iterator[None]:
-    """Blame the coordinator for faults that the scheme finds: all that it relays was checked by signature."""
+    """Turn the scheme's errors into :class:`Violation`: relayed content was already checked by signature."""
     try:
         yield
     except CryptoError as error:

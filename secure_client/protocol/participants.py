@@ -1,4 +1,4 @@
-"""Participants of an attempt, as their own signatures prove."""
+"""Participants of an attempt, proven by their signatures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from secure_client.protocol.setup import Party, Setup
 
 
 class Participants:
-    """Reads the coordinator's active lists. The limit: a site that lies about its own classes is believed."""
+    """Reader of the coordinator's active lists. Limit: a site that lies about its own classes is believed."""
 
     def __init__(
         self, agreement: Agreement, party: Party, setup: Setup, journal: Journal, anchors: PeerAnchors
@@ -28,16 +28,16 @@ class Participants:
         self._last: tuple[tuple[PhaseKey, bytes, bytes], ActiveList] | None = None
 
     def agreed(self, key: PhaseKey, phase: Phase) -> ActiveList:
-        """Return the list that this site used when it answered ``phase`` in the attempt."""
+        """Return the list that this site used for its answer to ``phase`` in the attempt."""
         request = self._journal.request(PhaseKey(key.run, key.round, key.attempt, phase))
         if request is None:
             raise Violation(f"{key.phase.name} came before {phase.name}")
         return self.verified(key, request)
 
     def verified(self, key: PhaseKey, request: bytes) -> ActiveList:
-        """Return the list, if everyone on it, this site included, signed for this attempt, and they are enough.
+        """Return the list if all its sites, this one included, signed for this attempt and are enough.
 
-        Raises :class:`Violation` otherwise. Each step of an attempt uses the same list, whose signatures are checked
+        Raises :class:`Violation` otherwise. All steps of an attempt use the same list, whose signatures are checked
         once.
         """
         asked = (replace(key, phase=Phase.PRESENCE), self._setup.roster().hash, request)
@@ -61,9 +61,9 @@ class Participants:
         least = max(self._agreement.min_sites, self._party.min_sites)
         if sites < least:
             raise Violation(
-                f"the coordinator asked for values among {sites} sites, at least {least} are agreed"
+                f"the coordinator asked for values among {sites} sites, fewer than the required {least}"
             )
 
     def _check_own_presence(self, begun: PhaseKey, statements: list[bytes]) -> None:
         if self._journal.stored_answer(begun) not in statements:
-            raise Violation("the active list does not hold this site's own presence statement")
+            raise Violation("the active list lacks this site's own presence statement")

@@ -1,6 +1,6 @@
-"""Order of phases at a site: one check for each rule on what may be asked when.
+"""Order of phases at a site: one check for each rule on which phase may follow which.
 
-They read nothing but the journal and the agreement, so a restart changes none of their answers.
+The checks read only the journal and the agreement, so a restart changes no outcome.
 """
 
 from __future__ import annotations
@@ -43,19 +43,21 @@ class Order:
     def check_run(self, key: PhaseKey) -> None:
         """Check that the phase is of this site's run."""
         if key.run != self._agreement.run:
-            raise Violation(f"asked for run {key.run}, this site takes part in {self._agreement.run}")
+            raise Violation(
+                f"the coordinator asked for run {key.run}, but this site takes part in {self._agreement.run}"
+            )
 
     def _check_set_up_round(self, key: PhaseKey) -> None:
         if key.round != 0:
             raise Violation(f"{key.phase.name} belongs to round 0, not {key.round}")
 
     def _check_no_round_begun(self, key: PhaseKey) -> None:
-        # A new roster means a new group secret; under it, the rounds already run could be run again.
+        # A new roster means a new group secret, under which finished rounds could be repeated.
         if self._journal.latest(Phase.PRESENCE) is not None:
-            raise Violation(f"{key.phase.name} (attempt {key.attempt}) came after rounds had begun")
+            raise Violation(f"{key.phase.name} (attempt {key.attempt}) came after the first round had begun")
 
     def _check_set_up_attempt(self, key: PhaseKey) -> None:
-        """Check that a roster replaces only an earlier one, and that a secret comes with the roster in force."""
+        """Check that a roster replaces only an earlier roster, and that a secret belongs to the current roster."""
         last = self._journal.latest(Phase.ROSTER)
         begun = last.attempt if last is not None else 0
         if key.attempt <= begun if key.phase is Phase.ROSTER else key.attempt != begun:
@@ -73,31 +75,31 @@ class Order:
             )
 
     def _check_not_unmasked(self, key: PhaseKey) -> None:
-        """Two sums over the same inputs and two survivor sets differ by what one site sent.
+        """Refuse another sum after this one was unmasked: two sums over the same inputs reveal a site's values.
 
-        That others, which released nothing, are not asked for the second one alone, is the method's to see.
+        The method checks that the coordinator does not ask other sites alone for a second sum.
         """
         last = self._journal.latest(Phase.UNMASK)
         if last is not None and key.round <= last.round:
-            _log.error("asked for round %d again after its sum was unmasked", key.round)
+            _log.error("the coordinator asked for round %d again after its sum was unmasked", key.round)
             raise Violation(
-                f"shares of round {last.round} were released; another of its sums could be subtracted"
+                f"shares of round {last.round} were released; a second sum of that round could be subtracted"
             )
 
     def _check_one_result_each_round(self, key: PhaseKey) -> None:
         last = self._journal.latest(Phase.RESULT)
         if last is not None and key.round <= last.round:
-            raise Violation(f"round {key.round} has had its result; another could be subtracted from it")
+            raise Violation(f"round {key.round} has had its result; a second result could be subtracted")
 
     def _check_attempt_open(self, key: PhaseKey) -> None:
         last = self._journal.latest(Phase.PRESENCE)
         if last is None or (last.round, last.attempt) != (key.round, key.attempt):
             raise Violation(
-                f"{key.phase.name} of round {key.round}, attempt {key.attempt} is not the one begun"
+                f"{key.phase.name} of round {key.round}, attempt {key.attempt} is not the current attempt"
             )
 
     def _check_result_not_given(self, key: PhaseKey) -> None:
-        """Check that the attempt has no result yet, since a result ends it, also at a site that dropped out."""
+        """Check that the attempt has no result yet: a result ends the attempt, also at a site that dropped out."""
         if self._asked(key, Phase.RESULT):
             raise Violation(f"{key.phase.name} came after the result of round {key.round}")
 

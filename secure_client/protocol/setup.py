@@ -1,7 +1,7 @@
-"""Round 0 at a site: who takes part, and the secret that the sites share.
+"""Round 0 at a site: the roster, and the secret that the sites share.
 
-The coordinator relays everything here and can add or change nothing: statements are signed under the federation's
-CA, the group secret is sealed to each site and signed by the site that the roster prescribes as its maker.
+The coordinator relays all set-up messages and can neither add nor change any: statements are signed under the
+federation's CA; the group secret is sealed to each site and signed by the maker that the roster prescribes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _VERIFIED_AT = "roster verified at"
 
 @dataclass(frozen=True)
 class Party:
-    """Who a site is, whom it trusts, and the least it accepts whatever the coordinator says.
+    """A site's identity, its trust anchor, and the minima that it requires whatever the coordinator says.
 
     ``pins`` maps a peer's name to the SHA-256 fingerprint (hex) of its certificate. ``storage`` gives the key that
     encrypts what the site stores; it is called when a journal is opened.
@@ -65,10 +65,10 @@ def open_journal(path: Path, agreement: Agreement, party: Party, *, durable: boo
 
 
 class Setup:
-    """A site's half of the set-up. Survives restarts through the journal.
+    """A site's half of the set-up, stored in the journal across restarts.
 
-    A run knows its sites by the certificates with which they joined. So a site signs with that certificate's key until
-    the run is over, also after its certificate was renewed: the journal keeps the key, encrypted.
+    A run identifies its sites by the certificates with which they joined. A site therefore signs with that
+    certificate's key until the run is over, also after renewing its certificate: the journal stores the key, encrypted.
     """
 
     def __init__(
@@ -94,40 +94,40 @@ class Setup:
         return statement
 
     def _credentials_of_run(self) -> Credentials | None:
-        """Return what the run knows this site by; None once :meth:`finish` erased it."""
+        """Return the credentials with which this site joined; None once :meth:`finish` erased them."""
         stored = self._journal.secret(_SIGNING)
         return None if stored is None else Credentials.from_stored(self.statement.certificate, stored)
 
     def _channel_key(self) -> ChannelKey:
         stored = self._journal.secret(_CHANNEL)
         if stored is None:
-            raise Violation("the coordinator asked for more after it said that the run is over")
+            raise Violation("the coordinator sent a request after it ended the run")
         return ChannelKey.from_private_bytes(stored)
 
     def check_not_over(self) -> None:
-        """Raise :class:`Violation` once :meth:`finish` erased the keys of the run."""
+        """Raise :class:`Violation` if :meth:`finish` has erased the keys of the run."""
         self._channel_key()
 
     def finish(self) -> None:
-        """Erase every secret of the run: it is over, and nothing may be asked of this site any more.
+        """Erase every secret of the run, which is over: this site answers no further request.
 
-        The statement stays. It is public, and a site that is started again joins with it to hear that the run is over.
+        The public statement stays: a restarted site joins with it and learns that the run is over.
         """
         self._journal.forget_secrets(but=_STATEMENT)
 
     def answer_roster(self, attempt: int, request: bytes) -> bytes:
-        """Verify the roster; the site whose turn it is also makes the group's keys."""
+        """Verify the roster; the prescribed maker also makes the group's keys."""
         now = self._now()
         self._roster = self._verified(request, now)
         for name in sorted(set(self.party.pins) - set(self._roster.members)):
-            _log.warning("there is a pin for %s, but no such site is on the roster", name)
+            _log.warning("pins names %s, but the roster has no such site", name)
         self._journal.put(_VERIFIED_AT, 0, now.isoformat().encode())
         makes_keys = self._agreement.needs_group_secret and self._roster.maker == self.party.name
         keys = self._make_group_keys(self._roster, attempt) if makes_keys else None
         return codec.encode_roster_answer(RosterAnswer(self._roster.hash, keys))
 
     def answer_secret(self, attempt: int, request: bytes) -> bytes:
-        """Open the group secret that was sealed to this site in this very attempt of the set-up."""
+        """Open the group secret that was sealed to this site in this attempt of the set-up."""
         sealed = codec.decode_sealed_secret(request, self._limits)
         try:
             secret, _ = open_group_secret(
@@ -147,26 +147,26 @@ class Setup:
     def roster(self) -> Roster:
         """Roster that this site verified last; raises :class:`Violation` if the coordinator skipped that step.
 
-        A certificate that ends during the run does not end the run: the time of verification counts.
+        A certificate that expires during the run does not end the run: the time of verification counts.
         """
         if self._roster is None:
             key, stamp = self._journal.latest(Phase.ROSTER), self._journal.get(_VERIFIED_AT)
             request = self._journal.request(key) if key else None
             if request is None or stamp is None:
-                raise Violation("the coordinator went on before it sent the roster")
+                raise Violation("the coordinator sent a later phase before the roster")
             self._roster = self._verified(request, datetime.fromisoformat(stamp[1].decode()))
         return self._roster
 
     def rotation_seed(self) -> bytes:
-        """Seed of rotations that the sites share; raises :class:`Violation` if the coordinator skipped that step."""
+        """Return the sites' seed of rotations; raises :class:`Violation` if the coordinator skipped that step."""
         return rotation_seed(self._group_secret())
 
     def ckks_key(self) -> CkksSecret:
-        """Key that the sites share; raises :class:`Violation` if the coordinator skipped that step."""
+        """Return the sites' shared key; raises :class:`Violation` if the coordinator skipped that step."""
         return ckks_key(self._group_secret())
 
     def group_secret(self) -> bytes:
-        """Whole secret, empty where the protection has none; raises :class:`Violation` if that step was skipped."""
+        """Return the whole secret, empty if the protection has none; raise :class:`Violation` without that step."""
         return self._group_secret() if self._agreement.needs_group_secret else b""
 
     def _group_secret(self) -> bytes:

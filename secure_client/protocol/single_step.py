@@ -1,6 +1,6 @@
-"""Exchanges of one step: every participant sends its values at once, and a missing one fails the attempt.
+"""Exchanges of one step: all participants send their values at once, and a missing participant fails the attempt.
 
-The protection's site half does the work; here it gets its secret, and with rotations what binds them to one step.
+This module gives the protection's site half its secret and, for rotations, the context that binds them to one step.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def site_half(agreement: Agreement, setup: Setup, key: PhaseKey, cohort: Cohort)
 
 
 def shown_half(agreement: Agreement, setup: Setup, key: PhaseKey) -> SiteHalf:
-    """Return the protection of values whose inner products the coordinator sees: as they are, or turned."""
+    """Return the protection of values whose inner products the coordinator sees: plain or rotated."""
     if agreement.plan.row_scheme == plain.SCHEME:
         return PlainSite()
     return RotationSite(setup.rotation_seed(), rotation_context(agreement, setup, key))
@@ -42,8 +42,8 @@ def shown_half(agreement: Agreement, setup: Setup, key: PhaseKey) -> SiteHalf:
 def rotation_context(agreement: Agreement, setup: Setup, key: PhaseKey, phase: Phase = Phase.VALUES) -> bytes:
     """Return the context from which, with the seed, an attempt's rotations are derived: no two attempts share one.
 
-    It is the same at every site that verified the same roster, and names the ``phase`` in which rows are sent, also
-    where a result is rotated back.
+    The context is the same at every site that verified the same roster. It names the ``phase`` in which rows are sent,
+    also when a result is rotated back.
     """
     return encode(
         "rotation-context",
@@ -61,8 +61,8 @@ def attempt_context(
 ) -> bytes:
     """Return the context that binds a third party's protection to one attempt.
 
-    It covers all that two sites may have been given differently: beside the context of rotations, the participants
-    with their classes, and the base that they train from.
+    The context covers everything that a coordinator could send differently to two sites: the context of rotations, the
+    participants with their classes, and the base of their training.
     """
     return encode(
         "attempt-context",

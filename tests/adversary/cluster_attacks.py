@@ -125,10 +125,10 @@ _HOLDERS = "secure_client.protocol.masked_sum.MaskedSum._check_cluster_holders"
 CLUSTER_ATTACKS: dict[str, ClusterAttack] = {
     "puts a site's prototype in a cluster of its own": ClusterAttack(
         (_ASSIGNED + "check_holders", _HOLDERS), A, Phase.SHARES,
-        "the assignment: a cluster has rows of 1 sites, at least 3", isolated_row,
+        "the assignment: a cluster has rows of 1 sites, fewer than min_holders = 3", isolated_row,
     ),
     "tells sites of different assignments": ClusterAttack(
-        (BROADCAST,), A, Phase.VALUES, "a share said to be of .* is refused: a signature .* does not hold",
+        (BROADCAST,), A, Phase.VALUES, "a share with sender .* is refused: a signature .* does not hold",
         isolated_by_different_assignments,
     ),
     "mixes classes in a cluster": ClusterAttack(
@@ -136,15 +136,15 @@ CLUSTER_ATTACKS: dict[str, ClusterAttack] = {
         "a cluster of the assignment has rows of two classes", row_in_a_cluster_of_another_class,
     ),
     "calls rows by another class": ClusterAttack(
-        (_ASSIGNED + "check_own_rows",), B, Phase.SHARES, "does not have this site's own rows as it sent them",
+        (_ASSIGNED + "check_own_rows",), B, Phase.SHARES, "has other rows of this site than the site sent",
         rows_called_by_another_class,
     ),
     "opens a cluster of which too few are left": ClusterAttack(
-        (_HOLDERS,), A, Phase.SURVIVORS, "the survivors: a cluster has rows of 2 sites, at least 3",
+        (_HOLDERS,), A, Phase.SURVIVORS, "the survivors: a cluster has rows of 2 sites, fewer than min_holders = 3",
         too_few_survive,
     ),
     "counts a site that takes no part": ClusterAttack(
-        (_ASSIGNED + "check_classes", _HOLDERS), A, Phase.SHARES, "names clinic-z, which takes no part",
+        (_ASSIGNED + "check_classes", _HOLDERS), A, Phase.SHARES, "names clinic-z, which is not in the sum",
         stranger_for_company,
     ),
 }  # fmt: skip

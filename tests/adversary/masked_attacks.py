@@ -292,7 +292,7 @@ CHECK_KEYS = "secure_client.methods.group_members.Members._check_keys"
 _QUORUM = "crypto.pairwise.attempt_binding._check_quorum"
 _TWICE = "again with different content"
 SIGNED = r"the active list of round . is refused: a signature \(presence\) does not hold"
-_SHARE = "a share said to be of .* is refused: a signature .* does not hold"
+_SHARE = "a share with sender .* is refused: a signature .* does not hold"
 _LIKE_TEN = {A: A, **dict.fromkeys(TEN[1:7], C), **dict.fromkeys(TEN[7:], B)}
 _PAIRS = {"min_holders": 2, "min_sites": 2, "allow_fewer_holders_reveals_peers": True}
 SUM_ATTACKS: dict[str, MaskedAttack] = {
@@ -310,7 +310,7 @@ SUM_ATTACKS: dict[str, MaskedAttack] = {
         attempt_after_unmasking,
     ),
     "carries on two attempts": MaskedAttack(
-        (ORDER + "_check_attempt_open", _FORGET), A, Phase.SURVIVORS, "attempt 1 is not the one begun",
+        (ORDER + "_check_attempt_open", _FORGET), A, Phase.SURVIVORS, "attempt 1 is not the current attempt",
         two_open_attempts,
     ),
     "sums up those whom it did not ask to unmask": MaskedAttack(
@@ -332,7 +332,7 @@ SUM_ATTACKS: dict[str, MaskedAttack] = {
         masked_among_few,
     ),
     "leaves a class with one holder": MaskedAttack(
-        (_MASKED + "_check_class_holders",), A, Phase.SURVIVORS, "class '2' is left with 1 holders",
+        (_MASKED + "_check_class_holders",), A, Phase.SURVIVORS, "class '2' has 1 holders",
         single_holder, _PAIRS, {B: C},
     ),
     "asks for shares under another set": MaskedAttack(

@@ -267,7 +267,7 @@ ROUND_ATTACKS: dict[str, Attack] = {
         A, Phase.VALUES, _LIST + "the active list names a site twice", repeated_participant,
     ),
     "asks among too few": Attack(
-        (PARTICIPANTS + "_check_enough_sites",), A, Phase.VALUES, "among 3 sites, at least 4", too_few
+        (PARTICIPANTS + "_check_enough_sites",), A, Phase.VALUES, "among 3 sites, fewer than the required 4", too_few
     ),
     "asks for values twice": Attack(
         (JOURNAL_LOOKUP, JOURNAL_ONCE), A, Phase.VALUES, _TWICE, two_lists
@@ -288,7 +288,7 @@ ROUND_ATTACKS: dict[str, Attack] = {
         (_FRESH, _ONE_RESULT, _OPEN), A, Phase.PRESENCE, "is not after 2, 1", earlier_round
     ),
     "carries on two attempts": Attack(
-        (_OPEN,), A, Phase.VALUES, "attempt 1 is not the one begun", two_open_attempts
+        (_OPEN,), A, Phase.VALUES, "attempt 1 is not the current attempt", two_open_attempts
     ),
     "asks for more rounds": Attack(
         (ORDER + "_check_agreed_round",), A, Phase.PRESENCE, "is not one of the agreed 2", more_rounds

@@ -212,7 +212,7 @@ def _group_secret(play: Hostile, name: str) -> CkksSecret:
 _CKKS = (Protection.CKKS, Weighting.COMPLEMENT)
 _REFUSED = "the roster that the coordinator sent is refused: "
 _UNSEALED = "the group secret that the coordinator delivered is refused: "
-_TWICE = "asked ROSTER of round 0, attempt 1 again with different content"
+_TWICE = "requested ROSTER of round 0, attempt 1 again with different content"
 _ORDER, _BEGUN = ORDER + "_check_set_up_attempt", ORDER + "_check_no_round_begun"
 
 SET_UP_ATTACKS: dict[str, Attack] = {
@@ -292,10 +292,10 @@ SET_UP_ATTACKS: dict[str, Attack] = {
         (JOURNAL_LOOKUP, JOURNAL_ONCE, _ORDER), A, Phase.ROSTER, _TWICE, two_rosters_over_a_restart
     ),
     "sends a new roster after rounds began": Attack(
-        (_BEGUN,), A, Phase.ROSTER, "came after rounds had begun", roster_after_rounds_began
+        (_BEGUN,), A, Phase.ROSTER, "came after the first round had begun", roster_after_rounds_began
     ),
     "sends a new secret after rounds began": Attack(
-        (_BEGUN,), A, Phase.ROSTER, "came after rounds had begun", secret_after_rounds_began, *_CKKS
+        (_BEGUN,), A, Phase.ROSTER, "came after the first round had begun", secret_after_rounds_began, *_CKKS
     ),
     "goes back to an earlier secret": Attack(
         ("crypto.sealed_group_secret._check_signature", SEALED_INFO),

@@ -178,5 +178,5 @@ def test_a_round_long_over_is_refused_even_in_the_same_words(open_play: Open) ->
     play.play_round(*NAMES)
     play.presence(A)  # as long as no later round has its result, the answer is there
     play.play_round(*NAMES, round_number=2)
-    with pytest.raises(Violation, match="asked again after later rounds' results"):
+    with pytest.raises(Violation, match="requested again after later rounds' results"):
         play.presence(A)

@@ -84,9 +84,9 @@ def _left_out(assignment: Assignment) -> Assignment:
 @pytest.mark.parametrize(
     ("change", "refusal"),
     [
-        (_counted_twice, "own rows as it sent them"),
-        (_left_out, "own rows as it sent them"),
-        (lambda told: Assignment(told.sites[1:]), "own rows as it sent them"),
+        (_counted_twice, "other rows of this site"),
+        (_left_out, "other rows of this site"),
+        (lambda told: Assignment(told.sites[1:]), "other rows of this site"),
         (lambda told: replace_clusters(told, A, lambda clusters: clusters + 1), "has no rows|two classes"),
         (lambda told: replace_clusters(told, A, lambda clusters: clusters * 0), "two classes"),
     ],

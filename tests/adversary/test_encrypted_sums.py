@@ -225,7 +225,7 @@ def test_a_row_in_a_cluster_of_its_own_would_be_open_to_every_site(
 def test_a_row_in_a_cluster_of_its_own_is_refused_by_everyone(play: ClusterPlay) -> None:
     begun = EncryptedClusterAttempt(play, *EVERYONE)
     for name in EVERYONE:
-        with pytest.raises(Violation, match="a cluster has rows of 1 sites, at least 3"):
+        with pytest.raises(Violation, match="a cluster has rows of 1 sites, fewer than min_holders = 3"):
             begun.tell(begun.by_first({A: True}), name)
 
 

@@ -103,7 +103,7 @@ def test_as_many_sums_as_minimums_allow_give_norms_away_and_are_refused(
     """Sixteen clusters of three sites: 136 equations in 48 norms."""
     assert error(16) < 1e-6
     with pytest.raises(
-        Violation, match=r"16 clusters for 48 rows of class .*: their sums would give norms away"
+        Violation, match=r"16 clusters for 48 rows of class .*: their sums would reveal norms"
     ):
         check(16)
     weaken("secure_client.protocol.assignment_checks.check_few", monkeypatch)
@@ -115,7 +115,7 @@ def test_as_many_as_sites_go_along_with_leave_norms_open() -> None:
     assert most == 9
     check(most)
     assert error(most) > 0.01
-    with pytest.raises(Violation, match="would give norms away"):
+    with pytest.raises(Violation, match="would reveal norms"):
         check(most + 1)
     with pytest.raises(Violation, match="more clusters of a class than agreed"):
         check(most, most_clusters=most - 1)

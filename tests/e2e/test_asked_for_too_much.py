@@ -40,10 +40,10 @@ def asked(planned: float) -> dict[str, tuple[float, str, str]]:
         "site-5": (
             AMPLE,
             "least_noise_multiplier = 3.1",
-            f"asks for noise multiplier 3, and least {allowed} 3.1",
+            f"has noise multiplier 3, but the least {allowed} 3.1",
         ),
-        "site-6": (AMPLE, "largest_clip = 0.4", f"asks for clip 0.5, and largest {allowed} 0.4"),
-        "site-7": (AMPLE, "most_rounds = 1", f"asks for rounds 2, and most {allowed} 1"),
+        "site-6": (AMPLE, "largest_clip = 0.4", f"has clip 0.5, but the largest {allowed} 0.4"),
+        "site-7": (AMPLE, "most_rounds = 1", f"has rounds 2, but the most {allowed} 1"),
     }
 
 

@@ -76,7 +76,7 @@ def test_a_site_whose_budget_ends_leaves_and_the_others_go_on(tmp_path: Path) ->
         checked = check_site(load_site(federation.folder("site-1") / "site.toml"), lambda: b"")
         finding = next(each for each in checked if each.what == "privacy")
         assert not finding.ok
-        assert f"'scans' does not pay for round {PAID + 1} of {ROUNDS}" in finding.detail
+        assert f"'scans' does not cover round {PAID + 1} of {ROUNDS}" in finding.detail
         coordinator, running = federation.start_coordinator(), federation.start_sites()
         poor = running.pop("site-1")
 

@@ -232,9 +232,11 @@ def test_a_site_takes_shared_noise_only_where_it_says_against_how_many() -> None
     def own(**limits: Any) -> BudgetSection:
         return BudgetSection(dataset="scans", ledger=Path("ledger.jsonl"), epsilon=3.0, **limits)
 
-    with pytest.raises(ValueError, match=r"least_colluding in \[privacy\] of the site's file"):
+    with pytest.raises(ValueError, match=r"least_colluding.*\[privacy\]"):
         own().check(SHARED, 10)
-    with pytest.raises(ValueError, match="holds off 1 colluding sites, and this site wants 2"):
+    with pytest.raises(
+        ValueError, match="tolerates 1 colluding sites, but least_colluding of this site is 2"
+    ):
         own(least_colluding=2).check(SHARED, 10)
     own(least_colluding=1).check(SHARED, 10)
     own().check(with_(noise=Noise.LOCAL), 10)

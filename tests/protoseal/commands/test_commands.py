@@ -282,9 +282,7 @@ def test_predict_says_what_is_wrong(run: Path, tmp_path: Path) -> None:
     folder = run / "seed-0" / "sites" / "site-1"
     assert "give either --data or" in failure("predict", "--run", folder)
     assert "agreement.json" in failure("predict", "--run", tmp_path, "--data", "digits")
-    assert "file does not exist" in failure(
-        "predict", "--run", folder, "--data", f"npz:{tmp_path}/none.npz"
-    )
+    assert "file does not exist" in failure("predict", "--run", folder, "--data", f"npz:{tmp_path}/none.npz")
     wrong = tmp_path / "wrong.npz"
     np.savez(wrong, x_train=np.zeros((4, 30)), y_train=np.zeros(4, dtype=np.int64))
     assert "agreed on images" in failure("predict", "--run", folder, "--data", f"npz:{wrong}")

@@ -119,7 +119,5 @@ def test_a_path_may_be_said_to_be_under_the_data_root(tmp_path: Path) -> None:
     assert spec == "npz:DATA_ROOT/clinic.npz+npz:/elsewhere/other.npz"
     (here,) = read(spec.split("+", maxsplit=1)[0], data_root=tmp_path, agreed=None)
     assert here.train.inputs.shape == (2, 3)
-    with pytest.raises(
-        DataError, match=r"DATA_ROOT/clinic\.npz: .*; set --data-root"
-    ):
+    with pytest.raises(DataError, match=r"DATA_ROOT/clinic\.npz: .*; set --data-root"):
         read("npz:DATA_ROOT/clinic.npz", data_root=None, agreed=None)

@@ -82,7 +82,7 @@ def test_it_comes_before_training_and_not_again(open_sites: OpenSites) -> None:
     play.attempt(*EVERYONE)
     with pytest.raises(Violation, match="round 0, attempt 2 is not after 1, 1"):
         play.presence(A, round_number=0, attempt=2)
-    with pytest.raises(Violation, match="came after rounds had begun"):
+    with pytest.raises(Violation, match="came after the first round had begun"):
         play.give_roster(A, play.statements(EVERYONE), attempt=2)
 
 
@@ -90,7 +90,7 @@ def test_no_roster_comes_after_it(open_sites: OpenSites) -> None:
     """Another roster would bring another seed: the same prototypes under two rotations, among others."""
     play = opened(open_sites, grouped_agreement())
     play.cluster(*EVERYONE)
-    with pytest.raises(Violation, match="came after rounds had begun"):
+    with pytest.raises(Violation, match="came after the first round had begun"):
         play.give_roster(A, play.statements((A, B, C)), attempt=2)
 
 

@@ -194,7 +194,7 @@ def test_journal_and_ledger_put_back_to_before_the_payment_are_refused_in_the_sa
     begun.mask(A)
     _put_back(play, A, kept)
     play.attempt(A)
-    with pytest.raises(Violation, match="does not hold this site's own presence statement"):
+    with pytest.raises(Violation, match="lacks this site's own presence statement"):
         begun.share(A)
 
 

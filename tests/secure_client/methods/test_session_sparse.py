@@ -90,14 +90,14 @@ def test_a_second_word_on_who_made_shares_is_refused_for_good(play: MaskedPlay) 
 # Who made shares
 
 _TOLD: dict[str, tuple[Callable[[Attempt, str], None], str]] = {
-    "nobody": (lambda begun, name: begun.mask(name, sharers=()), "is not among those who made shares"),
+    "nobody": (lambda begun, name: begun.mask(name, sharers=()), "is missing from the list of sharers"),
     "all but itself": (
         lambda begun, name: begun.mask(name, sharers=tuple(each for each in EVERYONE if each != name)),
-        "is not among those who made shares",
+        "is missing from the list of sharers",
     ),
     "all but one whose share came": (
         lambda begun, name: begun.mask(name, sharers=tuple(each for each in EVERYONE if each != A)),
-        f"{A} is not among those who made shares",
+        f"{A} is missing from the list of sharers",
     ),
     "a stranger too": (
         lambda begun, name: begun.mask(name, sharers=(*EVERYONE, "clinic-z")),
@@ -105,7 +105,7 @@ _TOLD: dict[str, tuple[Callable[[Attempt, str], None], str]] = {
     ),
     "fewer than the threshold": (
         lambda begun, name: begun.mask(name, sharers=tuple(sorted({A, name}))),
-        "those who made shares are 2; the threshold is 3|is not among",
+        "those who made shares are 2; the threshold is 3|is missing",
     ),
 }
 
@@ -128,7 +128,7 @@ def test_a_share_that_its_owner_did_not_make_is_refused(play: MaskedPlay) -> Non
     share, other = begun.made[A][0], begun.made[B][0]
     (outside,) = set(EVERYONE) - {A, *(each.recipient for each in begun.made[A])}
     for forged in (replace(share, recipient=outside), replace(other, sender=A, recipient=outside)):
-        with pytest.raises(Violation, match=f"a share said to be of {A} is refused"):
+        with pytest.raises(Violation, match=f"a share with sender {A} is refused"):
             begun.mask(outside, shares=(forged,))
 
 
@@ -137,7 +137,7 @@ def test_where_all_hold_shares_nobody_says_who_made_them(open_sites: OpenSites) 
     play.set_up(*EVERYONE)
     begun = play.attempt(*EVERYONE)
     begun.share(*EVERYONE)
-    with pytest.raises(Violation, match="told who made shares, where their shares say so"):
+    with pytest.raises(Violation, match="listed the sharers in a complete graph"):
         begun.mask(A, sharers=EVERYONE)
 
 
@@ -219,7 +219,7 @@ def test_who_signed_survivors_takes_part_in_no_further_attempt_of_the_round(
         pytest.raises(Violation, match="survivors of attempt 1 were signed"),
     ):
         play.attempt(A, attempt=2)
-    assert "asked for round 1 again after its survivors were signed" in caplog.text
+    assert "asked for round 1 again after this site signed its survivors" in caplog.text
     play.attempt(*(B, C, D), attempt=2)
     play.attempt(*EVERYONE, round_number=2)
 

@@ -80,7 +80,7 @@ def test_only_the_own_groups_members_are_in_its_sum(play: MaskedPlay) -> None:
 def test_too_few_members_of_the_group_take_part(play: MaskedPlay) -> None:
     begun = play.attempt(*EVERYONE)
     two = replace(begun.active, statements=begun.active.statements[:2])
-    with pytest.raises(Violation, match="among 2 sites, at least 3"):
+    with pytest.raises(Violation, match="among 2 sites, fewer than the required 3"):
         begun.share(A, active=two)
 
 

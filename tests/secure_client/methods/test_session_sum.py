@@ -55,7 +55,7 @@ def test_a_site_that_dropped_out_takes_its_groups_result_but_not_one_of_an_attem
     play: MaskedPlay,
 ) -> None:
     result = play.play_sum(A, B, D)
-    with pytest.raises(Violation, match="attempt 1 is not the one begun"):
+    with pytest.raises(Violation, match="attempt 1 is not the current attempt"):
         play.give_result(C, result)
     begun = play.attempt(*EVERYONE, round_number=2, start={C: (play.site(A).trainee.base, result)})
     survivors = (A, B, D)
@@ -125,7 +125,7 @@ def test_a_share_that_does_not_open_is_logged_and_the_sum_opens_without_it(
     begun.mask(*EVERYONE)
     with caplog.at_level(logging.ERROR, logger="protoseal.site"):
         opened = begun.opened(EVERYONE)
-    assert f"the share that {D} made for this site is of no use" in caplog.text
+    assert f"the share that {D} made for this site is unusable" in caplog.text
     expected = np.sum([play.vector(name, begun) for name in EVERYONE], axis=0)
     assert (np.abs(opened - expected) <= play.rounding(4)).all()
 
@@ -180,7 +180,7 @@ _CASES: dict[str, tuple[Callable[[Attempt], None], str]] = {
         lambda begun: begun.mask(
             A, shares=(*begun.shares_for(A)[:2], replace(begun.made[A][0], recipient=A))
         ),
-        "a share said to be of clinic-a is refused",
+        "a share with sender clinic-a is refused",
     ),
 }
 

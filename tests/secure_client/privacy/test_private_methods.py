@@ -117,7 +117,7 @@ def test_the_plan_has_room_for_as_many_cells_as_are_agreed(tmp_path: Path) -> No
         assert cells == [CLASSES, CLASSES * 5]
         assert trainee.spent is not None
         assert trainee.spent.epsilon <= planned_epsilon(agreement, PRIVACY, 1e-5)
-    with pytest.raises(ValueError, match="16 cells, where 15 are agreed at most"):
+    with pytest.raises(ValueError, match="16 cells exceeds the agreed 15"):
         event_of(agreement, PRIVACY, CLASSES * 5 + 1)
 
 

@@ -39,10 +39,10 @@ def test_what_is_within_its_limits_is_taken(limits: dict[str, Any]) -> None:
     [
         (
             {"least_noise_multiplier": 6.1},
-            "asks for noise multiplier 6, and least that this site allows is 6.1",
+            "has noise multiplier 6, but the least that this site allows is 6.1",
         ),
-        ({"largest_clip": 1.9}, "asks for clip 2, and largest that this site allows is 1.9"),
-        ({"most_rounds": ROUNDS - 1}, "asks for rounds 10, and most that this site allows is 9"),
+        ({"largest_clip": 1.9}, "has clip 2, but the largest that this site allows is 1.9"),
+        ({"most_rounds": ROUNDS - 1}, "has rounds 10, but the most that this site allows is 9"),
     ],
 )
 def test_what_is_beyond_them_is_refused_by_name(limits: dict[str, Any], reason: str) -> None:
@@ -67,9 +67,9 @@ def test_what_guarantees_nothing_needs_the_sites_word(agreed: PrivacySection | N
 @pytest.mark.parametrize(
     ("line", "changed", "reason"),
     [
-        ("least_noise_multiplier = 2.0", "least_noise_multiplier = 6.4", "asks for noise multiplier 6.3"),
-        ("largest_clip = 10.0", "largest_clip = 4.0", "asks for clip 5"),
-        ("most_rounds = 50", "most_rounds = 19", "asks for rounds 20"),
+        ("least_noise_multiplier = 2.0", "least_noise_multiplier = 6.4", "has noise multiplier 6.3"),
+        ("largest_clip = 10.0", "largest_clip = 4.0", "has clip 5"),
+        ("most_rounds = 50", "most_rounds = 19", "has rounds 20"),
     ],
 )
 def test_a_sites_file_is_held_against_the_agreement_when_it_is_loaded(
@@ -126,9 +126,12 @@ def test_how_many_releases_a_run_has(every: int, releases: int) -> None:
     [
         (
             {"least_training_noise": 1.6},
-            "noise multiplier in training 1.5, and least that this site allows is 1.6",
+            "noise multiplier in training 1.5, but the least that this site allows is 1.6",
         ),
-        ({"largest_sampling_rate": 0.04}, "sampling rate 0.05, and largest that this site allows is 0.04"),
+        (
+            {"largest_sampling_rate": 0.04},
+            "sampling rate 0.05, but the largest that this site allows is 0.04",
+        ),
         ({"least_training_noise": 1.5, "largest_sampling_rate": 0.05}, None),
     ],
 )

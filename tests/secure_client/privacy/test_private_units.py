@@ -117,7 +117,7 @@ def test_a_release_for_subjects_of_records_without_owners_is_refused(tmp_path: P
     releases = open_releases(agreed, simulated_budget(agreed, SITE, tmp_path))
     assert releases is not None
     batch = np.zeros((2, agreed.dim)), np.zeros(2, np.int64)
-    with pytest.raises(ValueError, match="other owners"):
+    with pytest.raises(ValueError, match="records' owners"):
         releases.release(1, [batch])
     by_record = agreement(Unit.RECORD)
     other = open_releases(
@@ -127,7 +127,7 @@ def test_a_release_for_subjects_of_records_without_owners_is_refused(tmp_path: P
         ),
     )
     assert other is not None
-    with pytest.raises(ValueError, match="other owners"):
+    with pytest.raises(ValueError, match="records' owners"):
         other.release(1, [batch], np.zeros(2, np.int64))
     assert not read_account(tmp_path / "ledger.jsonl").entries
 
@@ -135,7 +135,7 @@ def test_a_release_for_subjects_of_records_without_owners_is_refused(tmp_path: P
 def test_data_that_do_not_say_whose_they_are_are_refused() -> None:
     agreed = agreement()
     nobody = replace(data(agreed), subjects=None)
-    with pytest.raises(DataError, match=r"nothing tells whose each .* subjects in the npz, a subjects\.csv"):
+    with pytest.raises(DataError, match=r"training samples have none: .* npz, a subjects\.csv"):
         with_owners(nobody, agreed)
     with pytest.raises(DataError, match="17 subjects are given for 18"):
         with_owners(replace(nobody, subjects=SUBJECTS[1:]), agreed)
@@ -169,9 +169,9 @@ def test_a_budget_is_of_the_agreements_unit(tmp_path: Path, agreed: Unit, own: U
         budget.check(section, 3)
         open_releases(agreement(agreed), budget)
         return
-    with pytest.raises(ValueError, match=f"are for one {agreed}, and this site's budget is for one {own}"):
+    with pytest.raises(ValueError, match=f"protects one {agreed}, and this site's budget one {own}"):
         budget.check(section, 3)
-    with pytest.raises(BudgetError, match="cannot be paid out of"):
+    with pytest.raises(BudgetError, match="cannot be charged to"):
         open_releases(agreement(agreed), budget)
 
 

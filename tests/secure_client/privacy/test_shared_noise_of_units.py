@@ -171,5 +171,5 @@ def test_records_without_owners_are_refused(tmp_path: Path) -> None:
     assert agreed.privacy is not None
     releases = Releases(agreed, agreed.privacy, simulated_budget(agreed, "site", tmp_path))
     features, labels, _ = own(0, Unit.SUBJECT)
-    with pytest.raises(ValueError, match="other owners"):
+    with pytest.raises(ValueError, match="records' owners"):
         releases.term([(features, labels)], LISTED, releases.draw_share(1))
