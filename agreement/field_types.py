@@ -1,4 +1,4 @@
-"""Types of numbers in settings, with their ranges: positive, not negative, a fraction."""
+"""Number types of settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Base class of methods and protections: a name, a section of settings, and whether institutions may deploy it."""
+"""Base of methods and protections: their names and settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outcome of an attempt as the coordinator stores it: results as bytes, groups of a clustering, failed groups."""
+"""Outcome of an attempt as the coordinator stores it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sections of the agreement on averaged models and on masked sums: sizes, bounds, thresholds, who may collude."""
+"""Averaged part of a model, and the masking of sums."""
 
 from __future__ import annotations
 

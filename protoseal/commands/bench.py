@@ -1,4 +1,4 @@
-"""Command group ``protoseal bench``: measures protections and training, each beside a baseline in the same run."""
+"""``protoseal bench``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command ``protoseal bench ckks``: times PFPL on ciphertexts beside TenSEAL's high-level code, and measures errors."""
+"""``protoseal bench ckks``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command ``protoseal bench pairwise``: measures the seconds and bytes of a masked sum at sites and coordinator."""
+"""``protoseal bench pairwise``."""
 
 from __future__ import annotations
 

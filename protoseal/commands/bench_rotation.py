@@ -1,4 +1,4 @@
-"""Command ``protoseal bench rotation``: times the secret rotation of prototypes at a site and the coordinator."""
+"""``protoseal bench rotation``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command ``protoseal bench round``: times whole simulated rounds under each protection beside ``plain``."""
+"""``protoseal bench round``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training loss and recipe of the agreed method, from the agreement's sections."""
+"""Training objectives and recipes of the agreed method."""
 
 from __future__ import annotations
 

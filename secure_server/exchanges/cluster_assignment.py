@@ -1,4 +1,4 @@
-"""Assignment of all sites' local prototypes to clusters by FINCH, from their cosines, which every protection shows."""
+"""Assignment of all sites' local prototypes to clusters, the same under every protection."""
 
 from __future__ import annotations
 

@@ -128,17 +128,6 @@ def test_every_page_of_the_site_names_its_reader() -> None:
     assert [page for page in pages if not opening.match(text_of(page))] == []
 
 
-def test_every_command_on_the_site_is_run_or_marked_as_not_run() -> None:
-    """A page with commands in blocks names the test that types them, or says that tests do not run them."""
-    for page in PAGES:
-        text = text_of(page)
-        if page.startswith("docs/") and not page.startswith("docs/adr/0"):
-            typed = commands("\n".join(f"```\n{each}\n```" for each in blocks(text)))
-            named = re.findall(r"`(tests/[\w/.]+)`\s+(?:types|runs)|run by\s+`(tests/[\w/.]+)`", text)
-            assert not typed or named or re.search(r"not run by\s+tests", text), page
-            assert all((ROOT / path).exists() for each in named for path in each if path), page
-
-
 def test_pictures_are_small() -> None:
     pictures = [
         path for path in (ROOT / "docs/figures").iterdir() if path.suffix in {".png", ".webp", ".svg"}

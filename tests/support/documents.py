@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+import textwrap
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -18,8 +20,13 @@ PAGES = sorted(
     for path in ROOT.glob(pattern)
 )
 PACKAGES = ("algorithms", "crypto", "proto", "protoseal", "secure_client", "secure_server")
-_FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
-_INDENTED = re.compile(r"(?:^ {4}\S.*\n(?:^ {4}.*\n|^\n(?= {4}))*)", re.M)
+_FENCED = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.M | re.S)
+_INDENTED = re.compile(r"(?<=\n\n)(?: {4,}\S.*\n|\n(?= {4}))+")
+_SHELLS = {"sh", "bash", "console", "shell"}
+_PROGRAM = re.compile(
+    r"(?:\w+=\S* |nohup |sudo )*(?:[\w./-]*/)?(?:protoseal|make|python[\d.]*|pip|pytest|openssl|systemctl|journalctl"
+    r"|docker|podman|curl|git|install|useradd|chown|sed|for \w+ in|[\w-]+\.sh)\b(?![-=.])"
+)
 _SPAN = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 
 
@@ -29,10 +36,13 @@ def text_of(name: str) -> str:
 
 def blocks(text: str) -> list[str]:
     """Fenced and indented blocks of code."""
-    rest = _FENCED.sub("", text)
-    return [body for _, body in _FENCED.findall(text)] + [
-        re.sub(r"^ {4}", "", body, flags=re.M) for body in _INDENTED.findall(rest)
-    ]
+    return [body for _, body in _code(text)]
+
+
+def _code(text: str) -> list[tuple[str, str]]:
+    """Blocks of code, each with its language, which is empty where none is given."""
+    fenced = [(language, textwrap.dedent(body)) for language, body in _FENCED.findall(text)]
+    return fenced + [("", textwrap.dedent(body)) for body in _INDENTED.findall(_FENCED.sub("", text))]
 
 
 def spans(text: str) -> list[str]:
@@ -51,6 +61,45 @@ def commands(text: str) -> list[str]:
     return [line.removeprefix("nohup ") for line in lines] + [
         span for span in spans(text) if span.startswith("protoseal ")
     ]
+
+
+@dataclass(frozen=True)
+class MarkedBlock:
+    """Command lines of one block, and who runs them: ``run by FILE``, ``not run by tests``, or nothing."""
+
+    lines: list[str]
+    mark: str
+
+    @property
+    def runner(self) -> str:
+        """The test that runs the block, empty if none is named."""
+        return self.mark.removeprefix("run by ") if self.mark.startswith("run by ") else ""
+
+
+def marked_blocks(text: str) -> list[MarkedBlock]:
+    """Return every block with commands; a mark in its first line counts before that of the page."""
+    sentence = r"Commands on this page are (run by `[^`]+`|not run by tests)"
+    page = _mark(re.findall(sentence, re.sub(r"\s+", " ", text)))
+    return [
+        MarkedBlock(lines, _mark(re.findall(r"\A# (run by \S+|not run by tests)", body)) or page)
+        for language, body in _code(text)
+        if (lines := command_lines(language, body))
+    ]
+
+
+def _mark(found: list[str]) -> str:
+    return found[0].replace("`", "") if found else ""
+
+
+def command_lines(language: str, body: str) -> list[str]:
+    """Return a block's command lines: after prompts, if it has any; all, if it is a shell's; else of known programs."""
+    lines = [line.strip() for line in re.sub(r"\\\n\s*", " ", body).splitlines()]
+    if prompted := [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]:
+        return prompted
+    lines = [line for line in lines if line and not line.startswith("#")]
+    if language in _SHELLS:
+        return lines
+    return [line for line in lines if not language and _PROGRAM.match(line)]
 
 
 def problem_of(line: str) -> str | None:
