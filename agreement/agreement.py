@@ -7,14 +7,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import (
-    Field,
-    SerializerFunctionWrapHandler,
-    ValidationInfo,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from agreement.extensions.settings import (
     ExtensionTables,
@@ -142,18 +135,6 @@ class Agreement(RunSettings):
                 " literal_norms = false, or choose protection 'plain'"
             )
         return self
-
-    @model_serializer(mode="wrap")
-    def _only_what_was_there(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Drop fields that are absent or default.
-
-        Without third parties' methods and without noise, text and hash equal those of versions that lacked both.
-        """
-        table: dict[str, Any] = written(self)
-        for name in ("extension", "distributions", "privacy"):
-            if not getattr(self, name):
-                table.pop(name, None)
-        return table
 
     @model_validator(mode="after")
     def _built_in_models_know_their_input(self) -> Self:

@@ -1,4 +1,4 @@
-"""Number types of settings."""
+"""Types of numbers in settings, with their ranges: positive, not negative, a fraction."""
 
 from __future__ import annotations
 

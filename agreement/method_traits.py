@@ -1,4 +1,4 @@
-"""Traits of a method's rounds, built in or added."""
+"""Traits of a method: its family, the values that sites exchange, and how a site predicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Built-in methods, the values that each exchanges, and where each may run."""
+"""Built-in methods, what sites exchange under each, and which run between institutions or in simulation alone."""
 
 from __future__ import annotations
 

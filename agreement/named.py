@@ -1,4 +1,4 @@
-"""Base of methods and protections: their names and settings."""
+"""Base class of methods and protections: a name, a section of settings, and whether institutions may deploy it."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def _agreement_toml(agreement: Agreement) -> str:
     content = agreement.model_dump(mode="json", by_alias=True, exclude_none=True)  # TOML has no null
     lines = [f"{key} = {json.dumps(value)}" for key, value in content.items() if not isinstance(value, dict)]
     for key, table in content.items():
-        if isinstance(table, dict):
+        if isinstance(table, dict) and table:
             lines += [f"\n[{key}]", *(f"{name} = {json.dumps(value)}" for name, value in table.items())]
     return "\n".join(lines) + "\n"
 

@@ -1,7 +1,7 @@
-"""The one bridge between methods and protections at the coordinator.
+"""Factory of a run's exchange at the coordinator, by the agreed method and protection; executor of its computations.
 
-A method says which weights or groups it wants, a protection says how it can combine; here the two meet. Nothing
-else in the coordinator, but the exchanges that are picked here, knows either.
+A method states the weights or groups that it needs, a protection states how it combines. Only this module and the
+exchanges that it selects know methods and protections; the rest of the coordinator does not.
 """
 
 from __future__ import annotations

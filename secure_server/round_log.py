@@ -1,4 +1,4 @@
-"""Log of a run for its operator: a line for each event, a record for each round."""
+"""Log of a run for the coordinator's operator: a line for each event, and a JSON record for each round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outcome of an attempt as the coordinator stores it."""
+"""Outcome of an attempt as the coordinator stores it: results as bytes, groups of a clustering, failed groups."""
 
 from __future__ import annotations
 

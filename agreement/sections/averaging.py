@@ -1,4 +1,4 @@
-"""Averaged part of a model, and the masking of sums."""
+"""Sections of the agreement on averaged models and on masked sums: sizes, bounds, thresholds, who may collude."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Settings of each method."""
+"""Sections of the agreement with each method's settings: loss weights, groups, clusters, temperatures."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from agreement.field_types import Fraction, NotNegative, Positive
 from agreement.method_traits import Predicts
@@ -50,8 +50,7 @@ class FedpcSection(Section):
     features collapse onto targets that hardly separate classes. Try 0.01 to 0.05 there (docs: notation).
 
     ``predicts`` selects the model as the site trained it last, or the last averaged extractor with the classifier as
-    the site trained it, which has less of DP-SGD's noise. The paper leaves this open. The default is not part of the
-    agreement's text and hash.
+    the site trained it, which has less of DP-SGD's noise. The paper leaves this open.
     """
 
     groups: Annotated[int, Field(ge=1, le=256)] | None = None
@@ -64,13 +63,6 @@ class FedpcSection(Section):
     """Let a group without a class count with zeros, as printed."""
     predicts: Predicts = Predicts.TRAINED
     """Predict with the extractor as trained last, or as averaged last."""
-
-    @model_serializer(mode="wrap")
-    def _only_what_counts(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        table: dict[str, Any] = written(self)
-        if self.predicts is Predicts.TRAINED:
-            table.pop("predicts", None)
-        return table
 
 
 class FeddbpSection(Section):

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from agreement.field_types import Count, Positive
 from agreement.toml_loading import Section
 from privacy.mechanisms.grid import best_count_weight
 from privacy.units import Unit
 
-_ABSENT_BY_DEFAULT = ("dp_sgd", "unit", "project_from")
-"""Fields left out of the agreement's text where they are not given, so that older texts keep their hash."""
 Colluding = Annotated[int, Field(ge=0)]
 USUAL_DEVIATIONS = 3.0
 """Deviations of a noisy count: an empty class is taken for one with records once in 740 releases."""
@@ -119,20 +117,6 @@ class PrivacySection(Section):
                 " extractor = 'frozen'"
             )
         return self
-
-    @model_serializer(mode="wrap")
-    def _only_what_was_there(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        table: dict[str, Any] = written(self)
-        fields = type(self).model_fields
-        return {
-            name: value
-            for name, value in table.items()
-            if name not in self._absent_by_default or value != fields[name].default
-        }
-
-    @property
-    def _absent_by_default(self) -> tuple[str, ...]:
-        return _ABSENT_BY_DEFAULT if self.distributed else (*_ABSENT_BY_DEFAULT, "noise", "colluding")
 
     @model_validator(mode="after")
     def _each_sum_is_a_release(self) -> Self:

@@ -1,4 +1,4 @@
-"""Training loss of FedPC: cross entropy and the distance of class means from the group's (equations 3 and 4)."""
+"""Training loss of FedPC: cross entropy, and distance of a batch's class means from the group's (equations 3, 4)."""
 
 from __future__ import annotations
 

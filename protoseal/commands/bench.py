@@ -1,4 +1,4 @@
-"""``protoseal bench``."""
+"""Command group ``protoseal bench``: measures protections and training, each beside a baseline in the same run."""
 
 from __future__ import annotations
 

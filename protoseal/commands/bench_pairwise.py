@@ -1,4 +1,4 @@
-"""``protoseal bench pairwise``."""
+"""Command ``protoseal bench pairwise``: measures the seconds and bytes of a masked sum at sites and coordinator."""
 
 from __future__ import annotations
 

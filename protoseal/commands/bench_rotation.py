@@ -1,4 +1,4 @@
-"""``protoseal bench rotation``."""
+"""Command ``protoseal bench rotation``: times the secret rotation of prototypes at a site and the coordinator."""
 
 from __future__ import annotations
 

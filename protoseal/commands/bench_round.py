@@ -1,4 +1,4 @@
-"""``protoseal bench round``."""
+"""Command ``protoseal bench round``: times whole simulated rounds under each protection beside ``plain``."""
 
 from __future__ import annotations
 

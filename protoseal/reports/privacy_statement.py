@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agreement.methods import CONTROLS
-from agreement.sections.privacy import Noise, PrivacySection
-from privacy.units import Unit
+from agreement.sections.privacy import Noise
 from protoseal.reports.result_files import RunResult, SiteFigures
 
 NO_GUARANTEE = "NO GUARANTEE"
@@ -20,7 +19,7 @@ def privacy_statement(result: RunResult) -> tuple[str, ...]:
     """Return one sentence or more, of which those without a guarantee begin with ``NO GUARANTEE``."""
     if result.method in _ALONE:
         return (f"Nothing left a site: “{result.method}” trains each site by itself.",)
-    agreed = result.config.get("privacy")
+    agreed = result.config["privacy"]
     if agreed is None:
         return (_exact(),)
     spent = [site for site in result.sites if site.epsilon is not None]
@@ -30,8 +29,8 @@ def privacy_statement(result: RunResult) -> tuple[str, ...]:
     lost = [site for site in result.sites if site not in kept]
     return (
         *([_unbounded(lost, result)] if lost else []),
-        *([_bounded(kept, result, agreed.get("unit", Unit.RECORD.value))] if kept else []),
-        *([_shared(agreed)] if kept and agreed.get("noise") == Noise.DISTRIBUTED else []),
+        *([_bounded(kept, result, agreed["unit"])] if kept else []),
+        *([_shared(agreed)] if kept and agreed["noise"] == Noise.DISTRIBUTED else []),
     )
 
 
@@ -61,7 +60,7 @@ def _bounded(sites: Sequence[SiteFigures], result: RunResult, unit: str) -> str:
 
 
 def _shared(agreed: dict[str, object]) -> str:
-    colluding = agreed.get("colluding", PrivacySection.model_fields["colluding"].default)
+    colluding = agreed["colluding"]
     return (
         "The sites share this noise: the guarantee is against whoever sees sums alone and is told the parts of"
         f" {colluding} sites at most, a site that looks at its own answer being one of them."

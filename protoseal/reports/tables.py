@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
+from privacy.units import Unit
 from protoseal.reports.result_files import Paired, RunResult, SiteFigures, Spread
 from secure_client.output.site_log import Personalised, SiteRound
 
@@ -83,8 +84,8 @@ def is_private(result: RunResult) -> bool:
 
 def of_unit(result: RunResult) -> str:
     """Return the unit of ε, where it is not a record: " (subject)", " (site)"."""
-    unit = (result.config.get("privacy") or {}).get("unit")
-    return f" ({unit})" if unit else ""
+    privacy = result.config["privacy"]
+    return "" if privacy is None or privacy["unit"] == Unit.RECORD else f" ({privacy['unit']})"
 
 
 def epsilon_text(figures: SiteFigures | SiteRound) -> str:

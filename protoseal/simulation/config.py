@@ -7,14 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    Field,
-    SerializerFunctionWrapHandler,
-    ValidationInfo,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from agreement.agreement import USUAL_SITES, Agreement
 from agreement.extensions.lookup import AnyMethod, KnownMethod, KnownProtection
@@ -105,13 +98,6 @@ class SimulationConfig(RunSettings):
     def _settings_of_what_is_added(cls, tables: Any, info: ValidationInfo) -> Any:
         every = [*used_so_far(info), *info.data.get("compare", ())]
         return extension_settings(tables, every, source_of(info)) if isinstance(tables, dict) else tables
-
-    @model_serializer(mode="wrap")
-    def _only_what_is_there(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        table: dict[str, Any] = written(self)
-        if not table.get("extension"):
-            table.pop("extension", None)
-        return table
 
     @field_validator("dataset", mode="after")
     @classmethod
@@ -229,7 +215,7 @@ class SimulationConfig(RunSettings):
         """
         table = self.model_dump(mode="json", by_alias=True, include={*RunSettings.model_fields, "extension"})
         used = (method.value, self.protection.value)
-        table["extension"] = {name: own for name, own in table.get("extension", {}).items() if name in used}
+        table["extension"] = {name: own for name, own in table["extension"].items() if name in used}
         table["training"]["init_seed"] = seed
         table["training"]["model"] = self.model_of(0)
         if averaged is not None:

@@ -1,4 +1,4 @@
-"""Controls of an experiment: what a site reaches without a federation, with the same model, data and schedule."""
+"""Control runs of an experiment: sites train without a federation, with the same model, data and schedule."""
 
 from __future__ import annotations
 

@@ -224,10 +224,8 @@ def _remove_if_empty(folder: Path) -> None:
 def _claim_of(config: SimulationConfig, several: bool) -> dict[str, Any]:
     """Return the settings that must be equal for runs of one simulation."""
     content = config.model_dump(mode="json", by_alias=True, exclude=set(FREE))
-    for name in content.get("extension", {}).keys() - {config.method.value, config.protection.value}:
-        del content["extension"][name]
-    if not content.get("extension"):
-        content.pop("extension", None)
+    used = {config.method.value, config.protection.value}
+    content["extension"] = {name: each for name, each in content["extension"].items() if name in used}
     # One seed's results lie where those of several seeds are summed up.
     return {"schema": 1, "seed": None if several else config.seeds[0], "config": content}
 

@@ -1,7 +1,8 @@
-"""Sums at a site under a third party's protection: one step, after which every site reads the sum by itself.
+"""Sums at a site under an extension's protection: the site sends its values once, and reads the sum from the answer.
 
-As under ``ckks`` a result that cannot be right, which only those who can read it see, is acknowledged like any other,
-and not used.
+Only sites can read the sum, so only they notice a result that is out of bounds. As under ``ckks``, the site
+acknowledges such a result like any other, because a refusal would tell the coordinator about it, and trains on from
+its earlier result.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Start of a round of sums: the groups of sites, and the earlier result that each group trains from."""
+"""Check of a round's start at a site: groups stay as first stated, and the group trains from one earlier result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shape of the images that a network is built for, and the kind of normalisation in the network."""
+"""Parameters that every built-in network is made from: features, channels, image side, batch or group norm."""
 
 from __future__ import annotations
 

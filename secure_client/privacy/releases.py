@@ -1,4 +1,4 @@
-"""Spending of a site in one run: on releases, each spent and then drawn, and on its training by DP-SGD."""
+"""Noisy releases of a site in one run: each is paid for in the privacy ledger, then drawn; so is training by DP-SGD."""
 
 from __future__ import annotations
 

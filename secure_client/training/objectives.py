@@ -1,4 +1,4 @@
-"""Training objectives and recipes of the agreed method."""
+"""Training loss and recipe of the agreed method, from the agreement's sections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Suspicions about a masked sum that failed, drawn from the released shares.
+"""Attribution of a failed masked sum: which sites' released shares contradict the shares of the others.
 
 The limits: members who lie together can point at others, and a wrong share does not show whether it was made or
 released wrongly. A site that adds wrong values is not found at all. Suspicions are for the operator to read; the

@@ -17,7 +17,7 @@ from secure_server.config import load_coordinator
 from tests.support.config_files import AGREEMENT, COORDINATOR, FEDPC, SITE, agreement, problem, write
 
 ROOT = Path(__file__).parents[2]
-KNOWN_HASH = "540b701c0e1fd0a3f3bc0e47b56d06697d8ae3af2c62dcced4f64b4ca4854ca3"
+KNOWN_HASH = "9edffc1ca446283b3ff5c93371071f8e5fc7a29f06d7598d2bbb3cbd930fb8f1"
 
 
 def test_what_a_site_may_spend_is_no_part_of_what_all_agree_on(tmp_path: Path) -> None:
@@ -217,6 +217,7 @@ def test_the_hash_is_the_one_written_down(tmp_path: Path) -> None:
         {"training": {"optimiser": "adam"}},
         {"fedpc": {"groups": 2}},
         {"fedpc": {"alignment": 0.25}},
+        {"fedpc": {"predicts": "aggregated"}},
         {"feddbp": {"own": 0.5}},
         {"fedplcc": {"contrast": 2.0}},
         {"baselines": {"ditto": 0.2}},

@@ -1,1 +1,1 @@
-"""Search of what the coordinator received for traces of the sites' values."""
+"""Search of the messages that a coordinator recorded for any site's prototypes."""

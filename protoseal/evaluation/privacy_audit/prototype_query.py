@@ -1,20 +1,27 @@
-"""Audit of the noisy prototypes as they are released, with canaries alone in classes of their own.
+"""Audit of noisy prototype releases: canaries, each the only record of a class of its own, are put in by coin flips.
 
-A further class costs nothing, since a record is in one, so the claim is that of a query with the agreed clip, weight
-and noise. Features of a canary are a hundred times as long as the clip and equally large in all coordinates, so that
-missing clipping shows, and so does clipping of single coordinates. All canaries are orthogonal in the query: under the
-claimed noise, a canary's inner product with the noisy sums is all that these reveal of it.
+The audit adds a class for each canary. Further classes do not raise the sensitivity, since a record belongs to one
+class, so the claim under test is that of the agreed clip, count weight and noise. A canary's features have 100 times
+the norm of the clip and the same magnitude in every coordinate, so that missing clipping shows, and clipping of each
+coordinate by itself shows too. Contributions of canaries to the query are orthogonal: under the claimed noise, all
+that the noisy sums reveal of a canary is their inner product with its contribution.
 
-Noise of another shape reveals more. Signs of the features therefore alternate, over coordinates and over releases, so
-that noise which is the same in several of them cancels. Scores weigh coordinates and releases against the covariance
-that the sums show, so that numbers without noise count most. And classes whose scores
-are equal to the last digit are guessed first, for they have no noise. None of it looks at the coins.
+Noise that differs from the claim can reveal more, and the scores look for three such faults:
 
-The limits. Coordinates are looked at in four parts, releases in eight. Noise that follows from a known seed is not told
-from noise that is drawn, unless it returns in a later release.
+- noise that is equal in several coordinates or releases: signs of features alternate, so that such noise cancels;
+- sums that got no noise: scores are weighted by the inverse of the sums' empirical covariance;
+- classes without any noise: canaries whose scores are equal in every bit are guessed first.
 
-Where a subject or a site is the unit, each canary is a subject with several records in each of two classes. Where sites
-share the noise, the sums have as many shares as are left of the smallest agreed list without those that collude.
+No score depends on the coin flips.
+
+Limits:
+
+- The covariance is estimated over four parts of the coordinates and eight parts of the releases, not for each one.
+- Noise from a known seed looks like fresh noise, unless the same noise appears in a later release.
+
+If the privacy unit is a subject or a site, each canary is a subject with several records in each of two classes. If
+sites share the noise, a sum has as many shares of noise as the shortest list of participants that the agreement
+permits has members, less the colluding sites.
 """
 
 from __future__ import annotations

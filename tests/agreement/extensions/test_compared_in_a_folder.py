@@ -43,7 +43,7 @@ def test_it_is_added_and_taken_and_what_had_ended_is_read(example: Path, tmp_pat
     assert ran(out, "cosine-proto") == ["cosine-proto"]
     assert ran(out) == []
     assert ran(out, "cosine-proto") == []
-    assert "extension" not in json.loads((out / CLAIM).read_text(encoding="utf-8"))["config"]
+    assert json.loads((out / CLAIM).read_text(encoding="utf-8"))["config"]["extension"] == {}
 
 
 @pytest.mark.full

@@ -257,10 +257,6 @@ def test_settings_are_their_owners_and_a_part_of_the_hash(example: Path, tmp_pat
     assert Agreement.from_json(other.to_json(), source="text").hash() == other.hash()
 
 
-def test_an_agreement_without_third_parties_says_nothing_of_them(tmp_path: Path) -> None:
-    assert not {"extension", "distributions"} & agreement_with(tmp_path).model_dump(mode="json").keys()
-
-
 @pytest.mark.parametrize(
     ("extension", "said"),
     [

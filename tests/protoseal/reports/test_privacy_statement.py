@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
+from agreement.sections.privacy import PrivacySection
 from protoseal.reports.privacy_statement import NO_GUARANTEE, privacy_statement
 from protoseal.reports.result_files import RunResult, SiteFigures
 from tests.protoseal.reports.test_results import RESULT
 
-NOISY = {"clip": 1.0, "noise_multiplier": 5.0}
+NOISY = PrivacySection(clip=1.0, noise_multiplier=5.0).model_dump(mode="json")
 
 
 def site(name: str, epsilon: float | None = None, *, guaranteed: bool = False) -> SiteFigures:
@@ -21,10 +22,9 @@ def site(name: str, epsilon: float | None = None, *, guaranteed: bool = False) -
 
 
 def run(privacy: dict[str, Any] | None, *sites: SiteFigures, method: str = "pfpl") -> RunResult:
-    config = {key: value for key, value in RESULT.config.items() if key != "privacy"}
-    if privacy is not None:
-        config["privacy"] = privacy
-    return RESULT.model_copy(update={"config": config, "sites": sites, "method": method})
+    return RESULT.model_copy(
+        update={"config": RESULT.config | {"privacy": privacy}, "sites": sites, "method": method}
+    )
 
 
 @pytest.mark.parametrize(
@@ -43,12 +43,11 @@ def test_a_run_without_a_guarantee_says_so_first_and_claims_no_epsilon(result: R
 
 
 @pytest.mark.parametrize(
-    ("unit", "named"), [(None, "one record "), ("subject", "one subject "), ("site", "one site ")]
+    ("unit", "named"), [("record", "one record "), ("subject", "one subject "), ("site", "one site ")]
 )
-def test_a_private_run_names_the_unit_and_the_largest_epsilon(unit: str | None, named: str) -> None:
-    privacy = NOISY if unit is None else {**NOISY, "unit": unit}
+def test_a_private_run_names_the_unit_and_the_largest_epsilon(unit: str, named: str) -> None:
     (sentence,) = privacy_statement(
-        run(privacy, site("a", 2.0, guaranteed=True), site("b", 3.25, guaranteed=True))
+        run(NOISY | {"unit": unit}, site("a", 2.0, guaranteed=True), site("b", 3.25, guaranteed=True))
     )
     assert NO_GUARANTEE not in sentence
     assert named in sentence
@@ -76,5 +75,5 @@ def test_of_a_method_that_exchanges_nothing_nothing_left(method: str) -> None:
 
 
 def test_the_agreements_own_text_is_what_is_read() -> None:
-    assert "privacy" not in RESULT.config or RESULT.config["privacy"] is None
+    assert RESULT.config["privacy"] is None
     assert privacy_statement(RESULT)[0].startswith(NO_GUARANTEE)
