@@ -113,7 +113,7 @@ def test_a_result_of_another_form_is_refused_and_the_site_leaves(open_play: Open
     assert [kind for kind, _ in transport.said] == ["join", "leave"]
 
 
-def test_what_only_a_decryption_shows_to_be_wrong_is_acknowledged_like_any_result(open_play: Open) -> None:
+def test_site_acknowledges_a_result_that_only_decryption_shows_to_be_wrong(open_play: Open) -> None:
     """Else a coordinator could compare sealed values with bounds of its choice, a site and round at a time."""
     play = open_play(*BOTH[1])
     results = _up_to_result(play)
@@ -133,7 +133,7 @@ def test_what_only_a_decryption_shows_to_be_wrong_is_acknowledged_like_any_resul
 
 
 @pytest.mark.parametrize(("protection", "weighting"), BOTH)
-def test_presence_says_the_same_whatever_the_result_was(
+def test_presence_bytes_do_not_depend_on_the_decrypted_result(
     protection: Protection, weighting: Weighting, open_play: Open
 ) -> None:
     play = open_play(protection, weighting)
@@ -172,7 +172,7 @@ def test_a_restarted_site_gives_its_answers_again_byte_for_byte(
         assert play.statement(A) == statement
 
 
-def test_a_round_long_over_is_refused_even_in_the_same_words(open_play: Open) -> None:
+def test_site_refuses_a_request_of_a_finished_round_even_with_the_same_bytes(open_play: Open) -> None:
     play = open_play(*BOTH[0])
     play.set_up(*NAMES)
     play.play_round(*NAMES)

@@ -54,18 +54,20 @@ def shares_in(answer: bytes) -> tuple[ReleasedShare, ...]:
     return tuple(ReleasedShare(each.owner, ShareKind(each.kind), each.share) for each in shares)
 
 
-def test_a_site_on_both_lists_would_be_open(play: MaskedPlay, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_of_a_site_listed_as_active_and_dropped_would_open_its_vector(
+    play: MaskedPlay, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A request has one list, of those who stay. The double takes every site to be on the other one too."""
     monkeypatch.setattr(KINDS, lambda *_: (ShareKind.SEED, ShareKind.KEY))
     assert_opened(play, *both_kinds(play))
 
 
-def test_of_no_owner_are_there_shares_of_both_kinds(play: MaskedPlay) -> None:
+def test_no_owner_has_both_its_secrets_released(play: MaskedPlay) -> None:
     with pytest.raises(MalformedError, match="0 shares of a secret"):
         both_kinds(play)
 
 
-def test_an_answer_with_both_kinds_is_refused_where_it_arrives(
+def test_coordinator_refuses_an_answer_that_releases_both_secrets_of_an_owner(
     play: MaskedPlay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An honest coordinator refuses it, too."""
@@ -74,7 +76,7 @@ def test_an_answer_with_both_kinds_is_refused_where_it_arrives(
         play.attempt(*EVERYONE).carried_out(EVERYONE)
 
 
-def test_a_site_releases_the_seed_of_who_stays_and_the_key_of_who_does_not(play: MaskedPlay) -> None:
+def test_site_releases_seeds_of_survivors_and_keys_of_dropouts(play: MaskedPlay) -> None:
     begun = play.attempt(*EVERYONE)
     begun.share(*EVERYONE)
     begun.mask(*EVERYONE)

@@ -144,7 +144,7 @@ def test_with_the_class_sum_a_site_solves_for_both_of_its_peers(play: Hostile) -
         np.testing.assert_allclose(either[1], rows[C][k], rtol=0.0, atol=_EXACT)
 
 
-def test_without_it_other_peers_give_the_very_same_answer(play: Hostile) -> None:
+def test_without_the_class_sum_different_peers_give_identical_answers(play: Hostile) -> None:
     """So no way of solving finds them: nothing in any slot of any ciphertext tells the two apart."""
     combination = Combination(play.agreement.pfpl.weighting.value)
     one = drawn(1)
@@ -157,7 +157,7 @@ def test_without_it_other_peers_give_the_very_same_answer(play: Hostile) -> None
 
 
 @pytest.mark.usefixtures("generous")
-def test_the_class_sum_tells_them_apart(play: Hostile) -> None:
+def test_the_class_sum_distinguishes_those_peers(play: Hostile) -> None:
     """The power of the above."""
     combination = Combination(play.agreement.pfpl.weighting.value)
     one = drawn(1)

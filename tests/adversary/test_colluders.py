@@ -50,7 +50,7 @@ def test_counts_tell_colluders_below_the_threshold_nothing(scene: str) -> None:
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_it_shows_if_one_share_less_opens_a_secret(scene: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_detect_a_threshold_lowered_by_one(scene: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "crypto.pairwise.shares.split", lambda secret, needed, count: split(secret, needed - 1, count)
     )
@@ -71,7 +71,7 @@ def _without_one(
 
 
 @pytest.mark.parametrize("scene", ["two honest", "two honest, and one that dropped out"])
-def test_it_shows_if_the_one_mask_that_counts_is_left_out(
+def test_counts_detect_a_missing_mask_between_honest_sites(
     scene: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(masks, "pair_keys", _without_one)
@@ -79,13 +79,13 @@ def test_it_shows_if_the_one_mask_that_counts_is_left_out(
         check_counts_alike(SCENES[scene], runs=1)
 
 
-def test_one_mask_of_several_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_do_not_detect_one_missing_mask_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
     """A third honest member has masks with both."""
     monkeypatch.setattr(masks, "pair_keys", _without_one)
     check_counts_alike(SCENES["three honest"], runs=1)
 
 
-def test_it_shows_if_masks_are_so_few_that_some_attempts_leave_members_without(
+def test_counts_detect_a_graph_too_sparse_to_mask_every_member(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A chance of 15 of 1024: in four attempts of five the victim has no mask with the honest."""
@@ -95,9 +95,7 @@ def test_it_shows_if_masks_are_so_few_that_some_attempts_leave_members_without(
 
 
 @pytest.mark.parametrize("scene", [name for name in SCENES if "late" in name])
-def test_it_shows_if_a_late_vector_has_no_mask_of_its_own(
-    scene: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_counts_detect_a_late_vector_without_a_self_mask(scene: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def only_pairs(words: Words, plus: Sequence[bytes], minus: Sequence[bytes]) -> Words:
         return keystream.add_streams(words, plus[1:], minus)
 
@@ -106,7 +104,7 @@ def test_it_shows_if_a_late_vector_has_no_mask_of_its_own(
         check_counts_alike(SCENES[scene], runs=1)
 
 
-def test_it_shows_if_a_keystream_is_affine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_detect_an_affine_keystream(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each byte of it is as often there as any other, and neighbours differ by what is known but for the inputs'."""
 
     def affine(*arguments: Any) -> Words:
@@ -119,7 +117,7 @@ def test_it_shows_if_a_keystream_is_affine(monkeypatch: pytest.MonkeyPatch) -> N
         check_counts_alike(SCENES["two honest"])
 
 
-def test_it_shows_if_attempts_have_the_same_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_detect_a_mask_reused_between_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     def same(
         private: bytes, public: Mapping[str, Any], binding: Any, site: str, peers: Sequence[str], graph: Any
     ) -> dict[str, bytes]:
@@ -134,7 +132,7 @@ def test_it_shows_if_attempts_have_the_same_mask(monkeypatch: pytest.MonkeyPatch
 # Its power
 
 
-def test_little_is_noticed_as_surely_as_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comparison_detects_a_small_bias_with_the_stated_power(monkeypatch: pytest.MonkeyPatch) -> None:
     def with_gaps(*arguments: Any) -> Words:
         words = _next(*arguments).copy()
         words[::BARE] = 0
@@ -146,7 +144,7 @@ def test_little_is_noticed_as_surely_as_is_said(monkeypatch: pytest.MonkeyPatch)
         check_counts_alike(SCENES["two honest"])
 
 
-def test_what_is_alike_is_taken_for_alike() -> None:
+def test_comparison_accepts_uniform_samples() -> None:
     """Of 200 pairs of uniform samples none is beyond the limit, and they are as far apart as chance has it."""
     generator, found = np.random.default_rng(3), list[float]()
     for _ in range(200):
@@ -157,7 +155,7 @@ def test_what_is_alike_is_taken_for_alike() -> None:
     assert FALSE_ALARM * 4 * len(PLACES) * 3 * (len(SCENES) + 1) < 1e-9
 
 
-def test_colluders_hold_what_they_are_said_to_hold() -> None:
+def test_colluders_hold_exactly_the_stated_items() -> None:
     """One of them more opens the victim: the scene gives the test something to find."""
     for scene in SCENES.values():
         view = attempt(scene, vectors_of(scene, 0))

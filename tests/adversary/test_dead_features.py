@@ -77,7 +77,9 @@ def _without_zeros(trainee: Trainee, start: object, *parts: object, **_: object)
     start(trainee, *parts)  # type: ignore[operator]
 
 
-def test_what_sites_state_answers_nothing(honest: ClusterBook, asked: dict[bool, ClusterBook]) -> None:
+def test_stated_presence_does_not_depend_on_sealed_values(
+    honest: ClusterBook, asked: dict[bool, ClusterBook]
+) -> None:
     assert stated(honest) == {(True,) * CLASSES}
     for book in asked.values():
         assert stated(book) == stated(honest)
@@ -86,7 +88,7 @@ def test_what_sites_state_answers_nothing(honest: ClusterBook, asked: dict[bool,
         }
 
 
-def test_the_stated_limit_directions_answer_it(asked: dict[bool, ClusterBook]) -> None:
+def test_the_stated_limit_directions_answer_the_question(asked: dict[bool, ClusterBook]) -> None:
     """All one way where the unit is left; by chance where no feature is. So one round gives away one bit, or more."""
     assert least_cosine(asked[True]) > 1.0 - 1e-9
     assert least_cosine(asked[False]) < 0.9

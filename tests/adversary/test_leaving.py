@@ -105,7 +105,7 @@ def check_alike(case: Case, one: Watch, other: Watch) -> None:
 
 
 @pytest.mark.parametrize("case", full_but(CASES, *KEPT), ids=str)
-def test_a_record_shows_in_nothing(
+def test_session_transcript_does_not_depend_on_a_record(
     case: Case, play: Callable[..., Watch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_alike(case, play(case, monkeypatch, None), play(case, monkeypatch, HUGE))
@@ -119,7 +119,7 @@ def test_a_record_shows_in_nothing(
     ),
     ids=str,
 )
-def test_nor_does_it_over_restarts(
+def test_session_transcript_does_not_depend_on_a_record_over_restarts(
     case: Case, play: Callable[..., Watch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = (play(case, monkeypatch, pixel, restarts=True) for pixel in (None, HUGE))
@@ -184,7 +184,7 @@ DOUBLES: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Case]] = {
 
 
 @pytest.mark.parametrize("double", DOUBLES)
-def test_a_site_that_lets_it_show_is_noticed(
+def test_comparison_detects_a_site_whose_transcript_depends_on_a_record(
     double: str, play: Callable[..., Watch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weaken, case = DOUBLES[double]

@@ -20,16 +20,14 @@ ROOT = Path(__file__).parents[2]
 KNOWN_HASH = "9edffc1ca446283b3ff5c93371071f8e5fc7a29f06d7598d2bbb3cbd930fb8f1"
 
 
-def test_what_a_site_may_spend_is_no_part_of_what_all_agree_on(tmp_path: Path) -> None:
+def test_agreement_refuses_a_sites_epsilon(tmp_path: Path) -> None:
     wanted = {"clip": 1.0, "noise_multiplier": 6.0, "epsilon": 3.0}
     assert "privacy.epsilon" in problem(tmp_path, privacy=wanted)
 
 
 @pytest.mark.parametrize("method", [method for method in sorted(SIMULATED) if method is not Method.AVERAGE])
 @pytest.mark.parametrize("side", ["coordinator", "site"])
-def test_what_methods_are_compared_with_is_refused_in_a_deployment(
-    tmp_path: Path, method: Method, side: str
-) -> None:
+def test_deployment_refuses_methods_for_comparison(tmp_path: Path, method: Method, side: str) -> None:
     protection = "ckks" if method in CONTROLS else "plain"
     averaging = {"parameters": int(method.averages)}
     table = {"method": method.value, "protection": protection, "averaging": averaging}
@@ -46,7 +44,7 @@ def test_what_methods_are_compared_with_is_refused_in_a_deployment(
     ("pfpl", "named"),
     [({"weighting": "inverse"}, "'inverse'"), ({"weighting": "distance", "squared": False}, "unsquared")],
 )
-def test_what_cannot_be_computed_on_ciphertexts_is_refused_by_capability(
+def test_ckks_refuses_weightings_that_need_inner_products(
     tmp_path: Path, pfpl: dict[str, Any], named: str
 ) -> None:
     line = problem(tmp_path, pfpl=pfpl)
@@ -170,7 +168,7 @@ def test_a_wrong_agreement_is_refused_in_a_line_that_names_the_key(
     assert said in problem(tmp_path, **changes)
 
 
-def test_few_holders_have_to_be_meant(tmp_path: Path) -> None:
+def test_few_holders_need_an_explicit_setting(tmp_path: Path) -> None:
     few = {"min_holders": 1, "min_sites": 2}
     assert agreement(tmp_path, **few, allow_fewer_holders_reveals_peers=True).min_holders == 1
     assert agreement(tmp_path, **few, protection="plain").min_holders == 1

@@ -79,7 +79,7 @@ def test_a_run_of_all_that_does_not_hold_them_off_is_refused(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("method", ["average", "feddbp", "pfpl"])
-def test_so_does_a_simulation(tmp_path: Path, method: str) -> None:
+def test_simulation_refuses_a_group_too_small_for_its_colluders(tmp_path: Path, method: str) -> None:
     flags = {"protection": "masked", "sites": 150, "rounds": 1, "dataset": "digits"}
     with pytest.raises(ConfigError, match="15 of 150 sites, which a group of 3 does not hold off"):
         config_in("", tmp_path / "out", method=method, compare=("fedpc",), **flags)

@@ -80,7 +80,7 @@ def test_no_method_is_another() -> None:
     assert {method for method in METHODS if method.traits.family is Family.ALONE} == CONTROLS
 
 
-def test_what_is_deployed_is_one_of_each_kind() -> None:
+def test_deployable_methods_differ_in_family_or_layout() -> None:
     layouts = {(method.traits.family, method_agreement(method).layout) for method in DEPLOYABLE}
     assert len(layouts) == len(DEPLOYABLE) == 4
 

@@ -189,7 +189,7 @@ def test_the_others_get_their_result_over_those_whose_values_came(
     assert start.base == losing.bases[number + 1, 1, LOST]
 
 
-def test_in_the_end_everyone_is_there_again(losing: ClusterBook) -> None:
+def test_every_site_takes_part_in_the_last_round(losing: ClusterBook) -> None:
     assert contributors(losing, len(PHASES) + 1) == EVERYONE
     assert excess(losing, len(PHASES) + 1) <= 1.0
 
@@ -209,7 +209,9 @@ def losing_plain(tmp_path_factory: pytest.TempPathFactory) -> ClusterBook:
 @pytest.mark.parametrize(
     ("number", "phase"), [pytest.param(i, each, id=each.name) for i, each in enumerate(UNDER_PLAIN, start=1)]
 )
-def test_so_they_do_under_plain(losing_plain: ClusterBook, number: int, phase: Phase) -> None:
+def test_the_others_get_their_result_under_plain(
+    losing_plain: ClusterBook, number: int, phase: Phase
+) -> None:
     heard, after = phase is Phase.RESULT, len(UNDER_PLAIN) + 1
     assert losing_plain.summary()[number - 1] == (number, 2 if phase is Phase.VALUES else 1, False)
     assert contributors(losing_plain, number) == tuple(site for site in EVERYONE if heard or site != LOST)

@@ -107,7 +107,7 @@ def test_the_bound_on_rotations_is_beyond_float32(tmp_path: Path) -> None:
     assert excess(agreement, rounded, 1) > 20.0
 
 
-def test_what_needs_inner_products_is_refused_under_ckks() -> None:
+def test_ckks_refuses_weightings_that_need_inner_products() -> None:
     with pytest.raises(ValidationError, match="weighting 'inverse' needs 'gram', and protection 'ckks'"):
         agreement_for(Protection.CKKS, Weighting.INVERSE, classes=3, dim=8)
     with pytest.raises(ValidationError, match="'distance, unsquared' needs 'gram', and protection 'ckks'"):

@@ -154,7 +154,7 @@ each_phase = pytest.mark.parametrize(
 
 @each_case
 @each_phase
-def test_the_others_get_what_plain_gives_without_it(
+def test_survivors_get_the_plain_result_without_the_lost_site(
     case: Case, number: int, phase: Phase, runs: Runs
 ) -> None:
     run = runs(case)
@@ -168,7 +168,7 @@ def test_the_others_get_what_plain_gives_without_it(
 
 
 @each_case
-def test_in_the_end_those_who_came_back_take_part_again(case: Case, runs: Runs) -> None:
+def test_returned_sites_take_part_in_the_last_round(case: Case, runs: Runs) -> None:
     run = runs(case)
     left = set(EVERYONE) - (set(LOST.values()) if case.for_good else set())
     assert (run.rounds[-1].round, run.rounds[-1].attempt) == (AFTER, 1)
@@ -191,9 +191,7 @@ def test_predictions_are_those_of_the_same_losses_under_plain(case: Case, runs: 
 
 
 @pytest.mark.parametrize("answer_lost", [False, True])
-def test_to_the_others_it_is_as_if_it_had_never_begun_the_round(
-    answer_lost: bool, runs: Runs, tmp_path: Path
-) -> None:
+def test_survivors_see_no_trace_of_a_site_lost_early(answer_lost: bool, runs: Runs, tmp_path: Path) -> None:
     """Under `plain`, bit for bit: an attempt that failed leaves nothing behind."""
     case = Case(PLAIN, answer_lost, for_good=True)
     earlier = [

@@ -102,9 +102,7 @@ def excess(book: Book, number: int) -> float:
 
 
 @each_loss
-def test_a_round_goes_on_without_who_was_lost_and_is_exact_for_the_others(
-    books: Books, method: Method, number: int
-) -> None:
+def test_a_round_completes_exactly_without_the_lost_site(books: Books, method: Method, number: int) -> None:
     book, (phase, lost) = books(method), LOST[method][number]
     repeated = phase in (Phase.DIRECTIONS, Phase.VALUES)
     assert book.summary()[number - 1] == (number, 2 if repeated else 1, False)
@@ -116,7 +114,7 @@ def test_a_round_goes_on_without_who_was_lost_and_is_exact_for_the_others(
 
 
 @each_loss
-def test_who_was_lost_catches_up_by_ciphertexts_and_trains_from_what_the_others_have(
+def test_a_lost_site_catches_up_by_ciphertexts_and_trains_from_the_common_base(
     books: Books, method: Method, number: int
 ) -> None:
     book, (_, lost) = books(method), LOST[method][number]
@@ -137,13 +135,13 @@ def test_who_was_lost_catches_up_by_ciphertexts_and_trains_from_what_the_others_
                 np.testing.assert_array_equal(book.guides[after, 1, site], first)
 
 
-def test_who_catches_up_fuses_the_mean_with_its_own_last_prototypes(books: Books) -> None:
+def test_a_site_that_catches_up_fuses_the_mean_with_its_own_last_prototypes(books: Books) -> None:
     for site in EVERYONE:
         assert literal.fusion_excess(books(Method.FEDDBP), 3, site) <= 1.0
 
 
 @pytest.mark.parametrize("method", LOST)
-def test_in_the_end_everyone_is_there_again(books: Books, method: Method) -> None:
+def test_every_site_takes_part_in_the_last_round(books: Books, method: Method) -> None:
     book = books(method)
     last = book.agreement.rounds
     assert set(literal.contributors(book, last)) == sites_of(book)
@@ -164,7 +162,7 @@ def test_a_round_whose_leader_is_lost_is_abandoned_and_nobody_trains_from_it(boo
         assert {book.starts[ABANDONED + 1, 1, site].base for site in there} == before
 
 
-def test_the_next_round_goes_on_without_it_and_another_leads(books: Books) -> None:
+def test_the_next_round_has_another_leader(books: Books) -> None:
     book = books(Method.FEDPC)
     assert book.summary()[ABANDONED] == (ABANDONED + 1, 1, False)
     assert literal.contributors(book, ABANDONED + 1) == EVERYONE[1:]

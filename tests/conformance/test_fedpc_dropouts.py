@@ -58,7 +58,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Book:
 
 
 @each_phase
-def test_one_of_each_group_is_lost_and_the_others_get_their_result(
+def test_survivors_get_their_result_when_each_group_loses_a_site(
     masked: Book, number: int, phase: Phase
 ) -> None:
     assert masked.summary()[number - 1] == (number, 1, False)
@@ -69,9 +69,7 @@ def test_one_of_each_group_is_lost_and_the_others_get_their_result(
 
 
 @each_phase
-def test_the_lost_come_back_and_train_from_what_the_others_have(
-    masked: Book, number: int, phase: Phase
-) -> None:
+def test_returned_sites_train_from_the_base_of_their_group(masked: Book, number: int, phase: Phase) -> None:
     assert staying(phase)
     for group in masked.groups:
         (base,) = {masked.got[number, site].hash for site in group if site not in LOST}
@@ -107,7 +105,7 @@ def test_answers_that_are_lost_and_sites_that_are_back_for_the_result(
 
 
 @pytest.mark.parametrize("name", full_but(["masked", "unheard", "plain"], "masked", "unheard"))
-def test_in_the_end_everyone_is_there_again(name: str, request: pytest.FixtureRequest) -> None:
+def test_every_site_takes_part_in_the_last_round(name: str, request: pytest.FixtureRequest) -> None:
     book: Book = request.getfixturevalue(name)
     assert literal.contributors(book, AFTER) == EVERYONE
     assert {site for number, site in book.got if number == AFTER} == set(EVERYONE)
@@ -148,7 +146,7 @@ def test_a_site_that_the_clustering_went_on_without_joins_the_largest_group(fail
         (TOO_FEW_SIGNATURES, SECOND),  # three that sent values with the two would not again: a sum takes four
     ],
 )
-def test_a_round_that_loses_too_much_is_repeated_without_what_it_lost(
+def test_a_round_that_loses_too_many_sites_is_repeated_without_them(
     failing: Book, number: int, contributors: tuple[str, ...]
 ) -> None:
     assert failing.summary()[number - 1] == (number, 2, False)
@@ -180,7 +178,7 @@ def test_a_round_whose_sum_cannot_be_opened_is_abandoned_and_nobody_trains_from_
         assert base == (first if site in FIRST else second)
 
 
-def test_after_it_the_run_goes_on_first_without_those_who_cost_it(failing: Book) -> None:
+def test_the_round_after_an_abandoned_one_leaves_out_the_sites_that_caused_it(failing: Book) -> None:
     assert literal.contributors(failing, TOO_FEW_SHARES + 1) == FIRST
     assert literal.contributors(failing, TOO_FEW_SHARES + 2) == EVERYONE
     for number in (TOO_FEW_SHARES + 1, TOO_FEW_SHARES + 2):

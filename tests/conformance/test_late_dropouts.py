@@ -76,7 +76,7 @@ def rare(found: Run, attempt: int) -> float:
     )
 
 
-def test_everyone_who_stays_encrypts_again(tmp_path: Path) -> None:
+def test_survivors_encrypt_again_after_a_late_loss(tmp_path: Path) -> None:
     found = run(tmp_path)
     assert found.attempt == 2
     assert {site for attempt, site in found.uploads if attempt == 1} == set(STAYING)
@@ -85,18 +85,20 @@ def test_everyone_who_stays_encrypts_again(tmp_path: Path) -> None:
     assert len(set(blobs)) == len(blobs)
 
 
-def test_the_class_is_zeros_then(tmp_path: Path) -> None:
+def test_survivors_send_zeros_for_the_class_below_the_minimum(tmp_path: Path) -> None:
     found = run(tmp_path)
     assert rare(found, 1) > 0.1
     assert rare(found, 2) < 1e-6
 
 
-def test_zeros_that_are_not_sent_would_be_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_detects_a_class_that_is_not_zeroed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("agreement.cohorts.active_classes", lambda presence, _: presence.any(axis=0))
     assert rare(run(tmp_path), 2) > 0.1
 
 
-def test_the_others_get_what_plain_gives_without_it(tmp_path: Path) -> None:
+def test_survivors_get_the_plain_result_without_the_lost_site(tmp_path: Path) -> None:
     found = run(tmp_path)
     assert {site for _, site in found.record} == set(STAYING)
     taken = {site: each for (_, site), each in found.record.items()}

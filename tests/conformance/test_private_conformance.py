@@ -86,7 +86,7 @@ def test_a_round_is_the_equations_on_the_noisy_values_that_sites_put_in(
 
 
 @each_case
-def test_what_sites_put_in_first_is_the_same_to_the_last_bit(books: Books, case: str) -> None:
+def test_first_inputs_are_bit_identical_under_every_protection(books: Books, case: str) -> None:
     """Both trained alike until then, and had the same noise."""
     plain = books(Protection.PLAIN, case)
     for protection in (Protection.MASKED, Protection.CKKS):

@@ -235,7 +235,9 @@ def test_the_clustering_found_the_two_kinds(runs: Runs) -> None:
 
 
 @each_method
-def test_who_is_missed_and_who_is_not(runs: Runs, method: Method) -> None:
+def test_a_site_lost_after_its_values_is_in_the_sum_and_one_lost_before_is_not(
+    runs: Runs, method: Method
+) -> None:
     """Lost before it sent values, a site is in no sum; lost after, it is in it. Who is not listed draws nothing."""
     run = runs(method)
     for number, (loss, there) in enumerate(zip(LOST, (False, False, True, True), strict=True), start=1):

@@ -136,7 +136,7 @@ def losing(tmp_path_factory: pytest.TempPathFactory) -> Book:
 
 
 @each_phase
-def test_those_who_are_left_get_the_mean_over_whose_values_came(
+def test_survivors_get_the_mean_over_the_sites_whose_values_came(
     losing: Book, number: int, phase: Phase
 ) -> None:
     assert losing.summary()[number - 1] == (number, 1, False)
@@ -145,7 +145,7 @@ def test_those_who_are_left_get_the_mean_over_whose_values_came(
     assert {site for r, site in losing.got if r == number} == set(EVERYONE) - set(LOST)
 
 
-def test_in_the_end_everyone_is_there_again(losing: Book) -> None:
+def test_every_site_takes_part_in_the_last_round(losing: Book) -> None:
     assert literal.contributors(losing, AFTER) == EVERYONE
     assert literal.excess(losing, AFTER, rounded=True) <= 1.0
 

@@ -48,7 +48,7 @@ def books(tmp_path_factory: pytest.TempPathFactory) -> Books:
 
 @each_phase
 @each_method
-def test_those_who_are_left_get_the_means_over_whose_values_came(
+def test_survivors_get_the_means_over_the_sites_whose_values_came(
     books: Books, method: Method, number: int, phase: Phase
 ) -> None:
     masked, plain = books(method, Protection.MASKED), books(method, Protection.PLAIN)
@@ -63,7 +63,7 @@ def test_those_who_are_left_get_the_means_over_whose_values_came(
 
 @each_phase
 @each_method
-def test_the_lost_come_back_and_train_from_what_the_others_have(
+def test_returned_sites_train_from_the_common_base(
     books: Books, method: Method, number: int, phase: Phase
 ) -> None:
     book = books(method, Protection.MASKED)
@@ -75,7 +75,9 @@ def test_the_lost_come_back_and_train_from_what_the_others_have(
 
 
 @pytest.mark.parametrize("number", [4, 5, 6])
-def test_who_catches_up_fuses_the_mean_with_its_own_last_prototypes(books: Books, number: int) -> None:
+def test_a_site_that_catches_up_fuses_the_mean_with_its_own_last_prototypes(
+    books: Books, number: int
+) -> None:
     """Of rounds in which the lost had sent their values before they were lost."""
     book = books(Method.FEDDBP, Protection.MASKED)
     for site in EVERYONE:
@@ -84,7 +86,7 @@ def test_who_catches_up_fuses_the_mean_with_its_own_last_prototypes(books: Books
 
 
 @pytest.mark.full
-def test_in_the_end_everyone_is_there_again(books: Books) -> None:
+def test_every_site_takes_part_in_the_last_round(books: Books) -> None:
     for method in (Method.FEDDBP, Method.FEDAVG):
         for protection in (Protection.MASKED, Protection.PLAIN):
             book = books(method, protection)

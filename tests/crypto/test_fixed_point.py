@@ -92,7 +92,7 @@ def test_encoding_is_frozen(case: dict[str, Any]) -> None:
 
 
 @_cases("bad_encode")
-def test_what_cannot_be_carried_is_refused(case: dict[str, Any]) -> None:
+def test_encode_refuses_values_that_do_not_fit(case: dict[str, Any]) -> None:
     _refused(case, lambda: _fixed_point(case, case["terms"]).encode(_values(case)))
 
 
@@ -103,7 +103,7 @@ def test_decoding_is_frozen(case: dict[str, Any]) -> None:
 
 
 @_cases("bad_decode_sum")
-def test_what_no_sum_gives_is_refused(case: dict[str, Any]) -> None:
+def test_decode_sum_refuses_words_that_no_sum_gives(case: dict[str, Any]) -> None:
     _refused(case, lambda: _fixed_point(case, case["room"]).decode_sum(_words(case), case["terms"]))
 
 
@@ -237,7 +237,7 @@ def test_whole_numbers_stand_beside_others() -> None:
 
 
 @pytest.mark.parametrize("value", [0.5, 2.0**-40, 10.0 + 2.0**-30])
-def test_what_is_no_whole_number_is_refused_where_only_such_are_agreed(value: float) -> None:
+def test_encode_refuses_fractions_in_a_segment_of_whole_numbers(value: float) -> None:
     fixed = FixedPoint([Segment(1, 100.0, whole=True)], terms=2)
     with pytest.raises(BoundError, match="no whole number"):
         fixed.encode(np.array([value]))

@@ -20,7 +20,7 @@ VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "channel_keys.json
 # Channel keys
 
 
-def test_what_is_sealed_opens_with_the_key_and_context() -> None:
+def test_sealed_content_opens_with_its_key_and_context() -> None:
     key = ChannelKey.generate()
     sealed = seal(key.public_bytes, b"secret", b"context")
     assert key.open(sealed, b"context") == b"secret"
@@ -29,7 +29,7 @@ def test_what_is_sealed_opens_with_the_key_and_context() -> None:
 
 
 @given(st.binary(max_size=200), st.binary(max_size=50), st.integers(min_value=0), st.integers(0, 7))
-def test_what_is_altered_does_not_open(secret: bytes, info: bytes, position: int, bit: int) -> None:
+def test_altered_sealed_content_does_not_open(secret: bytes, info: bytes, position: int, bit: int) -> None:
     key = ChannelKey.generate()
     sealed = seal(key.public_bytes, secret, info)
     altered = bytearray(sealed)
@@ -125,7 +125,7 @@ def test_a_derived_key_depends_on_all_it_is_derived_from() -> None:
 # Storage
 
 
-def test_what_is_stored_opens_under_its_name() -> None:
+def test_stored_content_opens_under_its_name() -> None:
     key = StorageKey(b"k" * 32)
     stored = key.encrypt(b"secret", b"name")
     assert key.decrypt(stored, b"name") == b"secret"
@@ -135,7 +135,7 @@ def test_what_is_stored_opens_under_its_name() -> None:
 
 
 @given(st.binary(max_size=100), st.integers(min_value=0), st.integers(0, 7))
-def test_what_was_altered_at_rest_is_noticed(secret: bytes, position: int, bit: int) -> None:
+def test_altered_stored_content_is_refused(secret: bytes, position: int, bit: int) -> None:
     key = StorageKey(b"k" * 32)
     stored = key.encrypt(secret, b"name")
     altered = bytearray(stored)

@@ -36,7 +36,7 @@ def test_no_rows_and_rows_of_zeros_stay_what_they_are() -> None:
 
 
 @pytest.mark.parametrize("factor", [1.001, np.nan, np.inf])
-def test_what_is_no_direction_is_refused(factor: float) -> None:
+def test_rows_that_are_no_directions_are_refused(factor: float) -> None:
     with pytest.raises(MalformedError):
         SITE.turned(ROWS * factor, CLASSES)
 

@@ -92,6 +92,6 @@ def test_words(case: dict[str, Any]) -> None:
 
 
 @_cases(FIXED, "bad_encode")
-def test_what_has_no_word(case: dict[str, Any]) -> None:
+def test_reference_refuses_values_without_a_word(case: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"beyond its bound|shorter|longer"):
         _words(case)

@@ -141,7 +141,7 @@ def test_inner_products_come_in_the_order_of_the_sites(whole: dict[str, Payload]
         (Payload("plain/1", arrays=(np.ones((1, 6)),)), "norm"),
     ],
 )
-def test_what_is_not_one_row_gives_no_inner_products(payload: Payload, reason: str) -> None:
+def test_gram_server_refuses_a_payload_that_is_not_one_row(payload: Payload, reason: str) -> None:
     with pytest.raises(MalformedError, match=reason):
         GramServer().validate(payload, "a", WHOLE)
 

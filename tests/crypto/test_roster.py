@@ -94,7 +94,7 @@ def test_an_honest_roster_is_the_same_for_all(scene: Scene) -> None:
     assert scene.verify(again).hash == roster.hash
 
 
-def test_whatever_differs_differs_in_the_hash(scene: Scene) -> None:
+def test_rosters_that_differ_have_different_hashes(scene: Scene) -> None:
     rosters = [
         scene.verify(scene.statements),
         scene.verify(scene.statements[:2], minimum=2),

@@ -193,7 +193,7 @@ def test_zeros_show_no_signs() -> None:
 
 
 @pytest.mark.parametrize("vectors", [np.zeros(3), np.zeros((1, 2, 3)), np.zeros((1, 3), dtype=np.float32)])
-def test_what_is_no_vectors_is_refused(vectors: Float) -> None:
+def test_rotate_refuses_input_that_is_no_matrix_of_vectors(vectors: Float) -> None:
     with pytest.raises(MalformedError, match="float64 of shape"):
         rotate(KEY, vectors)
 

@@ -97,7 +97,7 @@ def test_bad_shares_are_refused(case: dict[str, str]) -> None:
     assert type(raised.value).__name__ == case["failure"]
 
 
-def test_what_only_the_signature_holds_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_twins_open_without_the_signature_check(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without that check they open: it is the layer that each of these twins is about."""
     monkeypatch.setattr(crypto.sealed_group_secret, "verify", lambda *_: None)
     monkeypatch.setattr(crypto.pairwise.shares, "verify", lambda *_: None)
@@ -134,7 +134,7 @@ SHARE_CONTEXT = (*by_hand.binding_fields(BINDING), b"clinic-a", b"clinic-b")
 
 
 @pytest.mark.parametrize("what", ["group secret", "share"])
-def test_the_same_bytes_by_hand(what: str) -> None:
+def test_reference_implementation_gives_the_frozen_bytes(what: str) -> None:
     """Sealed anew with the ephemeral key that stands there, and opened; the signature is over what is laid out here."""
     secret = what == "group secret"
     case, context = (SECRET, _secret_context(SECRET)) if secret else (SHARE, SHARE_CONTEXT)
@@ -154,13 +154,13 @@ def test_the_same_bytes_by_hand(what: str) -> None:
     [case for case in VECTORS["bad_group_secrets"] if case["failure"] == "DecryptionError"],
     ids=lambda case: case["name"],
 )
-def test_bad_secrets_do_not_open_by_hand(case: dict[str, str]) -> None:
+def test_bad_secrets_do_not_open_in_the_reference_implementation(case: dict[str, str]) -> None:
     info = by_hand.layout("group-secret-info", *_secret_context(case))
     with pytest.raises(InvalidTag):
         by_hand.hpke_open(OWN["channel_private_key"], bytes.fromhex(case["sealed"]), info)
 
 
-def test_what_is_sealed_here_opens_by_hand() -> None:
+def test_sealed_content_opens_in_the_reference_implementation() -> None:
     """The other way round: with the ephemeral key that the library draws."""
     sealed = crypto.keys.seal(OWN["channel_key"], b"plaintext", b"info")
     assert by_hand.hpke_open(OWN["channel_private_key"], sealed, b"info") == b"plaintext"

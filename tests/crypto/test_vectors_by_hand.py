@@ -129,7 +129,7 @@ def test_the_hash_of_a_roster() -> None:
     assert hashlib.sha256(by_hand.layout("roster", *fields)).hexdigest() == roster["hash"]
 
 
-def test_what_is_sealed() -> None:
+def test_reference_opens_the_sealed_vectors() -> None:
     good = {name: bytes.fromhex(value) for name, value in CHANNEL["sealed"].items()}
     assert by_hand.hpke_open(good["private_key"], good["message"], good["info"]) == good["plaintext"]
     again = by_hand.hpke_seal(good["public_key"], bytes(31) + b"\x01", b"x", b"info")
@@ -137,13 +137,13 @@ def test_what_is_sealed() -> None:
 
 
 @_cases(CHANNEL, "bad_sealed")
-def test_what_does_not_open(case: dict[str, str]) -> None:
+def test_reference_refuses_the_bad_sealed_vectors(case: dict[str, str]) -> None:
     private = bytes.fromhex(CHANNEL["sealed"]["private_key"])
     with pytest.raises(InvalidTag):
         by_hand.hpke_open(private, bytes.fromhex(case["message"]), bytes.fromhex(case["info"]))
 
 
-def test_what_is_stored() -> None:
+def test_reference_opens_the_stored_vectors() -> None:
     case = {name: bytes.fromhex(value) for name, value in CHANNEL["stored"].items()}
     marker, content = b"protoseal-stored-1:", case["content"]
     assert content.startswith(marker)

@@ -90,12 +90,12 @@ def test_the_coordinators_image_has_no_torch() -> None:
         ),
     ],
 )
-def test_what_is_secret_or_needless_never_reaches_a_build(path: str) -> None:
+def test_build_context_excludes_secret_and_needless_files(path: str) -> None:
     assert is_ignored(path)
     assert not is_ignored(path, ignore="")
 
 
-def test_what_a_build_copies_reaches_it() -> None:
+def test_build_context_includes_every_copied_file() -> None:
     for source in context_sources(read_dockerfile(dockerfile("site"))):
         assert not is_ignored(source)
     assert not is_ignored("protoseal/commands/passphrase_input.py")

@@ -155,7 +155,7 @@ def test_files_are_called_what_the_pki_commands_call_them(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WITH_NOISE)
-def test_what_the_private_site_allows_has_room_for_the_run(tmp_path: Path, name: str) -> None:
+def test_private_sample_budget_has_room_for_the_run(tmp_path: Path, name: str) -> None:
     shutil.copytree(SAMPLES, tmp_path, dirs_exist_ok=True)
     shutil.copy(SAMPLES / name, tmp_path / PRIVATE)
     site = load_site(tmp_path / PRIVATE_SITE)

@@ -137,7 +137,7 @@ def test_a_unit_is_in_order(name: str) -> None:
         (("RestartSec=30", "RestartSec=0"), "without limit"),
     ],
 )
-def test_a_unit_that_is_not_is_found_out(name: str, change: tuple[str, str], said: str) -> None:
+def test_checks_report_a_bad_unit(name: str, change: tuple[str, str], said: str) -> None:
     weak = text_of(name).replace(*change)
     assert weak != text_of(name)
     found = unit_problems(read_unit(weak, UNITS[name]), UNITS[name])

@@ -106,7 +106,7 @@ def test_sites_learned_from_their_peers(walked: Walked) -> None:
         assert accuracy > 0.6  # of ten digits, so 0.1 is chance
 
 
-def test_it_went_on_after_north_and_the_coordinator_were_stopped(walked: Walked) -> None:
+def test_run_resumes_after_north_and_the_coordinator_were_stopped(walked: Walked) -> None:
     log = (walked.folder / "coordinator" / "log.txt").read_text(encoding="utf-8")
     assert "resuming at" in log
     north = (walked.folder / "north" / "log.txt").read_text(encoding="utf-8")

@@ -118,11 +118,11 @@ def test_every_attack_that_its_overview_names_exists() -> None:
 
 
 @pytest.mark.parametrize("file", TABLES)
-def test_every_attack_stands_in_it_with_its_layers(file: str) -> None:
+def test_document_lists_every_attack_with_its_layers(file: str) -> None:
     assert sections(DOCUMENT)[file] == TABLES[file]
 
 
-def test_what_is_renamed_is_noticed() -> None:
+def test_checks_report_names_that_do_not_exist() -> None:
     renamed = DOCUMENT.replace("test_a_denominator_is_real", "test_a_denominator_was_real")
     assert missing_tests(renamed) == ["tests/crypto/ckks/test_ckks_answers.py::test_a_denominator_was_real"]
     assert missing_attacks(DOCUMENT.replace("`opens shares twice`", "`opens shares thrice`")) == [

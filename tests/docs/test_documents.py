@@ -74,7 +74,7 @@ def test_every_command_exists_with_its_options() -> None:
 @pytest.mark.parametrize(
     "line", ["protoseal client rum", "protoseal client check --konfig x", "protoseal budget plan --release 3"]
 )
-def test_a_command_that_there_is_not_is_found_out(line: str) -> None:
+def test_checks_report_a_missing_command(line: str) -> None:
     (found,) = commands(f"Some text:\n\n    {line}\n")
     assert problem_of(found) is not None
     assert [problem_of(each) for each in commands(f"see `{line}`")] == [problem_of(found)]

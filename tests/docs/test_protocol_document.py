@@ -38,7 +38,7 @@ def test_every_label_is_in_the_table_and_no_other() -> None:
     assert set(re.findall(r"^\| `([a-z-]+)` \|", table, re.MULTILINE)) == labels_in_code() - AT_HOME
 
 
-def test_its_version_and_phases_are_those_of_the_code() -> None:
+def test_document_names_the_codes_version_and_phases() -> None:
     assert f"# The protocol, version {PROTOCOL_VERSION}" in DOCUMENT
     assert all(re.search(rf"\b{phase.name}\b", DOCUMENT) for phase in Phase)
     assert f"chunks of {CHUNK_BYTES // 1024} KiB" in DOCUMENT

@@ -38,7 +38,7 @@ def data(tmp_path: Path) -> Path:
 
 
 @pytest.mark.full
-def test_its_file_is_a_start_that_can_be_agreed_on(data: Path) -> None:
+def test_script_writes_weights_that_an_agreement_can_start_from(data: Path) -> None:
     out = data / "public.safetensors"
     options = ["--data-root", data, "--out", out, "--data", "npz:DATA_ROOT/public.npz"]
     command = [sys.executable, SCRIPT, *options, "--model", "tanh-cnn", "--dim", "8", "--epochs", "1"]

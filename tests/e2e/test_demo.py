@@ -68,7 +68,7 @@ def check_left(out: Path) -> RunResult:
     return result
 
 
-def test_it_prints_a_row_for_each_site_and_leaves_every_partys_folder(
+def test_demo_prints_a_row_for_each_site_and_keeps_every_partys_folder(
     tmp_path: Path, started: Started
 ) -> None:
     shown = demo(tmp_path / "out")
@@ -86,7 +86,7 @@ def test_it_prints_a_row_for_each_site_and_leaves_every_partys_folder(
     assert str(tmp_path / "out" / "report.html") in shown.stdout.replace("\n", "")
 
 
-def test_a_party_that_fails_ends_it_in_one_line_and_ends_the_others(
+def test_a_failing_party_ends_the_demo_in_one_line_and_stops_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lose_data(folder: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_party_that_fails_ends_it_in_one_line_and_ends_the_others(
     assert all(child.poll() is not None for child in children)
 
 
-def test_it_overwrites_an_earlier_demo_and_nothing_else(tmp_path: Path) -> None:
+def test_demo_overwrites_only_an_earlier_demo(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work", encoding="utf-8")
     shown = demo(tmp_path)
     assert shown.exit_code == 1

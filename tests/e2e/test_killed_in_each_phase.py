@@ -103,7 +103,7 @@ PLAIN_DIES: Killings = (
         pytest.param(Protection.PLAIN, 6, PLAIN_DIES, id="plain"),
     ],
 )
-def test_whoever_is_killed_and_started_again_changes_nothing(
+def test_restarts_after_kills_do_not_change_the_result(
     protection: Protection, count: int, killings: Killings, nursery: Nursery, tmp_path: Path
 ) -> None:
     agreement, sites = fedpc_agreement(rounds=2, protection=protection), two_kinds_of_sites(count)
@@ -185,7 +185,7 @@ PFPL_DIES: Killings = (
 )
 
 
-def test_pfpl_goes_through_the_same(nursery: Nursery, tmp_path: Path) -> None:
+def test_pfpl_survives_the_same_kills(nursery: Nursery, tmp_path: Path) -> None:
     agreement, sites = small_agreement(rounds=2, protection=Protection.MASKED), small_sites(4)
     wanted = expected(agreement, sites, tmp_path / "undisturbed")
     with Federation(tmp_path / "run", agreement, sites, nursery=nursery) as federation:

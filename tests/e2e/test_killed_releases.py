@@ -103,7 +103,7 @@ def check_ended(federation: Federation, running: Sequence[Running]) -> None:
         assert all(numbers.count(number) <= 2 for number in numbers)
 
 
-def test_between_every_two_steps_of_a_release(tmp_path: Path, nursery: Nursery) -> None:
+def test_a_kill_between_any_two_steps_of_a_release_hides_no_payment(tmp_path: Path, nursery: Nursery) -> None:
     """In each round each site dies at another one, until one comes through: then these were all."""
     agreed, sites = agreement(ROUNDS), small_sites(SITES)
     with Federation(tmp_path / "run", agreed, sites, gated=False, nursery=nursery) as federation:

@@ -168,7 +168,7 @@ def simulation(tmp_path_factory: pytest.TempPathFactory, run: MainRun) -> Path:
     return out
 
 
-def test_it_equals_the_simulation_of_the_same_agreement(run: MainRun, simulation: Path) -> None:
+def test_run_equals_the_simulation_of_the_same_agreement(run: MainRun, simulation: Path) -> None:
     for site in SITES:
         saved = run.federation.prototypes(site.name)
         wanted = read_prototypes(site_folder(simulation, site.name))
@@ -178,11 +178,11 @@ def test_it_equals_the_simulation_of_the_same_agreement(run: MainRun, simulation
         np.testing.assert_allclose(saved.personal, wanted.personal, atol=1e-4)
 
 
-def test_its_trained_sites_predict_what_simulated_ones_do(run: MainRun, simulation: Path) -> None:
+def test_deployed_sites_predict_what_simulated_sites_do(run: MainRun, simulation: Path) -> None:
     check_predictions(run.federation, SITES[1], site_folder(simulation, SITES[1].name))
 
 
-def test_report_works_on_its_folder(run: MainRun) -> None:
+def test_report_reads_the_runs_folder(run: MainRun) -> None:
     root, agreement = run.federation.root, run.federation.agreement
     logs = {site.name: read_site_log(run.federation.folder(site.name)) for site in SITES}
     rounds = read_rounds(root / "coordinator" / "state" / ROUNDS_LOG)

@@ -36,7 +36,7 @@ def agreement() -> Agreement:
     return Agreement.model_validate({**dict(agreed), **changes})
 
 
-def test_who_cannot_pay_for_its_share_leaves_and_the_others_share_it_among_them(tmp_path: Path) -> None:
+def test_a_site_without_budget_leaves_and_the_others_make_its_share_of_noise(tmp_path: Path) -> None:
     agreed, sites = agreement(), small_sites(4)
     limit = planned_epsilon(agreed, SHARED, DELTA)
     with Federation(tmp_path / "run", agreed, sites, gated=False) as federation:

@@ -76,7 +76,7 @@ def test_every_value_survives_the_wire(kind: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize("kind", calls)
 @settings(max_examples=40)
 @given(data=st.data())
-def test_whatever_parses_decodes_or_raises_a_codec_error(kind: str, data: st.DataObject) -> None:
+def test_any_parsed_message_decodes_or_raises_a_codec_error(kind: str, data: st.DataObject) -> None:
     content = bytearray(encode(kind, data.draw(calls[kind])).SerializeToString())
     position = data.draw(st.integers(0, len(content)))
     content[position : position + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))

@@ -152,7 +152,7 @@ CHANGES: Mapping[str, Callable[[PresenceStatement], PresenceStatement]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_whatever_is_changed_afterwards_is_noticed(
+def test_a_changed_statement_fails_verification(
     group: Group, change: Callable[[PresenceStatement], PresenceStatement]
 ) -> None:
     statement = group.state(keys=mask_keys(), anchor=ANCHOR)
@@ -187,7 +187,7 @@ COVERED = {
 
 
 @pytest.mark.parametrize(("field", "change"), COVERED.values(), ids=COVERED)
-def test_the_signature_is_what_notices(
+def test_a_changed_statement_passes_without_the_signature_check(
     group: Group,
     field: str,
     change: Callable[[PresenceStatement], PresenceStatement],
@@ -257,7 +257,7 @@ def test_keys_that_are_of_no_use_are_refused_though_signed(
 
 
 @pytest.mark.parametrize(("change", "message"), UNUSABLE.values(), ids=UNUSABLE)
-def test_the_check_of_keys_is_what_notices(
+def test_a_bad_key_passes_without_the_key_check(
     group: Group, change: Callable[[MaskKeys], MaskKeys], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("protoseal_wire.presence._check_usable", lambda *_: None)

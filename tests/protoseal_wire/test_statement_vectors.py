@@ -85,7 +85,7 @@ def test_bad_presence_is_refused(case: dict[str, Any]) -> None:
 
 
 @_cases("anchor_keys")
-def test_an_anchors_key_is_frozen_and_by_hand(case: dict[str, Any]) -> None:
+def test_an_anchors_key_is_frozen_and_matches_the_reference_implementation(case: dict[str, Any]) -> None:
     names = [case[each] for each in ("federation", "site", "dataset")]
     encoded = by_hand.layout("ledger-anchor", *(name.encode() for name in names))
     assert anchor_key(*names).hex() == hashlib.sha256(encoded).hexdigest() == case["key"]
@@ -118,7 +118,7 @@ def test_bad_survivors_are_refused(case: dict[str, Any]) -> None:
     _fails(case, lambda: verify_signed_survivors(signatures, ROSTER.members, BINDING, case["survivors"]))
 
 
-def test_what_is_released_is_frozen() -> None:
+def test_released_shares_are_frozen() -> None:
     good = VECTORS["released"]
     held = {name: SharePair.from_bytes(bytes.fromhex(pair)) for name, pair in good["held"].items()}
     assert release(BINDING, good["site"], good["sharers"], good["survivors"], held) == _released(good)
@@ -169,16 +169,16 @@ def _check_survivors_by_hand(survivors: list[str], signatures: dict[str, bytes])
 
 
 @_cases("presence")
-def test_presence_by_hand(case: dict[str, Any]) -> None:
+def test_presence_verifies_in_the_reference_implementation(case: dict[str, Any]) -> None:
     _check_presence_by_hand(case)
 
 
-def test_survivors_by_hand() -> None:
+def test_survivors_verify_in_the_reference_implementation() -> None:
     good = VECTORS["survivors"]
     _check_survivors_by_hand(good["survivors"], _signatures(good))
 
 
-def test_signatures_that_do_not_hold_by_hand_either() -> None:
+def test_bad_signatures_fail_in_the_reference_implementation() -> None:
     presence = [case for case in VECTORS["bad_presence"] if "signature" in case["match"]]
     survivors = [case for case in VECTORS["bad_survivors"] if "signature \\(" in case["match"]]
     assert len(presence) >= 10

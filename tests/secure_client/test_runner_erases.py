@@ -126,7 +126,7 @@ def test_a_site_that_has_nothing_to_erase_leaves_no_attempt(play: MaskedPlay) ->
     assert play.site(A).session.join_request().left is None
 
 
-def test_what_made_it_leave_is_what_it_says_even_if_nothing_can_be_erased(
+def test_a_site_reports_why_it_left_even_when_erasing_fails(
     play: MaskedPlay, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(_: Session) -> None:

@@ -57,7 +57,7 @@ def test_counts_come_out_exactly_and_err_less_than_is_stated() -> None:
 
 
 @pytest.mark.parametrize("position", range(-5, 0))
-def test_a_count_beyond_that_is_none(position: int) -> None:
+def test_a_count_beyond_the_stated_error_is_refused(position: int) -> None:
     """Each of them: samples, the three classes' holders, and sites; by errors that are far from a half."""
     agreement = weighed()
     sums = EncryptedSum(agreement)
@@ -75,14 +75,16 @@ def test_a_count_beyond_that_is_none(position: int) -> None:
 
 
 @given(st.integers(1, 10**9), st.integers(3, 256))
-def test_whatever_is_agreed_a_count_is_told_from_the_next(most_samples: int, max_sites: int) -> None:
+def test_adjacent_counts_are_distinguishable_under_every_agreement(most_samples: int, max_sites: int) -> None:
     agreement = weighed(most_samples=most_samples).model_copy(update={"max_sites": max_sites})
     errors = EncryptedSum(agreement).form.error(max_sites)[agreement.layout.length - 1 :]
     assert (2.0 * errors < 0.01).all()
 
 
 @given(st.integers(1, 10**9), st.integers(3, 256), st.booleans())
-def test_so_are_those_of_clusters(most_samples: int, max_sites: int, weighted_centres: bool) -> None:
+def test_adjacent_counts_of_clusters_are_distinguishable_under_every_agreement(
+    most_samples: int, max_sites: int, weighted_centres: bool
+) -> None:
     agreement = grouped_agreement(Protection.CKKS, method=Method.FEDPLCC)
     averaging = agreement.averaging.model_copy(update={"most_samples": most_samples})
     section = agreement.fedplcc.model_copy(update={"weighted_centres": weighted_centres})
@@ -95,13 +97,13 @@ def test_so_are_those_of_clusters(most_samples: int, max_sites: int, weighted_ce
         assert (2.0 * each < 0.01).all()
 
 
-def test_a_negative_count_is_none() -> None:
+def test_a_negative_count_is_refused() -> None:
     with pytest.raises(ImplausibleError, match="in parts"):
         whole_counts(np.array([-1.0]), np.array([0.1]))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300, 2.0**63])
-def test_what_is_no_number_counts_nothing(value: float) -> None:
+def test_a_count_that_is_not_finite_is_refused(value: float) -> None:
     with pytest.raises(ImplausibleError, match="in parts"):
         whole_counts(np.array([3.0, value]), np.array([0.1, 0.1]))
 
@@ -127,7 +129,7 @@ def test_sums_that_are_too_inexact_count_nobody(error: float) -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("position", [0, -2, -1])
-def test_what_is_no_number_is_no_sum(position: int, value: float) -> None:
+def test_a_sum_with_a_value_that_is_not_finite_is_refused(position: int, value: float) -> None:
     """A prototype's, a class's and the sites'."""
     sums, values = counted(prototypes(), 1e-9)
     sums.means(sums.opened(values))
@@ -146,7 +148,7 @@ def test_what_is_no_number_is_no_sum(position: int, value: float) -> None:
         lambda values: values.astype(np.complex128),
     ],
 )
-def test_nor_is_what_has_another_form(change: Callable[[Vector], Vector]) -> None:
+def test_a_sum_of_another_shape_or_dtype_is_refused(change: Callable[[Vector], Vector]) -> None:
     sums, values = counted(prototypes(), 1e-9)
     with pytest.raises(ImplausibleError, match="not finite float64 of shape"):
         sums.opened(change(values))
@@ -175,7 +177,7 @@ def test_a_protection_need_not_state_what_float64_errs() -> None:
 
 @pytest.mark.parametrize("terms", [1, 3, 256])
 @pytest.mark.parametrize("scale", [0.1, 1.0 / 3.0, 1e3])
-def test_that_is_enough_for_sums_one_by_one(terms: int, scale: float) -> None:
+def test_stated_rounding_bounds_sums_added_one_by_one(terms: int, scale: float) -> None:
     facts, total = SumFacts((Segment(2, 1.0), Segment(1, 64.0)), terms), np.zeros(3)
     for _ in range(terms):
         total += np.array([1.0, 1.0, 64.0]) * scale

@@ -37,7 +37,9 @@ def ran(out: Path, *compare: str, method: str = "local", more: str = "", fresh: 
     return anew.ran
 
 
-def test_it_is_added_and_taken_and_what_had_ended_is_read(example: Path, tmp_path: Path) -> None:
+def test_extension_run_is_added_to_a_folder_and_finished_runs_are_reused(
+    example: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     assert ran(out) == ["local"]
     assert ran(out, "cosine-proto") == ["cosine-proto"]
@@ -47,7 +49,7 @@ def test_it_is_added_and_taken_and_what_had_ended_is_read(example: Path, tmp_pat
 
 
 @pytest.mark.full
-def test_its_record_is_read_only_under_the_settings_that_it_had(example: Path, tmp_path: Path) -> None:
+def test_extension_record_is_reused_only_under_its_own_settings(example: Path, tmp_path: Path) -> None:
     """``self`` beside it has its settings, too."""
     out, other = tmp_path / "out", WEIGHT.format(2.0)
     ran(out, "cosine-proto", "self")
@@ -63,7 +65,7 @@ def test_its_record_is_read_only_under_the_settings_that_it_had(example: Path, t
     assert read_record(record).agreement["extension"] == {"cosine-proto": {"weight": 2.0}}
 
 
-def test_what_it_left_unfinished_goes_on_under_the_same_settings_alone(
+def test_unfinished_extension_run_resumes_only_under_its_own_settings(
     example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
@@ -78,9 +80,7 @@ def test_what_it_left_unfinished_goes_on_under_the_same_settings_alone(
 
 
 @pytest.mark.full
-def test_as_the_method_itself_it_is_a_part_of_what_the_folder_belongs_to(
-    example: Path, tmp_path: Path
-) -> None:
+def test_extension_as_the_main_method_is_part_of_the_folders_claim(example: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     ran(out, method="cosine-proto")
     with pytest.raises(OtherSimulation, match=r"\(extension\.cosine-proto\.weight\)"):
@@ -88,7 +88,7 @@ def test_as_the_method_itself_it_is_a_part_of_what_the_folder_belongs_to(
 
 
 @pytest.mark.full
-def test_fresh_leaves_nothing_of_it(example: Path, tmp_path: Path) -> None:
+def test_fresh_removes_every_extension_record(example: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     ran(out, "cosine-proto")
     assert (out / "compared" / "cosine-proto" / "result.json").exists()

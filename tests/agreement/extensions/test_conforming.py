@@ -35,7 +35,7 @@ def with_peers(**changes: Any) -> Protection:
     return replace(turned, peers=replace(halves, **changes))
 
 
-def test_what_is_right_passes(example: Path) -> None:
+def test_conforming_protections_pass(example: Path) -> None:
     check_protection(pads())
     check_protection(turned)
 

@@ -118,9 +118,7 @@ def test_the_agreement_of_a_run_says_whose_code_it_was(runs: Path, example: Path
     assert (site_folder(runs / "pads", "site-1") / SITE_LOG).exists()
 
 
-def test_what_the_document_says_is_refused_is_refused_in_its_words(
-    example_folder: Path, tmp_path: Path
-) -> None:
+def test_documented_refusal_has_the_documented_message(example_folder: Path, tmp_path: Path) -> None:
     words = ("simulate", "--method", "cosine-peers", "--protection", "pads")
     done = python("-m", "protoseal", *words, cwd=tmp_path, installed=example_folder)
     assert done.returncode != 0
@@ -136,7 +134,7 @@ def test_the_documents_own_tests_pass(example_folder: Path, tmp_path: Path) -> N
     assert "2 passed" in done.stdout, done.stdout
 
 
-def test_its_settings_are_those_of_the_method() -> None:
+def test_documented_settings_file_has_the_methods_settings() -> None:
     assert tomllib.loads(documented_files()["settings.toml"]) == {
         "extension": {"cosine-proto": {"weight": 2.0}}
     }

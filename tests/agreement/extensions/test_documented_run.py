@@ -96,7 +96,7 @@ def test_all_that_the_coordinator_holds_looks_random(example: Path) -> None:
     assert exposed(sent) == []
 
 
-def test_a_sum_without_its_last_pad_is_seen(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_finds_a_sum_without_its_last_pad(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = import_module("pads")
     original = module.add_streams
     monkeypatch.setattr(
@@ -112,7 +112,7 @@ def _opened(module: Any, half: Any, answer: Any) -> Any:
     return half._fixed.decode_sum(module.opened(answer)[0], half._fixed.terms)
 
 
-def test_pads_that_are_used_twice_are_seen(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_finds_reused_pads(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In another round, with the same nonce."""
     module = import_module("pads")
     original = module.PadsSite.protect
@@ -129,7 +129,7 @@ def test_pads_that_are_used_twice_are_seen(example: Path, monkeypatch: pytest.Mo
 # Being told different things
 
 
-def test_what_sites_were_told_differently_does_not_open(example: Path) -> None:
+def test_pads_do_not_cancel_when_sites_were_sent_different_names(example: Path) -> None:
     """A coordinator that names other participants to some could let pads of a few cancel; so names go into them."""
     halves = import_module("pads").pads.sums
     facts = agreed("cosine-proto", "pads").sum_facts

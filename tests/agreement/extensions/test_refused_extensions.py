@@ -99,7 +99,7 @@ def test_a_name_that_nobody_knows_is_told_the_nearest_of_all(example: Path, tmp_
         method_named("cosine-prot")
 
 
-def test_what_is_not_installed_is_not_known(tmp_path: Path) -> None:
+def test_a_method_that_is_not_installed_is_unknown(tmp_path: Path) -> None:
     assert "unknown method 'cosine-proto'" in problem(tmp_path, method="cosine-proto")
     assert "a method is named by text, not 5" in problem(tmp_path, method=5)
 

@@ -111,7 +111,7 @@ def test_a_twin_of_a_built_in_method_is_that_method(
     )
 
 
-def test_its_settings_reach_it(tmp_path: Path) -> None:
+def test_settings_reach_the_twin(tmp_path: Path) -> None:
     strong = ran(tmp_path / "strong", "prox", "plain", more="[extension.prox]\nmu = 5.0\n")
     assert off(strong, ran(tmp_path, "prox", "plain")) > 1e-4
 

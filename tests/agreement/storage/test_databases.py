@@ -54,7 +54,7 @@ def test_a_connection_that_gets_no_owner_is_closed(database: sqlite3.Connection)
         count(database)
 
 
-def test_an_owner_closes_it_at_the_end(database: sqlite3.Connection) -> None:
+def test_owner_closes_the_connection_at_the_end(database: sqlite3.Connection) -> None:
     owner = DatabaseOwner()
     owner._db = database
     with owner as entered:

@@ -41,7 +41,9 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_it_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str) -> None:
+def test_written_file_survives_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str
+) -> None:
     disk = PowerCut(tmp_path, monkeypatch)
     WRITERS[writer](tmp_path)
     written = [each for each in tmp_path.rglob("*") if each.is_file()]

@@ -110,7 +110,7 @@ def test_a_methods_layout_is_what_its_traits_say(method: Method) -> None:
     assert masked.fixed_point().length == layout.length
 
 
-def test_what_is_not_averaged_is_in_no_layout() -> None:
+def test_layout_leaves_out_parameters_that_are_not_averaged() -> None:
     """Sizes that an agreement states for another method's sake."""
     for method in (Method.PFPL, Method.FEDDBP, Method.FEDPROTO, Method.LOCAL):
         stated = AveragingSection(parameters=7, buffers=2)

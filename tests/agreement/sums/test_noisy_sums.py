@@ -128,7 +128,7 @@ def test_every_site_states_every_class() -> None:
     assert stated_classes(grouped_agreement(), held).tolist() == held.tolist()
 
 
-def test_what_leaves_no_room_is_refused() -> None:
+def test_shared_noise_that_overflows_the_ring_is_refused() -> None:
     with pytest.raises(ValidationError, match=r"whole numbers .* lower the bound, or the number of terms"):
         grouped_agreement(
             privacy=with_(noise_multiplier=0.05),
@@ -154,12 +154,12 @@ def test_what_leaves_no_room_is_refused() -> None:
         ),
     ],
 )
-def test_what_it_does_not_serve_is_refused_by_name(changes: dict[str, Any], reason: str) -> None:
+def test_shared_noise_refuses_what_it_does_not_serve_by_name(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValidationError, match=f"noise = 'distributed'.*{reason}"):
         grouped_agreement(**{"privacy": SHARED, **changes})
 
 
-def test_what_it_serves() -> None:
+def test_shared_noise_serves_each_supported_method() -> None:
     for method in (Method.FEDDBP, Method.FEDPROTO):
         agreed = grouped_agreement(
             privacy=SHARED,

@@ -208,12 +208,12 @@ def test_blocks_of_rows_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> N
         np.array([[1.0, 0.5], [0.4, 1.0]]),
     ],
 )
-def test_what_is_no_gram_matrix_is_refused(gram: Float) -> None:
+def test_finch_refuses_a_matrix_that_is_no_gram_matrix(gram: Float) -> None:
     with pytest.raises(ValueError, match="Gram"):
         finch(gram)
 
 
 @pytest.mark.parametrize("rows", [np.ones(3), np.array([[1.0, np.inf]])])
-def test_what_is_no_matrix_of_numbers_is_refused(rows: Float) -> None:
+def test_finch_rows_refuses_rows_that_are_not_finite(rows: Float) -> None:
     with pytest.raises(ValueError, match="finite"):
         finch_rows(rows)

@@ -104,7 +104,7 @@ def test_known_answers() -> None:
     assert present.tolist() == [True]
 
 
-def test_of_equal_scores_the_lower_channel_is_kept() -> None:
+def test_fusion_keeps_the_lower_channel_of_equal_scores() -> None:
     site = replace(some_site(), scores=np.zeros((5, 6)), eta=1.0)
     rows, _ = site.fused()
     np.testing.assert_array_equal(rows[:3, :2], site.own[:3, :2])
@@ -171,6 +171,6 @@ def test_from_the_sites_sums_to_each_sites_targets(seed: int, min_holders: int) 
         ({"has_own": np.ones(4, dtype=np.bool_)}, "has_own and has"),
     ],
 )
-def test_what_makes_no_sense_is_refused(change: dict[str, object], reason: str) -> None:
+def test_fusion_refuses_invalid_arguments(change: dict[str, object], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         replace(some_site(), **change).fused()  # type: ignore[arg-type]  # that is the point

@@ -157,7 +157,7 @@ def test_components_that_are_rounding_are_zero() -> None:
 
 
 @pytest.mark.parametrize("groups", [None, 3])
-def test_what_lies_within_rounding_is_equal(groups: int | None) -> None:
+def test_vectors_equal_within_rounding_form_one_group(groups: int | None) -> None:
     rng = np.random.default_rng(0)
     vectors = np.tile(rng.random(300), (9, 1)) * (1 + 1e-15 * rng.normal(size=(9, 1)))
     found = cluster(gram_of(vectors), min_holders=2, groups=groups, dimension=None, seed=0)
@@ -217,7 +217,7 @@ def bad_grams() -> list[tuple[NDArray[Any], str]]:
 
 @pytest.mark.parametrize(("gram", "reason"), bad_grams())
 @pytest.mark.parametrize(("min_holders", "groups"), [(2, None), (2, 1), (9, None)])
-def test_what_is_no_gram_matrix_is_refused(
+def test_clustering_refuses_a_matrix_that_is_no_gram_matrix(
     gram: NDArray[Any], reason: str, min_holders: int, groups: int | None
 ) -> None:
     with pytest.raises(ValueError, match=reason):
@@ -297,7 +297,7 @@ def sizes_hold(found: NDArray[np.int64], min_holders: int) -> bool:
 
 @settings(max_examples=40)
 @given(st.integers(0, 2**32 - 1), st.integers(2, 16), st.integers(1, 4), st.sampled_from([None, 2, 3, 5]))
-def test_whatever_the_vectors_every_group_is_large_enough(
+def test_every_group_has_the_minimum_of_holders_for_any_vectors(
     seed: int, n: int, min_holders: int, groups: int | None
 ) -> None:
     vectors = np.random.default_rng(seed).exponential(size=(n, 3)) ** 3

@@ -73,7 +73,7 @@ def test_answers_are_the_loops_combinations(shape: tuple[int, int, int], combina
     combination=st.sampled_from(ALL),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_whatever_the_sizes_and_whoever_holds_what(
+def test_answers_are_within_the_bound_for_all_sizes_and_holders(
     sites: int, classes: int, dim: int, spread: float, combination: Combination, seed: int
 ) -> None:
     """One feature or more than a ciphertext holds; classes that nobody has, or one site, or all."""

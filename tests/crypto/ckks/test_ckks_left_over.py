@@ -47,7 +47,7 @@ def test_a_sum_holds_its_values_and_noise() -> None:
     assert np.abs(slots[LENGTH:]).max() <= error
 
 
-def test_what_padding_holds_would_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_detects_values_left_in_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     """A double that leaves there what stood in memory: its vector, say, before withheld classes were made zeros."""
     pack = BoundedVector.pack
 

@@ -109,7 +109,7 @@ def test_processes_give_the_same(keyed: tuple[CkksSecret, Path]) -> None:
         )
 
 
-def test_what_cannot_be_mixed_is_not_sent(keyed: tuple[CkksSecret, Path]) -> None:
+def test_site_refuses_to_send_values_that_cannot_be_mixed(keyed: tuple[CkksSecret, Path]) -> None:
     form = MixForm(3, [Segment(2, 1.0)], groups=2)
     site = MixingSite(keyed[0], form)
     for bad in (-1e-9, np.nan, np.inf):

@@ -108,7 +108,7 @@ POWERFUL = [
 
 
 @pytest.mark.parametrize(("combination", "lie"), ATTACKS)
-def test_what_a_site_sends_of_a_class_it_lacks_gains_nothing(combination: Combination, lie: Lie) -> None:
+def test_a_site_learns_nothing_by_encrypting_a_class_it_lacks(combination: Combination, lie: Lie) -> None:
     assert likeness(Lie(), combination) < CHANCE
     assert likeness(lie, combination) < CHANCE
 

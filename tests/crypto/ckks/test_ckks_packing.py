@@ -63,6 +63,6 @@ def test_known_layouts(classes: int, dim: int, stride: int, parts: int) -> None:
 
 
 @pytest.mark.parametrize("classes", [0, 4097])
-def test_what_does_not_fit_is_refused(classes: int) -> None:
+def test_packing_refuses_more_classes_than_slots(classes: int) -> None:
     with pytest.raises(PrecisionError, match="1 to 4096 classes"):
         Packing(classes, 1)

@@ -71,7 +71,7 @@ def test_the_stated_error_is_not_idle(secret: CkksSecret) -> None:
     assert wrong.max() > form.error(1)[0] / 10
 
 
-def test_what_is_sent_takes_8_bytes_a_value_and_what_comes_back_16(secret: CkksSecret) -> None:
+def test_upload_takes_8_bytes_a_value_and_the_answer_16(secret: CkksSecret) -> None:
     form = SumForm([Segment(16 * SLOTS, 1.0)], terms=256)
     site, server = SummingSite(secret, form), SummingServer(form)
     payload = site.protect(np.ones(form.length))

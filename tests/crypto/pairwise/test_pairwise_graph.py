@@ -96,7 +96,7 @@ def test_any_share_that_may_be_agreed_has_a_sparse_graph_in_the_largest_run(
     ("members", "colluding", "dropped"),
     [(30, 12, 0), (30, 0, 10), (100, 34, 0), (5, 1, 1), (4, 0, 0), (30, -1, 0), (30, 0, -1)],
 )
-def test_what_no_sparse_graph_withstands_is_an_error_or_a_complete_one(
+def test_sparse_graph_refuses_parameters_that_none_withstands_and_graph_of_is_complete(
     members: int, colluding: int, dropped: int
 ) -> None:
     if (members, colluding, dropped) == (4, 0, 0):

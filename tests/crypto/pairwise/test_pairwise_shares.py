@@ -176,7 +176,7 @@ def test_a_share_is_of_its_attempt(group: Group, change: dict[str, Any]) -> None
         verify_survivor(member(A), other, names(4), signature)
 
 
-def test_what_is_in_a_share_is_two_shares(group: Group) -> None:
+def test_open_share_refuses_content_that_is_not_two_field_elements(group: Group) -> None:
     share = next(share for share in group.sites[A].share(group.public) if share.recipient == B)
     with pytest.raises(DecryptionError):
         open_share(share, group.sites[C].secrets, BINDING)

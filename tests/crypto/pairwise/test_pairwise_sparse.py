@@ -233,7 +233,7 @@ def test_a_coin_follows_from_the_secret_of_the_two_and_from_nothing_else() -> No
     assert abs(rare - 3000 / 16) < 5 * (3000 / 16) ** 0.5
 
 
-def test_of_a_certain_mask_there_is_no_coin(shared: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mask_of_certain_probability_draws_no_coin(shared: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a complete graph's masks are what they were before there were coins."""
     used: list[str] = []
 

@@ -251,7 +251,7 @@ def test_a_request_is_signed_by_its_own_key() -> None:
         read_request(pem)
 
 
-def test_what_is_no_request_is_malformed(federation: Federation) -> None:
+def test_read_request_refuses_content_that_is_no_request(federation: Federation) -> None:
     for content in (b"", b"-----BEGIN CERTIFICATE REQUEST-----\n", federation.trust.certificate_pem):
         with pytest.raises(MalformedError, match="not a PEM certificate request"):
             read_request(content)

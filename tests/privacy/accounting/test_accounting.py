@@ -125,9 +125,7 @@ def test_three_steps_as_published() -> None:
         (DpSgd(1.0, 0.01, 300), 2.39),  # Opacus's documentation of compute_dp_sgd_privacy: Rényi
     ],
 )
-def test_it_is_below_looser_bounds_that_were_published_and_near_them(
-    training: DpSgd, published: float
-) -> None:
+def test_epsilon_is_below_published_looser_bounds_and_near_them(training: DpSgd, published: float) -> None:
     assert 0.4 * published < epsilon([training], DELTA) < published
 
 
@@ -150,7 +148,7 @@ def test_nothing_costs_nothing() -> None:
     assert delta_of([], 0.0) == 0
 
 
-def test_what_is_unknown_is_not_passed_over() -> None:
+def test_an_unknown_event_is_refused() -> None:
     unknown: Any = object()
     with pytest.raises(TypeError, match="no accounting"):
         epsilon([GaussianRelease(1.0), unknown], DELTA)
@@ -189,7 +187,9 @@ def test_more_noise_costs_less_and_more_releases_or_a_smaller_delta_cost_more(
 @pytest.mark.full
 @settings(max_examples=4, deadline=None)
 @given(noise=st.floats(0.8, 4.0), rate=st.floats(0.01, 0.3), steps=st.integers(10, 300))
-def test_so_it_is_with_training(noise: float, rate: float, steps: int) -> None:
+def test_training_costs_less_with_more_noise_and_more_with_rate_or_steps(
+    noise: float, rate: float, steps: int
+) -> None:
     cost = epsilon([DpSgd(noise, rate, steps)], DELTA)
     tolerance = 1e-3  # histories of other lengths have other grids
     assert epsilon([DpSgd(noise * 1.5, rate, steps)], DELTA) <= cost + tolerance
@@ -211,7 +211,7 @@ def test_a_delta_that_is_within_the_slack_costs_everything() -> None:
     assert epsilon(history, 10 * taken) < math.inf
 
 
-def test_what_is_beyond_any_guarantee_costs_everything_at_once() -> None:
+def test_an_event_beyond_any_guarantee_has_infinite_epsilon() -> None:
     assert epsilon([GaussianRelease(0.001)] * 3, DELTA) == math.inf
     assert delta_of([GaussianRelease(0.001)], MOST_EPSILON) == 1
     assert epsilon([GaussianRelease(0.026)], DELTA) == math.inf
@@ -236,7 +236,7 @@ def test_what_is_beyond_any_guarantee_costs_everything_at_once() -> None:
         lambda: delta_of([GaussianRelease(1.0)], math.nan),
     ],
 )
-def test_what_makes_no_sense_is_refused(make: object) -> None:
+def test_invalid_events_are_refused(make: object) -> None:
     assert callable(make)
     with pytest.raises(ValueError, match=r"not |validation error"):
         make()

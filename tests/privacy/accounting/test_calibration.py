@@ -46,7 +46,7 @@ def test_noise_is_enough_and_a_little_less_is_not(beside: tuple[DpSgd, ...]) -> 
 
 
 @pytest.mark.parametrize("beside", [(), (TRAINING,)])
-def test_so_many_releases_are_within_and_one_more_is_not(beside: tuple[DpSgd, ...]) -> None:
+def test_the_solved_number_of_releases_fits_and_one_more_does_not(beside: tuple[DpSgd, ...]) -> None:
     count = releases(3.0, DELTA, 14.0, 5130, beside)
     release = GaussianRelease(14.0, 5130)
     assert epsilon([*beside, *[release] * count], DELTA) <= 3

@@ -73,7 +73,7 @@ def test_the_sum_over_coordinates_is_bounded_with_room(monkeypatch: pytest.Monke
             assert closer > math.exp(-rare)
 
 
-def test_it_costs_next_to_nothing() -> None:
+def test_discreteness_costs_next_to_nothing() -> None:
     """A hundred releases of ten classes with 512 features, and a thousand of a thousand with 2048."""
     usual = Composed().and_releases(100, GaussianRelease(13.9, 10 * 513)).slack()
     assert usual.epsilon < 5e-8

@@ -41,7 +41,7 @@ def test_the_accountant_of_these_tests_knows_the_guiding_cases(noise: float, rel
     assert exact_epsilon([GaussianRelease(noise)] * releases, 1e-5) == pytest.approx(3.0, rel=0.01)
 
 
-def test_what_was_spent_is_there_after_a_restart(path: Path) -> None:
+def test_spendings_are_read_back_after_a_restart(path: Path) -> None:
     ledger = open_ledger(path)
     heads = [ledger.spend(spending(1)), ledger.spend(training(3))]
     again = open_ledger(path)
@@ -108,7 +108,7 @@ def test_another_data_set_or_limit_is_refused_by_name(
     assert path.read_bytes() == before
 
 
-def test_what_does_not_fit_is_refused_and_what_remains_is_said(path: Path) -> None:
+def test_a_spending_that_does_not_fit_is_refused_with_the_remaining_releases(path: Path) -> None:
     ledger = open_ledger(path)
     count = ledger.remaining(spending(1).event)
     for number in range(count):
@@ -124,7 +124,7 @@ def test_what_does_not_fit_is_refused_and_what_remains_is_said(path: Path) -> No
     assert f"epsilon {spent} is spent. Of this kind 0 releases with noise multiplier 6.2 remain" in message
 
 
-def test_of_training_the_steps_that_fit_are_said(path: Path) -> None:
+def test_training_that_does_not_fit_is_refused_with_the_steps_that_fit(path: Path) -> None:
     ledger = open_ledger(path)
     with pytest.raises(BudgetError) as refused:
         ledger.spend(training(10_000))
@@ -138,7 +138,7 @@ def test_of_training_the_steps_that_fit_are_said(path: Path) -> None:
 
 @settings(deadline=None)
 @given(st.integers(0, 2 * MOST_RELEASES), st.integers(1, 10**6))
-def test_what_remains_is_found_wherever_the_search_starts(possible: int, steps: int) -> None:
+def test_remaining_finds_the_number_of_events_wherever_the_search_starts(possible: int, steps: int) -> None:
     """Exactly up to 100, and 1 % below the truth at most; by an accountant that knows the number."""
 
     def epsilon(history: Sequence[Event], delta: float) -> float:
@@ -183,7 +183,7 @@ def test_threads_share_a_ledger(path: Path) -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(EVENTS, min_size=1, max_size=6))
-def test_what_was_spent_never_becomes_less(events: list[Event]) -> None:
+def test_spent_epsilon_never_decreases(events: list[Event]) -> None:
     with TemporaryDirectory() as folder:
         path, limit = Path(folder) / "heart.ledger", Limit(5.0, 1e-5)
         ledger, before = open_ledger(path, limit=limit), 0.0
@@ -223,7 +223,7 @@ def test_events_come_back_from_json_as_they_were(event: Event) -> None:
         {"mechanism": "dp-sgd", "noise_multiplier": float("inf"), "sampling_rate": 0.1, "steps": 1},
     ],
 )
-def test_what_is_no_event_is_refused(content: object) -> None:
+def test_event_from_json_refuses_what_is_no_event(content: object) -> None:
     with pytest.raises(ValueError, match=r".+"):
         event_from_json(content)
 
@@ -231,6 +231,6 @@ def test_what_is_no_event_is_refused(content: object) -> None:
 @pytest.mark.parametrize(
     ("epsilon", "delta"), [(0, 0.1), (float("inf"), 0.1), (float("nan"), 0.1), (1, 0), (1, 1)]
 )
-def test_what_is_no_limit_is_refused(epsilon: float, delta: float) -> None:
+def test_limit_refuses_invalid_epsilon_or_delta(epsilon: float, delta: float) -> None:
     with pytest.raises(ValueError, match=r"(epsilon|delta) is"):
         Limit(epsilon, delta)

@@ -113,7 +113,7 @@ def test_after_a_failed_wait_the_line_is_written_anew(path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("call", ["ftruncate", "fsync"])
-def test_what_cannot_be_taken_back_stops_the_ledger(
+def test_a_line_that_cannot_be_removed_stops_the_ledger(
     path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     """And counts as spent, unless it was removed and no more than the wait for that failed."""
@@ -129,7 +129,7 @@ def test_what_cannot_be_taken_back_stops_the_ledger(
     assert open_ledger(path).spent(spending(2).release) == (call == "ftruncate")
 
 
-def test_what_others_wrote_is_not_believed_before_it_is_on_the_disk(
+def test_lines_of_other_processes_are_synced_before_they_count(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ledger = open_ledger(path)
@@ -184,7 +184,7 @@ def test_through_a_link_it_is_the_files_own_folder_that_is_waited_for(
     assert synced == [tmp_path.resolve() / "there"]
 
 
-def test_who_waits_for_the_lock_says_so(
+def test_waiting_for_the_lock_is_logged(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of a process that is stopped while it has the lock nothing else would be seen."""

@@ -67,7 +67,7 @@ def after_power_cut(settings: Settings) -> Settings:
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_whatever_the_step_the_ledger_shows_all_that_left(tmp_path: Path, begun: bool) -> None:
+def test_a_kill_at_any_step_hides_no_payment(tmp_path: Path, begun: bool) -> None:
     where = []
     for settings, step in deaths(tmp_path, begun=begun):
         cut = after_power_cut(settings)
@@ -98,7 +98,7 @@ def check_decision_shown(settings: Settings) -> None:
 
 
 @pytest.mark.parametrize("line", full_but(["exact", "limit"], "exact"))
-def test_whatever_the_step_a_decision_that_was_acknowledged_is_shown(tmp_path: Path, line: str) -> None:
+def test_a_kill_at_any_step_hides_no_acknowledged_decision(tmp_path: Path, line: str) -> None:
     where = []
     for settings, step in deaths(tmp_path, line=line):
         cut = after_power_cut(settings)

@@ -82,7 +82,7 @@ TAMPERINGS: dict[str, tuple[Callable[[Lines], Lines], str]] = {
 
 
 @pytest.mark.parametrize("name", TAMPERINGS)
-def test_what_was_done_to_the_lines_is_named(path: Path, name: str) -> None:
+def test_tampering_with_lines_is_refused_by_name(path: Path, name: str) -> None:
     ledger, (tamper, message) = open_ledger(path), TAMPERINGS[name]
     tampered = b"".join(line + b"\n" for line in tamper(path.read_bytes().splitlines()))
     assert tampered != path.read_bytes()

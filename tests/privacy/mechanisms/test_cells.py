@@ -230,6 +230,6 @@ def test_centres_of_no_class_are_refused(labels: list[int], classes: int) -> Non
     ],
     ids=["a class without", "out of order", "the first without", "not finite"],
 )
-def test_what_is_no_partition_is_refused(classes: list[int], centres: Float) -> None:
+def test_cells_refuse_centres_that_are_no_partition(classes: list[int], centres: Float) -> None:
     with pytest.raises(ValueError, match=r"ordered by class|not finite"):
         Cells(np.array(classes, dtype=np.int64), centres)

@@ -74,7 +74,7 @@ def test_the_factor_is_the_largest_that_does_not_exceed_the_share(classes: int, 
     assert found**2 * classes * records**2 <= 2**64 < (found + 1) ** 2 * classes * records**2
 
 
-def test_what_a_subject_adds_does_not_depend_on_order_batches_or_others() -> None:
+def test_a_subjects_contribution_does_not_depend_on_order_batches_or_others() -> None:
     given_records = ordinary()
     alone = [given_records.of(given_records.owners == owner).asked(QUERY) for owner in (2, 5, 6)]
     together = given_records.asked(QUERY)

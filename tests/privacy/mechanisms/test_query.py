@@ -178,7 +178,7 @@ def test_a_feature_that_is_not_finite_is_refused_and_nothing_is_added(bad: float
         (FEATURES[:2], LABELS[:2] + 2),
     ],
 )
-def test_what_does_not_fit_is_refused(features: Float, labels: NDArray[np.int64]) -> None:
+def test_sums_refuse_records_of_other_dtype_or_class(features: Float, labels: NDArray[np.int64]) -> None:
     with pytest.raises(ValueError, match=r"float64|int64|classes"):
         QUERY.start(2, DIM).add(features, labels)
 

@@ -30,7 +30,7 @@ def record_of(path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.full
-def test_what_it_writes(tmp_path: Path) -> None:
+def test_bench_train_writes_one_record_for_each_case(tmp_path: Path) -> None:
     out = tmp_path / "new" / "train.json"
     result = invoke("--json", out, "--growth", "1,3", "--memory-sites", 3, "--memory-samples", 5)
     assert result.exit_code == 0, result.output
@@ -127,7 +127,7 @@ def test_memory_grows_with_what_is_kept() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("model", NETWORKS)
-def test_of_every_network(model: str, tmp_path: Path) -> None:
+def test_bench_train_runs_every_network(model: str, tmp_path: Path) -> None:
     out = tmp_path / "train.json"
     options = ("--growth", "", "--memory-sites", 0, "--model", model, "--at-once", 2)
     assert invoke("--json", out, *options).exit_code == 0

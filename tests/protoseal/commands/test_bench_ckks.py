@@ -18,7 +18,7 @@ def invoke(*arguments: object) -> Result:
 
 
 @pytest.mark.full
-def test_what_it_writes(tmp_path: Path) -> None:
+def test_bench_ckks_writes_one_record_for_each_case(tmp_path: Path) -> None:
     out, plot = tmp_path / "ckks.json", tmp_path / "sites.svg"
     result = invoke("--json", out, "--plot", plot, "--growth", "2,3", "--dims", "", "--key-sets", 1)
     assert result.exit_code == 0, result.output

@@ -45,7 +45,7 @@ def cases_of(path: Path) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def test_what_it_writes(tmp_path: Path) -> None:
+def test_bench_pairwise_writes_one_record_for_each_case(tmp_path: Path) -> None:
     out, plot = tmp_path / "pairwise.json", tmp_path / "growth.svg"
     done = invoke("--json", out, "--growth", "4,7", "--plot", plot)
     assert done.exit_code == 0, done.output

@@ -21,7 +21,7 @@ def invoke(*arguments: object) -> Result:
     return CliRunner().invoke(main, ["bench", "rotation", *map(str, (*TINY, *arguments))])
 
 
-def test_what_it_writes(tmp_path: Path) -> None:
+def test_bench_rotation_writes_one_record_for_each_case(tmp_path: Path) -> None:
     out, plot = tmp_path / "rotation.json", tmp_path / "growth.svg"
     done = invoke("--json", out, "--growth", "2,5", "--plot", plot)
     assert done.exit_code == 0, done.output

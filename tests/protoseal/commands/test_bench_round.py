@@ -28,7 +28,7 @@ def cases_of(path: Path) -> list[dict[str, Any]]:
     return cases
 
 
-def test_what_it_writes(tmp_path: Path) -> None:
+def test_bench_round_writes_one_record_for_each_protection(tmp_path: Path) -> None:
     out = tmp_path / "round.json"
     done = invoke("--json", out)
     assert done.exit_code == 0, done.output
@@ -58,7 +58,7 @@ def test_what_it_writes(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("method", ["fedpc", "feddbp", "fedplcc"])
-def test_of_every_method(method: str, tmp_path: Path) -> None:
+def test_bench_round_runs_every_method(method: str, tmp_path: Path) -> None:
     out = tmp_path / "round.json"
     done = invoke("--json", out, "--method", method)
     assert done.exit_code == 0, done.output

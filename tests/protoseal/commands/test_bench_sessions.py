@@ -42,7 +42,7 @@ def test_a_result_that_is_another_is_not_timed(monkeypatch: pytest.MonkeyPatch) 
         play(4, 2, 3, 0, COMPLETE)
 
 
-def test_they_are_cases_of_their_own() -> None:
+def test_sessions_are_recorded_as_cases_of_their_own() -> None:
     *_, case = measure(Plan(sites=4, classes=2, dim=3, dropped=1, repeats=1, growth=(), sessions=(8,)))
     assert (case.what["case"], case.what["sites"], case.what["dropped"]) == ("sessions", 8, 2)
     assert all(float(str(case.what[name])) > 0 for name in ("coordinator_seconds", "coordinator_unmask"))

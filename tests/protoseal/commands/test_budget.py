@@ -17,7 +17,7 @@ DP_SGD = ("--sampling-rate", 0.05, "--dp-sgd-noise", 2, "--steps", 100)
 
 
 @pytest.mark.parametrize(("count", "guide"), [(1, 1.39), (20, 6.2), (100, 13.9)])
-def test_it_finds_the_noise(count: int, guide: float) -> None:
+def test_plan_solves_for_the_noise(count: int, guide: float) -> None:
     found = planned("--epsilon", 3, "--releases", count, "--records", "50,500,5000")
     assert found["noise_multiplier"] == pytest.approx(guide, abs=0.05)
     assert found["spent"] <= 3
@@ -31,7 +31,7 @@ def test_it_finds_the_noise(count: int, guide: float) -> None:
     assert first["relative"] == pytest.approx(10 * second["relative"])
 
 
-def test_it_finds_the_releases_and_what_they_cost() -> None:
+def test_plan_solves_for_the_releases_and_their_cost() -> None:
     noise = planned("--epsilon", 3, "--releases", 40)["noise_multiplier"]
     found = planned("--epsilon", 3, "--noise-multiplier", noise)
     assert (found["releases"], found["solved_for"]) == (40, "releases")
@@ -59,7 +59,7 @@ def test_the_query_decides_on_errors_and_coordinates() -> None:
     assert planned(*arguments, "--dim", 16)["count_weight"] == pytest.approx(0.5)
 
 
-def test_what_is_told_to_a_person() -> None:
+def test_plan_prints_budget_noise_and_errors() -> None:
     done = plan("--epsilon", 3, "--releases", 100, "--records", "50,5000")
     assert "ε = 3 at δ = 1e-05" in done.stdout
     assert "100 releases, noise multiplier 13.906" in done.stdout
@@ -103,7 +103,7 @@ def test_delta_is_held_against_all_classes_of_a_site(unit: tuple[object, ...], w
         (("--epsilon", 3, "--releases", 1, "--delta", "1e-14"), "no noise keeps"),
     ],
 )
-def test_what_cannot_be_planned_is_one_line(arguments: tuple[object, ...], told: str) -> None:
+def test_plan_refuses_impossible_arguments_in_one_line(arguments: tuple[object, ...], told: str) -> None:
     assert told in refusal(*arguments)
 
 

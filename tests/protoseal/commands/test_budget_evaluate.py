@@ -100,7 +100,7 @@ def test_infinity_is_the_same_without_privacy(evaluated: Evaluated) -> None:
 
 
 @pytest.mark.full
-def test_what_runs_come_to(evaluated: Evaluated) -> None:
+def test_levels_summarise_the_metrics_of_their_runs(evaluated: Evaluated) -> None:
     folder, found = evaluated
     assert [(level["epsilon"], level["noise"]) for level in found["levels"]] == [
         (2, "local"),
@@ -129,7 +129,7 @@ def test_what_runs_come_to(evaluated: Evaluated) -> None:
 
 
 @pytest.mark.full
-def test_that_features_train_at_infinity_alone_is_said_wherever_there_is_a_loss(
+def test_page_and_table_say_that_features_train_at_infinity_alone(
     evaluated: Evaluated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, found = evaluated
@@ -265,7 +265,7 @@ def test_options_are_those_of_simulate() -> None:
         (("--method", "self"), FILE, "releases nothing"),
     ],
 )
-def test_what_cannot_be_evaluated_is_refused(
+def test_evaluate_refuses_impossible_arguments_without_a_run(
     tmp_path: Path, arguments: tuple[object, ...], text: str, told: str
 ) -> None:
     done = evaluate(tmp_path, *arguments, text=text)

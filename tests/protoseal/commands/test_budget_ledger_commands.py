@@ -124,7 +124,7 @@ def test_verify_tells_of_an_unfinished_entry_and_leaves_it(path: Path) -> None:
     assert path.read_bytes() == torn
 
 
-def test_what_a_torn_end_said_is_unknown(tmp_path: Path) -> None:
+def test_show_says_unknown_guarantee_after_a_torn_end(tmp_path: Path) -> None:
     """A line that was shortened later looks the same: that exact values left may have stood there."""
     torn = tmp_path / "torn.ledger"
     open_ledger(torn).expose("run-7", bytes(32))
@@ -132,7 +132,9 @@ def test_what_a_torn_end_said_is_unknown(tmp_path: Path) -> None:
     assert json.loads(output_of("show", torn, "--json"))["guarantee"].startswith("unknown")
 
 
-def test_what_is_no_ledger_or_no_anchor_is_told_in_one_line(path: Path, tmp_path: Path) -> None:
+def test_show_and_verify_refuse_missing_ledgers_and_bad_anchors_in_one_line(
+    path: Path, tmp_path: Path
+) -> None:
     assert "is not there" in failure("verify", tmp_path / "none.ledger")
     (tmp_path / "empty").touch()
     assert "data set" in failure("show", tmp_path / "empty")
@@ -220,9 +222,7 @@ def test_a_data_sets_name_does_not_look_like_lines_of_show(tmp_path: Path) -> No
     assert sum(line.startswith("guarantee ") for line in shown) == 1
 
 
-def test_what_costs_more_than_can_be_told_is_not_shown_as_nothing(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_show_prints_infinite_epsilon_as_inf_and_null(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = cast("ModuleType", SimpleNamespace(accountant_of=lambda _: lambda *_: math.inf))
     monkeypatch.setitem(sys.modules, "privacy.ledger.accountants", module)
     assert "epsilon spent     inf\n" in output_of("show", path)

@@ -65,7 +65,7 @@ def test_an_agreement_has_its_releases_noise_and_query(tmp_path: Path) -> None:
     assert "pfpl under plain, 10 rounds: release_every = 3" in plan("--agreement", file).stdout
 
 
-def test_it_solves_for_noise_or_for_releases(tmp_path: Path) -> None:
+def test_plan_by_agreement_solves_for_noise_or_releases(tmp_path: Path) -> None:
     file = agreement(tmp_path)
     noise = planned("--agreement", file, "--epsilon", 1, "--solve", "noise-multiplier")
     assert noise["releases"] == 4
@@ -100,7 +100,7 @@ def test_the_clustering_of_fedpc_is_a_release_too(tmp_path: Path) -> None:
     assert 1 + -(-10 // every) <= releases < 1 + -(-10 // max(1, every - 1))
 
 
-def test_what_is_given_wins_over_the_file(tmp_path: Path) -> None:
+def test_options_win_over_the_file(tmp_path: Path) -> None:
     file = agreement(tmp_path)
     found = planned("--agreement", file, "--noise-multiplier", 9, "--clip", 3, "--dim", 5, "--classes", 7)
     assert (found["noise_multiplier"], found["clip"], found["dim"], found["classes"]) == (9, 3, 5, 7)
@@ -177,7 +177,9 @@ def test_delta_is_held_against_all_records_of_a_site(tmp_path: Path) -> None:
         (("--counts-of", "digits"), "class"),
     ],
 )
-def test_what_cannot_be_told_is_one_line(tmp_path: Path, arguments: tuple[object, ...], told: str) -> None:
+def test_plan_by_agreement_refuses_impossible_arguments_in_one_line(
+    tmp_path: Path, arguments: tuple[object, ...], told: str
+) -> None:
     assert told in refusal("--agreement", agreement(tmp_path), *arguments)
 
 

@@ -186,7 +186,9 @@ def test_simulate_shows_a_bar_of_all_rounds_on_a_terminal_and_classes_apart_on_r
         (["--config", "none.toml"], "none.toml"),
     ],
 )
-def test_what_simulate_cannot_do_is_one_line(tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_simulate_refuses_impossible_arguments_in_one_line(
+    tmp_path: Path, arguments: list[str], said: str
+) -> None:
     line = failure("simulate", "--rounds", 1, "--out", tmp_path, *arguments)
     assert said.replace("_", "").replace("-", "") in line.replace("_", "").replace("-", "")
 

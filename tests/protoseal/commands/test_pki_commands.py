@@ -155,7 +155,7 @@ def test_somebody_at_the_terminal_compares(run: Run, tmp_path: Path, monkeypatch
     assert (tmp_path / "a" / "certificate.pem").exists()
 
 
-def test_what_cannot_be_is_refused_in_one_line(run: Run, tmp_path: Path) -> None:
+def test_pki_refuses_impossible_arguments_in_one_line(run: Run, tmp_path: Path) -> None:
     _made(run, INIT)
     _refused(run("init", "--dir", "x", "--federation", "Clinics"), "'Clinics' is not 1 to 63")
     _refused(

@@ -33,7 +33,7 @@ def check(folder: Path, *options: str) -> Result:
     )
 
 
-def test_it_tells_the_agreements_hash_and_who_may_join(federation: Federation) -> None:
+def test_server_check_prints_the_agreements_hash_and_roster(federation: Federation) -> None:
     result = check(federation.root / "coordinator", "--json")
     assert result.exit_code == 0, result.output
     facts = json.loads(result.stdout)
@@ -43,7 +43,7 @@ def test_it_tells_the_agreements_hash_and_who_may_join(federation: Federation) -
     assert federation.agreement.hash().hex() in check(federation.root / "coordinator").stdout
 
 
-def test_it_listens_on_nothing_and_writes_nothing(federation: Federation) -> None:
+def test_server_check_opens_no_port_and_writes_no_state(federation: Federation) -> None:
     with socket.create_server(("127.0.0.1", federation.port)):
         assert check(federation.root / "coordinator").exit_code == 0
     assert not (federation.root / "coordinator" / "state").exists()

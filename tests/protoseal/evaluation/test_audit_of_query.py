@@ -122,7 +122,7 @@ def audited(*arguments: object) -> tuple[int, str]:
         [("as claimed", 0, "stands"), ("none", 3, "refuted"), ("half", 3, "refuted")], ("half", 3, "refuted")
     ),
 )
-def test_what_the_command_finds(
+def test_audit_command_refutes_doubles_and_keeps_the_claim(
     double: Double, code: int, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At ε = 8, where no noise at all once stood."""
@@ -187,7 +187,7 @@ PRIVATE = {"extractor": "private", "dp_sgd": {"noise_multiplier": 2.0, "clip": 1
         (FEDPC | {"protection": "masked"}, {"noise": "distributed", "colluding": 1}, "masks", {"shares": 2}),
     ],
 )
-def test_what_is_agreed_is_played_or_named(
+def test_audit_plays_or_names_each_agreed_setting(
     changes: dict[str, Any],
     privacy: dict[str, Any],
     told: str,
@@ -224,7 +224,7 @@ def test_what_is_agreed_is_played_or_named(
         (("--delta", 1e-13), "nothing to refute"),
     ],
 )
-def test_what_cannot_be_audited_is_refused(arguments: tuple[object, ...], told: str) -> None:
+def test_audit_refuses_impossible_arguments(arguments: tuple[object, ...], told: str) -> None:
     code, text = audited(*arguments)
     assert code == 2
     assert told in text

@@ -150,7 +150,7 @@ def test_no_number_of_a_site_or_a_sum_is_there_byte_by_byte(books: Books, method
 
 
 @each_method
-def test_under_plain_they_are(books: Books, method: Method) -> None:
+def test_numbers_of_a_site_or_a_sum_are_found_under_plain(books: Books, method: Method) -> None:
     book = books(method, Protection.PLAIN)
     layout = book.agreement.layout
     wanted = exact(book, weighted=layout.weighted)
@@ -223,7 +223,7 @@ def check_turned(book: ClusterBook) -> None:
         assert (np.abs(rows - own).max(axis=1) > 0.01).all()
 
 
-def test_of_clusters_directions_show_and_neither_norms_nor_counts(books: Books) -> None:
+def test_clusters_show_directions_and_neither_norms_nor_counts(books: Books) -> None:
     book = books(Method.FEDPLCC, Protection.CKKS)
     assert isinstance(book, ClusterBook)
     assert len(list(directions_of(book))) == SITES * ROUNDS

@@ -189,7 +189,7 @@ def test_no_secret_shows(
 # The same search finds what is there
 
 
-def test_what_is_released_is_in_the_coordinators_files_and_nowhere_else(
+def test_released_shares_are_in_the_coordinators_files_and_nowhere_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that leaving it out of what may not be found there is needed, and finds what else is in that file."""

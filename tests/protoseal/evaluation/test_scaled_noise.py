@@ -49,7 +49,7 @@ def test_the_least_noise_that_fits(agreed: PrivacySection, epsilon: float) -> No
         assert training.sampling_rate == 0.1
 
 
-def test_what_is_infinite_with_little_noise_is_no_obstacle() -> None:
+def test_search_passes_over_noise_of_infinite_epsilon() -> None:
     found = fitted(
         ALONE, 800.0, lambda privacy: inverse(privacy) if privacy.noise_multiplier > 2 else math.inf
     )

@@ -68,7 +68,7 @@ def test_shared_noise_says_against_whom_it_holds() -> None:
 
 
 @pytest.mark.parametrize("method", ["local", "self"])
-def test_of_a_method_that_exchanges_nothing_nothing_left(method: str) -> None:
+def test_a_method_without_exchange_is_said_to_send_nothing(method: str) -> None:
     (sentence,) = privacy_statement(run(None, site("a"), method=method))
     assert NO_GUARANTEE not in sentence
     assert "Nothing left" in sentence

@@ -111,7 +111,7 @@ def test_groups_are_the_last_rounds_and_a_control_may_have_a_name_of_its_own() -
     assert RESULT.groups == ()
 
 
-def test_what_is_withheld_and_grouped_is_of_the_round_that_is_reported() -> None:
+def test_withheld_classes_and_groups_are_those_of_the_reported_round() -> None:
     """Where training stopped early this is the best round."""
     first, last = (("clinic-a", "clinic-b"), ("clinic-c",)), (("clinic-a",), ("clinic-b",))
     rounds = [replace(ROUNDS[0], groups=first), replace(ROUNDS[1], groups=last)]

@@ -39,7 +39,7 @@ def figures(rounds: tuple[SiteRound, ...] | list[SiteRound]) -> list[dict[str, o
     return [each.model_dump(exclude={"seconds"}) for each in rounds]
 
 
-def test_it_leaves_each_site_its_files_and_its_log(tmp_path: Path) -> None:
+def test_run_writes_each_sites_files_and_log(tmp_path: Path) -> None:
     agreement = small_agreement()
     outcome = run_federation(agreement, small_data(agreement), tmp_path)
     assert list(outcome.sites) == list(HOLDINGS)
@@ -116,7 +116,7 @@ def test_a_run_whose_aggregation_fails_stops_and_logs_why(
 
 
 @pytest.mark.parametrize("method", [Method.FEDPC, Method.PFPL])
-def test_what_self_aligns_with_is_held_to_the_bounds_of_the_agreements_method(
+def test_self_targets_obey_the_bounds_of_the_agreements_method(
     monkeypatch: pytest.MonkeyPatch, method: Method
 ) -> None:
     """The model ends in tanh, so some components are negative: FedPC's sites set these to 0."""

@@ -53,7 +53,7 @@ def simulated(folder: Path, extractor: str, text: str = FILE) -> tuple[dict[str,
 
 
 @pytest.mark.parametrize(("extractor", "guaranteed"), [("frozen", True), ("trained", False)])
-def test_what_was_spent_and_whether_it_is_a_guarantee(
+def test_result_and_table_show_epsilon_and_whether_it_is_guaranteed(
     tmp_path: Path, extractor: str, guaranteed: bool
 ) -> None:
     result, shown = simulated(tmp_path, extractor)
@@ -67,7 +67,7 @@ def test_what_was_spent_and_whether_it_is_a_guarantee(
 
 
 @pytest.mark.parametrize("unit", full_but(["subject", "site"], "subject"))
-def test_what_was_spent_is_of_the_agreed_unit(tmp_path: Path, unit: str) -> None:
+def test_result_shows_epsilon_for_the_agreed_unit(tmp_path: Path, unit: str) -> None:
     """As much as by records, and all that shows it says whose it is; a site alone leaves no class in the noise."""
     changed = FILE.replace('split = "iid"', 'split = "iid:subject=5"').replace(
         "clip = 1.0", f'clip = 1.0\nunit = "{unit}"\nproject_from = 32'
@@ -114,7 +114,7 @@ def test_without_noise_nothing_is_said_of_epsilon(tmp_path: Path) -> None:
     assert "epsilon" not in ran.output
 
 
-def test_so_little_noise_that_no_epsilon_can_be_told_is_refused(tmp_path: Path) -> None:
+def test_simulate_refuses_noise_of_infinite_epsilon(tmp_path: Path) -> None:
     file = tmp_path / "loud.toml"
     file.write_text(FILE.format(extractor="frozen").replace("5.0", "0.01"), encoding="utf-8")
     ran = CliRunner().invoke(main, ["simulate", "--config", str(file), "--out", str(tmp_path / "out")])

@@ -54,7 +54,7 @@ def one_seed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult,
 OneSeed = tuple[Path, RunResult, Rounds]
 
 
-def test_it_writes_what_it_returns(one_seed: OneSeed) -> None:
+def test_simulate_writes_the_result_it_returns(one_seed: OneSeed) -> None:
     out, result, _ = one_seed
     assert read_result(out) == result
     assert [each.name for each in result.sites] == ["site-1", "site-2", "site-3"]

@@ -24,7 +24,7 @@ def models(out: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("batched", ["always", "never"])
-def test_what_is_left_of_a_round_trains_to_the_same(
+def test_sites_left_of_a_killed_round_train_to_the_same_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batched: str
 ) -> None:
     """Up to rounding as a smaller program, bit for bit one by one; ended with one of the four sites to go."""

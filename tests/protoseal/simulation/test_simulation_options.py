@@ -70,7 +70,7 @@ def test_sites_that_train_as_one_program_come_to_the_same(tmp_path: Path, method
     assert not losses or losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
-def test_they_do_train_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sites_train_in_one_batch_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each round's stage is one call with the jobs of all four sites; when told never to, there is none."""
     calls: list[int] = []
 
@@ -201,7 +201,7 @@ def test_training_stops_when_validation_no_longer_improves(stopped: tuple[Path, 
         assert all(each.pm_v_global is None for each in log if each.round != best)
 
 
-def test_what_is_saved_is_the_best_rounds_model(stopped: tuple[Path, RunResult], tmp_path: Path) -> None:
+def test_early_stopping_saves_the_best_rounds_model(stopped: tuple[Path, RunResult], tmp_path: Path) -> None:
     out, result = stopped
     assert result.best_round is not None
     until = config_for(tmp_path / "out", method="fedavg", split=STOPPING["split"], rounds=result.best_round)

@@ -130,7 +130,7 @@ POINTS = {
         POINTS, "a site's answer is recorded", "the coordinator moves on", "a round of a control is trained"
     ),
 )
-def test_it_can_end_anywhere(
+def test_a_simulation_killed_at_any_point_resumes_to_the_same_result(
     undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, after: bool
 ) -> None:
     out = tmp_path / "out"
@@ -197,7 +197,7 @@ def test_a_round_that_was_cut_in_two_is_told_of_by_all_sites(
 
 
 @pytest.mark.full
-def test_what_had_ended_is_read_and_more_can_be_asked_of_it(tmp_path: Path) -> None:
+def test_finished_runs_are_reused_and_new_seeds_and_methods_run(tmp_path: Path) -> None:
     """The same again runs nothing; more seeds and methods run what is new."""
     out, first, again, more = tmp_path / "out", Runs(), Runs(), Runs()
     small: dict[str, Any] = {"method": "pfpl", "rounds": 1}
@@ -302,7 +302,7 @@ def test_fresh_throws_away_nothing_that_only_looks_like_a_simulations(tmp_path: 
     assert read_result(out).seed == 1
 
 
-def test_what_is_refused_when_it_begins_claims_nothing(tmp_path: Path) -> None:
+def test_a_simulation_refused_at_its_start_leaves_the_folder_unclaimed(tmp_path: Path) -> None:
     out = tmp_path / "out"
     small: dict[str, Any] = {"method": "local", "compare": (), "rounds": 1}
     with pytest.raises(DataError, match="val="):

@@ -38,7 +38,7 @@ def site(tmp_path: Path) -> _Site:
     return _Site(config.model_copy(update={"data": f"npz:{tmp_path / 'data.npz'}"}))
 
 
-def test_it_tells_releases_steps_and_what_they_cost_together(site: _Site) -> None:
+def test_check_prints_releases_steps_and_their_total_epsilon(site: _Site) -> None:
     """2 releases, and 20 steps in each of 10 rounds: what docs/explanation/privacy.md says of the sample."""
     agreed = site.config.agreement
     assert agreed.privacy is not None
@@ -53,7 +53,7 @@ def test_it_tells_releases_steps_and_what_they_cost_together(site: _Site) -> Non
     assert "by themselves; 0 of 3 at delta 1e-05 for one record is spent on" in finding.detail
 
 
-def test_what_alone_would_be_too_much_is_refused_with_noise_and_steps(site: _Site) -> None:
+def test_check_refuses_an_agreement_beyond_the_budget_with_its_noise_and_steps(site: _Site) -> None:
     finding = site.privacy(2.5)
     assert not finding.ok
     for told in ("2 releases with noise multiplier 3.8", "200 steps", "2.5"):

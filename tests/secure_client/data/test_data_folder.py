@@ -51,7 +51,7 @@ def test_images_of_several_shapes_need_an_agreed_one(folder: Path) -> None:
         read_folder(folder, None)
 
 
-def test_what_is_wrong_is_named_with_the_file(folder: Path) -> None:
+def test_a_bad_image_or_folder_is_named_with_its_file(folder: Path) -> None:
     notes = folder / "train/cat/notes.txt"
     notes.write_text("x")
     with pytest.raises(DataError, match=r"notes\.txt: is not an image"):
@@ -169,7 +169,7 @@ def test_tiny_imagenet_is_tested_on_its_labelled_val_part(tmp_path: Path) -> Non
     assert source.test.inputs[:, 1, 1, 0].tolist() == [100, 102, 101]  # JPEG keeps a flat grey exactly
 
 
-def test_what_is_wrong_in_tiny_imagenet_is_named(tmp_path: Path) -> None:
+def test_a_bad_tiny_imagenet_annotation_is_named(tmp_path: Path) -> None:
     make_tiny_imagenet(tmp_path)
     notes = tmp_path / "val/val_annotations.txt"
     whole = notes.read_text()

@@ -87,7 +87,7 @@ def test_python_objects_are_never_unpickled(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_named_with_the_file(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
+def test_a_bad_array_is_named_with_its_file(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=rf"bad\.npz: .*{message}") as caught:
         read_npz(saved(tmp_path / "bad.npz", **arrays))
     assert "\n" not in str(caught.value)

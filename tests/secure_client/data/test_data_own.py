@@ -141,7 +141,7 @@ def test_in_simulation_samples_of_one_set_have_one_shape(own: str) -> None:
         ("pictures", "train: is list; return a torch Dataset"),
     ],
 )
-def test_what_a_function_may_not_return(own: str, function: str, message: str) -> None:
+def test_invalid_return_values_of_a_data_function_are_refused(own: str, function: str, message: str) -> None:
     with pytest.raises(DataError, match=rf"{own}:{function}.*{message}"):
         load_site_data(f"{own}:{function}", None, agreement())
 

@@ -77,7 +77,7 @@ def test_labels_outside_the_classes_are_refused() -> None:
         join([source("a", (2,), labels=(0, 3), classes=("x",))], None, ("x", "y", "z", "w"))
 
 
-def test_what_does_not_go_together_is_refused() -> None:
+def test_sources_of_other_shape_or_parts_are_refused() -> None:
     with pytest.raises(DataError, match=r"b: has samples of shape \(5, 4, 1\), .* \(4, 4, 1\)"):
         join([source("a", (4, 4, 1)), source("b", (5, 4, 1))], None, None)
     with pytest.raises(DataError, match="b: has no test part"):

@@ -37,14 +37,14 @@ def agreed() -> Agreement:
 
 
 @pytest.mark.parametrize("subjects", [NAMES, np.array([30, 7, 30, 8])], ids=["text", "numbers"])
-def test_an_npz_says_it_by_its_array_subjects(tmp_path: Path, subjects: Any) -> None:
+def test_an_npz_names_subjects_by_an_array(tmp_path: Path, subjects: Any) -> None:
     data = load_site_data(saved(tmp_path / "a.npz", subjects=subjects), None, agreed())
     assert data.subjects is not None
     assert len(np.unique(data.subjects)) == 3
     assert data.subjects[0] == data.subjects[2]
 
 
-def test_without_it_nothing_is_known(tmp_path: Path) -> None:
+def test_an_npz_without_the_array_names_no_subjects(tmp_path: Path) -> None:
     assert load_site_data(saved(tmp_path / "a.npz"), None, agreed()).subjects is None
 
 
@@ -56,7 +56,7 @@ def test_other_arrays_are_refused(tmp_path: Path, subjects: Any) -> None:
         load_site_data(saved(tmp_path / "a.npz", subjects=subjects), None, agreed())
 
 
-def test_it_is_written_and_read_again(tmp_path: Path) -> None:
+def test_subjects_are_written_and_read_again(tmp_path: Path) -> None:
     source = read_npz(Path(saved(tmp_path / "a.npz", subjects=NAMES).removeprefix("npz:")))
     data = load(f"npz:{tmp_path / 'a.npz'}", data_root=None, agreed=None, classes=("a", "b", "c"))
     write_npz(tmp_path / "b.npz", data)
@@ -95,7 +95,7 @@ COMPLETE = """
 """
 
 
-def test_a_folder_says_it_by_a_list(folder: Path) -> None:
+def test_a_folder_names_subjects_by_a_list(folder: Path) -> None:
     source = read_folder(told(folder, COMPLETE), None)
     assert source.train.subjects is not None
     assert source.train.subjects.tolist() == ["Ann, the elder", "7", "Ann, the elder"]
@@ -104,7 +104,7 @@ def test_a_folder_says_it_by_a_list(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["CLASS", "DOMAIN/CLASS"])
-def test_in_every_layout(tmp_path: Path, layout: str) -> None:
+def test_a_folder_of_every_layout_names_subjects_by_a_list(tmp_path: Path, layout: str) -> None:
     root, inside = tmp_path / "all", "" if layout == "CLASS" else "day/"
     picture(root / f"{inside}cat/1.png")
     source = read_folder(told(root, f"file,subject\n{inside}cat/1.png,ann\n"), None)
@@ -159,7 +159,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("function", ["arrays", "data_set"])
-def test_a_data_set_of_ones_own_says_it(own: str, function: str) -> None:
+def test_a_data_function_names_subjects(own: str, function: str) -> None:
     data = load_site_data(f"{own}:{function}", None, agreed())
     assert data.subjects is not None
     assert data.subjects.tolist() == [1, 0, 1]
@@ -168,7 +168,7 @@ def test_a_data_set_of_ones_own_says_it(own: str, function: str) -> None:
     assert joined.train.subjects.tolist() == ["b", "a", "b"]
 
 
-def test_of_another_number_it_is_refused(own: str) -> None:
+def test_a_data_function_with_another_number_of_subjects_is_refused(own: str) -> None:
     with pytest.raises(DataError, match="give 2 texts or whole numbers"):
         load_site_data(f"{own}:short", None, agreed())
 
@@ -216,7 +216,7 @@ def test_a_split_deals_records_to_made_up_subjects() -> None:
     assert again.sha256 == made.sha256
 
 
-def test_what_says_nothing_of_subjects_has_the_digest_of_before() -> None:
+def test_data_without_subjects_keep_their_digest() -> None:
     assert digest([("a", "train", samples(None))]) == (
         "ab19e8fe5083c926220a63df1e8203f7144678fd4b634dcfa8441a51db4b3472"
     )

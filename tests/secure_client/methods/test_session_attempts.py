@@ -38,7 +38,7 @@ def test_an_attempt_with_the_thresholds_number_of_the_earlier_ones_sites_is_carr
     assert (np.abs(begun.carried_out(left) - expected) <= play.rounding(3)).all()
 
 
-def test_one_with_fewer_is_refused_by_each_of_them(open_sites: OpenSites) -> None:
+def test_an_attempt_with_fewer_of_the_earlier_sites_is_refused_by_each(open_sites: OpenSites) -> None:
     play = open_sites(grouped_agreement(min_holders=2, min_sites=2, allow_fewer_holders_reveals_peers=True))
     for name in EVERYONE:
         play.insist(name, 2)

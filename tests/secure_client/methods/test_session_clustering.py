@@ -28,7 +28,7 @@ def opened(open_sites: OpenSites, agreement: Agreement) -> MaskedPlay:
     return play
 
 
-def test_under_plain_it_is_the_initial_models_prototypes_in_units_of_their_longest(
+def test_under_plain_a_site_sends_the_initial_models_prototypes_in_units_of_the_longest(
     open_sites: OpenSites,
 ) -> None:
     play = opened(open_sites, grouped_agreement(Protection.PLAIN))
@@ -41,7 +41,7 @@ def test_under_plain_it_is_the_initial_models_prototypes_in_units_of_their_longe
     assert (np.linalg.norm(rows, axis=1) <= 1.0).all()
 
 
-def test_under_masked_the_coordinator_sees_its_inner_products_alone(open_sites: OpenSites) -> None:
+def test_under_masked_the_coordinator_sees_inner_products_alone(open_sites: OpenSites) -> None:
     play = opened(open_sites, grouped_agreement())
     turned = rows_of(play.cluster(*EVERYONE))
     plain = np.stack([play.site(name).trainee.trained(0)[0].ravel() for name in EVERYONE]) / (
@@ -65,7 +65,7 @@ def test_each_attempt_is_turned_by_a_rotation_of_its_own(
     np.testing.assert_allclose(third @ fourth.T, first @ first.T, atol=1e-14)
 
 
-def test_it_has_no_result_and_no_steps_of_a_masked_sum(open_sites: OpenSites) -> None:
+def test_clustering_has_no_result_and_no_steps_of_a_masked_sum(open_sites: OpenSites) -> None:
     play = opened(open_sites, grouped_agreement())
     active = play.begin(*EVERYONE, round_number=0)
     for phase in (Phase.RESULT, Phase.SHARES, Phase.SURVIVORS, Phase.UNMASK):
@@ -76,7 +76,7 @@ def test_it_has_no_result_and_no_steps_of_a_masked_sum(open_sites: OpenSites) ->
         play.ask(A, Phase.RESULT, b"", round_number=0)
 
 
-def test_it_comes_before_training_and_not_again(open_sites: OpenSites) -> None:
+def test_clustering_is_refused_after_training_began(open_sites: OpenSites) -> None:
     play = opened(open_sites, grouped_agreement())
     play.cluster(*EVERYONE)
     play.attempt(*EVERYONE)
@@ -86,7 +86,7 @@ def test_it_comes_before_training_and_not_again(open_sites: OpenSites) -> None:
         play.give_roster(A, play.statements(EVERYONE), attempt=2)
 
 
-def test_no_roster_comes_after_it(open_sites: OpenSites) -> None:
+def test_a_roster_after_the_clustering_is_refused(open_sites: OpenSites) -> None:
     """Another roster would bring another seed: the same prototypes under two rotations, among others."""
     play = opened(open_sites, grouped_agreement())
     play.cluster(*EVERYONE)
@@ -94,14 +94,14 @@ def test_no_roster_comes_after_it(open_sites: OpenSites) -> None:
         play.give_roster(A, play.statements((A, B, C)), attempt=2)
 
 
-def test_a_site_that_was_absent_from_it_takes_part_in_the_rounds(open_sites: OpenSites) -> None:
+def test_a_site_absent_from_the_clustering_takes_part_in_the_rounds(open_sites: OpenSites) -> None:
     play = opened(open_sites, grouped_agreement())
     play.cluster(A, B, C)
     play.play_sum(*EVERYONE)
     assert play.site(D).trainee.base == play.site(A).trainee.base
 
 
-def test_a_method_without_groups_has_none(open_sites: OpenSites) -> None:
+def test_a_method_without_groups_has_no_clustering(open_sites: OpenSites) -> None:
     play = opened(open_sites, small_agreement(Protection.MASKED))
     with pytest.raises(Violation, match="round 0 is not one of the agreed 2"):
         play.presence(A, round_number=0)

@@ -75,20 +75,22 @@ def read(play: MaskedPlay, result: Payload) -> Vector:
 
 
 @pytest.mark.parametrize("name", [B, C, D])
-def test_who_does_not_lead_answers_no_means(play: MaskedPlay, name: str) -> None:
+def test_a_member_that_does_not_lead_refuses_means(play: MaskedPlay, name: str) -> None:
     begun = EncryptedAttempt(play, *EVERYONE)
     total = begun.summed(*EVERYONE)
     with pytest.raises(Violation, match=f"asked this site for its group's means, but {A} leads"):
         begun.means(name, total)
 
 
-def test_without_the_check_anybody_would(play: MaskedPlay, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_member_would_answer_means_without_the_check(
+    play: MaskedPlay, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(EncryptedGroupSums, "_check_leads", lambda *_: None)
     begun = EncryptedAttempt(play, *EVERYONE)
     assert begun.means(B, begun.summed(*EVERYONE)).blobs
 
 
-def test_the_first_by_name_of_who_takes_part_leads(play: MaskedPlay) -> None:
+def test_the_first_participant_by_name_leads(play: MaskedPlay) -> None:
     begun = EncryptedAttempt(play, B, C, D)
     total = begun.summed(B, C, D)
     with pytest.raises(Violation, match=f"{B} leads"):

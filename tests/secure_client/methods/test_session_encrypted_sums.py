@@ -227,7 +227,7 @@ def test_a_site_that_lets_it_show_is_noticed(
         check_kept(fresh(BOTH), values_of(long_row))
 
 
-def test_one_that_trains_from_a_model_beyond_the_bounds_is_noticed(
+def test_comparison_detects_a_site_that_trains_from_a_model_beyond_the_bounds(
     fresh: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would use what cannot be right; that it then trains beyond the bounds shows to nobody."""
@@ -253,7 +253,7 @@ def test_before_any_result_a_site_keeps_its_own_model(fresh: Open, method: Metho
     assert [after.give(name, total) for name in EVERYONE] == [ACKNOWLEDGED] * 4
 
 
-def test_who_missed_a_spoilt_result_keeps_what_it_has_as_well(fresh: Open) -> None:
+def test_a_site_that_missed_a_spoilt_result_keeps_its_state(fresh: Open) -> None:
     """It is told with the start of the next round, and goes on with the others."""
     course = fresh(BOTH)
     first, total = course.begin()
@@ -271,7 +271,7 @@ def test_who_missed_a_spoilt_result_keeps_what_it_has_as_well(fresh: Open) -> No
 
 
 @pytest.mark.parametrize("method", [BOTH, Method.FEDDBP])
-def test_so_does_who_was_not_there_before(fresh: Open, method: Method) -> None:
+def test_a_site_that_joins_after_a_spoilt_result_keeps_its_state(fresh: Open, method: Method) -> None:
     """It has not trained yet when it is told."""
     play = fresh(method).play
     begun = EncryptedAttempt(play, A, B, C)

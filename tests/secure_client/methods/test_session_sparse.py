@@ -209,7 +209,7 @@ def test_where_all_hold_shares_no_such_word_is_taken(open_sites: OpenSites) -> N
 # Which round is over
 
 
-def test_who_signed_survivors_takes_part_in_no_further_attempt_of_the_round(
+def test_a_site_that_signed_survivors_refuses_further_attempts_of_the_round(
     play: MaskedPlay, caplog: pytest.LogCaptureFixture
 ) -> None:
     begun = masked(play)
@@ -224,7 +224,7 @@ def test_who_signed_survivors_takes_part_in_no_further_attempt_of_the_round(
     play.attempt(*EVERYONE, round_number=2)
 
 
-def test_with_masks_between_all_who_signed_goes_on(open_sites: OpenSites) -> None:
+def test_with_a_complete_graph_a_site_that_signed_takes_part_again(open_sites: OpenSites) -> None:
     play = open_sites(grouped_agreement())
     play.set_up(*EVERYONE)
     begun = masked(play)

@@ -96,7 +96,7 @@ def test_secrets_of_an_attempt_without_its_last_step_are_erased_when_it_is_over(
     assert not before & secrets_kept(play, A)
 
 
-def test_who_has_erased_the_secrets_signs_no_survivors(play: MaskedPlay) -> None:
+def test_a_site_that_erased_its_secrets_signs_no_survivors(play: MaskedPlay) -> None:
     """The coordinator would count on its shares at UNMASK, when a round can no longer be attempted again."""
     begun = played_up_to(play, Phase.VALUES)
     play.site(A).session.end()
@@ -141,9 +141,7 @@ def _spoilt(begun: Attempt, share: SealedShare) -> SealedShare:
 # Values
 
 
-def test_what_has_no_room_in_the_sum_is_never_masked(
-    play: MaskedPlay, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_value_beyond_its_bound_is_never_masked(play: MaskedPlay, monkeypatch: pytest.MonkeyPatch) -> None:
     """Should a value grow between the statement and the sum."""
     begun = play.attempt(*EVERYONE)
     begun.share(*EVERYONE)

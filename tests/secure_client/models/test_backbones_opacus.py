@@ -24,18 +24,18 @@ def build(name: str, norm: Norm) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("name", BACKBONES)
-def test_its_validator_finds_nothing(name: str) -> None:
+def test_opacus_accepts_group_normalisation(name: str) -> None:
     assert ModuleValidator.validate(build(name, Norm.GROUP), strict=True) == []
 
 
 @pytest.mark.parametrize("name", NORMALISED)
-def test_its_validator_finds_batch_normalisation(name: str) -> None:
+def test_opacus_refuses_batch_normalisation(name: str) -> None:
     assert ModuleValidator.validate(build(name, Norm.BATCH), strict=False)
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # images need no gradient
 @pytest.mark.parametrize("name", full_but(BLOCKS, *PLAIN, "resnet10"))
-def test_its_gradients_of_single_samples_add_up_to_those_of_the_batch(name: str) -> None:
+def test_opacus_gradients_of_single_samples_sum_to_the_batchs(name: str) -> None:
     images, labels = torch.randn(3, 1, 16, 16), torch.tensor([0, 2, 1])
     plain = build(name, Norm.GROUP).train().double()
     hooked = GradSampleModule(build(name, Norm.GROUP).train().double(), loss_reduction="sum")

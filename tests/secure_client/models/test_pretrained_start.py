@@ -115,7 +115,7 @@ def test_norm_and_file_are_part_of_what_is_agreed(weights: Path) -> None:
 
 
 @pytest.mark.parametrize("sha256", ["", "0" * 63, "0" * 65, "G" * 64, "A" * 64])
-def test_what_is_no_sha256_is_refused(sha256: str) -> None:
+def test_a_bad_sha256_is_refused(sha256: str) -> None:
     with pytest.raises(ValidationError, match="pretrained_sha256"):
         TrainingSection(pretrained_sha256=sha256)
 

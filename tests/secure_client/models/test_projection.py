@@ -74,7 +74,7 @@ def test_directions_are_uniform() -> None:
     assert np.abs((signs > 0).mean(axis=0) - 0.5).max() < 6 * 0.5 / np.sqrt(2000)
 
 
-def test_it_is_the_same_everywhere() -> None:
+def test_projection_matrix_is_frozen() -> None:
     """To a digit that no library's rounding reaches: a change of it would be another agreement."""
     found = projection(6, 2, 11)
     assert found.round(9).tolist() == KNOWN
@@ -95,7 +95,7 @@ def test_features_are_projected_and_the_classifier_takes_them_as_they_are() -> N
     check_model(model, images, classes=CLASSES, dim=DIM)
 
 
-def test_it_is_in_no_state_no_parameters_and_no_average() -> None:
+def test_projection_is_in_no_state_no_parameters_and_no_average() -> None:
     model, plain = projected(), small()
     assert len(list(model.parameters())) == len(list(plain.parameters()))
     assert not any("projection" in name for name in model.state_dict())
@@ -105,7 +105,7 @@ def test_it_is_in_no_state_no_parameters_and_no_average() -> None:
     again.load_state_dict(model.state_dict())
 
 
-def test_training_leaves_it_as_it_is() -> None:
+def test_training_does_not_change_the_projection() -> None:
     model = projected()
     before = model.projection.matrix.clone()
     run(job(model))
@@ -137,7 +137,7 @@ def test_other_matrices_are_not_stacked() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # images need no gradient
-def test_opacus_takes_it_and_its_gradients_of_single_samples_add_up() -> None:
+def test_opacus_accepts_a_projection_and_single_gradients_add_up() -> None:
     model = project(
         build_model(
             "small-cnn", classes=CLASSES, dim=FROM, channels=1, image_size=8, seed=0, norm=Norm.GROUP
@@ -188,7 +188,7 @@ def test_the_agreed_model_has_the_features_and_the_prototypes_of_the_agreement()
     assert not isinstance(build_agreed_model(agreed(), "small-cnn"), Projected)
 
 
-def test_it_is_part_of_the_agreements_text_where_it_is_given() -> None:
+def test_projection_is_part_of_the_agreements_text_where_it_is_given() -> None:
     assert "project_from" not in agreed().to_json()
     assert '"project_from":24' in agreed(project_from=FROM).to_json()
     assert agreed(project_from=FROM).hash() != agreed().hash()

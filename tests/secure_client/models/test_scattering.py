@@ -121,7 +121,9 @@ def test_coefficients_are_those_of_kymatio() -> None:
 @pytest.mark.parametrize(
     ("name", "other"), [("_WIDTH", 0.81), ("_FREQUENCY", 0.74 * math.pi), ("_SLANT", 0.48), ("_SLANT", 2.0)]
 )
-def test_those_of_other_wavelets_are_others(name: str, other: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_comparison_detects_other_wavelets(
+    name: str, other: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(scattering, name, other)
     assert off_by() > 2 * NEAR
 
@@ -133,7 +135,7 @@ def test_wavelets_do_not_see_a_constant() -> None:
 
 
 @pytest.mark.parametrize("side", [8, 13, 28, 30])
-def test_each_image_and_channel_by_itself(side: int) -> None:
+def test_coefficients_of_an_image_and_channel_depend_on_no_other(side: int) -> None:
     images = torch.rand(3, 2, side, side, generator=torch.Generator().manual_seed(1))
     layer = Scattering(side)
     found = layer(images)
@@ -153,7 +155,7 @@ def test_coefficients_are_of_their_place(side: int, path: int) -> None:
     assert divmod(int(seen.argmax()), side // FACTOR) == (3, 2)
 
 
-def test_it_has_no_parameters_and_no_state() -> None:
+def test_scattering_has_no_parameters_and_no_state() -> None:
     layer = Scattering(16)
     assert list(layer.parameters()) == []
     assert layer.state_dict() == {}

@@ -104,7 +104,7 @@ def test_nothing_but_releases_and_training_tells_of_records(method: Method) -> N
 
 
 @each_method
-def test_there_is_something_to_be_told_apart(method: Method) -> None:
+def test_other_records_change_the_exact_prototypes(method: Method) -> None:
     """Classes are absent by noisy counts, sites differ, and rounds with a release do from those before."""
     found = usual(method)
     sent = {name: hashlib.sha256(each).hexdigest() for name, each in found.items() if "sent VALUES" in name}
@@ -168,7 +168,7 @@ DOUBLES: dict[str, tuple[Method, Double, str]] = {
 
 
 @pytest.mark.parametrize("double", DOUBLES)
-def test_what_is_exact_shows(double: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_comparison_detects_exact_values_that_leave(double: str, monkeypatch: pytest.MonkeyPatch) -> None:
     method, weaken, where = DOUBLES[double]
     weaken(monkeypatch)
     found = {False: traces(method, other=False), True: traces(method, other=True)}

@@ -184,7 +184,9 @@ def test_a_classifier_did_train_on_the_records(method: Method) -> None:
 
 @each_extractor
 @each_method
-def test_what_leaves_is_told_whole(method: Method, extractor: Extractor) -> None:
+def test_the_transcript_holds_every_phase_of_every_round_and_site(
+    method: Method, extractor: Extractor
+) -> None:
     """Each phase of each round by each site; sites differ, rounds do, and a trained model's part does."""
     found = usual(method, extractor).sent
     for number in range(1, ROUNDS + 1):
@@ -365,7 +367,9 @@ DOUBLES: dict[str, tuple[Method, Double, str, Has]] = {
 
 
 @pytest.mark.parametrize("double", DOUBLES)
-def test_what_is_exact_shows_under_shared_noise(double: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_comparison_detects_exact_values_under_shared_noise(
+    double: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     method, weaken, where, has = DOUBLES[double]
     weaken(monkeypatch)
     runs = [answered_alike(method, Extractor.FROZEN, each) for each in (as_it_is, has)]

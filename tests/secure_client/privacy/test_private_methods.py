@@ -213,7 +213,7 @@ def test_scores_are_of_the_released_prototypes_and_the_model(tmp_path: Path) -> 
         assert np.abs(over_records - expected).max() > 0.05 * np.abs(expected).max()
 
 
-def test_a_class_that_is_not_there_has_scores_of_zero(tmp_path: Path) -> None:
+def test_an_absent_class_has_scores_of_zero(tmp_path: Path) -> None:
     with trainee_of(
         agreed(Method.FEDDBP, PRIVACY.model_copy(update={"min_count": 1e6})), tmp_path
     ) as trainee:
@@ -225,7 +225,7 @@ def test_a_class_that_is_not_there_has_scores_of_zero(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model", ["of_instances", "moving_average", "tied"])
-def test_what_is_averaged_of_frozen_features_is_the_initial_models(tmp_path: Path, model: str) -> None:
+def test_averaged_parameters_of_frozen_features_stay_initial(tmp_path: Path, model: str) -> None:
     """Whatever moves in training, and whatever came back."""
     frozen = PRIVACY.model_copy(update={"extractor": Extractor.FROZEN, "release_every": 1})
     agreement = agreed(Method.FEDPC, frozen)

@@ -30,7 +30,7 @@ def budget(**limits: Any) -> BudgetSection:
     [{}, {"least_noise_multiplier": 6.0}, {"largest_clip": 2.0}, {"most_rounds": ROUNDS}],
     ids=["none", "noise", "clip", "rounds"],
 )
-def test_what_is_within_its_limits_is_taken(limits: dict[str, Any]) -> None:
+def test_a_site_accepts_an_agreement_within_its_limits(limits: dict[str, Any]) -> None:
     budget(**limits).check(AGREED, ROUNDS)
 
 
@@ -45,7 +45,7 @@ def test_what_is_within_its_limits_is_taken(limits: dict[str, Any]) -> None:
         ({"most_rounds": ROUNDS - 1}, "has rounds 10, but the most that this site allows is 9"),
     ],
 )
-def test_what_is_beyond_them_is_refused_by_name(limits: dict[str, Any], reason: str) -> None:
+def test_a_site_refuses_an_agreement_beyond_its_limits_by_name(limits: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         budget(**limits).check(AGREED, ROUNDS)
 
@@ -58,7 +58,9 @@ def test_what_is_beyond_them_is_refused_by_name(limits: dict[str, Any], reason: 
     ],
     ids=["exact", "trained"],
 )
-def test_what_guarantees_nothing_needs_the_sites_word(agreed: PrivacySection | None, reason: str) -> None:
+def test_a_site_refuses_an_agreement_without_guarantee_unless_allowed(
+    agreed: PrivacySection | None, reason: str
+) -> None:
     with pytest.raises(ValueError, match=f"{reason}.*allow_no_guarantee"):
         budget().check(agreed, ROUNDS)
     budget(allow_no_guarantee=True).check(agreed, ROUNDS)

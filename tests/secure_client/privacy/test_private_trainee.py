@@ -84,7 +84,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     made.journal.close()
 
 
-def test_what_is_sent_is_noisy_and_paid_for(site: Site) -> None:
+def test_sent_prototypes_are_noisy_and_paid_for(site: Site) -> None:
     rows, _ = site.trainee.trained(1)
     exact, _ = site.learner.prototypes()
     held = site.trainee.held_classes()
@@ -271,7 +271,7 @@ def test_a_ledger_that_was_put_back_is_refused_by_a_site_that_goes_on(site: Site
         site.restart()
 
 
-def test_what_a_site_keeps_of_its_classes_are_the_noisy_ones(tmp_path: Path) -> None:
+def test_saved_counts_are_the_noisy_ones(tmp_path: Path) -> None:
     site = Site(tmp_path, agreement(min_count=1e6))
     site.trainee.trained(1)
     site.trainee.save(tmp_path)

@@ -312,7 +312,7 @@ def test_a_run_is_refused_that_the_budget_has_no_room_for(tmp_path: Path) -> Non
         Site(tmp_path, agreement(), 1.0)
 
 
-def test_what_is_planned_is_of_every_round_and_release() -> None:
+def test_the_plan_covers_every_round_and_release() -> None:
     agreed = agreement()
     history = planned_history(agreed, PRIVACY)
     assert [type(each).__name__ for each in history] == ["DpSgd"] * ROUNDS + ["GaussianRelease"] * 2

@@ -72,7 +72,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Sums]:
 
 
 @pytest.mark.parametrize("unit", [Unit.SUBJECT, Unit.SITE])
-def test_what_a_site_releases_are_the_sums_of_its_units(
+def test_a_site_releases_the_sums_of_its_units(
     tmp_path: Path, journal: Journal, asked: list[Sums], unit: Unit
 ) -> None:
     agreed = agreement(unit)

@@ -142,7 +142,7 @@ def test_once_something_was_released_without_one_there_is_no_guarantee_any_more(
     assert not strict.spent.guaranteed
 
 
-def test_what_is_spent_is_so_by_all_runs(tmp_path: Path) -> None:
+def test_all_runs_share_the_spent_budget(tmp_path: Path) -> None:
     first, second = (
         opened(agreement().model_copy(update={"run": run}), budget(tmp_path)) for run in ("one", "two")
     )

@@ -68,7 +68,7 @@ def test_both_the_pages_and_the_log_are_overwritten(
         assert anywhere(stored[-64:], folder)
 
 
-def test_what_a_killed_process_left_in_the_log_is_gone_once_the_journal_is_opened(
+def test_opening_the_journal_erases_secrets_that_a_killed_process_left(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed after a secret was forgotten, and before the log was emptied; closing it would empty the log too."""
@@ -100,7 +100,7 @@ def test_a_secret_that_a_failed_step_would_have_erased_is_kept(folder: Path) -> 
         assert journal.secret(NAME) == b"secret"
 
 
-def test_what_is_not_there_is_forgotten_in_silence(folder: Path) -> None:
+def test_forgetting_a_missing_secret_keeps_the_others(folder: Path) -> None:
     with open_journal(folder) as journal:
         journal.put_secret("another", b"kept")
         with journal.transaction():

@@ -98,7 +98,7 @@ def test_an_older_copy_is_refused_however_far_it_went_on(path: Path, lines: int,
         assert path.read_bytes() == before
 
 
-def test_what_is_kept_of_another_ledger_is_no_ground_to_believe_anything(path: Path) -> None:
+def test_a_kept_anchor_of_another_ledger_is_refused(path: Path) -> None:
     with pytest.raises(Violation, match="another ledger than this site's"):
         own(path).check_kept(LedgerAnchor(bytes(32), 0, bytes(32)))
     with pytest.raises(Violation, match="another ledger than this site's"):
@@ -316,7 +316,7 @@ def test_another_data_set_is_another_ledger(peer: Peer) -> None:
         peer.sees(3, b=anchor(4))
 
 
-def test_its_own_anchor_is_held_to_the_ledger_and_not_to_lists(peer: Peer) -> None:
+def test_a_site_checks_its_own_anchor_against_its_ledger_and_not_against_lists(peer: Peer) -> None:
     peer.sees(1, a=anchor(5))
     peer.sees(2, a=anchor(4))
 

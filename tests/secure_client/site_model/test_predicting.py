@@ -107,7 +107,7 @@ def own_state(site: Site) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("site", AGGREGATED, indirect=True)
-def test_what_was_averaged_last_is_predicted_with_and_saved(site: Site) -> None:
+def test_predictor_is_the_last_averaged_model(site: Site) -> None:
     """With the parts that are not averaged as the site trained them; the trained model's figures are kept apart."""
     method = site.method
     site.trainee.trained(1)
@@ -162,7 +162,7 @@ def test_fedbn_keeps_its_own_layers_that_normalise(site: Site) -> None:
 
 
 @pytest.mark.parametrize("site", TRAINED, indirect=True)
-def test_what_was_trained_last_is_predicted_with_and_saved(site: Site) -> None:
+def test_predictor_is_the_last_trained_model(site: Site) -> None:
     site.trainee.trained(1)
     own, accuracy = own_state(site), site.evaluated().accuracy_classifier
     site.take(1, FIRST)

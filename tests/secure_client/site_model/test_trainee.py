@@ -215,7 +215,7 @@ def test_a_finished_model_outlasts_a_power_cut(
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_what_was_trained_from_another_base_is_void(site: Site, restarted: bool) -> None:
+def test_training_from_another_base_is_discarded(site: Site, restarted: bool) -> None:
     """A coordinator that gives one base, fails the attempt and then gives another gets no part of the first.
 
     Else sites that trained from different models could state the same base, and their masks would cancel.
@@ -236,7 +236,7 @@ def test_what_was_trained_from_another_base_is_void(site: Site, restarted: bool)
     assert equal(from_second, contribution(site.trainee, 2))
 
 
-def test_without_that_rule_the_first_base_would_show(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_base_would_leak_without_discarding(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """The course of the test above, at a site that only asks whether it has trained in the round."""
     monkeypatch.setattr(Trainee, "is_trained_for", lambda self, number: self._round >= number)
     site.trainee.trained(1)
@@ -247,7 +247,7 @@ def test_without_that_rule_the_first_base_would_show(site: Site, monkeypatch: py
     assert equal(from_first, contribution(site.trainee, 2))
 
 
-def test_the_same_base_again_voids_nothing(site: Site) -> None:
+def test_the_same_base_again_discards_nothing(site: Site) -> None:
     site.trainee.trained(1)
     site.trainee.take_base(1, FIRST, *a_base(1))
     trained = contribution(site.trainee, 2)

@@ -110,7 +110,7 @@ def test_sizes_of_built_in_models(spec: str, sizes: tuple[int, int]) -> None:
         (lambda vector: np.where(np.arange(33) == 32, np.nan, vector), "not finite"),
     ],
 )
-def test_what_does_not_fit_is_refused_and_changes_nothing(change: Any, message: str) -> None:
+def test_load_refuses_a_vector_that_does_not_fit_and_changes_nothing(change: Any, message: str) -> None:
     model = own_model()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(ModelError, match=message):
@@ -230,7 +230,7 @@ def test_the_extractor_is_everything_before_the_classifier() -> None:
     }
 
 
-def test_of_nothing_there_is_an_empty_vector() -> None:
+def test_the_vector_of_no_part_is_empty() -> None:
     averaged = Averaged(many_norms(), Part.NOTHING)
     assert averaged.sizes == (0, 0)
     assert averaged.vector().shape == (0,)

@@ -250,7 +250,7 @@ def test_dittos_second_model_is_pulled_to_no_other_model() -> None:
     assert furthest(of(learner, "personal."), weights(alone)) > FAR
 
 
-def test_what_ditto_averages_is_what_fedavg_does_and_what_it_predicts_with_is_its_own() -> None:
+def test_ditto_averages_as_fedavg_and_predicts_with_its_own_model() -> None:
     ditto, fedavg = make_learner(personal=LAMBDA), make_learner()
     for learner in (ditto, fedavg):
         learner.train(1, GUIDE)

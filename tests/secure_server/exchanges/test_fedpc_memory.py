@@ -110,7 +110,7 @@ def test_reading_all_answers_first_would_show(
     assert peak(later.job) > 8.0
 
 
-def test_what_the_other_thread_computes_is_what_this_one_would(play: Play, later: Later) -> None:
+def test_computing_in_a_thread_gives_the_inline_result(play: Play, later: Later) -> None:
     play.step(*ALL)
     apart: Computation = later.job()
     attempt = play.coordinator._requests.attempt(play.state)

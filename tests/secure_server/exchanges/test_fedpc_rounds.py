@@ -146,7 +146,7 @@ def test_too_few_before_unmask_repeat_the_round(play: Play) -> None:
 
 
 @masked
-def test_who_sent_values_is_asked_again_only_with_enough_of_the_same(play: Play) -> None:
+def test_a_site_that_sent_values_is_asked_again_only_with_enough_of_the_same_sites(play: Play) -> None:
     """Five in the group, two lost after their values; three would be enough for a group of its own."""
     play.go_to(Stage.PRESENCE, 0)
     play.go_to(Stage.PRESENCE, 1, without=("x",))

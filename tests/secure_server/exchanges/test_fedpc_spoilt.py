@@ -127,7 +127,9 @@ def test_a_run_without_any_result_stops_and_stays_so(masked: Play) -> None:
     assert len(masked.rounds) == 2
 
 
-def test_its_members_and_the_reason_are_told(masked: Play, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_names_the_members_and_the_reason_of_a_spoilt_group(
+    masked: Play, caplog: pytest.LogCaptureFixture
+) -> None:
     masked.go_to(Stage.PRESENCE, 1)
     releases_wrong_shares(masked, "c")
     with caplog.at_level(logging.ERROR, LOG):

@@ -95,7 +95,7 @@ def test_with_too_few_others_it_is_asked_again_at_once() -> None:
     assert (player.stage, player.state.participants) == (Stage.VALUES, SITES)
 
 
-def test_those_who_fail_together_are_all_asked_again_if_too_few_are_left() -> None:
+def test_benched_sites_are_asked_again_when_too_few_are_left() -> None:
     player = in_round()
     player.answer(*SITES)
     player.answer("ada", "bea")
@@ -103,7 +103,7 @@ def test_those_who_fail_together_are_all_asked_again_if_too_few_are_left() -> No
     assert (player.state.attempt, player.state.benched) == (2, frozenset())
 
 
-def test_it_is_asked_again_when_others_fail_to_state_presence() -> None:
+def test_a_benched_site_is_asked_again_when_others_state_no_presence() -> None:
     player = in_round()
     lose_values(player)
     player.answer("ada", "bea")
@@ -113,7 +113,7 @@ def test_it_is_asked_again_when_others_fail_to_state_presence() -> None:
     assert (player.stage, player.state.participants) == (Stage.VALUES, ("ada", "bea", "dot"))
 
 
-def test_it_is_asked_again_once_an_operator_started_the_coordinator_anew() -> None:
+def test_a_benched_site_is_asked_again_after_the_operator_resumes() -> None:
     player = in_round()
     lose_values(player)
     player.do(machine.Resumed())
@@ -167,7 +167,7 @@ class TestManySpitefulSites:
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_who_is_silent_in_a_masked_step_keeps_the_others_from_no_result(step: Phase) -> None:
+def test_a_site_silent_in_a_masked_step_costs_the_others_no_result(step: Phase) -> None:
     """Two of five, in the same step of each round: without them, three are as many as a group needs."""
     five = (*LEFT, "eve")
     rules = replace(GROUPED, roster=five, min_sites=3, rounds=6)

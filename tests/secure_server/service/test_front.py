@@ -151,7 +151,7 @@ class TestFewAtOnce:
                 assert codec.decode_task(each.result(30)) == Finished(1)
 
 
-def test_who_makes_no_call_in_time_is_closed_and_who_made_one_stays(
+def test_a_connection_without_a_call_is_closed_and_one_with_a_call_stays(
     coordinator: Credentials,
     federation: Federation,
     site: Credentials,

@@ -148,7 +148,7 @@ class BrokenHandler(FakeHandler):
         raise OSError("no space left on device")
 
 
-def test_what_a_tick_raises_ends_the_server(coordinator: Credentials, federation: Federation) -> None:
+def test_an_error_in_a_tick_ends_the_server(coordinator: Credentials, federation: Federation) -> None:
     with (
         pytest.raises(OSError, match="no space left"),
         serving(BrokenHandler(), coordinator, federation.trust),

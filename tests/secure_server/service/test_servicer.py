@@ -149,7 +149,7 @@ class TestIdentity:
         ],
         ids=["the coordinator's name", "both usages", "another federation"],
     )
-    def test_what_tls_lets_through_is_looked_at_again(
+    def test_a_certificate_that_tls_accepts_is_checked_again(
         self,
         identity: Identity,
         usages: list[x509.ObjectIdentifier],

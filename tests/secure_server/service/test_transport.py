@@ -240,7 +240,7 @@ class TestRetries:
             (errors.WrongPhase, PhaseOver),
         ],
     )
-    def test_what_the_coordinator_decided_is_not_asked_again(
+    def test_a_decision_of_the_coordinator_is_not_retried(
         self,
         error: type[Exception],
         meaning: type[SiteError],

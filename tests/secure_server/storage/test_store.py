@@ -50,7 +50,7 @@ class TestSaving:
         assert store.result(PRESENCE, "ada") is None
         assert list(store.received()) == []
 
-    def test_what_is_saved_is_there_when_opened_again(self, path: Path) -> None:
+    def test_saved_state_is_read_back_when_opened_again(self, path: Path) -> None:
         state = computed().state
         with Store.open(path, "r1", AGREEMENT) as store:
             store.save(BEGUN, statement=("ada", b"signed"))
@@ -277,7 +277,7 @@ class TestOpening:
         with pytest.raises(WrongStore, match="another run, agreement or version"):
             Store.open(path, "r1", AGREEMENT)
 
-    def test_what_is_no_store_is_refused_and_left_alone(self, path: Path) -> None:
+    def test_a_file_that_is_no_store_is_refused_and_kept(self, path: Path) -> None:
         path.parent.mkdir()
         path.write_bytes(b"notes" * 1000)
         with pytest.raises(WrongStore, match="is not a coordinator's store"):

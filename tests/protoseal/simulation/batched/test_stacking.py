@@ -80,7 +80,7 @@ UNKNOWN: dict[str, Callable[[], PrototypeModel]] = {
 
 
 @pytest.mark.parametrize("kind", UNKNOWN)
-def test_what_cannot_be_stacked_trains_one_by_one(kind: str, alone: list[Job]) -> None:
+def test_models_that_cannot_be_stacked_train_one_by_one(kind: str, alone: list[Job]) -> None:
     assert_alike(jobs_of(UNKNOWN[kind](), sizes=(8, 6, 4)))
     assert len(alone) == 3
 
@@ -141,7 +141,7 @@ def test_side_by_side_in_threads(
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_what_needs_torchs_generator_is_not_run_side_by_side(alone: list[Job]) -> None:
+def test_models_that_draw_from_torchs_generator_do_not_run_in_parallel(alone: list[Job]) -> None:
     dropping, plain = jobs_of(with_layer(nn.Dropout(0.3))), jobs_of(model_of())
     assert_alike([*dropping[:3], *plain[3:]])
     assert [job.seed for job in alone] == [0, 1, 2]

@@ -74,14 +74,16 @@ GUIDED: dict[str, tuple[BatchLoss, list[Guide]]] = {
 
 @pytest.mark.parametrize("method", GUIDED)
 @pytest.mark.parametrize("guided", [True, False])
-def test_of_every_method(method: str, guided: bool, alone: list[Job]) -> None:
+def test_batched_training_equals_single_training_for_every_method(
+    method: str, guided: bool, alone: list[Job]
+) -> None:
     objective, guides = GUIDED[method]
     assert_alike(jobs_of(model_of(), objective, guides if guided else [None] * 6))
     assert alone == []
 
 
 @pytest.mark.parametrize("literal", [True, False])
-def test_of_two_branches(literal: bool, alone: list[Job]) -> None:
+def test_batched_training_equals_single_training_for_two_branches(literal: bool, alone: list[Job]) -> None:
     dual = add_branches(model_of(), DIM, seed=1).double()
     assert_alike(jobs_of(dual, feddbp.Objective(literal=literal)))
     assert_alike(jobs_of(dual, feddbp.Objective(), [None] * 6))

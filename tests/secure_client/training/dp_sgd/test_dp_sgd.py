@@ -109,7 +109,7 @@ def test_training_that_diverged_is_told_by_the_parameters() -> None:
         run(replace(job, schedule=replace(job.schedule, lr=3e38)))
 
 
-def test_what_dropout_drops_is_not_of_the_jobs_seed(silent: None) -> None:
+def test_dropout_does_not_follow_from_the_jobs_seed(silent: None) -> None:
     """It would follow from a record's place in the batch, and so from who else is there."""
     inputs, labels = images(4)
     results = []

@@ -98,7 +98,7 @@ def test_the_model_is_left_without_a_trace() -> None:
         assert not vars(parameter)
 
 
-def test_what_a_loss_leaves_out_is_refused() -> None:
+def test_a_loss_that_leaves_out_an_output_is_refused() -> None:
     """The classifier runs twice, and the loss has its second answer alone: Opacus would mix up the two inputs."""
 
     def second_alone(outputs: Outputs, labels: Tensor, guide: object) -> Tensor:

@@ -83,7 +83,9 @@ def test_a_subject_moves_a_step_by_the_clip_at_most(sums: list[Tensor], at_once:
 
 
 @pytest.mark.parametrize("records", [1, 50])
-def test_it_does_so_whatever_number_of_records_it_has(sums: list[Tensor], records: int) -> None:
+def test_a_subjects_gradient_is_clipped_as_one_for_any_number_of_records(
+    sums: list[Tensor], records: int
+) -> None:
     inputs, labels = images(1)
     owners = np.zeros(records, np.int64)
     same = job_of(tiny(), inputs.repeat(records, 1, 1, 1), labels.repeat(records), owners=owners)

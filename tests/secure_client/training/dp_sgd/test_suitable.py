@@ -53,13 +53,13 @@ def learn(model: str, **changes: Any) -> None:
         ("recurrent", "LSTM"),
     ],
 )
-def test_what_cannot_train_by_it_is_refused_with_the_reason(model: str, reason: str) -> None:
+def test_models_unsuitable_for_dp_sgd_are_refused_with_the_reason(model: str, reason: str) -> None:
     with pytest.raises(ModelError, match=f"DP-SGD.*({reason})"):
         learn(model)
 
 
 @pytest.mark.parametrize("model", ["with_dropout", "with_a_layer_of_its_own", "partly_frozen"])
-def test_what_can_is_taken(model: str) -> None:
+def test_models_suitable_for_dp_sgd_are_accepted(model: str) -> None:
     learn(model)
 
 
