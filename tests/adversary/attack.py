@@ -12,7 +12,7 @@ from agreement import Protection
 from algorithms.pfpl import Weighting
 from protoseal_wire.messages import Phase
 from secure_client.errors import Violation
-from tests.adversary.hostile import Asked, Hostile
+from tests.adversary.hostile_coordinator import Asked, Hostile
 
 ORDER = "secure_client.protocol.phase_order.Order."
 PARTICIPANTS = "secure_client.protocol.participants.Participants."

@@ -15,7 +15,7 @@ from algorithms.pfpl import Weighting
 from crypto.keys import StorageKey
 from crypto.pki import Credentials, Identity, Stretching, approve, create_authority, create_request
 from secure_client.protocol.setup import Party
-from tests.adversary.hostile import Cast, Hostile
+from tests.adversary.hostile_coordinator import Cast, Hostile
 from tests.adversary.masked_play import MaskedPlay
 from tests.support.grouped import TEN
 from tests.support.small import FEDERATION, small_agreement, small_data

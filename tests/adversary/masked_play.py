@@ -32,7 +32,7 @@ from protoseal_wire.messages import (
     SurvivorSet,
     SurvivorSignature,
 )
-from tests.adversary.hostile import Hostile
+from tests.adversary.hostile_coordinator import Hostile
 from tests.support.grouped import EVERYONE
 
 Vector = NDArray[np.float64]

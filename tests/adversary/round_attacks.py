@@ -24,7 +24,7 @@ from tests.adversary.attack import (
     PRESENCE_FIELDS,
     Attack,
 )
-from tests.adversary.hostile import Hostile, Rows
+from tests.adversary.hostile_coordinator import Hostile, Rows
 
 A, B, C, D = "clinic-a", "clinic-b", "clinic-c", "clinic-d"
 _EXACT = 1e-9

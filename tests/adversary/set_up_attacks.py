@@ -19,7 +19,7 @@ from protoseal_wire.messages import ActiveList, GroupKeys, Phase
 from protoseal_wire.presence import verify_presence
 from secure_client.protocol.group_secret import ckks_key
 from tests.adversary.attack import JOURNAL_LOOKUP, JOURNAL_ONCE, ORDER, SEALED_INFO, Attack
-from tests.adversary.hostile import Hostile
+from tests.adversary.hostile_coordinator import Hostile
 
 A, B, C, D = "clinic-a", "clinic-b", "clinic-c", "clinic-d"
 _PRECISION = 1e-5

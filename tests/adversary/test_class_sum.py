@@ -25,7 +25,7 @@ from crypto.ckks.precision import total_error
 from crypto.ckks.serialization import read_ciphertexts
 from crypto.protection import Combination
 from tests.adversary.encrypted_play import MAKES_SECRETS, one_secret
-from tests.adversary.hostile import Cast, Hostile
+from tests.adversary.hostile_coordinator import Cast, Hostile
 from tests.support.small import DIM, small_agreement
 
 Rows = NDArray[np.float64]

@@ -20,7 +20,7 @@ from secure_client.methods import rotated_clusters
 from tests.adversary.attack import assert_nothing_answered, assert_refused, by_layer, weaken, weaken_all_but
 from tests.adversary.cluster_attacks import CLUSTER_ATTACKS, begun, replace_clusters
 from tests.adversary.cluster_play import ClusterPlay, clustered_agreement
-from tests.adversary.hostile import Cast
+from tests.adversary.hostile_coordinator import Cast
 from tests.support.grouped import EVERYONE
 
 A, B, C, D = EVERYONE

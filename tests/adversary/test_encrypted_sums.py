@@ -28,11 +28,11 @@ from tests.adversary.cluster_play import ClusterPlay
 from tests.adversary.conftest import OpenMasked
 from tests.adversary.encrypted_cluster_play import EncryptedClusterAttempt, encrypted_clusters
 from tests.adversary.encrypted_play import EncryptedAttempt, Vector, hash_of, play_quickly
-from tests.adversary.hostile import Cast
+from tests.adversary.hostile_coordinator import Cast
 from tests.adversary.masked_play import MaskedPlay
 from tests.conformance.grouped_runs import Book, Tap, grouped_agreement, run_into, two_kinds
 from tests.conformance.runs import data_for
-from tests.conformance.turns import Loss
+from tests.conformance.stepped_federation import Loss
 from tests.support import grouped
 from tests.support.grouped import EVERYONE
 from tests.support.small import DIM

@@ -5,7 +5,7 @@ anything that follows from one. Here a coordinator adds something of its own to 
 take: in the two runs they decrypt other numbers, and train from other ones. All that they send but fresh encryptions is
 the same. The limit is FedPLCC's: directions are turned and not encrypted, so how many there are, and their cosines,
 follow from training, and through it from what was decrypted. What a coordinator does to a sum's model, so that
-features die, is in ``test_dead_features.py``.
+features die, is in ``test_presence_oracle.py``.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from algorithms.pfpl import Weighting
 from crypto.ckks.secret_key import CkksSecret
 from protoseal_wire.messages import ActiveList
 from tests.adversary.conftest import Open
-from tests.adversary.hostile import Hostile
+from tests.adversary.hostile_coordinator import Hostile
 from tests.support.grouped import EVERYONE
 
 A, B, C, D = EVERYONE

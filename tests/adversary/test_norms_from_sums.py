@@ -22,7 +22,7 @@ from secure_client.protocol.single_step import rotation_context
 from tests.adversary.attack import weaken
 from tests.adversary.cluster_attacks import begun
 from tests.adversary.cluster_play import ClusterPlay, clustered_agreement
-from tests.adversary.hostile import Cast
+from tests.adversary.hostile_coordinator import Cast
 from tests.support.grouped import EVERYONE
 
 SITES, ROWS, DIM = 12, 4, 64

@@ -14,7 +14,7 @@ from crypto.pairwise.scheme import SCHEME
 from crypto.protection import Payload
 from secure_client.errors import Violation
 from tests.adversary.cluster_play import ClusterAttempt, ClusterPlay, clustered_agreement
-from tests.adversary.hostile import Cast
+from tests.adversary.hostile_coordinator import Cast
 from tests.support.grouped import EVERYONE, TEN
 
 A = EVERYONE[0]

@@ -20,7 +20,7 @@ from secure_client.training.feature_pass import Embedded
 from secure_client.training.learner import Learner
 from tests.adversary.cluster_attacks import assert_is, begun
 from tests.adversary.cluster_play import ClusterPlay, clustered_agreement
-from tests.adversary.hostile import Cast
+from tests.adversary.hostile_coordinator import Cast
 from tests.adversary.victim import stopped_at
 from tests.support.grouped import EVERYONE
 

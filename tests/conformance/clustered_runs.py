@@ -25,10 +25,10 @@ from protoseal_wire.messages import Phase, PhaseKey, Work
 from secure_client.data import SiteData
 from tests.algorithms import finch_reference as paper
 from tests.algorithms.plain_lists import mean
-from tests.conformance.decrypted import clusters_in
+from tests.conformance.decrypted_results import clusters_in
 from tests.conformance.grouped_runs import Book, Float, Got, Tap, run_into
-from tests.conformance.literal import last_attempt
-from tests.conformance.turns import Loss
+from tests.conformance.stepped_federation import Loss
+from tests.conformance.sum_equations import last_attempt
 
 _ROUNDING = 1e-13
 At = tuple[int, int, str]

@@ -26,10 +26,10 @@ from secure_server.coordinator import Coordinator
 from secure_server.round_log import CoordinatorRound
 from secure_server.rounds.state import Groups
 from secure_server.storage.store import Received
-from tests.conformance.decrypted import means_in
-from tests.conformance.expected import check_predictions
+from tests.conformance.decrypted_results import means_in
+from tests.conformance.plain_answers import check_predictions
 from tests.conformance.runs import Bool, Record, taken_from
-from tests.conformance.turns import Clock, Loss, play, set_deadlines
+from tests.conformance.stepped_federation import Clock, Loss, play, set_deadlines
 from tests.support.small import small_agreement
 
 Float = NDArray[np.float64]

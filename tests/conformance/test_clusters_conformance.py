@@ -13,9 +13,9 @@ from agreement import FedplccSection, Method, Protection
 from protoseal_wire.messages import Phase
 from tests.conformance.clustered_runs import ClusterBook, excess, expected, expected_local, run_clustered
 from tests.conformance.grouped_runs import compare_predictions, grouped_agreement
-from tests.conformance.literal import contributors
 from tests.conformance.runs import Bool, data_for
-from tests.conformance.turns import Loss
+from tests.conformance.stepped_federation import Loss
+from tests.conformance.sum_equations import contributors
 
 ROUNDS, DIM = 2, 16
 CASES: dict[str, tuple[Method, dict[str, Any]]] = {

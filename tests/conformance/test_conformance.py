@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from agreement import Agreement, PfplSection, Protection
 from algorithms.pfpl import Weighting
-from tests.conformance.expected import check_predictions, excess, inputs_of
+from tests.conformance.plain_answers import check_predictions, excess, inputs_of
 from tests.conformance.runs import Record, agreement_for, data_for, holdings, run
 from tests.support.marks import full_but
 

@@ -19,9 +19,9 @@ from protoseal.simulation.local_federation import DirectTransport, LocalSite
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.coordinator import Coordinator
 from secure_server.round_log import CoordinatorRound
-from tests.conformance.expected import Stack, check_predictions, excess_over, inputs_from
+from tests.conformance.plain_answers import Stack, check_predictions, excess_over, inputs_from
 from tests.conformance.runs import Bool, Record, agreement_for, data_for, holdings, recording_federation
-from tests.conformance.turns import Clock, Loss, play, set_deadlines
+from tests.conformance.stepped_federation import Clock, Loss, play, set_deadlines
 from tests.support.marks import full_but
 
 EVERYONE = tuple(f"site-{i}" for i in range(1, 8))

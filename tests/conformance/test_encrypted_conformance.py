@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from agreement import FeddbpSection, FedplccSection, Method, Protection
-from tests.conformance import clustered_runs, literal
+from tests.conformance import clustered_runs, sum_equations
 from tests.conformance.clustered_runs import ClusterBook, run_clustered
 from tests.conformance.grouped_runs import (
     Book,
@@ -81,14 +81,14 @@ def books(tmp_path_factory: pytest.TempPathFactory) -> Books:
 def excess(book: Book, number: int, **options: Any) -> float:
     if isinstance(book, ClusterBook):
         return clustered_runs.excess(book, number, **options)
-    return literal.excess(book, number, **options)
+    return sum_equations.excess(book, number, **options)
 
 
 @every_round
 @each_case
 def test_a_round_is_the_equations_on_what_the_sites_put_in(books: Books, case: str, number: int) -> None:
     book = books(Protection.CKKS, case)
-    assert len(literal.contributors(book, number)) == len(CASES[case][1])
+    assert len(sum_equations.contributors(book, number)) == len(CASES[case][1])
     assert excess(book, number) <= 1.0
     assert {attempt for _, attempt, _ in book.summary()} == {1}
 
@@ -129,7 +129,7 @@ def within(book: Book, plain: Book) -> float:
     if isinstance(book, ClusterBook) and isinstance(plain, ClusterBook):
         results = {key: each for key, each in plain.results.items() if key[0] == 1}
         return clustered_runs.excess(replace(book, results=results), 1)
-    return literal.excess(replace(book, got=first(plain)), 1)
+    return sum_equations.excess(replace(book, got=first(plain)), 1)
 
 
 def bounds(book: Book) -> list[tuple[Float, Float]]:
@@ -137,7 +137,7 @@ def bounds(book: Book) -> list[tuple[Float, Float]]:
     if isinstance(book, ClusterBook):
         found = clustered_runs.expected(book, 1)
         return [(found.rows_bound, found.averaged_bound)]
-    return [(each.rows_bound, each.averaged_bound) for each in literal.expected(book, 1).values()]
+    return [(each.rows_bound, each.averaged_bound) for each in sum_equations.expected(book, 1).values()]
 
 
 @every_round
@@ -157,6 +157,6 @@ def test_groups_are_those_of_plain(books: Books, case: str) -> None:
 @each_case
 def test_one_contribution_less_is_beyond_the_bound(books: Books, case: str) -> None:
     book = books(Protection.CKKS, case)
-    for site in literal.contributors(book, 2):
+    for site in sum_equations.contributors(book, 2):
         if len(CASES[case][1]) > 3:  # of three nobody can be left out
             assert excess(book, 2, without=(site,)) > 100.0

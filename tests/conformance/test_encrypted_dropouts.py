@@ -18,12 +18,12 @@ from agreement import Method, Protection
 from protoseal_wire.messages import Phase
 from secure_client.protocol.setup import open_journal
 from secure_server.rounds import transitions
-from tests.conformance import clustered_runs, literal, test_restarts
+from tests.conformance import clustered_runs, sum_equations, test_restarts
 from tests.conformance.clustered_runs import ClusterBook, run_clustered
-from tests.conformance.expected import check_predictions
 from tests.conformance.grouped_runs import Book, grouped_agreement, run_grouped, two_kinds
+from tests.conformance.plain_answers import check_predictions
 from tests.conformance.runs import data_for
-from tests.conformance.turns import Loss
+from tests.conformance.stepped_federation import Loss
 
 EVERYONE = tuple(f"site-{i}" for i in range(1, 10))
 FIRST, SECOND = EVERYONE[::2], EVERYONE[1::2]
@@ -98,7 +98,7 @@ def sites_of(book: Book) -> set[str]:
 def excess(book: Book, number: int) -> float:
     if isinstance(book, ClusterBook):
         return clustered_runs.excess(book, number)
-    return literal.excess(book, number)
+    return sum_equations.excess(book, number)
 
 
 @each_loss
@@ -108,7 +108,7 @@ def test_a_round_completes_exactly_without_the_lost_site(books: Books, method: M
     assert book.summary()[number - 1] == (number, 2 if repeated else 1, False)
     heard = phase in (Phase.MEANS, Phase.RESULT)
     others = sites_of(book) - set(lost)
-    assert set(literal.contributors(book, number)) == (sites_of(book) if heard else others)
+    assert set(sum_equations.contributors(book, number)) == (sites_of(book) if heard else others)
     assert {site for r, site in book.got if r == number} == others
     assert excess(book, number) <= 1.0
 
@@ -137,14 +137,14 @@ def test_a_lost_site_catches_up_by_ciphertexts_and_trains_from_the_common_base(
 
 def test_a_site_that_catches_up_fuses_the_mean_with_its_own_last_prototypes(books: Books) -> None:
     for site in EVERYONE:
-        assert literal.fusion_excess(books(Method.FEDDBP), 3, site) <= 1.0
+        assert sum_equations.fusion_excess(books(Method.FEDDBP), 3, site) <= 1.0
 
 
 @pytest.mark.parametrize("method", LOST)
 def test_every_site_takes_part_in_the_last_round(books: Books, method: Method) -> None:
     book = books(method)
     last = book.agreement.rounds
-    assert set(literal.contributors(book, last)) == sites_of(book)
+    assert set(sum_equations.contributors(book, last)) == sites_of(book)
     assert {site for number, site in book.got if number == last} == sites_of(book)
     assert excess(book, last) <= 1.0
 
@@ -165,7 +165,7 @@ def test_a_round_whose_leader_is_lost_is_abandoned_and_nobody_trains_from_it(boo
 def test_the_next_round_has_another_leader(books: Books) -> None:
     book = books(Method.FEDPC)
     assert book.summary()[ABANDONED] == (ABANDONED + 1, 1, False)
-    assert literal.contributors(book, ABANDONED + 1) == EVERYONE[1:]
+    assert sum_equations.contributors(book, ABANDONED + 1) == EVERYONE[1:]
     assert excess(book, ABANDONED + 1) <= 1.0
     assert leaders(book, ABANDONED + 1) == {FIRST[1], SECOND[0]}
     assert leaders(book, 3) == leaders(book, 7) == {FIRST[0], SECOND[0]}
@@ -206,7 +206,7 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Book:
 def test_a_class_that_too_few_are_left_of_is_zeros_in_the_sum_that_is_repeated(short: Book) -> None:
     """It comes back from the other group, which has it."""
     assert short.summary()[TOO_FEW_HOLDERS - 1] == (TOO_FEW_HOLDERS, 2, False)
-    assert literal.contributors(short, TOO_FEW_HOLDERS) == tuple(
+    assert sum_equations.contributors(short, TOO_FEW_HOLDERS) == tuple(
         each for each in EVERYONE if each != "site-3"
     )
     assert excess(short, TOO_FEW_HOLDERS) <= 1.0
@@ -216,7 +216,7 @@ def test_a_class_that_too_few_are_left_of_is_zeros_in_the_sum_that_is_repeated(s
 
 def test_a_group_that_too_few_are_left_of_sits_the_next_attempt_out(short: Book) -> None:
     assert short.summary()[TOO_FEW_MEMBERS - 1] == (TOO_FEW_MEMBERS, 2, False)
-    assert literal.contributors(short, TOO_FEW_MEMBERS) == FIRST
+    assert sum_equations.contributors(short, TOO_FEW_MEMBERS) == FIRST
     assert {site for number, site in short.got if number == TOO_FEW_MEMBERS} == set(FIRST)
     assert leaders(short, TOO_FEW_MEMBERS) == {FIRST[0]}
     assert excess(short, TOO_FEW_MEMBERS) <= 1.0
@@ -225,7 +225,7 @@ def test_a_group_that_too_few_are_left_of_sits_the_next_attempt_out(short: Book)
 
 
 def test_with_everyone_back_both_groups_have_their_results_again(short: Book) -> None:
-    assert literal.contributors(short, BACK) == EVERYONE
+    assert sum_equations.contributors(short, BACK) == EVERYONE
     assert excess(short, BACK) <= 1.0
 
 
@@ -256,6 +256,6 @@ def test_restarts_between_all_steps_change_nothing(
         if isinstance(undisturbed, ClusterBook):
             bound = clustered_runs.expected(undisturbed, number).rows_bound
         else:
-            bound = literal.expected(undisturbed, number)[site].rows_bound
+            bound = sum_equations.expected(undisturbed, number)[site].rows_bound
         off = np.abs(taken.targets - undisturbed.taken[number, site].targets)
         assert (off <= np.minimum(1e-7, 2.0 * bound)).all()  # each of the two runs is within its bound

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from agreement import MaskingSection, Protection
-from tests.conformance import literal
+from tests.conformance import sum_equations
 from tests.conformance.grouped_runs import (
     Book,
     Got,
@@ -89,8 +89,8 @@ def test_a_round_is_the_equations_on_what_the_sites_put_in(
     books: Books, shape: str, ring: int, number: int
 ) -> None:
     for book in both(books, shape, ring):
-        assert len(literal.contributors(book, number)) == len(SHAPES[shape][0])
-        assert literal.excess(book, number) <= 1.0
+        assert len(sum_equations.contributors(book, number)) == len(SHAPES[shape][0])
+        assert sum_equations.excess(book, number) <= 1.0
 
 
 @every_round
@@ -99,7 +99,7 @@ def test_masks_change_nothing_but_the_last_bits_of_each_contribution(
     books: Books, shape: str, ring: int, number: int
 ) -> None:
     """On contributions that are rounded beforehand, a masked result is the paper's, as exact as float64 has it."""
-    assert literal.excess(books(Protection.MASKED, shape, ring), number, rounded=True) <= 1.0
+    assert sum_equations.excess(books(Protection.MASKED, shape, ring), number, rounded=True) <= 1.0
 
 
 @each_case
@@ -110,7 +110,7 @@ def test_a_masked_first_round_is_the_plain_one(books: Books, shape: str, ring: i
         if key[0] <= 1:
             np.testing.assert_array_equal(masked.put[key].rows, put.rows)
             np.testing.assert_array_equal(masked.put[key].averaged, put.averaged)
-    assert literal.excess(replace(masked, got=first(plain)), 1) <= 1.0
+    assert sum_equations.excess(replace(masked, got=first(plain)), 1) <= 1.0
     assert max(np.abs(got.rows - plain.got[key].rows).max() for key, got in first(masked).items()) > 0.0
 
 
@@ -123,7 +123,7 @@ def test_the_saved_models_predict_the_same(books: Books, shape: str, ring: int, 
 def test_a_class_that_too_few_hold_is_withheld_where_they_are(books: Books) -> None:
     """Class 5 is at four sites, two in each group; class 0 at two of the second group, and at all of the first."""
     masked, _ = both(books, "two kinds")
-    expected = literal.expected(masked, 1)
+    expected = sum_equations.expected(masked, 1)
     for site, got in ((site, got) for (number, site), got in masked.got.items() if number == 1):
         np.testing.assert_array_equal(got.has, [True, True, True, True, True, False])
         assert not got.rows[5].any()
@@ -137,28 +137,30 @@ def test_the_bound_is_that_of_the_ring(books: Books) -> None:
     """A ring of 32 bits is beyond the bound for 64, and that beyond what float64 alone may be off."""
     large, plain = both(books, "two kinds")
     small = books(Protection.MASKED, "two kinds", 32)
-    assert literal.excess(replace(small, agreement=large.agreement), 1) > 1000.0
-    assert literal.excess(replace(large, agreement=plain.agreement), 1) > 2.0
+    assert sum_equations.excess(replace(small, agreement=large.agreement), 1) > 1000.0
+    assert sum_equations.excess(replace(large, agreement=plain.agreement), 1) > 2.0
 
 
 @each_case
 def test_one_contribution_more_or_less_is_beyond_every_bound(books: Books, shape: str, ring: int) -> None:
     for book in both(books, shape, ring):
-        for site in literal.contributors(book, 2):
-            assert literal.excess(book, 2, without=(site,)) > 100.0
+        for site in sum_equations.contributors(book, 2):
+            assert sum_equations.excess(book, 2, without=(site,)) > 100.0
 
 
 @each_shape
 def test_groups_that_do_not_listen_to_each_other_are_beyond_the_bound(books: Books, shape: str) -> None:
     """Equations 7 and 8 left out: the means of one's own group."""
     masked, _ = both(books, shape)
-    alone = {site: literal.expected(masked, 1, without=others(masked, site)) for _, site in first(masked)}
+    alone = {
+        site: sum_equations.expected(masked, 1, without=others(masked, site)) for _, site in first(masked)
+    }
     got = {
         (1, site): replace(first(masked)[1, site], rows=mean[site].rows, averaged=mean[site].averaged)
         for site, mean in alone.items()
     }
     assert (
-        literal.excess(
+        sum_equations.excess(
             replace(masked, got={key: each for key, each in got.items() if key[1] in masked.groups[0]}), 1
         )
         > 1e6

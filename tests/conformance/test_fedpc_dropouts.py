@@ -14,7 +14,8 @@ import pytest
 
 from agreement import Protection
 from protoseal_wire.messages import Phase
-from tests.conformance import literal
+from tests.conformance import sum_equations
+from tests.conformance.dropout_schedule import AFTER, EVERYONE, LOST, each_phase, staying, two_lost
 from tests.conformance.grouped_runs import (
     Book,
     compare_predictions,
@@ -23,8 +24,7 @@ from tests.conformance.grouped_runs import (
     two_kinds,
 )
 from tests.conformance.runs import data_for
-from tests.conformance.turns import Loss
-from tests.conformance.two_lost import AFTER, EVERYONE, LOST, each_phase, staying, two_lost
+from tests.conformance.stepped_federation import Loss
 from tests.support.marks import full_but
 
 
@@ -62,10 +62,10 @@ def test_survivors_get_their_result_when_each_group_loses_a_site(
     masked: Book, number: int, phase: Phase
 ) -> None:
     assert masked.summary()[number - 1] == (number, 1, False)
-    assert literal.contributors(masked, number) == staying(phase)
+    assert sum_equations.contributors(masked, number) == staying(phase)
     assert {site for round_number, site in masked.got if round_number == number} == set(EVERYONE) - set(LOST)
-    assert literal.excess(masked, number) <= 1.0
-    assert literal.excess(masked, number, rounded=True) <= 1.0
+    assert sum_equations.excess(masked, number) <= 1.0
+    assert sum_equations.excess(masked, number, rounded=True) <= 1.0
 
 
 @each_phase
@@ -84,8 +84,8 @@ def test_returned_sites_train_from_the_base_of_their_group(masked: Book, number:
 def test_the_same_survivors_under_plain_get_the_same(
     masked: Book, plain: Book, number: int, phase: Phase
 ) -> None:
-    assert literal.contributors(plain, number) == staying(phase)
-    assert literal.excess(plain, number) <= 1.0
+    assert sum_equations.contributors(plain, number) == staying(phase)
+    assert sum_equations.excess(plain, number) <= 1.0
     compare_predictions(masked, plain, number)
 
 
@@ -94,8 +94,8 @@ def test_answers_that_are_lost_and_sites_that_are_back_for_the_result(
     unheard: Book, number: int, phase: Phase
 ) -> None:
     assert unheard.summary()[number - 1] == (number, 1, False)
-    assert literal.contributors(unheard, number) == staying(phase)
-    assert literal.excess(unheard, number) <= 1.0
+    assert sum_equations.contributors(unheard, number) == staying(phase)
+    assert sum_equations.excess(unheard, number) <= 1.0
     for site in LOST:
         got_result = phase is not Phase.PRESENCE  # who was not seen at PRESENCE takes no part
         assert ((number, site) in unheard.got) == got_result or phase is Phase.RESULT
@@ -107,9 +107,9 @@ def test_answers_that_are_lost_and_sites_that_are_back_for_the_result(
 @pytest.mark.parametrize("name", full_but(["masked", "unheard", "plain"], "masked", "unheard"))
 def test_every_site_takes_part_in_the_last_round(name: str, request: pytest.FixtureRequest) -> None:
     book: Book = request.getfixturevalue(name)
-    assert literal.contributors(book, AFTER) == EVERYONE
+    assert sum_equations.contributors(book, AFTER) == EVERYONE
     assert {site for number, site in book.got if number == AFTER} == set(EVERYONE)
-    assert literal.excess(book, AFTER) <= 1.0
+    assert sum_equations.excess(book, AFTER) <= 1.0
 
 
 # More than can be gone on without
@@ -150,9 +150,9 @@ def test_a_round_that_loses_too_many_sites_is_repeated_without_them(
     failing: Book, number: int, contributors: tuple[str, ...]
 ) -> None:
     assert failing.summary()[number - 1] == (number, 2, False)
-    assert literal.contributors(failing, number) == contributors
+    assert sum_equations.contributors(failing, number) == contributors
     assert {site for round_number, site in failing.got if round_number == number} == set(contributors)
-    assert literal.excess(failing, number) <= 1.0
+    assert sum_equations.excess(failing, number) <= 1.0
 
 
 def test_an_attempt_that_is_repeated_has_keys_of_its_own(failing: Book) -> None:
@@ -179,11 +179,11 @@ def test_a_round_whose_sum_cannot_be_opened_is_abandoned_and_nobody_trains_from_
 
 
 def test_the_round_after_an_abandoned_one_leaves_out_the_sites_that_caused_it(failing: Book) -> None:
-    assert literal.contributors(failing, TOO_FEW_SHARES + 1) == FIRST
-    assert literal.contributors(failing, TOO_FEW_SHARES + 2) == EVERYONE
+    assert sum_equations.contributors(failing, TOO_FEW_SHARES + 1) == FIRST
+    assert sum_equations.contributors(failing, TOO_FEW_SHARES + 2) == EVERYONE
     for number in (TOO_FEW_SHARES + 1, TOO_FEW_SHARES + 2):
         assert failing.summary()[number - 1] == (number, 1, False)
-        assert literal.excess(failing, number) <= 1.0
+        assert sum_equations.excess(failing, number) <= 1.0
 
 
 def test_a_group_without_a_result_starts_from_the_last_that_it_had(failing: Book) -> None:

@@ -21,9 +21,9 @@ from crypto.ckks.parameters import PROTOTYPE
 from crypto.ckks.serialization import read_ciphertexts
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
-from tests.conformance.expected import excess_over, inputs_from
+from tests.conformance.plain_answers import excess_over, inputs_from
 from tests.conformance.runs import Record, agreement_for, data_for, recording_federation
-from tests.conformance.turns import Clock, Loss, play, set_deadlines
+from tests.conformance.stepped_federation import Clock, Loss, play, set_deadlines
 
 SITES, DIM, RARE, LOST = 5, 8, 2, "site-3"
 HOLDS = np.ones((SITES, 3), dtype=np.bool_)

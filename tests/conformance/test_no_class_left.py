@@ -12,7 +12,7 @@ from protoseal_wire.messages import Phase
 from tests.conformance.clustered_runs import ClusterBook, excess, expected, run_clustered
 from tests.conformance.grouped_runs import grouped_agreement
 from tests.conformance.runs import Bool, data_for
-from tests.conformance.turns import Loss
+from tests.conformance.stepped_federation import Loss
 from tests.support.marks import full_but
 
 SITES = tuple(f"site-{i}" for i in range(1, 5))

@@ -12,7 +12,7 @@ import pytest
 
 from agreement import PROTECTIONS, Extractor, FeddbpSection, FedplccSection, Method, Protection
 from algorithms.pfpl import Weighting
-from tests.conformance import clustered_runs, expected, literal
+from tests.conformance import clustered_runs, plain_answers, sum_equations
 from tests.conformance.clustered_runs import ClusterBook, run_clustered
 from tests.conformance.grouped_runs import Book, compare_predictions, run_grouped, two_kinds
 from tests.conformance.private_runs import PRIVACY, private_agreement
@@ -71,7 +71,7 @@ def books(tmp_path_factory: pytest.TempPathFactory) -> Books:
 def excess(book: Book, number: int, **options: Any) -> float:
     if isinstance(book, ClusterBook):
         return clustered_runs.excess(book, number, **options)
-    return literal.excess(book, number, **options)
+    return sum_equations.excess(book, number, **options)
 
 
 @each_protection
@@ -81,7 +81,7 @@ def test_a_round_is_the_equations_on_the_noisy_values_that_sites_put_in(
 ) -> None:
     book = books(protection, case)
     for number in range(1, ROUNDS + 1):
-        assert len(literal.contributors(book, number)) == len(CASES[case][2])
+        assert len(sum_equations.contributors(book, number)) == len(CASES[case][2])
         assert excess(book, number) <= 1.0
 
 
@@ -115,8 +115,8 @@ def test_a_feddbp_site_trains_towards_the_fusion_of_what_it_released(
     books: Books, protection: Protection
 ) -> None:
     book = books(protection, "feddbp")
-    for site in literal.contributors(book, 2):
-        assert max(literal.fusion_excess(book, number, site) for number in (1, 2)) <= 1.0
+    for site in sum_equations.contributors(book, 2):
+        assert max(sum_equations.fusion_excess(book, number, site) for number in (1, 2)) <= 1.0
 
 
 @each_protection
@@ -153,9 +153,9 @@ def test_pfpl_gives_what_plain_gives(tmp_path: Path, protection: Protection) -> 
         with replayed_noise():
             records[each] = run(agreement, data_for(agreement, FEW), tmp_path)
     for number in range(1, ROUNDS + 1):
-        assert expected.excess(made[protection], records[protection], number) <= 1.0
+        assert plain_answers.excess(made[protection], records[protection], number) <= 1.0
     for key, taken in records[protection].items():
         plain = records[Protection.PLAIN][key]
         np.testing.assert_array_equal(taken.prototypes.local, plain.prototypes.local)
         np.testing.assert_array_equal(taken.prototypes.has_personal, plain.prototypes.has_personal)
-        expected.check_predictions((taken, plain))
+        plain_answers.check_predictions((taken, plain))

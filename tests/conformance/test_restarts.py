@@ -27,8 +27,8 @@ from secure_server.coordinator import Coordinator
 from secure_server.rounds.rules_from_agreement import agreed_rules
 from secure_server.storage.store import Store
 from tests.conformance.clustered_runs import run_clustered
-from tests.conformance.expected import check_predictions, excess
 from tests.conformance.grouped_runs import grouped_agreement, run_grouped, two_kinds
+from tests.conformance.plain_answers import check_predictions, excess
 from tests.conformance.runs import Record, Taken, agreement_for, data_for, holdings, run, taken_from
 from tests.support.marks import full_but
 

@@ -37,10 +37,10 @@ from secure_client.privacy.releases import Releases
 from secure_client.site_model.factory import build_agreed_model
 from tests.algorithms import fedpc_reference as paper
 from tests.conformance.grouped_runs import Book, run_grouped, two_kinds
-from tests.conformance.literal import contributors
 from tests.conformance.private_runs import private_agreement
 from tests.conformance.runs import data_for
-from tests.conformance.turns import Loss
+from tests.conformance.stepped_federation import Loss
+from tests.conformance.sum_equations import contributors
 
 DIM, HOLDS = 12, two_kinds()
 SHARED = PrivacySection(clip=3.0, noise_multiplier=0.3, noise=Noise.DISTRIBUTED, colluding=1)

@@ -15,8 +15,9 @@ from agreement.payload_forms import limits_of, values_form
 from protoseal.evaluation.coordinator_view.recording import compare
 from protoseal_wire import codec
 from protoseal_wire.messages import MaskedValues, Phase
-from tests.conformance import clustered_runs, literal
+from tests.conformance import clustered_runs, sum_equations
 from tests.conformance.clustered_runs import ClusterBook, run_clustered
+from tests.conformance.dropout_schedule import AFTER, EVERYONE, LOST, each_phase, staying, two_lost
 from tests.conformance.grouped_runs import (
     Book,
     compare_predictions,
@@ -25,8 +26,7 @@ from tests.conformance.grouped_runs import (
     two_kinds,
 )
 from tests.conformance.runs import data_for
-from tests.conformance.turns import Loss
-from tests.conformance.two_lost import AFTER, EVERYONE, LOST, each_phase, staying, two_lost
+from tests.conformance.stepped_federation import Loss
 from tests.support.marks import full_but
 
 ROUNDS = 2
@@ -76,12 +76,12 @@ def test_a_sum_is_that_of_plain_but_for_the_last_bits_of_each_contribution(tmp_p
     for group in masked.groups:
         assert masked.agreement.masking.graph(9, len(group)).sparse
     for number in range(1, ROUNDS + 1):
-        assert literal.excess(masked, number) <= 1.0
-        assert literal.excess(masked, number, rounded=True) <= 1.0
-        assert literal.excess(plain, number) <= 1.0
+        assert sum_equations.excess(masked, number) <= 1.0
+        assert sum_equations.excess(masked, number, rounded=True) <= 1.0
+        assert sum_equations.excess(plain, number) <= 1.0
         compare_predictions(masked, plain, number)
     first = {key: got for key, got in plain.got.items() if key[0] == 1}
-    assert literal.excess(replace(masked, got=first), 1) <= 1.0
+    assert sum_equations.excess(replace(masked, got=first), 1) <= 1.0
 
 
 def test_one_contribution_less_is_beyond_the_bound_and_no_prototype_is_in_a_message(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_one_contribution_less_is_beyond_the_bound_and_no_prototype_is_in_a_mess
     masked, plain = (
         run(tmp_path / each.name, "fedproto", each) for each in (Protection.MASKED, Protection.PLAIN)
     )
-    assert literal.excess(masked, 2, without=("site-1",)) > 100.0
+    assert sum_equations.excess(masked, 2, without=("site-1",)) > 100.0
     for book, leaks in ((masked, False), (plain, True)):
         rows = np.concatenate([put.rows[put.holds] for put in book.put.values()])
         assert compare(book.received, book.agreement, rows).leaks == leaks
@@ -140,14 +140,14 @@ def test_survivors_get_the_mean_over_the_sites_whose_values_came(
     losing: Book, number: int, phase: Phase
 ) -> None:
     assert losing.summary()[number - 1] == (number, 1, False)
-    assert literal.contributors(losing, number) == staying(phase)
-    assert literal.excess(losing, number, rounded=True) <= 1.0
+    assert sum_equations.contributors(losing, number) == staying(phase)
+    assert sum_equations.excess(losing, number, rounded=True) <= 1.0
     assert {site for r, site in losing.got if r == number} == set(EVERYONE) - set(LOST)
 
 
 def test_every_site_takes_part_in_the_last_round(losing: Book) -> None:
-    assert literal.contributors(losing, AFTER) == EVERYONE
-    assert literal.excess(losing, AFTER, rounded=True) <= 1.0
+    assert sum_equations.contributors(losing, AFTER) == EVERYONE
+    assert sum_equations.excess(losing, AFTER, rounded=True) <= 1.0
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from agreement import FeddbpSection, MaskingSection, Method, Protection
-from tests.conformance import literal
+from tests.conformance import sum_equations
 from tests.conformance.grouped_runs import (
     Book,
     compare_predictions,
@@ -88,8 +88,8 @@ def test_a_round_is_the_means_of_what_the_sites_put_in(
     books: Books, method: Method, sites: int, number: int
 ) -> None:
     for book in both(books, method, sites):
-        assert literal.contributors(book, number) == names(sites)
-        assert literal.excess(book, number) <= 1.0
+        assert sum_equations.contributors(book, number) == names(sites)
+        assert sum_equations.excess(book, number) <= 1.0
 
 
 @every_round
@@ -98,7 +98,7 @@ def test_masks_change_nothing_but_the_last_bits_of_each_contribution(
     books: Books, method: Method, number: int
 ) -> None:
     for sites in SIZES:
-        assert literal.excess(books(method, Protection.MASKED, sites, 64), number, rounded=True) <= 1.0
+        assert sum_equations.excess(books(method, Protection.MASKED, sites, 64), number, rounded=True) <= 1.0
 
 
 @each_size
@@ -111,7 +111,7 @@ def test_a_masked_first_round_is_the_plain_one(books: Books, method: Method, sit
             np.testing.assert_array_equal(masked.put[key].rows, put.rows)
             np.testing.assert_array_equal(masked.put[key].averaged, put.averaged)
     first = {key: got for key, got in plain.got.items() if key[0] == 1}
-    assert literal.excess(replace(masked, got=first), 1) <= 1.0
+    assert sum_equations.excess(replace(masked, got=first), 1) <= 1.0
 
 
 @every_round
@@ -135,7 +135,7 @@ def test_classes_that_too_few_hold_are_withheld(books: Books, method: Method) ->
 def test_a_feddbp_site_trains_towards_its_own_fusion(books: Books, sites: int, number: int) -> None:
     for book in both(books, Method.FEDDBP, sites):
         for site in names(sites):
-            assert literal.fusion_excess(book, number, site) <= 1.0
+            assert sum_equations.fusion_excess(book, number, site) <= 1.0
 
 
 @pytest.mark.full
@@ -164,9 +164,9 @@ def test_the_bound_is_that_of_the_ring(books: Books) -> None:
     for method in (Method.FEDDBP, Method.FEDPROTO):
         large, plain = both(books, method, 9)
         small = books(method, Protection.MASKED, 9, 32)
-        assert literal.excess(small, 1) <= 1.0
-        assert literal.excess(replace(small, agreement=large.agreement), 1) > 1000.0
-        assert literal.excess(replace(large, agreement=plain.agreement), 1) > 2.0
+        assert sum_equations.excess(small, 1) <= 1.0
+        assert sum_equations.excess(replace(small, agreement=large.agreement), 1) > 1000.0
+        assert sum_equations.excess(replace(large, agreement=plain.agreement), 1) > 2.0
 
 
 @each_size
@@ -176,14 +176,14 @@ def test_one_contribution_more_or_less_is_beyond_every_bound(
 ) -> None:
     for book in both(books, method, sites):
         for site in names(sites)[:3]:
-            assert literal.excess(book, 2, without=(site,)) > 100.0
+            assert sum_equations.excess(book, 2, without=(site,)) > 100.0
 
 
 @pytest.mark.full
 def test_models_that_are_not_weighed_are_beyond_the_bound(books: Books) -> None:
     for book in both(books, Method.FEDAVG, 9):
         alike = {key: replace(put, samples=1) for key, put in book.put.items()}
-        assert literal.excess(replace(book, put=alike), 1) > 100.0
+        assert sum_equations.excess(replace(book, put=alike), 1) > 100.0
 
 
 @pytest.mark.full
@@ -192,7 +192,7 @@ def test_models_that_are_not_weighed_are_beyond_the_bound(books: Books) -> None:
 )
 def test_another_fusion_is_beyond_the_bound(books: Books, changes: dict[str, Any]) -> None:
     for book in both(books, Method.FEDDBP, 9):
-        assert max(literal.fusion_excess(book, 1, site, **changes) for site in names(9)) > 100.0
+        assert max(sum_equations.fusion_excess(book, 1, site, **changes) for site in names(9)) > 100.0
 
 
 @pytest.mark.full
@@ -200,4 +200,4 @@ def test_the_fusion_by_another_sites_scores_is_beyond_the_bound(books: Books) ->
     book, _ = both(books, Method.FEDDBP, 9)
     swapped = dict(book.put)
     swapped[1, 1, "site-1"] = replace(book.put[1, 1, "site-1"], scores=book.put[1, 1, "site-3"].scores)
-    assert literal.fusion_excess(replace(book, put=swapped), 1, "site-1") > 100.0
+    assert sum_equations.fusion_excess(replace(book, put=swapped), 1, "site-1") > 100.0

@@ -13,7 +13,8 @@ import pytest
 
 from agreement import Method, Protection
 from protoseal_wire.messages import Phase
-from tests.conformance import literal
+from tests.conformance import sum_equations
+from tests.conformance.dropout_schedule import AFTER, EVERYONE, LOST, each_phase, staying, two_lost
 from tests.conformance.grouped_runs import (
     Book,
     compare_predictions,
@@ -22,8 +23,7 @@ from tests.conformance.grouped_runs import (
     two_kinds,
 )
 from tests.conformance.runs import data_for
-from tests.conformance.turns import Loss
-from tests.conformance.two_lost import AFTER, EVERYONE, LOST, each_phase, staying, two_lost
+from tests.conformance.stepped_federation import Loss
 from tests.support.marks import full_but
 
 Books = Callable[[Method, Protection], Book]
@@ -54,10 +54,10 @@ def test_survivors_get_the_means_over_the_sites_whose_values_came(
     masked, plain = books(method, Protection.MASKED), books(method, Protection.PLAIN)
     assert masked.summary()[number - 1] == (number, 1, False)
     for book in (masked, plain):
-        assert literal.contributors(book, number) == staying(phase)
-        assert literal.excess(book, number) <= 1.0
+        assert sum_equations.contributors(book, number) == staying(phase)
+        assert sum_equations.excess(book, number) <= 1.0
         assert {site for r, site in book.got if r == number} == set(EVERYONE) - set(LOST)
-    assert literal.excess(masked, number, rounded=True) <= 1.0
+    assert sum_equations.excess(masked, number, rounded=True) <= 1.0
     compare_predictions(masked, plain, number)
 
 
@@ -82,7 +82,7 @@ def test_a_site_that_catches_up_fuses_the_mean_with_its_own_last_prototypes(
     book = books(Method.FEDDBP, Protection.MASKED)
     for site in EVERYONE:
         assert (book.starts[number + 1, 1, site].catch_up is not None) == (site in LOST)
-        assert literal.fusion_excess(book, number, site) <= 1.0
+        assert sum_equations.fusion_excess(book, number, site) <= 1.0
 
 
 @pytest.mark.full
@@ -90,8 +90,8 @@ def test_every_site_takes_part_in_the_last_round(books: Books) -> None:
     for method in (Method.FEDDBP, Method.FEDAVG):
         for protection in (Protection.MASKED, Protection.PLAIN):
             book = books(method, protection)
-            assert literal.contributors(book, AFTER) == EVERYONE
-            assert literal.excess(book, AFTER) <= 1.0
+            assert sum_equations.contributors(book, AFTER) == EVERYONE
+            assert sum_equations.excess(book, AFTER) <= 1.0
 
 
 @each_method
@@ -106,11 +106,11 @@ def test_a_round_that_loses_too_many_is_repeated_and_one_that_cannot_open_is_aba
     ]
     book = run(tmp_path, method, Protection.MASKED, losses, 4)
     assert book.summary() == [(1, 2, False), (2, 1, True), (3, 1, False), (4, 1, False)]
-    assert literal.contributors(book, 1) == tuple(site for site in EVERYONE if site not in three)
+    assert sum_equations.contributors(book, 1) == tuple(site for site in EVERYONE if site not in three)
     assert not {site for number, site in book.got if number == 2}
     assert {book.starts[3, 1, site].base for site in EVERYONE if site not in three} == {
         book.got[1, "site-9"].hash
     }
-    assert literal.contributors(book, 4) == EVERYONE
+    assert sum_equations.contributors(book, 4) == EVERYONE
     for number in (1, 3, 4):
-        assert literal.excess(book, number) <= 1.0
+        assert sum_equations.excess(book, number) <= 1.0

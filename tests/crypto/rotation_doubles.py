@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from crypto import rotation
-from tests.crypto.view_checks import haar
+from tests.crypto.gram_simulator import haar
 
 Float = NDArray[np.float64]
 Rotate = Callable[..., Float]

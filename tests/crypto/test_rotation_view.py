@@ -1,8 +1,8 @@
 """What the coordinator sees under ``rotation`` is explained by the Gram matrices, and by nothing less.
 
-The simulator of :mod:`tests.crypto.view_checks` has the Gram matrices alone, and makes views that the comparison must
-not tell from real ones. The same comparison must tell each weakened double from it. Keys are hashes of counters, and
-the simulator's generator is seeded: every run compares the same draws.
+The simulator of :mod:`tests.crypto.gram_simulator` has the Gram matrices alone, and makes views that the comparison
+must not tell from real ones. The same comparison must tell each weakened double from it. Keys are hashes of counters,
+and the simulator's generator is seeded: every run compares the same draws.
 """
 
 from __future__ import annotations
@@ -19,6 +19,15 @@ from crypto.keys import derive
 from crypto.plain import PlainServer
 from crypto.protection import Cohort
 from crypto.rotation import SCHEME, RotationSite, rotate
+from tests.crypto.gram_simulator import (
+    Float,
+    NotExplainedError,
+    check_explained,
+    distance,
+    haar,
+    rows_with,
+    simulate,
+)
 from tests.crypto.rotation_doubles import (
     CHANGES,
     MATRICES,
@@ -30,15 +39,6 @@ from tests.crypto.rotation_doubles import (
     one_reflection,
     plane_rotations,
     proper,
-)
-from tests.crypto.view_checks import (
-    Float,
-    NotExplainedError,
-    check_explained,
-    distance,
-    haar,
-    rows_with,
-    simulate,
 )
 
 DRAWS = 3000

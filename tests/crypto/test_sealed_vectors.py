@@ -22,7 +22,7 @@ from crypto.pairwise.shares import open_share, verify_share
 from crypto.pairwise.wire_values import SealedShare
 from crypto.roster import Member, Roster
 from crypto.sealed_group_secret import SealedSecret, open_group_secret
-from tests.crypto import by_hand
+from tests.crypto import protocol_reference
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "vectors" / "sealed.json").read_text())
 SENDER, RECIPIENT = "clinic-a", "clinic-b"
@@ -130,7 +130,7 @@ def _secret_context(case: dict[str, str]) -> tuple[bytes, ...]:
     )
 
 
-SHARE_CONTEXT = (*by_hand.binding_fields(BINDING), b"clinic-a", b"clinic-b")
+SHARE_CONTEXT = (*protocol_reference.binding_fields(BINDING), b"clinic-a", b"clinic-b")
 
 
 @pytest.mark.parametrize("what", ["group secret", "share"])
@@ -141,12 +141,15 @@ def test_reference_implementation_gives_the_frozen_bytes(what: str) -> None:
     label = "group-secret" if secret else "mask-share"
     private = OWN["channel_private_key" if secret else "share_private_key"]
     plaintext = bytes.fromhex(case["secret" if secret else "pair"])
-    sealed, info = bytes.fromhex(case["sealed"]), by_hand.layout(f"{label}-info", *context)
+    sealed, info = bytes.fromhex(case["sealed"]), protocol_reference.layout(f"{label}-info", *context)
     ephemeral = bytes.fromhex(VECTORS["ephemeral"])
-    assert by_hand.hpke_seal(by_hand.public_of(private), ephemeral, plaintext, info) == sealed
-    assert by_hand.hpke_open(private, sealed, info) == plaintext
+    assert (
+        protocol_reference.hpke_seal(protocol_reference.public_of(private), ephemeral, plaintext, info)
+        == sealed
+    )
+    assert protocol_reference.hpke_open(private, sealed, info) == plaintext
     maker = bytes.fromhex(VECTORS["makers" if secret else "members"][SENDER]["public_key"])
-    by_hand.check_signature(maker, bytes.fromhex(case["signature"]), label, *context, sealed)
+    protocol_reference.check_signature(maker, bytes.fromhex(case["signature"]), label, *context, sealed)
 
 
 @pytest.mark.parametrize(
@@ -155,14 +158,14 @@ def test_reference_implementation_gives_the_frozen_bytes(what: str) -> None:
     ids=lambda case: case["name"],
 )
 def test_bad_secrets_do_not_open_in_the_reference_implementation(case: dict[str, str]) -> None:
-    info = by_hand.layout("group-secret-info", *_secret_context(case))
+    info = protocol_reference.layout("group-secret-info", *_secret_context(case))
     with pytest.raises(InvalidTag):
-        by_hand.hpke_open(OWN["channel_private_key"], bytes.fromhex(case["sealed"]), info)
+        protocol_reference.hpke_open(OWN["channel_private_key"], bytes.fromhex(case["sealed"]), info)
 
 
 def test_sealed_content_opens_in_the_reference_implementation() -> None:
     """The other way round: with the ephemeral key that the library draws."""
     sealed = crypto.keys.seal(OWN["channel_key"], b"plaintext", b"info")
-    assert by_hand.hpke_open(OWN["channel_private_key"], sealed, b"info") == b"plaintext"
-    again = by_hand.hpke_seal(OWN["channel_key"], bytes(31) + b"\x01", b"plaintext", b"info")
+    assert protocol_reference.hpke_open(OWN["channel_private_key"], sealed, b"info") == b"plaintext"
+    again = protocol_reference.hpke_seal(OWN["channel_key"], bytes(31) + b"\x01", b"plaintext", b"info")
     assert ChannelKey.from_private_bytes(OWN["channel_private_key"]).open(again, b"info") == b"plaintext"

@@ -13,7 +13,7 @@ from secure_client.output.site_files import MODEL
 from secure_client.site_model.factory import build_agreed_model
 from secure_client.training.averaged_parameters import Averaged
 from secure_server.round_log import CoordinatorRound
-from tests.conformance import expected, literal
+from tests.conformance import plain_answers, sum_equations
 from tests.conformance.grouped_runs import Book, Float, Got, Put
 from tests.conformance.runs import taken_from
 from tests.e2e.expected_run import base_of, open_site, rounds_of
@@ -33,7 +33,7 @@ def fedpc_excess(federation: Federation, *, without: Sequence[str] = ()) -> floa
         book.starts[last.round, last.attempt, site] = RoundStart(last.groups)
         base = base_of(federation, site)
         book.got[last.round, site] = Got(last.attempt, base.rows, base.present, base.averaged, base.hash)
-    return literal.excess(book, last.round, without=tuple(without))
+    return sum_equations.excess(book, last.round, without=tuple(without))
 
 
 def feddbp_excess(federation: Federation, site: str, *, without: Sequence[str] = ()) -> float:
@@ -47,7 +47,7 @@ def feddbp_excess(federation: Federation, site: str, *, without: Sequence[str] =
         if name not in without:
             book.put[last.round, last.attempt, name] = put
     book.guides[last.round + 1, 1, site] = base_of(federation, site).rows
-    return literal.fusion_excess(book, last.round, site)
+    return sum_equations.fusion_excess(book, last.round, site)
 
 
 def _last_round(federation: Federation) -> tuple[Book, CoordinatorRound]:
@@ -77,7 +77,7 @@ def pfpl_excess(federation: Federation, sites: Sequence[SiteArrays]) -> float:
                 federation.folder(site.name), agreement, site.to_data(agreement.preprocessing), journal
             )
         record[agreement.rounds, site.name] = taken
-    return expected.excess(agreement, record, agreement.rounds)
+    return plain_answers.excess(agreement, record, agreement.rounds)
 
 
 def _averaged(federation: Federation, site: str) -> Float:

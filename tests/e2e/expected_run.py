@@ -22,7 +22,7 @@ from secure_client.protocol.setup import open_journal
 from secure_client.site_model.round_base import Base
 from secure_server.app import ROUNDS_LOG, read_rounds
 from secure_server.round_log import CoordinatorRound
-from tests.conformance.turns import Clock, Loss, play, set_deadlines
+from tests.conformance.stepped_federation import Clock, Loss, play, set_deadlines
 from tests.support.processes import Federation
 
 

@@ -13,7 +13,7 @@ from privacy.ledger.ledger import read_account
 from protoseal.splits import SiteArrays
 from secure_client.data.arrays import Samples, checked_samples
 from secure_server.app import read_rounds
-from tests.adversary.leaving_play import HUGE, ROUNDS, leaving_agreement
+from tests.adversary.session_transcript import HUGE, ROUNDS, leaving_agreement
 from tests.support.nursery import Nursery
 from tests.support.processes import Federation
 

@@ -24,7 +24,7 @@ from crypto.roster import Member, Roster
 from protoseal_wire.ledger_anchor_key import anchor_key
 from protoseal_wire.messages import ActiveList, LedgerAnchor, Phase, PhaseKey, PresenceStatement
 from protoseal_wire.presence import verify_active_list, verify_presence
-from tests.crypto import by_hand
+from tests.crypto import protocol_reference
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "vectors" / "statements.json").read_text())
 HASHES = {
@@ -87,7 +87,7 @@ def test_bad_presence_is_refused(case: dict[str, Any]) -> None:
 @_cases("anchor_keys")
 def test_an_anchors_key_is_frozen_and_matches_the_reference_implementation(case: dict[str, Any]) -> None:
     names = [case[each] for each in ("federation", "site", "dataset")]
-    encoded = by_hand.layout("ledger-anchor", *(name.encode() for name in names))
+    encoded = protocol_reference.layout("ledger-anchor", *(name.encode() for name in names))
     assert anchor_key(*names).hex() == hashlib.sha256(encoded).hexdigest() == case["key"]
 
 
@@ -152,7 +152,9 @@ def _check_presence_by_hand(case: dict[str, Any]) -> None:
         *(bytes.fromhex(key) for key in case["keys"] or ()),
         *_anchor_by_hand(case),
     )
-    by_hand.check_signature(POINTS["clinic-b"], bytes.fromhex(case["signature"]), "presence", *fields)
+    protocol_reference.check_signature(
+        POINTS["clinic-b"], bytes.fromhex(case["signature"]), "presence", *fields
+    )
 
 
 def _anchor_by_hand(case: dict[str, Any]) -> tuple[bytes, ...]:
@@ -163,9 +165,12 @@ def _anchor_by_hand(case: dict[str, Any]) -> tuple[bytes, ...]:
 
 
 def _check_survivors_by_hand(survivors: list[str], signatures: dict[str, bytes]) -> None:
-    fields = (*by_hand.binding_fields(VECTORS["binding"]), by_hand.names_field(survivors))
+    fields = (
+        *protocol_reference.binding_fields(VECTORS["binding"]),
+        protocol_reference.names_field(survivors),
+    )
     for name, signature in signatures.items():
-        by_hand.check_signature(POINTS[name], signature, "mask-survivors", *fields)
+        protocol_reference.check_signature(POINTS[name], signature, "mask-survivors", *fields)
 
 
 @_cases("presence")

@@ -10,7 +10,7 @@ import pytest
 
 from agreement import Agreement
 from protoseal.simulation.local_federation import make_parties
-from tests.adversary.hostile import Cast
+from tests.adversary.hostile_coordinator import Cast
 from tests.adversary.masked_play import MaskedPlay
 from tests.support.grouped import EVERYONE
 from tests.support.small import small_agreement, small_data

@@ -14,8 +14,8 @@ from privacy.errors import BudgetError
 from privacy.ledger import append_only_file
 from privacy.ledger.hash_chain import Anchor
 from privacy.ledger.ledger import read_account
+from tests.states.interleaved_threads import Killed, Strand, pause
 from tests.states.stepwise import stepwise
-from tests.states.strands import Killed, Strand, pause
 from tests.support.budgets import LIMIT, exact_epsilon, open_ledger, spending
 
 _RUNS, _ROUNDS, _RESTARTS = 3, 4, 3

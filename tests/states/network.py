@@ -11,10 +11,10 @@ from secure_client.errors import SiteError, Unreachable
 from secure_client.retry import FINAL
 from secure_server.service.status import status_of
 from tests.states.faults import AWAY, CALLS, COORDINATOR, Kind
+from tests.states.interleaved_threads import Killed
 from tests.states.invariants import Promise
 from tests.states.parties import SiteProcess
 from tests.states.scene import Scene
-from tests.states.strands import Killed
 
 R = TypeVar("R")
 

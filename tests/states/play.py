@@ -33,8 +33,8 @@ from tests.states.disks import Extent, watched
 from tests.states.ending import Ending, together
 from tests.states.faults import Plan
 from tests.states.federations import Cast
+from tests.states.interleaved_threads import pause
 from tests.states.stepwise import stepwise
-from tests.states.strands import pause
 from tests.states.world import World
 
 

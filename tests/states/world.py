@@ -23,11 +23,11 @@ from tests.states.disks import Disk
 from tests.states.ending import Ending, Operators, check_end, fingerprint
 from tests.states.faults import AWAY, COORDINATOR, OLDER_STATE, Fault, Kind, Pending, Plan
 from tests.states.federations import Cast
+from tests.states.interleaved_threads import Killed
 from tests.states.invariants import Monitor, Promise
 from tests.states.network import Network
 from tests.states.parties import KEYS, SECONDS, CoordinatorProcess, SiteProcess
 from tests.states.scene import Scene
-from tests.states.strands import Killed
 from tests.states.writes import DiskFull, Writes
 
 R = TypeVar("R")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tests.states.disks import Extent
 from tests.states.faults import AWAY, Kind
+from tests.states.interleaved_threads import Killed
 from tests.states.scene import Scene
-from tests.states.strands import Killed
 
 
 class DiskFull(OSError):

@@ -15,8 +15,8 @@ A record on which the model fails has a gradient of zeros.
 
 Physical batches are of one size, which follows from what is agreed and the model; the last is filled up. A record's
 gradient in float32 is then the same to the last bit whatever other records there are, on the CPU that was tried
-(``tests/secure_client/training/dp_sgd/test_gradients_alone.py``), and from there on sums are exact: one unit more or
-less changes them by C at most.
+(``tests/secure_client/training/dp_sgd/test_gradients_independent_of_batch.py``), and from there on sums are exact: one
+unit more or less changes them by C at most.
 
 The limits. What a GPU does was not looked at. The Gaussian is float64's (:mod:`crypto.randomness`): its own grid
 shows nothing of the sum, since each whole number stands for some 2^32 of its values (against Mironov 2012), but its

@@ -16,7 +16,7 @@ from algorithms.gram import Bool, Float
 from crypto.plain import PlainServer, PlainSite
 from crypto.protection import Cohort, Payload, PayloadForm
 from crypto.rotation import SCHEME, RotationSite
-from tests.support.turned import turned
+from tests.support.rotation_extension import turned
 
 Weaken = Callable[[Any, pytest.MonkeyPatch], None]
 

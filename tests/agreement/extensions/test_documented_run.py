@@ -202,7 +202,11 @@ def nursery(example_folder: Path) -> Iterator[Nursery]:
 def test_an_added_protection_of_peers_gives_what_plain_gives(
     method: str, example: Path, tmp_path: Path
 ) -> None:
-    install(tmp_path / "turned", {PROTECTIONS: {"turned": "tests.support.turned:turned"}}, name="turned")
+    install(
+        tmp_path / "turned",
+        {PROTECTIONS: {"turned": "tests.support.rotation_extension:turned"}},
+        name="turned",
+    )
     with installed(tmp_path / "turned"):
         for protection in ("plain", "turned"):
             agreement = agreed(method, protection)

@@ -150,7 +150,7 @@ def test_one_entry_point_of_the_two_would_do(others: Path, tmp_path: Path) -> No
         ("method", "cannot be loaded (NameError"),
         ("another = 5", "cannot be loaded (AttributeError"),
         ("method = 5", "is of <class 'int'>, not an AddedMethod"),
-        ("from tests.support.turned import turned as method", "not an AddedMethod"),
+        ("from tests.support.rotation_extension import turned as method", "not an AddedMethod"),
         (GOOD.format(name="theirs"), "leads to what calls itself 'theirs'"),
         (GOOD.format(name="pfpl"), "leads to what calls itself 'pfpl'"),
         (GOOD.format(name="Mine"), "cannot be loaded (ValueError: 'Mine' is no name"),
@@ -201,7 +201,7 @@ def test_an_object_that_no_entry_point_leads_to_cannot_be_agreed_on(example: Pat
 def test_a_mismatch_is_refused_by_both_names(
     method: str, protection: str, said: str, example: Path, others: Path, tmp_path: Path
 ) -> None:
-    install(others, {PROTECTIONS: {"turned": "tests.support.turned:turned"}}, name="turned")
+    install(others, {PROTECTIONS: {"turned": "tests.support.rotation_extension:turned"}}, name="turned")
     averaging = {"averaging": {"parameters": 1}}
     assert said in problem(tmp_path, method=method, protection=protection, **averaging)
     with pytest.raises(ConfigError, match=f"{protection!r} offers"):

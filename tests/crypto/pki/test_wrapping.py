@@ -15,8 +15,8 @@ from crypto.errors import CryptoError, DecryptionError, KeyStoreError, Malformed
 from crypto.pki import Stretching
 from crypto.pki.key_files import create_storage_key, read_key, read_storage_key, rewrap, write_key
 from crypto.pki.passphrase_encryption import Kind, stretching_of, unwrap, wrap
-from tests.crypto.by_hand import layout
 from tests.crypto.conftest import Federation
+from tests.crypto.protocol_reference import layout
 
 PASSPHRASE, SECRET = b"correct horse", bytes(range(32))
 CHEAP = Stretching.NONE_FOR_RANDOM_SECRET

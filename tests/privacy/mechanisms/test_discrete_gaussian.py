@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import privacy.mechanisms.discrete_gaussian as sampler
 from privacy.mechanisms.discrete_gaussian import bernoulli_exp, discrete_gaussian
-from tests.crypto.counted_draws import (
+from tests.crypto.draw_counts import (
     Float,
     Ints,
     WrongDrawsError,

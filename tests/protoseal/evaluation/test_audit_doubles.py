@@ -15,7 +15,7 @@ from privacy.mechanisms.prototype_query import PrototypeQuery
 from protoseal.evaluation.privacy_audit.audit import UnderAudit, Verdict, audit, lower_bound, plan_of
 from protoseal.evaluation.privacy_audit.dp_sgd import TrainingUnderAudit
 from protoseal.evaluation.privacy_audit.prototype_query import QueryUnderAudit
-from tests.support.audits import DOUBLES, Double, weaken_query, weaken_training
+from tests.support.audit_doubles import DOUBLES, Double, weaken_query, weaken_training
 from tests.support.marks import full_but
 
 DELTA, LEVEL, FALSE_ALARM = 1e-5, 0.05, 1e-9

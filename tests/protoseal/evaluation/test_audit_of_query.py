@@ -23,7 +23,7 @@ from protoseal.evaluation.privacy_audit.audit import Audit, Verdict, audit, plan
 from protoseal.evaluation.privacy_audit.canary_bound import Guesses, fair_coins
 from protoseal.evaluation.privacy_audit.power import Plan
 from protoseal.evaluation.privacy_audit.prototype_query import LENGTH, QueryUnderAudit
-from tests.support.audits import NOISE, SHAPES, Double, Shape, misshape_query, weaken_query
+from tests.support.audit_doubles import NOISE, SHAPES, Double, Shape, misshape_query, weaken_query
 from tests.support.config_files import AGREEMENT, write
 from tests.support.marks import full_but
 

@@ -25,7 +25,7 @@ from protoseal.evaluation.privacy_audit.audit import Verdict, audit, plan_of
 from protoseal.evaluation.privacy_audit.canary_bound import fair_coins
 from protoseal.evaluation.privacy_audit.dp_sgd import TrainingUnderAudit, hadamard
 from secure_client.training.dp_sgd.steps import GradientGrid
-from tests.support.audits import weaken_training
+from tests.support.audit_doubles import weaken_training
 from tests.support.config_files import AGREEMENT, write
 
 DELTA, LEVEL = 1e-5, 0.05

@@ -35,11 +35,11 @@ from secure_client.protocol import masked_sum as site_side
 from secure_client.protocol import single_step
 from secure_server.exchanges import masked_sums as server_side
 from secure_server.storage.store import Received
-from tests.conformance import literal
-from tests.conformance.expected import excess
+from tests.conformance import sum_equations
 from tests.conformance.grouped_runs import Book, grouped_agreement, run_grouped, two_kinds
+from tests.conformance.plain_answers import excess
 from tests.conformance.runs import Record, agreement_for, data_for, recording_federation
-from tests.conformance.turns import Clock, Loss, play, set_deadlines
+from tests.conformance.stepped_federation import Clock, Loss, play, set_deadlines
 from tests.protoseal.evaluation.masked_words import OpenedError, check_hidden, sums_of, total_of
 
 Float = NDArray[np.float64]
@@ -284,6 +284,6 @@ def test_words_with_less_than_their_masks_are_noticed(
     if server is not None:
         monkeypatch.setattr(server_side, "unmask", server)
     weakened = masked_run(tmp_path)
-    assert all(literal.excess(weakened, number) <= 1.0 for number in (1, 2))  # nothing else would tell
+    assert all(sum_equations.excess(weakened, number) <= 1.0 for number in (1, 2))  # nothing else would tell
     with pytest.raises(OpenedError, match=where):
         check_hidden(sums_of(weakened))

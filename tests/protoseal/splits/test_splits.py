@@ -20,7 +20,7 @@ from protoseal.splits import (
 from secure_client.data.arrays import TrainTest
 from secure_client.data.digits import digits_in_five_appearances
 from secure_client.errors import DataError
-from tests.support.numbered import all_ids, data, ids, per_class
+from tests.support.numbered_samples import all_ids, data, ids, per_class
 
 SPLITS: dict[str, Callable[[TrainTest, int, int], tuple[SiteArrays, ...]]] = {
     "iid": lambda d, n, seed: iid(d, sites=n, seed=seed),

@@ -23,7 +23,7 @@ from protoseal_wire.messages import Phase, PhaseKey, RoundStart
 from secure_client.errors import Violation
 from secure_client.privacy.value_bounds import PrototypeBounds
 from tests.adversary.cluster_play import ClusterAttempt, ClusterPlay, clustered_agreement
-from tests.adversary.hostile import Cast
+from tests.adversary.hostile_coordinator import Cast
 from tests.support.grouped import EVERYONE
 
 A, B, C, D = EVERYONE

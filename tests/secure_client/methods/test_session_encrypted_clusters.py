@@ -20,7 +20,7 @@ from secure_client.site_model.checkpointed_learner import Trainee
 from tests.adversary.cluster_play import ClusterPlay
 from tests.adversary.encrypted_cluster_play import EncryptedClusterAttempt, encrypted_clusters
 from tests.adversary.encrypted_play import Vector, forged, hash_of, key_of, play_quickly
-from tests.adversary.hostile import Cast
+from tests.adversary.hostile_coordinator import Cast
 from tests.support.grouped import EVERYONE
 
 A, B, C, D = EVERYONE

@@ -29,7 +29,7 @@ from secure_client.methods.encrypted_sums import EncryptedSums
 from secure_client.methods.sums import Sums
 from secure_client.site_model.checkpointed_learner import Trainee
 from tests.adversary.encrypted_play import EncryptedAttempt, Vector, forged, hash_of, key_of, play_quickly
-from tests.adversary.hostile import Cast
+from tests.adversary.hostile_coordinator import Cast
 from tests.adversary.masked_play import MaskedPlay
 from tests.secure_client.conftest import OpenSites
 from tests.support.grouped import EVERYONE

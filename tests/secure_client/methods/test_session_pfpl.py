@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from agreement import Protection
 from algorithms.pfpl import Weighting
-from tests.adversary.hostile import Cast, Hostile
+from tests.adversary.hostile_coordinator import Cast, Hostile
 from tests.support.grouped import EVERYONE
 from tests.support.small import small_agreement
 

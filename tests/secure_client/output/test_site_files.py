@@ -10,7 +10,7 @@ from protoseal.simulation.site_datasets import DividedData, divide, fewer, read_
 from secure_client.data.arrays import TrainTest
 from secure_client.data.npz import read_npz, write_npz
 from secure_client.errors import DataError
-from tests.support.numbered import ids, numbered
+from tests.support.numbered_samples import ids, numbered
 
 
 def digits(seed: int = 0) -> DividedData:

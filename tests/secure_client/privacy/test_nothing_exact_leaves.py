@@ -24,7 +24,7 @@ from secure_client.site_model.checkpointed_learner import Trainee
 from secure_client.training.learner import Learner
 from tests.conformance.private_runs import private_agreement
 from tests.conformance.runs import data_for
-from tests.secure_client.privacy.kept import Traces, kept_by, moved_by_the_seed
+from tests.secure_client.privacy.kept_files import Traces, kept_by, moved_by_the_seed
 from tests.support.replayed_noise import replayed_answers
 
 CLASSES, DIM, ROUNDS = 4, 8, 3

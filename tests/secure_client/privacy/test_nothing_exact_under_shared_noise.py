@@ -41,8 +41,8 @@ from secure_client.training.learner import Learner
 from secure_server.upload_checks import AnswerCheck
 from tests.conformance.private_runs import private_agreement
 from tests.conformance.runs import data_for
-from tests.secure_client.privacy.kept import Traces, kept_by, moved_by_the_seed
-from tests.secure_client.privacy.unmasked import Sent, differing
+from tests.secure_client.privacy.kept_files import Traces, kept_by, moved_by_the_seed
+from tests.secure_client.privacy.unmasked_uploads import Sent, differing
 from tests.support.marks import full_but
 from tests.support.replayed_noise import replayed_answers, replayed_noise
 

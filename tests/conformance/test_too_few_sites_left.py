@@ -21,10 +21,10 @@ from protoseal.simulation.local_federation import LocalFederation
 from protoseal_wire.messages import Phase
 from secure_server.round_log import CoordinatorRound
 from secure_server.rounds.state import Stage
-from tests.conformance.expected import check_predictions
 from tests.conformance.grouped_runs import grouped_agreement
+from tests.conformance.plain_answers import check_predictions
 from tests.conformance.runs import Record, agreement_for, data_for, recording_federation
-from tests.conformance.turns import SECONDS, Clock, Loss, play, set_deadlines, take_turns
+from tests.conformance.stepped_federation import SECONDS, Clock, Loss, play, set_deadlines, take_turns
 
 SITES = tuple(f"site-{i}" for i in range(1, 6))
 STAYING = SITES[:2]

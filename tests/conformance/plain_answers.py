@@ -1,4 +1,4 @@
-"""What `plain` would have answered to the very prototypes that a protected run combined, and the written bounds."""
+"""Answers that `plain` gives to the prototypes that a protected run combined, and the written bounds."""
 
 from __future__ import annotations
 

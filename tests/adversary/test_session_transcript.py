@@ -23,7 +23,7 @@ from secure_client.site_model.checkpointed_learner import Trainee
 from secure_client.training.feature_pass import FeaturePass
 from secure_client.training.job import Losses
 from secure_client.training.loop import run
-from tests.adversary.leaving_play import HUGE, ROUNDS, Watch, leaving_agreement, watched
+from tests.adversary.session_transcript import HUGE, ROUNDS, Watch, leaving_agreement, watched
 from tests.support.marks import full_but
 
 PLAIN, MASKED, CKKS = Protection.PLAIN, Protection.MASKED, Protection.CKKS

@@ -1,4 +1,4 @@
-"""What a stranger would write from docs/reference/protocol.md: byte layouts, HKDF, HPKE, keystreams, Lagrange.
+"""A second implementation of docs/reference/protocol.md: byte layouts, HKDF, HPKE, keystreams, Lagrange.
 
 It shares no code with the project. X25519, ChaCha20 and Poly1305 are the library's; the rest is hashlib and integers.
 """

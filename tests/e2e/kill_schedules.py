@@ -1,4 +1,4 @@
-"""Runs in which processes die at points that are set beforehand, and come back by the plain command."""
+"""Runs in which processes are killed at set points and restarted by the plain command."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import groupby
 
 from protoseal_wire.messages import Phase
 from secure_server.rounds.state import STEPS
-from tests.conformance.turns import Loss
+from tests.conformance.stepped_federation import Loss
 from tests.e2e.expected_run import Expected
 from tests.support.killed_party import Point, When
 from tests.support.processes import Federation, Running, wait_until

@@ -1,4 +1,4 @@
-"""What the command says in a site's folder once its run is over."""
+"""Output of ``protoseal client predict`` in a site's folder once its run is over."""
 
 from __future__ import annotations
 

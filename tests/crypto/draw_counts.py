@@ -1,4 +1,4 @@
-"""Counts of draws against exact probabilities, by a test that fails right draws with a probability below 1e-9."""
+"""A test of counts of draws against exact probabilities, which fails right draws with probability below 1e-9."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A coordinator that plays a whole run towards a site's own loop, returns what it likes, and notes all that it sees.
+"""A coordinator that plays a whole run towards a site's own loop, returns what it likes, and records all it sees.
 
 The site runs :func:`secure_client.client_loop.take_part` from joining to the end. The coordinator is the real one, but
 for the results that it returns, so that every request is one that a site goes along with.
@@ -63,7 +63,7 @@ def leaving_agreement(
         "method": method,
         "protection": protection,
         "masking": MaskingSection(ring_bits=64),
-        "training": TrainingSection(model=f"tests.adversary.leaving_models:{model}", batch_size=4, lr=0.1),
+        "training": TrainingSection(model=f"tests.adversary.failing_models:{model}", batch_size=4, lr=0.1),
         "fedplcc": {"most_prototypes": 1, "most_clusters": 1},
         "fedpc": {"groups": 1},
         "averaging": AveragingSection(parameters=1),

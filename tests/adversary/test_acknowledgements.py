@@ -31,7 +31,7 @@ from protoseal_wire.messages import (
 from secure_client.client_loop import step, take_part
 from secure_client.errors import Violation
 from tests.adversary.conftest import Open
-from tests.adversary.hostile import Hostile
+from tests.adversary.hostile_coordinator import Hostile
 
 A, B, C, D = NAMES = ("clinic-a", "clinic-b", "clinic-c", "clinic-d")
 BOTH = [(Protection.PLAIN, Weighting.COMPLEMENT), (Protection.CKKS, Weighting.COMPLEMENT)]

@@ -51,7 +51,7 @@ def agreed() -> Agreement:
     ).model_copy(
         update={
             "averaging": AveragingSection(parameters=parameters, buffers=buffers),
-            "training": TrainingSection(model="tests.adversary.dead_features:build", batch_size=6, lr=0.05),
+            "training": TrainingSection(model="tests.adversary.presence_oracle:build", batch_size=6, lr=0.05),
         }
     )
 

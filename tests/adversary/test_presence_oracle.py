@@ -13,7 +13,7 @@ from agreement.payload_forms import directions_form, limits_of
 from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 from secure_client.site_model.checkpointed_learner import Trainee
-from tests.adversary.dead_features import CLASSES, asking, run, sealed
+from tests.adversary.presence_oracle import CLASSES, asking, run, sealed
 from tests.conformance.clustered_runs import ClusterBook
 
 APART = 4.0

@@ -1,4 +1,4 @@
-"""Models that go wrong where a site's records, or what it trains from, are out of the ordinary."""
+"""Models that fail where a site's records, or its training targets, are out of the ordinary."""
 
 from __future__ import annotations
 

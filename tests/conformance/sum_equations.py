@@ -1,4 +1,4 @@
-"""What a round of sums comes to by the papers' equations, one number at a time, and how far a run may be from it.
+"""The papers' equations for a round of sums, one number at a time, and the bounds on a run's distance from them.
 
 Under `ckks` a sum has the error that its form states, and what groups are mixed to that of mixing.
 
@@ -27,7 +27,7 @@ from agreement import Protection
 from tests.algorithms import feddbp_reference as feddbp
 from tests.algorithms import fedpc_reference as paper
 from tests.algorithms import plain_lists as lists
-from tests.conformance.decrypted import mix_errors, sum_errors
+from tests.conformance.decrypted_results import mix_errors, sum_errors
 from tests.conformance.grouped_runs import Book, Float, Put
 from tests.conformance.runs import Bool
 

@@ -1,4 +1,4 @@
-"""Processes of one test: functions on threads of their own, one of which runs at a time, and only when told to."""
+"""Threads that stand for processes of one test: one runs at a time, and only when the test says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All that the sites of a run in this process hand to the coordinator, with the masks taken off again.
+"""Uploads of all sites of a run in this process, with the masks taken off again.
 
 Keys, seeds in shares, signatures and masks are random, and are made of nothing else than names, rounds and one another:
 of these the sizes are written down. Everything else is written down as it was sent.
@@ -28,7 +28,7 @@ from protoseal_wire import codec
 from protoseal_wire.messages import JoinReply, JoinRequest, Phase, PhaseKey, Work
 from secure_client.protocol.single_step import shown_half
 from secure_server.coordinator import Coordinator
-from tests.secure_client.privacy.kept import Traces
+from tests.secure_client.privacy.kept_files import Traces
 
 At = tuple[str, int, int]
 """A site, a round and an attempt."""

@@ -1,4 +1,4 @@
-"""What a site keeps of a run, by name; and training by the seed alone, as if DP-SGD had moved a model."""
+"""Files and values that a site keeps of a run, by name; and a double that trains by the seed alone."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from protoseal_wire.messages import Phase
 from secure_client.output.site_files import MODEL, PROTOTYPES
 from secure_client.output.site_log import read_site_log
 from tests.e2e.federations import check_saved, simulated, small_agreement, small_sites
-from tests.e2e.killings import A_DAY
+from tests.e2e.kill_schedules import A_DAY
 from tests.support.killed_party import Point, When
 from tests.support.nursery import Nursery
 from tests.support.processes import Federation, Running

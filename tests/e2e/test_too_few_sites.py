@@ -11,7 +11,7 @@ from protoseal_wire import codec
 from protoseal_wire.messages import LeaveRequest
 from secure_server.storage.store import Store
 from tests.e2e.federations import check_saved, simulated, small_agreement, small_sites
-from tests.e2e.killings import A_DAY
+from tests.e2e.kill_schedules import A_DAY
 from tests.secure_server.service.harness import dialling
 from tests.support.processes import PATIENCE, Federation, Running
 

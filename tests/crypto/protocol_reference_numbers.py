@@ -1,4 +1,4 @@
-"""As :mod:`tests.crypto.by_hand`, from docs/reference/protocol.md: rotations and fixed point, in Python's numbers."""
+"""Rotations and fixed point in Python's numbers, written from docs/reference/protocol.md alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a result under `ckks` says, read with a site's key, and how far it may be from what the sites put in."""
+"""Results under `ckks`, decrypted with a site's key, and the bounds on their error."""
 
 from __future__ import annotations
 

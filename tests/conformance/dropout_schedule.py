@@ -1,4 +1,4 @@
-"""Nine sites of which two are lost in every phase of a round, in one round after the other, and back in the next."""
+"""A schedule in which two of nine sites are lost in every phase of a round in turn, and return in the next round."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from agreement import Protection
 from protoseal_wire.messages import Phase
-from tests.conformance.turns import Loss
+from tests.conformance.stepped_federation import Loss
 
 PHASES = (Phase.PRESENCE, Phase.SHARES, Phase.VALUES, Phase.SURVIVORS, Phase.UNMASK, Phase.RESULT)
 LOST = ("site-1", "site-2")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.crypto import by_hand, by_hand_numbers
+from tests.crypto import protocol_reference, protocol_reference_numbers
 
 FOLDER = Path(__file__).parents[1] / "vectors"
 ROTATION: dict[str, Any] = json.loads((FOLDER / "rotation.json").read_text(encoding="utf-8"))
@@ -26,39 +26,46 @@ def _key(case: dict[str, Any]) -> bytes:
 
 @_cases(ROTATION, "stream")
 def test_normal_values(case: dict[str, Any]) -> None:
-    found = by_hand_numbers.normals(_key(case), case["dim"], case["size"])
+    found = protocol_reference_numbers.normals(_key(case), case["dim"], case["size"])
     assert found == pytest.approx(case["normals"], abs=_ROUNDING)
 
 
 @_cases(ROTATION, "rotations")
 def test_rotations_and_back(case: dict[str, Any]) -> None:
     for vector, rotated in zip(case["vectors"], case["rotated"], strict=True):
-        assert by_hand_numbers.turned(_key(case), vector) == pytest.approx(rotated, abs=_ROUNDING)
-        assert by_hand_numbers.turned(_key(case), rotated, back=True) == pytest.approx(vector, abs=_ROUNDING)
+        assert protocol_reference_numbers.turned(_key(case), vector) == pytest.approx(rotated, abs=_ROUNDING)
+        assert protocol_reference_numbers.turned(_key(case), rotated, back=True) == pytest.approx(
+            vector, abs=_ROUNDING
+        )
 
 
 @_cases(ROTATION, "bad_rotations")
 def test_not_what_a_mistake_gives(case: dict[str, Any]) -> None:
-    found = [by_hand_numbers.turned(_key(case), vector) for vector in case["vectors"]]
+    found = [protocol_reference_numbers.turned(_key(case), vector) for vector in case["vectors"]]
     assert found != [pytest.approx(rotated, abs=1e-3) for rotated in case["rotated"]]
 
 
 @_cases(ROTATION, "class_keys")
 def test_class_keys(case: dict[str, Any]) -> None:
     fields = bytes.fromhex(case["context"]), case["number"].to_bytes(4, "big")
-    assert by_hand.derived(bytes.fromhex(case["seed"]), "rotation", *fields).hex() == case["key"]
+    assert protocol_reference.derived(bytes.fromhex(case["seed"]), "rotation", *fields).hex() == case["key"]
 
 
 @_cases(FIXED, "room")
 def test_room(case: dict[str, Any]) -> None:
     bound = float.fromhex(case["bound"])
-    assert by_hand_numbers.fraction_bits(bound, case["terms"], case["ring_bits"]) == case["fraction_bits"]
+    assert (
+        protocol_reference_numbers.fraction_bits(bound, case["terms"], case["ring_bits"])
+        == case["fraction_bits"]
+    )
 
 
 @_cases(FIXED, "bad_room")
 def test_too_little_room(case: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="no room"):
-        by_hand_numbers.fraction_bits(float.fromhex(case["bound"]), case["terms"], case["ring_bits"])
+        protocol_reference_numbers.fraction_bits(
+            float.fromhex(case["bound"]), case["terms"], case["ring_bits"]
+        )
 
 
 def _segments(case: dict[str, Any]) -> list[tuple[int, float]]:
@@ -67,15 +74,15 @@ def _segments(case: dict[str, Any]) -> list[tuple[int, float]]:
 
 @_cases(FIXED, "narrowest_ring")
 def test_the_narrowest_ring(case: dict[str, Any]) -> None:
-    assert by_hand_numbers.narrowest_ring(_segments(case), case["terms"]) == case["ring_bits"]
+    assert protocol_reference_numbers.narrowest_ring(_segments(case), case["terms"]) == case["ring_bits"]
 
 
 @_cases(FIXED, "bad_narrowest_ring")
 def test_a_ring_that_is_too_narrow(case: dict[str, Any]) -> None:
     largest = max(bound for length, bound in _segments(case) if length)
-    assert by_hand_numbers.narrowest_ring(_segments(case), case["terms"]) != case["ring_bits"]
+    assert protocol_reference_numbers.narrowest_ring(_segments(case), case["terms"]) != case["ring_bits"]
     with pytest.raises(ValueError, match="no room"):
-        by_hand_numbers.fraction_bits(largest, case["terms"], case["ring_bits"])
+        protocol_reference_numbers.fraction_bits(largest, case["terms"], case["ring_bits"])
 
 
 def _words(case: dict[str, Any]) -> list[str]:
@@ -83,7 +90,7 @@ def _words(case: dict[str, Any]) -> list[str]:
     values = [float.fromhex(value) for value in case["values"]]
     ring, sites = case["ring_bits"], case["terms"]
     pairs = zip(values, bounds, strict=True)
-    return [str(by_hand_numbers.word(value, bound, sites, ring)) for value, bound in pairs]
+    return [str(protocol_reference_numbers.word(value, bound, sites, ring)) for value, bound in pairs]
 
 
 @_cases(FIXED, "encode")

@@ -1,4 +1,4 @@
-"""Whether a coordinator's view is explained by Gram matrices: a simulator that has nothing else, and the comparison.
+"""A simulator of a coordinator's view that has Gram matrices alone, and its comparison with real views.
 
 A view is one stack (N, n, d) for each block (a class, or a class in one attempt): N draws of what the coordinator
 receives from n sites. The comparison fails a right sample with a probability below 1e-9.

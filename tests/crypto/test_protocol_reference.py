@@ -12,7 +12,7 @@ import pytest
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from tests.crypto import by_hand
+from tests.crypto import protocol_reference
 
 FOLDER = Path(__file__).parents[1] / "vectors"
 
@@ -41,49 +41,53 @@ def _fields(case: dict[str, Any]) -> list[bytes]:
 
 @_cases(ENCODING, "encode")
 def test_layout(case: dict[str, Any]) -> None:
-    assert by_hand.layout(case["label"], *_fields(case)).hex() == case["encoded"]
+    assert protocol_reference.layout(case["label"], *_fields(case)).hex() == case["encoded"]
 
 
 @_cases(ENCODING, "derive")
 def test_derived_keys(case: dict[str, Any]) -> None:
     secret = bytes.fromhex(case["secret"])
-    assert by_hand.derived(secret, case["label"], *_fields(case)).hex() == case["derived"]
+    assert protocol_reference.derived(secret, case["label"], *_fields(case)).hex() == case["derived"]
 
 
 def _pair(case: dict[str, Any]) -> tuple[bytes, tuple[bytes, ...]]:
     site, peer = case["site"], case["peer"]
-    shared = by_hand.agreed(SECRETS[site][0], bytes.fromhex(PAIRWISE["public"][peer]["mask"]))
+    shared = protocol_reference.agreed(SECRETS[site][0], bytes.fromhex(PAIRWISE["public"][peer]["mask"]))
     first, second = sorted((site, peer))
-    return shared, (*by_hand.binding_fields(case["binding"]), first.encode(), second.encode())
+    return shared, (*protocol_reference.binding_fields(case["binding"]), first.encode(), second.encode())
 
 
 def _self_key(site: str, binding: dict[str, Any]) -> bytes:
-    return by_hand.derived(SECRETS[site][2], "mask-self", *by_hand.binding_fields(binding), site.encode())
+    return protocol_reference.derived(
+        SECRETS[site][2], "mask-self", *protocol_reference.binding_fields(binding), site.encode()
+    )
 
 
 @_cases(PAIRWISE, "key_schedule")
 def test_keys_of_masks(case: dict[str, Any]) -> None:
     shared, pair = _pair(case)
-    assert by_hand.derived(shared, "mask-pair", *pair).hex() == case["pair_key"]
+    assert protocol_reference.derived(shared, "mask-pair", *pair).hex() == case["pair_key"]
     assert _self_key(case["site"], case["binding"]).hex() == case["self_key"]
 
 
 @_cases(PAIRWISE, "bad_key_schedule")
 def test_keys_of_masks_under_anything_else(case: dict[str, Any]) -> None:
     shared, pair = _pair(case)
-    assert by_hand.derived(shared, "mask-pair", *pair).hex() != case["pair_key"]
+    assert protocol_reference.derived(shared, "mask-pair", *pair).hex() != case["pair_key"]
     assert _self_key(case["site"], case["binding"]).hex() != case["self_key"]
 
 
 @_cases(PAIRWISE, "coins")
 def test_coins(case: dict[str, Any]) -> None:
     shared, pair = _pair(case)
-    assert int.from_bytes(by_hand.derived(shared, "mask-coin", *pair), "big") % 1024 == case["coin"]
+    assert (
+        int.from_bytes(protocol_reference.derived(shared, "mask-coin", *pair), "big") % 1024 == case["coin"]
+    )
 
 
 @_cases(PAIRWISE, "streams")
 def test_streams(case: dict[str, Any]) -> None:
-    words = by_hand.keystream(bytes.fromhex(case["key"]), case["bits"], len(case["first"]))
+    words = protocol_reference.keystream(bytes.fromhex(case["key"]), case["bits"], len(case["first"]))
     assert [str(word) for word in words] == case["first"]
 
 
@@ -94,26 +98,28 @@ def test_masks(case: dict[str, Any]) -> None:
     for peer in case["sharers"]:
         if peer != site:
             shared, pair = _pair({"site": site, "peer": peer, "binding": PAIRWISE["binding"]})
-            _add(masked, by_hand.derived(shared, "mask-pair", *pair), bits, 1 if site < peer else -1)
+            _add(
+                masked, protocol_reference.derived(shared, "mask-pair", *pair), bits, 1 if site < peer else -1
+            )
     assert [str(word) for word in masked] == case["masked"]
 
 
 def _add(words: list[int], key: bytes, bits: int, sign: int) -> None:
-    for i, word in enumerate(by_hand.keystream(key, bits, len(words))):
+    for i, word in enumerate(protocol_reference.keystream(key, bits, len(words))):
         words[i] = (words[i] + sign * word) % 2**bits
 
 
 @_cases(SHAMIR, "combine")
 def test_shares(case: dict[str, Any]) -> None:
     shares = {int(x): bytes.fromhex(share) for x, share in case["shares"].items()}
-    assert by_hand.secrets_of(shares, case["threshold"]) == {int(case["secret"], 16)}
+    assert protocol_reference.secrets_of(shares, case["threshold"]) == {int(case["secret"], 16)}
 
 
 def test_bad_shares_do_not_agree() -> None:
     contradicting = [case for case in SHAMIR["bad_combine"] if "contradict" in case["match"]]
     for case in contradicting:
         shares = {int(x): bytes.fromhex(share) for x, share in case["shares"].items()}
-        assert len(by_hand.secrets_of(shares, case["threshold"])) > 1
+        assert len(protocol_reference.secrets_of(shares, case["threshold"])) > 1
     assert contradicting
 
 
@@ -126,21 +132,23 @@ def test_the_hash_of_a_roster() -> None:
             b64decode(each["certificate"]),
             bytes.fromhex(each["channel_key"]),
         ]
-    assert hashlib.sha256(by_hand.layout("roster", *fields)).hexdigest() == roster["hash"]
+    assert hashlib.sha256(protocol_reference.layout("roster", *fields)).hexdigest() == roster["hash"]
 
 
 def test_reference_opens_the_sealed_vectors() -> None:
     good = {name: bytes.fromhex(value) for name, value in CHANNEL["sealed"].items()}
-    assert by_hand.hpke_open(good["private_key"], good["message"], good["info"]) == good["plaintext"]
-    again = by_hand.hpke_seal(good["public_key"], bytes(31) + b"\x01", b"x", b"info")
-    assert by_hand.hpke_open(good["private_key"], again, b"info") == b"x"
+    assert (
+        protocol_reference.hpke_open(good["private_key"], good["message"], good["info"]) == good["plaintext"]
+    )
+    again = protocol_reference.hpke_seal(good["public_key"], bytes(31) + b"\x01", b"x", b"info")
+    assert protocol_reference.hpke_open(good["private_key"], again, b"info") == b"x"
 
 
 @_cases(CHANNEL, "bad_sealed")
 def test_reference_refuses_the_bad_sealed_vectors(case: dict[str, str]) -> None:
     private = bytes.fromhex(CHANNEL["sealed"]["private_key"])
     with pytest.raises(InvalidTag):
-        by_hand.hpke_open(private, bytes.fromhex(case["message"]), bytes.fromhex(case["info"]))
+        protocol_reference.hpke_open(private, bytes.fromhex(case["message"]), bytes.fromhex(case["info"]))
 
 
 def test_reference_opens_the_stored_vectors() -> None:
@@ -148,5 +156,5 @@ def test_reference_opens_the_stored_vectors() -> None:
     marker, content = b"protoseal-stored-1:", case["content"]
     assert content.startswith(marker)
     nonce, body = content[len(marker) : len(marker) + 12], content[len(marker) + 12 :]
-    context = by_hand.layout("stored-secret", case["associated"])
+    context = protocol_reference.layout("stored-secret", case["associated"])
     assert ChaCha20Poly1305(case["key"]).decrypt(nonce, body, context) == case["plaintext"]
