@@ -28,11 +28,11 @@ FINAL: Mapping[StatusCode, type[SiteError]] = {
     StatusCode.RESOURCE_EXHAUSTED: Refused,
     StatusCode.UNIMPLEMENTED: Refused,
 }
-"""Statuses of the coordinator's decisions. Any other status is a lost call, or a coordinator in trouble."""
+"""gRPC statuses that are decisions of the coordinator. Any other status is a lost call or a failing coordinator."""
 
 
 def call_once(call: Callable[[], R]) -> R:
-    """Return the call's outcome; raise :class:`Unreachable`, or the error that the coordinator's answer stands for."""
+    """Return the call's outcome; raise :class:`Unreachable`, or the error of the coordinator's status."""
     try:
         return call()
     except grpc.RpcError as error:
@@ -44,10 +44,10 @@ def call_once(call: Callable[[], R]) -> R:
 
 
 def call_until(call: Callable[[], R], seconds: float) -> R:
-    """Like :func:`call_once`, but tries again for ``seconds`` before it raises :class:`Unreachable`.
+    """Retry a call as :func:`call_once` does, for ``seconds``, before raising :class:`Unreachable`.
 
-    ``call`` must be harmless to repeat. Pauses double up to 15 s, each drawn from its upper half, so that
-    sites do not come back all at once.
+    ``call`` must be harmless to repeat. Pauses double up to 15 s, each drawn from its upper half, so that sites do not
+    reconnect simultaneously.
     """
     pauses, end, warned = _pauses(), time.monotonic() + seconds, False
     while True:
@@ -57,10 +57,10 @@ def call_until(call: Callable[[], R], seconds: float) -> R:
             pause = next(pauses)
             if time.monotonic() + pause > end:
                 raise
-            # Once in full; a long absence need not fill the log.
+            # The full error is logged once, so that a long absence does not fill the log.
             level = logging.DEBUG if warned else logging.WARNING
             warned = True
-            _log.log(level, "%s; trying again for %.0f seconds", error, end - time.monotonic())
+            _log.log(level, "%s; this site retries for %.0f seconds", error, end - time.monotonic())
             time.sleep(pause)
 
 
@@ -75,6 +75,6 @@ def _meaning(error: grpc.RpcError) -> SiteError:
     call = cast(grpc.Call, error)  # an RpcError that a call raised is also that call
     code, details = call.code(), call.details()
     if code in FINAL:
-        return FINAL[code](f"the coordinator refused: {details}")
+        return FINAL[code](f"the coordinator refused this site's call: {details}")
     remedy = _CANNOT_CONNECT if code is StatusCode.UNAVAILABLE else ""
     return Unreachable(f"the coordinator cannot be reached ({code.name}): {details}{remedy}")

@@ -1,13 +1,13 @@
 """Session of a site in a run, independent of transport: it answers one request at a time.
 
-Order of a round: PRESENCE (train, say which classes are held and what was trained from), the steps in which values
-are protected and sent, RESULT (take what the next round trains from). Which steps there are, what is sent and what a
-result does follows from the agreement; see :mod:`secure_client.protocol.phase_order`, :mod:`secure_client.methods` and
-:mod:`secure_client.protocol`. A site that misses a result goes on with what it has.
+Order of a round: PRESENCE (train; state the held classes and the base of the training), the steps in which values are
+protected and sent, RESULT (take the base of the next round). The agreement determines the steps, the values sent and
+the effect of a result; see :mod:`secure_client.protocol.phase_order`, :mod:`secure_client.methods` and
+:mod:`secure_client.protocol`. A site that misses a result continues from its last base.
 
-Nothing that follows from a decryption is ever in an answer (Li and Micciancio, eprint 2020/1533): RESULT is
-acknowledged in the same words whatever came out, and values are protected afresh in each attempt. No more does the
-session end by it, nor by what data, the model or training do: docs/explanation/session-ends.md lists what can end one.
+No answer depends on a decryption (Li and Micciancio, eprint 2020/1533): the acknowledgement of RESULT has the same
+bytes for every outcome, and values are protected afresh in each attempt. Neither a decryption nor an error of data,
+model or training ends the session: docs/explanation/session-ends.md lists the reasons that do.
 """
 
 from __future__ import annotations
@@ -64,13 +64,14 @@ class Session:
         peers: AnchorRecord | None = None,
         exact: ExactReleases | None = None,
     ) -> None:
-        """``on_round`` is told of each round's outcome at this site; it stays at the site.
+        """Set up the session. ``on_round`` is called with each round's figures, which stay at this site.
 
-        The model is tested in the rounds that ``tests_in`` says, if the site has anything to test on. ``peers`` is what
-        the site has seen of its peers' privacy ledgers, over all runs. ``exact``: the ledger of a site that keeps one,
-        in a run without noise.
+        ``tests_in`` selects the rounds in which the model is tested, if the site has test samples. ``peers`` is the
+        record of peers' privacy ledgers over all runs. ``exact`` is the ledger of a site that keeps one, in a run
+        without noise.
 
-        ``on_round`` is told before the outcome is durable, and so once more by a site that was killed just after it.
+        ``on_round`` is called before the outcome is durable, and therefore again if the site was killed just
+        afterwards.
         """
         self._agreement, self._trainee, self._journal = agreement, trainee, journal
         self._exact = exact
@@ -91,7 +92,7 @@ class Session:
         return self._party.name
 
     def join_request(self) -> JoinRequest:
-        """Return the statement of every start of the run, with the ledger's last entry and the last attempt left."""
+        """Return the join request: the site's statement, the ledger's last entry, and the last attempt left."""
         return JoinRequest(
             PROTOCOL_VERSION,
             self._agreement.run,
@@ -102,17 +103,17 @@ class Session:
         )
 
     def take_welcome(self, reply: JoinReply) -> None:
-        """Before anything else: raise unless the ledger has the entry that the coordinator has kept of it.
+        """Raise unless the ledger has the entry that the coordinator recorded; call this before any other task.
 
         :class:`RolledBackError` or :class:`Violation`, see :meth:`OwnAnchor.check_kept`.
         """
         self._anchor.check_kept(reply.anchor)
 
     def answer(self, key: PhaseKey, request: bytes) -> bytes:
-        """Answer a phase, once: the same request gets the same bytes again, after a restart too.
+        """Answer a phase once; the same request gets the same bytes again, also after a restart.
 
-        Raises :class:`Violation`, and answers nothing, when the request is one that the protocol does not allow
-        here, or its content does not verify.
+        Raises :class:`Violation`, without an answer, if the protocol does not allow the request now or its content does
+        not verify.
         """
         self._order.check_run(key)
         stored = self._journal.answer(key, request)
@@ -120,7 +121,8 @@ class Session:
             return stored
         self._setup.check_not_over()
         self._order.check(key)
-        # With what follows from the request: a crash leaves either all of it or a phase not yet answered.
+        # One transaction stores the answer and all effects of the request: after a crash, either all are stored or
+        # none.
         with self._journal.transaction():
             answer = self._decoded(key, request)
             if key.phase is Phase.RESULT:
@@ -131,13 +133,13 @@ class Session:
     def end(self) -> None:
         """Leave the last attempt: erase the attempt's secrets.
 
-        A run that was stopped, or left, can be resumed, with another attempt.
+        A run that stopped, or that this site left, can be resumed with another attempt.
         """
         with self._journal.transaction():
             self._method.end()
 
     def finish(self) -> None:
-        """Finish the run: erase every secret that this site kept for it."""
+        """Finish the run: erase every secret of the run at this site."""
         with self._journal.transaction():
             self._setup.finish()
 
@@ -146,7 +148,8 @@ class Session:
         limit = self._limits.request_bytes(work.key.phase)
         if work.size > limit:
             raise Violation(
-                f"{work.key.phase.name}: a request of {work.size} bytes, at most {limit} are expected"
+                f"{work.key.phase.name}: the coordinator announced a request of {work.size} bytes, more than "
+                f"the limit of {limit}"
             )
 
     def _decoded(self, key: PhaseKey, request: bytes) -> bytes:
@@ -176,7 +179,7 @@ class Session:
         with _Stopwatch(self._seconds, "train"):
             self._trainee.trained(key.round)
         if self._exact is not None:
-            self._exact.declare()  # which classes there are is the first that leaves as it is
+            self._exact.declare()  # the classes are the first exact values to leave the site
         base, keys = self._method.stated(key)
         roster = self._setup.roster()
         holds = stated_classes(self._agreement, self._trainee.held_classes())
@@ -211,7 +214,7 @@ class Session:
 
 
 class _Stopwatch:
-    """Adds the seconds spent inside to one entry of a table."""
+    """Context manager that adds the seconds spent inside to one entry of a table."""
 
     def __init__(self, table: dict[str, float], entry: str) -> None:
         self._table, self._entry = table, entry

@@ -45,11 +45,10 @@ R = TypeVar("R")
 class GrpcTransport:
     """Calls of one site in one run; :class:`secure_client.client_loop.Transport` is the contract.
 
-    The coordinator is who can show a certificate for server authentication, of this federation's CA alone and for
-    the host in ``target`` (host:port); gRPC checks all three. A call that is lost is tried again for
-    ``retry_seconds``; then, and for what the coordinator refuses, it raises a
-    :class:`secure_client.errors.SiteError`. ``bytes_up`` and ``bytes_down`` count the contents that got across,
-    each once, without what gRPC and TLS add.
+    The coordinator is who can show a certificate for server authentication, of this federation's CA alone and for the
+    host in ``target`` (host:port); gRPC checks all three. A lost call is retried for ``retry_seconds``; then, and after
+    a refusal by the coordinator, it raises a :class:`secure_client.errors.SiteError`. ``bytes_up`` and ``bytes_down``
+    count the transferred contents, each once, without the overhead of gRPC and TLS.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class GrpcTransport:
         *,
         retry_seconds: float,
     ) -> None:
-        """Dials only when something is called."""
+        """Set up the transport, which connects at the first call."""
         self._run, self._retry_seconds = run, retry_seconds
         self._poll_seconds, self._session = 0.0, 0
         self.bytes_up = self.bytes_down = 0
@@ -80,11 +79,11 @@ class GrpcTransport:
         self.close()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._channel.close()
 
     def check(self) -> CheckReply:
-        """Ask, once, what the coordinator serves. Joins nothing and changes nothing there."""
+        """Ask the coordinator once for its run. The call joins nothing and changes nothing there."""
         message = codec.encode_check(CheckRequest(PROTOCOL_VERSION))
         return call_once(lambda: codec.decode_check_reply(self._stub.Check(message, timeout=_CALL_SECONDS)))
 
@@ -108,14 +107,14 @@ class GrpcTransport:
         return content
 
     def upload(self, key: PhaseKey, content: bytes) -> None:
-        """Hand in an answer. Safe to repeat: the coordinator takes the same bytes as often as they come."""
+        """Upload an answer. The call is idempotent: the coordinator accepts the same bytes again."""
         header = UploadHeader(key, len(content), hashlib.sha256(content).digest())
         seconds = _seconds_for(len(content))
         self._call(lambda: self._stub.Upload(_frames(header, content), timeout=seconds))
         self.bytes_up += len(content)
 
     def leave(self) -> None:
-        """Say that the site takes no further part. Tried once: the coordinator notices anyway."""
+        """Tell the coordinator that the site leaves, without a retry: the coordinator notices a missing site anyway."""
         message = codec.encode_leave(LeaveRequest(self._session))
         call_once(lambda: self._stub.Leave(message, timeout=_CALL_SECONDS))
 

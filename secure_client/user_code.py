@@ -15,11 +15,11 @@ from secure_client.errors import PluginError
 def load_function(spec: str, purpose: str) -> Callable[..., Any]:
     """Return the function that ``module:function`` names; ``purpose`` ("model", "dataset") appears in the errors.
 
-    The current working directory becomes importable, after everything installed, so that a file there never replaces
-    an installed module. Importing runs the module's code with the rights of this process: a configuration that names
-    one is to be trusted like a program.
+    The current working directory becomes importable, after everything installed, so that a file there never replaces an
+    installed module. Importing runs the module's code with the rights of this process: treat a configuration that names
+    a module like a program.
 
-    Raises :class:`PluginError` when the spec has another form, the import fails, or nothing callable is there.
+    Raises :class:`PluginError` when the spec has another form, the import fails, or the module has no such callable.
     """
     module_name, separator, function_name = spec.partition(":")
     if not (separator and function_name.isidentifier() and _is_module_name(module_name)):
@@ -44,13 +44,13 @@ def load_function(spec: str, purpose: str) -> Callable[..., Any]:
 def call_function(function: Callable[..., Any], spec: str, **arguments: object) -> Any:
     """Call a site's function by keyword; :class:`PluginError` when it does not take these keywords.
 
-    Whatever the function itself raises passes through unchanged: its traceback is the site's to read.
+    Errors that the function itself raises pass through unchanged, with their traceback for the site.
     """
     try:
         inspect.signature(function).bind(**arguments)
     except TypeError as error:
         wanted = ", ".join(f"{name}=" for name in arguments)
-        raise PluginError(f"{spec} is called with {wanted} and does not take that: {error}") from error
+        raise PluginError(f"{spec} does not accept the keyword arguments {wanted}: {error}") from error
     return function(**arguments)
 
 

@@ -16,7 +16,7 @@ Duration = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Record(BaseModel):
-    """A file of a run, or a part of it: frozen, with no fields but those it names."""
+    """Base of a run's file or a part of one: frozen, without undeclared fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
@@ -25,14 +25,14 @@ RecordT = TypeVar("RecordT", bound=Record)
 
 
 def write_json(path: Path, record: Record) -> Path:
-    """Write a record into a file, in one durable step, and return the file's path."""
-    # Validated once more, since model_copy and model_construct do not.
+    """Write a record to a file atomically and durably, and return the file's path."""
+    # The record is validated again, since model_copy and model_construct do not validate.
     checked = type(record).model_validate(record.model_dump(by_alias=True))
     return write_text(path, checked.model_dump_json(by_alias=True, indent=2) + "\n")
 
 
 def read_json(path: Path, model: type[RecordT], remedy: str) -> RecordT:
-    """Return the record in a file; raises :class:`FileError` that ends in the ``remedy``."""
+    """Return the record in a file; raise a :class:`FileError` that ends with the ``remedy``."""
     try:
         return model.model_validate_json(read_text(path, remedy))
     except ValidationError as error:

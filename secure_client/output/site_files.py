@@ -34,12 +34,14 @@ def read_agreement(folder: Path) -> Agreement:
     except (ConfigError, ValueError) as error:
         missing = _not_installed(text)
         if missing:
-            raise FileError(f"{path} needs what is not installed: install {' and '.join(missing)}") from error
+            raise FileError(
+                f"{path} needs distributions that are not installed: install {' and '.join(missing)}"
+            ) from error
         raise FileError(f"{path} is not an agreement of this version: {first_line(error)}") from error
 
 
 def _not_installed(text: str) -> list[str]:
-    """Names and versions of the distributions that an agreement was made with and that are not there."""
+    """Return names and versions of the agreement's distributions that are not installed."""
     try:
         stated = TypeAdapter(dict[str, str]).validate_python(json.loads(text).get("distributions", {}))
     except (AttributeError, ValueError):

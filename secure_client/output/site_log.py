@@ -16,10 +16,10 @@ class Personalised(Record):
     """FedNH's accuracies of a personalised model.
 
     PM(V) gives all classes that the site has equal weights, PM(L) weights by their frequency
-    (:mod:`algorithms.metrics`). The accuracies are on the site's own test set, and on one over all sites
-    (``_global``), which only a simulation has. None where there is no such test set, or no sample in it of a class
-    that the site has. The third of FedNH's accuracies, GM, is of one global model; here every site has a classifier
-    of its own, so there is none.
+    (:mod:`algorithms.metrics`). The accuracies are on the site's own test set and, in a simulation, on a test set over
+    all sites (``_global``). A value is None without such a test set, or if that set has no sample of the site's
+    classes. FedNH's third accuracy, GM, is of one global model and does not exist here, since every site has its own
+    classifier.
     """
 
     pm_v: Share | None = None
@@ -36,34 +36,33 @@ class SiteRound(Personalised):
     sites: Annotated[int, Field(ge=1)]
     withheld: tuple[str, ...]
     trained: bool = True
-    """False where the round's training failed: the model is as the round began, and the site took part with it."""
+    """False if the round's training failed: the site took part with the model from the start of the round."""
     accuracy: Share | None = None
-    """By the method's own inference; only a simulation has it here, where ``self`` has that of the method beside it."""
+    """Accuracy by the method's own inference, in simulations only; ``self`` uses that of the method beside it."""
     accuracy_classifier: Share | None
     accuracy_prototype: Share | None
     accuracy_trained: Share | None = None
     """Accuracy of the model as the site trained it last, where the method predicts with an aggregated one."""
     accuracy_validation: Share | None = None
-    """On what the site keeps aside to stop training early, by the method's own inference."""
+    """Accuracy on the samples kept aside for early stopping, by the method's own inference."""
     loss: float | None = None
-    """The training loss, a mean over the batches of the last local epoch; only a simulation has it here."""
+    """Training loss, a mean over the batches of the last local epoch; in simulations only."""
     per_class: dict[str, Share] | None = None
     seconds: dict[str, Duration]
     epsilon: float | None = None
-    """Spent of the data set's privacy budget by then, over all runs; None where prototypes are exact and no ledger
-    is kept."""
+    """Spent privacy budget of the data set, over all runs; None for exact prototypes without a ledger."""
     delta: float | None = None
     """The δ at which ``epsilon`` was spent."""
     guaranteed: bool = False
     """True if the guarantee holds for the agreed unit.
 
-    It does not hold where features were trained on the records without noise, or where exact values have left in any
-    run.
+    The guarantee does not hold if features were trained on the records without noise, or if any run released exact
+    values.
     """
 
 
 class SiteLog(Record):
-    """``site.json``: the site's own record of a run, which no one else receives."""
+    """Content of ``site.json``: the site's own record of a run, which nobody else receives."""
 
     schema_version: Literal[1] = Field(default=1, alias="schema")
     name: str

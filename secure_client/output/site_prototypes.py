@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 class SitePrototypes:
     """Prototypes of one site after the last round, in feature units.
 
-    ``local`` and ``personal`` are float64 (K, d); rows of ``personal`` mean something where ``has_personal``,
-    bool (K,), is true; ``counts``, int64 (K,), are training samples per class: a row of ``local`` with none
-    is zero. Where a class may have several prototypes, ``personal`` are means of those; all of them are ``clusters``,
-    float64 (G, d), of classes ``cluster_labels``, int64 (G,), and ``cluster_weights``, float64 (G,).
+    ``local`` and ``personal`` are float64 (K, d); rows of ``personal`` are valid where ``has_personal``, bool (K,), is
+    true; ``counts``, int64 (K,), are training samples per class: a row of ``local`` with none is zero. Where a class
+    may have several prototypes, ``personal`` has their means; ``clusters``, float64 (G, d), has all prototypes, with
+    classes ``cluster_labels``, int64 (G,), and ``cluster_weights``, float64 (G,).
     """
 
     local: NDArray[np.float64]
@@ -38,13 +38,13 @@ class SitePrototypes:
 
     def _check_clusters(self, clusters: NDArray[np.float64]) -> None:
         if self.cluster_labels is None or self.cluster_weights is None:
-            raise ValueError("clusters come with their classes and weights")
+            raise ValueError("clusters need both cluster_labels and cluster_weights")
         of_each = clusters.shape[:1]
         _check_array("clusters", clusters, np.float64, of_each + self.local.shape[-1:])
         _check_array("cluster_labels", self.cluster_labels, np.int64, of_each)
         _check_array("cluster_weights", self.cluster_weights, np.float64, of_each)
         if ((self.cluster_labels < 0) | (self.cluster_labels >= len(self.local))).any():
-            raise ValueError("a cluster is of a class that there is not")
+            raise ValueError("cluster_labels has a class that does not exist")
 
     def with_clusters(
         self, clusters: NDArray[np.float64], labels: NDArray[np.int64], weights: NDArray[np.float64]
@@ -64,19 +64,19 @@ class SitePrototypes:
         )
 
     def for_inference(self) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Rows (K, d) and which classes have one (K,): personalised, or the site's own where a class was withheld."""
+        """Return rows (K, d) and the classes (K,) with a row: personalised, or the site's own for a withheld class."""
         rows = np.where(self.has_personal[:, np.newaxis], self.personal, self.local)
         return rows, self.has_personal | (self.counts > 0)
 
     def clusters_for_inference(
         self,
     ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.float64]]:
-        """Rows (G′, d), classes and weights (G′,): the clusters, and the site's own of classes that were withheld.
+        """Return rows (G′, d), classes and weights (G′,): the clusters, and the site's own rows of withheld classes.
 
-        ``ValueError`` where there are no clusters.
+        Raises ``ValueError`` without clusters.
         """
         if self.clusters is None or self.cluster_labels is None or self.cluster_weights is None:
-            raise ValueError("these prototypes have no clusters")
+            raise ValueError("the site's prototypes have no clusters")
         own = np.flatnonzero(~self.has_personal & (self.counts > 0))
         return (
             np.concatenate([self.clusters, self.local[own]]),

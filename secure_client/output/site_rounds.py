@@ -16,7 +16,7 @@ def site_round(
     accuracy: Evaluation | None,
     seconds: Mapping[str, float],
 ) -> SiteRound:
-    """One round's line of a site's log."""
+    """Return the log's record of one round."""
     return SiteRound(
         round=number,
         attempt=attempt,

@@ -30,10 +30,10 @@ _log = logging.getLogger("protoseal.site")
 
 
 def build_initial_model(agreement: Agreement, spec: str, pretrained: Path | None) -> PrototypeModel:
-    """Return the initial model, on the CPU: the same at every site that uses the same ``spec``.
+    """Return the initial model, on the CPU; sites with the same ``spec`` get the same model.
 
-    ``pretrained`` is the file of the agreement's ``pretrained_sha256``, for the agreed model: a site with a model of
-    its own begins from the seed. Raises :class:`ModelError` where the file is missing, unused or does not fit.
+    ``pretrained`` is the file of the agreement's ``pretrained_sha256``, for the agreed model: a site with its own model
+    begins from the seed. Raises :class:`ModelError` if the file is missing, unused or does not fit.
     """
     agreed = agreement.training
     wanted = agreed.pretrained_sha256 if spec == agreed.model else None
@@ -80,7 +80,7 @@ def build_learner(
     device: str,
     pretrained: Path | None = None,
 ) -> Learner:
-    """Return a learner as the agreement prescribes it.
+    """Return the learner that the agreement prescribes.
 
     Raises a :class:`secure_client.errors.SiteError`.
     """
@@ -118,7 +118,7 @@ def build_trainee(
     than its samples.
     """
     samples, most = int(learner.counts.sum()), agreement.averaging.most_samples
-    # With noise it counts as what it releases, of which an exact number would tell nothing.
+    # With noise, the site's weight is its noisy count, so an exact number would be misleading.
     if agreement.method.traits.weighted and agreement.privacy is None and samples > most:
         _log.warning(
             "%s: has %d training samples and counts as %d in every sum, most_samples of the agreement, which should "
@@ -131,7 +131,9 @@ def build_trainee(
             " larger most_samples in [averaging]"
         )
     if agreement.privacy is not None and releases is None and agreement.method not in CONTROLS:
-        raise BudgetError("prototypes that are agreed to be noisy have nothing to be released by")
+        raise BudgetError(
+            "the agreement has noisy prototypes, but no privacy budget was given to release them"
+        )
     keeps_zeros = agreement.protection.ckks_key
     bounds = prototype_bounds(agreement)
     noisy = None
@@ -163,16 +165,16 @@ def check_private(agreement: Agreement, model: PrototypeModel) -> None:
 
 
 def prototype_bounds(agreement: Agreement) -> PrototypeBounds:
-    """Return the bounds of prototypes. FedPC's have no negative component, so that no cosine is negative."""
+    """Return the bounds of prototypes. FedPC's prototypes have no negative component, so that no cosine is negative."""
     most = agreement.clustering.most_local if agreement.clusters else None
     return PrototypeBounds(agreement.norm_bound, clip_at_zero=agreement.method.is_grouped, most_of_class=most)
 
 
 def check_averaged(agreement: Agreement, model: PrototypeModel) -> None:
-    """Raise unless what the method averages of an untrained model is what was agreed.
+    """Raise unless the averaged part of an untrained model has the agreed size and bounds.
 
-    :class:`ModelError` for another size, :class:`crypto.errors.BoundError` for values beyond the agreed bounds, as
-    a pretrained model may have.
+    Raises :class:`ModelError` for another size, :class:`crypto.errors.BoundError` for values beyond the agreed bounds,
+    which a pretrained model may have.
     """
     if not agreement.method.averages:
         return
@@ -182,12 +184,12 @@ def check_averaged(agreement: Agreement, model: PrototypeModel) -> None:
 
 
 def warn_of_fedavg(agreement: Agreement, learner: Learner) -> None:
-    """Log a warning where FedBN would keep nothing at the sites, since the model has no layers that normalise."""
+    """Log a warning if FedBN would keep no layer at the sites, since the model has no normalisation layers."""
     if agreement.method.traits.averaged is not Part.NOT_NORMS:
         return
     if learner.averaged_sizes == Averaged(learner.predictor, Part.MODEL).sizes:
         _log.warning(
-            "%s with a model without layers that normalise is fedavg: all of it is averaged",
+            "%s equals fedavg for this model, which has no normalisation layers: the whole model is averaged",
             agreement.method.value,
         )
 
@@ -195,8 +197,8 @@ def warn_of_fedavg(agreement: Agreement, learner: Learner) -> None:
 def _check_sizes(agreement: Agreement, parameters: int, buffers: int) -> None:
     if not parameters:
         raise ModelError(
-            f"the part of the model that {agreement.method.value} would average has no parameters; use a model with"
-            " layers before its classifier"
+            f"the part of the model that {agreement.method.value} would average has no parameters; use a model "
+            "with trainable layers before its classifier"
         )
     averaging = agreement.averaging
     if (parameters, buffers) != (averaging.parameters, averaging.buffers):
@@ -204,6 +206,6 @@ def _check_sizes(agreement: Agreement, parameters: int, buffers: int) -> None:
         if buffers or averaging.buffers:
             settings += f" and buffers = {buffers}"
         raise ModelError(
-            f"what is averaged of the model has {parameters:,} parameters and {buffers:,} buffers: set {settings} in"
-            " [averaging]"
+            f"the averaged part of the model has {parameters:,} parameters and {buffers:,} buffers: set "
+            f"{settings} in [averaging]"
         )

@@ -1,4 +1,4 @@
-"""Base that a group's sites train from in a round: prototypes and the averaged part of the model, from a result."""
+"""Base from which a group's sites train in a round: prototypes and the averaged part of the model, from a result."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from algorithms.prototypes import Clusters, Guide, Targets
 
 @dataclass(frozen=True)
 class Base:
-    """``received`` are the arrays that make a guide, by name, if any; ``averaged`` is (p + q,). All finite, float64.
+    """Base of a round: ``received``, the guide's arrays by name, and ``averaged`` (p + q,); all finite float64.
 
-    ``hash`` is the SHA-256 of the result that it came in: every member of the group states it before values are
-    asked, so that none trains from another model unnoticed. Raises ``ValueError`` for shapes that do not fit or
-    values that are not finite.
+    ``hash`` is the SHA-256 of the base's result: every member of the group states the hash before VALUES, so that no
+    member trains from another model undetected. Raises ``ValueError`` for shapes that do not fit or values that are not
+    finite.
     """
 
     hash: bytes
-    # Not to be shown: what FedDBP fuses has a site's own prototypes in it.
+    # Hidden in the representation: FedDBP's fusion contains a site's own prototypes.
     received: Mapping[str, NDArray[Any]] = field(repr=False)
     averaged: NDArray[np.float64] = field(repr=False)
 
     def __post_init__(self) -> None:
         if self.averaged.ndim != 1 or not np.isfinite(self.averaged).all():
             raise ValueError(
-                f"an averaged part of shape {self.averaged.shape}, or with values that are not finite"
+                f"the averaged part, of shape {self.averaged.shape}, is not a vector of finite numbers"
             )
-        self.guide()  # its checks
+        self.guide()  # runs its checks
 
     @classmethod
     def of(cls, content_hash: bytes, rows: Float, present: Bool, averaged: Float) -> Base:
-        """One prototype a class: ``rows`` (K, d) are read where ``present`` (K,). Copies in the types that are kept."""
+        """Build a base with one prototype a class: copy ``rows`` (K, d), valid where ``present`` (K,) is true."""
         received = {"rows": np.array(rows, dtype=np.float64), "present": np.array(present, dtype=np.bool_)}
         return cls(content_hash, received, np.array(averaged, dtype=np.float64))
 
     @classmethod
     def of_clusters(cls, content_hash: bytes, clusters: GlobalClusters, averaged: Float) -> Base:
-        """Several prototypes a class. Copies in the types that are kept."""
+        """Build a base with several prototypes a class, from copies of the arrays."""
         received = {
             "rows": np.array(clusters.rows, dtype=np.float64),
             "labels": np.array(clusters.labels, dtype=np.int64),
@@ -71,7 +71,7 @@ class Base:
         return Clusters.of(self.rows, self.received["labels"], self.received["weights"])
 
     def to_bytes(self) -> bytes:
-        """For the journal."""
+        """Return the bytes for the journal."""
         arrays = {**self.received, "averaged": self.averaged}
         return safetensors.numpy.save({**arrays, "hash": np.frombuffer(self.hash, dtype=np.uint8)})
 

@@ -24,9 +24,9 @@ _SCORES, _LOSSES, _LOCAL = "protoseal.scores", "protoseal.losses", "protoseal.lo
 class Trained:
     """The outcome of a round's training, beside the model: a secret of the site.
 
-    ``counts`` int64 (K,) are samples of each class; ``rows`` float64 (K, d) the prototypes, None where none were taken;
-    ``scores`` float64 (K, d) Fisher scores; ``base`` the hash of what the training started from. ``losses`` are None
-    where training failed, and in round 0.
+    ``counts`` int64 (K,) are samples of each class; ``rows`` float64 (K, d) the prototypes, or None; ``scores`` float64
+    (K, d) Fisher scores; ``base`` the hash of what the training started from. ``losses`` are None where training
+    failed, and in round 0.
     """
 
     round: int
@@ -41,7 +41,7 @@ class Trained:
         return f"Trained(round={self.round}, …)"
 
     def held(self) -> Bool:
-        """Return which classes (K,) there are prototypes of: with several of a class, those that have one to send."""
+        """Return the classes (K,) that have a prototype to send."""
         if self.local is None:
             return self.counts > 0
         return np.isin(np.arange(len(self.counts)), self.local.labels)

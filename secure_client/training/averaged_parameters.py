@@ -1,4 +1,4 @@
-"""Averaged part of a model, as one vector. The rest of the model stays at the site and is never in it."""
+"""Averaged part of a model, as one vector. The rest of the model stays at the site and is never in the vector."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ NORMS = (
     nn.LayerNorm,
     nn.LocalResponseNorm,
 )
-"""Layers that normalise."""
+"""Normalisation layers."""
 
 
 class Averaged:
-    """A view of a model: its parameters, then its floating-point buffers, as far as they are of ``part``.
+    """View of a model: the parameters, then the floating-point buffers, that belong to ``part``.
 
-    Both in the order in which the module registers them. What a module does not store in its state (buffers that
-    are not persistent) and whole numbers (batch normalisation's count of batches) are left out, and stay local. A
-    parameter that the part shares with the rest of the model counts as the rest's.
+    Parameters and buffers are in the module's order of registration. Buffers outside the module's state (not
+    persistent) and whole numbers (batch normalisation's count of batches) are left out and stay local. A parameter that
+    the part shares with the rest of the model counts as the rest's.
     """
 
     def __init__(self, model: PrototypeModel, part: Part = Part.EXTRACTOR) -> None:
-        """:class:`ModelError` when the part cannot be told apart, or parameters are no real numbers."""
+        """Raise :class:`ModelError` if the part cannot be separated, or parameters are not real numbers."""
         self._model = model
         own = {
             id(each) for module in _rest(model, part) for each in [*module.parameters(), *module.buffers()]
@@ -47,11 +47,14 @@ class Averaged:
         ]
         for name in self._parameters:
             if not model.get_parameter(name).is_floating_point():
-                raise ModelError(f"parameter {name!r} holds no real numbers, so it cannot be averaged")
+                raise ModelError(
+                    f"parameter {name!r} does not hold real numbers and cannot be averaged; use a floating-point "
+                    "parameter"
+                )
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """(p, q): how many numbers its parameters and its buffers hold."""
+        """Sizes (p, q): the numbers in the parameters and in the buffers."""
         return _count(map(self._model.get_parameter, self._parameters)), _count(
             map(self._model.get_buffer, self._buffers)
         )
@@ -64,19 +67,19 @@ class Averaged:
     def load(self, vector: Float) -> None:
         """Set the part to a finite vector (p + q,), rounded to the model's own precision.
 
-        A number beyond the range of the model's precision becomes the largest one within, and a running variance below
-        0 becomes 0: means of variances are below 0 by what a protection errs at most, but a coordinator can take more
-        away from them under encryption, and no error may tell it so.
+        A number beyond the range of the model's precision becomes the largest number within, and a negative running
+        variance becomes 0: a protection's error makes a mean of variances only slightly negative, but under encryption
+        a coordinator can subtract more, and no error may reveal this.
 
-        :class:`ModelError`, and no change, for another length or a number that is not finite.
+        Raises :class:`ModelError`, without a change, for another length or a non-finite number.
         """
         tensors = self._tensors()
         if vector.shape != (_count(tensors),):
             raise ModelError(
-                f"an averaged part of shape {vector.shape}, the model's has ({_count(tensors)},)"
+                f"the averaged part has shape {vector.shape}, the model's part ({_count(tensors)},)"
             )
         if not np.isfinite(vector).all():
-            raise ModelError("an averaged part with numbers that are not finite")
+            raise ModelError("the averaged part has numbers that are not finite")
         if not tensors:
             return
         ends = np.cumsum([each.numel() for each in tensors], dtype=np.int64)
@@ -91,13 +94,13 @@ class Averaged:
                 each.copy_(part)
 
     def _tensors(self) -> list[Tensor]:
-        # Looked up each time: a module may put another tensor in a buffer's place.
+        # Tensors are looked up each time, since a module may replace a buffer's tensor.
         parameters: list[Tensor] = [self._model.get_parameter(name) for name in self._parameters]
         return parameters + [self._model.get_buffer(name) for name in self._buffers]
 
 
 def _rest(model: PrototypeModel, part: Part) -> list[nn.Module]:
-    """Return the modules that are not averaged."""
+    """Return the modules that stay local."""
     match part:
         case Part.NOTHING:
             return [model]

@@ -27,7 +27,7 @@ class Source(Protocol):
 
 
 class TensorSource:
-    """A pair of tensors, copied to the device once."""
+    """Source over a pair of tensors, copied to the device once."""
 
     def __init__(self, dataset: TensorDataset, device: torch.device) -> None:
         inputs, labels = dataset.tensors
@@ -39,7 +39,7 @@ class TensorSource:
 
     @property
     def tensors(self) -> Batch:
-        """All inputs and labels, as they lie on the device."""
+        """All inputs and labels on the device."""
         return self._inputs, self._labels
 
     def batches(self, groups: Sequence[Sequence[int]]) -> Iterator[Batch]:
@@ -50,7 +50,7 @@ class TensorSource:
 
 
 class SharedSource:
-    """Some rows of a pair of tensors that other sites have too: copied to the device batch by batch."""
+    """Source over some rows of a pair of tensors that several sites share, copied to the device batch by batch."""
 
     def __init__(self, subset: Subset[Any], shared: TensorDataset, device: torch.device) -> None:
         self._inputs, self._labels = shared.tensors
@@ -68,7 +68,7 @@ class SharedSource:
 
 
 class DatasetSource:
-    """Any map-style data set of (tensor, int label); decoded in this process, each time it is read."""
+    """Source over any map-style data set of (tensor, int label), decoded in this process at each read."""
 
     def __init__(self, dataset: Dataset[Any], device: torch.device) -> None:
         self._dataset = dataset
@@ -82,7 +82,7 @@ class DatasetSource:
         loader = DataLoader(
             self._dataset,
             batch_sampler=groups,  # type: ignore[arg-type]  # any iterable will do
-            generator=torch.Generator(),  # else it draws from the one that shuffles and drops out
+            generator=torch.Generator(),  # its own generator, not that of shuffling and dropout
         )
         for inputs, labels in loader:
             yield inputs.to(self._device), torch.as_tensor(labels, dtype=torch.int64).to(self._device)
@@ -91,9 +91,11 @@ class DatasetSource:
 def open_source(dataset: Dataset[Any], device: torch.device) -> Source:
     """Return the source for a data set; raise :class:`DataError` for one that has no length or no samples."""
     if not hasattr(dataset, "__len__"):
-        raise DataError(f"a {type(dataset).__name__} has no length; give a map-style Dataset with __len__")
+        raise DataError(
+            f"the data set, a {type(dataset).__name__}, has no length; give a map-style Dataset with __len__"
+        )
     if len(dataset) == 0:
-        raise DataError("a data set without samples; leave the test set out or give the site some data")
+        raise DataError("the data set has no samples; leave the test set out or give the site some data")
     if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
         return TensorSource(dataset, device)
     if isinstance(dataset, Subset) and isinstance(whole := dataset.dataset, TensorDataset):
@@ -111,7 +113,7 @@ def in_order(count: int, size: int) -> list[list[int]]:
 
 
 def split(order: Sequence[int], size: int, *, join_single: bool = False) -> list[list[int]]:
-    """``order`` in batches of ``size``; the last may be shorter.
+    """Split ``order`` into batches of ``size``; the last may be shorter.
 
     With ``join_single`` a last batch of one sample joins the one before it, because batch normalisation
     cannot train on a single sample and leaving it out would lose it.

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Shares of a test set predicted rightly, in [0, 1]; by prototype only once there are prototypes.
+    """Shares of a test set predicted correctly, in [0, 1]; by prototype only once prototypes exist.
 
     PM(V) and PM(L) are of the classifier, weighted by the classes of the site's training samples (see
-    :mod:`algorithms.metrics`); None when the test set has no sample of these. Where a method predicts with an
+    :mod:`algorithms.metrics`); None if the test set has no sample of these classes. Where a method predicts with an
     aggregated model, ``accuracy_trained``, PM(V) and PM(L) are of the classifier as the site trained it last.
-    ``by_classifier`` and ``by_prototype`` are shares of each class, None for one that the test set has not; without
-    prototypes there is none of the latter.
+    ``by_classifier`` and ``by_prototype`` are shares of each class, None for a class without test samples;
+    ``by_prototype`` is empty without prototypes.
     """
 
     accuracy_classifier: float

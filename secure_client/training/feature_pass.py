@@ -5,7 +5,7 @@ record's features. The record that fails, or whose features are not finite, coun
 noise this keeps the query's sensitivity: a record changes its own row alone. The order and the number of rows never
 depend on what the model computes.
 
-Limit: a model that fails on all records gives zeros for all; the site's log says so.
+Limit: a model that fails on all records gives zeros for all, which only the site's log reports.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from secure_client.models.prototype_model import PrototypeModel, outputs_of
 from secure_client.training.batches import Source, split
 
 EVALUATION_BATCH = 256
-"""Records that are computed together."""
+"""Number of records that are computed together."""
 Embedded = tuple[Tensor, Tensor]
 """Features (B, d) and labels int64 (B,) of a batch, on the device of the source."""
 _log = logging.getLogger("protoseal.site")
@@ -84,6 +84,6 @@ class FeaturePass:
         for number, what in ((self._failed, "failed on"), (self._infinite, "gave no finite features for")):
             if number:
                 _log.warning(
-                    "%s: the model %s %d records, which count as zeros: look for extreme values in the data",
+                    "%s: the model %s %d records, which count as zeros: check the data for extreme values",
                     *(self._where, what, number),
                 )

@@ -43,7 +43,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Losses:
-    """Means over the batches of a round's last local epoch."""
+    """Losses as means over the batches of a round's last local epoch."""
 
     total: float
     classification: float
@@ -54,12 +54,11 @@ class Losses:
 class Job:
     """A stage of one model's training in one round.
 
-    ``source``, ``guide`` and ``anchor`` are on the model's ``device``. Only parameters of the part ``trains``
-    change, and batch normalisation's statistics in all of it. With ``proximal`` μ > 0, μ/2·‖w − anchor‖² is added to
-    the loss, ``anchor`` holding a tensor for each parameter by name.
-    ``seed`` decides the order of batches and what dropout drops. With ``dp_sgd`` the operating system's entropy decides
-    both, and the noise: such a job is to be paid for before it is run, each time. Samples are then of whole ``owners``,
-    int64 (N,), of the source's records, or of records where that is None.
+    ``source``, ``guide`` and ``anchor`` are on the model's ``device``. Only parameters of the part ``trains`` change,
+    and batch normalisation's statistics in the whole model. With ``proximal`` μ > 0, μ/2·‖w − anchor‖² is added to the
+    loss, ``anchor`` holding a tensor for each parameter by name. ``seed`` determines the order of batches and dropout.
+    With ``dp_sgd`` the operating system's entropy determines both, and the noise: pay for such a job before each run. A
+    step then samples ``owners``, int64 (N,), of the source's records, or records if ``owners`` is None.
     """
 
     model: PrototypeModel
@@ -95,8 +94,8 @@ def check_finite(losses: Losses, lr: float) -> None:
     """Raise :class:`TrainingError` when training has diverged."""
     if not np.isfinite(losses.total):
         raise TrainingError(
-            f"the training loss is {losses.total}; lower the learning rate (now {lr:g}) or the"
-            " alignment weight, and look for extreme values in the data"
+            f"the training loss is {losses.total}; lower the learning rate (now {lr:g}) or the alignment "
+            "weight, and check the data for extreme values"
         )
 
 

@@ -26,12 +26,12 @@ def run(job: Job) -> Losses:
         for _ in range(job.epochs):
             losses = _epoch(job, optimiser, trained)
             check_finite(losses, job.schedule.lr)
-    optimiser.zero_grad(set_to_none=True)  # a process may have many models, and only one trains
+    optimiser.zero_grad(set_to_none=True)  # other models of the process stay in eval mode
     return losses
 
 
 def _epoch(job: Job, optimiser: torch.optim.Optimizer, trained: Mapping[str, nn.Parameter]) -> Losses:
-    """One pass over the training set; losses stay on the device until it ends."""
+    """Train one epoch; losses stay on the device until its end."""
     order = torch.randperm(len(job.source)).tolist()
     groups = split(order, job.schedule.batch_size, join_single=has_batch_norm(job.model))
     sums = torch.zeros(3, device=job.device)

@@ -15,7 +15,7 @@ from algorithms.pfpl import objective as pfpl
 
 
 def build_recipe(agreement: Agreement) -> Recipe:
-    """Return the recipe of the agreed method at a site; controls alone train as PFPL does."""
+    """Return the agreed method's recipe at a site; controls without a method train as PFPL does."""
     method = agreement.method
     recipe = Recipe(
         build_objective(agreement),
@@ -34,7 +34,7 @@ def build_recipe(agreement: Agreement) -> Recipe:
 
 
 def _changed(recipe: Recipe, agreement: Agreement) -> Recipe:
-    """Return the recipe with the method's changes beside its loss and its exchange."""
+    """Return the recipe with the method's changes other than loss and exchange."""
     method, baselines = agreement.method, agreement.baselines
     match method:
         case AddedMethod(recipe=change) if change is not None:

@@ -12,7 +12,7 @@ from secure_client.errors import ModelError
 from secure_client.models.prototype_model import PrototypeModel, outputs_of
 
 _TRIED = 3
-"""Records of a batch."""
+"""Number of records in a trial batch."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Trial:
     model: PrototypeModel
     batch: Tensor
     exact: bool
-    """In float64. A model that computes in float32 alone is tried in that."""
+    """True if the trial runs in float64, False for a model that computes in float32 only."""
 
     def copy(self) -> PrototypeModel:
         """Return another copy of the model, in ``train()`` mode but for its dropout."""
@@ -36,7 +36,7 @@ class Trial:
 def trial_of(model: PrototypeModel, inputs: Tensor) -> Trial:
     """Return a trial of ``model``, which is left as it is, in float64 where the model computes in float64.
 
-    Of ``inputs`` (B, …), B ≥ 1, shape and type count where they are floats, and numbers are drawn; others are taken.
+    Float ``inputs`` (B, …), B ≥ 1, give shape and type only, and numbers are drawn; other inputs are used as they are.
 
     Two computations of the same gradient differ by rounding, and rounding decides a ReLU or a max-pooling at a tie,
     where the gradient jumps: in float32 by 3 % of a layer of GoogLeNet. In float64 draws that come so near to a tie
@@ -48,9 +48,7 @@ def trial_of(model: PrototypeModel, inputs: Tensor) -> Trial:
     )
     try:
         computed = outputs(exact.copy().eval(), exact.batch)
-    except (
-        Exception
-    ):  # a constant of the model's own stays in float32; what fails in float32 too is told there
+    except Exception:  # a constant of the model stays in float32
         return Trial(tried, batch, exact=False)
     if all(each.dtype == torch.float64 for each in computed):
         return exact
@@ -58,10 +56,10 @@ def trial_of(model: PrototypeModel, inputs: Tensor) -> Trial:
 
 
 def check_alone(model: PrototypeModel, inputs: Tensor) -> None:
-    """Raise :class:`ModelError` unless what ``model`` gives for a record in ``eval()`` mode is that record's alone.
+    """Raise :class:`ModelError` unless a record's outputs in ``eval()`` mode depend on that record alone.
 
-    Whatever stands beside it in a batch, and whatever was computed before. ``inputs``: see :func:`trial_of`. Tried with
-    three records: what couples others is not found.
+    The outputs must not depend on the other records of a batch or on earlier computations. ``inputs``: see
+    :func:`trial_of`. Limit: the trial has three records, so a coupling of other records is not found.
     """
     trial = trial_of(model, inputs)
     batch, tried = trial.batch, trial.copy().eval()
@@ -70,13 +68,13 @@ def check_alone(model: PrototypeModel, inputs: Tensor) -> None:
     joined = [torch.cat(each) for each in zip(*apart, strict=True)]
     if not all(map(near, before, joined)) or not all(map(near, before, outputs(tried, batch))):
         raise ModelError(
-            "[privacy]: what the model computes of a record depends on what stands beside it in a batch, or came before"
-            " it; each has to be computed by itself, as nn.GroupNorm or nn.LayerNorm do"
+            "[privacy]: the model's output for a record depends on other records of the batch or on earlier "
+            "computations; compute each record by itself, as nn.GroupNorm and nn.LayerNorm do"
         )
 
 
 def outputs(model: PrototypeModel, batch: Tensor) -> list[Tensor]:
-    """Return all that the model gives for a batch, in its present mode."""
+    """Return the model's outputs for a batch, in its present mode, without gradients."""
     with torch.no_grad():
         return [each.detach() for each in present_outputs(model, batch)]
 
@@ -87,7 +85,7 @@ def present_outputs(model: PrototypeModel, batch: Tensor) -> list[Tensor]:
 
 
 def _batch_like(inputs: Tensor) -> Tensor:
-    """Return as many records as are tried: drawn, or those that are given, over and over."""
+    """Return a trial batch: drawn numbers, or the given records repeated."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         if inputs.is_floating_point():
@@ -96,5 +94,5 @@ def _batch_like(inputs: Tensor) -> Tensor:
 
 
 def near(one: Tensor, other: Tensor) -> bool:
-    """Return whether two computations of the same outputs agree, but for rounding in float32."""
+    """Return True if two computations of the same outputs agree up to rounding in float32."""
     return torch.allclose(one, other, rtol=1e-3, atol=1e-4 * float(one.abs().max()) + 1e-12)

@@ -1,7 +1,7 @@
 """Test of whether a model can train by DP-SGD: a user's own model may compute anything.
 
-The requirements: a record's outputs depend on that record and the weights alone, whatever stands beside it in a batch
-and whatever was computed before; and Opacus finds the gradients that single records have.
+Requirements: a record's outputs depend on that record and the weights alone, not on other records of a batch or on
+earlier computations; and Opacus computes the same gradients as single records give.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _RELATIVE, _OF_LARGEST = 1e-2, 1e-4
 """Differences allowed for rounding: relative to a gradient's own norm, and to the largest parameter's. They suit the
 models that compute in float32 alone. A coupled model is off by more."""
 _IN_FLOAT32 = (
-    " (The model computes in float32 only, where a ReLU or max-pooling at a tie can look the same: let it compute in"
-    " float64, by model.double(), and it is compared in that.)"
+    " (The model computes in float32 only, where a ReLU or max-pooling at a tie can cause the same difference: "
+    "let the model compute in float64, by model.double(), to exclude ties.)"
 )
 
 
@@ -48,32 +48,33 @@ def _check_unmoved(trial: Trial) -> None:
     outputs(moved, trial.batch)
     if not all(map(near, before, outputs(moved.eval(), trial.batch))):
         raise ModelError(
-            "DP-SGD: what the model computes moves with what it has seen, beside its weights: leave out statistics and"
-            " averages that it keeps"
+            "DP-SGD: the model's outputs depend on inputs that it has seen before: remove running statistics "
+            "and averages from the model"
         )
 
 
 def _check_known(model: nn.Module) -> None:
-    """Refuse what Opacus itself refuses, in its own words: batch normalisation, torch's recurrent layers, attention."""
+    """Refuse the layers that Opacus refuses, with its message: batch normalisation, recurrent layers, attention."""
     found = ModuleValidator.validate(model.train(), strict=False)
     if found:
-        raise ModelError(f"DP-SGD by Opacus does not take the model: {' '.join(str(found[0]).split())}")
+        raise ModelError(f"DP-SGD: Opacus refuses the model:  {' '.join(str(found[0]).split())}")
 
 
 def _check_gradients(trial: Trial) -> None:
-    # Not ">" the other way round: what is not a number is refused.
+    # The comparison is written so that NaN is refused.
     if not gradient_gap(trial) <= 1.0:
         raise ModelError(
-            "DP-SGD: Opacus does not find the gradients that single records have in the model: it uses a weight"
-            " past the layer that owns it, or computes records together. Call each layer as a module, and"
-            f" nn.Dropout in place of its function{'' if trial.exact else _IN_FLOAT32}"
+            "DP-SGD: Opacus computes other gradients than single records give: the model uses a weight outside "
+            "the layer that owns it, or computes records together. Call each layer as a module, and use "
+            f"nn.Dropout instead of its function{'' if trial.exact else _IN_FLOAT32}"
         )
 
 
 def gradient_gap(trial: Trial) -> float:
-    """Return the largest distance, over parameters, from Opacus' gradients to those of single records, in allowances.
+    """Return the largest difference, over parameters, of Opacus's and single records' gradients, in allowed errors.
 
-    Up to 1 they agree; NaN where a gradient is not finite. Raises :class:`ModelError` where Opacus finds none.
+    Up to 1 the gradients agree; NaN means a non-finite gradient. Raises :class:`ModelError` if Opacus finds no
+    gradients.
     """
     together = _hooked_gradients(trial.copy(), trial.batch)
     single = _single_gradients(trial.copy(), trial.batch)
@@ -86,7 +87,7 @@ def gradient_gap(trial: Trial) -> float:
 
 
 def _hooked_gradients(model: PrototypeModel, batch: Tensor) -> list[Tensor]:
-    """Return each parameter's gradients (B, …), as training takes them."""
+    """Return each parameter's gradients (B, …), computed as in training."""
     parameters = [each for each in model.parameters() if each.requires_grad]
     try:
         with hooked(model):

@@ -22,13 +22,13 @@ _ACTIVATIONS, _UNFINISHED, _LENGTH = "activations", "_current_grad_sample", "max
 
 @contextmanager
 def hooked(model: nn.Module) -> Iterator[None]:
-    """Inside, each backward pass in ``train()`` mode leaves what :func:`take_gradients` takes.
+    """Make each backward pass in ``train()`` mode store the gradients that :func:`take_gradients` returns.
 
-    The loss has to be a sum over records. The model is left without a trace of it. ``NotImplementedError`` for
-    layers with statistics of what they have seen.
+    The loss must be a sum over records. All hooks are removed afterwards. Raises ``NotImplementedError`` for layers
+    with running statistics.
     """
     with warnings.catch_warnings():
-        # Inputs need no gradient, and the first layer's hook says each time that it can do without.
+        # Inputs need no gradient; the first layer's hook would warn of this at each pass.
         warnings.filterwarnings("ignore", message="Full backward hook is firing")
         wrapped = GradSampleModule(model, loss_reduction="sum", strict=True)
         try:
@@ -44,14 +44,14 @@ def hooked(model: nn.Module) -> Iterator[None]:
 def take_gradients(model: nn.Module, parameters: Sequence[nn.Parameter]) -> list[Tensor | None]:
     """Return each record's gradients in the last backward pass, (B, …) for each parameter; None without a part in it.
 
-    Nothing of them is left for the next pass. Raises :class:`ModelError` where the loss left out a layer's output:
-    Opacus would take its other inputs for those.
+    The gradients are cleared for the next pass. Raises :class:`ModelError` if the loss left out a layer's output:
+    Opacus would then pair gradients with the wrong inputs.
     """
     for module in model.modules():
         if getattr(module, _ACTIVATIONS, None):
             raise ModelError(
-                f"DP-SGD: the loss leaves out what a layer {type(module).__name__} of the model gave; give to the loss"
-                " all that the model computes"
+                f"DP-SGD: the loss leaves out an output of a {type(module).__name__} layer of the model; use "
+                "every output in the loss"
             )
     taken: list[Tensor | None] = []
     for each in parameters:
@@ -62,7 +62,7 @@ def take_gradients(model: nn.Module, parameters: Sequence[nn.Parameter]) -> list
 
 
 def clear_gradients(model: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
-    """Remove what a pass that failed on its way has left of its records."""
+    """Remove the stored record data of a pass that failed."""
     for module in model.modules():
         for name in (_ACTIVATIONS, _LENGTH):
             if hasattr(module, name):

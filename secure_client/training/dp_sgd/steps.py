@@ -1,27 +1,26 @@
 """Local training by DP-SGD (Abadi et al. 2016): Poisson samples, clipped gradients of single records, noise.
 
-A step's sum of clipped gradients is one of whole numbers. With a noise multiplier z and a clip C, the grid's step is
-z·C/2^20, a record's gradient is clipped to R = ⌊2^20/z⌋ steps and truncated towards zero, and the noise is a Gaussian
-with a standard deviation of 2^20 steps, rounded to whole ones: rounding the noise is rounding the noisy sum, which
-costs no privacy, and 2^20/R ≥ z.
+A step sums clipped gradients as whole numbers. With a noise multiplier z and a clip C, the grid's step is z·C/2^20, a
+record's gradient is clipped to R = ⌊2^20/z⌋ steps and truncated towards zero, and the noise is a Gaussian with a
+standard deviation of 2^20 steps, rounded to whole steps: rounding the noise equals rounding the noisy sum, which costs
+no privacy, and 2^20/R ≥ z.
 
 Samples and noise are from the operating system's entropy, never from a seed of the run. The divisor is the agreed batch
-size: the expected one would tell the number of records. A sample may be empty, and takes its noisy step all the same.
+size: the expected size of a sample would reveal the number of records. An empty sample also takes its noisy step.
 
-Where a job's records have owners, samples are of these, and a subject's gradient is clipped as a record's is
+Where a job's records have owners, a step samples owners, and a subject's gradient is clipped as a record's is
 (:mod:`secure_client.training.dp_sgd.clipping_units`).
 
 A record on which the model fails has a gradient of zeros.
 
-Physical batches are of one size, which follows from what is agreed and the model; the last is filled up. A record's
+Physical batches have one size, which follows from the agreement and the model; the last batch is padded. A record's
 gradient in float32 is then the same to the last bit whatever other records there are, on the CPU that was tried
 (``tests/secure_client/training/dp_sgd/test_gradients_independent_of_batch.py``), and from there on sums are exact: one
 unit more or less changes them by C at most.
 
-The limits. What a GPU does was not looked at. The Gaussian is float64's (:mod:`crypto.randomness`): its own grid
-shows nothing of the sum, since each whole number stands for some 2^32 of its values (against Mironov 2012), but its
-probabilities are right to some 2^-32, and no draw is beyond 8.6 standard deviations. How long a step takes tells how
-many records it had.
+Limits. GPUs were not examined. The Gaussian is float64's (:mod:`crypto.randomness`): its own grid shows nothing of the
+sum, since each whole number stands for some 2^32 of its values (against Mironov 2012), but its probabilities are right
+to some 2^-32, and no draw is beyond 8.6 standard deviations. The duration of a step reveals the number of its records.
 """
 
 from __future__ import annotations
@@ -56,17 +55,17 @@ from secure_client.training.job import Job, Losses, seeded, trained_parameters
 
 _log = logging.getLogger("protoseal.site")
 _Gradients = list[Tensor | None]
-"""Gradients of single records for each parameter, (B, …); None for a parameter that had no part."""
+"""Gradients of single records for each parameter, (B, …); None for an unused parameter."""
 _MARGIN = 1e-6
 """Relative margin of the radius, for float64 in a norm over up to 10^9 numbers."""
 _MOST_BYTES = {"cpu": 2**25, "cuda": 2**32}
-"""Most bytes of single records' gradients in memory at a time."""
+"""Largest number of bytes of single records' gradients in memory at a time."""
 _MOST_AT_ONCE = {"cpu": 128, "cuda": 512}
-"""Records: on a CPU more were no faster for ``tanh-cnn``, and more of the last batch is filled up in vain."""
+"""Number of records: on a CPU larger batches were no faster for ``tanh-cnn``, and the last batch has more padding."""
 _MULTIPLE = 8
 """Divisor of physical batches: with two threads the last of five or six records was seen to round differently."""
 _CLIPPED_AT_ONCE = {"cpu": 2**17, "cuda": 2**26}
-"""Numbers of gradients that are clipped together: on a CPU they are to stay in the cache."""
+"""Number of gradient values that are clipped together, so that a CPU keeps them in its cache."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +82,10 @@ class GradientGrid:
         return cls(settings.noise_multiplier * settings.clip / SIGMA, radius)
 
     def clip_(self, rows: Tensor) -> Tensor:
-        """Gradients of records, float64 (B, P), clipped and truncated to whole steps in place: the same tensor.
+        """Clip gradients of records, float64 (B, P), and truncate them to whole steps, in place; return the tensor.
 
-        Each then has a norm of at most R. One that is not finite becomes zero: no record can spoil a step, or show in
-        that it was spoiled.
+        Each row then has a norm of at most R. A non-finite row becomes zero, so that no record can corrupt a step and
+        thereby show its presence.
         """
         norms = torch.linalg.vector_norm(rows, dim=1)
         finite = norms.isfinite()
@@ -114,16 +113,16 @@ def draw_noise(count: int) -> NDArray[np.float64]:
 
 
 def run_privately(job: Job, settings: DpSgdSection) -> Losses:
-    """Train the job's model in place; its steps have to be paid for beforehand.
+    """Train the job's model in place; the caller must have paid for the steps.
 
-    Losses are means over the records of the last epoch's steps: exact, they are to stay at the site. Raises
-    :class:`TrainingError` where the parameters are not finite afterwards.
+    Losses are exact means over the records of the last epoch's steps and must stay at the site. Raises
+    :class:`TrainingError` if the parameters are not finite afterwards.
     """
     if job.proximal:
         raise ModelError("DP-SGD is accounted for without a proximal term")
     training = _Training(job, settings)
     job.model.train()
-    # Not the job's seed, which others know: what dropout drops is then no function of a record's place in a batch.
+    # The job's seed is public and therefore not used: dropout must not be a function of a record's place in a batch.
     with hooked(job.model), seeded(job.device, secrets.randbits(63)):
         return training.run()
 
@@ -153,13 +152,13 @@ class _Training:
                 last += found
         if not all(bool(each.isfinite().all()) for each in self._parameters):
             raise TrainingError(
-                f"training by DP-SGD has diverged; lower the learning rate (now {self._job.schedule.lr:g}), or raise"
-                f" batch_size (now {self._job.schedule.batch_size}), by which the noise is divided too"
+                f"training by DP-SGD has diverged; lower the learning rate (now {self._job.schedule.lr:g}), or "
+                f"raise batch_size (now {self._job.schedule.batch_size}), which also divides the noise"
             )
         return Losses(*(last[:3] / last[3].clamp(min=1)).tolist())
 
     def _step(self) -> Tensor:
-        """One step; sums of its records' losses, and how many have them: (4,)."""
+        """Take one step; return the sums of its records' losses and the number of records with losses: (4,)."""
         chosen = self._units.records(poisson_sample(self._units.number, self._settings.sampling_rate))
         total = torch.zeros(sum(self._sizes), dtype=torch.float64, device=self._job.device)
         told = torch.zeros(4, dtype=torch.float64, device=self._job.device)
@@ -179,9 +178,9 @@ class _Training:
         return _summed(terms)
 
     def _gradients(self, group: list[int]) -> tuple[_Gradients, Sequence[Tensor]]:
-        """Return each record's gradients and terms, (B, …) and (B,); zeros and NaN for a record that they fail for.
+        """Return each record's gradients and terms, (B, …) and (B,); zeros and NaN for a record that fails.
 
-        A batch that fails is computed again record by record, so that a record changes nobody's gradient but its own.
+        A failing batch is computed again record by record, so that a record changes no gradient but its own.
         """
         try:
             return self._computed(group)
@@ -221,7 +220,7 @@ class _Training:
 
 
 def physical_size(parameters: Sequence[nn.Parameter], device: torch.device, expected: int) -> int:
-    """Return the number of records whose gradients are in memory at a time, for samples of any size.
+    """Return the size of a physical batch, for samples of any size.
 
     Whole batches hold ``expected`` records, the agreed batch size, and two standard deviations more; the number is a
     multiple of 8, or of a power of two where there is no room for that. It depends on nothing of a site's own.
@@ -235,7 +234,7 @@ def physical_size(parameters: Sequence[nn.Parameter], device: torch.device, expe
 
 
 def filled(rows: Tensor, size: int) -> Tensor:
-    """``rows`` (B, …), 1 ≤ B ≤ size, and copies of the first (size, …), whose results are to be left out."""
+    """Pad ``rows`` (B, …), 1 ≤ B ≤ size, with copies of the first to (size, …); callers drop the copies' results."""
     return torch.cat([rows, rows[:1].expand(size - len(rows), *rows.shape[1:])])
 
 
@@ -252,7 +251,7 @@ def _joined(
 
 
 def _summed(terms: Sequence[Tensor]) -> Tensor:
-    """Return sums of the records' finite losses, and their number: (4,)."""
+    """Return the sums of the records' finite losses, and the number of these records: (4,)."""
     rows = torch.stack([each.detach().double() for each in terms])
     finite = rows.isfinite().all(0)
     return torch.cat([torch.where(finite, rows, 0.0).sum(1), finite.sum(dtype=torch.float64).view(1)])

@@ -163,7 +163,7 @@ def test_a_bad_sample_is_named_when_it_is_read(own: str, function: str, message:
 
 
 def test_a_function_that_cannot_be_called_is_a_plugin_error(own: str) -> None:
-    with pytest.raises(PluginError, match="is called with data_root="):
+    with pytest.raises(PluginError, match="does not accept the keyword arguments data_root="):
         load_site_data(f"{own}:no_arguments", None, agreement())
     with pytest.raises(PluginError, match="has no function 'absent'"):
         load_site_data(f"{own}:absent", None, agreement())

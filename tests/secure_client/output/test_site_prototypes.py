@@ -70,7 +70,7 @@ BAD: dict[str, dict[str, Any]] = {
     "clusters without weights": {"cluster_weights": None},
     "of another dimension": {"clusters": np.zeros((3, 4))},
     "fewer classes than clusters": {"cluster_labels": np.zeros(2, dtype=np.int64)},
-    "a class that there is not": {"cluster_labels": np.array([0, 0, 3], dtype=np.int64)},
+    "a class that does not exist": {"cluster_labels": np.array([0, 0, 3], dtype=np.int64)},
     "no number": {"clusters": np.full((3, 2), np.nan)},
 }
 

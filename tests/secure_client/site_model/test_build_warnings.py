@@ -49,7 +49,9 @@ def test_fedbn_without_norms_is_said_to_be_fedavg_once(
         for position, (name, data) in enumerate(small_data(agreement).items()):
             SiteTraining().learner(agreement, name, data, position)
     said = [record.getMessage() for record in caplog.records]
-    expected = "fedbn with a model without layers that normalise is fedavg: all of it is averaged"
+    expected = (
+        "fedbn equals fedavg for this model, which has no normalisation layers: the whole model is averaged"
+    )
     assert said == ([expected] if (method, model) == (Method.FEDBN, PLAIN) else [])
 
 

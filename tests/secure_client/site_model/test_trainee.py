@@ -305,7 +305,7 @@ def test_a_warning_says_of_which_site_and_round_it_is_and_comes_once_a_round(
         (lambda rows, has, averaged: (rows * np.inf, has, averaged), "a target is not finite"),
         (lambda rows, has, averaged: (rows, has, averaged * np.nan), "not finite"),
         (lambda rows, has, averaged: (rows, has, averaged[1:]), "do not fit this site's model"),
-        (lambda rows, has, averaged: (rows, has, averaged[None]), "an averaged part of shape"),
+        (lambda rows, has, averaged: (rows, has, averaged[None]), "the averaged part, of shape"),
     ],
 )
 def test_a_base_that_does_not_fit_is_refused_and_changes_nothing(

@@ -105,7 +105,7 @@ def test_sizes_of_built_in_models(spec: str, sizes: tuple[int, int]) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda vector: vector[:-1], r"shape \(32,\), the model's has \(33,\)"),
+        (lambda vector: vector[:-1], r"shape \(32,\), the model's part \(33,\)"),
         (lambda vector: vector.reshape(3, 11), r"shape \(3, 11\)"),
         (lambda vector: np.where(np.arange(33) == 32, np.nan, vector), "not finite"),
     ],
@@ -154,7 +154,7 @@ def test_parameters_that_are_no_real_numbers_are_refused() -> None:
     backbone = nn.Linear(2, 2)
     backbone.phase = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
     model: PrototypeModel = SplitModel(backbone, nn.Linear(2, 2))
-    with pytest.raises(ModelError, match=r"'backbone\.phase' holds no real numbers"):
+    with pytest.raises(ModelError, match=r"'backbone\.phase' does not hold real numbers"):
         Averaged(model)
 
 
@@ -235,7 +235,7 @@ def test_the_vector_of_no_part_is_empty() -> None:
     assert averaged.sizes == (0, 0)
     assert averaged.vector().shape == (0,)
     assert moved_by(Part.NOTHING) == set()
-    with pytest.raises(ModelError, match=r"shape \(1,\), the model's has \(0,\)"):
+    with pytest.raises(ModelError, match=r"shape \(1,\), the model's part \(0,\)"):
         averaged.load(np.ones(1))
 
 

@@ -208,7 +208,7 @@ class TestRetries:
 
         thread = threading.Thread(target=take_part)
         thread.start()
-        _wait_until(lambda: "trying again" in caplog.text)
+        _wait_until(lambda: "this site retries" in caplog.text)
         with serving(handler, coordinator, federation.trust, port=free_port):
             _wait_until(lambda: ("clinic-a", "next_task") in handler.calls)
         handler.tasks["clinic-a"] = Finished(5)

@@ -110,7 +110,7 @@ def test_a_loss_that_leaves_out_an_output_is_refused() -> None:
     with hooked(model):
         outputs = outputs_of(model, images(len(LABELS))[0])
         torch.autograd.backward(second_alone(outputs, LABELS, None))
-        with pytest.raises(ModelError, match="leaves out what a layer Linear"):
+        with pytest.raises(ModelError, match="leaves out an output of a Linear layer"):
             take_gradients(model, parameters)
 
 

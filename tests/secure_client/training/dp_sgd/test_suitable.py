@@ -43,13 +43,13 @@ def learn(model: str, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        ("centred", "does not find the gradients"),
-        ("moving_average", "moves with what it has seen"),
-        ("counts_calls", "moves with what it has seen"),
+        ("centred", "other gradients than single records"),
+        ("moving_average", "inputs that it has seen before"),
+        ("counts_calls", "inputs that it has seen before"),
         ("of_instances", "tracking running stats"),
-        ("past_its_layer", "uses a weight past the layer that owns it"),
+        ("past_its_layer", "uses a weight outside the layer that owns it"),
         ("in_place", r"nn.ReLU\(inplace=False\)"),
-        ("functional_dropout", "nn.Dropout in place of its function"),
+        ("functional_dropout", "nn.Dropout instead of its function"),
         ("recurrent", "LSTM"),
     ],
 )
@@ -67,7 +67,7 @@ def test_a_model_that_couples_records_only_where_it_has_no_weights_before_is_ref
     """Without a gradient that shows it: the coupling is in what it gives."""
     model = model_of("pfpl")
     model.backbone.append(_AddsTheMean())  # type: ignore[union-attr, operator]
-    with pytest.raises(ModelError, match="stands beside it in a batch"):
+    with pytest.raises(ModelError, match="depends on other records of the batch"):
         check_suitable(model, images(1)[0])
 
 
@@ -173,7 +173,7 @@ def test_frozen_features_are_of_a_record_alone(model: str) -> None:
     frozen = agreed.model_copy(
         update={"privacy": PRIVACY.model_copy(update={"extractor": Extractor.FROZEN, "dp_sgd": None})}
     )
-    with pytest.raises(ModelError, match="stands beside it in a batch, or came before"):
+    with pytest.raises(ModelError, match="other records of the batch or on earlier"):
         build_learner(frozen, SITE, small_data(frozen)[SITE], model=agreed.training.model, device="cpu")
 
 
