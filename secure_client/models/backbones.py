@@ -1,7 +1,8 @@
 """Built-in networks: square images (B, channels, side, side) become features (B, d).
 
-What the methods ask of each: features are the output of a ReLU, so that none is negative; and no step is done in place,
-since per-sample gradients need every activation as it was. Networks with normalisation do it by :class:`Norm`.
+The methods require of each network: features are the output of a ReLU, so that none is negative; and no operation works
+in place, since per-sample gradients need every activation unchanged. Networks with normalisation choose it by
+:class:`Norm`.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ FEDPC_HIDDEN = 384
 
 
 def small_cnn(shape: Shape) -> nn.Module:
-    """Two 3×3 convolutions (32 and 64 channels), each ReLU'd and 2×2 max-pooled; linear to d; ReLU.
+    """Build two 3×3 convolutions (32 and 64 channels), each with ReLU and 2×2 max-pooling; linear to d; ReLU.
 
-    For images of at least 4 pixels a side, such as digits of 8×8 or 28×28; :class:`ModelError` for smaller ones.
+    Images have at least 4 pixels a side, such as digits of 8×8 or 28×28; :class:`ModelError` for smaller images.
     """
     shape.check_side(SMALL_CNN, 4)
     return nn.Sequential(
@@ -44,11 +45,11 @@ def small_cnn(shape: Shape) -> nn.Module:
 
 
 def fedpc_cnn(shape: Shape) -> nn.Module:
-    """FedPC's network: two 5×5 convolutions of 64 channels, each ReLU'd and 2×2 max-pooled; linear to 384 and to d.
+    """Build FedPC's network: two 5×5 convolutions of 64 channels, each ReLU and 2×2 max-pooling; linear to 384 and d.
 
-    Each linear layer of the extractor is ReLU'd. The paper's d is 192: agree on ``dim = 192`` for its network of
-    1600 → 384 → 192 on images of 32×32, 1024 → 384 → 192 on 28×28. No padding, so an image has at least 16 pixels
-    a side; :class:`ModelError` for a smaller one.
+    A ReLU follows each linear layer of the extractor. The paper's d is 192: agree on ``dim = 192`` for its network of
+    1600 → 384 → 192 on images of 32×32, 1024 → 384 → 192 on 28×28. No padding, so an image has at least 16 pixels a
+    side; :class:`ModelError` for a smaller image.
     """
     shape.check_side(FEDPC_CNN, 16, f"; use {SMALL_CNN}, or a larger image_size")
     side = ((shape.image_size - 4) // 2 - 4) // 2  # after two convolutions and two poolings
@@ -68,11 +69,11 @@ def fedpc_cnn(shape: Shape) -> nn.Module:
 
 
 def tanh_cnn(shape: Shape) -> nn.Module:
-    """For DP-SGD: few parameters, and activations that are bounded (Papernot et al. 2021, its network for MNIST).
+    """Build a network for DP-SGD: few parameters, bounded activations (Papernot et al. 2021, MNIST network).
 
     Convolutions of 16 channels (8×8, padding 3) and of 32 (4×4), both of stride 2, each followed by tanh and a 2×2
-    max-pooling of stride 1; linear to d (32 in the paper); ReLU, where the paper has tanh. For images of at least 16
-    pixels a side; :class:`ModelError` for smaller ones.
+    max-pooling of stride 1; linear to d (32 in the paper); ReLU, where the paper has tanh. Images have at least 16
+    pixels a side; :class:`ModelError` for smaller images.
     """
     shape.check_side(TANH_CNN, 16, f"; use {SMALL_CNN}, or a larger image_size")
     side = (shape.image_size // 2 - 1 - 4) // 2  # after a convolution of stride 2, a pooling, and both again
@@ -90,11 +91,11 @@ def tanh_cnn(shape: Shape) -> nn.Module:
 
 
 def scatternet(shape: Shape) -> nn.Module:
-    """For DP-SGD without public data: scattering coefficients, which nothing trains; linear to d; ReLU.
+    """Build a network for DP-SGD without public data: fixed scattering coefficients; linear to d; ReLU.
 
     Tramèr and Boneh 2021: coefficients are normalised in groups of three of a channel's 81 paths, each image by itself,
-    whatever ``norm`` is agreed. Behind them they have the classifier alone; here it follows on d features. For images
-    of at least 8 pixels a side; :class:`ModelError` for smaller ones.
+    whatever ``norm`` is agreed. In the paper the classifier follows the coefficients directly; here it follows d
+    features. Images have at least 8 pixels a side; :class:`ModelError` for smaller images.
     """
     shape.check_side(SCATTERNET, 2 * FACTOR)
     paths = PATHS * shape.channels

@@ -1,4 +1,4 @@
-"""FedDBP's model: a backbone, a shared branch and a decision branch after it, and one classifier for both."""
+"""FedDBP's model: a backbone, then a shared branch and a decision branch, and one classifier for both."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class DualBranch(PrototypeModel):
     """A model's features (B, d) → z^s = ReLU(linear) and z^d = linear, each (B, d) → the model's classifier.
 
     ``features(x)`` is z^s, whose class means are the prototypes. The ablations leave out a branch: without ``share``
-    z^d is all there is, and prototypes are its means; without ``decision`` outputs have no decision part.
+    only z^d exists, whose means are the prototypes; without ``decision`` the outputs have no decision part.
     """
 
     def __init__(self, model: PrototypeModel, dim: int, *, share: bool = True, decision: bool = True) -> None:
-        """Take over ``model``, whose features are (B, ``dim``) and which is not to be used by itself any more.
+        """Take over ``model``, whose features are (B, ``dim``); the caller must no longer use ``model`` itself.
 
         The branches' weights are drawn from torch's generator. Raises :class:`ModelError` when the model's classifier
         is no module, ``ValueError`` when both branches are left out.
@@ -31,7 +31,7 @@ class DualBranch(PrototypeModel):
         if not isinstance(model.classifier, nn.Module):
             raise ModelError("both branches share the classifier: make model.classifier an nn.Module")
         self.classifier = model.classifier
-        model.classifier = nn.Identity()  # or its parameters would have two names in the state
+        model.classifier = nn.Identity()  # else its parameters have two names in the state
         self.body = model
         self.branches = nn.ModuleDict()
         if share:
@@ -40,7 +40,7 @@ class DualBranch(PrototypeModel):
             self.branches["decision"] = nn.Linear(dim, dim)
 
     def features(self, inputs: Tensor) -> Tensor:
-        """z^s, float (B, d); z^d when there is no shared branch."""
+        """Return z^s, float (B, d); z^d without a shared branch."""
         return self._branches(inputs)[0]
 
     def outputs(self, inputs: Tensor) -> Outputs:
@@ -52,7 +52,7 @@ class DualBranch(PrototypeModel):
         return Outputs(features, logits, decision, self.classifier(decision))
 
     def _branches(self, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the features that prototypes are means of, and z^d."""
+        """Return the features of the prototypes, and z^d."""
         embedded = self.body.features(inputs)
         given: dict[str, Tensor] = {name: branch(embedded) for name, branch in self.branches.items()}
         decision = given.get("decision")
@@ -64,7 +64,8 @@ def add_branches(
 ) -> DualBranch:
     """Return the model with branches whose weights follow from ``seed`` alone; torch's generator is left as it was.
 
-    The same seed gives sites with different backbones the same branches. For the rest see :class:`DualBranch`.
+    The same seed gives sites with different backbones the same branches. See :class:`DualBranch` for the other
+    arguments.
     """
     digest = hashlib.sha256(f"branches\0{seed}".encode()).digest()
     with torch.random.fork_rng(devices=[]):

@@ -13,7 +13,7 @@ SMALL_SIDE = 64
 
 @dataclass(frozen=True)
 class Shape:
-    """Shape that a network is built for: ``dim`` (d) features of square images, and its normalisation, if any."""
+    """Shape of a network: ``dim`` (d) features of square images, and the normalisation, if any."""
 
     dim: int
     channels: int
@@ -22,7 +22,7 @@ class Shape:
 
     @property
     def is_small(self) -> bool:
-        """True if a network for photographs has to reduce resolution late, since it would shrink the image away."""
+        """True if a network for photographs must reduce resolution late, to keep pixels of a small image."""
         return self.image_size <= SMALL_SIDE
 
     def check_side(self, name: str, least: int, advice: str = "") -> None:

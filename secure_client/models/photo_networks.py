@@ -1,7 +1,7 @@
 """Networks of torchvision for photographs, as extractors of d features.
 
-Small images get another stem, normalisation can be chosen, and no operation works in place, which hooks for
-per-sample gradients require. Importing torchvision takes seconds, so that only a network of this module imports it.
+Small images get another stem, normalisation can be chosen, and no operation works in place, as the hooks for per-sample
+gradients require. Importing torchvision takes seconds; only this module's networks import it.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def _joined(block: Any, residual: Tensor, inputs: Tensor) -> Tensor:
 def resnet(block: type[nn.Module], layers: tuple[int, int, int, int], shape: Shape) -> nn.Module:
     """Return a ResNet; ``layers`` counts the blocks of its four stages.
 
-    For images of up to 64 pixels a side it begins with a 3×3 convolution of stride 1 and no pooling. The features are
-    the pooled output of the last block when d is its width (512, or 2048 from ResNet50 on); for another d a linear
-    layer and a ReLU follow.
+    For images of up to 64 pixels a side the network begins with a 3×3 convolution of stride 1 and no pooling. The
+    features are the pooled output of the last block when d is the block's width (512, or 2048 from ResNet50 on); for
+    another d a linear layer and a ReLU follow.
     """
     network = ResNet(block, list(layers), norm_layer=_norm_layer(shape.norm))
     if shape.is_small:
@@ -66,7 +66,7 @@ def resnet(block: type[nn.Module], layers: tuple[int, int, int, int], shape: Sha
 
 
 class _ConvNormReLU(nn.Module):
-    """A convolution, its normalisation and a ReLU, called as in torchvision's GoogLeNet, which does it in place."""
+    """A convolution, its normalisation and a ReLU that is not in place, named as in torchvision's GoogLeNet."""
 
     def __init__(self, inputs: int, outputs: int, *, norm: Norm, **settings: int) -> None:
         super().__init__()
@@ -80,9 +80,10 @@ class _ConvNormReLU(nn.Module):
 def googlenet(shape: Shape) -> nn.Module:
     """Return torchvision's GoogLeNet (1024 wide) without auxiliary classifiers and dropout; linear to d and ReLU.
 
-    For images of up to 64 pixels a side it begins with a 3×3 convolution of stride 1 and no pooling. Its convolutions
-    start as those of torchvision's ResNets do: its own start, of standard deviation 0.01, is announced to change. At
-    least 4 pixels a side; :class:`ModelError` for less.
+    For images of up to 64 pixels a side the network begins with a 3×3 convolution of stride 1 and no pooling.
+    Convolutions are initialised as in torchvision's ResNets, since torchvision has announced a change of GoogLeNet's
+    own initialisation (standard deviation 0.01). Images have at least 4 pixels a side; :class:`ModelError` for smaller
+    images.
     """
     shape.check_side("googlenet", 4)
     block = partial(_ConvNormReLU, norm=shape.norm)
@@ -120,7 +121,7 @@ def mobilenet_v2(shape: Shape) -> nn.Module:
 
 
 def group_norm(channels: int) -> nn.GroupNorm:
-    """Normalisation of each sample by itself, in as many groups as divide the channels, at most 32.
+    """Return group normalisation in the largest number of groups, at most 32, that divides the channels.
 
     A group has at least 4 channels: a group of one, at a place where the image is a single pixel, would always be 0.
     """
@@ -133,7 +134,7 @@ def _norm_layer(norm: Norm, eps: float = 1e-5) -> Callable[[int], nn.Module]:
 
 
 def _to_dim(width: int, dim: int) -> nn.Module:
-    """Features that are ReLU'd already stay as they are when there are d of them."""
+    """Map features after a ReLU to d features; ``width`` = d needs no layer."""
     return nn.Identity() if width == dim else nn.Sequential(nn.Linear(width, dim), nn.ReLU())
 
 
@@ -160,15 +161,16 @@ CONTAINERS = frozenset(
     | {MobileNetV2, InvertedResidual, Conv2dNormActivation}
     | {GoogLeNet, Inception, _ConvNormReLU}
 )
-"""Networks that hand tensors from layer to layer and do nothing themselves but what works sample by sample."""
+"""Networks whose ``forward`` only passes tensors between layers and applies functions of single samples."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """Names at which published weights of a network may differ from ours, as torchvision gives them.
+    """Tensor names, as in torchvision, at which published weights may differ from this package's network.
 
-    ``stem`` is the first convolution's weight, ``head`` the prefix of the last layer: there a classifier of other
-    classes, here the layer that leads to d. Names that begin with one of ``extra`` are not in our network at all.
+    ``stem`` is the first convolution's weight, ``head`` the prefix of the last layer: in torchvision a classifier of
+    other classes, here the layer to d features. Names that begin with one of ``extra`` are missing in this package's
+    network.
     """
 
     stem: str
@@ -177,7 +179,7 @@ class Published:
 
 
 def published_layout(network: nn.Module) -> Published | None:
-    """None for a network that is not torchvision's."""
+    """Return the layout of a network of torchvision; None for other networks."""
     match network:
         case ResNet():
             return Published("conv1.weight", "fc.")

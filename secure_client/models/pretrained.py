@@ -1,4 +1,4 @@
-"""Loader of pretrained weights from a file, the common start of a run that does not begin from a seed alone."""
+"""Loader of pretrained weights from a file: the common initial model of a run that does not begin from a seed alone."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 _log = logging.getLogger("protoseal.site")
 _BACKBONE, _CLASSIFIER = "backbone.", "classifier."
 _COUNTER = ".num_batches_tracked"
-"""Batch normalisation's count of batches, which old files lack and nothing here uses."""
+"""Suffix of batch normalisation's count of batches, which old files lack and no code here uses."""
 _MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """Number of a model's tensors that a file gave, and names of those that it did not, which follow from the seed.
+    """Number of a model's tensors taken from a file, and names of the others, which follow from the seed.
 
-    ``other_shape`` are those that the file has in another shape; ``absent`` those that are taken from no file: the
-    classifier, and the layer that leads to d where the file has none.
+    ``other_shape`` names tensors that the file has in another shape; ``absent`` names tensors that are not read: the
+    classifier, and the layer to d features if the file has none.
     """
 
     taken: int
@@ -44,8 +44,8 @@ class Loaded:
 class _Names:
     """Mapping of a file's names to the model's.
 
-    Names of the file that begin with one of ``ignored`` are dropped, the rest get ``prefix``. Tensors of the model
-    whose names begin with one of ``kept`` come from no file. ``stem`` may have another shape.
+    Names of the file that begin with one of ``ignored`` are dropped, the others get ``prefix``. Tensors of the model
+    whose names begin with one of ``kept`` keep their initial values. ``stem`` may have another shape.
     """
 
     prefix: str
@@ -57,16 +57,17 @@ class _Names:
 def load_pretrained(model: PrototypeModel, path: Path, sha256: str) -> Loaded:
     """Give the model the extractor in ``path``, if the file has this SHA-256 (hex).
 
-    The file is in safetensors' format, or a table of tensors that ``torch.save`` wrote, read by torch's reader of
-    plain weights: nothing in it is executed. The names are those of a model that this program saved, those of the
-    backbone alone, or torchvision's. The classifier is never taken. Of torchvision's weights neither is the last
-    layer, nor a first convolution of another shape, such as a small image's; both follow from the seed then. All
-    else must be there, in its shape, and nothing more.
+    The file is in safetensors' format, or a table of tensors that ``torch.save`` wrote, read by torch's reader of plain
+    weights: no code in the file is executed. The names are those of a model that this program saved, those of the
+    backbone alone, or torchvision's. The classifier is never read. Of torchvision's weights, the last layer and a first
+    convolution of another shape (for small images) are not read either and follow from the seed. All other tensors must
+    be present in their shape, and no further ones.
 
-    The hash makes every site begin alike, and not with weights that are any good: who agrees on it trusts the file.
-    Weights suit the images that they were trained on: torchvision's GoogLeNet expects a mean and std of 0.5.
+    The hash ensures that all sites begin with equal weights, not that the weights are good: parties that agree on the
+    hash trust the file. Weights suit the images that they were trained on: torchvision's GoogLeNet expects a mean and
+    std of 0.5.
 
-    Raises :class:`ModelError`, and leaves the model as it was, for a file that cannot be read, is another, or does
+    Raises :class:`ModelError`, leaving the model unchanged, for a file that cannot be read, has another hash, or does
     not fit.
     """
     given = _read(path, sha256)
@@ -84,11 +85,13 @@ def load_pretrained(model: PrototypeModel, path: Path, sha256: str) -> Loaded:
 
 
 def _read(path: Path, sha256: str) -> dict[str, Tensor]:
-    """Return the file's tensors by name, from the very bytes that were hashed."""
+    """Return the file's tensors by name, from the same bytes that were hashed."""
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise ModelError(f"pretrained weights {path} cannot be read ({error.strerror})") from error
+        raise ModelError(
+            f"pretrained weights {path} cannot be read ({error.strerror}); correct pretrained in the configuration"
+        ) from error
     digest = hashlib.sha256(content).hexdigest()
     if digest != sha256.lower():
         raise ModelError(
@@ -98,7 +101,8 @@ def _read(path: Path, sha256: str) -> dict[str, Tensor]:
     stored = _parsed(path, content)
     if not isinstance(stored, Mapping) or not all(_is_named_tensor(*item) for item in stored.items()):
         raise ModelError(
-            f"pretrained weights {path} are no table of names and dense tensors: save the model's state_dict() alone"
+            f"pretrained weights {path} are not a table of names and dense tensors: save only the model's "
+            "state_dict()"
         )
     return {name: value.detach() for name, value in stored.items()}
 
@@ -109,23 +113,23 @@ def _parsed(path: Path, content: bytes) -> object:
         if content[8:9] == b"{":
             return safetensors.torch.load(content)
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except Exception as error:  # the readers raise nearly anything
+    except Exception as error:  # the readers raise many exception types
         reason = str(error).partition("\n")[0]
         raise ModelError(
-            f"pretrained weights {path} are neither safetensors nor plain weights of torch ({reason}): save the"
-            " model's state_dict() alone"
+            f"pretrained weights {path} are neither safetensors nor plain weights of torch ({reason}): save "
+            "only the model's state_dict()"
         ) from error
 
 
 def _is_named_tensor(name: object, value: object) -> bool:
-    """Names and tensors that hold their numbers in memory, one by one."""
+    """Return True for a name and a dense tensor in memory."""
     if not (isinstance(name, str) and isinstance(value, Tensor)):
         return False
     return value.layout is torch.strided and value.device.type == "cpu" and not value.is_quantized
 
 
 def _names(model: PrototypeModel, given: Iterable[str]) -> _Names:
-    """Return the naming scheme, of three, that the file follows."""
+    """Return the naming scheme, one of three, that the file uses."""
     if not isinstance(model, SplitModel) or any(name.startswith(_BACKBONE) for name in given):
         return _Names("", (_CLASSIFIER,), (_CLASSIFIER,))
     from secure_client.models.photo_networks import published_layout  # noqa: PLC0415 (torchvision takes seconds to import)
@@ -149,7 +153,7 @@ def _check_names(path: Path, taken: Iterable[str], expected: Iterable[str]) -> N
     unknown = sorted(set(taken) - set(expected))
     missing = sorted(name for name in set(expected) - set(taken) if not name.endswith(_COUNTER))
     problems = [
-        *([f"has {_some(unknown)}, which the model has not"] if unknown else []),
+        *([f"has {_some(unknown)}, which the model lacks"] if unknown else []),
         *([f"lacks {_some(missing)}"] if missing else []),
     ]
     if problems:
@@ -180,13 +184,15 @@ def _check_values(
 
 
 def _some(items: list[str]) -> str:
-    """Return the first few names, and the number of the others."""
+    """Join the first few names and the number of the others."""
     more = f" and {len(items) - _MOST_NAMED} more" if len(items) > _MOST_NAMED else ""
     return ", ".join(items[:_MOST_NAMED]) + more
 
 
 def _reported(path: Path, loaded: Loaded) -> Loaded:
     if loaded.other_shape:
-        _log.warning("%s: not taken, as their shape is another: %s", path, ", ".join(loaded.other_shape))
-    _log.info("%s: %d tensors taken; from the seed: %s", path, loaded.taken, ", ".join(loaded.absent))
+        _log.warning("%s: tensors of another shape were not loaded: %s", path, ", ".join(loaded.other_shape))
+    _log.info(
+        "%s: %d tensors loaded; initialised from the seed: %s", path, loaded.taken, ", ".join(loaded.absent)
+    )
     return loaded

@@ -1,8 +1,8 @@
-"""Random projection after a model, public: fewer features are exchanged, and the classifier keeps them all.
+"""Public random projection after a model: fewer features are exchanged, and the classifier keeps all of them.
 
-Noise on a prototype grows with the root of its dimensions, and what tells classes apart needs few of them: inner
+Noise on a prototype grows with the square root of its dimension, while few dimensions separate the classes: inner
 products survive a random projection (Johnson and Lindenstrauss 1984). The matrix follows from the agreement's
-``init_seed`` alone. It looks at no data and nothing trains it, so it costs no privacy, and is no secret.
+``init_seed`` alone. The matrix depends on no data and is not trained, so it costs no privacy and is public.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LABEL = b"protoseal/v1/projection\x00"
 
 
 class PublicProjection(nn.Module):
-    """(B, D) → (B, d) by a fixed matrix, which is in no state and no average: whoever knows the seed can make it."""
+    """Linear map (B, D) → (B, d) by a fixed matrix, which is in no state or average: the seed determines it."""
 
     matrix: Tensor
 
@@ -36,7 +36,7 @@ class PublicProjection(nn.Module):
         self.register_buffer("matrix", matrix, persistent=False)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Project float (B, D) to float (B, d)."""
+        """Map float (B, D) to float (B, d)."""
         return functional.linear(features, self.matrix)
 
 
@@ -44,19 +44,19 @@ class Projected(PrototypeModel):
     """A model whose ``features`` (B, d) are a projection of its body's (B, D); its classifier takes all D of them."""
 
     def __init__(self, model: PrototypeModel, projection: PublicProjection) -> None:
-        """Take over ``model``, which is not to be used by itself any more.
+        """Take over ``model``; the caller must no longer use ``model`` itself.
 
-        :class:`ModelError` when its classifier is no module.
+        Raises :class:`ModelError` if the model's classifier is no module.
         """
         super().__init__()
         if not isinstance(model.classifier, nn.Module):
-            raise ModelError("project_from needs a classifier of its own: make model.classifier an nn.Module")
+            raise ModelError("project_from needs a separate classifier: make model.classifier an nn.Module")
         self.classifier = model.classifier
-        model.classifier = nn.Identity()  # or its parameters would have two names in the state
+        model.classifier = nn.Identity()  # else its parameters have two names in the state
         self.body, self.projection = model, projection
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits, float (B, K)."""
+        """Return the logits, float (B, K)."""
         return cast("Tensor", self.classifier(self.body.features(inputs)))
 
     def features(self, inputs: Tensor) -> Tensor:
@@ -70,12 +70,12 @@ class Projected(PrototypeModel):
 
 
 def project(model: PrototypeModel, inputs: int, outputs: int, *, seed: int) -> Projected:
-    """Turn a model with features (B, ``inputs``) into one with features (B, ``outputs``)."""
+    """Wrap a model with features (B, ``inputs``) to give features (B, ``outputs``)."""
     return Projected(model, PublicProjection(inputs, outputs, seed))
 
 
 def projection(inputs: int, outputs: int, seed: int) -> NDArray[np.float64]:
-    """√(D/d)·Q, float64 (d, D), of orthonormal rows Q in a direction that is uniform over all (Haar's measure).
+    """Return √(D/d)·Q, float64 (d, D), where Q has orthonormal rows, uniformly distributed (Haar measure).
 
     Squared norms are kept on average over seeds, so that clip, norm bound and weights of the loss mean what they would
     for all D features; no vector gets longer than √(D/d) times its length. Q is that of Gaussian columns'

@@ -23,7 +23,7 @@ from secure_client.user_code import call_function, load_function
 
 
 class PrototypeModel(nn.Module):
-    """The contract: an embedding of d features, and a classifier on it."""
+    """Contract of a model: an embedding of d features, and a classifier on the embedding."""
 
     classifier: nn.Module
 
@@ -32,17 +32,17 @@ class PrototypeModel(nn.Module):
         """Return the embedding, float (B, d)."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits, float (B, K)."""
+        """Return the logits, float (B, K)."""
         return cast("Tensor", self.classifier(self.features(inputs)))
 
     def outputs(self, inputs: Tensor) -> Outputs:
-        """Return all that an objective reads; a model of several branches runs its backbone once."""
+        """Return all outputs that an objective reads; a model of several branches runs its backbone once."""
         features = self.features(inputs)
         return Outputs(features, self.classifier(features))
 
 
 class SplitModel(PrototypeModel):
-    """A backbone that gives (B, d) and a classifier that takes it, as they are."""
+    """Model of a backbone with outputs (B, d) and a classifier on them, both unchanged."""
 
     def __init__(self, backbone: nn.Module, classifier: nn.Module) -> None:
         super().__init__()
@@ -55,10 +55,10 @@ class SplitModel(PrototypeModel):
 
 
 class Filled(PrototypeModel):
-    """A model that computes in batches of one size: how many records there are then shapes no record's features.
+    """Model that computes in batches of one size, so that the number of records affects no record's features.
 
-    The matrix product of a single record, or of a few, rounds otherwise than that of many. What is missing of
-    ``size`` are copies of a batch's first record.
+    A matrix product over few records rounds differently from one over many. Copies of a batch's first record fill the
+    batch up to ``size``.
     """
 
     def __init__(self, model: PrototypeModel, size: int) -> None:
@@ -70,7 +70,7 @@ class Filled(PrototypeModel):
         return self.outputs(inputs).features
 
     def outputs(self, inputs: Tensor) -> Outputs:
-        """Likewise."""
+        """Return the model's outputs, of up to ``size`` inputs."""
         count = len(inputs)
         copies = inputs[:1].expand(self._size - count, *inputs.shape[1:])
         given = outputs_of(self.inner, torch.cat([inputs, copies]))
@@ -138,7 +138,7 @@ def weights_hash(state: Mapping[str, Tensor]) -> str:
 def check_model(model: PrototypeModel, inputs: Tensor, *, classes: int, dim: int) -> None:
     """Run a batch of inputs (B, …) through the model; :class:`ModelError` unless (B, d) and (B, K) come out.
 
-    The model is left in the mode it was in.
+    The model's mode is restored.
     """
     training = model.training
     model.eval()
@@ -147,8 +147,8 @@ def check_model(model: PrototypeModel, inputs: Tensor, *, classes: int, dim: int
             features, logits = outputs_of(model, inputs)[:2]
     except Exception as error:
         raise ModelError(
-            f"the model fails on inputs of shape {tuple(inputs.shape)} ({type(error).__name__}: {error});"
-            " make its channels and image size those of the data"
+            f"the model fails on inputs of shape {tuple(inputs.shape)} ({type(error).__name__}: {error}); give "
+            "the model the data's channels and image size"
         ) from error
     finally:
         model.train(training)
@@ -168,7 +168,7 @@ def _adopt(built: object, spec: str) -> PrototypeModel:
     """Return a site's module or pair of modules as a :class:`PrototypeModel`."""
     match built:
         case nn.Module() if _has_both_halves(built):
-            return cast("PrototypeModel", built)  # it keeps the contract without deriving from it
+            return cast("PrototypeModel", built)  # the module keeps the contract without deriving from it
         case (nn.Module() as backbone, nn.Module() as classifier):
             return SplitModel(backbone, classifier)
     raise ModelError(

@@ -1,7 +1,7 @@
-"""Scattering coefficients of images: features by fixed wavelets, which no data trained.
+"""Scattering coefficients of images: features by fixed wavelets, without training.
 
-Wavelets at two scales, moduli and averages, all fixed (Mallat 2012; Bruna and Mallat 2013). A linear layer behind them
-is what Tramèr and Boneh 2021 found to learn best by DP-SGD where there are no public data.
+Wavelets at two scales, moduli and averages, all fixed (Mallat 2012; Bruna and Mallat 2013). A linear layer after the
+coefficients learnt best by DP-SGD without public data (Tramèr and Boneh 2021).
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 SCALES, ORIENTATIONS = 2, 8
-"""J and L of the literature."""
+"""Scales J and orientations L of the literature."""
 FACTOR = 2**SCALES
-"""By which a side shrinks."""
+"""Factor by which a side shrinks."""
 PATHS = 1 + SCALES * ORIENTATIONS + ORIENTATIONS**2
-"""Coefficients at a place: the average, one for each wavelet, one for each pair of a fine and a coarse one."""
+"""Coefficients at a position: the average, one for each wavelet, one for each pair of a fine and a coarse wavelet."""
 _WIDTH, _FREQUENCY, _SLANT = 0.8, 3 * math.pi / 4, 4 / ORIENTATIONS
 """Parameters of the finest wavelets: pixels, radians a pixel, and width along the wave over width across."""
 _PERIODS = 2
-"""Number of periods each way that add up to a filter on a torus: the rest is below 1e-9."""
+"""Number of periods in each direction that are summed to a filter on a torus; the remainder is below 1e-9."""
 
 
 class Scattering(nn.Module):
-    """(B, C, s, s) → (B, C·81, ⌊s/4⌋, ⌊s/4⌋), of each image and channel by itself; it has no parameters.
+    """Map (B, C, s, s) → (B, C·81, ⌊s/4⌋, ⌊s/4⌋), of each image and channel by itself, without parameters.
 
     With wavelets ψ of 8 orientations at scales 1 and 2 and an average φ at scale 4, of x: x ∗ φ, |x ∗ ψ| ∗ φ and
     ||x ∗ ψ₁| ∗ ψ₂| ∗ φ with ψ₁ of scale 1 and ψ₂ of scale 2. Each is sampled as coarsely as its last filter allows.
@@ -48,12 +48,12 @@ class Scattering(nn.Module):
         low = _low_pass(size)
         constants = {
             "fine": _wavelets(size, scale=1),
-            "coarse": _wavelets(size, scale=2) / 4,  # of the four frequencies that become one the mean counts
+            "coarse": _wavelets(size, scale=2) / 4,  # the mean of the four frequencies that become one
             "average": _filtering(low)[places],
             "half_average": _filtering(_halved(low))[places // 2],
         }
         for name, constant in constants.items():
-            # No part of the state: nothing that learns, travels or is averaged.
+            # The filters are not part of the state: they are neither trained nor sent nor averaged.
             self.register_buffer(name, constant.float(), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class Scattering(nn.Module):
 
 
 def _filtered_half(spectrum: Tensor, filters: Tensor) -> Tensor:
-    """(…, n, n) by filters (L, n, n) → (…, L, n/2, n/2): spectra of each other pixel of what was filtered, times 4."""
+    """Filter spectra (…, n, n) by (L, n, n) and drop every second pixel: (…, L, n/2, n/2), times 4."""
     half = spectrum.shape[-1] // 2
     parts = (slice(None, half), slice(half, None))
     first, *others = (spectrum[..., i, j] * filters[..., i, j] for i in parts for j in parts)
@@ -82,7 +82,7 @@ def _filtered_half(spectrum: Tensor, filters: Tensor) -> Tensor:
 
 
 def _wavelets(size: int, scale: int) -> Tensor:
-    """Spectra of Morlet wavelets, float64 (8, size, size): waves under a Gaussian, less what makes their sums zero."""
+    """Return spectra of Morlet wavelets, float64 (8, size, size): waves under a Gaussian, corrected to sum to zero."""
     spectra = []
     for turn in range(ORIENTATIONS):
         angle = (ORIENTATIONS // 2 - 1 - turn) * math.pi / ORIENTATIONS
@@ -107,17 +107,17 @@ def _gaussian(size: int, width: float, angle: float, slant: float, frequency: fl
 
 
 def _spectrum(filter_: Tensor) -> Tensor:
-    """Real, as each filter's other half is its conjugate."""
+    """Return the spectrum, which is real because each filter's other half is its conjugate."""
     return cast("Tensor", torch.fft.fft2(filter_).real)
 
 
 def _low_pass(size: int) -> Tensor:
-    """φ's spectrum along a side, float64 (size,): it is the product of that along both."""
+    """Return φ's spectrum along one side, float64 (size,); the full spectrum is the product along both sides."""
     return _spectrum(_gaussian(size, _WIDTH * FACTOR / 2, 0.0, 1.0))[0]
 
 
 def _halved(spectrum: Tensor) -> Tensor:
-    """Return the same filter for each other pixel, (n/2,), without frequencies above half."""
+    """Return the filter for every second pixel, (n/2,), without the upper half of the frequencies."""
     quarter, size = len(spectrum) // 4, len(spectrum)
     low = torch.cat([spectrum[:quarter], torch.zeros(size // 2), spectrum[quarter + size // 2 :]])
     return low.reshape(2, -1).sum(dim=0)

@@ -35,9 +35,9 @@ from secure_client.training.loop import run
 
 
 def choose_device(name: str) -> torch.device:
-    """``auto`` is the GPU when CUDA has one, else the CPU; anything else is torch's own name for a device.
+    """Return the device: ``auto`` is the GPU if CUDA has one, else the CPU; other names are torch's.
 
-    Raises :class:`DeviceError` for a name torch does not know or a GPU that is not there.
+    Raises :class:`DeviceError` for a name that torch does not know or a GPU that does not exist.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -51,13 +51,13 @@ def choose_device(name: str) -> torch.device:
 
 
 class Learner:
-    """One site's model and data, and what a round does with them.
+    """One site's model and data, with the computations of a round.
 
-    A round's result depends on the model, the targets, and (seed, site, round) alone: optimiser state does
-    not outlive a round, and shuffling and dropout draw from a generator seeded by the three. So a site that
-    was restarted and loaded its model trains as if it had not been, bit for bit on a CPU; on a GPU, and where
-    several sites train as one program (:mod:`protoseal.simulation.batched.training`), up to the order of its sums. The
-    last batch of one sample joins the one before when the model has batch normalisation.
+    A round's result depends on the model, the targets, and (seed, site, round) alone: optimiser state does not outlive
+    a round, and shuffling and dropout draw from a generator seeded by the three. So a site that was restarted and
+    loaded its model trains as if it had not been restarted: bit for bit on a CPU; up to the order of sums on a GPU, and
+    where several sites train as one program (:mod:`protoseal.simulation.batched.training`). A last batch of one sample
+    joins the previous batch when the model has batch normalisation.
     """
 
     def __init__(
@@ -138,17 +138,17 @@ class Learner:
         ]
 
     def embedded(self) -> Iterable[Embedded]:
-        """One pass over the training set in ``eval()`` mode, by the model that this site predicts with.
+        """Features of the training set, in one ``eval()`` pass of the model that this site predicts with.
 
-        In the order of the training set, or of its records' owners where they have any. With the recipe's
-        ``initial_features`` by a copy of the model as it was given: whatever moves in training, or while it computes,
-        is in none of them. Private features are computed in batches of one size.
+        The order is that of the training set, or that of the records' owners if there are any. With the recipe's
+        ``initial_features`` the pass uses a copy of the initial model, so that neither training nor state of the model
+        affects the features. Private features are computed in batches of one size.
 
         Neither a model that fails on a record nor features that are not finite end the pass: such a record counts as
-        zeros, with its label, whatever the others are.
+        zeros, with its label, independently of other records.
 
-        To be read once, or as often as :meth:`prototypes`, :meth:`scores` and :meth:`local_clusters` need for this
-        recipe: where they are more than one, what they are all taken of is kept.
+        Read the result once, or as often as :meth:`prototypes`, :meth:`scores` and :meth:`local_clusters` need for this
+        recipe: if the recipe needs several of them, the features are kept.
         """
         model = self.predictor if self._initial is None else copy.deepcopy(self._initial)
         if self._initial is not None or self._recipe.dp_sgd is not None:
@@ -167,10 +167,10 @@ class Learner:
     def prototypes(
         self, embedded: Iterable[Embedded] | None = None
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Class means of the features, float64 (K, d), and samples per class, int64 (K,).
+        """Return class means of the features, float64 (K, d), and samples per class, int64 (K,).
 
-        Of what :meth:`embedded` gives, the whole training set. Rows of classes without samples are zero. Neither is
-        protected: both are this site's secrets.
+        The means are over :meth:`embedded`, the whole training set. Rows of classes without samples are zero. Both
+        arrays are unprotected secrets of this site.
         """
         means, counts = class_means(self._given(embedded), self._classes, self._dim)
         return means.numpy(), counts.numpy()
@@ -178,8 +178,8 @@ class Learner:
     def scores(self, embedded: Iterable[Embedded] | None = None) -> NDArray[np.float64] | None:
         """Return each class's Fisher scores of feature channels, float64 (K, d), for FedDBP; None for other methods.
 
-        The scores are of the training set, as :meth:`prototypes` are; zeros for classes without samples, and for
-        values that are not numbers. They say how this site tells its classes apart, and are its secret.
+        The scores are of the training set, as :meth:`prototypes` are; zeros for classes without samples and for NaN.
+        The scores show which features separate this site's classes, and are the site's secret.
         """
         if not self._recipe.scores:
             return None
@@ -190,7 +190,7 @@ class Learner:
     def scores_at(self, rows: Float, present: Bool) -> NDArray[np.float64] | None:
         """Return :meth:`scores` at prototypes (K, d) in place of records, for the classes that are ``present`` (K,).
 
-        They follow from the rows and the model alone, and tell of records what these do.
+        The scores follow from the rows and the model alone, and reveal no more of records than the rows.
         """
         if not self._recipe.scores:
             return None
@@ -200,9 +200,10 @@ class Learner:
         return self.scores([(at, labels)])
 
     def local_clusters(self, embedded: Iterable[Embedded] | None = None) -> LocalClusters | None:
-        """Several prototypes for each class, as FedPLCC, FPL and FedPLVM exchange them; None for other methods.
+        """Return several prototypes for each class, for FedPLCC, FPL and FedPLVM; None for other methods.
 
-        Of the training set, as :meth:`prototypes` are; this site's secrets, their number too.
+        The prototypes are of the training set, as :meth:`prototypes` are. They and their number are this site's
+        secrets.
         """
         clustered = self._recipe.clustered
         if clustered is None:
@@ -221,7 +222,7 @@ class Learner:
         )
 
     def evaluate(self, prototypes: Guide | None) -> Evaluation | None:
-        """On the site's own test set, by classifier and by nearest prototype; None without a test set."""
+        """Evaluate on the site's own test set, by classifier and by nearest prototype; None without a test set."""
         return None if self._test is None else self._evaluated(self._test, prototypes)
 
     def evaluate_on(self, dataset: Dataset[Any], prototypes: Guide | None) -> Evaluation:
@@ -235,12 +236,12 @@ class Learner:
         return {name: value.detach().cpu().clone() for name, value in self._models().state_dict().items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take over a state; :class:`ModelError` when it is another model's."""
+        """Load a state; raise :class:`ModelError` for another model's state."""
         try:
             self._models().load_state_dict(state)
         except RuntimeError as error:
             reason = " ".join(str(error).split())
-            raise ModelError(f"the stored model does not fit the configured one: {reason}") from error
+            raise ModelError(f"the stored model does not fit the configured model: {reason}") from error
 
     @property
     def is_finite(self) -> bool:
@@ -254,12 +255,12 @@ class Learner:
 
     @property
     def predicts(self) -> Predicts:
-        """Model that this site predicts with, beside the model as it trained it."""
+        """Model that this site predicts with, as opposed to the model that it trained."""
         return self._recipe.predicts
 
     @property
     def predictor(self) -> PrototypeModel:
-        """The model that this site predicts with."""
+        """Module that this site predicts with."""
         return self._model if self._personal is None else self._personal
 
     @property
@@ -279,9 +280,9 @@ class Learner:
 
     @property
     def owners(self) -> NDArray[np.int64] | None:
-        """The numbers of the units that :meth:`embedded`'s records are of, (N,), ascending; a secret of this site.
+        """Numbers of the units of :meth:`embedded`'s records, (N,), ascending; a secret of this site.
 
-        None: each record is one by itself.
+        None means that each record is a unit.
         """
         return None if self._owners is None else np.sort(self._owners)
 
@@ -292,25 +293,25 @@ class Learner:
 
     @property
     def averaged_sizes(self) -> tuple[int, int]:
-        """(p, q): the numbers in the parameters and buffers of the part of the model that is averaged."""
+        """Sizes (p, q): the numbers in the parameters and buffers of the averaged part of the model."""
         return self._averaged.sizes
 
     def averaged(self) -> NDArray[np.float64]:
         """Return the averaged part of the model, float64 (p + q,); a secret of this site once it has trained.
 
-        With the recipe's ``initial_features`` it is that of the initial model, whatever moves in training.
+        With the recipe's ``initial_features`` the averaged part is the initial model's, whatever changes in training.
         """
         if self._initial is None:
             return self._averaged.vector()
         return Averaged(self._initial, self._recipe.averages).vector()
 
     def load_averaged(self, vector: Float) -> None:
-        """Take over what was averaged, float64 (p + q,), and keep the rest; see :meth:`Averaged.load`."""
+        """Load the averaged part, float64 (p + q,), and keep the rest; see :meth:`Averaged.load`."""
         self._averaged.load(vector)
 
     @contextmanager
     def aggregated(self, vector: Float) -> Iterator[None]:
-        """Inside, the model has ``vector`` (p + q,) for the part that is averaged."""
+        """Give the model ``vector`` (p + q,) as its averaged part inside the ``with`` block."""
         own = self._averaged.vector()
         self.load_averaged(vector)
         try:
@@ -348,7 +349,7 @@ class Learner:
         )
 
     def _models(self) -> nn.Module:
-        """Return the module whose state is this site's: one model, or the averaged one and the site's own."""
+        """Return the module with this site's state: one model, or the averaged model and the site's own."""
         if self._personal is None:
             return self._model
         return nn.ModuleDict({"averaged": self._model, "personal": self._personal})
@@ -367,7 +368,7 @@ class Learner:
         check_suitable(self._model, next(self._train.batches([[0]]))[0])
 
     def _check(self) -> None:
-        """Raise as the constructor promises."""
+        """Raise the constructor's errors."""
         inputs, _ = next(self._train.batches([[0]]))
         check_model(self._model, inputs, classes=self._classes, dim=self._dim)
         if self._test is not None:

@@ -110,7 +110,7 @@ def test_a_small_images_resnet_takes_all_but_the_stem_and_the_last_layer(
         *("backbone.fc.0.bias", "backbone.fc.0.weight"),
         *("classifier.bias", "classifier.weight"),
     )
-    assert "not taken, as their shape is another: backbone.conv1.weight" in caplog.text
+    assert "tensors of another shape were not loaded: backbone.conv1.weight" in caplog.text
     after = model.state_dict()
     from_seed = {*loaded.other_shape, *loaded.absent}
     assert loaded.taken == len(after) - len(from_seed) == len(state) - 3
@@ -204,7 +204,7 @@ def one(name: str, value: Tensor) -> Callable[[dict[str, Tensor]], dict[str, Ten
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (one("backbone.9.weight", torch.ones(2)), r"has backbone.9.weight, which the model has not; agree"),
+        (one("backbone.9.weight", torch.ones(2)), r"has backbone.9.weight, which the model lacks; agree"),
         (lambda state: {k: v for k, v in state.items() if k != "backbone.3.bias"}, r"lacks backbone.3.bias;"),
         (
             lambda state: {k.replace("backbone.3", "backbone.4"): v for k, v in state.items()},
@@ -275,7 +275,7 @@ def test_anything_but_plain_weights_is_refused_and_not_run(tmp_path: Path, kind:
     path = tmp_path / "weights"
     torch.save(contents(tmp_path)[kind], path)
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-    refused(build(), path, sha256, r"save the model's state_dict\(\) alone")
+    refused(build(), path, sha256, r"save only the model's state_dict\(\)")
     assert not (tmp_path / "sprung").exists()
 
 

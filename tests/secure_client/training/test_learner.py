@@ -275,7 +275,7 @@ def test_a_state_is_a_copy_and_fits_only_its_own_model() -> None:
     frozen = {name: value.clone() for name, value in state.items()}
     site.train(1, None)
     assert same(state, frozen)
-    with pytest.raises(ModelError, match="does not fit the configured one"):
+    with pytest.raises(ModelError, match="does not fit the configured model"):
         learner(dropout_model()).load(state)
 
 
