@@ -1,8 +1,8 @@
 """Demo: sets up and runs a whole federation on this machine, as separate processes with real certificates.
 
-The CA, the coordinator and every site get a folder of their own under ``OUT``, as if on machines of their own; each
-site process reads only its own data. The demo owns all of them, which is why it may read every site's log and show
-what the coordinator recorded.
+The CA, the coordinator and every site get a folder of their own under ``OUT``, as if on separate machines; each site
+process reads only its own data. The demo owns all parties, so it may read every site's log and show the coordinator's
+recording.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Progress:
 
 
 def demo_agreement(*, seed: int, rounds: int, protection: Protection = Protection.CKKS) -> Agreement:
-    """PFPL with `complement`, α 0.3, λ 10 and two local epochs; the model's settings were chosen on seeds 100-109."""
+    """Return an agreement on PFPL with `complement`, α 0.3, λ 10 and two epochs; settings chosen on seeds 100-109."""
     return Agreement(
         federation=FEDERATION,
         run="demo",
@@ -79,7 +79,7 @@ def demo_agreement(*, seed: int, rounds: int, protection: Protection = Protectio
 
 
 def demo_sites(seed: int) -> tuple[SiteArrays, ...]:
-    """Five sites, six or seven classes each, at most 25 training samples a class."""
+    """Return five sites with six or seven classes each and at most 25 training samples a class."""
     return mixed(digits_in_five_appearances(seed), sites=5, n=6.5, max_per_class=25, seed=seed)
 
 
@@ -90,7 +90,7 @@ def run_demo(
     rounds: int = 5,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> RunResult:
-    """Run it, leaving ``result.json`` and each party's folder in ``out``. Raises ``UserError``."""
+    """Run the demo, writing ``result.json`` and each party's folder to ``out``; raise ``UserError``."""
     _clear(out)
     agreement, sites = demo_agreement(seed=seed, rounds=rounds), demo_sites(seed)
     on_progress(Progress("making certificates and writing configurations", {}))
@@ -104,13 +104,13 @@ def run_demo(
     return result
 
 
-# Making the federation
+# Set-up of the federation
 
 
 def _clear(out: Path) -> None:
     if out.exists() and any(out.iterdir()):
         if not (out / _MARK).exists():
-            raise UserError(f"{out} is not empty and not from a demo; give --out another folder")
+            raise UserError(f"{out} is not empty and was not written by a demo; give --out another folder")
         shutil.rmtree(out)
     out.mkdir(parents=True, exist_ok=True)
     (out / _MARK).touch()
@@ -175,7 +175,7 @@ def _write_site_file(out: Path, site: str, address: str) -> None:
 
 
 def _write_toml(path: Path, **values: object) -> None:
-    # JSON's strings, numbers, booleans and arrays are TOML's too.
+    # JSON's strings, numbers, booleans and arrays are valid TOML.
     path.write_text(
         "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()), encoding="utf-8"
     )
@@ -190,7 +190,7 @@ def _agreement_toml(agreement: Agreement) -> str:
     return "\n".join(lines) + "\n"
 
 
-# Running it
+# Processes of the run
 
 
 def _run_processes(out: Path, sites: Sequence[str], on_progress: Callable[[Progress], None]) -> None:
@@ -217,7 +217,7 @@ class _Process:
 def _start(stack: ExitStack, folder: Path, side: str, config: str) -> _Process:
     log = folder / "log.txt"
     file = stack.enter_context(log.open("wb"))
-    # One thread each: several processes share the machine's cores.
+    # Each process uses one thread, since several processes share the machine's cores.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     running = subprocess.Popen(  # noqa: S603 (our own interpreter and module)
         [sys.executable, "-m", "protoseal", side, "run", "--config", config],
@@ -272,7 +272,7 @@ def _watch(
     )
 
 
-# Looking at what came out
+# Results of the run
 
 
 def _logs_of(out: Path, sites: Sequence[str]) -> dict[str, SiteLog]:
@@ -280,7 +280,7 @@ def _logs_of(out: Path, sites: Sequence[str]) -> dict[str, SiteLog]:
     for site in sites:
         try:
             logs[site] = read_site_log(out / "sites" / site)
-        except FileError:  # not there yet
+        except FileError:  # not written yet
             continue
     return logs
 

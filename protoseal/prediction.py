@@ -45,7 +45,7 @@ class Trained:
 
 
 def load_trained(folder: Path) -> Trained:
-    """Read what a site wrote to its ``out``. Raises :class:`FileError` or a ``SiteError``."""
+    """Load the result of a site's run from its ``out``; raise :class:`FileError` or a ``SiteError``."""
     agreement, log = read_agreement(folder), read_site_log(folder)
     model = build_agreed_model(agreement, log.model)
     path = folder / MODEL
@@ -61,13 +61,13 @@ def load_trained(folder: Path) -> Trained:
 
 
 def own_inference(trained: Trained) -> By:
-    """Return the basis of the method's predictions: prototypes, but the classifier before there are any."""
+    """Return the basis of the method's predictions: prototypes, or the classifier as long as there are none."""
     by_nearest = trained.agreement.method.traits.inference is Inference.PROTOTYPE
     return By.PROTOTYPE if by_nearest and trained.prototypes.has_personal.any() else By.CLASSIFIER
 
 
 def predict(trained: Trained, inputs: Dataset[Any], by: By, *, device: str) -> tuple[list[int], list[int]]:
-    """Predicted classes and the data set's labels, as indices into the agreement's classes.
+    """Predict; return classes and the data set's labels, as indices into the agreement's classes.
 
     ``inputs`` yields (float32 tensor, int label). :class:`agreement.storage.atomic_files.FileError` for inputs that the
     model cannot take.
@@ -82,7 +82,9 @@ def predict(trained: Trained, inputs: Dataset[Any], by: By, *, device: str) -> t
             chosen = _classes_of(model, batch.to(where), guide)
         except RuntimeError as error:
             shape, reason = tuple(batch.shape[1:]), str(error).splitlines()[0]
-            raise FileError(f"the model fails on inputs of shape {shape}: {reason}") from error
+            raise FileError(
+                f"the model fails on inputs of shape {shape} ({reason}); give inputs of the agreed shape"
+            ) from error
         predicted += chosen.tolist()
         labels += torch.as_tensor(known).tolist()
     return predicted, labels

@@ -99,7 +99,7 @@ def _draw(plot: Path, cases: list[Case], along: str) -> None:
 
     grown = [case.as_json() for case in cases if case.what["case"] == f"growth of {along}"]
     if not grown:
-        raise click.UsageError(f"there is no growth with {along} to draw")
+        raise click.UsageError(f"no growth with {along} was measured, so there is nothing to draw")
     lines = {
         label: [(float(str(case[along])), float(str(case[name]))) for case in grown]
         for name, label in CURVES.items()

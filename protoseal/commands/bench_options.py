@@ -1,4 +1,4 @@
-"""Options of the benchmarks' commands, a table of cases, and files that grow as cases come."""
+"""Options of the benchmark commands, a table of cases, and result files that are updated after each case."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 def counts(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...]:
-    """``5,10,20``; an empty word is none."""
+    """Parse ``5,10,20``; an empty text means no numbers."""
     try:
         numbers = tuple(int(part) for part in value.split(",") if part.strip())
     except ValueError as error:
-        raise click.BadParameter(f"{value!r} is not a list of numbers such as 5,10,20") from error
+        raise click.BadParameter(f"{value!r} is not a list of whole numbers such as 5,10,20") from error
     if not all(1 <= number <= MOST for number in numbers):
-        raise click.BadParameter(f"each number is from 1 to {MOST}")
+        raise click.BadParameter(f"each number must be from 1 to {MOST}")
     return numbers
 
 
@@ -56,13 +56,15 @@ def show(cases: Iterable[Case], columns: Mapping[str, str], caption: str | None 
 def draw_growth(
     plot: Path, cases: Iterable[Case], over: str, curves: Mapping[str, str], axes: tuple[str, str]
 ) -> None:
-    """Draw what cases of growth have for each name in ``curves``, by its label, over the number called ``over``."""
+    """Draw one curve for each name in ``curves``, with its label, from the growth cases, over the number ``over``."""
     from agreement.storage.atomic_files import write_text
     from protoseal.bench.curves import growth_curves
 
     grown = [case.as_json() for case in cases if case.what["case"] == "growth"]
     if not grown:
-        raise click.UsageError("--plot draws the growth: leave --growth, or give it numbers")
+        raise click.UsageError(
+            "--plot draws the growth: give --growth at least one number, or leave --growth out"
+        )
     lines = {
         label: [(float(str(case[over])), float(str(case[name]))) for case in grown]
         for name, label in curves.items()

@@ -13,7 +13,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class Number(click.FloatRange):
-    """Finite number in a range: comparisons let "nan" and "inf" pass."""
+    """Finite number in a range; click's own range type accepts "nan" and "inf"."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the number; fail for one that is not finite or out of range."""

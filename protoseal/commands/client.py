@@ -51,7 +51,7 @@ def run(config: Path, as_json: bool) -> None:
     try:
         log = run_site(loaded, _passphrase(loaded), on_round=_show)
     except KeyboardInterrupt as error:
-        raise click.ClickException("stopped by a signal; start the same command again to go on") from error
+        raise click.ClickException("stopped by a signal; start the same command again to resume") from error
     if as_json:
         click.echo(log.model_dump_json(by_alias=True, indent=2))
     else:
@@ -85,7 +85,7 @@ def check(config: Path, as_json: bool) -> None:
 
 
 def _results(log: SiteLog, config: SiteConfig) -> str:
-    """Return where the results are, and of which round they are if the site missed the last."""
+    """Return the results' folder, and the results' round if the site missed the last round."""
     last, rounds = max((each.round for each in log.rounds), default=0), config.agreement.rounds
     missed = f" (this site's last result is of round {last} of {rounds})" if last < rounds else ""
     return f"the model and prototypes are in {config.out}{missed}"

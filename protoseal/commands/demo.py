@@ -66,7 +66,7 @@ def demo(out: Path, rounds: int, seed: int, as_json: bool) -> None:
 
 @contextmanager
 def _display(console: Console) -> Iterator[Callable[[Progress], None]]:
-    """On a terminal a table that updates itself, elsewhere a line for each site and round."""
+    """Show progress: on a terminal an updating table, elsewhere a line for each site and round."""
     if not console.is_terminal:
         yield _Lines(console).show
         return
@@ -89,7 +89,7 @@ def _table(progress: Progress) -> Table:
 
 
 class _Lines:
-    """Says each thing once."""
+    """Progress display that prints each step and each site's round once."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -97,7 +97,7 @@ class _Lines:
         self._rounds: dict[str, int] = {}
 
     def show(self, progress: Progress) -> None:
-        """Print what is new."""
+        """Print the steps and rounds since the last call."""
         if progress.step != self._step:
             self._step = progress.step
             self._console.print(progress.step)

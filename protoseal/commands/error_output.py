@@ -35,18 +35,20 @@ def one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return command(*args, **kwargs)
-        except UserError as error:  # of this side's own files, which may be told in several lines
+        except UserError as error:  # on this side's own files; may have several lines
             raise click.ClickException(printable_lines(str(error))) from error
         except (CryptoError, PrivacyError, SiteError, CoordinatorError) as error:
             raise click.ClickException(printable(str(error))) from error
         except sqlite3.Error as error:
-            raise click.ClickException(f"the state cannot be stored: {error}") from error
+            raise click.ClickException(
+                f"the state cannot be stored ({error}): free disk space or correct the folder's permissions"
+            ) from error
         except OSError as error:
             raise click.ClickException(_of_system(error)) from error
         except ModuleNotFoundError as error:
             if error.name and error.name.partition(".")[0] in SITE_EXTRA:
                 raise click.ClickException(
-                    f"this command needs {error.name}: run pip install 'protoseal[site]'"
+                    f"this command needs the package {error.name}: run pip install 'protoseal[site]'"
                 ) from error
             raise
 
@@ -54,6 +56,6 @@ def one_line_errors(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def _of_system(error: OSError) -> str:
-    """Return the file and its problem: a full disk, a folder that may not be written."""
+    """Describe an error of the operating system by its file and reason (a full disk, an unwritable folder)."""
     place = f"{error.filename}: " if error.filename else ""
     return f"{place}{error.strerror or error}"

@@ -12,7 +12,7 @@ from protoseal.commands.terminal_escaping import PrintableRecords
 
 
 def start_log(level: LogLevel) -> None:
-    """To standard error: for people on a terminal, a plain line each elsewhere (a file, journald)."""
+    """Log to standard error: formatted on a terminal, one plain line an entry elsewhere (a file, journald)."""
     console = Console(stderr=True)
     handler = (
         RichHandler(console=console, show_path=False) if console.is_terminal else logging.StreamHandler()

@@ -14,7 +14,7 @@ import click
 
 VARIABLE = "PROTOSEAL_KEY_PASSPHRASE"
 CREDENTIALS, CREDENTIAL = "CREDENTIALS_DIRECTORY", "passphrase"
-"""The variable in which systemd names the folder of a unit's credentials, and the credential that is looked for."""
+"""Environment variable with the folder of a systemd unit's credentials, and the name of the credential."""
 
 IN_CONFIG = "name a file as passphrase_file in the configuration"
 
@@ -33,9 +33,9 @@ def read_passphrase(
 
     The sources are ``file`` if one is given, else the environment variable ``PROTOSEAL_KEY_PASSPHRASE``, else the
     service's credential ``passphrase`` (systemd's ``LoadCredential``, a container's secret), else a hidden prompt,
-    which asks twice for a ``new`` one. Raises :class:`click.ClickException` for an empty passphrase, a file that
-    others can read, and when there is none of the four (``remedy`` says how to name a file). The limit of the
-    environment: processes of the same user can read it.
+    which asks twice for a ``new`` one. Raises :class:`click.ClickException` for an empty passphrase, a file that others
+    can read, and if none of the four sources has a passphrase (``remedy`` tells the user how to name a file). Limit:
+    processes of the same user can read the environment variable.
     """
     if file is not None:
         return _not_empty(_from_file(file), str(file))
@@ -85,5 +85,5 @@ def _check_private(file: Path, shared: int) -> None:
 
 def _not_empty(passphrase: bytes, source: str) -> bytes:
     if not passphrase:
-        raise click.ClickException(f"{source} holds an empty passphrase; put one there")
+        raise click.ClickException(f"{source} has an empty passphrase; set a passphrase there")
     return passphrase

@@ -1,7 +1,7 @@
 """Command group ``protoseal pki``: creates a federation's CA and issues the certificates of its parties.
 
-Each party makes its key where it is used and sends a request; the CA's holder compares fingerprints with the
-requester over another channel, approves, and sends the certificate back. No private key ever travels.
+Each party creates its key on its own machine and sends a request; the CA's holder compares fingerprints with the
+requester over another channel, approves, and returns the certificate. No private key leaves its machine.
 """
 
 from __future__ import annotations
@@ -208,11 +208,11 @@ def passphrase_command(
 
 
 def _new_passphrase(file: Path | None) -> bytes:
-    """Read it from a file or a prompt. The environment's is the old one."""
+    """Read the new passphrase from a file or a prompt; the environment has the old passphrase."""
     if file is not None:
         return read_passphrase(file, what="these keys")
     if not on_terminal():
-        raise click.ClickException("nobody can be asked for the new passphrase: give --new-passphrase-file")
+        raise click.ClickException("no terminal to prompt for the new passphrase: give --new-passphrase-file")
     text = click.prompt("New passphrase", hide_input=True, confirmation_prompt=True, err=True)
     return str(text).encode()
 
@@ -237,26 +237,28 @@ def _identity(federation: str, site: str | None, coordinator: bool) -> Identity:
 
 
 def _compare(request: Request, fingerprint: str | None, unchecked: bool) -> None:
-    """Show a request for comparison: only the CA's holder can decide whether its sender is the named party."""
+    """Show a request for comparison: only the CA's holder can decide that the sender is the named party."""
     if fingerprint is not None:
         _check_fingerprint(request, fingerprint)
     elif unchecked:
-        click.echo(f"warning: {request.identity} is believed without comparing fingerprints", err=True)
+        click.echo(
+            f"warning: the request of {request.identity} is approved without comparing fingerprints", err=True
+        )
     elif on_terminal():
         click.echo(fact_lines(request_facts(request)), err=True)
-        click.confirm("Did the requester read out this very fingerprint?", abort=True, err=True)
+        click.confirm("Did the requester read out this fingerprint?", abort=True, err=True)
     else:
         raise click.ClickException(
-            f"nobody compared the fingerprint of the request of {request.identity}: "
-            "give --fingerprint as the requester reads it out, or --yes-without-checking"
+            f"the fingerprint of the request of {request.identity} was not compared: give --fingerprint as the "
+            "requester reads it out, or --yes-without-checking"
         )
 
 
 def _check_fingerprint(request: Request, fingerprint: str) -> None:
     if fingerprint.replace(":", "").replace(" ", "").lower() != request.fingerprint:
         raise VerificationError(
-            f"the request's fingerprint is {request.fingerprint}, not the one given: "
-            f"somebody else may have made it in the name of {request.identity}"
+            f"the request's fingerprint is {request.fingerprint}, not the --fingerprint given: another party "
+            f"may have made the request in the name of {request.identity}"
         )
 
 

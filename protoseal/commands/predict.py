@@ -89,7 +89,9 @@ def _of_images(images: tuple[Path, ...], agreement: Agreement) -> tuple[Dataset[
     from secure_client.data.preprocess import to_tensor
 
     if agreement.preprocessing is None:
-        raise click.UsageError("this run agreed on features, not on images: give --data")
+        raise click.UsageError(
+            "this run's agreement is on features, not images: give --data instead of --image"
+        )
     tensors = [to_tensor(read_image(path)[None], agreement.preprocessing, where=str(path)) for path in images]
     return TensorDataset(torch.cat(tensors), torch.zeros(len(images), dtype=torch.int64)), [
         str(p) for p in images

@@ -16,7 +16,7 @@ from secure_server.config import CoordinatorConfig, load_coordinator
 
 
 class LeftAlone(click.ClickException):
-    """A run that every site has left: started again at once, it would find nobody either."""
+    """A run stopped because every site left or fell silent: a restart at once would find no site either."""
 
     exit_code = 3
 
@@ -89,7 +89,7 @@ def run(config: Path, as_json: bool) -> None:
     if state.stage is not Stage.FINISHED:
         over = state.round > loaded.agreement.rounds
         where = "over" if over else f"at {state.stage.value} of round {state.round}"
-        go_on = "begin another run" if over else "start again to go on"
+        go_on = "start another run" if over else "start the same command again to resume"
         why = f"the run is {where}: {state.reason or 'stopped by a signal'}; {go_on}"
         raise LeftAlone(why) if state.over and state.is_empty else click.ClickException(why)
     click.echo(f"The run is complete after {state.round} rounds.", err=as_json)

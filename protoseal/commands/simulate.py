@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _numbers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-    """``0,1,5`` or ``0-4``, or both."""
+    """Parse ``0,1,5``, ``0-4``, or a mix."""
     if value is None:
         return None
     seeds: list[int] = []
@@ -28,7 +28,7 @@ def _numbers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[
         except ValueError as error:
             raise click.BadParameter(f"{part!r} is not a number or a range such as 0-4") from error
     if not seeds:
-        raise click.BadParameter(f"{value!r} names no seed; a range goes upwards, such as 0-4")
+        raise click.BadParameter(f"{value!r} has no seed; write a range upwards, such as 0-4")
     return tuple(seeds)
 
 

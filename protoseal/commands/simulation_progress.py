@@ -20,11 +20,11 @@ from protoseal.simulation.tensorboard import Scalars
 from secure_client.output.site_log import SiteRound
 
 LINE_SECONDS = 5.0
-"""Without a terminal, a line no more often than this, but for the end of a method."""
+"""Least seconds between two progress lines without a terminal; the end of a method is always printed."""
 
 
 class Reports(Watcher):
-    """Writes ``report.html`` beside each ``result.json``: early plots, then the final ones."""
+    """Watcher that writes ``report.html`` beside each ``result.json``, updated as results come."""
 
     def on_result(self, written: Written) -> None:
         """Write the report of the results so far."""
@@ -32,14 +32,14 @@ class Reports(Watcher):
 
 
 class Lines(Watcher):
-    """A line on standard error every few seconds."""
+    """Watcher that prints a line on standard error every few seconds."""
 
     def __init__(self, console: Console, rounds: int) -> None:
         self._console, self._rounds = console, rounds
         self._began = self._last = time.monotonic()
 
     def on_completed(self, completed: Completed) -> None:
-        """Only where the last line is some time ago."""
+        """Print a line, unless the last line is too recent."""
         now = time.monotonic()
         if now - self._last >= LINE_SECONDS:
             self._last = now
@@ -51,7 +51,7 @@ class Lines(Watcher):
     def on_run(self, ended: Ended) -> None:
         """Write the report after every run."""
         last = {name: rounds[-1] for name, rounds in ended.outcome.site_rounds.items() if rounds}
-        had_ended = "" if ended.anew else ", as it was"
+        had_ended = "" if ended.anew else " (read from an earlier start)"
         self._line(f"seed {ended.seed}, {ended.method.value}{_tested(ended.method, last)}{had_ended}")
 
     def _line(self, text: str) -> None:
@@ -60,14 +60,14 @@ class Lines(Watcher):
 
 
 class Bars(Watcher):
-    """A bar of rounds on a terminal, over all seeds and methods."""
+    """Watcher that shows one bar of rounds on a terminal, over all seeds and methods."""
 
     def __init__(self, bar: Bar, task: TaskID, rounds: int) -> None:
         self._bar, self._task, self._rounds = bar, task, rounds
         self._ended = 0
 
     def on_completed(self, completed: Completed) -> None:
-        """One more round."""
+        """Advance the bar by one round."""
         done = self._ended * self._rounds + completed.round
         tested = _tested(completed.method, completed.told)
         text = f"seed {completed.seed}, {completed.method.value}{tested}"
@@ -81,7 +81,7 @@ class Bars(Watcher):
 
 
 class Several(Watcher):
-    """Tells each of them."""
+    """Watcher that forwards each event to several watchers."""
 
     def __init__(self, watchers: Sequence[Watcher]) -> None:
         self._watchers = watchers
@@ -104,7 +104,7 @@ class Several(Watcher):
 
 @contextmanager
 def watched(config: SimulationConfig) -> Iterator[Watcher]:
-    """Yield the watchers that the configuration asks for, for the duration of the simulation."""
+    """Yield the configuration's watchers for the duration of the simulation."""
     console = Console(stderr=True)
     with ExitStack() as stack:
         watchers: list[Watcher] = [Reports()]
@@ -126,6 +126,6 @@ def watched(config: SimulationConfig) -> Iterator[Watcher]:
 
 
 def _tested(method: AnyMethod, told: Mapping[str, SiteRound]) -> str:
-    """Return the sites' mean accuracy, if they were tested."""
+    """Return the sites' mean accuracy as text, empty for a round without tests."""
     accuracy = mean(own_accuracy(method, each) for each in told.values())
     return "" if accuracy is None else f": {percent(accuracy)} %"

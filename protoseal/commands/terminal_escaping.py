@@ -1,7 +1,7 @@
-"""Escaping of text from others before it is printed, so that it cannot control a terminal or forge a line of a log.
+"""Escaping of text from other parties before printing, so that it cannot control a terminal or forge a log line.
 
-Reasons, details and names come from the other side of a connection. Shown as they are, a line break forges an entry of
-the log, and an escape sequence or a change of writing direction hides one. Limit: letters that look alike are shown.
+Reasons, details and names come from the other side of a connection. Unescaped, a line break in them forges a log entry,
+and an escape sequence or a change of writing direction hides an entry. Limit: letters that look alike are not escaped.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return the same of each line; for text that is this program's own, such as a traceback."""
+    """Return the text with each line escaped; for this program's own text, such as a traceback."""
     return "\n".join(printable(line) for line in text.split("\n"))
 
 
 class PrintableRecords(logging.Filter):
-    """Filter that escapes a log record. A traceback stays in lines, each of them indented."""
+    """Logging filter that escapes a record. A traceback keeps its lines, each indented."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Escape the record, and let it pass."""
+        """Escape the record and return True."""
         record.msg, record.args = printable(record.getMessage()), None
         if record.exc_info and not record.exc_text:
             record.exc_text = logging.Formatter().formatException(record.exc_info)
-            record.exc_info = None  # its text is all that is shown
+            record.exc_info = None  # handlers show only its text
         if record.exc_text:
             lines = printable_lines(record.exc_text).split("\n")
             record.exc_text = "\n".join(f"    {line}" for line in lines)

@@ -21,7 +21,7 @@ from secure_client.output.site_prototypes import SitePrototypes
 NAMED_SITES = 10
 """Number of sites above which lines and points of single sites are not named."""
 
-STYLE: Any = {  # matplotlib types its keys one by one, differently in each version
+STYLE: Any = {  # matplotlib's key types differ between versions
     "axes.grid": True,
     "axes.spines.right": False,
     "axes.spines.top": False,
@@ -38,7 +38,7 @@ DASHES = {"local": ":", "self": "--"}
 
 
 def accuracy_curves(result: RunResult) -> str:
-    """Accuracy over rounds: thin lines for sites, a thick one for their mean, broken ones for what ran beside it."""
+    """Draw accuracy over rounds: thin lines for sites, a thick line for the mean, broken lines for compared methods."""
     with mpl.rc_context(STYLE):
         figure, axes = _new("round", "accuracy on the sites' own test sets, %")
         for index, site in enumerate(result.sites):
@@ -56,7 +56,7 @@ def accuracy_curves(result: RunResult) -> str:
 
 
 def traffic_bars(result: RunResult) -> str:
-    """Payload bytes that each site sent and received, in MiB."""
+    """Draw the payload bytes that each site sent and received, in MiB."""
     with mpl.rc_context(STYLE):
         figure, axes = _new("site", "payload, MiB")
         places = np.arange(len(result.sites))
@@ -72,7 +72,7 @@ def traffic_bars(result: RunResult) -> str:
 
 @dataclass(frozen=True)
 class PrototypeMap:
-    """Prototypes of one class in two dimensions. ``explained`` is the share of variance that they keep.
+    """Prototypes of one class in two dimensions. ``explained`` is the share of variance in these dimensions.
 
     ``local`` and ``personal`` map site to (x, y); a site without a personalised prototype has a local one
     only.
@@ -84,7 +84,7 @@ class PrototypeMap:
 
 
 def project(prototypes: Mapping[str, SitePrototypes], class_index: int) -> PrototypeMap:
-    """Principal components of one class's local and personalised prototypes over all sites that have it."""
+    """Project one class's local and personalised prototypes of all its sites on their principal components."""
     holders = {site: each for site, each in prototypes.items() if each.counts[class_index] > 0}
     local = {site: each.local[class_index] for site, each in holders.items()}
     personal = {
@@ -116,12 +116,12 @@ def prototype_scatter(prototypes: PrototypeMap) -> str:
 
 
 def data_uri(svg: str) -> str:
-    """SVG for an ``img``: as an image it runs no scripts, and its identifiers collide with no other's."""
+    """Return the SVG as a data URI for ``img``: no scripts run, and identifiers cannot collide."""
     return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode("ascii")
 
 
 def _principal_components(rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
-    """Scores (N, 2) of N rows, and the share of variance in them; 1 when all rows are equal."""
+    """Return scores (N, 2) of N rows and their share of the variance; 1 if all rows are equal."""
     centred = rows - rows.mean(axis=0)
     left, scale, _ = np.linalg.svd(centred, full_matrices=False)
     scores = np.zeros((len(rows), 2))

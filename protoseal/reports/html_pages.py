@@ -1,4 +1,4 @@
-"""Pages that stand alone: templates of this package, all in the frame and style of ``page.html``."""
+"""Self-contained HTML pages: templates of this package in the frame and style of ``page.html``."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Filters = Mapping[str, Callable[..., object]]
 
 
 def template(name: str, filters: Filters) -> Template:
-    """Return the page's template, whose values are escaped and all required.
+    """Return the page's template; values are escaped, and a missing value raises.
 
-    No page loads anything from elsewhere: figures are embedded, and the page's policy tells the browser so.
+    No page loads a resource from elsewhere: figures are embedded, and the page's content policy forbids loading.
     """
     environment = Environment(
         loader=FunctionLoader(_text),

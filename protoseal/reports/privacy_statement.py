@@ -1,4 +1,4 @@
-"""Sentences on the privacy of a run, from its ``result.json`` alone: ε and δ, of what unit, or that nothing bounds it.
+"""Sentences on the privacy of a run, from its ``result.json`` alone: ε, δ and the unit, or NO GUARANTEE.
 
 Limit: the sentences repeat the ledgers of the sites. docs/explanation/privacy.md defines what an ε covers.
 """
@@ -16,7 +16,7 @@ _ALONE = frozenset(method.value for method in CONTROLS)
 
 
 def privacy_statement(result: RunResult) -> tuple[str, ...]:
-    """Return one sentence or more, of which those without a guarantee begin with ``NO GUARANTEE``."""
+    """Return the sentences; a sentence without a guarantee begins with ``NO GUARANTEE``."""
     if result.method in _ALONE:
         return (f"Nothing left a site: “{result.method}” trains each site by itself.",)
     agreed = result.config["privacy"]
@@ -24,7 +24,7 @@ def privacy_statement(result: RunResult) -> tuple[str, ...]:
         return (_exact(),)
     spent = [site for site in result.sites if site.epsilon is not None]
     if not spent:
-        return (f"{NO_GUARANTEE}: no site has recorded a round, and with it what it spent.",)
+        return (f"{NO_GUARANTEE}: no site has recorded a round, so no spending is known.",)
     kept = [site for site in spent if site.guaranteed]
     lost = [site for site in result.sites if site not in kept]
     return (
@@ -36,16 +36,17 @@ def privacy_statement(result: RunResult) -> tuple[str, ...]:
 
 def _exact() -> str:
     return (
-        f"{NO_GUARANTEE}: this run is not differentially private. Its agreement has no [privacy], so that no noise is"
-        " in what sites contributed and received, and no ε bounds what others learn from it over all rounds."
+        f"{NO_GUARANTEE}: this run is not differentially private. Its agreement has no [privacy] section, so "
+        "the sites' contributions and results have no noise, and no ε bounds what other parties learn from "
+        "them over all rounds."
     )
 
 
 def _unbounded(sites: Sequence[SiteFigures], result: RunResult) -> str:
     return (
-        f"{NO_GUARANTEE} for {_names(sites, result)}: features were trained on the records without noise, exact values"
-        " have left in this or another run on the same data, or nothing is recorded. An ε beside such a site counts"
-        " what its noisy releases took, and bounds nothing."
+        f"{NO_GUARANTEE} for {_names(sites, result)}: features were trained on the records without noise, this "
+        "or another run on the same data released exact values, or no round is recorded. An ε beside such a "
+        "site counts only its noisy releases and bounds nothing."
     )
 
 
@@ -62,8 +63,8 @@ def _bounded(sites: Sequence[SiteFigures], result: RunResult, unit: str) -> str:
 def _shared(agreed: dict[str, object]) -> str:
     colluding = agreed["colluding"]
     return (
-        "The sites share this noise: the guarantee is against whoever sees sums alone and is told the parts of"
-        f" {colluding} sites at most, a site that looks at its own answer being one of them."
+        "The sites share this noise: the guarantee is against a party that sees only sums and the noise shares "
+        f"of at most {colluding} sites; a site that looks at its own result counts as one of them."
     )
 
 

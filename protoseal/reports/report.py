@@ -36,8 +36,8 @@ REPORT = "report.html"
 def write_report(run: Path, class_name: str | None = None) -> Path:
     """Write ``report.html`` into the folder of a run and return its path.
 
-    It needs ``result.json``; sites' folders add the prototypes of one class (``class_name``, or the class
-    that most sites got an answer for) and seconds at each site. The page loads nothing from anywhere else.
+    The folder must have ``result.json``; sites' folders add the prototypes of one class (``class_name``, or the class
+    with the most personalised prototypes) and seconds at each site. The page loads nothing from anywhere else.
 
     Raises :class:`FileError` when a file is missing or malformed, or the class is unknown.
     """
@@ -70,7 +70,7 @@ def _read_each(run: Path, result: RunResult, read: Any) -> dict[str, Any]:
 def _prototype_figure(
     result: RunResult, prototypes: Mapping[str, SitePrototypes], class_name: str | None
 ) -> dict[str, str] | None:
-    """Return the figure and the name of its class; None where no site has its own and a personalised prototype."""
+    """Return the figure and its class's name; None if no site has both an own and a personalised prototype."""
     if class_name is not None and class_name not in result.classes:
         raise FileError(f"the run has no class {class_name!r}{nearest(class_name, result.classes)}")
     answered = [
@@ -90,13 +90,13 @@ def _prototype_figure(
 
 
 def _split_figure(run: Path, result: RunResult) -> str | None:
-    """Who trains on what, as a simulation leaves it; of several seeds the first one's."""
+    """Return the figure of the split that a simulation wrote; of several seeds, that of the first."""
     paths = (run / PLOT, run / f"seed-{result.seed}" / PLOT)
     return next((data_uri(path.read_text(encoding="utf-8")) for path in paths if path.exists()), None)
 
 
 def _site_seconds(log: SiteLog) -> dict[str, float]:
-    """Mean seconds in a round, by phase."""
+    """Return mean seconds in a round, by phase."""
     phases = sorted({phase for each in log.rounds for phase in each.seconds})
     return {
         phase: sum(each.seconds.get(phase, 0.0) for each in log.rounds) / len(log.rounds) for phase in phases

@@ -106,7 +106,7 @@ def test_demo_overwrites_only_an_earlier_demo(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work", encoding="utf-8")
     shown = demo(tmp_path)
     assert shown.exit_code == 1
-    assert "not empty and not from a demo" in shown.stderr
+    assert "not empty and was not written by a demo" in shown.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 

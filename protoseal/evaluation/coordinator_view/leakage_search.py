@@ -1,8 +1,8 @@
 """Search for any site's prototypes in the bytes that a coordinator received.
 
-Every message is read as float32, float64, int32 and int64 at every alignment, and what one site sent in several
-rounds also as means and differences. Each window of d consecutive values is compared by cosine with each prototype,
-and with *twins* of it: the same numbers in a random order.
+Every message is read as float32, float64, int32 and int64 at every alignment, and one site's messages of several rounds
+also as means and differences. Each window of d consecutive values is compared by cosine with each prototype, and with
+*twins* of it: the same numbers in a random order.
 
 **False alarms.** Where the bytes have nothing to do with the prototypes, the best cosine of a twin is drawn like
 that of a prototype. Windows of unrelated numbers point anywhere, so the chance that one comes closer than a cosine
@@ -10,11 +10,11 @@ of c to a given vector falls at least like (1 − c²)^((d − 1)/4); independen
 like (1 − c²)^((d − 1)/2), and half the exponent leaves room for lopsided ones. Prototypes therefore leak if their
 1 − c² is below the twins' by the factor that makes this chance :data:`FALSE_ALARM`.
 
-**Limits.** This finds values that are there to be read, not values that could be computed from what is there;
-compressed bytes are read as they are. It is the check that a protection was applied at all, and applied to
-everything. :attr:`Likeness.threshold` says how close a copy must come to be found: with few features, or few that
-are not zero, it is near 1. The order of features must mean nothing, as in a trained embedding: a smooth curve
-resembles any other smooth curve.
+**Limits.** The search finds values that the bytes contain, not values that could be computed from them; compressed
+bytes are not decompressed. The search checks that a protection was applied at all, and to every message.
+:attr:`Likeness.threshold` is the cosine above which a copy is found: with few features, or few non-zero features, the
+threshold is near 1. The order of features must be arbitrary, as in a trained embedding: a smooth curve resembles any
+other smooth curve.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from numpy.typing import NDArray
 Vectors = NDArray[np.float64]
 
 FALSE_ALARM = 1e-6
-"""Probability that unrelated bytes are taken for a leak, at most."""
+"""Largest probability that unrelated bytes count as a leak."""
 
 _DTYPES = ("<f4", "<f8", "<i4", "<i8")
 _TWINS = 2
-_LARGEST = 1e150  # sums of a window still fit float64
+_LARGEST = 1e150  # the largest value whose window sums fit float64
 _SMALLEST = 1e-6  # of 1 − c²: below it float32 sees no difference
 _CHUNK = 1 << 14  # windows at a time: bounds the memory, and keeps BLAS's threads busy
 
 
 @dataclass(frozen=True)
 class Likeness:
-    """Best cosines with the view: of the prototypes, of their twins, and what counts as a leak, each 0 to 1."""
+    """Best cosines with the view, of prototypes and of their twins, and the threshold of a leak, each 0 to 1."""
 
     prototypes: float
     twins: float
@@ -48,7 +48,7 @@ class Likeness:
 
     @property
     def leaks(self) -> bool:
-        """Prototypes are closer to the view than their twins by more than chance would have them."""
+        """True if prototypes are closer to the view than their twins by more than chance explains."""
         return self.prototypes > self.threshold
 
 
@@ -57,9 +57,9 @@ def likeness(
 ) -> Likeness:
     """Compare ``messages``, and means and differences within each of ``series``, with ``vectors`` of shape (V, d).
 
-    A series is what one site sent as the same part of its message in successive rounds; only the combinations are
-    read, so each of its parts belongs among the messages too. ``seed`` makes the twins. Raises ``ValueError`` for a
-    vector that is constant (it equals its twins), or not finite.
+    A series has the same part of one site's messages in successive rounds; only combinations within a series are read,
+    so pass each of its parts among the messages too. ``seed`` makes the twins. Raises ``ValueError`` for a vector that
+    is constant (it equals its twins), or not finite.
     """
     _check_distinguishable(vectors)
     generator = np.random.default_rng(seed)
@@ -83,7 +83,7 @@ def best_cosines(values: Vectors, units: Vectors, least_spread: float) -> Vector
     r"""Return the best \|cosine\| of each unit vector, (V, d), with any window of d consecutive ``values``; (V,).
 
     Windows whose sum of absolute values is below ``least_spread`` times their maximum are skipped: a few large values
-    are near to a few large values anywhere, and unrelated bytes read as floats are mostly that.
+    resemble a few large values anywhere, and most unrelated bytes, read as floats, are of that kind.
     """
     dim = units.shape[1]
     best = np.zeros(len(units), dtype=np.float32)
@@ -106,18 +106,18 @@ def best_cosines(values: Vectors, units: Vectors, least_spread: float) -> Vector
 
 def _check_distinguishable(vectors: Vectors) -> None:
     if vectors.ndim != 2 or len(vectors) == 0 or not np.isfinite(vectors).all():
-        raise ValueError("vectors are a matrix of finite numbers, with at least one row")
+        raise ValueError("vectors must be a matrix of finite numbers with at least one row")
     if np.any(np.ptp(vectors, axis=1) == 0):
-        raise ValueError("a constant vector has no twin that differs from it")
+        raise ValueError("a constant vector equals its twins; leave constant vectors out")
 
 
 def _spread(total: Vectors, largest: Vectors) -> Vectors:
-    """Over how many values a window is spread, 1 to d; 0 for a window of zeros."""
+    """Return the spread of a window, its sum over its maximum, 1 to d; 0 for a window of zeros."""
     return np.divide(total, largest, out=np.zeros_like(total), where=largest > 0)
 
 
 def _sliding(combine: np.ufunc, values: Vectors, dim: int) -> Vectors:
-    """``combine`` over each window of ``dim`` values, by doubling: log₂(dim) passes over the values."""
+    """Apply ``combine`` to each window of ``dim`` values, by doubling: log₂(dim) passes over the values."""
     result, covered = None, 0
     power, width = values, 1
     while covered < dim:

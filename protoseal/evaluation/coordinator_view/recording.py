@@ -26,7 +26,7 @@ Rounds = Sequence[tuple[int, Payload]]
 """Uploads of values, each with the number of its round."""
 
 _SENT = ("values", "directions")
-_ROUNDS = 2  # of the values that are searched: the last and the one before, with their mean and difference
+_ROUNDS = 2  # number of rounds searched: the last two, with their mean and difference
 
 
 def describe(
@@ -56,7 +56,7 @@ def compare(received: Sequence[Received], agreement: Agreement, vectors: Vectors
     """Return how close the messages, and combinations of them over rounds, come to ``vectors`` (V, d)."""
     series: dict[tuple[str, str, bool, int], list[bytes]] = {}
     for each in received:
-        # Round 0 is a clustering or the set-up: what is sent in it has another form than in later rounds.
+        # Round 0 is a clustering or the set-up, whose messages have another form than later rounds'.
         later = each.key is not None and each.key.round > 0
         for index, part in enumerate(_parts(each, agreement)):
             series.setdefault((each.site, _kind(each), later, index), []).append(part)
@@ -124,7 +124,7 @@ def _numbers(payloads: Rounds) -> ViewLine:
 
 
 def _inner_products(payloads: Rounds) -> ViewLine:
-    """Rotations leave them as they are; a masked sum has none but the sum's own."""
+    """Describe the inner products in uploads: rotations keep them; a masked sum only has those of the sum."""
     of_each = [number for number, payload in payloads if payload.arrays]
     clustering = ", of the initial model alone" if set(of_each) == {0} else ""
     if any(payload.scheme == PAIRWISE for _, payload in payloads) and any(of_each):
@@ -137,7 +137,7 @@ def _inner_products(payloads: Rounds) -> ViewLine:
 
 
 def _local_prototypes(payloads: Rounds) -> ViewLine:
-    """Who sends several prototypes of a class says with each which class it is of."""
+    """Describe uploads of several prototypes a class, which name the class of each prototype."""
     rows = sum(len(payload.arrays[0]) for _, payload in payloads if payload.arrays)
     return ViewLine(
         what="how many prototypes of each class a site has",

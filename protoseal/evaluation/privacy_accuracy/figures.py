@@ -14,7 +14,7 @@ from protoseal.reports.figures import STYLE, svg_of
 
 LINES = {"accuracy_classifier": ("by classifier", "-"), "accuracy_prototype": ("by prototype", "--")}
 _BEYOND = 2.0
-"""∞ stands so many times to the right of the largest ε."""
+"""Factor by which ∞ is drawn to the right of the largest ε."""
 _MARGIN = 1.3
 
 
@@ -40,7 +40,7 @@ def accuracy_over_epsilon(evaluation: Evaluation) -> str:
         )
         axes.set_xlim(
             min(places.values()) / _MARGIN, max(places.values()) * _MARGIN
-        )  # one place has no width
+        )  # a single ε has no width
         axes.minorticks_off()
         if axes.get_legend_handles_labels()[0]:
             figure.legend(loc="outside right upper")

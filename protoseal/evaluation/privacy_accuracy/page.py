@@ -15,15 +15,16 @@ from protoseal.reports.tables import METRICS, paired_text, percent
 
 PAGE = "evaluate.html"
 FREEZING = (
-    "∞ is without [privacy], so that features train there, which all others keep frozen: a loss is what noise, clipping"
-    " and freezing cost together. Beside it, ε = 100 has frozen features with hardly any noise: what is lost there is"
-    " of freezing and clipping, and what others lose more, of the noise."
+    "The runs at ∞ have no [privacy] section, so their features train, while all other runs keep the features "
+    "frozen: a loss is the joint cost of noise, clipping and freezing. Runs at ε = 100 have frozen features "
+    "and hardly any noise: their loss is due to freezing and clipping, and any further loss of other runs to "
+    "noise."
 )
-"""To be said where :attr:`Evaluation.freezes`."""
+"""Note on the page if :attr:`Evaluation.freezes` is true."""
 
 
 def write_page(folder: Path, evaluation: Evaluation) -> Path:
-    """Write it and return its path. It loads nothing from anywhere else."""
+    """Write the page and return its path. The page loads nothing from elsewhere."""
     page = template(PAGE, _FILTERS).render(
         evaluation=evaluation,
         figure=data_uri(accuracy_over_epsilon(evaluation)),
@@ -37,7 +38,7 @@ def write_page(folder: Path, evaluation: Evaluation) -> Path:
 
 
 def spread_of(level: Level, measure: str) -> str:
-    """Mean ± standard deviation over the seeds in per cent; "-" where nothing is known."""
+    """Return mean ± standard deviation over the seeds in per cent; "-" without a value."""
     if measure not in level.mean:
         return "-"
     spread = level.standard_deviation.get(measure)
@@ -45,7 +46,7 @@ def spread_of(level: Level, measure: str) -> str:
 
 
 def epsilon_text(figures: Level | RunAt) -> str:
-    """∞ where there is no noise."""
+    """Return ε as text, ∞ without noise."""
     return "∞" if figures.epsilon is None else f"{figures.epsilon:g}"
 
 

@@ -18,7 +18,7 @@ from secure_client.output.json_records import Record, Share
 
 EVALUATION = "evaluate.json"
 EXACT = "exact"
-"""The noise of a run without any."""
+"""Kind of noise of a run without noise."""
 MEASURES = ("accuracy", "accuracy_classifier", "accuracy_prototype")
 
 
@@ -34,11 +34,11 @@ class SiteAt(Record):
 
 
 class RunAt(Record):
-    """One simulated run. ``epsilon`` is what it was to keep to, ``planned`` what its agreement takes; None is ∞.
+    """One simulated run. ``epsilon`` is the wanted limit, ``planned`` the ε of its agreement; None is ∞.
 
-    ``spent`` is the most that any site's ledger has. Noise multipliers are those of the configuration times ``factor``.
-    ``guaranteed``: that ε is true of a record. ``folder`` is under the evaluation's own. ``features``: how the model
-    has them, as the configuration's ``extractor`` says; at ∞ they are trained, whatever it says.
+    ``spent`` is the largest ε in any site's ledger. Noise multipliers are those of the configuration times ``factor``.
+    ``guaranteed`` is true if that ε holds for a record. ``folder`` is relative to the evaluation's folder. ``features``
+    is the configuration's ``extractor``; at ∞ features are always trained.
     """
 
     epsilon: float | None
@@ -58,9 +58,9 @@ class RunAt(Record):
 
 
 class Level(Record):
-    """All seeds at one ε with one kind of noise. ``loss`` is what ∞ has more, paired by seed, as a share.
+    """All seeds at one ε with one kind of noise. ``loss`` is the accuracy at ∞ less this one, paired by seed.
 
-    Where ``features`` are other than those of ∞, it is of that too, and not of the noise alone.
+    If ``features`` differ from those at ∞, the loss includes that difference, not only the noise.
     """
 
     epsilon: float | None
@@ -73,9 +73,9 @@ class Level(Record):
 
 
 class Evaluation(Record):
-    """All of it; ``complete`` once every run that was asked for is there.
+    """Content of ``evaluate.json``; ``complete`` is true once every requested run has ended.
 
-    ``config_at_inf`` is what runs at ∞ were of, where that is more than ``config`` without ``[privacy]``.
+    ``config_at_inf`` is the configuration of runs at ∞ if it is not just ``config`` without ``[privacy]``.
     """
 
     schema_version: Literal[1] = Field(default=1, alias="schema")
@@ -92,7 +92,7 @@ class Evaluation(Record):
 
     @property
     def freezes(self) -> bool:
-        """True if a loss is that of features that do not train, beside that of noise."""
+        """True if a loss includes the cost of frozen features beside that of noise."""
         return any(each.loss and each.features == Extractor.FROZEN for each in self.levels)
 
 
@@ -102,7 +102,7 @@ def site_at(figures: SiteFigures) -> SiteAt:
 
 
 def spent_of(result: RunResult) -> float | None:
-    """Return the largest spending of a site; None where none spent any."""
+    """Return the largest spending of a site; None without any spending."""
     return max((site.epsilon for site in result.sites if site.epsilon is not None), default=None)
 
 

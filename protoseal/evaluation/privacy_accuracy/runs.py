@@ -35,7 +35,7 @@ Watched = Callable[[SimulationConfig], AbstractContextManager[Watcher]]
 
 @dataclass(frozen=True)
 class Asked:
-    """One run that is asked for: ``epsilon`` may be infinite, and then ``noise`` is :data:`EXACT`."""
+    """One requested run: ``epsilon`` may be infinite, and then ``noise`` is :data:`EXACT`."""
 
     epsilon: float
     noise: str
@@ -49,7 +49,7 @@ class Asked:
 
 
 def asked_for(epsilons: Sequence[float], noises: Sequence[str], seeds: Sequence[int]) -> tuple[Asked, ...]:
-    """Return all runs, every seed at the largest ε first, so that a comparison is possible soon."""
+    """Return all requested runs, every seed at the largest ε first, so that a comparison is possible soon."""
     return tuple(
         Asked(epsilon, noise, seed)
         for epsilon in sorted(set(epsilons), reverse=True)
@@ -59,17 +59,21 @@ def asked_for(epsilons: Sequence[float], noises: Sequence[str], seeds: Sequence[
 
 
 class BudgetCurve:
-    """The runs of one configuration, each with the noise that its ε asks for."""
+    """Runs of one configuration, each with the noise that its ε requires."""
 
     def __init__(self, config: SimulationConfig, out: Path, exact: SimulationConfig | None = None) -> None:
         """``config`` needs a ``[privacy]``, whose noise is scaled; results go to ``out``. Raises ``ConfigError``.
 
-        Runs at ∞ are of ``exact``, where it is given: what suits training with noise need not suit it without.
+        Runs at ∞ use ``exact`` if given, since settings that suit noisy training need not suit exact training.
         """
         if config.privacy is None:
-            raise ConfigError("evaluate", ["the configuration has no [privacy], whose noise could be scaled"])
+            raise ConfigError(
+                "evaluate", ["the configuration has no [privacy] section with noise to scale: add one"]
+            )
         if config.method in CONTROLS:
-            raise ConfigError("evaluate", [f"{config.method.value} releases nothing: choose another method"])
+            raise ConfigError(
+                "evaluate", [f"{config.method.value} releases nothing, so it has no ε: choose another method"]
+            )
         if exact is not None:
             _check_comparable(config, exact)
         self._config, self._agreed, self._out = config, config.privacy, out
@@ -78,7 +82,7 @@ class BudgetCurve:
 
     @property
     def noise(self) -> str:
-        """The kind that the configuration has."""
+        """Kind of noise in the configuration."""
         return str(getattr(self._agreed, "noise", LOCAL))
 
     def run(self, asked: Sequence[Asked], watched: Watched) -> Iterator[Evaluation]:
@@ -87,7 +91,7 @@ class BudgetCurve:
         ``watched`` makes the watcher of a missing run. Raises the errors of
         :func:`protoseal.simulation.experiment.simulate`; ``UserError`` before anything runs.
         """
-        configs = [self._config_of(each) for each in asked]  # all of them, before anything runs
+        configs = [self._config_of(each) for each in asked]  # all noise is found before any run
         runs: list[RunAt] = []
         for each, config in zip(asked, configs, strict=True):
             runs.append(self._as_run(each, _simulated(config, watched)))
@@ -96,7 +100,7 @@ class BudgetCurve:
             yield evaluation
 
     def _noise_of(self, asked: Asked) -> Scaled | None:
-        """Found once for each ε and kind of noise: it does not depend on the seed."""
+        """Return the noise of a run, computed once for each ε and kind of noise: it does not depend on the seed."""
         if math.isinf(asked.epsilon):
             return None
         key = asked.epsilon, asked.noise
@@ -163,11 +167,12 @@ class BudgetCurve:
 
 
 def _check_comparable(config: SimulationConfig, exact: SimulationConfig) -> None:
-    """Raise ``ConfigError`` where ∞ would be of another method, of other records or of other sites."""
+    """Raise ``ConfigError`` if runs at ∞ would have another method, other records or other sites."""
     for name in ("method", "dataset", "split", "sites"):
         if getattr(config, name) != getattr(exact, name):
             raise ConfigError(
-                "evaluate", [f"a loss against another {name} is no loss: leave {name} as it is at ∞"]
+                "evaluate",
+                [f"a loss against a run with another {name} has no meaning: do not change {name} at ∞"],
             )
 
 
@@ -176,7 +181,7 @@ def _told(config: SimulationConfig) -> dict[str, Any]:
 
 
 def _simulated(config: SimulationConfig, watched: Watched) -> RunResult:
-    """Its result, anew or as it was, and nothing to watch then."""
+    """Return the result, simulated now or read from an earlier start."""
     if (config.out / RESULT).exists() and read_result(config.out).complete:
         return simulate(config)
     with watched(config) as watcher:

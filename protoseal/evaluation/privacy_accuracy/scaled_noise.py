@@ -9,16 +9,16 @@ from agreement.errors import UserError
 from agreement.sections.privacy import PrivacySection
 
 _NEAR = 1.0001
-"""So much, at most, is the factor that is found above the least."""
+"""Largest ratio of the found factor to the least factor."""
 _FARTHEST = 2.0**20
 
 Planned = Callable[[PrivacySection], float]
-"""The ε that a run with such noise takes."""
+"""Function from a configuration's noise to the ε of a run."""
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """The agreed noise times ``factor``; a run takes ε of ``planned``."""
+    """Agreed noise times ``factor``; a run takes ε = ``planned``."""
 
     privacy: PrivacySection
     factor: float
@@ -43,8 +43,8 @@ def fitted(agreed: PrivacySection, epsilon: float, planned: Planned) -> Scaled:
     while (fits.planned <= epsilon) == (other.planned <= epsilon):
         if not 1 / _FARTHEST <= other.factor * step <= _FARTHEST:
             raise UserError(
-                f"noise multipliers from {1 / _FARTHEST:.0e} to {_FARTHEST:.0e} times those given do not come to"
-                f" ε = {epsilon:g}: change the rounds, release_every or the noise multipliers"
+                f"noise multipliers from {1 / _FARTHEST:.0e} to {_FARTHEST:.0e} times the given multipliers do "
+                f"not give ε = {epsilon:g}: change the rounds, release_every or the noise multipliers"
             )
         fits, other = other, _at(agreed, other.factor * step, planned)
     low, high = sorted((fits, other), key=lambda each: each.factor)

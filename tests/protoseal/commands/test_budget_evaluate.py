@@ -165,7 +165,7 @@ def test_the_page_stands_alone(evaluated: Evaluated) -> None:
     page = (folder / "out" / "evaluate.html").read_text(encoding="utf-8")
     assert "data:image/svg+xml;base64," in page
     assert "http" not in page.replace("http-equiv", "")
-    assert "Not the end" not in page
+    assert "Incomplete" not in page
     assert "No record-level guarantee" not in page
     for run in found["runs"]:
         assert run["folder"] in page
@@ -292,16 +292,16 @@ def test_infinity_may_have_settings_of_its_own(tmp_path: Path) -> None:
     assert rates == {None: 0.05, 50: 0.02}
     assert (found["config"]["training"]["lr"], found["config_at_inf"]["training"]["lr"]) == (0.02, 0.05)
     page = (tmp_path / "out" / "evaluate.html").read_text(encoding="utf-8")
-    assert "Otherwise at ∞" in page
-    assert page.partition("Otherwise at ∞")[2].count("&#34;training&#34;") == 1
+    assert "Different settings at ∞" in page
+    assert page.partition("Different settings at ∞")[2].count("&#34;training&#34;") == 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (["--epsilons", "2", "--at-inf", "training.lr=0.05"], "add inf to --epsilons"),
-        (["--epsilons", "inf", "--at-inf", "method=fedproto"], "a loss against another method is no loss"),
-        (["--epsilons", "inf", "--at-inf", "split=iid"], "a loss against another split is no loss"),
+        (["--epsilons", "inf", "--at-inf", "method=fedproto"], "another method has no meaning"),
+        (["--epsilons", "inf", "--at-inf", "split=iid"], "another split has no meaning"),
         (["--epsilons", "inf", "--at-inf", "privacy.clip=3"], "privacy.clip says nothing of the runs at ∞"),
         (["--epsilons", "inf", "--at-inf", "seeds=[7]"], "seeds says nothing of the runs at ∞"),
         (["--epsilons", "inf", "--at-inf", "nonsense"], "'--at-inf': 'nonsense' is no SECTION.KEY=VALUE"),

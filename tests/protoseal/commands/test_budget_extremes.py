@@ -26,7 +26,7 @@ USUAL = ("--releases", 20, "--records", 500)
         ((*USUAL, "--epsilon", 1, "--dim", 10**9, "--classes", 10**9), "no noise keeps 20 releases"),
         ((*USUAL, "--epsilon", 1, "--dim", 10**10), "not in the range"),
         (("--epsilon", 1, "--releases", 10**10), "not in the range"),
-        (("--epsilon", 1, "--releases", 1, "--records", 10**10), "each number is from 1"),
+        (("--epsilon", 1, "--releases", 1, "--records", 10**10), "each number must be from 1"),
         (("--epsilon", 1, "--noise-multiplier", 1e-300), "none fits"),
         (("--epsilon", 1e300, "--noise-multiplier", 1e300), "the budget allows over"),
         (

@@ -181,7 +181,7 @@ def test_simulate_shows_a_bar_of_all_rounds_on_a_terminal_and_classes_apart_on_r
         (["--batched", "sometimes"], "'auto', 'always' or 'never'"),
         (["--protection", "rotation"], "unknown protection 'rotation'"),
         (["--seeds", "0,x"], "'x' is not a number"),
-        (["--seeds", "4-1"], "names no seed"),
+        (["--seeds", "4-1"], "has no seed"),
         (["--device", "cuda:99"], "use auto, cpu or cuda:N"),
         (["--config", "none.toml"], "none.toml"),
     ],

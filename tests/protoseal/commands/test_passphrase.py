@@ -71,7 +71,7 @@ def test_a_credential_that_everybody_can_read_is_refused(
 
 def test_an_empty_credential_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     credential(tmp_path, monkeypatch, mode=0o400, content="\n")
-    with pytest.raises(click.ClickException, match="holds an empty passphrase"):
+    with pytest.raises(click.ClickException, match="has an empty passphrase"):
         read()
 
 

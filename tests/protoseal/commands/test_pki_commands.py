@@ -136,11 +136,11 @@ def test_nothing_is_overwritten_unless_told(run: Run, tmp_path: Path, command: l
 
 def test_no_request_is_approved_unseen(run: Run, tmp_path: Path) -> None:
     _made(run, INIT, SITE)
-    _refused(run(*APPROVE), "nobody compared the fingerprint", "--fingerprint", "--yes-without-checking")
-    _refused(run(*APPROVE, "--fingerprint", "0" * 64), "somebody else may have made it")
+    _refused(run(*APPROVE), "was not compared", "--fingerprint", "--yes-without-checking")
+    _refused(run(*APPROVE, "--fingerprint", "0" * 64), "another party may have made")
     assert not (tmp_path / "a" / "certificate.pem").exists()
     result = _ok(run(*APPROVE, "--yes-without-checking"))
-    assert "believed without comparing fingerprints" in result.stderr
+    assert "approved without comparing fingerprints" in result.stderr
 
 
 def test_somebody_at_the_terminal_compares(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

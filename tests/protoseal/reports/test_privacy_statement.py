@@ -64,7 +64,7 @@ def test_sites_with_a_guarantee_and_without_are_told_apart_by_name() -> None:
 def test_shared_noise_says_against_whom_it_holds() -> None:
     shared = {**NOISY, "noise": "distributed", "colluding": 2}
     _, whom = privacy_statement(run(shared, site("a", 2.0, guaranteed=True)))
-    assert "2 sites at most" in whom
+    assert "at most 2 sites" in whom
 
 
 @pytest.mark.parametrize("method", ["local", "self"])

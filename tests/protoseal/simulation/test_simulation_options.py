@@ -245,7 +245,7 @@ class Folder(Watcher):
         assert result == written.result
         self.seen.append((len(result.rounds), result.complete, sorted(result.compared)))
         page = write_report(written.folder).read_text(encoding="utf-8")
-        assert ("Not the end" in page) is not result.complete
+        assert ("Incomplete" in page) is not result.complete
 
 
 def test_results_are_there_while_it_runs(tmp_path: Path) -> None:
