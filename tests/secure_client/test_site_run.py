@@ -97,7 +97,7 @@ def test_a_request_too_large_for_its_phase_is_not_downloaded() -> None:
     with LocalFederation(agreement, small_data(agreement)) as federation:
         session = federation.sites[0].session
         session.check_size(Work(KEY, 100, bytes(32), 1.0))
-        with pytest.raises(Violation, match="RESULT: .* a request of 1000000000 bytes"):
+        with pytest.raises(Violation, match=r"RESULT: .* a request of 1000000000 bytes"):
             session.check_size(Work(KEY, 1_000_000_000, bytes(32), 1.0))
 
 
