@@ -23,7 +23,7 @@ from crypto.ckks.sums import SummingServer
 from crypto.protection import Payload
 from secure_client.models.prototype_model import SplitModel
 from secure_client.training.averaged_parameters import Averaged
-from tests.conformance.clustered_runs import ClusterBook, run_clustered
+from tests.conformance.clustered_runs import ClusterTranscript, run_clustered
 from tests.conformance.grouped_runs import grouped_agreement
 from tests.conformance.runs import data_for
 
@@ -56,15 +56,15 @@ def agreed() -> Agreement:
     )
 
 
-def run(folder: Path) -> ClusterBook:
+def run(folder: Path) -> ClusterTranscript:
     """Four sites with all classes."""
     agreement = agreed()
     return run_clustered(agreement, data_for(agreement, np.ones((4, CLASSES), dtype=np.bool_)), folder)
 
 
-def sealed(book: ClusterBook) -> tuple[float, int]:
+def sealed(transcript: ClusterTranscript) -> tuple[float, int]:
     """What is in the first round's sum of the unit's bias, times samples; and the samples."""
-    puts = [put for (number, _, _), put in book.put.items() if number == 1]
+    puts = [put for (number, _, _), put in transcript.put.items() if number == 1]
     return sum(put.samples * float(put.averaged[SECOND][UNIT]) for put in puts), sum(
         put.samples for put in puts
     )

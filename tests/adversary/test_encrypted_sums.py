@@ -30,7 +30,7 @@ from tests.adversary.encrypted_cluster_play import EncryptedClusterAttempt, encr
 from tests.adversary.encrypted_play import EncryptedAttempt, Vector, hash_of, play_quickly
 from tests.adversary.hostile_coordinator import Cast
 from tests.adversary.masked_play import MaskedPlay
-from tests.conformance.grouped_runs import Book, Tap, grouped_agreement, run_into, two_kinds
+from tests.conformance.grouped_runs import Tap, Transcript, grouped_agreement, run_into, two_kinds
 from tests.conformance.runs import data_for
 from tests.conformance.stepped_federation import Loss
 from tests.support import grouped
@@ -49,7 +49,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @dataclass
-class LeadersBook(Book):
+class LeadersBook(Transcript):
     """With what leaders read, by (round, attempt, site)."""
 
     read: dict[tuple[int, int, str], Vector] = field(default_factory=dict)
@@ -81,8 +81,8 @@ def two_sums(folder: Path) -> LeadersBook:
     return run_into(LeadersBook(agreement), LeadersTap, data_for(agreement, two_kinds()), folder, losses)
 
 
-def sums_of_round_1(book: LeadersBook) -> list[Vector]:
-    return [values for (number, _, site), values in book.read.items() if (number, site) == (1, LEADER)]
+def sums_of_round_1(transcript: LeadersBook) -> list[Vector]:
+    return [values for (number, _, site), values in transcript.read.items() if (number, site) == (1, LEADER)]
 
 
 def test_a_leader_with_two_sums_of_a_round_would_have_a_members_vector(
@@ -90,22 +90,22 @@ def test_a_leader_with_two_sums_of_a_round_would_have_a_members_vector(
 ) -> None:
     """Against a coordinator that attempts the round again: everyone's sum less that without one member."""
     monkeypatch.setattr(transitions, "_sum_may_be_open", lambda *_: False)
-    book = two_sums(tmp_path)
-    everyone, without = sums_of_round_1(book)
-    put = book.put[1, 1, VICTIM]
+    transcript = two_sums(tmp_path)
+    everyone, without = sums_of_round_1(transcript)
+    put = transcript.put[1, 1, VICTIM]
     # Classes that three of the group have without it as well.
     rows = (everyone - without)[: put.rows.size].reshape(put.rows.shape)[:3]
     assert np.linalg.norm(put.rows[:3]) > 1.0
     np.testing.assert_allclose(rows, put.rows[:3], rtol=0.0, atol=1e-7)
     model = slice(put.rows.size, put.rows.size + len(put.averaged))
-    errors = EncryptedSum(book.agreement).form.error(2 * len(two_kinds()))[model]
+    errors = EncryptedSum(transcript.agreement).form.error(2 * len(two_kinds()))[model]
     assert (np.abs((everyone - without)[model] - put.averaged) <= errors).all()
 
 
 def test_a_leader_reads_one_sum_of_a_round(tmp_path: Path) -> None:
-    book = two_sums(tmp_path)
-    assert book.summary()[0] == (1, 1, True)
-    assert len(sums_of_round_1(book)) == 1
+    transcript = two_sums(tmp_path)
+    assert transcript.summary()[0] == (1, 1, True)
+    assert len(sums_of_round_1(transcript)) == 1
 
 
 # Classes of one holder

@@ -33,14 +33,14 @@ from protoseal_wire.messages import Acknowledgement, Phase, PhaseKey
 from secure_client.site_model.checkpointed_learner import Trainee
 from tests.adversary.encrypted_play import MAKES_SECRETS, one_secret
 from tests.conformance.clustered_runs import run_clustered
-from tests.conformance.grouped_runs import Book, grouped_agreement, run_grouped
+from tests.conformance.grouped_runs import Transcript, grouped_agreement, run_grouped
 from tests.conformance.runs import Bool, data_for
 
 ROUNDS = 3
 METHODS = (Method.FEDDBP, Method.FEDPC, Method.FEDPLCC)
 Float = NDArray[np.float64]
 Place = tuple[str, int, Phase]
-Pair = tuple[Book, Book]
+Pair = tuple[Transcript, Transcript]
 
 
 def added_to(payload: Payload, forms: tuple[Form, ...]) -> Payload:
@@ -53,7 +53,7 @@ def added_to(payload: Payload, forms: tuple[Form, ...]) -> Payload:
     return Payload(payload.scheme, blobs=tuple(dump(each) for each in (first, *others)))
 
 
-def run(method: Method, folder: Path) -> Book:
+def run(method: Method, folder: Path) -> Transcript:
     """Four sites with the same three classes."""
     agreement = grouped_agreement(
         Protection.CKKS,
@@ -69,7 +69,7 @@ def run(method: Method, folder: Path) -> Book:
     return (run_clustered if method is Method.FEDPLCC else run_grouped)(agreement, data, folder)
 
 
-def tampered_run(method: Method, folder: Path, patch: pytest.MonkeyPatch) -> Book:
+def tampered_run(method: Method, folder: Path, patch: pytest.MonkeyPatch) -> Transcript:
     add, mix = SummingServer.add, MixingServer.mix
     with patch.context() as tampering:
         tampering.setattr(
@@ -99,32 +99,32 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Method], Pair]:
     return pair
 
 
-def told(book: Book) -> dict[Place, Any]:
+def told(transcript: Transcript) -> dict[Place, Any]:
     """What each message of a round says, but for signatures, encryptions and the hashes of what was sent to sites."""
-    limits = limits_of(book.agreement)
+    limits = limits_of(transcript.agreement)
     found: dict[Place, Any] = {}
-    for each in book.received:
+    for each in transcript.received:
         if each.key is None or each.key.phase in (Phase.ROSTER, Phase.SECRET) or not each.key.round:
             continue
-        found[each.site, each.key.round, each.key.phase] = said(book, each.key, each.content, limits)
+        found[each.site, each.key.round, each.key.phase] = said(transcript, each.key, each.content, limits)
     return found
 
 
-def said(book: Book, key: PhaseKey, content: bytes, limits: Any) -> Any:
+def said(transcript: Transcript, key: PhaseKey, content: bytes, limits: Any) -> Any:
     match key.phase:
         case Phase.PRESENCE:
             statement = codec.decode_presence(content, limits)
             return statement.site, statement.holds.tolist(), statement.keys, len(statement.base)
         case Phase.VALUES | Phase.MEANS:
-            payload = codec.decode_payload(content, limits, sums_form(book.agreement))
+            payload = codec.decode_payload(content, limits, sums_form(transcript.agreement))
             return payload.scheme, len(payload.arrays), len(payload.blobs)
         case Phase.DIRECTIONS:
-            return codec.decode_payload(content, limits, directions_form(book.agreement)).scheme
+            return codec.decode_payload(content, limits, directions_form(transcript.agreement)).scheme
         case _:
             return content
 
 
-def check_same(honest: Book, tampered: Book) -> None:
+def check_same(honest: Transcript, tampered: Transcript) -> None:
     """``AssertionError`` if anything that was received tells the runs apart."""
     first, second = told(honest), told(tampered)
     assert {Phase.PRESENCE, Phase.VALUES, Phase.RESULT} <= {phase for _, _, phase in first}
@@ -163,11 +163,11 @@ def test_encryptions_are_as_long_as_each_other_and_never_the_same(
     """How well their random bits compress is all that differs."""
     sizes: list[int] = []
     contents: list[bytes] = []
-    for book in pairs(method):
-        limits = limits_of(book.agreement)
-        for each in book.received:
+    for transcript in pairs(method):
+        limits = limits_of(transcript.agreement)
+        for each in transcript.received:
             if each.key is not None and each.key.round and each.key.phase is Phase.VALUES:
-                blobs = codec.decode_payload(each.content, limits, sums_form(book.agreement)).blobs
+                blobs = codec.decode_payload(each.content, limits, sums_form(transcript.agreement)).blobs
                 sizes += [len(blob) for blob in blobs]
                 contents += blobs
     assert len(set(contents)) == len(contents)
@@ -178,7 +178,7 @@ def test_the_stated_limit_directions_follow_from_what_was_trained(
     pairs: Callable[[Method], Pair],
 ) -> None:
     """In the first round, before anything was decrypted, they show the same; later other cosines, or other numbers."""
-    honest, tampered = (cosines(book) for book in pairs(Method.FEDPLCC))
+    honest, tampered = (cosines(transcript) for transcript in pairs(Method.FEDPLCC))
     assert set(honest) == set(tampered)
     for place, one in honest.items():
         other = tampered[place]
@@ -186,10 +186,10 @@ def test_the_stated_limit_directions_follow_from_what_was_trained(
         assert same == (place[0] == 1), place
 
 
-def cosines(book: Book) -> dict[tuple[int, str], Float]:
+def cosines(transcript: Transcript) -> dict[tuple[int, str], Float]:
     """Between a site's own directions, as the coordinator sees them, by round and site."""
-    limits, form, found = limits_of(book.agreement), directions_form(book.agreement), {}
-    for each in book.received:
+    limits, form, found = limits_of(transcript.agreement), directions_form(transcript.agreement), {}
+    for each in transcript.received:
         if each.key is not None and each.key.phase is Phase.DIRECTIONS:
             rows, classes = codec.decode_payload(each.content, limits, form).arrays
             found[each.key.round, each.site] = np.where(

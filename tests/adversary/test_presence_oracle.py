@@ -14,24 +14,28 @@ from protoseal_wire import codec
 from protoseal_wire.messages import Phase
 from secure_client.site_model.checkpointed_learner import Trainee
 from tests.adversary.presence_oracle import CLASSES, asking, run, sealed
-from tests.conformance.clustered_runs import ClusterBook
+from tests.conformance.clustered_runs import ClusterTranscript
 
 APART = 4.0
 """What the bound is off the sealed sum, of 16 or so."""
 
 
 @pytest.fixture(scope="module")
-def honest(tmp_path_factory: pytest.TempPathFactory) -> ClusterBook:
+def honest(tmp_path_factory: pytest.TempPathFactory) -> ClusterTranscript:
     return run(tmp_path_factory.mktemp("honest"))
 
 
 @pytest.fixture
-def asked(honest: ClusterBook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[bool, ClusterBook]:
+def asked(
+    honest: ClusterTranscript, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[bool, ClusterTranscript]:
     """By whether the true answer is yes."""
     return {yes: _asked(honest, tmp_path, monkeypatch, yes=yes) for yes in (True, False)}
 
 
-def _asked(honest: ClusterBook, folder: Path, patch: pytest.MonkeyPatch, *, yes: bool) -> ClusterBook:
+def _asked(
+    honest: ClusterTranscript, folder: Path, patch: pytest.MonkeyPatch, *, yes: bool
+) -> ClusterTranscript:
     total, samples = sealed(honest)
     into = folder / str(yes)
     into.mkdir()
@@ -40,23 +44,23 @@ def _asked(honest: ClusterBook, folder: Path, patch: pytest.MonkeyPatch, *, yes:
         return run(into)
 
 
-def stated(book: ClusterBook) -> set[tuple[bool, ...]]:
+def stated(transcript: ClusterTranscript) -> set[tuple[bool, ...]]:
     """What sites said in the second round that they have."""
-    limits = limits_of(book.agreement)
+    limits = limits_of(transcript.agreement)
     return {
         tuple(codec.decode_presence(each.content, limits).holds.tolist())
-        for each in book.received
+        for each in transcript.received
         if each.key is not None and each.key.phase is Phase.PRESENCE and each.key.round == 2
     }
 
 
-def least_cosine(book: ClusterBook) -> float:
+def least_cosine(transcript: ClusterTranscript) -> float:
     """Between the directions of a site and class in the second round, and those of another site."""
-    agreement: Agreement = book.agreement
+    agreement: Agreement = transcript.agreement
     limits, form = limits_of(agreement), directions_form(agreement)
     sent = [
         codec.decode_payload(each.content, limits, form).arrays
-        for each in book.received
+        for each in transcript.received
         if each.key is not None and each.key.phase is Phase.DIRECTIONS and each.key.round == 2
     ]
     rows = np.concatenate([rows for rows, _ in sent])
@@ -65,7 +69,7 @@ def least_cosine(book: ClusterBook) -> float:
 
 
 def test_a_site_that_states_no_class_of_zeros_answers_the_question(
-    honest: ClusterBook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    honest: ClusterTranscript, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The power of the next: where zeros are left out, as under ``masked``."""
     monkeypatch.setattr(Trainee, "__init__", partialmethod(_without_zeros, Trainee.__init__))
@@ -78,17 +82,17 @@ def _without_zeros(trainee: Trainee, start: object, *parts: object, **_: object)
 
 
 def test_stated_presence_does_not_depend_on_sealed_values(
-    honest: ClusterBook, asked: dict[bool, ClusterBook]
+    honest: ClusterTranscript, asked: dict[bool, ClusterTranscript]
 ) -> None:
     assert stated(honest) == {(True,) * CLASSES}
-    for book in asked.values():
-        assert stated(book) == stated(honest)
-        assert {place for place in book.got if place[0] == 2} == {
+    for transcript in asked.values():
+        assert stated(transcript) == stated(honest)
+        assert {place for place in transcript.got if place[0] == 2} == {
             place for place in honest.got if place[0] == 2
         }
 
 
-def test_the_stated_limit_directions_answer_the_question(asked: dict[bool, ClusterBook]) -> None:
+def test_the_stated_limit_directions_answer_the_question(asked: dict[bool, ClusterTranscript]) -> None:
     """All one way where the unit is left; by chance where no feature is. So one round gives away one bit, or more."""
     assert least_cosine(asked[True]) > 1.0 - 1e-9
     assert least_cosine(asked[False]) < 0.9

@@ -26,7 +26,7 @@ from secure_client.data import SiteData
 from tests.algorithms import finch_reference as paper
 from tests.algorithms.plain_lists import mean
 from tests.conformance.decrypted_results import clusters_in
-from tests.conformance.grouped_runs import Book, Float, Got, Tap, run_into
+from tests.conformance.grouped_runs import Float, Got, Tap, Transcript, run_into
 from tests.conformance.stepped_federation import Loss
 from tests.conformance.sum_equations import last_attempt
 
@@ -47,7 +47,7 @@ class Found:
 
 
 @dataclass
-class ClusterBook(Book):
+class ClusterTranscript(Transcript):
     """With each site's local prototypes and features, who sent directions or values, and results in full."""
 
     local: dict[At, LocalClusters] = field(default_factory=dict)
@@ -63,9 +63,9 @@ class ClusterBook(Book):
 
 
 class ClusterTap(Tap):
-    """Fills such a book."""
+    """Fills such a transcript."""
 
-    _book: ClusterBook
+    _book: ClusterTranscript
 
     def download(self, work: Work) -> bytes:
         """See :class:`DirectTransport`, here and below."""
@@ -102,15 +102,15 @@ class ClusterTap(Tap):
 
 def run_clustered(
     agreement: Agreement, data: Mapping[str, SiteData], folder: Path, losses: Sequence[Loss] = ()
-) -> ClusterBook:
+) -> ClusterTranscript:
     """Run it from beginning to end, recorded, with sites lost on the way."""
-    return run_into(ClusterBook(agreement), ClusterTap, data, folder, losses)
+    return run_into(ClusterTranscript(agreement), ClusterTap, data, folder, losses)
 
 
-def expected_local(book: ClusterBook, at: At) -> list[tuple[int, list[float], int]]:
+def expected_local(transcript: ClusterTranscript, at: At) -> list[tuple[int, list[float], int]]:
     """(class, mean, samples) of each local prototype that a site has in an attempt, by class and in order."""
-    own, found = book.agreement.clustering, []
-    features, labels = book.features[at]
+    own, found = transcript.agreement.clustering, []
+    features, labels = transcript.features[at]
     for k in sorted(set(labels)):
         vectors = [row for row, y in zip(features.tolist(), labels, strict=True) if y == k]
         parts = _parts(vectors, literal=own.literal_norms) if not own.single else [0] * len(vectors)
@@ -120,17 +120,17 @@ def expected_local(book: ClusterBook, at: At) -> list[tuple[int, list[float], in
     return found
 
 
-def expected(book: ClusterBook, number: int, *, without: Sequence[str] = ()) -> Found:
+def expected(transcript: ClusterTranscript, number: int, *, without: Sequence[str] = ()) -> Found:
     """What all sites are to be given for what those whose values arrived put into a round's last attempt."""
-    attempt, own = last_attempt(book, number), book.agreement.clustering
-    senders = sorted(book.sent[number, attempt])
-    staying = [site for site in senders if (number, attempt, site) in book.put and site not in without]
-    local = {site: book.local[number, attempt, site] for site in senders}
+    attempt, own = last_attempt(transcript, number), transcript.agreement.clustering
+    senders = sorted(transcript.sent[number, attempt])
+    staying = [site for site in senders if (number, attempt, site) in transcript.put and site not in without]
+    local = {site: transcript.local[number, attempt, site] for site in senders}
     rows: list[list[float]] = []
     labels: list[int] = []
     counts: list[float] = []
     divisors: list[float] = []
-    for k in range(len(book.agreement.classes)):
+    for k in range(len(transcript.agreement.classes)):
         members = [
             (site, row.tolist(), int(count))
             for site in senders
@@ -138,15 +138,15 @@ def expected(book: ClusterBook, number: int, *, without: Sequence[str] = ()) -> 
             if y == k
         ]
         sites = [senders.index(site) for site, _, _ in members]
-        if len(set(sites)) < book.agreement.min_holders:
+        if len(set(sites)) < transcript.agreement.min_holders:
             continue
         vectors = [row for _, row, _ in members]
         parts = paper.merged(
             vectors,
             _parts(vectors, literal=own.literal_norms),
             sites,
-            book.agreement.min_holders,
-            _most(book.agreement, len(vectors)),
+            transcript.agreement.min_holders,
+            _most(transcript.agreement, len(vectors)),
         )
         for g in range(max(parts) + 1):
             inside = [each for each, part in zip(members, parts, strict=True) if part == g]
@@ -157,12 +157,12 @@ def expected(book: ClusterBook, number: int, *, without: Sequence[str] = ()) -> 
             divisors.append(float(sum(count for _, count in there)) if own.weighted_centres else len(there))
     of_class = [sum(c for c, y in zip(counts, labels, strict=True) if y == k) for k in labels]
     weights = [count / total for count, total in zip(counts, of_class, strict=True)]
-    puts = [book.put[number, attempt, site] for site in staying]
+    puts = [transcript.put[number, attempt, site] for site in staying]
     samples = sum(put.samples for put in puts)
     model = np.asarray(sum(put.samples * put.averaged for put in puts) / samples)
-    centres = np.array(rows).reshape(len(rows), book.agreement.dim)  # also of none
-    steps, model_steps = _steps(book, len(rows), centres.shape, model.size)
-    encrypted = book.agreement.protection is Protection.CKKS
+    centres = np.array(rows).reshape(len(rows), transcript.agreement.dim)  # also of none
+    steps, model_steps = _steps(transcript, len(rows), centres.shape, model.size)
+    encrypted = transcript.agreement.protection is Protection.CKKS
     return Found(
         centres,
         labels,
@@ -173,10 +173,10 @@ def expected(book: ClusterBook, number: int, *, without: Sequence[str] = ()) -> 
     )
 
 
-def excess(book: ClusterBook, number: int, *, without: Sequence[str] = ()) -> float:
+def excess(transcript: ClusterTranscript, number: int, *, without: Sequence[str] = ()) -> float:
     """The largest error of a round's results, in units of its bound; infinite for other clusters."""
-    want, worst = expected(book, number, without=without), 0.0
-    for (round_number, _), (rows, labels, weights, averaged) in book.results.items():
+    want, worst = expected(transcript, number, without=without), 0.0
+    for (round_number, _), (rows, labels, weights, averaged) in transcript.results.items():
         if round_number != number:
             continue
         if rows.shape != want.rows.shape or labels.tolist() != want.labels:
@@ -210,15 +210,17 @@ def _centre(members: list[tuple[list[float], int]], *, weighted: bool) -> list[f
     return [sum(count * row[j] for row, count in members) / total for j in range(len(members[0][0]))]
 
 
-def _steps(book: Book, clusters: int, shape: tuple[int, ...], parameters: int) -> tuple[Float, Float]:
+def _steps(
+    transcript: Transcript, clusters: int, shape: tuple[int, ...], parameters: int
+) -> tuple[Float, Float]:
     """How far a contribution may be off, or an encrypted sum: in each number of sums (G, d), and of models (P,)."""
-    agreement, steps, model_steps = book.agreement, np.zeros(shape), np.zeros(parameters)
+    agreement, steps, model_steps = transcript.agreement, np.zeros(shape), np.zeros(parameters)
     if agreement.protection is Protection.MASKED:
         half = agreement.fixed_point(clusters).resolution / 2.0
         steps = half[: steps.size].reshape(shape)
         model_steps = half[-agreement.layout.length :][:parameters]
     if agreement.protection is Protection.CKKS:
-        errors = EncryptedClusterSum(agreement, clusters).form.error(len({at[2] for at in book.put}))
+        errors = EncryptedClusterSum(agreement, clusters).form.error(len({at[2] for at in transcript.put}))
         steps = errors[: steps.size].reshape(shape)
         model_steps = errors[-agreement.layout.length - 1 :][:parameters]
     return steps, model_steps

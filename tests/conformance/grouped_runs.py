@@ -1,4 +1,4 @@
-"""Runs in this process whose sites' values are added up, and a book of what each put in and was given in each round."""
+"""Runs in this process whose values are added up, and a transcript of what each site sent and received in a round."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Got:
 
 
 @dataclass
-class Book:
+class Transcript:
     """A run: by (round, attempt, site) what was put in and stated, by (round, site) what was got and became of it.
 
     ``guides`` are the targets (K, d) that a site trained towards in an attempt.
@@ -159,11 +159,11 @@ class Book:
 
 
 class Tap(DirectTransport):
-    """A site's calls, written down in the book."""
+    """A site's calls, written down in the transcript."""
 
-    def __init__(self, coordinator: Coordinator, site: LocalSite, book: Book) -> None:
-        super().__init__(coordinator, book.agreement.run, site.name)
-        self._at, self._book = site, book
+    def __init__(self, coordinator: Coordinator, site: LocalSite, transcript: Transcript) -> None:
+        super().__init__(coordinator, transcript.agreement.run, site.name)
+        self._at, self._book = site, transcript
 
     def download(self, work: Work) -> bytes:
         """See :class:`DirectTransport`, here and below."""
@@ -204,29 +204,29 @@ def _at(key: PhaseKey, site: str) -> tuple[int, int, str]:
     return key.round, key.attempt, site
 
 
-BookT = TypeVar("BookT", bound=Book)
+BookT = TypeVar("BookT", bound=Transcript)
 
 
 def run_grouped(
     agreement: Agreement, data: Mapping[str, SiteData], folder: Path, losses: Sequence[Loss] = ()
-) -> Book:
+) -> Transcript:
     """Run it from beginning to end, recorded, with sites lost on the way."""
-    return run_into(Book(agreement), Tap, data, folder, losses)
+    return run_into(Transcript(agreement), Tap, data, folder, losses)
 
 
 def run_into(
-    book: BookT,
+    transcript: BookT,
     tap: Callable[[Coordinator, LocalSite, BookT], DirectTransport],
     data: Mapping[str, SiteData],
     folder: Path,
     losses: Sequence[Loss] = (),
 ) -> BookT:
-    """The same, with another book and what fills it."""
-    agreement, clock = book.agreement, Clock()
+    """The same, with another transcript and what fills it."""
+    agreement, clock = transcript.agreement, Clock()
 
     def take(name: str, figures: SiteRound) -> None:
         by_name[name].trainee.save(folder)
-        book.taken[figures.round, name] = taken_from(
+        transcript.taken[figures.round, name] = taken_from(
             folder, agreement, data[name], by_name[name].trainee._journal
         )
 
@@ -234,14 +234,14 @@ def run_into(
         by_name = {site.name: site for site in federation.sites}
         set_deadlines(federation, folder / "keys.bin", clock)
         for site in federation.sites:
-            site.transport = tap(federation.coordinator, site, book)
+            site.transport = tap(federation.coordinator, site, transcript)
         play(federation, clock, losses)
-        book.rounds, book.received = federation.rounds, list(federation.store.received())
-        book.roster_hash = federation.coordinator.roster().hash
-    return book
+        transcript.rounds, transcript.received = federation.rounds, list(federation.store.received())
+        transcript.roster_hash = federation.coordinator.roster().hash
+    return transcript
 
 
-def compare_predictions(got: Book, reference: Book, number: int) -> None:
+def compare_predictions(got: Transcript, reference: Transcript, number: int) -> None:
     """``AssertionError`` unless every site's model and prototypes after a round predict the same, nearly always."""
     keys = sorted(key for key in reference.taken if key[0] == number)
     assert keys == sorted(key for key in got.taken if key[0] == number)

@@ -28,7 +28,7 @@ from tests.algorithms import feddbp_reference as feddbp
 from tests.algorithms import fedpc_reference as paper
 from tests.algorithms import plain_lists as lists
 from tests.conformance.decrypted_results import mix_errors, sum_errors
-from tests.conformance.grouped_runs import Book, Float, Put
+from tests.conformance.grouped_runs import Float, Put, Transcript
 from tests.conformance.runs import Bool
 
 _ROUNDING = 1e-14
@@ -59,40 +59,40 @@ class _Means:
     shares: list[float]
 
 
-def contributors(book: Book, number: int) -> tuple[str, ...]:
+def contributors(transcript: Transcript, number: int) -> tuple[str, ...]:
     """The sites whose values arrived in a round's last attempt, by name."""
-    attempt = last_attempt(book, number)
-    return tuple(sorted(site for (r, a, site) in book.put if (r, a) == (number, attempt)))
+    attempt = last_attempt(transcript, number)
+    return tuple(sorted(site for (r, a, site) in transcript.put if (r, a) == (number, attempt)))
 
 
-def last_attempt(book: Book, number: int) -> int:
+def last_attempt(transcript: Transcript, number: int) -> int:
     """In which attempt a round ended."""
-    (attempt,) = {each.attempt for each in book.rounds if each.round == number}
+    (attempt,) = {each.attempt for each in transcript.rounds if each.round == number}
     return attempt
 
 
 def expected(
-    book: Book, number: int, *, without: Iterable[str] = (), rounded: bool = False
+    transcript: Transcript, number: int, *, without: Iterable[str] = (), rounded: bool = False
 ) -> dict[str, Mixed]:
     """By site, what its group is to be given for what all put into a round; of no meaning for an abandoned one.
 
     ``without`` leaves contributions out. With ``rounded`` each is first rounded as fixed point has it, so that the
     bounds are those of float64 alone.
     """
-    sites = [site for site in contributors(book, number) if site not in without]
-    there = [group for group in book.groups if set(group) & set(sites)]
-    puts = {site: _put(book, number, site, rounded) for site in sites}
-    means = _within(book, puts, [[site for site in group if site in sites] for group in there])
-    combine = _between if book.agreement.method.is_grouped else _unmixed
-    mixed = combine(book, means, rounded=rounded)
+    sites = [site for site in contributors(transcript, number) if site not in without]
+    there = [group for group in transcript.groups if set(group) & set(sites)]
+    puts = {site: _put(transcript, number, site, rounded) for site in sites}
+    means = _within(transcript, puts, [[site for site in group if site in sites] for group in there])
+    combine = _between if transcript.agreement.method.is_grouped else _unmixed
+    mixed = combine(transcript, means, rounded=rounded)
     return {site: each for group, each in zip(there, mixed, strict=True) for site in group}
 
 
-def excess(book: Book, number: int, **options: bool | tuple[str, ...]) -> float:
+def excess(transcript: Transcript, number: int, **options: bool | tuple[str, ...]) -> float:
     """The largest error of a round's results, in units of its bound; infinite for a wrong ``has``."""
-    wanted = expected(book, number, **options)  # type: ignore[arg-type]
+    wanted = expected(transcript, number, **options)  # type: ignore[arg-type]
     worst = 0.0
-    for (round_number, site), got in book.got.items():
+    for (round_number, site), got in transcript.got.items():
         if round_number == number:
             want = wanted[site]
             if (got.has != want.has).any():
@@ -103,14 +103,16 @@ def excess(book: Book, number: int, **options: bool | tuple[str, ...]) -> float:
     return worst
 
 
-def fusion_excess(book: Book, number: int, site: str, *, attempt: int = 1, **changes: Any) -> float:
+def fusion_excess(
+    transcript: Transcript, number: int, site: str, *, attempt: int = 1, **changes: Any
+) -> float:
     """How far what a FedDBP site trained towards in the round *after* that one is from equations 9 and 10, likewise.
 
     Over the mean of the round and what the site put into it, or last before it. ``changes`` are other settings.
     """
-    settings = book.agreement.feddbp.model_copy(update=changes)
-    mean = next(iter(expected(book, number).values()))
-    own = last_put(book, number, site)
+    settings = transcript.agreement.feddbp.model_copy(update=changes)
+    mean = next(iter(expected(transcript, number).values()))
+    own = last_put(transcript, number, site)
     assert own.scores is not None
     fused = feddbp.fused(
         own.rows.tolist(),
@@ -121,67 +123,67 @@ def fusion_excess(book: Book, number: int, site: str, *, attempt: int = 1, **cha
         settings.own,
         settings.top_channels if settings.personal else 0,
     )
-    off = np.abs(book.guides[number + 1, attempt, site] - np.array(fused))
+    off = np.abs(transcript.guides[number + 1, attempt, site] - np.array(fused))
     rounding = _ROUNDING * np.abs(own.rows).max()
     return float((off / (mean.rows_bound + rounding)).max())
 
 
-def last_put(book: Book, number: int, site: str) -> Put:
+def last_put(transcript: Transcript, number: int, site: str) -> Put:
     """What a site put into a round, or last before it."""
-    rounds = [key for key in book.put if key[2] == site and key[0] <= number]
-    return book.put[max(rounds)]
+    rounds = [key for key in transcript.put if key[2] == site and key[0] <= number]
+    return transcript.put[max(rounds)]
 
 
-def resolutions(book: Book, *, rounded: bool) -> tuple[Float, Float]:
+def resolutions(transcript: Transcript, *, rounded: bool) -> tuple[Float, Float]:
     """Of rows (K, d), if there are any, and of the averaged part (P,); zero where nothing is rounded but floats."""
-    layout = book.agreement.layout
-    if rounded or book.agreement.protection is Protection.PLAIN:
+    layout = transcript.agreement.layout
+    if rounded or transcript.agreement.protection is Protection.PLAIN:
         return layout.split(np.zeros(layout.length))
-    if book.agreement.protection is Protection.CKKS:
-        return layout.split(2.0 * sum_errors(book.agreement, sum(map(len, book.groups))))
-    return layout.split(book.agreement.fixed_point().resolution)
+    if transcript.agreement.protection is Protection.CKKS:
+        return layout.split(2.0 * sum_errors(transcript.agreement, sum(map(len, transcript.groups))))
+    return layout.split(transcript.agreement.fixed_point().resolution)
 
 
-def _put(book: Book, number: int, site: str, rounded: bool) -> Put:
+def _put(transcript: Transcript, number: int, site: str, rounded: bool) -> Put:
     """Its rows none where prototypes are not added up."""
-    put, layout = book.put[number, last_attempt(book, number), site], book.agreement.layout
+    put, layout = transcript.put[number, last_attempt(transcript, number), site], transcript.agreement.layout
     put = replace(put, rows=np.where(put.holds[:, None], put.rows, 0.0) if layout.classes else put.rows[:0])
     if not rounded:
         return put
-    fixed = book.agreement.fixed_point()
+    fixed = transcript.agreement.fixed_point()
     vector = layout.contribution(put.rows, put.averaged, put.samples)
     rows, averaged = layout.split(fixed.decode_sum(fixed.encode(vector), 1))
     return replace(put, rows=rows, averaged=averaged / put.samples if layout.weighted else averaged)
 
 
-def _within(book: Book, puts: dict[str, Put], groups: list[list[str]]) -> _Means:
+def _within(transcript: Transcript, puts: dict[str, Put], groups: list[list[str]]) -> _Means:
     sites = list(puts)
     prototypes = [put.rows.tolist() for put in puts.values()]
     holds = [put.holds.tolist() for put in puts.values()]
     members = [[sites.index(site) for site in group] for group in groups]
     found = (
-        [paper.intra(prototypes, holds, each, book.agreement.min_holders) for each in members]
-        if book.agreement.layout.classes
-        else [([], [False] * len(book.agreement.classes)) for _ in members]
+        [paper.intra(prototypes, holds, each, transcript.agreement.min_holders) for each in members]
+        if transcript.agreement.layout.classes
+        else [([], [False] * len(transcript.agreement.classes)) for _ in members]
     )
-    theta = [_theta(book, [puts[site] for site in group]) for group in groups]
-    shares = [_share(book, [puts[site] for site in group]) for group in groups]
+    theta = [_theta(transcript, [puts[site] for site in group]) for group in groups]
+    shares = [_share(transcript, [puts[site] for site in group]) for group in groups]
     return _Means([rows for rows, _ in found], [has for _, has in found], theta, shares)
 
 
-def _share(book: Book, puts: list[Put]) -> float:
+def _share(transcript: Transcript, puts: list[Put]) -> float:
     """By the module's argument; where models are not weighed, of the whole at most."""
-    if not book.agreement.layout.weighted:
+    if not transcript.agreement.layout.weighted:
         return 1.0
-    terms = 1 if book.agreement.protection is Protection.CKKS else len(puts)
+    terms = 1 if transcript.agreement.protection is Protection.CKKS else len(puts)
     return terms / sum(put.samples for put in puts)
 
 
-def _theta(book: Book, puts: list[Put]) -> lists.Vector:
+def _theta(transcript: Transcript, puts: list[Put]) -> lists.Vector:
     """The mean over sites, or over their samples."""
-    if not book.agreement.layout.weighted:
+    if not transcript.agreement.layout.weighted:
         return lists.mean([put.averaged.tolist() for put in puts])
-    total, sums = 0, [0.0] * book.agreement.layout.model
+    total, sums = 0, [0.0] * transcript.agreement.layout.model
     for put in puts:
         total += put.samples
         for j, value in enumerate(put.averaged.tolist()):
@@ -189,10 +191,10 @@ def _theta(book: Book, puts: list[Put]) -> lists.Vector:
     return [value / total for value in sums]
 
 
-def _unmixed(book: Book, means: _Means, *, rounded: bool) -> list[Mixed]:
+def _unmixed(transcript: Transcript, means: _Means, *, rounded: bool) -> list[Mixed]:
     """One group's means are its result."""
-    layout = book.agreement.layout
-    steps, theta_steps = resolutions(book, rounded=rounded)
+    layout = transcript.agreement.layout
+    steps, theta_steps = resolutions(transcript, rounded=rounded)
     found = []
     for given, has, theta_list, share in zip(means.rows, means.has, means.theta, means.shares, strict=True):
         rows, theta = np.array(given).reshape(layout.classes, layout.dim), np.array(theta_list)
@@ -203,20 +205,20 @@ def _unmixed(book: Book, means: _Means, *, rounded: bool) -> list[Mixed]:
     return found
 
 
-def _between(book: Book, means: _Means, *, rounded: bool) -> list[Mixed]:
-    literal = book.agreement.fedpc.literal_absent
+def _between(transcript: Transcript, means: _Means, *, rounded: bool) -> list[Mixed]:
+    literal = transcript.agreement.fedpc.literal_absent
     vectors = [paper.concatenated(rows, has) for rows, has in zip(means.rows, means.has, strict=True)]
     weights = paper.rho(vectors)
     rows, has = paper.inter_prototypes(means.rows, means.has, weights, literal=literal)
     theta = paper.inter_theta(means.theta, weights)
-    steps, theta_steps = resolutions(book, rounded=rounded)
+    steps, theta_steps = resolutions(transcript, rounded=rounded)
     largest = np.abs(np.array(means.rows)).max(axis=0)
     largest_theta = np.abs(np.array(means.theta)).max(axis=0)
     known = np.array(means.has)
     moved = _weights_moved(np.array(vectors), np.repeat(known, steps.shape[1], axis=1) * steps.ravel() / 2.0)
     shares = np.where(has, np.array(weights) @ known, 1.0)
     mixed, mixed_theta = _mixed(
-        book, np.abs(np.array(means.rows)).sum(axis=0), np.abs(np.array(means.theta)).sum(axis=0)
+        transcript, np.abs(np.array(means.rows)).sum(axis=0), np.abs(np.array(means.theta)).sum(axis=0)
     )
     return [
         Mixed(
@@ -233,11 +235,11 @@ def _between(book: Book, means: _Means, *, rounded: bool) -> list[Mixed]:
     ]
 
 
-def _mixed(book: Book, rows: Float, theta: Float) -> tuple[Float, Float]:
+def _mixed(transcript: Transcript, rows: Float, theta: Float) -> tuple[Float, Float]:
     """What mixing on ciphertexts adds, for magnitudes summed over the groups: in a weighted sum, and in its weight."""
-    if book.agreement.protection is not Protection.CKKS:
+    if transcript.agreement.protection is not Protection.CKKS:
         return np.zeros_like(rows), np.zeros_like(theta)
-    of_rows, of_theta, of_weight = mix_errors(book.agreement, rows, theta)
+    of_rows, of_theta, of_weight = mix_errors(transcript.agreement, rows, theta)
     return of_rows + of_weight * rows, of_theta + of_weight * theta
 
 

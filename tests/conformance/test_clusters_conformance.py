@@ -11,7 +11,13 @@ import pytest
 
 from agreement import FedplccSection, Method, Protection
 from protoseal_wire.messages import Phase
-from tests.conformance.clustered_runs import ClusterBook, excess, expected, expected_local, run_clustered
+from tests.conformance.clustered_runs import (
+    ClusterTranscript,
+    excess,
+    expected,
+    expected_local,
+    run_clustered,
+)
 from tests.conformance.grouped_runs import compare_predictions, grouped_agreement
 from tests.conformance.runs import Bool, data_for
 from tests.conformance.stepped_federation import Loss
@@ -29,21 +35,21 @@ HOLDS = np.ones((6, 4), dtype=np.bool_)
 HOLDS[:3, 1] = False  # three sites are left, just enough
 HOLDS[1:5, 3] = False  # two are left: withheld
 
-Books = Callable[[Protection, str], ClusterBook]
+Transcripts = Callable[[Protection, str], ClusterTranscript]
 each_case = pytest.mark.parametrize("case", CASES)
 every_round = pytest.mark.parametrize("number", range(1, ROUNDS + 1))
 
 
 @pytest.fixture(scope="module")
-def books(tmp_path_factory: pytest.TempPathFactory) -> Books:
+def transcripts(tmp_path_factory: pytest.TempPathFactory) -> Transcripts:
     """Every run is made once."""
 
     @cache
-    def book(protection: Protection, case: str) -> ClusterBook:
+    def transcript(protection: Protection, case: str) -> ClusterTranscript:
         method, changes = CASES[case]
         return clustered(protection, method, tmp_path_factory.mktemp("run"), HOLDS, **changes)
 
-    return book
+    return transcript
 
 
 def clustered(
@@ -55,7 +61,7 @@ def clustered(
     rounds: int = ROUNDS,
     min_holders: int = 3,
     **changes: Any,
-) -> ClusterBook:
+) -> ClusterTranscript:
     agreement = grouped_agreement(
         protection,
         classes=holds.shape[1],
@@ -70,11 +76,11 @@ def clustered(
 
 
 @each_case
-def test_local_prototypes_are_finch_over_a_classs_features(books: Books, case: str) -> None:
-    book = books(Protection.PLAIN, case)
+def test_local_prototypes_are_finch_over_a_classs_features(transcripts: Transcripts, case: str) -> None:
+    transcript = transcripts(Protection.PLAIN, case)
     numbers = set()
-    for at, local in book.local.items():
-        want = expected_local(book, at)
+    for at, local in transcript.local.items():
+        want = expected_local(transcript, at)
         assert [(int(k), int(n)) for k, n in zip(local.labels, local.counts, strict=True)] == [
             (k, n) for k, _, n in want
         ]
@@ -87,20 +93,20 @@ def test_local_prototypes_are_finch_over_a_classs_features(books: Books, case: s
 @each_case
 @pytest.mark.parametrize("protection", [Protection.PLAIN, Protection.MASKED])
 def test_a_round_is_the_equations_on_what_the_sites_put_in(
-    books: Books, protection: Protection, case: str, number: int
+    transcripts: Transcripts, protection: Protection, case: str, number: int
 ) -> None:
-    book = books(protection, case)
-    assert len(contributors(book, number)) == len(HOLDS)
-    assert excess(book, number) <= 1.0
-    found = expected(book, number)
+    transcript = transcripts(protection, case)
+    assert len(contributors(transcript, number)) == len(HOLDS)
+    assert excess(transcript, number) <= 1.0
+    found = expected(transcript, number)
     assert set(found.labels) == {0, 1, 2}  # class 3 is withheld
     assert len(found.labels) > 3
 
 
 @each_case
-def test_a_masked_first_round_is_the_plain_one(books: Books, case: str) -> None:
+def test_a_masked_first_round_is_the_plain_one(transcripts: Transcripts, case: str) -> None:
     """Both trained alike until then, and FINCH sees the same cosines, turned or not."""
-    masked, plain = books(Protection.MASKED, case), books(Protection.PLAIN, case)
+    masked, plain = transcripts(Protection.MASKED, case), transcripts(Protection.PLAIN, case)
     for at, local in plain.local.items():
         if at[0] == 1:
             np.testing.assert_array_equal(masked.local[at].rows, local.rows)
@@ -119,19 +125,19 @@ def test_a_masked_first_round_is_the_plain_one(books: Books, case: str) -> None:
 
 @every_round
 @each_case
-def test_the_saved_models_predict_the_same(books: Books, case: str, number: int) -> None:
-    compare_predictions(books(Protection.MASKED, case), books(Protection.PLAIN, case), number)
+def test_the_saved_models_predict_the_same(transcripts: Transcripts, case: str, number: int) -> None:
+    compare_predictions(transcripts(Protection.MASKED, case), transcripts(Protection.PLAIN, case), number)
 
 
 @pytest.mark.parametrize("literal_norms", [False, True])
 def test_a_cluster_may_be_of_one_site_where_that_is_agreed(tmp_path: Any, literal_norms: bool) -> None:
     """As in print, with one site for each domain; and with vectors clustered as they are."""
-    book = clustered(
+    transcript = clustered(
         Protection.PLAIN, Method.FEDPLCC, tmp_path, HOLDS, min_holders=1, literal_norms=literal_norms
     )
     for number in range(1, ROUNDS + 1):
-        assert excess(book, number) <= 1.0
-        assert set(expected(book, number).labels) == {0, 1, 2, 3}
+        assert excess(transcript, number) <= 1.0
+        assert set(expected(transcript, number).labels) == {0, 1, 2, 3}
 
 
 # The power of the checks
@@ -139,15 +145,17 @@ def test_a_cluster_may_be_of_one_site_where_that_is_agreed(tmp_path: Any, litera
 
 @each_case
 @pytest.mark.parametrize("protection", [Protection.PLAIN, Protection.MASKED])
-def test_one_contribution_less_is_beyond_the_bound(books: Books, protection: Protection, case: str) -> None:
-    book = books(protection, case)
-    for site in contributors(book, 2):
-        assert excess(book, 2, without=(site,)) > 100.0
+def test_one_contribution_less_is_beyond_the_bound(
+    transcripts: Transcripts, protection: Protection, case: str
+) -> None:
+    transcript = transcripts(protection, case)
+    for site in contributors(transcript, 2):
+        assert excess(transcript, 2, without=(site,)) > 100.0
 
 
-def test_the_bound_of_masks_is_beyond_that_of_plain(books: Books) -> None:
-    masked, plain = books(Protection.MASKED, "fedplcc"), books(Protection.PLAIN, "fedplcc")
-    masked_with_plain_bound = ClusterBook(plain.agreement)
+def test_the_bound_of_masks_is_beyond_that_of_plain(transcripts: Transcripts) -> None:
+    masked, plain = transcripts(Protection.MASKED, "fedplcc"), transcripts(Protection.PLAIN, "fedplcc")
+    masked_with_plain_bound = ClusterTranscript(plain.agreement)
     vars(masked_with_plain_bound).update({**vars(masked), "agreement": plain.agreement})
     assert excess(masked_with_plain_bound, 1) > 2.0
 
@@ -164,7 +172,7 @@ FULL = np.ones((6, 3), dtype=np.bool_)
 
 
 @pytest.fixture(scope="module")
-def losing(tmp_path_factory: pytest.TempPathFactory) -> ClusterBook:
+def losing(tmp_path_factory: pytest.TempPathFactory) -> ClusterTranscript:
     """Each round loses a site in another phase; in the round after it is back."""
     losses = [Loss(LOST, number, phase) for number, phase in enumerate(PHASES, start=1)]
     folder = tmp_path_factory.mktemp("losing")
@@ -175,7 +183,7 @@ def losing(tmp_path_factory: pytest.TempPathFactory) -> ClusterBook:
     ("number", "phase"), [pytest.param(i, each, id=each.name) for i, each in enumerate(PHASES, start=1)]
 )
 def test_the_others_get_their_result_over_those_whose_values_came(
-    losing: ClusterBook, number: int, phase: Phase
+    losing: ClusterTranscript, number: int, phase: Phase
 ) -> None:
     heard = phase in (Phase.SURVIVORS, Phase.UNMASK, Phase.RESULT)
     _, attempt, abandoned = losing.summary()[number - 1]
@@ -189,7 +197,7 @@ def test_the_others_get_their_result_over_those_whose_values_came(
     assert start.base == losing.bases[number + 1, 1, LOST]
 
 
-def test_every_site_takes_part_in_the_last_round(losing: ClusterBook) -> None:
+def test_every_site_takes_part_in_the_last_round(losing: ClusterTranscript) -> None:
     assert contributors(losing, len(PHASES) + 1) == EVERYONE
     assert excess(losing, len(PHASES) + 1) <= 1.0
 
@@ -198,7 +206,7 @@ UNDER_PLAIN = (Phase.PRESENCE, Phase.VALUES, Phase.RESULT)
 
 
 @pytest.fixture(scope="module")
-def losing_plain(tmp_path_factory: pytest.TempPathFactory) -> ClusterBook:
+def losing_plain(tmp_path_factory: pytest.TempPathFactory) -> ClusterTranscript:
     """The same under `plain`, which has fewer phases."""
     losses = [Loss(LOST, number, phase) for number, phase in enumerate(UNDER_PLAIN, start=1)]
     folder = tmp_path_factory.mktemp("losing")
@@ -210,7 +218,7 @@ def losing_plain(tmp_path_factory: pytest.TempPathFactory) -> ClusterBook:
     ("number", "phase"), [pytest.param(i, each, id=each.name) for i, each in enumerate(UNDER_PLAIN, start=1)]
 )
 def test_the_others_get_their_result_under_plain(
-    losing_plain: ClusterBook, number: int, phase: Phase
+    losing_plain: ClusterTranscript, number: int, phase: Phase
 ) -> None:
     heard, after = phase is Phase.RESULT, len(UNDER_PLAIN) + 1
     assert losing_plain.summary()[number - 1] == (number, 2 if phase is Phase.VALUES else 1, False)
@@ -220,11 +228,11 @@ def test_the_others_get_their_result_under_plain(
     assert max(excess(losing_plain, number), excess(losing_plain, after)) <= 1.0
 
 
-def needed(book: ClusterBook, number: int, attempt: int) -> set[str]:
+def needed(transcript: ClusterTranscript, number: int, attempt: int) -> set[str]:
     """The sites without which some cluster of an attempt has too few."""
     found: set[str] = set()
-    for holders in book.holders(number, attempt):
-        found |= set(holders) if len(holders) == book.agreement.min_holders else set()
+    for holders in transcript.holders(number, attempt):
+        found |= set(holders) if len(holders) == transcript.agreement.min_holders else set()
     return found
 
 
@@ -235,9 +243,9 @@ def test_a_round_is_repeated_if_a_cluster_needs_who_is_lost_and_only_then(
     before = clustered(Protection.MASKED, Method.FEDPLCC, tmp_path / "all", FULL, rounds=1)
     necessary = needed(before, 1, 1)
     lost = sorted(set(EVERYONE) - necessary if spared else necessary)[0]
-    book = clustered(
+    transcript = clustered(
         Protection.MASKED, Method.FEDPLCC, tmp_path / "lost", FULL, Loss(lost, 1, Phase.VALUES), rounds=1
     )
-    assert book.summary() == [(1, 1 if spared else 2, False)]
-    assert contributors(book, 1) == tuple(site for site in EVERYONE if site != lost)
-    assert excess(book, 1) <= 1.0
+    assert transcript.summary() == [(1, 1 if spared else 2, False)]
+    assert contributors(transcript, 1) == tuple(site for site in EVERYONE if site != lost)
+    assert excess(transcript, 1) <= 1.0

@@ -12,11 +12,11 @@ import pytest
 
 from agreement import FeddbpSection, FedplccSection, Method, Protection
 from tests.conformance import clustered_runs, sum_equations
-from tests.conformance.clustered_runs import ClusterBook, run_clustered
+from tests.conformance.clustered_runs import ClusterTranscript, run_clustered
 from tests.conformance.grouped_runs import (
-    Book,
     Float,
     Got,
+    Transcript,
     compare_predictions,
     grouped_agreement,
     run_grouped,
@@ -51,17 +51,17 @@ EACH_METHOD = ("feddbp, few", "fedproto", "fedavg", "fedproto-averaged", "fedpc"
 CLUSTERED = [case for case, (method, _, _) in CASES.items() if method in (Method.FEDPLCC, Method.FPL)]
 SUMMED = [case for case in CASES if case not in CLUSTERED]
 
-Books = Callable[[Protection, str], Book]
+Transcripts = Callable[[Protection, str], Transcript]
 each_case = pytest.mark.parametrize("case", full_but(CASES, *EACH_METHOD))
 every_round = pytest.mark.parametrize("number", range(1, ROUNDS + 1))
 
 
 @pytest.fixture(scope="module")
-def books(tmp_path_factory: pytest.TempPathFactory) -> Books:
+def transcripts(tmp_path_factory: pytest.TempPathFactory) -> Transcripts:
     """Every run is made once."""
 
     @cache
-    def book(protection: Protection, case: str) -> Book:
+    def transcript(protection: Protection, case: str) -> Transcript:
         method, holds, settings = CASES[case]
         agreement = grouped_agreement(
             protection,
@@ -75,32 +75,36 @@ def books(tmp_path_factory: pytest.TempPathFactory) -> Books:
         run = run_clustered if case in CLUSTERED else run_grouped
         return run(agreement, data_for(agreement, holds), tmp_path_factory.mktemp("run"))
 
-    return book
+    return transcript
 
 
-def excess(book: Book, number: int, **options: Any) -> float:
-    if isinstance(book, ClusterBook):
-        return clustered_runs.excess(book, number, **options)
-    return sum_equations.excess(book, number, **options)
+def excess(transcript: Transcript, number: int, **options: Any) -> float:
+    if isinstance(transcript, ClusterTranscript):
+        return clustered_runs.excess(transcript, number, **options)
+    return sum_equations.excess(transcript, number, **options)
 
 
 @every_round
 @each_case
-def test_a_round_is_the_equations_on_what_the_sites_put_in(books: Books, case: str, number: int) -> None:
-    book = books(Protection.CKKS, case)
-    assert len(sum_equations.contributors(book, number)) == len(CASES[case][1])
-    assert excess(book, number) <= 1.0
-    assert {attempt for _, attempt, _ in book.summary()} == {1}
+def test_a_round_is_the_equations_on_what_the_sites_put_in(
+    transcripts: Transcripts, case: str, number: int
+) -> None:
+    transcript = transcripts(Protection.CKKS, case)
+    assert len(sum_equations.contributors(transcript, number)) == len(CASES[case][1])
+    assert excess(transcript, number) <= 1.0
+    assert {attempt for _, attempt, _ in transcript.summary()} == {1}
 
 
 @each_case
-def test_a_first_round_is_that_of_plain_and_what_both_may_be_apart_is_little(books: Books, case: str) -> None:
+def test_a_first_round_differs_from_plain_by_little_and_is_not_passed_on(
+    transcripts: Transcripts, case: str
+) -> None:
     """Both trained alike until then. And it was not simply passed on."""
-    book, plain = books(Protection.CKKS, case), books(Protection.PLAIN, case)
-    assert within(book, plain) <= 1.0
-    averaging = book.agreement.averaging
-    averaged = [np.abs(got.averaged - plain.got[key].averaged) for key, got in first(book).items()]
-    rows = [np.abs(got.rows - plain.got[key].rows).max(initial=0.0) for key, got in first(book).items()]
+    transcript, plain = transcripts(Protection.CKKS, case), transcripts(Protection.PLAIN, case)
+    assert within(transcript, plain) <= 1.0
+    averaging = transcript.agreement.averaging
+    averaged = [np.abs(got.averaged - plain.got[key].averaged) for key, got in first(transcript).items()]
+    rows = [np.abs(got.rows - plain.got[key].rows).max(initial=0.0) for key, got in first(transcript).items()]
     parameters = [each[: averaging.parameters].max(initial=0.0) for each in averaged]
     buffers = [each[averaging.parameters :].max(initial=0.0) for each in averaged]
     assert max(*rows, *parameters, *buffers) > 0.0
@@ -110,53 +114,54 @@ def test_a_first_round_is_that_of_plain_and_what_both_may_be_apart_is_little(boo
 
 
 @each_case
-def test_the_bounds_are_small(books: Books, case: str) -> None:
+def test_the_bounds_are_small(transcripts: Transcripts, case: str) -> None:
     """Of prototypes, those of few samples times up to 100,000 apart, and parameters; of buffers in proportion."""
-    averaging = books(Protection.CKKS, case).agreement.averaging
-    for rows, averaged in bounds(books(Protection.CKKS, case)):
+    averaging = transcripts(Protection.CKKS, case).agreement.averaging
+    for rows, averaged in bounds(transcripts(Protection.CKKS, case)):
         assert rows.max(initial=0.0) < (1e-5 if case == "fedplcc, weighted centres" else 1e-6)
         assert averaged[: averaging.parameters].max(initial=0.0) < 1e-6
         assert averaged[averaging.parameters :].max(initial=0.0) < 1e-10 * averaging.buffer_bound
 
 
-def first(book: Book) -> dict[tuple[int, str], Got]:
+def first(transcript: Transcript) -> dict[tuple[int, str], Got]:
     """The results of the first round."""
-    return {key: got for key, got in book.got.items() if key[0] == 1}
+    return {key: got for key, got in transcript.got.items() if key[0] == 1}
 
 
-def within(book: Book, plain: Book) -> float:
+def within(transcript: Transcript, plain: Transcript) -> float:
     """The results of the first round under `plain`, in units of the bounds for `ckks`."""
-    if isinstance(book, ClusterBook) and isinstance(plain, ClusterBook):
+    if isinstance(transcript, ClusterTranscript) and isinstance(plain, ClusterTranscript):
         results = {key: each for key, each in plain.results.items() if key[0] == 1}
-        return clustered_runs.excess(replace(book, results=results), 1)
-    return sum_equations.excess(replace(book, got=first(plain)), 1)
+        return clustered_runs.excess(replace(transcript, results=results), 1)
+    return sum_equations.excess(replace(transcript, got=first(plain)), 1)
 
 
-def bounds(book: Book) -> list[tuple[Float, Float]]:
+def bounds(transcript: Transcript) -> list[tuple[Float, Float]]:
     """Of each site's result of the first round: prototypes or centres, and the averaged part."""
-    if isinstance(book, ClusterBook):
-        found = clustered_runs.expected(book, 1)
+    if isinstance(transcript, ClusterTranscript):
+        found = clustered_runs.expected(transcript, 1)
         return [(found.rows_bound, found.averaged_bound)]
-    return [(each.rows_bound, each.averaged_bound) for each in sum_equations.expected(book, 1).values()]
+    return [(each.rows_bound, each.averaged_bound) for each in sum_equations.expected(transcript, 1).values()]
 
 
 @every_round
 @each_case
-def test_the_saved_models_predict_the_same(books: Books, case: str, number: int) -> None:
-    compare_predictions(books(Protection.CKKS, case), books(Protection.PLAIN, case), number)
+def test_the_saved_models_predict_the_same(transcripts: Transcripts, case: str, number: int) -> None:
+    compare_predictions(transcripts(Protection.CKKS, case), transcripts(Protection.PLAIN, case), number)
 
 
 @pytest.mark.parametrize("case", full_but([case for case in CASES if case.startswith("fedpc")], "fedpc"))
-def test_groups_are_those_of_plain(books: Books, case: str) -> None:
-    assert books(Protection.CKKS, case).groups == books(Protection.PLAIN, case).groups
-    assert len(books(Protection.CKKS, case).groups) == {"fedpc, three groups": 3, "fedpc, one group": 1}.get(
-        case, 2
-    )
+def test_groups_are_those_of_plain(transcripts: Transcripts, case: str) -> None:
+    assert transcripts(Protection.CKKS, case).groups == transcripts(Protection.PLAIN, case).groups
+    assert len(transcripts(Protection.CKKS, case).groups) == {
+        "fedpc, three groups": 3,
+        "fedpc, one group": 1,
+    }.get(case, 2)
 
 
 @each_case
-def test_one_contribution_less_is_beyond_the_bound(books: Books, case: str) -> None:
-    book = books(Protection.CKKS, case)
-    for site in sum_equations.contributors(book, 2):
+def test_one_contribution_less_is_beyond_the_bound(transcripts: Transcripts, case: str) -> None:
+    transcript = transcripts(Protection.CKKS, case)
+    for site in sum_equations.contributors(transcript, 2):
         if len(CASES[case][1]) > 3:  # of three nobody can be left out
-            assert excess(book, 2, without=(site,)) > 100.0
+            assert excess(transcript, 2, without=(site,)) > 100.0

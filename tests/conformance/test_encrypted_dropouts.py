@@ -19,8 +19,8 @@ from protoseal_wire.messages import Phase
 from secure_client.protocol.setup import open_journal
 from secure_server.rounds import transitions
 from tests.conformance import clustered_runs, sum_equations, test_restarts
-from tests.conformance.clustered_runs import ClusterBook, run_clustered
-from tests.conformance.grouped_runs import Book, grouped_agreement, run_grouped, two_kinds
+from tests.conformance.clustered_runs import ClusterTranscript, run_clustered
+from tests.conformance.grouped_runs import Transcript, grouped_agreement, run_grouped, two_kinds
 from tests.conformance.plain_answers import check_predictions
 from tests.conformance.runs import data_for
 from tests.conformance.stepped_federation import Loss
@@ -51,7 +51,7 @@ CLUSTERS: dict[int, tuple[Phase, tuple[str, ...]]] = {
 LOST = {Method.FEDDBP: SUMS, Method.FEDPC: GROUPS, Method.FEDPLCC: CLUSTERS}
 ABANDONED = 5
 """FedPC's round without a result."""
-Books = Callable[[Method], Book]
+Transcripts = Callable[[Method], Transcript]
 each_loss = pytest.mark.parametrize(
     ("method", "number"),
     [
@@ -63,7 +63,7 @@ each_loss = pytest.mark.parametrize(
 )
 
 
-def run(method: Method, rounds: int, folder: Path, losses: Sequence[Loss]) -> Book:
+def run(method: Method, rounds: int, folder: Path, losses: Sequence[Loss]) -> Transcript:
     """FedPLCC with six sites, of which three have the last class."""
     agreement = grouped_agreement(
         Protection.CKKS,
@@ -81,48 +81,52 @@ def run(method: Method, rounds: int, folder: Path, losses: Sequence[Loss]) -> Bo
 
 
 @pytest.fixture(scope="module")
-def books(tmp_path_factory: pytest.TempPathFactory) -> Books:
+def transcripts(tmp_path_factory: pytest.TempPathFactory) -> Transcripts:
     @cache
-    def book(method: Method) -> Book:
+    def transcript(method: Method) -> Transcript:
         lost = LOST[method]
         losses = [Loss(site, number, phase) for number, (phase, sites) in lost.items() for site in sites]
         return run(method, max(lost) + 1, tmp_path_factory.mktemp("run"), losses)
 
-    return book
+    return transcript
 
 
-def sites_of(book: Book) -> set[str]:
-    return {site for _, _, site in book.put}
+def sites_of(transcript: Transcript) -> set[str]:
+    return {site for _, _, site in transcript.put}
 
 
-def excess(book: Book, number: int) -> float:
-    if isinstance(book, ClusterBook):
-        return clustered_runs.excess(book, number)
-    return sum_equations.excess(book, number)
+def excess(transcript: Transcript, number: int) -> float:
+    if isinstance(transcript, ClusterTranscript):
+        return clustered_runs.excess(transcript, number)
+    return sum_equations.excess(transcript, number)
 
 
 @each_loss
-def test_a_round_completes_exactly_without_the_lost_site(books: Books, method: Method, number: int) -> None:
-    book, (phase, lost) = books(method), LOST[method][number]
+def test_a_round_completes_exactly_without_the_lost_site(
+    transcripts: Transcripts, method: Method, number: int
+) -> None:
+    transcript, (phase, lost) = transcripts(method), LOST[method][number]
     repeated = phase in (Phase.DIRECTIONS, Phase.VALUES)
-    assert book.summary()[number - 1] == (number, 2 if repeated else 1, False)
+    assert transcript.summary()[number - 1] == (number, 2 if repeated else 1, False)
     heard = phase in (Phase.MEANS, Phase.RESULT)
-    others = sites_of(book) - set(lost)
-    assert set(sum_equations.contributors(book, number)) == (sites_of(book) if heard else others)
-    assert {site for r, site in book.got if r == number} == others
-    assert excess(book, number) <= 1.0
+    others = sites_of(transcript) - set(lost)
+    assert set(sum_equations.contributors(transcript, number)) == (sites_of(transcript) if heard else others)
+    assert {site for r, site in transcript.got if r == number} == others
+    assert excess(transcript, number) <= 1.0
 
 
 @each_loss
 def test_a_lost_site_catches_up_by_ciphertexts_and_trains_from_the_common_base(
-    books: Books, method: Method, number: int
+    transcripts: Transcripts, method: Method, number: int
 ) -> None:
-    book, (_, lost) = books(method), LOST[method][number]
+    transcript, (_, lost) = transcripts(method), LOST[method][number]
     after = number + 1
-    groups = book.groups if method is Method.FEDPC else (tuple(sorted(sites_of(book))),)
+    groups = transcript.groups if method is Method.FEDPC else (tuple(sorted(sites_of(transcript))),)
     for group in groups:
-        starts = {site: book.starts[after, 1, site] for site in group}
-        assert {start.base for start in starts.values()} == {book.bases[after, 1, site] for site in group}
+        starts = {site: transcript.starts[after, 1, site] for site in group}
+        assert {start.base for start in starts.values()} == {
+            transcript.bases[after, 1, site] for site in group
+        }
         assert len({start.base for start in starts.values()}) == 1
         for site in set(group) & set(lost):
             caught_up = starts[site].catch_up
@@ -130,50 +134,52 @@ def test_a_lost_site_catches_up_by_ciphertexts_and_trains_from_the_common_base(
             assert caught_up.scheme == "ckks/1"
             assert len(caught_up.blobs) > 0
         if method is not Method.FEDDBP:  # whose sites fuse what they get with their own
-            first = book.guides[after, 1, group[0]]
+            first = transcript.guides[after, 1, group[0]]
             for site in group:
-                np.testing.assert_array_equal(book.guides[after, 1, site], first)
+                np.testing.assert_array_equal(transcript.guides[after, 1, site], first)
 
 
-def test_a_site_that_catches_up_fuses_the_mean_with_its_own_last_prototypes(books: Books) -> None:
+def test_a_site_that_catches_up_fuses_the_mean_with_its_own_last_prototypes(transcripts: Transcripts) -> None:
     for site in EVERYONE:
-        assert sum_equations.fusion_excess(books(Method.FEDDBP), 3, site) <= 1.0
+        assert sum_equations.fusion_excess(transcripts(Method.FEDDBP), 3, site) <= 1.0
 
 
 @pytest.mark.parametrize("method", LOST)
-def test_every_site_takes_part_in_the_last_round(books: Books, method: Method) -> None:
-    book = books(method)
-    last = book.agreement.rounds
-    assert set(sum_equations.contributors(book, last)) == sites_of(book)
-    assert {site for number, site in book.got if number == last} == sites_of(book)
-    assert excess(book, last) <= 1.0
+def test_every_site_takes_part_in_the_last_round(transcripts: Transcripts, method: Method) -> None:
+    transcript = transcripts(method)
+    last = transcript.agreement.rounds
+    assert set(sum_equations.contributors(transcript, last)) == sites_of(transcript)
+    assert {site for number, site in transcript.got if number == last} == sites_of(transcript)
+    assert excess(transcript, last) <= 1.0
 
 
 # Leaders
 
 
-def test_a_round_whose_leader_is_lost_is_abandoned_and_nobody_trains_from_it(books: Books) -> None:
-    book = books(Method.FEDPC)
-    assert book.summary()[ABANDONED - 1] == (ABANDONED, 1, True)
-    assert not {site for number, site in book.got if number == ABANDONED}
+def test_a_round_whose_leader_is_lost_is_abandoned_and_nobody_trains_from_it(
+    transcripts: Transcripts,
+) -> None:
+    transcript = transcripts(Method.FEDPC)
+    assert transcript.summary()[ABANDONED - 1] == (ABANDONED, 1, True)
+    assert not {site for number, site in transcript.got if number == ABANDONED}
     for group in (FIRST, SECOND):
-        before = {book.got[4, site].hash for site in group}
+        before = {transcript.got[4, site].hash for site in group}
         there = [site for site in group if site != LEADER]
-        assert {book.starts[ABANDONED + 1, 1, site].base for site in there} == before
+        assert {transcript.starts[ABANDONED + 1, 1, site].base for site in there} == before
 
 
-def test_the_next_round_has_another_leader(books: Books) -> None:
-    book = books(Method.FEDPC)
-    assert book.summary()[ABANDONED] == (ABANDONED + 1, 1, False)
-    assert sum_equations.contributors(book, ABANDONED + 1) == EVERYONE[1:]
-    assert excess(book, ABANDONED + 1) <= 1.0
-    assert leaders(book, ABANDONED + 1) == {FIRST[1], SECOND[0]}
-    assert leaders(book, 3) == leaders(book, 7) == {FIRST[0], SECOND[0]}
+def test_the_next_round_has_another_leader(transcripts: Transcripts) -> None:
+    transcript = transcripts(Method.FEDPC)
+    assert transcript.summary()[ABANDONED] == (ABANDONED + 1, 1, False)
+    assert sum_equations.contributors(transcript, ABANDONED + 1) == EVERYONE[1:]
+    assert excess(transcript, ABANDONED + 1) <= 1.0
+    assert leaders(transcript, ABANDONED + 1) == {FIRST[1], SECOND[0]}
+    assert leaders(transcript, 3) == leaders(transcript, 7) == {FIRST[0], SECOND[0]}
 
 
-def leaders(book: Book, number: int) -> set[str]:
+def leaders(transcript: Transcript, number: int) -> set[str]:
     """Whose means the coordinator took."""
-    keys = [(each.key, each.site) for each in book.received if each.key is not None]
+    keys = [(each.key, each.site) for each in transcript.received if each.key is not None]
     return {site for key, site in keys if (key.round, key.phase) == (number, Phase.MEANS)}
 
 
@@ -182,10 +188,10 @@ def test_attempts_after_means_were_asked_would_have_been_noticed(
 ) -> None:
     """The power of the above: a coordinator that repeats the round gets means of two sums in it."""
     monkeypatch.setattr(transitions, "_sum_may_be_open", lambda *_: False)
-    book = run(Method.FEDPC, 1, tmp_path, [Loss(LEADER, 1, Phase.MEANS)])
-    assert book.summary() == [(1, 2, False)]
-    assert leaders(book, 1) == {FIRST[0], FIRST[1], SECOND[0]} - {LEADER}
-    assert {attempt for _, attempt, _ in book.put} == {1, 2}
+    transcript = run(Method.FEDPC, 1, tmp_path, [Loss(LEADER, 1, Phase.MEANS)])
+    assert transcript.summary() == [(1, 2, False)]
+    assert leaders(transcript, 1) == {FIRST[0], FIRST[1], SECOND[0]} - {LEADER}
+    assert {attempt for _, attempt, _ in transcript.put} == {1, 2}
 
 
 # Groups and classes of which too few are left
@@ -194,7 +200,7 @@ TOO_FEW_HOLDERS, TOO_FEW_MEMBERS, BACK = 1, 2, 3
 
 
 @pytest.fixture(scope="module")
-def short(tmp_path_factory: pytest.TempPathFactory) -> Book:
+def short(tmp_path_factory: pytest.TempPathFactory) -> Transcript:
     """One of three of the first group that have class 4 is lost, then two of the second group's four."""
     losses = [
         Loss("site-3", TOO_FEW_HOLDERS, Phase.VALUES),
@@ -203,7 +209,7 @@ def short(tmp_path_factory: pytest.TempPathFactory) -> Book:
     return run(Method.FEDPC, BACK, tmp_path_factory.mktemp("run"), losses)
 
 
-def test_a_class_that_too_few_are_left_of_is_zeros_in_the_sum_that_is_repeated(short: Book) -> None:
+def test_a_class_that_too_few_are_left_of_is_zeros_in_the_sum_that_is_repeated(short: Transcript) -> None:
     """It comes back from the other group, which has it."""
     assert short.summary()[TOO_FEW_HOLDERS - 1] == (TOO_FEW_HOLDERS, 2, False)
     assert sum_equations.contributors(short, TOO_FEW_HOLDERS) == tuple(
@@ -214,7 +220,7 @@ def test_a_class_that_too_few_are_left_of_is_zeros_in_the_sum_that_is_repeated(s
     assert {site for _, attempt, site in with_two if attempt == 2 and site in FIRST} == {"site-5", "site-7"}
 
 
-def test_a_group_that_too_few_are_left_of_sits_the_next_attempt_out(short: Book) -> None:
+def test_a_group_that_too_few_are_left_of_sits_the_next_attempt_out(short: Transcript) -> None:
     assert short.summary()[TOO_FEW_MEMBERS - 1] == (TOO_FEW_MEMBERS, 2, False)
     assert sum_equations.contributors(short, TOO_FEW_MEMBERS) == FIRST
     assert {site for number, site in short.got if number == TOO_FEW_MEMBERS} == set(FIRST)
@@ -224,7 +230,7 @@ def test_a_group_that_too_few_are_left_of_sits_the_next_attempt_out(short: Book)
     assert {short.starts[BACK, 1, site].base for site in SECOND} == last
 
 
-def test_with_everyone_back_both_groups_have_their_results_again(short: Book) -> None:
+def test_with_everyone_back_both_groups_have_their_results_again(short: Transcript) -> None:
     assert sum_equations.contributors(short, BACK) == EVERYONE
     assert excess(short, BACK) <= 1.0
 
@@ -253,7 +259,7 @@ def test_restarts_between_all_steps_change_nothing(
     restarted = test_restarts.run_forgetfully(agreement, data, tmp_path / "restarted")
     check_predictions(*((taken, undisturbed.taken[key]) for key, taken in restarted.items()))
     for (number, site), taken in restarted.items():
-        if isinstance(undisturbed, ClusterBook):
+        if isinstance(undisturbed, ClusterTranscript):
             bound = clustered_runs.expected(undisturbed, number).rows_bound
         else:
             bound = sum_equations.expected(undisturbed, number)[site].rows_bound

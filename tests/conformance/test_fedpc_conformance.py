@@ -13,8 +13,8 @@ import pytest
 from agreement import MaskingSection, Protection
 from tests.conformance import sum_equations
 from tests.conformance.grouped_runs import (
-    Book,
     Got,
+    Transcript,
     compare_predictions,
     grouped_agreement,
     run_grouped,
@@ -32,7 +32,7 @@ SHAPES: dict[str, tuple[Bool, int, dict[str, Any]]] = {
 BOUNDS = {"parameter_bound": 8.0, "buffer_bound": 30.0}
 """A ring of 32 bits has no room for the usual ones."""
 
-Books = Callable[[Protection, str, int], Book]
+Transcripts = Callable[[Protection, str, int], Transcript]
 """The run of a shape, with a ring of so many bits."""
 
 each_case = pytest.mark.parametrize(
@@ -43,11 +43,11 @@ every_round = pytest.mark.parametrize("number", range(1, ROUNDS + 1))
 
 
 @pytest.fixture(scope="module")
-def books(tmp_path_factory: pytest.TempPathFactory) -> Books:
+def transcripts(tmp_path_factory: pytest.TempPathFactory) -> Transcripts:
     """Every run is made once."""
 
     @cache
-    def book(protection: Protection, shape: str, ring: int = 64) -> Book:
+    def transcript(protection: Protection, shape: str, ring: int = 64) -> Transcript:
         holds, dim, fedpc = SHAPES[shape]
         agreement = grouped_agreement(
             protection,
@@ -60,22 +60,24 @@ def books(tmp_path_factory: pytest.TempPathFactory) -> Books:
         )
         return run_grouped(agreement, data_for(agreement, holds), tmp_path_factory.mktemp("run"))
 
-    return book
+    return transcript
 
 
-def both(books: Books, shape: str, ring: int = 64) -> tuple[Book, Book]:
+def both(transcripts: Transcripts, shape: str, ring: int = 64) -> tuple[Transcript, Transcript]:
     """Under `masked`, and under `plain`."""
-    return books(Protection.MASKED, shape, ring), books(Protection.PLAIN, shape, 64)
+    return transcripts(Protection.MASKED, shape, ring), transcripts(Protection.PLAIN, shape, 64)
 
 
-def first(book: Book) -> dict[tuple[int, str], Got]:
+def first(transcript: Transcript) -> dict[tuple[int, str], Got]:
     """The results of the first round."""
-    return {key: got for key, got in book.got.items() if key[0] == 1}
+    return {key: got for key, got in transcript.got.items() if key[0] == 1}
 
 
 @each_case
-def test_groups_are_the_same_and_follow_the_kinds_of_sites(books: Books, shape: str, ring: int) -> None:
-    masked, plain = both(books, shape, ring)
+def test_groups_are_the_same_and_follow_the_kinds_of_sites(
+    transcripts: Transcripts, shape: str, ring: int
+) -> None:
+    masked, plain = both(transcripts, shape, ring)
     assert masked.groups == plain.groups
     count = len(masked.groups)
     assert count == (3 if shape == "three kinds" else 2)
@@ -86,26 +88,26 @@ def test_groups_are_the_same_and_follow_the_kinds_of_sites(books: Books, shape: 
 @every_round
 @each_case
 def test_a_round_is_the_equations_on_what_the_sites_put_in(
-    books: Books, shape: str, ring: int, number: int
+    transcripts: Transcripts, shape: str, ring: int, number: int
 ) -> None:
-    for book in both(books, shape, ring):
-        assert len(sum_equations.contributors(book, number)) == len(SHAPES[shape][0])
-        assert sum_equations.excess(book, number) <= 1.0
+    for transcript in both(transcripts, shape, ring):
+        assert len(sum_equations.contributors(transcript, number)) == len(SHAPES[shape][0])
+        assert sum_equations.excess(transcript, number) <= 1.0
 
 
 @every_round
 @each_case
 def test_masks_change_nothing_but_the_last_bits_of_each_contribution(
-    books: Books, shape: str, ring: int, number: int
+    transcripts: Transcripts, shape: str, ring: int, number: int
 ) -> None:
     """On contributions that are rounded beforehand, a masked result is the paper's, as exact as float64 has it."""
-    assert sum_equations.excess(books(Protection.MASKED, shape, ring), number, rounded=True) <= 1.0
+    assert sum_equations.excess(transcripts(Protection.MASKED, shape, ring), number, rounded=True) <= 1.0
 
 
 @each_case
-def test_a_masked_first_round_is_the_plain_one(books: Books, shape: str, ring: int) -> None:
+def test_a_masked_first_round_is_the_plain_one(transcripts: Transcripts, shape: str, ring: int) -> None:
     """Both trained alike until then, so that they had the same numbers to work on."""
-    masked, plain = both(books, shape, ring)
+    masked, plain = both(transcripts, shape, ring)
     for key, put in plain.put.items():
         if key[0] <= 1:
             np.testing.assert_array_equal(masked.put[key].rows, put.rows)
@@ -116,13 +118,15 @@ def test_a_masked_first_round_is_the_plain_one(books: Books, shape: str, ring: i
 
 @every_round
 @each_case
-def test_the_saved_models_predict_the_same(books: Books, shape: str, ring: int, number: int) -> None:
-    compare_predictions(*both(books, shape, ring), number)
+def test_the_saved_models_predict_the_same(
+    transcripts: Transcripts, shape: str, ring: int, number: int
+) -> None:
+    compare_predictions(*both(transcripts, shape, ring), number)
 
 
-def test_a_class_that_too_few_hold_is_withheld_where_they_are(books: Books) -> None:
+def test_a_class_that_too_few_hold_is_withheld_where_they_are(transcripts: Transcripts) -> None:
     """Class 5 is at four sites, two in each group; class 0 at two of the second group, and at all of the first."""
-    masked, _ = both(books, "two kinds")
+    masked, _ = both(transcripts, "two kinds")
     expected = sum_equations.expected(masked, 1)
     for site, got in ((site, got) for (number, site), got in masked.got.items() if number == 1):
         np.testing.assert_array_equal(got.has, [True, True, True, True, True, False])
@@ -133,25 +137,29 @@ def test_a_class_that_too_few_hold_is_withheld_where_they_are(books: Books) -> N
 # The power of the checks
 
 
-def test_the_bound_is_that_of_the_ring(books: Books) -> None:
+def test_the_bound_is_that_of_the_ring(transcripts: Transcripts) -> None:
     """A ring of 32 bits is beyond the bound for 64, and that beyond what float64 alone may be off."""
-    large, plain = both(books, "two kinds")
-    small = books(Protection.MASKED, "two kinds", 32)
+    large, plain = both(transcripts, "two kinds")
+    small = transcripts(Protection.MASKED, "two kinds", 32)
     assert sum_equations.excess(replace(small, agreement=large.agreement), 1) > 1000.0
     assert sum_equations.excess(replace(large, agreement=plain.agreement), 1) > 2.0
 
 
 @each_case
-def test_one_contribution_more_or_less_is_beyond_every_bound(books: Books, shape: str, ring: int) -> None:
-    for book in both(books, shape, ring):
-        for site in sum_equations.contributors(book, 2):
-            assert sum_equations.excess(book, 2, without=(site,)) > 100.0
+def test_one_contribution_more_or_less_is_beyond_every_bound(
+    transcripts: Transcripts, shape: str, ring: int
+) -> None:
+    for transcript in both(transcripts, shape, ring):
+        for site in sum_equations.contributors(transcript, 2):
+            assert sum_equations.excess(transcript, 2, without=(site,)) > 100.0
 
 
 @each_shape
-def test_groups_that_do_not_listen_to_each_other_are_beyond_the_bound(books: Books, shape: str) -> None:
+def test_groups_that_do_not_listen_to_each_other_are_beyond_the_bound(
+    transcripts: Transcripts, shape: str
+) -> None:
     """Equations 7 and 8 left out: the means of one's own group."""
-    masked, _ = both(books, shape)
+    masked, _ = both(transcripts, shape)
     alone = {
         site: sum_equations.expected(masked, 1, without=others(masked, site)) for _, site in first(masked)
     }
@@ -167,6 +175,6 @@ def test_groups_that_do_not_listen_to_each_other_are_beyond_the_bound(books: Boo
     )
 
 
-def others(book: Book, site: str) -> tuple[str, ...]:
+def others(transcript: Transcript, site: str) -> tuple[str, ...]:
     """The sites of other groups."""
-    return tuple(other for group in book.groups if site not in group for other in group)
+    return tuple(other for group in transcript.groups if site not in group for other in group)

@@ -17,7 +17,7 @@ from protoseal_wire.messages import Phase
 from tests.conformance import sum_equations
 from tests.conformance.dropout_schedule import AFTER, EVERYONE, LOST, each_phase, staying, two_lost
 from tests.conformance.grouped_runs import (
-    Book,
+    Transcript,
     compare_predictions,
     grouped_agreement,
     run_grouped,
@@ -28,21 +28,21 @@ from tests.conformance.stepped_federation import Loss
 from tests.support.marks import full_but
 
 
-def run(folder: Path, protection: Protection, rounds: int, losses: Sequence[Loss]) -> Book:
+def run(folder: Path, protection: Protection, rounds: int, losses: Sequence[Loss]) -> Transcript:
     holds = two_kinds()
     agreement = grouped_agreement(protection, classes=holds.shape[1], dim=16, rounds=rounds)
     return run_grouped(agreement, data_for(agreement, holds), folder, losses)
 
 
 @pytest.fixture(scope="module")
-def masked(tmp_path_factory: pytest.TempPathFactory) -> Book:
+def masked(tmp_path_factory: pytest.TempPathFactory) -> Transcript:
     """Each round loses two sites in another phase; in the round after they are back."""
     losses = two_lost(Protection.MASKED)
     return run(tmp_path_factory.mktemp("masked"), Protection.MASKED, AFTER, losses)
 
 
 @pytest.fixture(scope="module")
-def unheard(tmp_path_factory: pytest.TempPathFactory) -> Book:
+def unheard(tmp_path_factory: pytest.TempPathFactory) -> Transcript:
     """The two do answer, the answer is lost, and they are back for the result; that they got it, is lost in round 6."""
     losses = [
         replace(each, answer_lost=True, back=each.phase is not Phase.RESULT)
@@ -52,14 +52,14 @@ def unheard(tmp_path_factory: pytest.TempPathFactory) -> Book:
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Book:
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Transcript:
     """Under `plain`, with the same survivors in every round."""
     return run(tmp_path_factory.mktemp("plain"), Protection.PLAIN, AFTER, two_lost(Protection.PLAIN))
 
 
 @each_phase
 def test_survivors_get_their_result_when_each_group_loses_a_site(
-    masked: Book, number: int, phase: Phase
+    masked: Transcript, number: int, phase: Phase
 ) -> None:
     assert masked.summary()[number - 1] == (number, 1, False)
     assert sum_equations.contributors(masked, number) == staying(phase)
@@ -69,7 +69,9 @@ def test_survivors_get_their_result_when_each_group_loses_a_site(
 
 
 @each_phase
-def test_returned_sites_train_from_the_base_of_their_group(masked: Book, number: int, phase: Phase) -> None:
+def test_returned_sites_train_from_the_base_of_their_group(
+    masked: Transcript, number: int, phase: Phase
+) -> None:
     assert staying(phase)
     for group in masked.groups:
         (base,) = {masked.got[number, site].hash for site in group if site not in LOST}
@@ -82,7 +84,7 @@ def test_returned_sites_train_from_the_base_of_their_group(masked: Book, number:
 @pytest.mark.full
 @each_phase
 def test_the_same_survivors_under_plain_get_the_same(
-    masked: Book, plain: Book, number: int, phase: Phase
+    masked: Transcript, plain: Transcript, number: int, phase: Phase
 ) -> None:
     assert sum_equations.contributors(plain, number) == staying(phase)
     assert sum_equations.excess(plain, number) <= 1.0
@@ -91,7 +93,7 @@ def test_the_same_survivors_under_plain_get_the_same(
 
 @each_phase
 def test_answers_that_are_lost_and_sites_that_are_back_for_the_result(
-    unheard: Book, number: int, phase: Phase
+    unheard: Transcript, number: int, phase: Phase
 ) -> None:
     assert unheard.summary()[number - 1] == (number, 1, False)
     assert sum_equations.contributors(unheard, number) == staying(phase)
@@ -106,10 +108,10 @@ def test_answers_that_are_lost_and_sites_that_are_back_for_the_result(
 
 @pytest.mark.parametrize("name", full_but(["masked", "unheard", "plain"], "masked", "unheard"))
 def test_every_site_takes_part_in_the_last_round(name: str, request: pytest.FixtureRequest) -> None:
-    book: Book = request.getfixturevalue(name)
-    assert sum_equations.contributors(book, AFTER) == EVERYONE
-    assert {site for number, site in book.got if number == AFTER} == set(EVERYONE)
-    assert sum_equations.excess(book, AFTER) <= 1.0
+    transcript: Transcript = request.getfixturevalue(name)
+    assert sum_equations.contributors(transcript, AFTER) == EVERYONE
+    assert {site for number, site in transcript.got if number == AFTER} == set(EVERYONE)
+    assert sum_equations.excess(transcript, AFTER) <= 1.0
 
 
 # More than can be gone on without
@@ -120,7 +122,7 @@ FIRST = ("site-1", "site-3", "site-5", "site-7", "site-9")
 
 
 @pytest.fixture(scope="module")
-def failing(tmp_path_factory: pytest.TempPathFactory) -> Book:
+def failing(tmp_path_factory: pytest.TempPathFactory) -> Transcript:
     """Every round loses more than its group, or a class, can do without; two rounds after the last are undisturbed."""
     losses = [
         Loss("site-9", CLUSTERING, Phase.VALUES),
@@ -132,7 +134,7 @@ def failing(tmp_path_factory: pytest.TempPathFactory) -> Book:
     return run(tmp_path_factory.mktemp("failing"), Protection.MASKED, TOO_FEW_SHARES + 2, losses)
 
 
-def test_a_site_that_the_clustering_went_on_without_joins_the_largest_group(failing: Book) -> None:
+def test_a_site_that_the_clustering_went_on_without_joins_the_largest_group(failing: Transcript) -> None:
     assert {attempt for number, attempt, _ in failing.put if number == CLUSTERING} == {1, 2}
     assert (CLUSTERING, 2, "site-9") not in failing.put
     assert failing.groups == (FIRST, SECOND)
@@ -147,7 +149,7 @@ def test_a_site_that_the_clustering_went_on_without_joins_the_largest_group(fail
     ],
 )
 def test_a_round_that_loses_too_many_sites_is_repeated_without_them(
-    failing: Book, number: int, contributors: tuple[str, ...]
+    failing: Transcript, number: int, contributors: tuple[str, ...]
 ) -> None:
     assert failing.summary()[number - 1] == (number, 2, False)
     assert sum_equations.contributors(failing, number) == contributors
@@ -155,7 +157,7 @@ def test_a_round_that_loses_too_many_sites_is_repeated_without_them(
     assert sum_equations.excess(failing, number) <= 1.0
 
 
-def test_an_attempt_that_is_repeated_has_keys_of_its_own(failing: Book) -> None:
+def test_an_attempt_that_is_repeated_has_keys_of_its_own(failing: Transcript) -> None:
     """The same vectors under the same masks, twice, would show who dropped out between."""
     keys = failing.stated_keys()
     both = {site: (keys[TOO_FEW_SIGNATURES, 1, site], keys[TOO_FEW_SIGNATURES, 2, site]) for site in SECOND}
@@ -166,7 +168,9 @@ def test_an_attempt_that_is_repeated_has_keys_of_its_own(failing: Book) -> None:
     assert len(set(every)) == len(every)
 
 
-def test_a_round_whose_sum_cannot_be_opened_is_abandoned_and_nobody_trains_from_it(failing: Book) -> None:
+def test_a_round_whose_sum_cannot_be_opened_is_abandoned_and_nobody_trains_from_it(
+    failing: Transcript,
+) -> None:
     assert failing.summary()[TOO_FEW_SHARES - 1] == (TOO_FEW_SHARES, 1, True)
     assert not {site for number, site in failing.got if number == TOO_FEW_SHARES}
     first, second = (
@@ -178,7 +182,7 @@ def test_a_round_whose_sum_cannot_be_opened_is_abandoned_and_nobody_trains_from_
         assert base == (first if site in FIRST else second)
 
 
-def test_the_round_after_an_abandoned_one_leaves_out_the_sites_that_caused_it(failing: Book) -> None:
+def test_the_round_after_an_abandoned_one_leaves_out_the_sites_that_caused_it(failing: Transcript) -> None:
     assert sum_equations.contributors(failing, TOO_FEW_SHARES + 1) == FIRST
     assert sum_equations.contributors(failing, TOO_FEW_SHARES + 2) == EVERYONE
     for number in (TOO_FEW_SHARES + 1, TOO_FEW_SHARES + 2):
@@ -186,7 +190,7 @@ def test_the_round_after_an_abandoned_one_leaves_out_the_sites_that_caused_it(fa
         assert sum_equations.excess(failing, number) <= 1.0
 
 
-def test_a_group_without_a_result_starts_from_the_last_that_it_had(failing: Book) -> None:
+def test_a_group_without_a_result_starts_from_the_last_that_it_had(failing: Transcript) -> None:
     assert {failing.starts[TOO_FEW_VALUES + 1, 1, site].base for site in SECOND} == {b""}
     last = {failing.got[TOO_FEW_SIGNATURES, site].hash for site in SECOND}
     assert {failing.starts[TOO_FEW_SHARES + 2, 1, site].base for site in SECOND} == last

@@ -9,7 +9,7 @@ import pytest
 
 from agreement import PROTECTIONS, Method, Protection
 from protoseal_wire.messages import Phase
-from tests.conformance.clustered_runs import ClusterBook, excess, expected, run_clustered
+from tests.conformance.clustered_runs import ClusterTranscript, excess, expected, run_clustered
 from tests.conformance.grouped_runs import grouped_agreement
 from tests.conformance.runs import Bool, data_for
 from tests.conformance.stepped_federation import Loss
@@ -33,7 +33,7 @@ def holds(holders: int) -> Bool:
 
 def run(
     method: Method, protection: Protection, holders: int, folder: Path, losses: tuple[Loss, ...] = ()
-) -> ClusterBook:
+) -> ClusterTranscript:
     """Three sites have to have a class, and three to be there."""
     agreement = grouped_agreement(
         protection, method=method, classes=3, dim=12, rounds=ROUNDS, norm_bound=40.0, min_sites=3
@@ -41,11 +41,11 @@ def run(
     return run_clustered(agreement, data_for(agreement, holds(holders)), folder, losses)
 
 
-def check(book: ClusterBook, number: int, *, clusters: bool) -> None:
+def check(transcript: ClusterTranscript, number: int, *, clusters: bool) -> None:
     """All who are there have the round's result, which is what the equations say of what they put in."""
-    assert bool(expected(book, number).labels) == clusters
-    assert excess(book, number) <= 1.0
-    assert np.abs(expected(book, number).averaged).max() > 0.0
+    assert bool(expected(transcript, number).labels) == clusters
+    assert excess(transcript, number) <= 1.0
+    assert np.abs(expected(transcript, number).averaged).max() > 0.0
 
 
 @each_method
@@ -53,11 +53,11 @@ def check(book: ClusterBook, number: int, *, clusters: bool) -> None:
 def test_models_are_averaged_when_every_class_is_withheld(
     method: Method, protection: Protection, tmp_path: Path
 ) -> None:
-    book = run(method, protection, 2, tmp_path)
-    assert book.summary() == [(number, 1, False) for number in range(1, ROUNDS + 1)]
-    assert set(book.results) == {(number, site) for number in range(1, ROUNDS + 1) for site in SITES}
+    transcript = run(method, protection, 2, tmp_path)
+    assert transcript.summary() == [(number, 1, False) for number in range(1, ROUNDS + 1)]
+    assert set(transcript.results) == {(number, site) for number in range(1, ROUNDS + 1) for site in SITES}
     for number in range(1, ROUNDS + 1):
-        check(book, number, clusters=False)
+        check(transcript, number, clusters=False)
 
 
 @pytest.mark.parametrize("protection", full_but(PROTECTIONS.values(), Protection.MASKED))
@@ -66,12 +66,12 @@ def test_a_round_in_which_the_last_classes_are_lost_with_a_site_goes_on_and_so_d
     protection: Protection, phase: Phase, tmp_path: Path
 ) -> None:
     """The first site has every class; without it two are left of each."""
-    book = run(Method.FEDPLCC, protection, 3, tmp_path, (Loss(SITES[0], LOST, phase),))
-    assert [(number, abandoned) for number, _, abandoned in book.summary()] == [
+    transcript = run(Method.FEDPLCC, protection, 3, tmp_path, (Loss(SITES[0], LOST, phase),))
+    assert [(number, abandoned) for number, _, abandoned in transcript.summary()] == [
         (number, False) for number in range(1, ROUNDS + 1)
     ]
-    check(book, 1, clusters=True)
-    assert {site for number, site in book.results if number == LOST} == set(SITES[1:])
-    check(book, LOST, clusters=False)
-    check(book, ROUNDS, clusters=True)
-    assert {site for number, site in book.results if number == ROUNDS} == set(SITES)
+    check(transcript, 1, clusters=True)
+    assert {site for number, site in transcript.results if number == LOST} == set(SITES[1:])
+    check(transcript, LOST, clusters=False)
+    check(transcript, ROUNDS, clusters=True)
+    assert {site for number, site in transcript.results if number == ROUNDS} == set(SITES)

@@ -13,8 +13,8 @@ import pytest
 from agreement import PROTECTIONS, Extractor, FeddbpSection, FedplccSection, Method, Protection
 from algorithms.pfpl import Weighting
 from tests.conformance import clustered_runs, plain_answers, sum_equations
-from tests.conformance.clustered_runs import ClusterBook, run_clustered
-from tests.conformance.grouped_runs import Book, compare_predictions, run_grouped, two_kinds
+from tests.conformance.clustered_runs import ClusterTranscript, run_clustered
+from tests.conformance.grouped_runs import Transcript, compare_predictions, run_grouped, two_kinds
 from tests.conformance.private_runs import PRIVACY, private_agreement
 from tests.conformance.runs import Bool, agreement_for, data_for, run
 from tests.support.marks import full_but
@@ -38,17 +38,17 @@ CASES: dict[str, tuple[Method, Extractor, Bool, dict[str, Any]]] = {
     "fedplcc, weighted centres": (Method.FEDPLCC, Extractor.TRAINED, FEW, WEIGHTED),
 }
 
-Books = Callable[[Protection, str], Book]
+Transcripts = Callable[[Protection, str], Transcript]
 each_case = pytest.mark.parametrize("case", full_but(CASES, "fedpc", "feddbp", "fedplcc"))
 each_protection = pytest.mark.parametrize("protection", PROTECTIONS.values())
 
 
 @pytest.fixture(scope="module")
-def books(tmp_path_factory: pytest.TempPathFactory) -> Books:
+def transcripts(tmp_path_factory: pytest.TempPathFactory) -> Transcripts:
     """Every run is made once, all of a case with the same noise."""
 
     @cache
-    def book(protection: Protection, case: str) -> Book:
+    def transcript(protection: Protection, case: str) -> Transcript:
         method, extractor, holds, settings = CASES[case]
         privacy = PRIVACY.model_copy(update={"extractor": extractor})
         agreement = private_agreement(
@@ -65,67 +65,69 @@ def books(tmp_path_factory: pytest.TempPathFactory) -> Books:
         with replayed_noise():
             return run_one(agreement, data_for(agreement, holds), tmp_path_factory.mktemp("run"))
 
-    return book
+    return transcript
 
 
-def excess(book: Book, number: int, **options: Any) -> float:
-    if isinstance(book, ClusterBook):
-        return clustered_runs.excess(book, number, **options)
-    return sum_equations.excess(book, number, **options)
+def excess(transcript: Transcript, number: int, **options: Any) -> float:
+    if isinstance(transcript, ClusterTranscript):
+        return clustered_runs.excess(transcript, number, **options)
+    return sum_equations.excess(transcript, number, **options)
 
 
 @each_protection
 @each_case
 def test_a_round_is_the_equations_on_the_noisy_values_that_sites_put_in(
-    books: Books, protection: Protection, case: str
+    transcripts: Transcripts, protection: Protection, case: str
 ) -> None:
-    book = books(protection, case)
+    transcript = transcripts(protection, case)
     for number in range(1, ROUNDS + 1):
-        assert len(sum_equations.contributors(book, number)) == len(CASES[case][2])
-        assert excess(book, number) <= 1.0
+        assert len(sum_equations.contributors(transcript, number)) == len(CASES[case][2])
+        assert excess(transcript, number) <= 1.0
 
 
 @each_case
-def test_first_inputs_are_bit_identical_under_every_protection(books: Books, case: str) -> None:
+def test_first_inputs_are_bit_identical_under_every_protection(transcripts: Transcripts, case: str) -> None:
     """Both trained alike until then, and had the same noise."""
-    plain = books(Protection.PLAIN, case)
+    plain = transcripts(Protection.PLAIN, case)
     for protection in (Protection.MASKED, Protection.CKKS):
-        book = books(protection, case)
-        assert book.groups == plain.groups
+        transcript = transcripts(protection, case)
+        assert transcript.groups == plain.groups
         for key in (key for key in plain.put if key[0] <= 1):
-            np.testing.assert_array_equal(book.put[key].rows, plain.put[key].rows)
-            np.testing.assert_array_equal(book.put[key].holds, plain.put[key].holds)
-            np.testing.assert_array_equal(book.put[key].averaged, plain.put[key].averaged)
-            assert book.put[key].samples == plain.put[key].samples
-        if isinstance(book, ClusterBook) and isinstance(plain, ClusterBook):
+            np.testing.assert_array_equal(transcript.put[key].rows, plain.put[key].rows)
+            np.testing.assert_array_equal(transcript.put[key].holds, plain.put[key].holds)
+            np.testing.assert_array_equal(transcript.put[key].averaged, plain.put[key].averaged)
+            assert transcript.put[key].samples == plain.put[key].samples
+        if isinstance(transcript, ClusterTranscript) and isinstance(plain, ClusterTranscript):
             for at in (at for at in plain.local if at[0] == 1):
-                np.testing.assert_array_equal(book.local[at].rows, plain.local[at].rows)
-                np.testing.assert_array_equal(book.local[at].counts, plain.local[at].counts)
+                np.testing.assert_array_equal(transcript.local[at].rows, plain.local[at].rows)
+                np.testing.assert_array_equal(transcript.local[at].counts, plain.local[at].counts)
 
 
 @each_case
-def test_the_saved_models_predict_the_same(books: Books, case: str) -> None:
+def test_the_saved_models_predict_the_same(transcripts: Transcripts, case: str) -> None:
     for protection in (Protection.MASKED, Protection.CKKS):
         for number in range(1, ROUNDS + 1):
-            compare_predictions(books(protection, case), books(Protection.PLAIN, case), number)
+            compare_predictions(transcripts(protection, case), transcripts(Protection.PLAIN, case), number)
 
 
 @each_protection
 def test_a_feddbp_site_trains_towards_the_fusion_of_what_it_released(
-    books: Books, protection: Protection
+    transcripts: Transcripts, protection: Protection
 ) -> None:
-    book = books(protection, "feddbp")
-    for site in sum_equations.contributors(book, 2):
-        assert max(sum_equations.fusion_excess(book, number, site) for number in (1, 2)) <= 1.0
+    transcript = transcripts(protection, "feddbp")
+    for site in sum_equations.contributors(transcript, 2):
+        assert max(sum_equations.fusion_excess(transcript, number, site) for number in (1, 2)) <= 1.0
 
 
 @each_protection
-def test_the_second_release_is_of_more_cells_than_classes(books: Books, protection: Protection) -> None:
+def test_the_second_release_is_of_more_cells_than_classes(
+    transcripts: Transcripts, protection: Protection
+) -> None:
     """Round 2 goes by the first, whatever centres there are by then."""
-    book = books(protection, "fedplcc")
-    assert isinstance(book, ClusterBook)
+    transcript = transcripts(protection, "fedplcc")
+    assert isinstance(transcript, ClusterTranscript)
     numbers = dict.fromkeys(range(1, ROUNDS + 1), 0)
-    for (number, _, _), local in book.local.items():
+    for (number, _, _), local in transcript.local.items():
         numbers[number] = max(numbers[number], int(np.bincount(local.labels).max()))
     assert numbers[1] == numbers[2] == 1
     assert numbers[3] > 1
@@ -133,9 +135,11 @@ def test_the_second_release_is_of_more_cells_than_classes(books: Books, protecti
 
 @pytest.mark.parametrize("case", ["feddbp", "fedplcc"])
 @each_protection
-def test_one_contribution_less_is_beyond_the_bound(books: Books, protection: Protection, case: str) -> None:
-    book = books(protection, case)
-    assert excess(book, 2, without=("site-1",)) > 100.0
+def test_one_contribution_less_is_beyond_the_bound(
+    transcripts: Transcripts, protection: Protection, case: str
+) -> None:
+    transcript = transcripts(protection, case)
+    assert excess(transcript, 2, without=("site-1",)) > 100.0
 
 
 # PFPL

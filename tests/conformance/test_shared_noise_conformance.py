@@ -36,7 +36,7 @@ from secure_client.models.prototype_model import outputs_of
 from secure_client.privacy.releases import Releases
 from secure_client.site_model.factory import build_agreed_model
 from tests.algorithms import fedpc_reference as paper
-from tests.conformance.grouped_runs import Book, run_grouped, two_kinds
+from tests.conformance.grouped_runs import Transcript, run_grouped, two_kinds
 from tests.conformance.private_runs import private_agreement
 from tests.conformance.runs import data_for
 from tests.conformance.stepped_federation import Loss
@@ -110,7 +110,7 @@ class Draws:
 class Run:
     """What happened, and what all of it comes from."""
 
-    book: Book
+    transcript: Transcript
     draws: Draws
     features: dict[str, Records]
 
@@ -136,8 +136,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         )
         data, draws = data_for(agreement, HOLDS), Draws()
         with draws.noted():
-            book = run_grouped(agreement, data, tmp_path_factory.mktemp("run"), LOST)
-        return Run(book, draws, {site: features(agreement, each) for site, each in data.items()})
+            transcript = run_grouped(agreement, data, tmp_path_factory.mktemp("run"), LOST)
+        return Run(transcript, draws, {site: features(agreement, each) for site, each in data.items()})
 
     return made
 
@@ -157,7 +157,7 @@ def features(agreement: Agreement, data: SiteData) -> Records:
 
 def added(run: Run, site: str, number: int) -> tuple[NDArray[np.int64], int]:
     """What a site put into the last attempt's sum, (K, d + 1), a record at a time; and how many were listed."""
-    agreement = run.book.agreement
+    agreement = run.transcript.agreement
     listed, noise = run.draws.drawn[site, number][-1]
     grid = agreement.noisy_sum(listed).grid
     total = noise.copy()
@@ -171,8 +171,8 @@ def group_means(
     run: Run, group: tuple[str, ...], number: int, without: tuple[str, ...] = ()
 ) -> tuple[list[list[float]], list[bool]]:
     """Σ features / Σ counts of those whose values came, cut off at zero (FedPC) and at the norm bound."""
-    agreement = run.book.agreement
-    sites = [site for site in contributors(run.book, number) if site in group and site not in without]
+    agreement = run.transcript.agreement
+    sites = [site for site in contributors(run.transcript, number) if site in group and site not in without]
     terms = [added(run, site, number) for site in sites]
     (listed,) = {each for _, each in terms}
     grid = agreement.noisy_sum(listed).grid
@@ -194,9 +194,9 @@ def expected(
     run: Run, number: int, without: tuple[str, ...] = ()
 ) -> dict[tuple[str, ...], tuple[NDArray[np.float64], list[bool]]]:
     """By group, what its members are given."""
-    groups = run.book.groups
+    groups = run.transcript.groups
     found = [group_means(run, group, number, without) for group in groups]
-    if run.book.agreement.method is not Method.FEDPC:
+    if run.transcript.agreement.method is not Method.FEDPC:
         return {groups[0]: (np.array(found[0][0]), found[0][1])}
     means, has = [rows for rows, _ in found], [each for _, each in found]
     weights = paper.rho([paper.concatenated(*each) for each in found])
@@ -209,7 +209,7 @@ def off(run: Run, number: int, without: tuple[str, ...] = ()) -> float:
     worst = 0.0
     for group, (rows, has) in expected(run, number, without).items():
         for site in group:
-            got = run.book.got.get((number, site))
+            got = run.transcript.got.get((number, site))
             if got is not None:
                 worst = max(worst, float(np.abs(got.rows - rows).max()))
                 worst = worst if got.has.tolist() == has else float("inf")
@@ -231,7 +231,7 @@ def test_the_opened_sum_is_that_of_the_same_draws_in_the_open(
 def test_the_clustering_found_the_two_kinds(runs: Runs) -> None:
     """By rows with noise, each site for itself: the groups that all of this is about."""
     sites = [f"site-{i + 1}" for i in range(len(HOLDS))]
-    assert sorted(runs(Method.FEDPC).book.groups) == [tuple(sites[0::2]), tuple(sites[1::2])]
+    assert sorted(runs(Method.FEDPC).transcript.groups) == [tuple(sites[0::2]), tuple(sites[1::2])]
 
 
 @each_method
@@ -241,7 +241,7 @@ def test_a_site_lost_after_its_values_is_in_the_sum_and_one_lost_before_is_not(
     """Lost before it sent values, a site is in no sum; lost after, it is in it. Who is not listed draws nothing."""
     run = runs(method)
     for number, (loss, there) in enumerate(zip(LOST, (False, False, True, True), strict=True), start=1):
-        assert (loss.site in contributors(run.book, number)) == there
+        assert (loss.site in contributors(run.transcript, number)) == there
         assert bool(run.draws.drawn[loss.site, number]) == there
 
 
@@ -249,11 +249,11 @@ def test_a_site_lost_after_its_values_is_in_the_sum_and_one_lost_before_is_not(
 def test_a_shorter_list_has_more_noise_of_each(runs: Runs, method: Method) -> None:
     """In the first round one is not there when the list is made."""
     run = runs(method)
-    (group,) = [each for each in run.book.groups if "site-3" in each]
+    (group,) = [each for each in run.transcript.groups if "site-3" in each]
     other = next(site for site in group if site != "site-3")
     first, last = (run.draws.drawn[other, number][-1][0] for number in (1, ROUNDS))
     assert (first, last) == (len(group) - 1, len(group))
-    steps = [run.book.agreement.noisy_sum(listed).grid.step for listed in (first, last)]
+    steps = [run.transcript.agreement.noisy_sum(listed).grid.step for listed in (first, last)]
     assert steps[0] / steps[1] == pytest.approx(((threshold(last) - 1) / (threshold(first) - 1)) ** 0.5)
 
 
@@ -266,9 +266,12 @@ def test_classes_that_too_few_records_are_of_are_absent(runs: Runs, method: Meth
     run = runs(method)
     without, by_chance = 0, 0
     for number in range(1, ROUNDS + 1):
-        for group in run.book.groups:
+        for group in run.transcript.groups:
             held = {
-                k for site in contributors(run.book, number) if site in group for k in run.features[site][1]
+                k
+                for site in contributors(run.transcript, number)
+                if site in group
+                for k in run.features[site][1]
             }
             has = group_means(run, group, number)[1]
             assert all(has[k] for k in held)
@@ -281,14 +284,14 @@ def test_classes_that_too_few_records_are_of_are_absent(runs: Runs, method: Meth
 @each_method
 def test_models_are_the_initial_ones(runs: Runs, method: Method) -> None:
     """What is averaged beside prototypes is of features that no record shaped: it says nothing, to the rounding."""
-    book = runs(method).book
-    if not book.agreement.layout.model:
+    transcript = runs(method).transcript
+    if not transcript.agreement.layout.model:
         return
-    resolution = book.agreement.fixed_point().resolution.max(
-        where=book.agreement.fixed_point().resolution < 1, initial=0
+    resolution = transcript.agreement.fixed_point().resolution.max(
+        where=transcript.agreement.fixed_point().resolution < 1, initial=0
     )
-    initial = next(iter(book.put.values())).averaged
-    for got in book.got.values():
+    initial = next(iter(transcript.put.values())).averaged
+    for got in transcript.got.values():
         assert np.abs(got.averaged - initial).max() <= resolution
 
 
@@ -298,7 +301,7 @@ def test_models_are_the_initial_ones(runs: Runs, method: Method) -> None:
 @each_method
 def test_the_noise_of_one_site_more_or_less_shows(runs: Runs, method: Method) -> None:
     run = runs(method)
-    left_out = contributors(run.book, 2)[:1]
+    left_out = contributors(run.transcript, 2)[:1]
     assert off(run, 2, without=left_out) > 1e-3
 
 

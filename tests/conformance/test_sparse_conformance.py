@@ -16,10 +16,10 @@ from protoseal.evaluation.coordinator_view.recording import compare
 from protoseal_wire import codec
 from protoseal_wire.messages import MaskedValues, Phase
 from tests.conformance import clustered_runs, sum_equations
-from tests.conformance.clustered_runs import ClusterBook, run_clustered
+from tests.conformance.clustered_runs import ClusterTranscript, run_clustered
 from tests.conformance.dropout_schedule import AFTER, EVERYONE, LOST, each_phase, staying, two_lost
 from tests.conformance.grouped_runs import (
-    Book,
+    Transcript,
     compare_predictions,
     grouped_agreement,
     run_grouped,
@@ -44,7 +44,7 @@ CASES: dict[str, tuple[Method, dict[str, Any]]] = {
 
 def run(
     folder: Path, case: str, protection: Protection, losses: list[Loss] | None = None, rounds: int = ROUNDS
-) -> Book:
+) -> Transcript:
     method, masking = CASES[case]
     agreement = grouped_agreement(
         protection,
@@ -58,12 +58,12 @@ def run(
     return run_grouped(agreement, data_for(agreement, two_kinds()), folder, losses or [])
 
 
-def sent(book: Book) -> list[MaskedValues]:
+def sent(transcript: Transcript) -> list[MaskedValues]:
     """What sites sent as values, which only in a sparse graph holds a signature."""
-    limits, form = limits_of(book.agreement), values_form(book.agreement, 1)
+    limits, form = limits_of(transcript.agreement), values_form(transcript.agreement, 1)
     return [
         codec.decode_masked_values(each.content, limits, form)
-        for each in book.received
+        for each in transcript.received
         if each.key is not None and each.key.phase is Phase.VALUES and each.key.round
     ]
 
@@ -90,16 +90,16 @@ def test_one_contribution_less_is_beyond_the_bound_and_no_prototype_is_in_a_mess
         run(tmp_path / each.name, "fedproto", each) for each in (Protection.MASKED, Protection.PLAIN)
     )
     assert sum_equations.excess(masked, 2, without=("site-1",)) > 100.0
-    for book, leaks in ((masked, False), (plain, True)):
-        rows = np.concatenate([put.rows[put.holds] for put in book.put.values()])
-        assert compare(book.received, book.agreement, rows).leaks == leaks
+    for transcript, leaks in ((masked, False), (plain, True)):
+        rows = np.concatenate([put.rows[put.holds] for put in transcript.put.values()])
+        assert compare(transcript.received, transcript.agreement, rows).leaks == leaks
 
 
 @pytest.mark.full
 def test_clusters_are_summed_up_alike(tmp_path: Path) -> None:
     """FedPLCC: after DIRECTIONS, with masks that are bound to the assignment."""
     holds = np.ones((6, 4), dtype=np.bool_)
-    books: list[ClusterBook] = []
+    transcripts: list[ClusterTranscript] = []
     for protection in (Protection.MASKED, Protection.PLAIN):
         agreement = grouped_agreement(
             protection,
@@ -111,12 +111,12 @@ def test_clusters_are_summed_up_alike(tmp_path: Path) -> None:
             norm_bound=40.0,
             masking=MaskingSection.model_validate(FEW),
         )
-        books.append(run_clustered(agreement, data_for(agreement, holds), tmp_path / protection.name))
-    assert books[0].agreement.masking.graph(6, 6).sparse
-    for book in books:
+        transcripts.append(run_clustered(agreement, data_for(agreement, holds), tmp_path / protection.name))
+    assert transcripts[0].agreement.masking.graph(6, 6).sparse
+    for transcript in transcripts:
         for number in range(1, ROUNDS + 1):
-            assert clustered_runs.excess(book, number) <= 1.0
-    masked, plain = books
+            assert clustered_runs.excess(transcript, number) <= 1.0
+    masked, plain = transcripts
     compare_predictions(masked, plain, 1)
 
 
@@ -124,20 +124,20 @@ def test_clusters_are_summed_up_alike(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def losing(tmp_path_factory: pytest.TempPathFactory) -> Book:
+def losing(tmp_path_factory: pytest.TempPathFactory) -> Transcript:
     """Each round loses two sites in another phase."""
 
     @cache
-    def book() -> Book:
+    def transcript() -> Transcript:
         losses = two_lost(Protection.MASKED)
         return run(tmp_path_factory.mktemp("run"), "fedavg", Protection.MASKED, losses, AFTER)
 
-    return book()
+    return transcript()
 
 
 @each_phase
 def test_survivors_get_the_mean_over_the_sites_whose_values_came(
-    losing: Book, number: int, phase: Phase
+    losing: Transcript, number: int, phase: Phase
 ) -> None:
     assert losing.summary()[number - 1] == (number, 1, False)
     assert sum_equations.contributors(losing, number) == staying(phase)
@@ -145,7 +145,7 @@ def test_survivors_get_the_mean_over_the_sites_whose_values_came(
     assert {site for r, site in losing.got if r == number} == set(EVERYONE) - set(LOST)
 
 
-def test_every_site_takes_part_in_the_last_round(losing: Book) -> None:
+def test_every_site_takes_part_in_the_last_round(losing: Transcript) -> None:
     assert sum_equations.contributors(losing, AFTER) == EVERYONE
     assert sum_equations.excess(losing, AFTER, rounded=True) <= 1.0
 

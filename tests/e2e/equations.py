@@ -14,7 +14,7 @@ from secure_client.site_model.factory import build_agreed_model
 from secure_client.training.averaged_parameters import Averaged
 from secure_server.round_log import CoordinatorRound
 from tests.conformance import plain_answers, sum_equations
-from tests.conformance.grouped_runs import Book, Float, Got, Put
+from tests.conformance.grouped_runs import Float, Got, Put, Transcript
 from tests.conformance.runs import taken_from
 from tests.e2e.expected_run import base_of, open_site, rounds_of
 from tests.support.processes import Federation
@@ -25,37 +25,39 @@ def fedpc_excess(federation: Federation, *, without: Sequence[str] = ()) -> floa
 
     ``without`` leaves out what these sent.
     """
-    book, last = _last_round(federation)
+    transcript, last = _last_round(federation)
     for site in last.sites:
         saved = federation.prototypes(site)
         averaged = _averaged(federation, site)
-        book.put[last.round, last.attempt, site] = Put(saved.local, saved.counts > 0, averaged)
-        book.starts[last.round, last.attempt, site] = RoundStart(last.groups)
+        transcript.put[last.round, last.attempt, site] = Put(saved.local, saved.counts > 0, averaged)
+        transcript.starts[last.round, last.attempt, site] = RoundStart(last.groups)
         base = base_of(federation, site)
-        book.got[last.round, site] = Got(last.attempt, base.rows, base.present, base.averaged, base.hash)
-    return sum_equations.excess(book, last.round, without=tuple(without))
+        transcript.got[last.round, site] = Got(
+            last.attempt, base.rows, base.present, base.averaged, base.hash
+        )
+    return sum_equations.excess(transcript, last.round, without=tuple(without))
 
 
 def feddbp_excess(federation: Federation, site: str, *, without: Sequence[str] = ()) -> float:
     """How far what a site would train towards next is from equations 9 and 10 over what all sent, likewise."""
-    book, last = _last_round(federation)
+    transcript, last = _last_round(federation)
     for name in last.sites:
         saved = federation.prototypes(name)
         scores = _scores(federation, name)
         put = Put(saved.local, saved.counts > 0, np.empty(0), int(saved.counts.sum()), scores)
-        book.starts[last.round, last.attempt, name] = RoundStart(last.groups)
+        transcript.starts[last.round, last.attempt, name] = RoundStart(last.groups)
         if name not in without:
-            book.put[last.round, last.attempt, name] = put
-    book.guides[last.round + 1, 1, site] = base_of(federation, site).rows
-    return sum_equations.fusion_excess(book, last.round, site)
+            transcript.put[last.round, last.attempt, name] = put
+    transcript.guides[last.round + 1, 1, site] = base_of(federation, site).rows
+    return sum_equations.fusion_excess(transcript, last.round, site)
 
 
-def _last_round(federation: Federation) -> tuple[Book, CoordinatorRound]:
-    """A book of it alone, without what sites put in and got, and who took part."""
-    book = Book(federation.agreement)
-    book.rounds = [each for each in rounds_of(federation) if each.round == federation.agreement.rounds]
-    (last,) = book.rounds
-    return book, last
+def _last_round(federation: Federation) -> tuple[Transcript, CoordinatorRound]:
+    """A transcript of it alone, without what sites put in and got, and who took part."""
+    transcript = Transcript(federation.agreement)
+    transcript.rounds = [each for each in rounds_of(federation) if each.round == federation.agreement.rounds]
+    (last,) = transcript.rounds
+    return transcript, last
 
 
 def _scores(federation: Federation, site: str) -> Float:

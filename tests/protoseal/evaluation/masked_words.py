@@ -19,7 +19,7 @@ from crypto.shamir import combine
 from protoseal_wire import codec
 from protoseal_wire.assignment import broadcast
 from protoseal_wire.messages import Phase
-from tests.conformance.grouped_runs import Book
+from tests.conformance.grouped_runs import Transcript
 
 FALSE_ALARM = 1e-13
 """Of one place of one vector of words, about. A run has some 3,000 of them, so one run in 10^9 fails for nothing."""
@@ -48,15 +48,15 @@ class Sum:
         return self_key(combine(shares, self.binding.threshold), self.binding, site)
 
 
-def sums_of(book: Book, told: Mapping[int, bytes] | None = None) -> list[Sum]:
+def sums_of(transcript: Transcript, told: Mapping[int, bytes] | None = None) -> list[Sum]:
     """Every sum of a run of one attempt a round that nobody dropped out of, from the coordinator's recording.
 
     ``told``: by round, the assignment that masks are bound to beside the base, where there is one.
     """
-    agreement = book.agreement
+    agreement = transcript.agreement
     words: dict[tuple[int, str], Words] = {}
     released: dict[tuple[int, str], tuple[ReleasedShare, ...]] = {}
-    for each in book.received:
+    for each in transcript.received:
         if each.key is not None and each.key.round:
             place = each.key.round, each.site
             if each.key.phase is Phase.VALUES:
@@ -70,10 +70,10 @@ def sums_of(book: Book, told: Mapping[int, bytes] | None = None) -> list[Sum]:
                 agreement.run,
                 number,
                 1,
-                book.roster_hash,
+                transcript.roster_hash,
                 agreement.hash(),
                 group,
-                _bound_to(book.bases[number, 1, group[0]], number, told),
+                _bound_to(transcript.bases[number, 1, group[0]], number, told),
             ),
             {site: words[number, site] for site in group},
             {
@@ -82,7 +82,7 @@ def sums_of(book: Book, told: Mapping[int, bytes] | None = None) -> list[Sum]:
             },
         )
         for number in range(1, agreement.rounds + 1)
-        for group in book.groups
+        for group in transcript.groups
     ]
 
 

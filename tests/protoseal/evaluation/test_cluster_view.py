@@ -24,7 +24,7 @@ from protoseal_wire.messages import Phase
 from secure_client.methods import rotated_clusters
 from secure_client.protocol import masked_sum as site_side
 from secure_server.exchanges import masked_sums as server_side
-from tests.conformance.clustered_runs import ClusterBook, excess, run_clustered
+from tests.conformance.clustered_runs import ClusterTranscript, excess, run_clustered
 from tests.conformance.grouped_runs import grouped_agreement
 from tests.conformance.runs import data_for
 from tests.protoseal.evaluation.masked_words import OpenedError, check_hidden, sums_of
@@ -33,7 +33,7 @@ Vectors = NDArray[np.float64]
 ROUNDS, SITES, DIM = 2, 5, 64
 
 
-def recorded(protection: Protection, folder: Path) -> ClusterBook:
+def recorded(protection: Protection, folder: Path) -> ClusterTranscript:
     """Five sites, all with the same three classes."""
     agreement = grouped_agreement(
         protection, method=Method.FEDPLCC, classes=3, dim=DIM, rounds=ROUNDS, norm_bound=20.0
@@ -43,35 +43,35 @@ def recorded(protection: Protection, folder: Path) -> ClusterBook:
 
 
 @pytest.fixture(scope="module")
-def masked(tmp_path_factory: pytest.TempPathFactory) -> ClusterBook:
+def masked(tmp_path_factory: pytest.TempPathFactory) -> ClusterTranscript:
     return recorded(Protection.MASKED, tmp_path_factory.mktemp("masked"))
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> ClusterBook:
+def plain(tmp_path_factory: pytest.TempPathFactory) -> ClusterTranscript:
     return recorded(Protection.PLAIN, tmp_path_factory.mktemp("plain"))
 
 
-def prototypes(book: ClusterBook) -> Vectors:
+def prototypes(transcript: ClusterTranscript) -> Vectors:
     """Every local prototype of the run; its direction is the same vector to the search."""
-    return varied(np.concatenate([local.rows for local in book.local.values()]))
+    return varied(np.concatenate([local.rows for local in transcript.local.values()]))
 
 
-def class_means(book: ClusterBook) -> Vectors:
-    return varied(np.concatenate([put.rows for put in book.put.values()]))
+def class_means(transcript: ClusterTranscript) -> Vectors:
+    return varied(np.concatenate([put.rows for put in transcript.put.values()]))
 
 
-def models(book: ClusterBook) -> Vectors:
+def models(transcript: ClusterTranscript) -> Vectors:
     """The first layer of every site's model of every round, by d weights; times samples they point the same way."""
     first = slice(0, 16 * DIM)
-    return np.concatenate([put.averaged[first].reshape(-1, DIM) for put in book.put.values()])
+    return np.concatenate([put.averaged[first].reshape(-1, DIM) for put in transcript.put.values()])
 
 
 def varied(vectors: Vectors) -> Vectors:
     return np.asarray(vectors[np.ptp(vectors, axis=1) > 1e-3])
 
 
-WANTED: dict[str, Callable[[ClusterBook], Vectors]] = {
+WANTED: dict[str, Callable[[ClusterTranscript], Vectors]] = {
     "prototypes": prototypes,
     "class means": class_means,
     "models": models,
@@ -80,14 +80,16 @@ each_secret = pytest.mark.parametrize("secret", WANTED)
 
 
 @each_secret
-def test_under_masked_no_message_holds_a_sites_prototype_or_model(masked: ClusterBook, secret: str) -> None:
+def test_under_masked_no_message_holds_a_sites_prototype_or_model(
+    masked: ClusterTranscript, secret: str
+) -> None:
     found = compare(masked.received, masked.agreement, WANTED[secret](masked))
     assert not found.leaks
     assert found.threshold < 0.98
 
 
 @each_secret
-def test_under_plain_the_same_search_finds_them(plain: ClusterBook, secret: str) -> None:
+def test_under_plain_the_same_search_finds_them(plain: ClusterTranscript, secret: str) -> None:
     assert compare(plain.received, plain.agreement, WANTED[secret](plain)).leaks
 
 
@@ -98,23 +100,23 @@ def test_a_direction_that_is_not_turned_is_found(monkeypatch: pytest.MonkeyPatch
     assert compare(weakened.received, weakened.agreement, prototypes(weakened)).leaks
 
 
-def sent_directions(book: ClusterBook) -> Iterator[tuple[str, Vectors, Vectors]]:
+def sent_directions(transcript: ClusterTranscript) -> Iterator[tuple[str, Vectors, Vectors]]:
     """(site, rows, classes) of every DIRECTIONS."""
-    limits, form = limits_of(book.agreement), directions_form(book.agreement)
-    for each in book.received:
+    limits, form = limits_of(transcript.agreement), directions_form(transcript.agreement)
+    for each in transcript.received:
         if each.key is not None and each.key.phase is Phase.DIRECTIONS:
             rows, classes = codec.decode_payload(each.content, limits, form).arrays
             yield each.site, rows, classes
 
 
-def check_no_norms(book: ClusterBook) -> None:
+def check_no_norms(transcript: ClusterTranscript) -> None:
     """``AssertionError`` unless all directions have length 1: their classes are all else that is in the message."""
-    for _, rows, classes in sent_directions(book):
+    for _, rows, classes in sent_directions(transcript):
         np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1.0, rtol=0.0, atol=1e-14)
         assert set(classes) == {0.0, 1.0, 2.0}
 
 
-def test_directions_have_no_norms_and_no_counts(masked: ClusterBook) -> None:
+def test_directions_have_no_norms_and_no_counts(masked: ClusterTranscript) -> None:
     norms = np.concatenate([np.linalg.norm(local.rows, axis=1) for local in masked.local.values()])
     assert np.ptp(norms) > 0.01
     assert len(list(sent_directions(masked))) == SITES * ROUNDS
@@ -130,12 +132,12 @@ def test_norms_that_are_sent_are_noticed(monkeypatch: pytest.MonkeyPatch, tmp_pa
         check_no_norms(weakened)
 
 
-def told(book: ClusterBook) -> dict[int, bytes]:
+def told(transcript: ClusterTranscript) -> dict[int, bytes]:
     """By round, the assignment."""
-    return {number: content for (number, _), (content,) in book.told.items()}
+    return {number: content for (number, _), (content,) in transcript.told.items()}
 
 
-def test_masked_words_are_random_but_for_the_sums_over_all_sites(masked: ClusterBook) -> None:
+def test_masked_words_are_random_but_for_the_sums_over_all_sites(masked: ClusterTranscript) -> None:
     """In them are prototypes by cluster, samples, models: none of it shows before the whole is added up."""
     sums = sums_of(masked, told(masked))
     assert len(sums) == ROUNDS
@@ -160,22 +162,26 @@ def test_words_without_masks_are_noticed(monkeypatch: pytest.MonkeyPatch, tmp_pa
         check_hidden(sums_of(weakened, told(weakened))[:1])
 
 
-def test_no_other_kind_of_message_was_sent(masked: ClusterBook) -> None:
+def test_no_other_kind_of_message_was_sent(masked: ClusterTranscript) -> None:
     kinds = {None if each.key is None else each.key.phase for each in masked.received}
     assert kinds == {None, Phase.ROSTER, Phase.SECRET, Phase.PRESENCE, *CLUSTERED_SUM, Phase.RESULT}
 
 
-def test_the_description_says_what_was_seen(masked: ClusterBook, plain: ClusterBook) -> None:
+def test_the_description_says_what_was_seen(masked: ClusterTranscript, plain: ClusterTranscript) -> None:
     by_masked, by_plain = (
         {
             line.what: line
             for line in describe(
-                book.received,
-                book.agreement,
-                {site: taken.prototypes for (number, site), taken in book.taken.items() if number == ROUNDS},
+                transcript.received,
+                transcript.agreement,
+                {
+                    site: taken.prototypes
+                    for (number, site), taken in transcript.taken.items()
+                    if number == ROUNDS
+                },
             )
         }
-        for book in (masked, plain)
+        for transcript in (masked, plain)
     )
     assert {line.what for line in by_masked.values() if line.seen} == {
         "messages, their sizes and times",

@@ -36,7 +36,7 @@ from secure_client.protocol import single_step
 from secure_server.exchanges import masked_sums as server_side
 from secure_server.storage.store import Received
 from tests.conformance import sum_equations
-from tests.conformance.grouped_runs import Book, grouped_agreement, run_grouped, two_kinds
+from tests.conformance.grouped_runs import Transcript, grouped_agreement, run_grouped, two_kinds
 from tests.conformance.plain_answers import excess
 from tests.conformance.runs import Record, agreement_for, data_for, recording_federation
 from tests.conformance.stepped_federation import Clock, Loss, play, set_deadlines
@@ -160,28 +160,30 @@ def test_rotations_that_are_used_again_are_noticed(
 # Masked words
 
 
-def masked_run(folder: Path) -> Book:
+def masked_run(folder: Path) -> Transcript:
     """FedPC with two groups of four sites, two rounds."""
     agreement = grouped_agreement(Protection.MASKED, classes=3, dim=32, rounds=2)
     return run_grouped(agreement, data_for(agreement, two_kinds()[:8, 1:4]), folder)
 
 
 @pytest.fixture(scope="module")
-def book(tmp_path_factory: pytest.TempPathFactory) -> Book:
+def transcript(tmp_path_factory: pytest.TempPathFactory) -> Transcript:
     return masked_run(tmp_path_factory.mktemp("masked"))
 
 
-def test_the_clustering_shows_the_inner_products_of_whole_sites_and_of_no_class(book: Book) -> None:
-    agreement = book.agreement
+def test_the_clustering_shows_the_inner_products_of_whole_sites_and_of_no_class(
+    transcript: Transcript,
+) -> None:
+    agreement = transcript.agreement
     sent = {
         each.site: codec.decode_payload(each.content, limits_of(agreement), values_form(agreement, 0)).arrays[
             0
         ][0]
-        for each in book.received
+        for each in transcript.received
         if each.key is not None and each.key.phase is Phase.VALUES and not each.key.round
     }
     true = {
-        site: book.put[0, 1, site].rows.ravel() / (agreement.norm_bound * len(agreement.classes) ** 0.5)
+        site: transcript.put[0, 1, site].rows.ravel() / (agreement.norm_bound * len(agreement.classes) ** 0.5)
         for site in sent
     }
     whole = Block((0, 1, 0), true, sent)
@@ -195,21 +197,22 @@ def test_the_clustering_shows_the_inner_products_of_whole_sites_and_of_no_class(
         assert off(of_class, of_class) > 1e-3
 
 
-def test_masked_words_are_random_but_for_the_sums_over_whole_groups(book: Book) -> None:
-    sums = sums_of(book)
+def test_masked_words_are_random_but_for_the_sums_over_whole_groups(transcript: Transcript) -> None:
+    sums = sums_of(transcript)
     assert len(sums) == 4
     check_hidden(sums)
 
 
-def test_the_sums_are_those_of_what_the_sites_put_in(book: Book) -> None:
-    fixed = book.agreement.fixed_point()
-    for each in sums_of(book):
-        puts = [book.put[each.binding.round, 1, site] for site in each.words]
+def test_the_sums_are_those_of_what_the_sites_put_in(transcript: Transcript) -> None:
+    fixed = transcript.agreement.fixed_point()
+    for each in sums_of(transcript):
+        puts = [transcript.put[each.binding.round, 1, site] for site in each.words]
         true = sum(np.concatenate([put.rows.ravel(), put.averaged]) for put in puts)
         held = np.repeat(
-            np.sum([put.holds for put in puts], axis=0) >= book.agreement.min_holders, book.agreement.dim
+            np.sum([put.holds for put in puts], axis=0) >= transcript.agreement.min_holders,
+            transcript.agreement.dim,
         )
-        seen = np.concatenate([held, np.ones(book.agreement.layout.model, dtype=np.bool_)])
+        seen = np.concatenate([held, np.ones(transcript.agreement.layout.model, dtype=np.bool_)])
         total = fixed.decode_sum(total_of(each), len(puts))
         assert (np.abs(total - np.where(seen, true, 0.0)) <= len(puts) * fixed.resolution / 2.0 + 1e-14).all()
 

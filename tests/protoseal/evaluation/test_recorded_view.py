@@ -28,7 +28,7 @@ from protoseal_wire import codec
 from protoseal_wire.messages import Phase, PhaseKey
 from secure_client.output.site_prototypes import SitePrototypes
 from secure_server.storage.store import Received
-from tests.conformance.grouped_runs import Book, Put, grouped_agreement, run_grouped, two_kinds
+from tests.conformance.grouped_runs import Put, Transcript, grouped_agreement, run_grouped, two_kinds
 from tests.conformance.runs import Record, agreement_for, data_for, recording_federation
 
 SITES, ROUNDS = ("site-1", "site-2", "site-3"), 2
@@ -136,7 +136,7 @@ each_part = pytest.mark.parametrize("part", PARTS)
 
 
 @pytest.fixture(scope="module")
-def books(tmp_path_factory: pytest.TempPathFactory) -> dict[Protection, Book]:
+def transcripts(tmp_path_factory: pytest.TempPathFactory) -> dict[Protection, Transcript]:
     """FedPC with two groups of four sites, under `masked` and under `plain`."""
     found = {}
     for protection in (Protection.MASKED, Protection.PLAIN):
@@ -146,23 +146,23 @@ def books(tmp_path_factory: pytest.TempPathFactory) -> dict[Protection, Book]:
     return found
 
 
-def put_in(book: Book, part: str) -> NDArray[np.float64]:
+def put_in(transcript: Transcript, part: str) -> NDArray[np.float64]:
     """Of every site after every round."""
-    return np.concatenate([PARTS[part](put) for (number, _, _), put in book.put.items() if number])
+    return np.concatenate([PARTS[part](put) for (number, _, _), put in transcript.put.items() if number])
 
 
-def moved(book: Book, part: str) -> NDArray[np.float64]:
+def moved(transcript: Transcript, part: str) -> NDArray[np.float64]:
     """From the first to the second round."""
-    sites = [site for number, _, site in book.put if number == 1]
-    first, second = ([PARTS[part](book.put[number, 1, site]) for site in sites] for number in (1, 2))
+    sites = [site for number, _, site in transcript.put if number == 1]
+    first, second = ([PARTS[part](transcript.put[number, 1, site]) for site in sites] for number in (1, 2))
     return np.concatenate(second) - np.concatenate(first)
 
 
 @each_part
 def test_under_masked_fedpc_shows_nothing_that_looks_like_a_site_s_own(
-    books: dict[Protection, Book], part: str
+    transcripts: dict[Protection, Transcript], part: str
 ) -> None:
-    masked = books[Protection.MASKED]
+    masked = transcripts[Protection.MASKED]
     assert kinds(masked.received) == OF_MASKED_SUMS
     for vectors in (put_in(masked, part), moved(masked, part)):
         found = compare(masked.received, masked.agreement, vectors)
@@ -172,9 +172,9 @@ def test_under_masked_fedpc_shows_nothing_that_looks_like_a_site_s_own(
 
 @each_part
 def test_under_plain_the_same_search_finds_every_round_of_fedpc(
-    books: dict[Protection, Book], part: str
+    transcripts: dict[Protection, Transcript], part: str
 ) -> None:
-    plain = books[Protection.PLAIN]
+    plain = transcripts[Protection.PLAIN]
     assert compare(plain.received, plain.agreement, moved(plain, part)).leaks
     for number in (1, 2):
         one = [each for each in plain.received if each.key is not None and each.key.round == number]
@@ -182,22 +182,28 @@ def test_under_plain_the_same_search_finds_every_round_of_fedpc(
 
 
 def test_the_clustering_shows_the_initial_prototypes_under_plain_alone(
-    books: dict[Protection, Book],
+    transcripts: dict[Protection, Transcript],
 ) -> None:
-    for protection, book in books.items():
-        before = [each for each in book.received if each.key is not None and each.key.round == 0]
-        rows = np.concatenate([prototypes_of(put) for (number, _, _), put in book.put.items() if not number])
-        assert compare(before, book.agreement, rows).leaks == (protection is Protection.PLAIN)
+    for protection, transcript in transcripts.items():
+        before = [each for each in transcript.received if each.key is not None and each.key.round == 0]
+        rows = np.concatenate(
+            [prototypes_of(put) for (number, _, _), put in transcript.put.items() if not number]
+        )
+        assert compare(before, transcript.agreement, rows).leaks == (protection is Protection.PLAIN)
 
 
-def test_the_description_of_fedpc_says_what_was_seen(books: dict[Protection, Book]) -> None:
+def test_the_description_of_fedpc_says_what_was_seen(transcripts: dict[Protection, Transcript]) -> None:
     lines = {
         protection: describe(
-            book.received,
-            book.agreement,
-            {site: taken.prototypes for (number, site), taken in book.taken.items() if number == ROUNDS},
+            transcript.received,
+            transcript.agreement,
+            {
+                site: taken.prototypes
+                for (number, site), taken in transcript.taken.items()
+                if number == ROUNDS
+            },
         )
-        for protection, book in books.items()
+        for protection, transcript in transcripts.items()
     }
     by_masked = {line.what: line for line in lines[Protection.MASKED]}
     assert all(line.seen for line in lines[Protection.PLAIN])
@@ -221,7 +227,7 @@ def scores_of(put: Put) -> NDArray[np.float64]:
 
 
 @pytest.fixture(scope="module")
-def branched(tmp_path_factory: pytest.TempPathFactory) -> dict[Protection, Book]:
+def branched(tmp_path_factory: pytest.TempPathFactory) -> dict[Protection, Transcript]:
     """FedDBP with six sites, all one group, under `masked` and under `plain`."""
     found = {}
     for protection in (Protection.MASKED, Protection.PLAIN):
@@ -233,7 +239,7 @@ def branched(tmp_path_factory: pytest.TempPathFactory) -> dict[Protection, Book]
     return found
 
 
-def test_under_masked_feddbp_shows_no_sites_prototypes(branched: dict[Protection, Book]) -> None:
+def test_under_masked_feddbp_shows_no_sites_prototypes(branched: dict[Protection, Transcript]) -> None:
     masked = branched[Protection.MASKED]
     assert kinds(masked.received) == OF_MASKED_SUMS
     for vectors in (put_in(masked, "prototypes"), moved(masked, "prototypes")):
@@ -242,7 +248,7 @@ def test_under_masked_feddbp_shows_no_sites_prototypes(branched: dict[Protection
         assert found.threshold < 0.97
 
 
-def test_under_plain_the_same_search_finds_feddbps_prototypes(branched: dict[Protection, Book]) -> None:
+def test_under_plain_the_same_search_finds_feddbps_prototypes(branched: dict[Protection, Transcript]) -> None:
     plain = branched[Protection.PLAIN]
     for vectors in (put_in(plain, "prototypes"), moved(plain, "prototypes")):
         assert compare(plain.received, plain.agreement, vectors).leaks
@@ -250,63 +256,72 @@ def test_under_plain_the_same_search_finds_feddbps_prototypes(branched: dict[Pro
 
 @pytest.mark.parametrize("protection", [Protection.MASKED, Protection.PLAIN])
 def test_fisher_scores_are_in_no_message_of_any_protection(
-    branched: dict[Protection, Book], protection: Protection
+    branched: dict[Protection, Transcript], protection: Protection
 ) -> None:
     """Nor are their orders of magnitude, which a search by direction could miss: the few largest decide."""
-    book = branched[protection]
-    scores = np.concatenate([scores_of(put) for put in book.put.values()])
+    transcript = branched[protection]
+    scores = np.concatenate([scores_of(put) for put in transcript.put.values()])
     for vectors in (scores, np.log(scores + 1e-12)):
-        found = compare(book.received, book.agreement, vectors)
+        found = compare(transcript.received, transcript.agreement, vectors)
         assert not found.leaks
         assert found.threshold < 0.97
 
 
-def test_scores_would_be_found_in_a_message_that_held_them(branched: dict[Protection, Book]) -> None:
+def test_scores_would_be_found_in_a_message_that_held_them(branched: dict[Protection, Transcript]) -> None:
     """Put in the place of one site's prototypes, as a double sends them that has mistaken one for the other."""
-    book = branched[Protection.PLAIN]
-    scores = np.concatenate([scores_of(put) for put in book.put.values()])
-    put = book.put[2, 1, "site-1"]
+    transcript = branched[Protection.PLAIN]
+    scores = np.concatenate([scores_of(put) for put in transcript.put.values()])
+    put = transcript.put[2, 1, "site-1"]
     assert put.scores is not None
     content = codec.encode_payload(Payload(PLAIN, arrays=(put.scores.ravel(),)))
     told = [
-        replace(each, content=content) if (each.site, each.key) == ("site-1", values_key(2, book)) else each
-        for each in book.received
+        replace(each, content=content)
+        if (each.site, each.key) == ("site-1", values_key(2, transcript))
+        else each
+        for each in transcript.received
     ]
-    assert told != book.received
-    assert compare(told, book.agreement, scores).leaks
+    assert told != transcript.received
+    assert compare(told, transcript.agreement, scores).leaks
 
 
-def values_key(number: int, book: Book) -> PhaseKey:
+def values_key(number: int, transcript: Transcript) -> PhaseKey:
     """Of a round's VALUES."""
-    return PhaseKey(book.agreement.run, number, 1, Phase.VALUES)
+    return PhaseKey(transcript.agreement.run, number, 1, Phase.VALUES)
 
 
-def test_a_sites_sent_vector_is_its_prototypes_and_nothing_else(branched: dict[Protection, Book]) -> None:
+def test_a_sites_sent_vector_is_its_prototypes_and_nothing_else(
+    branched: dict[Protection, Transcript],
+) -> None:
     """Under `plain`, where it can be read: K·d numbers, those of withheld classes zero. No room is left for more."""
-    book = branched[Protection.PLAIN]
-    limits, form = limits_of(book.agreement), values_form(book.agreement, 1)
-    for (number, attempt, site), put in book.put.items():
+    transcript = branched[Protection.PLAIN]
+    limits, form = limits_of(transcript.agreement), values_form(transcript.agreement, 1)
+    for (number, attempt, site), put in transcript.put.items():
         (sent,) = [
             each.content
-            for each in book.received
-            if each.site == site and each.key == PhaseKey(book.agreement.run, number, attempt, Phase.VALUES)
+            for each in transcript.received
+            if each.site == site
+            and each.key == PhaseKey(transcript.agreement.run, number, attempt, Phase.VALUES)
         ]
         (vector,) = codec.decode_payload(sent, limits, form).arrays
-        active = put.holds & book.got[number, site].has
+        active = put.holds & transcript.got[number, site].has
         np.testing.assert_array_equal(vector, np.where(active[:, None], put.rows, 0.0).ravel())
 
 
-def test_the_description_of_feddbp_says_what_was_seen(branched: dict[Protection, Book]) -> None:
+def test_the_description_of_feddbp_says_what_was_seen(branched: dict[Protection, Transcript]) -> None:
     by_masked, by_plain = (
         {
             line.what: line
             for line in describe(
-                book.received,
-                book.agreement,
-                {site: taken.prototypes for (number, site), taken in book.taken.items() if number == ROUNDS},
+                transcript.received,
+                transcript.agreement,
+                {
+                    site: taken.prototypes
+                    for (number, site), taken in transcript.taken.items()
+                    if number == ROUNDS
+                },
             )
         }
-        for book in (branched[Protection.MASKED], branched[Protection.PLAIN])
+        for transcript in (branched[Protection.MASKED], branched[Protection.PLAIN])
     )
     assert all(line.seen for line in by_plain.values())
     assert seen(by_masked) == {
