@@ -93,10 +93,10 @@ class Explorer:
         self._ends: dict[Whole, str] = {}
         self._found = Found()
 
-    def explore(self, seconds: float | None = None) -> Found:
-        """Breadth first, until all is seen or the time is over."""
+    def explore(self, seconds: float | None = None, *, until: str | None = None) -> Found:
+        """Search breadth first, until all is seen, the time is over, or the problem ``until`` is found."""
         end = None if seconds is None else time.monotonic() + seconds
-        while self._queue:
+        while self._queue and until not in self._found.problems:
             if end is not None and time.monotonic() > end:
                 self._found.complete = False
                 break

@@ -11,11 +11,20 @@ from tests.states.faults import Kind, Plan, draw_plan
 from tests.states.federations import FEDERATIONS, casts_of
 from tests.states.play import play
 from tests.states.walk import walk
+from tests.support.marks import full_but
 
 _SLOW = {"ckks": 2, "ckks-sums": 2, "two-groups": 2, "two-runs": 2}
 _PLANS, _PLANS_OF_A_DOUBLE = 4, 25
 _LONGER = 25
 """How many times as many plans `make test-all` plays, of another seed."""
+_SLOW_DOUBLES = {
+    "forgets survivors",
+    "forgets uploads",
+    "keeps no result",
+    "locks nothing",
+    "refuses a second attempt",
+    "repeats signed rounds",
+}
 _SITES = ("clinic-a", "clinic-b", "clinic-c", "clinic-d")
 
 
@@ -34,7 +43,7 @@ def test_no_promise_is_broken_for_minutes(federation: str) -> None:
     assert not report.found, str(report)
 
 
-@pytest.mark.parametrize("name", DOUBLES)
+@pytest.mark.parametrize("name", full_but(DOUBLES, *(DOUBLES.keys() - _SLOW_DOUBLES)))
 def test_a_weakened_double_is_found(name: str) -> None:
     double = DOUBLES[name]
     with double.weakened():
