@@ -256,6 +256,26 @@ def test_a_plan_finds_what_the_document_says(arguments: str, monkeypatch: pytest
         assert f"{found[name]:.{digits}f}" == printed
 
 
+_UNITS = {
+    "--records 100,1000": "| records | 0.56 | 0.056 |",
+    "--records 100,1000 --unit subject --classes-of-one 4": (
+        "| subjects, each with records of 4 classes | 1.12 | 0.112 |"
+    ),
+    "--records 100,1000 --unit site": "| sites, each with records of all 10 | 1.77 | 0.177 |",
+}
+
+
+@pytest.mark.parametrize("arguments", _UNITS)
+def test_errors_by_unit_are_those_of_the_plans(arguments: str) -> None:
+    text = text_of("docs/explanation/privacy.md")
+    command = f"budget plan --epsilon 3 --releases 20 --dim 64 {arguments}"
+    assert f"    protoseal {command}\n" in text
+    done = CliRunner().invoke(main, [*command.split(), "--json"])
+    few, many = (each["relative"] for each in json.loads(done.stdout)["errors"])
+    assert _UNITS[arguments] in text
+    assert _UNITS[arguments].endswith(f" | {few:.2f} | {many:.3f} |")
+
+
 def test_the_agreements_that_it_counts_are_the_samples() -> None:
     """The ε of the sample with DP-SGD is that of the plan which is written out in its comment and in the document."""
     done = CliRunner().invoke(
