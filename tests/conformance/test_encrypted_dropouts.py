@@ -8,7 +8,7 @@ ciphertexts that the others were, and trains from the same numbers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,6 @@ import pytest
 
 from agreement import Method, Protection
 from protoseal_wire.messages import Phase
-from secure_client.protocol.setup import open_journal
 from secure_server.rounds import transitions
 from tests.conformance import clustered_runs, sum_equations, test_restarts
 from tests.conformance.clustered_runs import ClusterTranscript, run_clustered
@@ -240,14 +239,11 @@ def test_with_everyone_back_both_groups_have_their_results_again(short: Transcri
 
 @pytest.mark.full
 @pytest.mark.parametrize("method", [Method.FEDPC, Method.FEDPLCC])
-def test_restarts_between_all_steps_change_nothing(
-    tmp_path: Path, method: Method, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_restarts_between_all_steps_change_nothing(tmp_path: Path, method: Method) -> None:
     """Every party is stopped and opened again before each of its steps. Noise is drawn afresh, so no bits are equal.
 
     One round: what is trained from results that differ by their noise differs by more.
     """
-    monkeypatch.setattr(test_restarts, "open_journal", partial(open_journal, durable=False))
     agreement = grouped_agreement(
         Protection.CKKS, method=method, classes=3, dim=8, rounds=1, fedpc={"groups": 1}
     )

@@ -65,12 +65,16 @@ class Forgetful:
         return self._folder / "out" / party.name
 
     def _journal(self, party: Party) -> Journal:
-        return open_journal(self._folder / party.name / "journal.sqlite", self._agreement, party)
+        return open_journal(
+            self._folder / party.name / "journal.sqlite", self._agreement, party, durable=False
+        )
 
     def _one(self, party: Party, *, joins: bool = False) -> Task | None:
         agreement = self._agreement
         with (
-            Store.open(self._folder / "coordinator.sqlite", agreement.run, agreement.hash()) as store,
+            Store.open(
+                self._folder / "coordinator.sqlite", agreement.run, agreement.hash(), durable=False
+            ) as store,
             self._journal(party) as journal,
         ):
             learner = build_learner(

@@ -15,8 +15,8 @@ from tests.support.marks import full_but
 
 _SLOW = {"ckks": 2, "ckks-sums": 2, "two-groups": 2, "two-runs": 2}
 _PLANS, _PLANS_OF_A_DOUBLE = 4, 25
-_LONGER = 25
-"""How many times as many plans `make test-all` plays, of another seed."""
+_LONGER = 12
+"""How many times as many plans `make test-all` plays, of another seed. ``python -m tests.states`` plays more."""
 _SLOW_DOUBLES = {
     "forgets survivors",
     "forgets uploads",
