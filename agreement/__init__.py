@@ -5,10 +5,9 @@ are refused by name.
 """
 
 from agreement.agreement import Agreement, load_agreement
-from agreement.extensions.lookup import AnyMethod, method_named
-from agreement.extensions.types import AddedMethod
+from agreement.extensions.lookup import method_named
 from agreement.method_traits import Family, Inference, Part, Predicts, Traits
-from agreement.methods import CONTROLS, DEPLOYABLE, SIMULATED, Method
+from agreement.methods import CONTROLS, DEPLOYABLE, METHODS, SIMULATED, Method
 from agreement.named import NoSettings
 from agreement.party_file import LogLevel
 from agreement.protections import PROTECTIONS, PeersHalves, Protection, SumHalves
@@ -29,11 +28,10 @@ from agreement.toml_loading import ConfigError, Section
 __all__ = [
     "CONTROLS",
     "DEPLOYABLE",
+    "METHODS",
     "PROTECTIONS",
     "SIMULATED",
-    "AddedMethod",
     "Agreement",
-    "AnyMethod",
     "AveragingSection",
     "BaselinesSection",
     "Clustering",

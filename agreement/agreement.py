@@ -9,13 +9,13 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from agreement.extensions.entry_points import Added
 from agreement.extensions.settings import (
     ExtensionTables,
     extension_distributions,
     extension_settings,
     used_so_far,
 )
-from agreement.extensions.types import Added, AddedMethod
 from agreement.method_traits import Family, Part
 from agreement.methods import Method
 from agreement.protections import Protection
@@ -23,6 +23,7 @@ from agreement.round_plan import Form, RoundPlan, plan_for
 from agreement.run_settings import FEWEST_SAFE_HOLDERS, RunSettings
 from agreement.sections.built_in_models import BUILT_IN_MODELS
 from agreement.sections.clustering import Clustering
+from agreement.sections.methods import FedplccSection
 from agreement.sums.layout import Layout
 from agreement.sums.noisy_sum import NoisySum
 from agreement.toml_loading import Section, read_toml, source_of, validate
@@ -207,11 +208,11 @@ class Agreement(RunSettings):
     @property
     def clustering(self) -> Clustering:
         """Settings of the clustering of local prototypes; without meaning where the method makes no clusters."""
-        fedplcc, own = self.fedplcc, self.method is Method.FEDPLCC
+        fedplcc, own = self.fedplcc, self.method.settings is FedplccSection
         return Clustering(
             most_prototypes=fedplcc.most_prototypes,
             most_clusters=fedplcc.most_clusters,
-            single=self.method is Method.FPL,
+            single=self.method.traits.single,
             literal_norms=own and fedplcc.literal_norms,
             uniform=not (own and fedplcc.weighted),
             weighted_centres=own and fedplcc.weighted_centres,
@@ -306,9 +307,12 @@ class Agreement(RunSettings):
             f" min_holders {self.min_holders}, min_sites {self.min_sites}{added}"
         )
 
-    def settings_of(self, added: Added) -> Section:
-        """Return a third party's own settings."""
-        return self.extension[added.name]
+    def settings_of(self, used: Added) -> Section:
+        """Return the settings of the method or protection in use: a built-in one's section, a third party's table."""
+        if not used.built_in:
+            return self.extension[used.name]
+        sections = (section for _, section in self if type(section) is used.settings)
+        return next(sections, None) or used.settings()
 
     @property
     def own_share(self) -> float:
@@ -316,8 +320,7 @@ class Agreement(RunSettings):
 
         0 for a method with weights of its own, which include the site's share.
         """
-        weighs = isinstance(self.method, AddedMethod) and self.method.weights is not None
-        return 0.0 if weighs else self.pfpl.alpha
+        return self.pfpl.alpha if self.method.weights is None else 0.0
 
     @property
     def needs_group_secret(self) -> bool:

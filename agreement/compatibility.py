@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Set
 from enum import StrEnum
 
-from agreement.extensions.lookup import AnyMethod
-from agreement.extensions.types import AddedMethod
 from agreement.method_traits import Family
 from agreement.methods import Method
 from agreement.protections import Protection
@@ -24,11 +22,11 @@ NEEDS = {
 
 
 def check_protection_serves(
-    method: AnyMethod, weighting: Weighting, squared: bool, protection: Protection
+    method: Method, weighting: Weighting, squared: bool, protection: Protection
 ) -> None:
     """Raise ``ValueError``, naming both sides, unless the protection can compute what the method needs."""
     family = method.traits.family
-    by_own_weights = isinstance(method, AddedMethod) and method.weights is not None
+    by_own_weights = method.weights is not None
     if family is Family.PEERS and not by_own_weights:
         _check_weighting_served(method, weighting, squared, protection)
         return
@@ -40,7 +38,7 @@ def check_protection_serves(
         )
 
 
-def check_noise_is_shared(method: AnyMethod, protection: Protection, *, personal: bool) -> None:
+def check_noise_is_shared(method: Method, protection: Protection, *, personal: bool) -> None:
     """Raise ``ValueError`` unless everything that leaves a site with distributed noise leaves it in a masked sum.
 
     ``personal``: FedDBP's targets have channels of a site's own prototypes, which are never released.
@@ -68,7 +66,7 @@ def check_noise_is_shared(method: AnyMethod, protection: Protection, *, personal
 
 
 def _check_weighting_served(
-    method: AnyMethod, weighting: Weighting, squared: bool, protection: Protection
+    method: Method, weighting: Weighting, squared: bool, protection: Protection
 ) -> None:
     needs, offers = served_by(weighting, squared=squared), protection.offers
     if _values(needs).isdisjoint(_values(offers)):

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agreement.extensions.types import AddedMethod
+from agreement.methods import Method
 from agreement.protections import Protection
 from agreement.toml_loading import Section
 from algorithms.gram import Bool, Float, convex
@@ -60,7 +60,7 @@ def check_protection(
         raise NotConforming(f"{protection.name}: what is right is refused: {error}") from error
 
 
-def check_weights(method: AddedMethod, settings: Section | None = None) -> None:
+def check_weights(method: Method, settings: Section | None = None) -> None:
     """Raise :class:`NotConforming` unless a method of ``PEERS`` weighs convexly for all prototypes tried.
 
     These include equal ones, zeros, a class that nobody holds and one with a single holder.

@@ -54,7 +54,7 @@ class Traits:
     """Traits that distinguish one method's rounds from another's.
 
     ``averaged``: the part of the model that is exchanged, ``weighted`` by sample counts or not. ``prototypes``: class
-    prototypes are exchanged, one for each class; the methods of ``CLUSTERS`` exchange several.
+    prototypes are exchanged, one for each class; the methods of ``CLUSTERS`` exchange several, or a ``single`` one.
     """
 
     family: Family
@@ -63,3 +63,4 @@ class Traits:
     prototypes: bool = False
     predicts: Predicts = Predicts.TRAINED
     inference: Inference = Inference.CLASSIFIER
+    single: bool = False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Self
 
 from agreement.toml_loading import Section
 
@@ -31,9 +30,15 @@ class Named:
     def __str__(self) -> str:
         return self.name
 
-    def __deepcopy__(self, _memo: object) -> Self:
-        """Return this very object, because methods and protections are compared by identity."""
-        return self
+    def __reduce__(self) -> str:
+        """Return the built-in object's place in its module: it is compared by identity, so that no copy may be made.
+
+        Copies are the object itself; a third party's object cannot be pickled.
+        """
+        return f"{type(self).__name__}.{self.name.upper().replace('-', '_')}"
+
+    def check_complete(self) -> None:
+        """Raise ``ValueError`` if a third party's object lacks what only built-in ones may leave out."""
 
     @property
     def value(self) -> str:

@@ -53,7 +53,7 @@ class Protection(Named):
 
     ``secret_bytes`` is the number of random bytes that all sites share and the coordinator lacks. One site makes them
     and seals them to each other site. The limit: one site that helps the coordinator gives them away. ``ckks_key``: a
-    CKKS key follows these bytes. ``settings`` and ``deployable`` are as in :class:`agreement.AddedMethod`.
+    CKKS key follows these bytes. ``settings`` and ``deployable`` are as in :class:`agreement.Method`.
     """
 
     PLAIN: ClassVar[Protection]

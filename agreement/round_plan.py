@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from agreement.extensions.lookup import AnyMethod
 from agreement.method_traits import Family
+from agreement.methods import Method
 from agreement.protections import Protection
 from crypto import plain, rotation
 from protoseal_wire.messages import Phase
@@ -123,7 +123,7 @@ _PLANS: Mapping[tuple[Family, Protection | None], RoundPlan] = {
 """Rounds by family and protection; the key ``None`` stands for third parties' protections."""
 
 
-def plan_for(method: AnyMethod, protection: Protection) -> RoundPlan:
+def plan_for(method: Method, protection: Protection) -> RoundPlan:
     """Return the rounds of a method under a protection; ``ValueError`` for a pair that has none."""
     row = protection if protection.built_in else None
     plan = _PLANS.get((method.traits.family, row))

@@ -8,10 +8,10 @@ from typing import Annotated
 from pydantic import Field
 
 from agreement.compatibility import check_noise_is_shared, check_protection_serves
-from agreement.extensions.lookup import AnyMethod, KnownMethod, KnownProtection
+from agreement.extensions.lookup import KnownMethod, KnownProtection
 from agreement.field_types import Count, Positive
 from agreement.method_traits import Family, Part
-from agreement.methods import Method
+from agreement.methods import METHODS, Method
 from agreement.round_plan import plan_for
 from agreement.sections.averaging import AveragingSection, MaskingSection
 from agreement.sections.methods import (
@@ -30,21 +30,6 @@ from crypto.pairwise.attempt_binding import fewest_against
 
 FEWEST_SAFE_HOLDERS = 3
 """Fewest safe holders: with two, each one's answer is the other's prototype; one has no other to hide behind."""
-PRIVATE = frozenset(
-    {
-        *(Method.PFPL, Method.FEDPC, Method.AVERAGE, Method.FEDDBP, Method.FEDPLCC, Method.FEDPROTO),
-        *(Method.LOCAL, Method.SELF),
-    }
-)
-"""Methods that release only noisy prototypes and what trains with them, or nothing."""
-PROJECTED = frozenset({Method.PFPL, Method.FEDPLCC, Method.FEDPROTO, Method.LOCAL, Method.SELF})
-"""Methods whose features may have any sign, and that compute them in no layer of their own."""
-_BELOW_ZERO = "its features must not be negative, and projected ones have any sign"
-_UNPROJECTED: dict[AnyMethod, str] = {
-    Method.FEDPC: _BELOW_ZERO,
-    Method.AVERAGE: _BELOW_ZERO,
-    Method.FEDDBP: "its branches make their features by linear layers of their own, which no projection follows",
-}
 
 
 class RunSettings(Section):
@@ -87,13 +72,13 @@ class RunSettings(Section):
     privacy: PrivacySection | None = None
     """Differentially private releases; without it results are exact."""
 
-    def check_served(self, method: AnyMethod) -> None:
+    def check_served(self, method: Method) -> None:
         """Raise ``ValueError`` unless the agreed protection, and ``[privacy]``, serve this method."""
         check_protection_serves(method, self.pfpl.weighting, self.pfpl.squared, self.protection)
         if self.privacy is not None:
             self._check_private(method, self.privacy)
 
-    def _check_private(self, method: AnyMethod, agreed: PrivacySection) -> None:
+    def _check_private(self, method: Method, agreed: PrivacySection) -> None:
         for holds, refusal in self._refusals(method, frozen=agreed.extractor is Extractor.FROZEN):
             if holds:
                 raise ValueError(refusal)
@@ -101,22 +86,22 @@ class RunSettings(Section):
             check_noise_is_shared(method, self.protection, personal=self.feddbp.personal)
         self._check_projection(method, agreed)
 
-    def _check_projection(self, method: AnyMethod, agreed: PrivacySection) -> None:
+    def _check_projection(self, method: Method, agreed: PrivacySection) -> None:
         if agreed.project_from is None:
             return
         agreed.check_projected(self.dim)
-        if method not in PROJECTED:
-            reason = _UNPROJECTED.get(method, "nothing says that it can do with projected features")
+        if method.unprojected:
             raise ValueError(
-                f"project_from in [privacy] does not serve {method.value!r}: {reason}; set dim to what the model is to"
-                " have, and leave project_from out"
+                f"project_from in [privacy] does not serve {method.value!r}: {method.unprojected}; set dim to what"
+                " the model is to have, and leave project_from out"
             )
 
-    def _refusals(self, method: AnyMethod, *, frozen: bool) -> Iterator[tuple[bool, str]]:
+    def _refusals(self, method: Method, *, frozen: bool) -> Iterator[tuple[bool, str]]:
         """Yield conditions under which [privacy] is refused, with the message of each."""
-        served, averaged = ", ".join(sorted(each.value for each in PRIVATE)), method.traits.averaged
+        served = ", ".join(sorted(name for name, each in METHODS.items() if each.private))
+        averaged = method.traits.averaged
         yield (
-            method not in PRIVATE,
+            not method.private,
             f"[privacy] serves {served}: of method {method.value!r} more leaves a site than noisy prototypes",
         )
         yield (
@@ -141,7 +126,7 @@ class RunSettings(Section):
             " [fedplcc] to most_clusters or more",
         )
 
-    def check_sites(self, method: AnyMethod, sites: int) -> None:
+    def check_sites(self, method: Method, sites: int) -> None:
         """Raise ``ValueError`` where so many sites are too few for ``max_colluding``, or too many for ckks."""
         self.check_colluding(method, sites)
         if self.protection.ckks_key:
@@ -152,7 +137,7 @@ class RunSettings(Section):
             except PrecisionError as error:
                 raise ValueError(str(error)) from error
 
-    def check_colluding(self, method: AnyMethod, sites: int) -> None:
+    def check_colluding(self, method: Method, sites: int) -> None:
         """Raise ``ValueError`` where a group of a run of so many sites may be too small for ``max_colluding`` of them.
 
         Sites would refuse every masked sum of it (:meth:`MaskingSection.fewest_listed`).
@@ -185,7 +170,7 @@ class RunSettings(Section):
                 f" {self.masking.colluding(sites)}: raise max_colluding in [masking], or complete_up_to to {sites}"
             )
 
-    def _smallest_group(self, method: AnyMethod, sites: int) -> int:
+    def _smallest_group(self, method: Method, sites: int) -> int:
         """Return the smallest group of FedPC's clustering; without one, all sites are the one group."""
         grouped = method.is_grouped and method is not Method.AVERAGE and self.fedpc.groups != 1
         return self.min_holders if grouped and sites >= 2 * self.min_holders else sites

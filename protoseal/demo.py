@@ -287,7 +287,9 @@ def _logs_of(out: Path, sites: Sequence[str]) -> dict[str, SiteLog]:
 
 def _collect(out: Path, agreement: Agreement, sites: Sequence[SiteArrays], seed: int) -> RunResult:
     data: dict[str, SiteData] = {site.name: site.to_data(agreement.preprocessing) for site in sites}
-    controls = {each.value: run_control(agreement, each, data).site_rounds for each in sorted(CONTROLS)}
+    controls = {
+        each.value: run_control(agreement, each, data).site_rounds for each in sorted(CONTROLS, key=str)
+    }
     config = load_coordinator(out / "coordinator" / "coordinator.toml")
     with Store.open(
         config.state_dir / "coordinator.sqlite", agreement.run, agreement.hash(), record=True

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from agreement import AddedMethod, Agreement
+from agreement import Agreement
 from agreement.payload_forms import limits_of
 from agreement.round_plan import ExchangeKind
 from algorithms.gram import convex
@@ -70,7 +70,7 @@ def server_half(agreement: Agreement, keys_path: Path, executor: Pool | None) ->
 def weights_of(agreement: Agreement) -> Weights:
     """Return the weights by which a method of ``PEERS`` combines prototypes, from visible inner products."""
     method, pfpl = agreement.method, agreement.pfpl
-    if isinstance(method, AddedMethod) and method.weights is not None:
+    if method.weights is not None:
         return convex(method.weights(agreement.settings_of(method)))
     return partial(
         peer_weights, weighting=pfpl.weighting, squared=pfpl.squared, tau=agreement.agreement_threshold

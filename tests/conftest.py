@@ -38,7 +38,7 @@ def one_thread() -> Iterator[None]:
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
-    """Name protections by their names, which tests are seeded by."""
-    from agreement import Protection  # noqa: PLC0415 (numpy is not to be imported before the number of threads is set)
+    """Name methods and protections by their names, which tests are seeded by."""
+    from agreement import Method, Protection  # noqa: PLC0415 (numpy is not to be imported before the number of threads is set)
 
-    return val.name if isinstance(val, Protection) else None
+    return val.name if isinstance(val, Method | Protection) else None

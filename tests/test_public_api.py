@@ -19,13 +19,13 @@ PACKAGES = {
 }
 NAMES = {
     "agreement": """
-        CONTROLS DEPLOYABLE PROTECTIONS SIMULATED AddedMethod Agreement AnyMethod
-        AveragingSection BaselinesSection Clustering ConfigError DpSgdSection Extractor Family FeddbpSection
+        CONTROLS DEPLOYABLE METHODS PROTECTIONS SIMULATED Agreement AveragingSection
+        BaselinesSection Clustering ConfigError DpSgdSection Extractor Family FeddbpSection
         FedpcSection FedplccSection Inference Layout LogLevel MaskingSection Method NoSettings Noise Norm
         Optimiser Part PeersHalves PfplSection Predicts PreprocessingSection PrivacySection Protection
         Section SumHalves TrainingSection Traits load_agreement method_named""",
     "agreement.conformance": "NotConforming check_protection check_weights",
-    "agreement.extensions.recipe": "BatchLoss Clustered Recipe Stage Trains",
+    "agreement.recipe": "BatchLoss Clustered Recipe Stage Trains",
     "algorithms.gram": "Bool Float",
     "algorithms.model_outputs": "Outputs Terms",
     "algorithms.prototypes": "Clusters Targets",

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
-from agreement.extensions.types import Added, AddedMethod
+from agreement.methods import Method
 from agreement.protections import Protection
 
-AddedT = TypeVar("AddedT", AddedMethod, Protection)
+Added: TypeAlias = Method | Protection
+"""Method or protection of a third party."""
+AddedT = TypeVar("AddedT", Method, Protection)
 
 
 @dataclass(frozen=True)
@@ -70,9 +72,13 @@ class Registry(Generic[AddedT]):
         except Exception as error:  # whatever a third party's module raises
             raise ValueError(f"{_told(point)} cannot be loaded ({type(error).__name__}: {error})") from error
         if not isinstance(found, self.kind):
-            raise ValueError(f"{_told(point)} is of {type(found)}, not an {self.kind.__name__}")
+            raise ValueError(f"{_told(point)} is of {type(found)}, not a {self.kind.__name__}")
         if found.name != point.name:
             raise ValueError(f"{_told(point)} leads to what calls itself {found.name!r}")
+        try:
+            found.check_complete()
+        except ValueError as error:
+            raise ValueError(f"{_told(point)} cannot be used: {error}") from error
         return found
 
 

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic_core import core_schema
 
 from agreement.extensions.entry_points import AddedT, Registry
-from agreement.extensions.types import AddedMethod
-from agreement.methods import Method
+from agreement.methods import METHODS, Method
 from agreement.protections import PROTECTIONS, Protection
 from agreement.toml_loading import ConfigError, nearest
 
-AnyMethod = Method | AddedMethod
-"""Built-in or added method."""
-_METHODS = Registry("protoseal.methods", AddedMethod, tuple(Method))
+_METHODS = Registry("protoseal.methods", Method, METHODS)
 _PROTECTIONS = Registry("protoseal.protections", Protection, PROTECTIONS)
 
 
-def method_named(name: str) -> AnyMethod:
+def method_named(name: str) -> Method:
     """Return the built-in method, or a third party's; raise ``ConfigError``."""
     try:
         return _method(name)
@@ -28,29 +25,27 @@ def method_named(name: str) -> AnyMethod:
         raise ConfigError("method", [str(error)]) from error
 
 
-def _method(value: object) -> AnyMethod:
-    if isinstance(value, str) and value in tuple(Method):
-        return Method(value)
-    return _added(value, "method", _METHODS, tuple(Method))
+def _method(value: object) -> Method:
+    return _known(value, "method", _METHODS, METHODS)
 
 
 def _protection(value: object) -> Protection:
-    if isinstance(value, str) and value in PROTECTIONS:
-        return PROTECTIONS[value]
-    if isinstance(value, Protection) and value.built_in:
+    return _known(value, "protection", _PROTECTIONS, PROTECTIONS)
+
+
+def _known(value: object, kind: str, registry: Registry[AddedT], built_in: Mapping[str, AddedT]) -> AddedT:
+    """Return the object of that name, built in or a third party's; raise ``ValueError`` if there is none."""
+    if isinstance(value, str) and value in built_in:
+        return built_in[value]
+    if isinstance(value, registry.kind) and value.built_in:
         return value
-    return _added(value, "protection", _PROTECTIONS, PROTECTIONS)
-
-
-def _added(value: object, kind: str, registry: Registry[AddedT], built_in: Collection[str]) -> AddedT:
-    """Return the object that a third party registers by that name; raise ``ValueError`` if there is none."""
     name = value.name if isinstance(value, registry.kind) else value
     if not isinstance(name, str):
         raise ValueError(f"a {kind} is named by text, not {value!r}")
     found = registry.find(name)
     if found is not None and value in (name, found):
         return found
-    known = [*map(str, built_in), *registry.names()]
+    known = [*built_in, *registry.names()]
     if name not in known:
         raise ValueError(f"unknown {kind} {name!r}{nearest(name, known)}")
     raise ValueError(f"{kind} {name!r} is not what is registered by that name")
@@ -67,5 +62,5 @@ class _ByName:
         return core_schema.no_info_plain_validator_function(self.read, serialization=written)
 
 
-KnownMethod = Annotated[AnyMethod, _ByName(_method)]
+KnownMethod = Annotated[Method, _ByName(_method)]
 KnownProtection = Annotated[Protection, _ByName(_protection)]

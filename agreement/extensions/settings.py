@@ -7,29 +7,25 @@ from pathlib import Path
 
 from pydantic import SerializeAsAny, ValidationInfo
 
-from agreement.extensions.entry_points import distribution_of
-from agreement.extensions.lookup import AnyMethod
-from agreement.extensions.types import Added
-from agreement.methods import Method
-from agreement.protections import Protection
+from agreement.extensions.entry_points import Added, distribution_of
 from agreement.toml_loading import Section, nearest, validate
 
 ExtensionTables = dict[str, SerializeAsAny[Section]]
 """Settings of third parties' methods and protections, by their names."""
 
 
-def used_so_far(info: ValidationInfo) -> list[AnyMethod | Protection]:
+def used_so_far(info: ValidationInfo) -> list[Added]:
     """Return the method and protection validated so far; errors in the others are reported elsewhere."""
     return [info.data[name] for name in ("method", "protection") if name in info.data]
 
 
-def added_among(used: Iterable[AnyMethod | Protection]) -> list[Added]:
+def added_among(used: Iterable[Added]) -> list[Added]:
     """Return those that are not built in."""
-    return [each for each in used if not isinstance(each, Method) and not each.built_in]
+    return [each for each in used if not each.built_in]
 
 
 def extension_settings(
-    tables: Mapping[str, object], used: Iterable[AnyMethod | Protection], source: str
+    tables: Mapping[str, object], used: Iterable[Added], source: str
 ) -> dict[str, Section]:
     """Return the settings of all third parties' objects among those ``used``, by name, with every default.
 
@@ -45,9 +41,7 @@ def extension_settings(
     return {name: _settings(each, tables.get(name, {}), source) for name, each in added.items()}
 
 
-def extension_distributions(
-    stated: Mapping[str, str], used: Iterable[AnyMethod | Protection]
-) -> dict[str, str]:
+def extension_distributions(stated: Mapping[str, str], used: Iterable[Added]) -> dict[str, str]:
     """Return name and version of the distribution of each third party's object among those ``used``, by its name.
 
     Raises ``ValueError`` where another distribution is ``stated``, or one for an object that is not used: parties
@@ -65,7 +59,7 @@ def extension_distributions(
     return found
 
 
-def _by_name(used: Iterable[AnyMethod | Protection]) -> dict[str, Added]:
+def _by_name(used: Iterable[Added]) -> dict[str, Added]:
     """Return objects by name; raise ``ValueError`` if a method and a protection share one, and so their settings."""
     added: dict[str, Added] = {}
     for each in added_among(used):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from agreement.extensions.recipe import Trains
+from agreement.recipe import Trains
 from algorithms.pfpl.objective import Objective
 from protoseal.bench.record import Case, Spent, Task, Value, compare, machine, peak_memory, spent_on
 from protoseal.simulation.batched.training import Batching, run_together

@@ -75,10 +75,10 @@ METHODS = ("pfpl", "fedpc", "feddbp", "fedplcc")
 @one_line_errors
 def round_(path: Path | None, method: str, **settings: object) -> None:
     """Measure whole rounds, training included, under masked and ckks beside plain."""
-    from agreement import Method
+    from agreement import method_named
     from protoseal.bench.record import machine
     from protoseal.bench.round import Plan, measure
 
-    plan = Plan(method=Method(method), **settings)  # type: ignore[arg-type]  # click has checked them
+    plan = Plan(method=method_named(method), **settings)  # type: ignore[arg-type]  # click has checked them
     cases = recorded("round", measure(plan), path, machine())
     show(cases, COLUMNS, CAPTION)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from agreement import AnyMethod
+from agreement import Method
 from protoseal.reports.report import write_report
 from protoseal.reports.run_results import mean, own_accuracy
 from protoseal.reports.tables import percent
@@ -125,7 +125,7 @@ def watched(config: SimulationConfig) -> Iterator[Watcher]:
         yield Several(watchers)
 
 
-def _tested(method: AnyMethod, told: Mapping[str, SiteRound]) -> str:
+def _tested(method: Method, told: Mapping[str, SiteRound]) -> str:
     """Return the sites' mean accuracy as text, empty for a round without tests."""
     accuracy = mean(own_accuracy(method, each) for each in told.values())
     return "" if accuracy is None else f": {percent(accuracy)} %"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Protocol
 
-from agreement import Agreement, AnyMethod, Inference, method_named
+from agreement import Agreement, Inference, Method, method_named
 from protoseal.reports.result_files import Accuracies, RoundFigures, RunResult, Seconds, SiteFigures, ViewLine
 from secure_client.output.site_log import SiteLog, SiteRound
 from secure_server.round_log import CoordinatorRound
@@ -25,7 +25,7 @@ def run_result(
     *,
     dataset: str,
     seed: int,
-    method: AnyMethod | None = None,
+    method: Method | None = None,
     view: tuple[ViewLine, ...] = (),
     best: Mapping[str, int] | None = None,
     complete: bool = True,
@@ -90,7 +90,7 @@ class TwoWays(Protocol):
         ...
 
 
-def own_accuracy(method: AnyMethod | str, figures: TwoWays) -> float | None:
+def own_accuracy(method: Method | str, figures: TwoWays) -> float | None:
     """By the method's own inference; by the classifier as long as there is no prototype to be near to.
 
     As the run told it where it did: of the control ``self`` it alone knows which method's inference is meant.

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from agreement.agreement import USUAL_SITES, Agreement
-from agreement.extensions.lookup import AnyMethod, KnownMethod, KnownProtection
+from agreement.extensions.lookup import KnownMethod, KnownProtection
 from agreement.extensions.settings import ExtensionTables, extension_settings, used_so_far
 from agreement.field_types import Count
 from agreement.methods import CONTROLS, Method
@@ -179,12 +179,12 @@ class SimulationConfig(RunSettings):
         return self.dataset.startswith(SITES_FORM)
 
     @property
-    def methods(self) -> tuple[AnyMethod, ...]:
+    def methods(self) -> tuple[Method, ...]:
         """All that runs, each once, the method itself first."""
         return tuple(dict.fromkeys((self.method, *self.compare)))
 
     @property
-    def self_aligns_as(self) -> AnyMethod:
+    def self_aligns_as(self) -> Method:
         """The method whose loss and inference ``self`` has: the one that it is compared with, PFPL if there is none."""
         federated = [method for method in self.methods if method not in CONTROLS]
         return federated[0] if federated else Method.PFPL
@@ -201,7 +201,7 @@ class SimulationConfig(RunSettings):
     def agreement(
         self,
         *,
-        method: AnyMethod,
+        method: Method,
         seed: int,
         classes: Sequence[str],
         preprocessing: PreprocessingSection | None,

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from torch.utils.data import Dataset
 
-from agreement import CONTROLS, Agreement, AnyMethod, ConfigError, Method
+from agreement import CONTROLS, Agreement, ConfigError, Method
 from crypto.work_pool import Pool
 from protoseal.reports.result_files import RunResult, write_record, write_result
 from protoseal.reports.run_results import Compared, run_result
@@ -41,7 +41,7 @@ class Completed:
     """A round that every site has told of; ``told`` maps sites to their figures."""
 
     seed: int
-    method: AnyMethod
+    method: Method
     round: int
     told: Mapping[str, SiteRound]
 
@@ -51,7 +51,7 @@ class Ended:
     """A run that has ended; not ``anew`` if it had ended before, and was read."""
 
     seed: int
-    method: AnyMethod
+    method: Method
     outcome: Outcome
     anew: bool
 
@@ -117,7 +117,7 @@ class Scene:
     data: Mapping[str, SiteData]
     overall: Dataset[Any]
 
-    def agreement(self, method: AnyMethod) -> Agreement:
+    def agreement(self, method: Method) -> Agreement:
         """Return the agreement of a method's run; the sizes of the averaged part are those of the model."""
         make = partial(
             self.config.agreement,
@@ -193,7 +193,7 @@ class OneSeed:
         self._config, self._seed, self._folder = config, seed, folder
         self._executor, self._seen = executor, seen
         self._out = folder.of_seed(seed)
-        self._runs: dict[AnyMethod, Run] = {}
+        self._runs: dict[Method, Run] = {}
 
     def run(self) -> RunResult:
         """Their result; runs that had ended before are read."""
@@ -207,7 +207,7 @@ class OneSeed:
             result = self._publish(complete=len(self._runs) == len(self._config.methods))
         return result
 
-    def _ended(self) -> dict[AnyMethod, Run]:
+    def _ended(self) -> dict[Method, Run]:
         """Return the runs that had ended before, all read before another begins, since any may be refused."""
         paths = {method: self._folder.record(self._seed, method) for method in self._config.methods}
         ended = {method: Run.of(path) for method, path in paths.items() if path.exists()}
@@ -224,7 +224,7 @@ class OneSeed:
         write_split(self._out, scene.divided.sites, scene.divided.classes)
         return scene
 
-    def _run_anew(self, method: AnyMethod) -> Run:
+    def _run_anew(self, method: Method) -> Run:
         """Or from where it was when it was ended."""
         aligned = self._config.self_aligns_as if method is Method.SELF else method
         agreement = self._scene.agreement(aligned)
@@ -236,7 +236,7 @@ class OneSeed:
             federation.run()
             return self._run(method, agreement, federation.save(self._folder_of(method)))
 
-    def _federation(self, method: AnyMethod, agreement: Agreement) -> LocalFederation:
+    def _federation(self, method: Method, agreement: Agreement) -> LocalFederation:
         scene = self._scene
         return LocalFederation(
             agreement,
@@ -249,10 +249,10 @@ class OneSeed:
             on_completed=partial(self._completed, method),
         )
 
-    def _run(self, method: AnyMethod, agreement: Agreement, outcome: Outcome) -> Run:
+    def _run(self, method: Method, agreement: Agreement, outcome: Outcome) -> Run:
         return Run(method, agreement, outcome, self._scene.divided.sha256)
 
-    def _control(self, method: AnyMethod, agreement: Agreement) -> Outcome:
+    def _control(self, method: Method, agreement: Agreement) -> Outcome:
         """``local`` trains by cross-entropy alone, ``self`` by the loss of the method that it is compared with."""
         scene = self._scene
         return run_control(
@@ -265,7 +265,7 @@ class OneSeed:
             on_completed=partial(self._completed, method),
         )
 
-    def _completed(self, method: AnyMethod, run: HasOutcome, number: int) -> None:
+    def _completed(self, method: Method, run: HasOutcome, number: int) -> None:
         told = {
             site: each
             for site, log in run.outcome.sites.items()
@@ -274,7 +274,7 @@ class OneSeed:
         }
         self._seen.on_completed(Completed(self._seed, method, number, told))
 
-    def _folder_of(self, method: AnyMethod) -> Path:
+    def _folder_of(self, method: Method) -> Path:
         return self._out if method is self._config.method else self._out / COMPARED / method.value
 
     def _publish(self, *, complete: bool) -> RunResult:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from agreement import CONTROLS, Agreement, AnyMethod, Method
+from agreement import CONTROLS, Agreement, Method
 from crypto.keys import KEY_BYTES, StorageKey
 from protoseal.simulation.local_federation import Outcome
 from protoseal.simulation.run_log import RunLog
@@ -29,7 +29,7 @@ class LocalControl:
     def __init__(
         self,
         agreement: Agreement,
-        control: AnyMethod,
+        control: Method,
         data: Mapping[str, SiteData],
         *,
         training: SiteTraining,
@@ -138,7 +138,7 @@ class LocalControl:
 
 def run_control(
     agreement: Agreement,
-    control: AnyMethod,
+    control: Method,
     data: Mapping[str, SiteData],
     *,
     training: SiteTraining = ONE_BY_ONE,

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from agreement import Agreement, AnyMethod
+from agreement import Agreement, Method
 from crypto.keys import StorageKey, derive
 from crypto.pki import (
     Credentials,
@@ -165,7 +165,7 @@ class LocalFederation:
         agreement: Agreement,
         data: Mapping[str, SiteData],
         *,
-        method: AnyMethod | None = None,
+        method: Method | None = None,
         training: SiteTraining = ONE_BY_ONE,
         testing: SiteTesting = EVERY_ROUND,
         executor: Pool | None = None,

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from agreement import Agreement, AnyMethod, Method
+from agreement import Agreement, Method
 from agreement.errors import UserError
 from agreement.storage.atomic_files import write_text
 from agreement.storage.run_identity import AGREEMENT
@@ -111,17 +111,17 @@ class RunFolder:
         """Return the path of a seed's results."""
         return self._out / f"seed-{seed}" if self._several else self._out
 
-    def record(self, seed: int, method: AnyMethod) -> Path:
+    def record(self, seed: int, method: Method) -> Path:
         """Return the file of a run that has ended."""
         return self.of_seed(seed) / RUNS / f"{self._name(method)}.json"
 
-    def state(self, seed: int, method: AnyMethod) -> Path:
+    def state(self, seed: int, method: Method) -> Path:
         """Return the folder, made if need be, from which an unfinished run resumes."""
         folder = self._out / STATE / f"seed-{seed}" / self._name(method)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return folder
 
-    def keep_agreement(self, seed: int, method: AnyMethod, agreement: Agreement) -> None:
+    def keep_agreement(self, seed: int, method: Method, agreement: Agreement) -> None:
         """Let an unfinished run resume under the agreement that it began under, and under no other.
 
         Raises :class:`OtherSimulation` for other settings, :class:`agreement.storage.atomic_files.FileError` for
@@ -144,7 +144,7 @@ class RunFolder:
                 " delete it to run that method again, or use --fresh to start over"
             )
 
-    def drop_state(self, seed: int, method: AnyMethod) -> None:
+    def drop_state(self, seed: int, method: Method) -> None:
         """Delete the state of a run that has ended."""
         shutil.rmtree(self.state(seed, method))
 
@@ -152,7 +152,7 @@ class RunFolder:
         """Delete the state of all runs."""
         shutil.rmtree(self._out / STATE)
 
-    def _name(self, method: AnyMethod) -> str:
+    def _name(self, method: Method) -> str:
         """Return the name of a run. ``self`` is another run beside another method."""
         return f"{method.value}-{self._aligned.value}" if method is Method.SELF else method.value
 

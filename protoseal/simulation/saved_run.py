@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from agreement import Agreement, AnyMethod, method_named
+from agreement import Agreement, Method, method_named
 from protoseal.reports.result_files import RunRecord, read_record
 from protoseal.simulation.local_federation import Outcome
 from secure_server.round_log import CoordinatorRound
@@ -18,7 +18,7 @@ from secure_server.round_log import CoordinatorRound
 class Run:
     """Run of one method on one seed's data, so far or in all; ``data_sha256`` is of these."""
 
-    method: AnyMethod
+    method: Method
     agreement: Agreement
     outcome: Outcome
     data_sha256: str

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from agreement import Agreement, AnyMethod, Inference
+from agreement import Agreement, Inference, Method
 from protoseal.reports.run_results import mean, own_accuracy
 from protoseal.simulation.batched.training import Batching, run_together
 from protoseal.simulation.run_log import RunLog
@@ -94,7 +94,7 @@ class Trainees:
         data: Mapping[str, SiteData],
         log: RunLog,
         *,
-        method: AnyMethod,
+        method: Method,
         agreement: Agreement,
         training: SiteTraining,
         testing: SiteTesting,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from agreement import AnyMethod
+from agreement import Method
 from agreement.errors import UserError
 from protoseal.reports.run_results import mean, own_accuracy
 from protoseal.simulation.experiment import Completed, Ended, Watcher
@@ -25,7 +25,7 @@ class Scalars(Watcher):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._make = _writer_class()
-        self._writers: dict[tuple[int, AnyMethod], SummaryWriter] = {}
+        self._writers: dict[tuple[int, Method], SummaryWriter] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -53,7 +53,7 @@ class Scalars(Watcher):
         if writer is not None:
             writer.close()
 
-    def _writer(self, seed: int, method: AnyMethod) -> SummaryWriter:
+    def _writer(self, seed: int, method: Method) -> SummaryWriter:
         if (seed, method) not in self._writers:
             self._writers[seed, method] = self._make(str(self._folder / f"seed-{seed}" / method.value))
         return self._writers[seed, method]

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
-from agreement import Agreement, Protection, Section
+from agreement import Agreement, Method, Protection, Section
 from protoseal.simulation.config import SimulationConfig
 from scripts.documentation.text import escaped, from_docstring, table
 from secure_client.config import SiteConfig
@@ -34,7 +34,7 @@ class _Lenient(GenerateJsonSchema):
     """Schemas in which a value that only code can check has no type, and a protection is its name."""
 
     def encode_default(self, dft: Any) -> Any:
-        return str(dft) if isinstance(dft, Protection) else super().encode_default(dft)
+        return str(dft) if isinstance(dft, Method | Protection) else super().encode_default(dft)
 
     def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> JsonSchemaValue:  # noqa: ARG002
         return {}

@@ -13,7 +13,7 @@ from scripts.documentation.text import escaped, from_docstring, table
 PUBLIC = {
     "agreement": "Agreements, and what registers a method or a protection",
     "agreement.conformance": "Checks for an extension's own tests",
-    "agreement.extensions.recipe": "How a method trains besides its loss",
+    "agreement.recipe": "How a method trains besides its loss",
     "algorithms.gram": "Types of a method's weights",
     "algorithms.model_outputs": "What a loss is computed from, and returns",
     "algorithms.prototypes": "Prototypes that a site receives",

@@ -14,10 +14,8 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-from agreement import Method as MethodName
 from agreement.cohorts import clustering_cohort
 from agreement.payload_forms import limits_of, longest_mean, result_form
-from algorithms.feddbp.fusion import fuse
 from algorithms.gram import Bool, Float
 from crypto.pairwise.scheme import SCHEME as PAIRWISE
 from crypto.pairwise.wire_values import MaskKeys
@@ -34,6 +32,7 @@ from secure_client.methods.round_start import Starts
 from secure_client.privacy.value_bounds import model_weight
 from secure_client.protocol.masked_sum import Group
 from secure_client.protocol.single_step import shown_half
+from secure_client.training.built_in_methods import site_method
 
 
 class Sums:
@@ -145,22 +144,16 @@ class Sums:
         return has
 
     def _targets(self, rows: Float, has: Bool) -> tuple[Float, Bool]:
-        """Return the targets of the site's features: the means, or FedDBP's fusion of means and own prototypes."""
-        feddbp = self._agreement.feddbp
+        """Return the targets of the site's features: the means, or the method's own function of these."""
+        method = self._agreement.method
+        make = site_method(method).targets
         if self._agreement.distributed_noise:  # no site has released its own prototypes
             return rows, has
-        if self._agreement.method is not MethodName.FEDDBP or not self._trainee.has_trained:
+        if make is None or not self._trainee.has_trained:
             return rows, has
+        settings, trainee = self._agreement.settings_of(method), self._trainee
         return contained(
-            lambda: fuse(
-                *self._trainee.latest(),
-                self._trainee.scores(),
-                rows,
-                has,
-                eta=feddbp.own,
-                top=feddbp.top_channels,
-                personal=feddbp.personal,
-            ),
+            lambda: make(settings, trainee.latest(), trainee.scores(), (rows, has)),
             lambda: (rows, has),
             "the fusion of targets",
         )

@@ -7,11 +7,10 @@ from pathlib import Path
 
 from torch import nn
 
-from agreement import CONTROLS, Agreement, Extractor, Method, Part
+from agreement import CONTROLS, Agreement, Extractor, Part
 from privacy.errors import BudgetError
 from secure_client.data import SiteData
 from secure_client.errors import ModelError
-from secure_client.models.dual_branch import add_branches
 from secure_client.models.pretrained import load_pretrained
 from secure_client.models.projection import project
 from secure_client.models.prototype_model import PrototypeModel, build_model, weights_hash
@@ -22,6 +21,7 @@ from secure_client.privacy.value_bounds import PrototypeBounds, check_initial_bo
 from secure_client.protocol.journal import Journal
 from secure_client.site_model.checkpointed_learner import Trainee
 from secure_client.training.averaged_parameters import Averaged
+from secure_client.training.built_in_methods import site_method
 from secure_client.training.job import Schedule, has_batch_norm
 from secure_client.training.learner import Learner, choose_device
 from secure_client.training.objectives import build_recipe
@@ -65,10 +65,10 @@ def build_agreed_model(agreement: Agreement, spec: str, pretrained: Path | None 
         load_pretrained(model, pretrained, agreement.training.pretrained_sha256 or "")
     if agreement.feature_dim != agreement.dim:
         return project(model, agreement.feature_dim, agreement.dim, seed=seed)
-    if agreement.method is not Method.FEDDBP:
+    change = site_method(agreement.method).model
+    if change is None:
         return model
-    feddbp_ = agreement.feddbp
-    return add_branches(model, agreement.dim, seed=seed, share=feddbp_.share, decision=feddbp_.decision)
+    return change(agreement.settings_of(agreement.method), model, agreement.dim, seed)
 
 
 def build_learner(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from agreement import DpSgdSection, Optimiser
-from agreement.extensions.recipe import BatchLoss, Trains
+from agreement.recipe import BatchLoss, Trains
 from algorithms.prototypes import Guide
 from secure_client.errors import TrainingError
 from secure_client.models.prototype_model import PrototypeModel

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from agreement import Predicts
-from agreement.extensions.recipe import Recipe, Stage
+from agreement.recipe import Recipe, Stage
 from algorithms import inference, metrics
 from algorithms.feddbp.fisher import fisher_scores
 from algorithms.fedplcc import LocalClusters, local_clusters

@@ -25,7 +25,9 @@ def test_agreement_refuses_a_sites_epsilon(tmp_path: Path) -> None:
     assert "privacy.epsilon" in problem(tmp_path, privacy=wanted)
 
 
-@pytest.mark.parametrize("method", [method for method in sorted(SIMULATED) if method is not Method.AVERAGE])
+@pytest.mark.parametrize(
+    "method", [method for method in sorted(SIMULATED, key=str) if method is not Method.AVERAGE]
+)
 @pytest.mark.parametrize("side", ["coordinator", "site"])
 def test_deployment_refuses_methods_for_comparison(tmp_path: Path, method: Method, side: str) -> None:
     protection = "ckks" if method in CONTROLS else "plain"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Hashable
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agreement import CONTROLS, DEPLOYABLE, Agreement, Family, Method, Protection, methods
+from agreement import CONTROLS, DEPLOYABLE, METHODS, PROTECTIONS, Family, Method, NoSettings, Protection
 from agreement.compatibility import check_protection_serves
 from agreement.phases import first_round, has_common_group
 from algorithms.baselines import cross_entropy
@@ -23,6 +25,7 @@ from algorithms.pfpl.objective import Objective as PfplObjective
 from protoseal.simulation.local_federation import LocalFederation
 from secure_client.methods.pfpl import Pfpl
 from secure_client.methods.sums import Sums
+from secure_client.training import built_in_methods
 from secure_client.training.objectives import build_objective, build_recipe
 from secure_server.aggregator import Aggregator
 from secure_server.exchanges.peer_combinations import Peers
@@ -48,12 +51,12 @@ AT_THE_COORDINATOR: dict[Family, Any] = {
     Family.GROUPS: GroupSums,
     Family.SUMS: GroupSums,
 }
-METHODS = sorted(set(Method) - {Method.AVERAGE})
+AGREED = [method for method in METHODS.values() if method is not Method.AVERAGE]
 """``average`` is an agreement on ``fedpc``."""
-SERVED = [method for method in METHODS if method.traits.family in AT_A_SITE]
+SERVED = [method for method in AGREED if method.traits.family in AT_A_SITE]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", AGREED)
 def test_every_method_has_its_objective_and_exchanges_what_its_traits_say(method: Method) -> None:
     agreement = method_agreement(method)
     recipe = build_recipe(agreement)
@@ -74,10 +77,10 @@ def test_every_method_has_its_familys_session_and_exchange(method: Method, tmp_p
 def test_no_method_is_another() -> None:
     """In what it exchanges and what a site does with it; controls alone train as PFPL does, without its answers."""
     courses: dict[Method, Hashable] = {
-        method: (method.traits, build_recipe(method_agreement(method))) for method in METHODS
+        method: (method.traits, build_recipe(method_agreement(method))) for method in AGREED
     }
-    assert len({courses[method] for method in set(METHODS) - CONTROLS}) == len(METHODS) - len(CONTROLS) == 14
-    assert {method for method in METHODS if method.traits.family is Family.ALONE} == CONTROLS
+    assert len({courses[method] for method in set(AGREED) - CONTROLS}) == len(AGREED) - len(CONTROLS) == 14
+    assert {method for method in AGREED if method.traits.family is Family.ALONE} == CONTROLS
 
 
 def test_deployable_methods_differ_in_family_or_layout() -> None:
@@ -86,38 +89,36 @@ def test_deployable_methods_differ_in_family_or_layout() -> None:
 
 
 @pytest.mark.parametrize("method", [Method.PFPL, Method.FEDPC, Method.FEDDBP])
-def test_a_family_that_nothing_knows_is_no_other_family(
-    method: Method, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_family_that_nothing_knows_is_no_other_family(method: Method, tmp_path: Path) -> None:
     agreement = method_agreement(method)
     pfpl = agreement.pfpl
     another: Any = "another"
+    unknown = replace(method, traits=replace(method.traits, family=another))
     with LocalFederation(agreement, small_data(agreement)) as federation:
         session = federation.sites[0].session
-        monkeypatch.setitem(methods._TRAITS, method, replace(method.traits, family=another))
+        session._agreement = agreement.model_copy(update={"method": unknown})
         with pytest.raises(ValueError, match="has no rounds"):
             session._build_method(session._method._participants)  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match="has no rounds"):
-        Aggregator(agreement, tmp_path)
+        with pytest.raises(ValueError, match="has no rounds"):
+            Aggregator(session._agreement, tmp_path)
     with pytest.raises(KeyError, match="another"):
-        check_protection_serves(method, pfpl.weighting, pfpl.squared, Protection.PLAIN)
+        check_protection_serves(unknown, pfpl.weighting, pfpl.squared, Protection.PLAIN)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", AGREED)
 def test_a_method_that_nothing_knows_is_no_other_method(
     method: Method, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agreement = method_agreement(method)
-    unknown: Agreement = agreement.model_copy(update={"method": "another"})
+    unknown = agreement.model_copy(update={"method": replace(method, name="another")})
+    monkeypatch.delitem(built_in_methods.BUILT_IN, method)
     for build in (build_objective, build_recipe):
-        with pytest.raises((ValueError, AttributeError), match=r"no objective|no attribute 'traits'"):
-            build(unknown)
-    monkeypatch.delitem(methods._TRAITS, method)
-    with pytest.raises(KeyError):
-        build_recipe(agreement)
+        for each in (unknown, agreement):
+            with pytest.raises(ValueError, match="no objective"):
+                build(each)
 
 
-@pytest.mark.parametrize("method", sorted(CONTROLS))
+@pytest.mark.parametrize("method", sorted(CONTROLS, key=str))
 def test_nobody_runs_what_a_site_does_alone(method: Method, tmp_path: Path) -> None:
     agreement = method_agreement(Method.PFPL)
     with LocalFederation(agreement, small_data(agreement)) as federation:
@@ -127,3 +128,35 @@ def test_nobody_runs_what_a_site_does_alone(method: Method, tmp_path: Path) -> N
             Aggregator(session._agreement, tmp_path)
         with pytest.raises(ValueError, match="has no rounds"):
             session._build_method(session._method._participants)  # type: ignore[attr-defined]
+
+
+def test_built_in_methods_are_known_by_name() -> None:
+    assert {getattr(Method, name.upper().replace("-", "_")) for name in METHODS} == set(METHODS.values())
+    assert [str(method) for method in METHODS.values()] == list(METHODS)
+    assert all(method.built_in for method in METHODS.values())
+    assert not replace(Method.FEDAVG).built_in
+
+
+@pytest.mark.parametrize("known", [*METHODS.values(), *PROTECTIONS.values()])
+def test_what_is_compared_by_identity_has_no_copies(known: Method | Protection) -> None:
+    assert pickle.loads(pickle.dumps(known)) is known  # noqa: S301 (bytes of this very test)
+    assert copy.copy(known) is known
+    assert copy.deepcopy(known) is known
+
+
+def test_no_other_method_is_taken_for_a_built_in_one_by_its_name() -> None:
+    with pytest.raises(pickle.PicklingError):
+        pickle.dumps(replace(Method.PFPL))
+
+
+@pytest.mark.parametrize("method", AGREED)
+def test_a_methods_settings_are_those_of_its_section(method: Method) -> None:
+    agreement = method_agreement(method)
+    settings = agreement.settings_of(method)
+    assert type(settings) is method.settings
+    sections = (agreement.pfpl, agreement.fedpc, agreement.feddbp, agreement.fedplcc, agreement.baselines)
+    assert any(settings is each for each in sections) is (method.settings is not NoSettings)
+
+
+def test_every_built_in_method_trains_somehow_at_a_site() -> None:
+    assert set(built_in_methods.BUILT_IN) == set(METHODS.values())

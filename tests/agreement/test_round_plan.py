@@ -10,7 +10,7 @@ from secure_client.methods.factory import _METHODS
 from secure_server.aggregator import _EXCHANGES
 
 
-@pytest.mark.parametrize("method", sorted(DEPLOYABLE))
+@pytest.mark.parametrize("method", sorted(DEPLOYABLE, key=str))
 @pytest.mark.parametrize("protection", PROTECTIONS.values())
 def test_a_deployed_method_has_rounds_under_every_protection(method: Method, protection: Protection) -> None:
     plan = plan_for(method, protection)

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from agreement import Agreement, MaskingSection, Method
-from agreement.methods import DEPLOYABLE, SIMULATED
+from agreement.methods import DEPLOYABLE, METHODS
 from agreement.sections.built_in_models import BUILT_IN_MODELS
 from crypto.ckks import parameters
 from crypto.pairwise.attempt_binding import fewest_against
@@ -174,7 +174,7 @@ def names(lines: list[str]) -> set[str]:
 
 
 def test_methods_models_and_forms_of_data_are_those_that_there_are() -> None:
-    assert names(rows(RESEARCHER, "`--method`, `--compare`")) == (DEPLOYABLE | SIMULATED)
+    assert names(rows(RESEARCHER, "`--method`, `--compare`")) == set(METHODS)
     assert {Method.PFPL, Method.FEDPC, Method.FEDPLCC, Method.FEDDBP} == DEPLOYABLE
     models = names(rows(OWN_DATA, "`training.model`")) - {"module:function"}
     assert len(models) > 5

@@ -6,12 +6,12 @@ from typing import Any
 
 from torch import nn
 
-from agreement import Agreement, AveragingSection, Method, Part, Protection, TrainingSection
+from agreement import METHODS, Agreement, AveragingSection, Method, Part, Protection, TrainingSection
 from secure_client.models.prototype_model import SplitModel
 from secure_client.training.averaged_parameters import Averaged
 from tests.support.small import CLASSES, DIM, small_agreement
 
-PARTS = {method: method.traits.averaged for method in Method}
+PARTS = {method: method.traits.averaged for method in METHODS.values()}
 
 
 def build(num_classes: int, dim: int) -> tuple[nn.Module, nn.Module]:

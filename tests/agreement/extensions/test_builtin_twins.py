@@ -19,7 +19,7 @@ TWINS = '''
 from dataclasses import replace
 from functools import partial
 
-from agreement import AddedMethod, Family, Inference, Part, Predicts, Section, Traits
+from agreement import Method, Family, Inference, Part, Predicts, Section, Traits
 
 
 class Mu(Section):
@@ -53,10 +53,10 @@ def by_distance(settings):
 averaged = Traits(Family.SUMS, Part.MODEL, weighted=True, predicts=Predicts.AGGREGATED)
 prototypes = Traits(Family.SUMS, prototypes=True, inference=Inference.PROTOTYPE)
 peers = Traits(Family.PEERS, prototypes=True)
-prox = AddedMethod(name="prox", traits=averaged, objective=cross_entropy, recipe=near_the_average, settings=Mu)
-proto = AddedMethod(name="proto", traits=prototypes, objective=pulled)
-by_table = AddedMethod(name="by-table", traits=peers, objective=pulled)
-by_weights = AddedMethod(name="by-weights", traits=peers, objective=pulled, weights=by_distance)
+prox = Method(name="prox", traits=averaged, objective=cross_entropy, recipe=near_the_average, settings=Mu)
+proto = Method(name="proto", traits=prototypes, objective=pulled)
+by_table = Method(name="by-table", traits=peers, objective=pulled)
+by_weights = Method(name="by-weights", traits=peers, objective=pulled, weights=by_distance)
 '''
 NAMES = {"prox": "prox", "proto": "proto", "by-table": "by_table", "by-weights": "by_weights"}
 PFPL = '[pfpl]\nweighting = "distance"\nalpha = {alpha}\nlambda = 1.0\n'

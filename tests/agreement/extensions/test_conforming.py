@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agreement import AddedMethod, PeersHalves, Protection, method_named
+from agreement import PeersHalves, Protection, method_named
 from agreement.conformance import NotConforming, check_protection, check_weights
 from algorithms.gram import Bool, Float
 from crypto.plain import PlainServer, PlainSite
@@ -197,7 +197,6 @@ def test_weights_that_are_not_convex_are_noticed(
     weights: Callable[[Float, Bool], Float], example: Path
 ) -> None:
     right = method_named("cosine-peers")
-    assert isinstance(right, AddedMethod)
     check_weights(right)
     with np.errstate(all="ignore"), pytest.raises(NotConforming, match="cosine-peers: "):
         check_weights(replace(right, weights=lambda settings: weights))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agreement import AddedMethod, Agreement, Protection
+from agreement import Agreement, Protection
 from protoseal.reports.result_files import RESULT, read_result, site_folder
 from secure_client.output.site_files import read_prototypes
 from secure_client.output.site_log import SITE_LOG
@@ -112,7 +112,7 @@ def test_the_agreement_of_a_run_says_whose_code_it_was(runs: Path, example: Path
     assert agreed["distributions"] == dict.fromkeys(("cosine-proto", "pads"), "protoseal-example 1.0")
     assert agreed["extension"] == {"cosine-proto": {"weight": 1.0}, "pads": {}}
     read = Agreement.from_json(json.dumps(agreed), source="run")
-    assert isinstance(read.method, AddedMethod)
+    assert not read.method.built_in
     assert isinstance(read.protection, Protection)
     assert "cosine-proto of protoseal-example 1.0, pads of protoseal-example 1.0" in read.summary
     assert (site_folder(runs / "pads", "site-1") / SITE_LOG).exists()

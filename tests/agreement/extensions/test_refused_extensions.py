@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from agreement import (
-    AddedMethod,
     Agreement,
     ConfigError,
     Family,
+    Method,
     Part,
     Protection,
     Traits,
@@ -27,9 +27,9 @@ from tests.support.extensions import METHODS, PROTECTIONS, as_installed, install
 from tests.support.small import small_agreement
 
 GOOD = """
-from agreement import AddedMethod, Family, Traits
+from agreement import Method, Family, Traits
 
-method = AddedMethod(name="{name}", traits=Traits(Family.SUMS, prototypes=True), objective=lambda settings: None)
+method = Method(name="{name}", traits=Traits(Family.SUMS, prototypes=True), objective=lambda settings: None)
 """
 PROTECTION = """
 from crypto.protection import PayloadForm
@@ -149,12 +149,13 @@ def test_one_entry_point_of_the_two_would_do(others: Path, tmp_path: Path) -> No
         ("raise RuntimeError('no licence')", "cannot be loaded (RuntimeError: no licence)"),
         ("method", "cannot be loaded (NameError"),
         ("another = 5", "cannot be loaded (AttributeError"),
-        ("method = 5", "is of <class 'int'>, not an AddedMethod"),
-        ("from tests.support.rotation_extension import turned as method", "not an AddedMethod"),
+        ("method = 5", "is of <class 'int'>, not a Method"),
+        ("from tests.support.rotation_extension import turned as method", "not a Method"),
         (GOOD.format(name="theirs"), "leads to what calls itself 'theirs'"),
         (GOOD.format(name="pfpl"), "leads to what calls itself 'pfpl'"),
         (GOOD.format(name="Mine"), "cannot be loaded (ValueError: 'Mine' is no name"),
         (GOOD.format(name="mine").replace("SUMS", "GROUPS"), "its steps are FedPC's"),
+        (GOOD.format(name="mine").replace("objective=", "recipe="), "states no objective"),
     ],
 )
 def test_an_entry_point_that_leads_nowhere_is_told_with_its_distribution(
@@ -172,8 +173,8 @@ def test_an_entry_point_that_leads_nowhere_is_told_with_its_distribution(
 def test_an_object_that_no_entry_point_leads_to_cannot_be_agreed_on(example: Path) -> None:
     agreement, traits = dict(small_agreement()), Traits(Family.SUMS, prototypes=True)
 
-    def made(name: str) -> AddedMethod:
-        return AddedMethod(name=name, traits=traits, objective=lambda settings: NotImplemented)
+    def made(name: str) -> Method:
+        return Method(name=name, traits=traits, objective=lambda settings: NotImplemented)
 
     with pytest.raises(ValueError, match="unknown method 'unheard-of'"):
         Agreement.model_validate({**agreement, "method": made("unheard-of")})
@@ -227,16 +228,23 @@ def test_bounds_that_leave_too_few_bits_are_refused_when_they_are_read(example: 
 )
 def test_a_method_that_no_machinery_runs_cannot_be_made(made: Callable[[], Traits], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        AddedMethod(name="mine", traits=made(), objective=lambda settings: NotImplemented)
+        Method(name="mine", traits=made(), objective=lambda settings: NotImplemented)
 
 
 def test_other_things_that_cannot_be_made() -> None:
     with pytest.raises(ValueError, match="weights belong to the family 'peers'"):
-        AddedMethod(
+        Method(
             name="mine",
             traits=Traits(Family.SUMS, prototypes=True),
             objective=lambda settings: NotImplemented,
             weights=lambda settings: NotImplemented,
+        )
+    with pytest.raises(ValueError, match="private methods are built in"):
+        Method(
+            name="mine",
+            traits=Traits(Family.SUMS, prototypes=True),
+            objective=lambda settings: NotImplemented,
+            private=True,
         )
     with pytest.raises(ValueError, match="serves peers, sums, or both"):
         Protection(name="mine")

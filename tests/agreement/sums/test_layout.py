@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agreement import AveragingSection, Layout, Method, Protection
+from agreement import METHODS, AveragingSection, Layout, Method, Protection
 from agreement.payload_forms import result_form, values_form
 from crypto.errors import BoundError
 from crypto.fixed_point import FixedPoint, Segment
@@ -21,7 +21,7 @@ LAYOUTS = st.builds(
     buffers=st.integers(0, 3),
     weighted=st.booleans(),
 )
-SUMMED = [method for method in Method if method.traits.family.value in ("groups", "sums")]
+SUMMED = [method for method in METHODS.values() if method.traits.family.value in ("groups", "sums")]
 AGREED = [method for method in SUMMED if method is not Method.AVERAGE]
 
 

@@ -22,7 +22,7 @@ from PIL import Image
 from rich.console import Console
 from torch.utils.data import TensorDataset
 
-from agreement import Method
+from agreement import method_named
 from agreement.storage.atomic_files import FileError
 from protoseal.cli import COMMANDS, main
 from protoseal.demo import demo_agreement, demo_sites
@@ -257,7 +257,7 @@ def test_predict_does_as_the_method_does_unless_it_is_told(
     run: Path, tmp_path: Path, method: str, by: str
 ) -> None:
     trained = load_trained(run / "seed-0" / "sites" / "site-1")
-    agreement = trained.agreement.model_copy(update={"method": Method(method)})
+    agreement = trained.agreement.model_copy(update={"method": method_named(method)})
     assert own_inference(replace(trained, agreement=agreement)) is By(by)
     # Nothing to be near to: what FedDBP does before its first result.
     none = replace(trained.prototypes, has_personal=np.zeros_like(trained.prototypes.has_personal))

@@ -46,7 +46,7 @@ ROUNDS = [
     CoordinatorRound(2, 3, ("clinic-a", "clinic-b", "clinic-d"), ("2",), 0.25, 3.0),
 ]
 CONTROLS: dict[str, Mapping[str, list[SiteRound]]] = {
-    Method.LOCAL: {
+    Method.LOCAL.value: {
         name: [site_round(1, 0.1), site_round(2, 0.3)] for name in ("clinic-a", "clinic-b", "clinic-c")
     }
     | {"clinic-d": [site_round(1, None), site_round(2, None)]},

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from agreement import Agreement, ConfigError, DpSgdSection, Extractor, Method, PrivacySection
-from agreement.run_settings import PRIVATE
+from agreement import METHODS, Agreement, ConfigError, DpSgdSection, Extractor, Method, PrivacySection
 from secure_client.config import load_site
 from secure_client.privacy.budget_section import BudgetSection
 from tests.support.small import small_agreement
@@ -99,14 +98,14 @@ def test_a_sites_file_refuses_trained_features_unless_it_says_so(tmp_path: Path)
     assert load_site(file).privacy is not None
 
 
-@pytest.mark.parametrize("method", sorted(set(Method) - PRIVATE))
+@pytest.mark.parametrize("method", [each for each in METHODS.values() if not each.private])
 def test_methods_of_which_more_leaves_a_site_are_refused(method: Method) -> None:
     agreed = small_agreement().model_copy(update={"privacy": AGREED})
     with pytest.raises(ValueError, match="more leaves a site than noisy prototypes"):
         agreed.check_served(method)
 
 
-@pytest.mark.parametrize("method", sorted(PRIVATE))
+@pytest.mark.parametrize("method", [each for each in METHODS.values() if each.private])
 def test_methods_that_send_what_is_noisy_are_served(method: Method) -> None:
     """With features that are trained: which are also frozen, the next tests say."""
     trained = AGREED.model_copy(update={"extractor": Extractor.TRAINED})

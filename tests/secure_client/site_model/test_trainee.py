@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from agreement import Optimiser
-from agreement.extensions.recipe import Recipe
+from agreement.recipe import Recipe
 from algorithms.fedpc.objective import Objective
 from algorithms.gram import Float
 from secure_client.data import SiteData

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from agreement import Optimiser, Part
-from agreement.extensions.recipe import Recipe, Stage, Trains
+from agreement.recipe import Recipe, Stage, Trains
 from algorithms.baselines import cross_entropy
 from algorithms.prototypes import Targets
 from secure_client.data import SiteData

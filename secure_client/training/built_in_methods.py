@@ -1,0 +1,152 @@
+"""Built-in methods at a site: how each one trains, beside what the agreement says of it.
+
+Each row of :data:`BUILT_IN` has the functions that a third party states in its :class:`agreement.Method`. They stand
+here because the agreement, which the coordinator loads too, has no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agreement import (
+    BaselinesSection,
+    FeddbpSection,
+    FedpcSection,
+    FedplccSection,
+    Method,
+    PfplSection,
+)
+from agreement.recipe import BatchLoss, Recipe, Stage, Trains
+from algorithms.baselines import cross_entropy, fedplvm, fedproto, fpl
+from algorithms.feddbp import fuse
+from algorithms.feddbp import objective as feddbp
+from algorithms.fedpc import objective as fedpc
+from algorithms.fedplcc import objective as fedplcc
+from algorithms.gram import Bool, Float
+from algorithms.pfpl import objective as pfpl
+from secure_client.models.dual_branch import add_branches
+from secure_client.models.prototype_model import PrototypeModel
+
+Prototypes = tuple[Float, Bool]
+"""Rows (K, d), and the classes (K,) that have one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteMethod:
+    """Functions of a method at a site. Each gets the method's settings first.
+
+    ``objective`` makes the loss of a batch; ``recipe`` changes the rest of a site's training. ``model`` changes the
+    initial model, from the model, its feature dimension and the seed. ``targets`` makes the targets of a site's
+    features, for ``SUMS``, from its own prototypes, their scores (K, d) and the means; without it these are the means.
+    """
+
+    objective: Callable[[Any], BatchLoss]
+    recipe: Callable[[Any, Recipe], Recipe] | None = None
+    model: Callable[[Any, PrototypeModel, int, int], PrototypeModel] | None = None
+    targets: Callable[[Any, Prototypes, Float, Prototypes], Prototypes] | None = None
+
+
+def site_method(method: Method) -> SiteMethod:
+    """Return the functions of a built-in or a third party's method; raise ``ValueError`` for a method without any."""
+    if method.objective is not None:
+        return SiteMethod(objective=method.objective, recipe=method.recipe)
+    built_in = BUILT_IN.get(method)
+    if built_in is None:
+        raise ValueError(f"method {method} has no objective")
+    return built_in
+
+
+def _pfpl(settings: PfplSection) -> BatchLoss:
+    return pfpl.Objective(settings.alignment, literal=settings.literal_regulariser)
+
+
+def _fedpc(settings: FedpcSection) -> BatchLoss:
+    return fedpc.Objective(settings.alignment)
+
+
+def _feddbp(settings: FeddbpSection) -> BatchLoss:
+    return feddbp.Objective(
+        decision_weight=settings.decision_weight,
+        alignment_weight=settings.shared_alignment,
+        contrast_weight=settings.decision_alignment,
+        temperature=settings.temperature,
+        share=settings.share,
+        decision=settings.decision,
+        hard=settings.hard,
+        literal=settings.literal,
+    )
+
+
+def _feddbp_model(settings: FeddbpSection, model: PrototypeModel, dim: int, seed: int) -> PrototypeModel:
+    return add_branches(model, dim, seed=seed, share=settings.share, decision=settings.decision)
+
+
+def _feddbp_targets(settings: FeddbpSection, own: Prototypes, scores: Float, means: Prototypes) -> Prototypes:
+    return fuse(*own, scores, *means, eta=settings.own, top=settings.top_channels, personal=settings.personal)
+
+
+def _fedplcc(settings: FedplccSection) -> BatchLoss:
+    return fedplcc.Objective(
+        settings.contrast,
+        settings.correlation,
+        alpha=settings.sparsity,
+        temperature=settings.temperature,
+        share=settings.nearest,
+        weights_one=not settings.weighted,
+    )
+
+
+def _fedproto(settings: BaselinesSection) -> BatchLoss:
+    return fedproto.Objective(settings.fedproto)
+
+
+def _fpl(settings: BaselinesSection) -> BatchLoss:
+    return fpl.Objective(settings.fpl_temperature)
+
+
+def _fedplvm(settings: BaselinesSection) -> BatchLoss:
+    return fedplvm.Objective(settings.fedplvm, settings.fedplvm_sparsity, settings.fedplvm_temperature)
+
+
+def _cross_entropy(_: object) -> BatchLoss:
+    return cross_entropy.Objective()
+
+
+def _head_first(settings: BaselinesSection, recipe: Recipe) -> Recipe:
+    head = Stage(Trains.CLASSIFIER, settings.fedrep_head_epochs)
+    return replace(recipe, stages=(head, Stage(Trains.EXTRACTOR)))
+
+
+BUILT_IN: Mapping[Method, SiteMethod] = {
+    Method.PFPL: SiteMethod(objective=_pfpl),
+    Method.LOCAL: SiteMethod(objective=_pfpl),
+    Method.SELF: SiteMethod(objective=_pfpl),
+    Method.FEDPC: SiteMethod(
+        objective=_fedpc, recipe=lambda settings, recipe: replace(recipe, predicts=settings.predicts)
+    ),
+    Method.AVERAGE: SiteMethod(objective=_fedpc),
+    Method.FEDDBP: SiteMethod(
+        objective=_feddbp,
+        recipe=lambda _, recipe: replace(recipe, scores=True),
+        model=_feddbp_model,
+        targets=_feddbp_targets,
+    ),
+    Method.FEDPLCC: SiteMethod(objective=_fedplcc),
+    Method.FEDPROTO: SiteMethod(objective=_fedproto),
+    Method.FEDPROTO_AVERAGED: SiteMethod(objective=_fedproto),
+    Method.FPL: SiteMethod(objective=_fpl),
+    Method.FEDPLVM: SiteMethod(objective=_fedplvm),
+    Method.FEDAVG: SiteMethod(objective=_cross_entropy),
+    Method.FEDPROX: SiteMethod(
+        objective=_cross_entropy, recipe=lambda settings, recipe: replace(recipe, proximal=settings.fedprox)
+    ),
+    Method.FEDBN: SiteMethod(objective=_cross_entropy),
+    Method.FEDPER: SiteMethod(objective=_cross_entropy),
+    Method.FEDREP: SiteMethod(objective=_cross_entropy, recipe=_head_first),
+    Method.DITTO: SiteMethod(
+        objective=_cross_entropy, recipe=lambda settings, recipe: replace(recipe, personal=settings.ditto)
+    ),
+}
+"""Built-in methods at a site. Controls alone train as PFPL does."""
