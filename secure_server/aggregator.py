@@ -100,11 +100,11 @@ class Aggregator:
         return self._clustering
 
     def plan(self, attempt: Attempt) -> Planned:
-        """Return the number of answers that each step of an attempt needs."""
+        """Return the quorum of each step of an attempt."""
         return Planned(self.exchange(attempt.key.round).quorums(attempt))
 
     def combine(self, attempt: Attempt) -> Outcome:
-        """Return the outcome of an attempt all of whose steps are over."""
+        """Return the outcome of an attempt whose steps are all over."""
         return self.exchange(attempt.key.round).outcome(attempt)
 
     def check_keys(self, evaluation_keys: bytes) -> bytes:
@@ -123,7 +123,7 @@ class Aggregator:
         try:
             return run_apart(worker_tasks.check_keys, evaluation_keys)
         except BrokenExecutor as error:
-            raise MalformedError("evaluation keys that take too much time or memory to load") from error
+            raise MalformedError("evaluation keys take too much time or memory to load") from error
 
     def keep_keys(self, evaluation_keys: bytes) -> None:
         """Write the group's evaluation keys, which are public, to the file that the worker processes read."""
@@ -168,5 +168,5 @@ _EXCHANGES: Mapping[ExchangeKind, Callable[[Run], Exchange]] = {
 
 def _hash_of_none(evaluation_keys: bytes) -> bytes:
     if evaluation_keys:
-        raise MalformedError("evaluation keys came with a secret that needs none")
+        raise MalformedError("evaluation keys were sent, but the agreed protection uses none")
     return hashlib.sha256(b"").digest()

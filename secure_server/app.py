@@ -49,7 +49,9 @@ def rules_of(config: CoordinatorConfig) -> Rules:
 
 
 def _phase_seconds(deadlines: DeadlinesSection, needs_secret: bool) -> dict[Phase, float]:
-    setup = deadlines.setup / 2 if needs_secret else deadlines.setup  # the set-up may take both together
+    setup = (
+        deadlines.setup / 2 if needs_secret else deadlines.setup
+    )  # the deadline covers both steps of the set-up
     return {
         Phase.ROSTER: setup,
         Phase.SECRET: setup,
@@ -66,8 +68,8 @@ def open_identity(config: CoordinatorConfig, passphrase: bytes) -> tuple[Credent
     identity = trust.identify(credentials.certificate_der, Role.COORDINATOR, datetime.now(UTC))
     if identity.federation != config.agreement.federation:
         raise WrongIdentity(
-            f"{config.certificate} is of federation {identity.federation}, the agreement of "
-            f"{config.agreement.federation}: use the matching certificate"
+            f"{config.certificate} is for federation {identity.federation}, but the agreement is "
+            f"for {config.agreement.federation}: use the matching certificate"
         )
     return credentials, trust
 
@@ -81,8 +83,8 @@ def open_store(config: CoordinatorConfig) -> Store:
         )
     except OtherRun as error:
         raise OtherRun(
-            f"{folder} belongs to {differs_in(folder, agreement)}: give this run a state_dir of its own, or go back to"
-            " the agreement that the run was started with"
+            f"{folder} belongs to {differs_in(folder, agreement)}: set another state_dir for this "
+            "run, or restore the agreement that the run was started with"
         ) from error
     keep_agreement(folder, agreement)
     return store
@@ -122,7 +124,7 @@ def run_coordinator(
             durable_files.write(address_file, address.encode())
             on_ready(port)
 
-        address_file.unlink(missing_ok=True)  # of a process that was killed
+        address_file.unlink(missing_ok=True)  # a killed process leaves its address behind
         try:
             asyncio.run(
                 serve(coordinator, credentials=credentials, trust=trust, listen=config.listen, ready=ready)

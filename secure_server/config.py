@@ -15,7 +15,7 @@ Seconds = Annotated[float, Field(gt=0, le=30 * 86_400)]
 
 
 class DeadlinesSection(Section):
-    """Seconds that the coordinator waits for sites before it goes on without them.
+    """Seconds that the coordinator waits for sites before it continues without them.
 
     ``empty`` is for a run that every site has left, or in which each has missed a deadline: it stops unless one comes
     back in that time.

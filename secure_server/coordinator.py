@@ -1,7 +1,7 @@
 """The coordinator's handler: transport-neutral, used alike by the gRPC service and by simulation.
 
 Each call checks, steps the round machine, makes the new state durable and only then returns. Calls come from one
-thread at a time. Requests to sites are functions of what the store holds, so a restart changes none of them.
+thread at a time. Requests to sites are functions of the store's content, so a restart changes no request.
 """
 
 from __future__ import annotations
@@ -108,10 +108,10 @@ class Coordinator:
         self._state = stored or machine.start(rules, clock())
         if stored:
             _log.info("resuming at %s of round %d", stored.stage.name, stored.round)
-            self._keep_keys()  # before a computation that reads them begins again
+            self._keep_keys()  # a resumed computation reads the keys
             self._step(machine.Resumed())
             self._work_out_again()
-            if self._state.over:  # perhaps not every site has been told
+            if self._state.over:  # some sites may not have been notified yet
                 self._ending.resume(self._state)
             self._do_own_part()
 
@@ -129,7 +129,7 @@ class Coordinator:
         """Register ``callback``, which is called whenever tasks may have changed."""
         self._callbacks.append(callback)
 
-    # The calls of a site
+    # Calls of sites
 
     def check(self, site: str, request: CheckRequest) -> CheckReply:
         """Return the facts that a site compares before it joins. Neither the run nor its store changes."""
@@ -141,9 +141,9 @@ class Coordinator:
         self._check_caller(site, request.protocol, request.run)
         if request.agreement_hash != self._agreement.hash():
             raise errors.WrongAgreement(
-                f"{site} holds agreement {request.agreement_hash.hex()[:16]}, this run's is "
-                f"{self._agreement.hash().hex()[:16]}: use the same agreement file; `protoseal client check` names "
-                "the fields that differ"
+                f"{site} has agreement {request.agreement_hash.hex()[:16]}, this run has "
+                f"{self._agreement.hash().hex()[:16]}: use the same agreement file; `protoseal "
+                "client check` names the fields that differ"
             )
         member = self._members.check_joining(site, request.statement, self._state)
         kept = self._anchors.kept(site, request.anchor)
@@ -175,15 +175,17 @@ class Coordinator:
         """Return the request that the site's current task announced."""
         machine.check_joined(self._rules, self._state, site)
         if request.key != machine.task_for(self._rules, self._state, site):
-            raise errors.WrongPhase(f"{_name(request.key)} is not {site}'s task; ask for the next one")
+            raise errors.WrongPhase(
+                f"{_name(request.key)} is not the current task of {site}: ask for the next task"
+            )
         return self._requests.content(self._state, request.key, site)
 
     def check_upload(self, site: str, header: UploadHeader) -> None:
         """Refuse an upload by its header: for a phase that is not the site's, or too large for its phase.
 
-        The phase comes first: a site whose phase is over asks for the next task, one whose answer is too large stops.
-        An answer that was taken is never too large: the maker of an earlier set-up attempt sends its group keys again
-        if the reply was lost.
+        The phase comes first: a site whose phase is over asks for the next task, a site whose answer is too large
+        stops. An answer that was accepted is never too large: the maker of an earlier set-up attempt sends its group
+        keys again if the reply was lost.
         """
         machine.check_joined(self._rules, self._state, site)
         stored, phase = self._store.upload_hash(header.key, site), header.key.phase
@@ -193,11 +195,11 @@ class Coordinator:
         limit = self._limits.answer_bytes(phase) if is_taken else self._most_bytes(site, phase)
         if header.size > limit:
             raise errors.TooLarge(
-                f"{_name(header.key)}: {header.size} bytes announced, at most {limit} taken"
+                f"{_name(header.key)}: {header.size} bytes announced; at most {limit} are accepted"
             )
 
     def upload(self, site: str, header: UploadHeader, content: bytes) -> None:
-        """Store an answer. Idempotent for the same bytes; other bytes for the same key are refused for good."""
+        """Store an answer. Idempotent for the same bytes; other bytes for the same key are refused permanently."""
         stored = self._store.upload_hash(header.key, site)
         if stored is not None:
             if stored != hashlib.sha256(content).digest():
@@ -214,7 +216,7 @@ class Coordinator:
         """
         machine.check_on_roster(self._rules, site)
         if request.session != self._state.session(site):
-            _log.info("%s left before it joined again", site)
+            _log.info("ignored a late Leave of %s: the site has joined again since", site)
             return
         self._step(machine.Left(site))
         _log.info("%s left", site)
@@ -227,7 +229,7 @@ class Coordinator:
         self._step(machine.Tick())
         self._waits.note(self._state, self._clock())
 
-    # Inside
+    # Transitions
 
     def roster(self) -> Roster:
         """Return the members of the run with their keys, as every site verifies them."""
@@ -246,7 +248,7 @@ class Coordinator:
         if after == before and statement is None and upload is None and results is None:
             return
         if is_reported(before, after):
-            # Before it is stored: whoever is killed in between reports the round twice, rather than never.
+            # Report before storing: a coordinator killed in between reports the round twice, never not at all.
             self._report(before, abandoned=machine.abandons(before, after))
         self._store.save(after, statement=statement, upload=upload, results=results)
         self._state = after
@@ -255,16 +257,19 @@ class Coordinator:
     def _following(self, event: machine.Event) -> State:
         """Return the state after ``event``. No site whose certificate ends before the set-up does becomes a member.
 
-        Every other site would refuse the whole roster for its sake. It can take part in a run that begins later.
+        Every other site would refuse the whole roster because of that member. The site can join a run that begins
+        later.
         """
         now = self._clock()
         after = machine.step(self._rules, self._state, event, now)
         before = self._state
-        # A site that joins by this very event was checked at the call, and its statement is not stored yet.
+        # Membership checks a joining site during its call; its statement is not stored yet.
         lapsed = self._members.lapsed((set(after.members) & before.joined) - set(before.members))
         if not lapsed:
             return after
-        _log.warning("left out, their certificates end too soon: %s", ", ".join(sorted(lapsed)))
+        _log.warning(
+            "certificates end before the set-up would; left out of the run: %s", ", ".join(sorted(lapsed))
+        )
         staying = replace(before, joined=before.joined - lapsed, absent=before.absent - lapsed)
         return machine.step(self._rules, staying, event, now)
 
@@ -303,7 +308,7 @@ class Coordinator:
     def _report(self, completed: State, *, abandoned: bool) -> None:
         try:
             self._on_round(self._figures(completed, abandoned))
-        except Exception:  # a log that cannot be written must not end a run of several hospitals
+        except Exception:  # a log that cannot be written must not end the run
             _log.exception("round %d could not be reported", completed.round)
 
     def _figures(self, completed: State, abandoned: bool) -> CoordinatorRound:
@@ -347,7 +352,7 @@ class Coordinator:
             return work(attempt.read_by(reader.answer))
 
     def _drop_job(self) -> None:
-        """Drop a job that exceeded its time: no attempt takes its outcome any more."""
+        """Drop a job that exceeded its time; no attempt uses the job's outcome."""
         if self._job is not None:
             self._job.cancel()
             self._job = None
@@ -356,14 +361,19 @@ class Coordinator:
         job: Future[Done] = Future()
         try:
             job.set_result(work(attempt))
-        except Exception as error:  # the same road as a background job's failure
+        except Exception as error:  # handled like the failure of a background job
             job.set_exception(error)
         return job
 
     def _take_done(self, job: Future[Done]) -> None:
         error = job.exception()
         if error is not None:
-            _log.error("aggregation failed", exc_info=error)  # sites are told only that it did
+            _log.error(
+                "round %d, attempt %d: aggregation failed",
+                self._state.round,
+                self._state.attempt,
+                exc_info=error,
+            )  # sites learn only that the aggregation failed
             self._step(machine.ComputeFailed())
             return
         self._compute_seconds += time.perf_counter() - self._compute_began

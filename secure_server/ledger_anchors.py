@@ -1,8 +1,8 @@
 """Anchors of the sites' privacy ledgers, which the coordinator keeps across runs to detect an old copy of a ledger.
 
-A site that joins receives the anchor of its ledger and checks every line of the ledger against it. The anchor moves
-on only with signed presence statements, which a site makes after that check: if it moved with the request to join, a
-ledger that continues an older copy would be refused once and be the anchor the next time.
+A site that joins receives the anchor of its ledger and checks every line of the ledger against it. The anchor is
+replaced only by signed presence statements, which a site makes after that check. If a request to join replaced the
+anchor, a ledger that continues an older copy would be refused once and accepted the next time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class LedgerAnchors:
         kept = None if joining is None or self._record is None else self._record.held(site, joining.key)
         if joining is not None and kept is not None and joining.is_behind(kept):
             _log.warning(
-                "%s: its privacy ledger ends with entry %d (%s), and has had entry %d (%s)",
+                "%s: the privacy ledger ends with entry %d (%s), but had entry %d (%s) before",
                 *(site, joining.seq, joining.head.hex()[:16], kept.seq, kept.head.hex()[:16]),
             )
         return kept
@@ -41,11 +41,11 @@ class LedgerAnchors:
         values are a line of the ledger.
         """
         if anchor is None and self._required:
-            raise BadPayload(f"{site} must state its ledger's last entry")
+            raise BadPayload(f"{site} must state the last entry of its privacy ledger")
 
     def note(self, statement: PresenceStatement) -> None:
         """Store the anchor that a site has signed; the anchor is durable when this returns."""
         if statement.anchor is None or self._record is None:
             return
         for site, kept in self._record.note({statement.site: statement.anchor}).items():
-            _log.warning("%s: its privacy ledger has another entry %d than it had", site, kept.seq)
+            _log.warning("%s: the privacy ledger has another entry %d than before", site, kept.seq)

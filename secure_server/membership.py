@@ -82,4 +82,4 @@ class Members:
 
 def _check_own(site: str, statement: Statement) -> None:
     if statement.site != site:
-        raise WrongIdentity(f"{site} presents a statement of {statement.site}")
+        raise WrongIdentity(f"{site} sent a statement of {statement.site}: a site must send its own")

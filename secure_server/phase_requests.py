@@ -51,7 +51,7 @@ class Requests:
                 exchange = self._aggregator.exchange(key.round)
                 return exchange.request(self.attempt(state), key.phase, site)
 
-    # The set-up
+    # Set-up
 
     def roster(self, state: State) -> Roster:
         """Return the statements of the run's members."""
@@ -63,10 +63,10 @@ class Requests:
         return self._roster.of((state.members,), lambda: codec.encode_roster(self.roster(state)))
 
     def group_keys(self, state: State) -> GroupKeys | None:
-        """Return the upload of the maker of the group's keys, or None before it came."""
+        """Return the upload of the maker of the group's keys, or None before the upload arrives."""
         key = state.roster_key
         if self._group_keys is None or self._group_keys[0] != key:
-            # Megabytes, and asked for at every call of every site in the set-up: decoded once.
+            # Decoded once: the content has megabytes, and every call of the set-up needs it.
             content = self._store.upload(key, state.maker)
             keys = None if content is None else codec.decode_roster_answer(content, self._limits).keys
             self._group_keys = None if keys is None else (key, keys)
@@ -77,9 +77,9 @@ class Requests:
         for sealed in keys.sealed if keys else ():
             if sealed.recipient == site:
                 return codec.encode_sealed_secret(sealed)
-        raise WrongPhase(f"there is no sealed secret for {site}")
+        raise WrongPhase(f"no secret was sealed for {site}")
 
-    # A round
+    # Rounds
 
     def round_start(self, state: State, site: str) -> RoundStart:
         """Return the groups and the base of the site's group; the base's content only for a site that lacks it.
@@ -128,7 +128,7 @@ class Requests:
 
     def _active_list(self, state: State, sites: Sequence[str]) -> ActiveList:
         key = state.presence_key
-        # Each request and each answer of the attempt needs all of them, and they stay as they are: decoded once.
+        # Decoded once: statements do not change, and each request and answer of the attempt needs all of them.
         stated = self._stated.of((key,), dict)
         for site in sites:
             if site not in stated:
@@ -144,5 +144,5 @@ class Requests:
     def _result(self, key: PhaseKey, site: str) -> bytes:
         content = self._store.result(key, site)
         if content is None:
-            raise WrongPhase(f"there is no result for {site} in round {key.round}")
+            raise WrongPhase(f"round {key.round} has no result for {site}")
         return content

@@ -28,7 +28,7 @@ _R = TypeVar("_R")
 
 _APART_BYTES = 2**28
 _APART_SECONDS = 10
-"""Memory and processor seconds of an isolated call; good evaluation keys take half of the one and 1 % of the other."""
+"""Memory and processor seconds of an isolated call; valid evaluation keys take half of the one, 1 % of the other."""
 
 
 class Workers(Pool):
@@ -52,7 +52,7 @@ class Workers(Pool):
         try:
             return self._pool.submit(fn, *args, **kwargs)
         except BrokenProcessPool as error:
-            _log.warning("worker processes are started anew: %s", error)
+            _log.warning("restarting the worker processes: %s", error)
             self._pool.shutdown()
             self._pool = _pool(self._count)
             return self._pool.submit(fn, *args, **kwargs)
@@ -80,10 +80,10 @@ def _pool(count: int) -> ProcessPoolExecutor:
 
 
 def _bounded(memory: int, seconds: int, call: Callable[[], _R]) -> _R:
-    # Above what is mapped by now: libraries map more on machines with more cores.
+    # The limit is relative to the memory mapped now, because libraries map more on machines with more cores.
     most = _mapped_bytes() + memory
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    signal.alarm(seconds)  # not handled, so it ends the process even in native code
+    signal.alarm(seconds)  # no handler is set, so the alarm ends the process even in native code
     return call()
 
 

@@ -42,9 +42,9 @@ class CoordinatorRound:
 
 
 def withheld_classes(attempt: Attempt, agreement: Agreement) -> tuple[str, ...]:
-    """Return the classes withheld for want of holders in every group, as far as statements tell.
+    """Return the classes withheld in every group because too few participants state them.
 
-    None if nobody takes part.
+    The result is None if the attempt has no participants.
     """
     if not attempt.sites:
         return ()
@@ -78,8 +78,8 @@ def _waiting(rules: Rules, state: State, now: float) -> str:
     if state.empty_until is not None:
         gone = _list(state.members)
         return (
-            f"every site has left or fallen silent: waiting for one of {gone} "
-            f"(the run stops in {_left(state.empty_until, now)})"
+            f"every site has left or is silent: waiting for one of {gone} (the run stops in "
+            f"{_left(state.empty_until, now)})"
         )
     missing = _list(missing_sites(rules, state)) or "nobody"
     deadline = f"(deadline in {_left(state.deadline, now)})"
@@ -89,7 +89,7 @@ def _waiting(rules: Rules, state: State, now: float) -> str:
         case Stage.SETUP:
             return f"waiting for the set-up: missing {missing} {deadline}"
         case Stage.PLANNING | Stage.COMPUTING:
-            return f"{state.stage.name} of round {state.round} is this coordinator's own work {deadline}"
+            return f"the coordinator is working on {state.stage.name} of round {state.round} {deadline}"
         case _:
             return f"waiting for {state.stage.name} of round {state.round}: missing {missing} {deadline}"
 
@@ -104,7 +104,7 @@ def log_progress(agreement: Agreement, before: State, after: State) -> None:
         _log.warning("%s", after.reason)
     left_out = _left_out(after) - _left_out(before)
     if left_out:
-        _log.warning("going on without %s", _list(left_out))
+        _log.warning("round %d: continuing without %s", after.round, _list(left_out))
     if len(after.survivors) > len(before.survivors):
         _log_dropped(before, after)
     if after.stage is not before.stage or after.attempt != before.attempt:
@@ -126,7 +126,7 @@ def log_failures(state: State, failures: Iterable[GroupFailure]) -> None:
         group = _list(failure.group)
         _log.error("round %d: no result for the group of %s: %s", state.round, group, failure.why)
         for suspicion in failure.suspicions:
-            _log.error("round %d: suspicious: %s", state.round, suspicion)
+            _log.error("round %d: suspicion: %s", state.round, suspicion)
 
 
 def _log_dropped(before: State, after: State) -> None:
@@ -140,7 +140,9 @@ def _log_sitting_out(before: State, after: State) -> None:
     sitting_out = before.answered - after.absent - after.left - set(after.participants)
     if sitting_out:
         _log.warning(
-            "round %d: %s sit out, too few of their group are there", after.round, _list(sitting_out)
+            "round %d: %s sit out, because too few members of their group are present",
+            after.round,
+            _list(sitting_out),
         )
 
 
@@ -148,8 +150,10 @@ def _log_groups(before: State, after: State) -> None:
     for number, group in enumerate(after.groups, start=1):
         _log.info("group %d: %s", number, ", ".join(group))
     unknown = set(after.members) - set(before.participants)
-    if unknown and before.participants:  # of a clustering: a common group is there before anyone takes part
-        _log.warning("absent when groups were made, so in the largest: %s", _list(unknown))
+    if (
+        unknown and before.participants
+    ):  # after a clustering; a common group exists before any site takes part
+        _log.warning("sites absent from the clustering join the largest group: %s", _list(unknown))
 
 
 def _log_fewer_groups(after: State, agreement: Agreement) -> None:
@@ -157,9 +161,10 @@ def _log_fewer_groups(after: State, agreement: Agreement) -> None:
     asked, made = agreement.fedpc.groups, len(after.groups)
     if asked is not None and made < asked:
         _log.warning(
-            "groups = %d is agreed, and %d made of %d sites: none has fewer than min_holders = %d%s",
+            "groups = %d is agreed, but %d formed from %d sites, because each group needs "
+            "min_holders = %d sites or more%s",
             *(asked, made, sum(map(len, after.groups)), agreement.min_holders),
-            "; one group alone has none to mix with" if made == 1 else "",
+            "; a single group is mixed with no other group" if made == 1 else "",
         )
 
 

@@ -58,7 +58,7 @@ class AnswerCheck:
 
     def _check_roster_answer(self, answer: RosterAnswer, roster: Roster, key: PhaseKey, site: str) -> None:
         if answer.roster_hash != roster.hash:
-            raise BadPayload(f"{site} verified another roster")
+            raise BadPayload(f"{site} verified another roster than the run's")
         makes_keys = self._needs_secret and site == roster.maker
         if (answer.keys is not None) != makes_keys:
             raise BadPayload(f"{site} {'must' if makes_keys else 'must not'} send group keys")
@@ -68,12 +68,15 @@ class AnswerCheck:
     def _check_group_keys(self, keys: GroupKeys, roster: Roster, key: PhaseKey, site: str) -> None:
         """Reject invalid group keys on upload, so that the site that made them is blamed, not the recipients."""
         if sorted(sealed.recipient for sealed in keys.sealed) != sorted(set(roster.members) - {site}):
-            raise BadPayload(f"{site} must seal the group secret to each other member, once")
+            raise BadPayload(f"{site} must seal the group secret once to each other member")
         for sealed in keys.sealed:
             verify_sealed(sealed, roster=roster, run=key.run, attempt=key.attempt, recipient=sealed.recipient)
         public_hash = self._aggregator.check_keys(keys.evaluation_keys)
         if any(sealed.public_hash != public_hash for sealed in keys.sealed):
-            raise BadPayload(f"{site} sealed a secret that goes with other evaluation keys")
+            raise BadPayload(
+                f"{site} sealed a secret whose hash of public keys differs from that of the uploaded "
+                "evaluation keys"
+            )
 
     def _check_presence(
         self, member: Member, key: PhaseKey, roster_hash: bytes, statement: PresenceStatement
@@ -83,14 +86,14 @@ class AnswerCheck:
                 f"{member.name} states presence for {statement.holds.size} classes, not {self._classes}"
             )
         if self._noise_shared and not statement.holds.all():
-            raise BadPayload(f"{member.name} leaves out classes, where noise is shared in all of them")
+            raise BadPayload(f"{member.name} must state all classes, because noise is shared in all of them")
         self._anchors.check(member.name, statement.anchor)
         verify_presence(member, statement, key, roster_hash)
 
     def _check_base(self, state: State, statement: PresenceStatement) -> None:
         """Reject members of a group that trained from different results: their masks would not cancel."""
         if statement.base != self._requests.base_of(state, statement.site):
-            raise BadPayload(f"{statement.site} trained from another result than its group")
+            raise BadPayload(f"{statement.site} trained from another result than the result of its group")
 
     def _check_keys(self, state: State, statement: PresenceStatement) -> None:
         masked = self._aggregator.exchange(state.round).masked
@@ -104,4 +107,4 @@ class AnswerCheck:
         keys = statement.keys
         others = self._requests.presence_keys(state, state.answered)
         if keys is not None and not others.isdisjoint(map(comparable, (keys.mask, keys.share))):
-            raise BadPayload(f"{statement.site} states a key that is another site's")
+            raise BadPayload(f"{statement.site} states a key that another site has stated")

@@ -16,12 +16,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Attempt:
-    """Progress of an attempt. All that is asked, checked and computed in the attempt follows from this alone.
+    """Progress of an attempt. Every request, check and result of the attempt follows from this object alone.
 
     ``key`` is that of its PRESENCE. ``active`` holds the participants' statements, by name. ``groups`` are the
     participants by their groups, () without groups. ``survivors`` names, for each step that is over, the sites that
-    answered it. ``answer`` reads the content that a site sent for a step, if the coordinator has it: megabytes, so
-    one at a time.
+    answered it. ``answer`` reads the content that a site sent for a step, if the coordinator has it. A
+    content can have megabytes, so read one at a time.
     """
 
     key: PhaseKey
@@ -48,7 +48,7 @@ class Attempt:
         for statement in self.active.statements:
             if statement.site == site:
                 return statement
-        raise ValueError(f"{site} takes no part")
+        raise ValueError(f"{site} is not a participant")
 
     def among(self, group: tuple[str, ...], phase: Phase) -> tuple[str, ...]:
         """Return the members of the group that answered a step that is over."""
@@ -68,7 +68,7 @@ class Kept(Generic[T]):
 
     def of(self, about: tuple[object, ...], make: Callable[[], T]) -> T:
         """Return the value of ``make``, which depends on ``about`` alone."""
-        kept = self._kept  # which another thread may replace meanwhile
+        kept = self._kept  # another thread may replace the cached value meanwhile
         if kept is None or kept[0] != about:
             kept = self._kept = (about, make())
         return kept[1]

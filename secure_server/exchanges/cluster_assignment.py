@@ -36,17 +36,17 @@ class Assigned:
 def read_labels(numbers: Float, holds: Bool, most: int) -> Labels:
     """Return the classes of a site's local prototypes, int64 (M,).
 
-    Raises :class:`MalformedError` unless they are in order, one to ``most`` for each class that the site ``holds``
-    (K,), and none for another.
+    Raises :class:`MalformedError` unless the classes are in order, with 1 to ``most`` prototypes for each class that
+    the site ``holds`` (K,) and none for other classes.
     """
     labels = whole_numbers(numbers, len(holds))
     if (np.diff(labels) < 0).any():
         raise MalformedError("local prototypes are not ordered by class")
     each = np.bincount(labels, minlength=len(holds))
     if ((each > 0) != holds).any():
-        raise MalformedError("local prototypes are not of the classes that the site holds")
+        raise MalformedError("the classes of local prototypes differ from the classes that the site stated")
     if each.max(initial=0) > most:
-        raise MalformedError(f"{each.max()} local prototypes of a class, at most {most} are agreed")
+        raise MalformedError(f"{each.max()} local prototypes of one class; at most {most} are agreed")
     return labels
 
 
@@ -54,8 +54,8 @@ def assigned(agreement: Agreement, local: Mapping[str, Local]) -> Assigned:
     """Cluster every site's rows by their inner products.
 
     A class has at most the agreed number of clusters, and under masks at most as many as hide norms. Raises
-    ``ValueError`` for a class of too few sites. Takes memory in the square of a class's rows over all sites, and time
-    in their cube: a site can make it long, but with no more than ``most_prototypes`` rows of each class.
+    ``ValueError`` for a class of too few sites. Memory grows with the square of a class's rows over all sites, and
+    time with their cube; a site can add at most ``most_prototypes`` rows of each class.
     """
     sites, own = sorted(local), agreement.clustering
     classes = range(len(agreement.classes))
@@ -105,4 +105,4 @@ def _gram(rows: Float) -> Float:
 def _check_held(found: Assignment) -> None:
     """Check that each class has enough holders; other classes were withheld before."""
     if any((of_row == WITHHELD).any() for of_row in found.of_row):
-        raise ValueError("a class has prototypes of too few sites")
+        raise ValueError("a class has prototypes of fewer than min_holders sites")

@@ -1,7 +1,7 @@
 """Clusters under ``ckks``: rotated directions of prototypes, then encrypted sums over the clusters and of models.
 
 The coordinator sees the cosines between prototypes of a class, how many of them each site has, and nothing of the
-sums. The limit: with one site's help, which undoes the rotation and decrypts, the coordinator has everything.
+sums. Limit: one colluding site can undo the rotation and decrypt, and so reveals everything to the coordinator.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class EncryptedClusters(OneStep):
             super().check(attempt, phase, site, content)
 
     def validate(self, payload: Payload, _site: str, attempt: Attempt) -> None:
-        """Raise :class:`crypto.errors.MalformedError` unless the payload, whose content is not seen, can be added."""
+        """Raise :class:`crypto.errors.MalformedError` unless the payload can be added; its content is encrypted."""
         self._server(attempt).validate(payload)
 
     def outcome(self, attempt: Attempt) -> Outcome:

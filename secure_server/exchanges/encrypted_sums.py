@@ -25,7 +25,7 @@ class EncryptedSums(OneStep):
         self._server: SumServerHalf = server or SummingServer(EncryptedSum(agreement).form)
 
     def validate(self, payload: Payload, _site: str, _attempt: Attempt) -> None:
-        """Raise :class:`crypto.errors.MalformedError` unless the payload, whose content is not seen, can be added."""
+        """Raise :class:`crypto.errors.MalformedError` unless the payload can be added; its content is encrypted."""
         self._server.validate(payload)
 
     def outcome(self, attempt: Attempt) -> Outcome:

@@ -29,10 +29,10 @@ def suspicions(
 ) -> tuple[str, ...]:
     """Return the suspicions, a sentence each, from the answers of at least the threshold of members.
 
-    Takes as long as combining one secret of each kind, times the answers.
+    The duration is that of combining one secret of each kind, times the number of answers.
     """
     omitted = (
-        f"{owner}: of all who answered, nobody else had a share of its secrets that opened"
+        f"{owner}: no other site that answered could open a share of {owner}'s secrets"
         for owner in sharers
         if _omitted_by_all(owner, released)
     )
@@ -64,7 +64,7 @@ def _odd_one_out(
         }
         stated = public[owner].mask if kind is ShareKind.KEY else None
         if shares and not _fit(shares, binding, stated, needed, needed):
-            # Any threshold of shares fits, unless the secret's public key is there to tell.
+            # Without the secret's public key, any threshold of shares is consistent, so one more share is needed.
             least = needed + (stated is None)
             odd = [site for site in shares if _fit(_without(site, shares), binding, stated, needed, least)]
             return _named(odd[0], owner) if len(odd) == 1 else ""
@@ -72,7 +72,10 @@ def _odd_one_out(
 
 
 def _named(site: str, owner: str) -> str:
-    return f"{site}: its share of a secret of {owner} does not fit the others', unless {owner} made it so"
+    return (
+        f"{site}: its share of a secret of {owner} contradicts the other shares, unless {owner} made "
+        "the share wrongly"
+    )
 
 
 def _without(site: str, shares: Mapping[str, bytes]) -> dict[str, bytes]:

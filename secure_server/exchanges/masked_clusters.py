@@ -66,7 +66,7 @@ class MaskedClusters(PairwiseSums):
         else:
             super().check(attempt, phase, site, content)
 
-    # What is added up
+    # Vectors and their sum
 
     def fixed_point(self, attempt: Attempt) -> FixedPoint:
         """Return the fixed-point encoding for as many clusters as the attempt has."""
@@ -109,5 +109,5 @@ class MaskedClusters(PairwiseSums):
         most = own.most_counted(self._agreement.averaging.most_samples) * len(found.members)
         if ((clusters.counts < clusters.members) | (clusters.counts > most)).any():
             raise MalformedError(
-                "a cluster's prototypes stand for fewer samples than they are, or for too many"
+                "a cluster has fewer samples than prototypes, or more samples than its sites may count"
             )

@@ -47,7 +47,7 @@ from secure_server.rounds.state import Quorum
 
 
 class ReadOneByOne(Mapping[str, Words]):
-    """Masked vectors by site, each read and decoded when it is looked at, and not kept."""
+    """Masked vectors by site; each access reads and decodes a vector, and no vector is cached."""
 
     def __init__(self, sites: Sequence[str], read: Callable[[str], Words]) -> None:
         self._sites, self._read = sites, read
@@ -82,7 +82,7 @@ class PairwiseSums:
         """Return each group's quorums: the threshold, and for vectors also enough holders of each active class."""
         return tuple(quorum for group in attempt.groups for quorum in self.quorums_of(attempt, group))
 
-    # What is added up
+    # Vectors and their sum
 
     def fixed_point(self, attempt: Attempt) -> FixedPoint:  # noqa: ARG002 (elsewhere it hangs on the attempt)
         """Return the fixed-point encoding of vectors as words."""
@@ -100,7 +100,7 @@ class PairwiseSums:
         """Return each group's result."""
         return results_of(self._agreement, sums, SCHEME)
 
-    # How many it takes
+    # Quorums
 
     def quorums_of(self, attempt: Attempt, group: tuple[str, ...]) -> Iterator[Quorum]:
         """Return the quorums of one group."""
@@ -114,7 +114,7 @@ class PairwiseSums:
         for phase in (Phase.SURVIVORS, Phase.UNMASK):
             yield Quorum(phase, members, least)
 
-    # What is asked
+    # Requests
 
     def request(self, attempt: Attempt, phase: Phase, site: str) -> bytes:
         """Return the messages that the step relays to the site, from its own group alone."""
@@ -175,7 +175,7 @@ class PairwiseSums:
         return tuple(SurvivorSignature(owner, self._signed_sharers(attempt, owner)) for owner in owners)
 
     def _signed_sharers(self, attempt: Attempt, site: str) -> bytes:
-        """Return the sharers that a site signed. Only after a restart this reads its upload, a whole vector."""
+        """Return the sharers that a site signed; after a restart, read them from the site's upload, a whole vector."""
         kept = self._signatures(attempt)
         if site not in kept:
             kept[site] = self._values(attempt, attempt.answer(Phase.VALUES, site)).signature
@@ -188,7 +188,7 @@ class PairwiseSums:
     def _signature(self, attempt: Attempt, site: str) -> SurvivorSignature:
         return codec.decode_survivor_signature(attempt.answer(Phase.SURVIVORS, site), self._limits)
 
-    # What is a good answer
+    # Checks of answers
 
     def check(self, attempt: Attempt, phase: Phase, site: str, content: bytes) -> None:
         """Check an answer, as :meth:`secure_server.exchanges.base.Exchange.check` does."""
@@ -206,9 +206,7 @@ class PairwiseSums:
         shares, group = codec.decode_shares_made(content, self._limits).shares, attempt.group_of(site)
         holders, recipients = self._graph(attempt, group).holders, {share.recipient for share in shares}
         if not recipients <= set(group) - {site} or not len(shares) == len(recipients) == holders:
-            raise BadPayload(
-                f"{site} must seal shares to each other member of its group, or to {holders} of them, once"
-            )
+            raise BadPayload(f"{site} must seal one share to each of {holders} other members of its group")
         binding = self._binding(attempt, group)
         for share in shares:
             verify_share(share, attempt.roster.members[site], binding, share.recipient)
@@ -227,7 +225,7 @@ class PairwiseSums:
     def _check_signature(self, attempt: Attempt, site: str, content: bytes) -> None:
         signed, group = codec.decode_survivor_signature(content, self._limits), attempt.group_of(site)
         if signed.site != site:
-            raise BadPayload(f"{site} must sign for itself, not for {signed.site}")
+            raise BadPayload(f"{site} must sign as itself, not as {signed.site}")
         survivors = attempt.among(group, Phase.VALUES)
         binding = self._binding(attempt, group)
         verify_survivor(attempt.roster.members[site], binding, survivors, signed.signature)
@@ -238,9 +236,9 @@ class PairwiseSums:
         check_released(released, self._binding(attempt, group), sharers, attempt.among(group, Phase.VALUES))
         held = {site, *(share.sender for share in self._shares_for(attempt, site))}
         if not {share.owner for share in released} <= held:
-            raise BadPayload(f"{site} releases a share that was not made for it")
+            raise BadPayload(f"{site} releases a share that was not made for {site}")
 
-    # What follows
+    # Outcome
 
     def outcome(self, attempt: Attempt) -> Outcome:
         """Return the result of its group for each participant, also for those who dropped out of the sum.

@@ -62,13 +62,13 @@ class PlainClusters(OneStep):
         most = own.most_counted(self._agreement.averaging.most_samples)
         counts = whole_numbers(samples, most + 1)
         if (counts < 1).any():
-            raise MalformedError("a local prototype stands for no sample")
+            raise MalformedError("a local prototype stands for no sample: each must count at least one")
         return LocalClusters(rows, labels, counts), vector
 
     def _check_counts(self, local: LocalClusters) -> None:
         most = self._agreement.clustering.most_counted(self._agreement.averaging.most_samples)
         if np.bincount(local.labels, weights=local.counts).max(initial=0.0) > most:
-            raise MalformedError(f"a class has more than {most} samples")
+            raise MalformedError(f"a class has more than {most} samples, the agreed maximum")
 
 
 def _check_rows(rows: Float, bound: float) -> None:

@@ -45,7 +45,7 @@ class GroupSums(OneStep):
 
 def _check_rows(rows: Vector, holds: Bool, bound: float) -> None:
     if rows[~holds].any():
-        raise MalformedError("a row stands where the site does not hold the class")
+        raise MalformedError("a row is not zero for a class that the site does not hold")
     longest = float(np.linalg.norm(rows, axis=1).max(initial=0.0))
     if longest > bound * (1.0 + NORM_SLACK):
         raise MalformedError(f"a prototype has norm {longest:.9g}; the agreed bound is {bound:g}")
@@ -54,7 +54,7 @@ def _check_rows(rows: Vector, holds: Bool, bound: float) -> None:
 def check_weight(weight: float, most: int) -> None:
     """Raise :class:`MalformedError` unless the weight is a number of samples, ``most`` at most."""
     if not 1.0 <= weight <= most or weight != int(weight):
-        raise MalformedError(f"a weight of {weight:g}: it counts samples, {most} at most")
+        raise MalformedError(f"weight {weight:g} is not a number of samples from 1 to {most}")
 
 
 def check_model(model: Vector, agreed: AveragingSection) -> None:
@@ -62,4 +62,4 @@ def check_model(model: Vector, agreed: AveragingSection) -> None:
     parts = np.split(np.abs(model), [agreed.parameters])
     for part, bound in zip(parts, (agreed.parameter_bound, agreed.buffer_bound), strict=True):
         if part.max(initial=0.0) > bound * (1.0 + NORM_SLACK):
-            raise MalformedError(f"a value of what is averaged is beyond its agreed bound of {bound:g}")
+            raise MalformedError(f"a value of the averaged model exceeds its agreed bound of {bound:g}")

@@ -66,5 +66,5 @@ class Directions:
         labels = read_labels(classes, holds, most)
         norms = np.linalg.norm(rows, axis=1)
         if (np.abs(norms - 1.0) > NORM_SLACK).any():
-            raise MalformedError("a direction is not of length 1")
+            raise MalformedError("a direction does not have length 1")
         return Local(rows, labels)

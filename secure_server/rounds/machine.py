@@ -1,29 +1,33 @@
-"""The round machine: who is asked what, when a phase ends, what follows. Pure: no clock, I/O or randomness.
+"""The round machine: which site is asked what, when a stage ends, and what follows. Pure: no clock, I/O or randomness.
 
     JOINING → SETUP → PRESENCE → (PLANNING →) steps → COMPUTING → RESULT → the next round's PRESENCE, or FINISHED
                       ↑  └──────────────────────┤  └─ abandoned ──────────↗
                       └─────── next attempt ────┘
 
-The steps of a round are VALUES alone, or SHARES, VALUES, SURVIVORS and UNMASK, which DIRECTIONS may come before; round
-0, where there is one, ends with groups instead of a RESULT. Where there are groups, PLANNING settles the quorum of each
-step, and after DIRECTIONS once more.
-Too few sites, ``max_attempts`` failures in a row, or nobody left to wait for, end in STOPPED, from which
-:class:`Resumed` goes on.
+The steps of a round are VALUES alone, or SHARES, VALUES, SURVIVORS and UNMASK; either may follow DIRECTIONS. Round 0,
+if there is one, ends with groups instead of a RESULT. With groups, PLANNING settles the quorum of each step, and
+settles quorums again after DIRECTIONS. A run ends in STOPPED if too few sites are present, after ``max_attempts``
+failures in a row, or if every member is gone; :class:`Resumed` continues a stopped run.
 
-Guaranteed, whatever the order of events and however the clock jumps: an attempt is computed only over sites
-that answered PRESENCE and each step of that very attempt, at least ``min_sites`` of them at PRESENCE, and in each
-step as many as its quorums say; a step without quorums needs everyone. A round has one computed attempt at most;
-what a key asks never changes. Once UNMASK was asked, no other attempt of its round begins: two sets of survivors
-over the same values could be subtracted. A round that fails then is abandoned, without a result. And once masked
-VALUES were asked of a group, it takes part in another attempt of that round only with as many of its members of
-before as UNMASK needs; if that leaves no group, the round is abandoned too, and those that it needed are benched.
-A site that cost a round an attempt (it answered PRESENCE and then left, or missed a step that needed it) is benched:
-not asked again in that round; and in the next, if the round was abandoned. So a run of one-step rounds in which
-``min_sites`` sites answer in time finishes, whatever fewer than ``max_attempts`` others do. A run finishes only if
-some round had a result; else it ends in STOPPED, one round past its last, and nothing takes it on from there.
-The limits: ``max_attempts`` sites that misbehave one after another in one round do stop the run; where there are
-groups, one group that cannot meet its quorum costs all of them the attempt. Whether an answer's *content* is good is
-not known here: check it before stepping.
+Guarantees, whatever the order of events and however the clock jumps:
+
+- An attempt is computed only over sites that answered PRESENCE and each step of that attempt: at least ``min_sites``
+  sites at PRESENCE, and in each step as many as its quorums require. A step without quorums needs everyone.
+- A round has at most one computed attempt. The request of a key never changes.
+- Once UNMASK was asked, no other attempt of the round begins, because two sets of survivors over the same values could
+  be subtracted. A round that fails after that is abandoned, without a result.
+- Once masked VALUES were asked of a group, the group takes part in another attempt of the round only with as many of
+  its earlier members as UNMASK needs. If no group can, the round is abandoned too, and the missing sites are benched.
+- A site that cost a round an attempt (it answered PRESENCE, and then left or missed a step that needed its answer) is
+  benched: it is not asked again in that round, nor in the next one if the round was abandoned. So a run of one-step
+  rounds finishes if ``min_sites`` sites answer in time and fewer than ``max_attempts`` others misbehave.
+- A run finishes only if some round had a result. Otherwise it ends in STOPPED, one round past its last, for good.
+
+Limits:
+
+- ``max_attempts`` sites that misbehave one after another in one round stop the run.
+- With groups, one group that cannot meet its quorum costs all groups the attempt.
+- The machine does not know whether an answer's *content* is valid: check the content before stepping.
 """
 
 from __future__ import annotations
@@ -124,7 +128,7 @@ def _followed(rules: Rules, state: State, event: Event, now: float) -> State:
             check_planning(state)
             return next_step(rules, replace(state, quorums=quorums), now)
         case Computed(groups, without):
-            # Not settled at once: the results are to be stored under this very state's key.
+            # The results must first be stored under this state's key, so no transition follows here.
             return _computed(rules, state, groups, without, now)
         case ComputeFailed():
             check_computing(state, Stage.PLANNING)
@@ -144,7 +148,7 @@ def abandons(before: State, after: State) -> bool:
     return ended and before.begun and before.round > 0 and before.last_result < before.round
 
 
-# What events do
+# Events
 
 
 def _joined(rules: Rules, state: State, site: str, left: PhaseKey | None) -> State:
@@ -201,7 +205,7 @@ def _computed(rules: Rules, state: State, groups: Groups, without: Set[str], now
     check_groups_due(state, groups)
     check_some_given(state, without)
     if groups:
-        # A round has ended well: whom it was repeated without is asked in the next.
+        # The next round asks the sites again that this round was repeated without.
         over = replace(state, groups=groups, failures=0, benched=frozenset(), reason="")
         return next_round(rules, over, now)
     state = replace(state, without=tuple(sorted(without)), last_result=state.round)
@@ -214,7 +218,7 @@ def _resumed(rules: Rules, state: State, now: float) -> State:
     if state.stage is not Stage.STOPPED:
         deadline = now + rules.seconds(state.stage)
         return replace(state, deadline=deadline, benched=frozenset(), empty_until=None)
-    # A stopped run is started again by an operator, who wants everyone back: nobody counts as absent.
+    # An operator who restarts a stopped run wants every site back, so no site counts as absent.
     left_out = state.absent - set(state.members)
     state = replace(state, failures=0, absent=left_out, benched=frozenset(), reason="")
     if not state.members:

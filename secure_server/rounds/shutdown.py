@@ -42,7 +42,7 @@ class Ending:
             late = ", ".join(sorted(self._awaited))
             _log.info("waiting %.0f s for %s to fetch the last result", self._patience, late)
         else:
-            _log.info("answering sites that ask for %.0f s", self._patience)
+            _log.info("answering calls of sites for %.0f s", self._patience)
 
     def tell(self, site: str) -> None:
         """Note that the site was notified of the end."""

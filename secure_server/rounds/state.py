@@ -69,23 +69,23 @@ _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 @dataclass(frozen=True)
 class Rules:
-    """Rules of a run. ``ValueError`` unless ``min_sites`` is 2 to the roster's size.
+    """Rules of a run. ``ValueError`` unless ``min_sites`` is from 2 to the roster's size.
 
-    An agreement and the coordinator's file, which are checked as they are read, give the rest.
+    The other limits of these values are checked where the agreement and the coordinator's file are read.
 
-    ``roster`` names the sites that may join; a round is computed over at least ``min_sites`` of them. After
-    ``max_attempts`` failed attempts in a row the run stops. ``needs_secret``: the first member by name makes
-    group keys that each other member must have. Times are in seconds; the set-up may take those of ROSTER
-    and, with a group secret, SECRET together.
+    ``roster`` names the sites that may join. A round is computed over at least ``min_sites`` of them. The run stops
+    after ``max_attempts`` failed attempts in a row. With ``needs_secret``, the first member by name makes group keys
+    that each other member must receive. Times are in seconds. The set-up may take the time of ROSTER plus, with a group
+    secret, the time of SECRET.
 
-    ``first_round`` is 0 when sites are clustered before training, in ``clustering_steps``; there is no RESULT in
-    it. ``round_steps`` are those of all other rounds. With ``common_group`` all members are one group from the start.
-    Of a group, ``smallest_group`` members or none take part, and under masks no fewer than ``masking`` says of a run of
-    so many members. A round whose survivors were signed is over for groups of more than its ``complete_up_to``; for
-    none where that is None, without masks.
+    ``first_round`` is 0 if sites are clustered before training; that round consists of ``clustering_steps`` and has no
+    RESULT. All other rounds consist of ``round_steps``. With ``common_group`` all members are one group from the start.
+    An attempt has either no members of a group, or at least ``smallest_group`` and, under masks, at least as many as
+    ``masking`` requires in a run of that many members. Once survivors are signed, a round is over for groups of more
+    members than ``masking.complete_up_to``; without masks, ``masking`` is None and this does not apply.
 
-    A run of which every member has left, or missed a deadline and not been heard of since, stops after
-    ``empty_seconds``; never where that is infinite.
+    A run is empty if every member has left, or missed a deadline without calling since. An empty run stops after
+    ``empty_seconds``, or never if that is infinite.
     """
 
     run: str
@@ -146,7 +146,7 @@ class Quorum:
 
     def __post_init__(self) -> None:
         if not 1 <= self.least <= len(self.sites):
-            raise ValueError(f"a quorum of {self.least} among {len(self.sites)} sites")
+            raise ValueError(f"a quorum needs 1 to {len(self.sites)} sites, not {self.least}")
 
     def met_by(self, answered: Set[str]) -> bool:
         """Return True if these answers are enough."""
@@ -165,28 +165,38 @@ class Survivors:
 
 @dataclass(frozen=True)
 class State:
-    """Position of a run. Immutable; ``ValueError`` for a combination that cannot come about.
+    """Position of a run. Immutable; ``ValueError`` for an impossible combination.
 
-    ``joined`` are the sites in touch since their last Join. ``members`` (sorted) is empty while joining is
-    open; a maker of group keys that failed to deliver is taken out, and a site that joins before the set-up is over is
-    taken in; then they are fixed. ``verified`` and ``keyed`` have
-    answered ROSTER and SECRET of ``setup_attempt``. ``begun``: the set-up is over. ``groups`` (a partition of the
-    members) come from the clustering, or are one from the start, and are then fixed.
+    Membership:
 
-    ``participants`` (sorted) are those whose presence the current attempt rests on, ``survivors`` those of them
-    who answered each step that is over, ``answered`` those who have answered the current stage. ``quorums`` are the
-    current attempt's; a step without one needs everyone. ``without`` (sorted) are participants for whom it came to no
-    result, ``last_result`` is the last round that had one, 0 before. ``committed`` are the UNMASK quorums of those of
-    the current round's attempts that asked for masked values: sites of a group that has not as many of them there
-    refuse another attempt.
+    - ``joined``: sites in contact since their last Join. ``sessions`` counts each site's Joins, by name.
+    - ``members`` (sorted): empty while joining is open. During the set-up, a maker of group keys that failed to deliver
+      is removed, and a site that joins is added; afterwards members are fixed.
+    - ``verified`` and ``keyed``: members that have answered ROSTER and SECRET of ``setup_attempt``.
+    - ``begun``: True once the set-up is over.
+    - ``groups``: a partition of the members, fixed once set, by the clustering or, with a common group, at the start.
 
-    ``sessions`` counts each site's Joins, by name. ``absent`` missed a deadline or left, and are not waited for.
-    ``left`` joined again and said that they left the current attempt: they have erased what it needs, so they are asked
-    for nothing more of it but its result. ``benched`` cost the current round an attempt, or the one before it its
-    result, and are not asked again in it. ``failures`` counts failed attempts since the last success. ``deadline`` is
-    in the unit and epoch of the ``now`` given to the machine. ``reason`` tells why the last attempt failed or the run
-    stopped, and is empty after a success. ``empty_until`` is set while nobody is there to wait for: the run stops then,
-    unless a member is heard of before.
+    The current attempt:
+
+    - ``participants`` (sorted): sites whose presence statements the attempt uses.
+    - ``survivors``: the participants that answered each completed step.
+    - ``answered``: sites that have answered the current stage.
+    - ``quorums``: quorums of the attempt's steps; a step without a quorum needs everyone.
+    - ``without`` (sorted): participants that get no result. ``last_result``: the last round with a result, or 0.
+    - ``committed``: UNMASK quorums of those attempts of this round that asked for masked values. Sites of a group
+      refuse another attempt that has fewer of these sites than the quorum.
+
+    Failures:
+
+    - ``absent``: sites that missed a deadline or left, and that no stage waits for.
+    - ``left``: sites that joined again and stated that they left the current attempt. They have erased its secrets, so
+      only its result is sent to them.
+    - ``benched``: sites that cost this round an attempt, or the previous round its result, and are not asked again in
+      this round.
+    - ``failures``: failed attempts since the last success. ``reason``: why the last attempt failed or the run stopped;
+      empty after a success.
+    - ``deadline``: in the unit and epoch of the ``now`` given to the machine.
+    - ``empty_until``: time at which an empty run stops, unless a member calls before; None while a member is present.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
@@ -221,51 +231,51 @@ class State:
     def __post_init__(self) -> None:
         members = set(self.members)
         if list(self.members) != sorted(members) or list(self.participants) != sorted(set(self.participants)):
-            raise ValueError("members and participants must be sorted, each named once")
+            raise ValueError("members and participants must be sorted and distinct")
         if not members >= self.verified >= self.keyed:
-            raise ValueError("only members can have verified, and only those be keyed")
+            raise ValueError("verified sites must be members, and keyed sites must be verified")
         if not members >= self.answered | self.benched | self.left:
-            raise ValueError("only members can have answered or left, or be benched")
+            raise ValueError("sites that answered, left or are benched must be members")
         if not members | self.joined >= self.absent:
-            raise ValueError("only members and joined sites can be absent")
+            raise ValueError("absent sites must be members or have joined")
         if not self.verified.issuperset(self.participants):
             raise ValueError("a participant must have verified the roster")
         if not self.benched.isdisjoint(self.participants):
-            raise ValueError("a benched site takes no part")
+            raise ValueError("a benched site must not be a participant")
         if self.setup_attempt < 1 or self.round < 0 or self.attempt < 1 or self.failures < 0:
             raise ValueError("rounds and failures count from 0, attempts from 1")
         if not 0 <= self.last_result <= self.round:
-            raise ValueError("the last result is of a round that there has been")
+            raise ValueError("last_result must be a round from 0 to the current one")
         self._check_groups()
         self._check_steps()
 
     def _check_groups(self) -> None:
         sites = [site for group in self.groups for site in group]
         if self.groups and sorted(sites) != list(self.members):
-            raise ValueError("groups are a partition of the members")
+            raise ValueError("groups must be a partition of the members")
         if list(self.groups) != sorted(tuple(sorted(group)) for group in self.groups) or () in self.groups:
-            raise ValueError("each group is sorted, and groups are by their first names")
+            raise ValueError("each group must be sorted, and groups ordered by their first names")
 
     def _check_steps(self) -> None:
         taking_part = [self.participants, *(each.sites for each in self.survivors)]
         if any(not set(after) <= set(before) for before, after in pairwise(taking_part)):
-            raise ValueError("nobody comes into an attempt late")
+            raise ValueError("the survivors of a step must be survivors of the step before")
         if any(list(each.sites) != sorted(set(each.sites)) for each in self.survivors):
-            raise ValueError("survivors must be sorted, each named once")
+            raise ValueError("survivors must be sorted and distinct")
         participants = set(self.participants)
         if any(not quorum.sites <= participants for quorum in self.quorums):
-            raise ValueError("a quorum is of participants")
+            raise ValueError("the sites of a quorum must be participants")
         if any(not quorum.sites <= set(self.members) for quorum in self.committed):
-            raise ValueError("only members can have been asked for values")
+            raise ValueError("committed sites must be members")
         if list(self.without) != sorted(set(self.without) & set(self.participants)):
-            raise ValueError("those without a result are participants, sorted, each named once")
+            raise ValueError("sites without a result must be participants, sorted and distinct")
 
     @property
     def asked(self) -> tuple[str, ...]:
         """Sites that the current step is asked of, once PRESENCE is over: those that answered the step before.
 
-        Means are asked of the groups' leaders alone. The result is for all participants that there is one for, also
-        for those that dropped out on the way to it.
+        MEANS is asked of the groups' leaders alone. RESULT is asked of all participants that get a result, including
+        those that dropped out before it.
         """
         if self.stage is Stage.MEANS:
             return self.leaders

@@ -26,15 +26,15 @@ _ANSWERS: Mapping[Phase, str] = {
     Phase.DIRECTIONS: "directions",
     Phase.SHARES: "shares",
     Phase.VALUES: "values",
-    Phase.SURVIVORS: "word on who survived",
-    Phase.UNMASK: "shares to unmask with",
+    Phase.SURVIVORS: "survivor signatures",
+    Phase.UNMASK: "released shares",
     Phase.MEANS: "means of its group",
 }
-"""Name of a step's answer in a reason."""
+"""Name of a step's answer in the reason of a failure."""
 
 
 def settled(rules: Rules, state: State, now: float) -> State:
-    """Return the state once all that is due has followed; the same object if nothing is due."""
+    """Return the state after all due transitions; the same object if nothing is due."""
     settle = _SETTLED.get(state.stage)
     return state if settle is None else settle(rules, state, now, late=now >= state.deadline)
 
@@ -50,7 +50,7 @@ def emptied(rules: Rules, state: State, now: float) -> State:
     if now < until:
         return replace(state, empty_until=until)
     where = f"round {state.round}" if state.begun else "the set-up"
-    why = f"{where}: every site left or fell silent, and none came back in {rules.empty_seconds:.0f} s"
+    why = f"{where}: every site left or fell silent, and none returned within {rules.empty_seconds:.0f} s"
     return _stopped(replace(state, empty_until=None), why)
 
 
@@ -93,7 +93,7 @@ def _next_maker(rules: Rules, state: State, now: float) -> State:
     failures = state.failures + 1
     if len(members) < rules.min_sites or failures >= rules.max_attempts:
         return _stopped(replace(state, failures=failures), why)
-    # A site left out so is slow, not gone: a call of its process brings it back while the set-up can take it in.
+    # A left-out maker is slow, not gone: a call of its process takes it back while the set-up accepts members.
     state = replace(state, absent=state.absent | (state.joined - members), failures=failures, reason=why)
     return _set_up_again(rules, state, members, now)
 
@@ -111,7 +111,7 @@ def _set_up_again(rules: Rules, state: State, members: Set[str], now: float) -> 
     return enter(rules, state, Stage.SETUP, now)
 
 
-# A round
+# Rounds
 
 
 def _settled_presence(rules: Rules, state: State, now: float, *, late: bool) -> State:
@@ -123,20 +123,20 @@ def _settled_presence(rules: Rules, state: State, now: float, *, late: bool) -> 
     if len(able) >= rules.min_sites:
         state = replace(state, participants=tuple(sorted(able)), absent=state.absent | missing)
         return enter(rules, state, Stage.PLANNING, now) if state.groups else next_step(rules, state, now)
-    # Too few are there. Absent sites have until the deadline to come back: an attempt is not given up before, unless it
-    # cannot do without those that left it, and another has them.
+    # Too few sites are present. Absent sites may return until the deadline, so the attempt fails before then only
+    # if it needs sites that left it and that another attempt would have.
     enough_next = _suffice(rules, state, present | (state.left - state.absent))
     if not late and (not enough_next or _suffice(rules, state, asked)):
         return state
     state = replace(state, absent=state.absent | missing)
     missing |= state.left
     if not enough_next and _suffice(rules, _uncommitted(state), present):
-        # Not one more attempt of this round would have more sites: those who sent values hold the others up.
-        why = f"too few are there of those who were asked for values before; missing: {_list(missing)}"
+        # No further attempt of this round would have more sites: sites that sent values hold the others up.
+        why = f"too few of the sites that were asked for values before are present; missing: {_list(missing)}"
         return _abandoned(rules, _given_up(state, why), now)
-    # Without the benched there are too few, so they get another chance.
+    # Without the benched sites too few would be left, so benched sites get another chance.
     state = replace(state, benched=frozenset())
-    why = f"no presence from {_list(missing)}" if missing else "too few sites are in groups that can go on"
+    why = f"no presence from {_list(missing)}" if missing else "no group has enough members present"
     return failed(rules, state, why, now)
 
 
@@ -152,7 +152,7 @@ def _settled_step(rules: Rules, state: State, now: float, *, late: bool) -> Stat
     awaited = set() if late else missing - state.absent - state.left
     unmet = [quorum for quorum in _quorums(state) if not quorum.met_by(state.answered | awaited)]
     if unmet:
-        # Nobody else is to blame: the others of a group whose quorum still holds cost it nothing.
+        # Only quorums that fail count: missing members of a group whose quorum holds cost nothing.
         lost = frozenset().union(*(quorum.sites for quorum in unmet)) & (missing - awaited)
         return failed(rules, state, _without(ASKED[state.stage], lost, late), now, lost=lost)
     return state if awaited else _step_over(rules, state, missing, now)
@@ -213,7 +213,7 @@ _SETTLED: Mapping[Stage, _Settled] = {
 }
 
 
-# What follows
+# Ends of attempts and rounds
 
 
 def failed(rules: Rules, state: State, why: str, now: float, lost: Set[str] = frozenset()) -> State:
@@ -270,7 +270,7 @@ def _repeated(rules: Rules, state: State, now: float, lost: Set[str]) -> State:
 def _abandoned(rules: Rules, state: State, now: float, lost: Set[str] = frozenset()) -> State:
     """Begin the next round without a result. Each abandoned round counts as a failure, so that the run ends."""
     why = f"{state.reason}; the round is abandoned, without a result"
-    # Of the next round, to which nothing is committed yet.
+    # Benched sites count for the next round, to which no site is committed yet.
     benched = _benched(rules, replace(_uncommitted(state), benched=frozenset()), lost)
     failures = state.failures + 1
     state = next_round(rules, replace(state, failures=failures, benched=benched, reason=why), now)
@@ -303,7 +303,7 @@ def next_round(rules: Rules, state: State, now: float) -> State:
         return replace(state, stage=Stage.FINISHED)
     state = replace(_cleared(_uncommitted(state)), round=state.round + 1, attempt=1)
     if state.round > rules.rounds:
-        return _stopped(state, f"no round of the run had a result; the last: {state.reason}")
+        return _stopped(state, f"no round of the run had a result; the last failure: {state.reason}")
     return enter(rules, state, Stage.PRESENCE, now)
 
 

@@ -136,7 +136,7 @@ async def _tick_until_over(handler: Handler, thread: Executor, stop: asyncio.Eve
             return
         with suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), _TICK_SECONDS)
-    _log.info("stopping on a signal; the run can be continued")
+    _log.info("stopping on a signal; restart the coordinator to resume the run")
 
 
 def _tick(handler: Handler) -> bool:

@@ -165,9 +165,7 @@ class Servicer(pb_grpc.CoordinatorServicer):
         """Send a request."""
         async with self._caller("Download", context) as site:
             asked = codec.decode_download(request)
-            async with self._downloading[
-                site
-            ]:  # a reader that stalls holds one content, however often it asks
+            async with self._downloading[site]:  # a stalled reader holds one content, however often it asks
                 content = await self._do(self._handler.download, site, asked)
                 async with _in_time("download", len(content)):
                     for chunk in codec.chunks(content):
@@ -206,13 +204,15 @@ class Servicer(pb_grpc.CoordinatorServicer):
             self._connections.vouch(context.peer(), site)
             yield site
         except asyncio.CancelledError:
-            _log.info("%s of %s at %s was cut off", rpc, site, self._connections.origin(context.peer()))
+            _log.info("%s of %s at %s was cancelled", rpc, site, self._connections.origin(context.peer()))
             raise
         except Exception as error:
             status = status_of(error)
             if status is None:
                 _log.exception("%s of %s failed", rpc, site)
-                await context.abort(grpc.StatusCode.INTERNAL, "the coordinator failed; its log says why")
+                await context.abort(
+                    grpc.StatusCode.INTERNAL, "the coordinator failed; see the coordinator's log"
+                )
             else:
                 log_refusal(error, rpc, site, self._connections.origin(context.peer()))
                 await context.abort(status, str(error))
@@ -258,4 +258,4 @@ async def _in_time(what: str, size: int) -> AsyncIterator[None]:
         async with asyncio.timeout(seconds):
             yield
     except TimeoutError as error:
-        raise codec.Corrupted(f"the {what} stalled: it was not over after {seconds:.0f} s") from error
+        raise codec.Corrupted(f"the {what} stalled: not complete after {seconds:.0f} s") from error

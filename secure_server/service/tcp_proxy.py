@@ -9,7 +9,7 @@ nobody makes without a certificate of the federation's CA (:meth:`Front.vouch`).
 Guaranteed, however many connections are opened: files and memory for them are bounded; a network (an IPv4 address, an
 IPv6 /64) loses its connections to another one only while it has more of them itself; and a host that shares its network
 with an attacker is served if it finishes its handshake before ``Limits.strangers`` newer connections arrive.
-Limit: a flood that fills the line, or the processor with handshakes, is not held off here.
+Limit: a flood that saturates the network, or the processor by handshakes, is not stopped here.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Limits:
 
 
 def limits_of_process() -> Limits:
-    """Raise the soft limit of open files to the hard one, 65,536 at most, and return what fits into it."""
+    """Raise the soft limit of open files to the hard one, 65,536 at most, and return the limits that fit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -81,7 +81,9 @@ class Front:
         loop = asyncio.get_running_loop()
         for each in sockets:
             self._listening.append(await loop.create_server(lambda: Outer(self), sock=each, backlog=_AT_ONCE))
-            each.listen(socket.SOMAXCONN)  # asyncio takes one number for what waits and what it takes at once
+            each.listen(
+                socket.SOMAXCONN
+            )  # asyncio takes one number for the queue and for the connections accepted at once
 
     def vouch(self, peer: str, site: str) -> None:
         """Keep the connection of a call on which ``site`` authenticated. ``peer`` is the name that gRPC gives it."""
@@ -109,7 +111,7 @@ class Front:
         for outer in [each for group in (*self._strangers.values(), *self._sites.values()) for each in group]:
             outer.drop()
 
-    # For its connections
+    # Calls of its connections
 
     def admit(self, outer: Outer) -> None:
         """Count a new connection, and close another one for it if there are too many."""
@@ -138,16 +140,16 @@ class Front:
         try:
             end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             end.setblocking(False)
-            end.bind("")  # the kernel gives it a name of its own, by which the server knows its peer
+            end.bind("")  # the kernel assigns a unique name, by which the server knows its peer
             outer.name = f"unix-abstract:{end.getsockname()[1:].decode()}"
             self._by_name[outer.name] = outer
             await loop.sock_connect(end, str(self._server))
             await loop.create_connection(lambda: inner, sock=end)
-        except OSError as error:  # files can run out, too
+        except OSError as error:  # OSError also means that files have run out
             if end is not None:
                 end.close()
             outer.drop()
-            _log.error("the front does not reach its server: %s", error)
+            _log.error("the TCP proxy cannot reach the gRPC server: %s", error)
             return
         outer.join(inner, first)
         if outer.over:
@@ -168,7 +170,8 @@ class Front:
         now = asyncio.get_running_loop().time()
         if now - self._logged >= _LOG_SECONDS:
             _log.warning(
-                "too many connections without a certificate, most of %s: closed %d since the last such line",
+                "too many connections without a certificate, most of them from %s: closed %d "
+                "since the last such line",
                 *(network, self._turned_away),
             )
             self._turned_away, self._logged = 0, now
@@ -196,9 +199,11 @@ def bound_sockets(listen: str) -> list[socket.socket]:
     except (OSError, ValueError) as error:
         for each in bound:
             each.close()
-        raise CannotListen(f"cannot listen on {listen}: it is in use or not this machine's") from error
+        raise CannotListen(
+            f"cannot listen on {listen}: the address is in use or does not belong to this machine"
+        ) from error
     if not bound:
-        raise CannotListen(f"cannot listen on {listen}: it is not this machine's")
+        raise CannotListen(f"cannot listen on {listen}: the address does not belong to this machine")
     return bound
 
 
@@ -207,7 +212,7 @@ def _bound(family: int, place: tuple[object, ...]) -> socket.socket:
     try:
         bound.setsockopt(
             socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # a restart need not wait for old connections
+        )  # a restart must not wait for old connections
         if family == socket.AF_INET6:
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(place[0] != "::"))
         bound.bind(place)

@@ -118,7 +118,7 @@ class Outer(End):
 
 def _place(peername: tuple[str, int] | tuple[str, int, int, int] | None) -> tuple[str, str]:
     """Return an address as gRPC names a peer, and its network: an IPv4 address, or an IPv6 /64."""
-    if not peername:  # it is gone already
+    if not peername:  # the connection is closed already
         return "unknown", "unknown"
     address, port = ip_address(peername[0].partition("%")[0]), peername[1]
     if isinstance(address, IPv6Address) and address.ipv4_mapped is None:

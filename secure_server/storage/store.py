@@ -2,8 +2,8 @@
 
 The store is one SQLite file. Each :meth:`Store.save` is one transaction over the new state and its cause, synced to
 the disk before it returns: whatever is acknowledged afterwards survives SIGKILL and power loss, and no change is half
-written. The limit: this holds if the disk keeps what it says it has synced, and an older copy of the file put back in
-its place is not noticed here.
+written. Limits: the disk must keep what it reports as synced, and the store does not notice if an older copy of the
+file replaces it.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _SCHEMA = (
     """CREATE TABLE statements (
         site TEXT PRIMARY KEY, content BLOB NOT NULL, received_at REAL NOT NULL
     ) STRICT""",
-    # The content of an old round may be pruned; its hash stays, so that a replay still meets its refusal.
+    # Pruning deletes contents of old rounds and keeps their hashes, so that a replay is still refused.
     """CREATE TABLE uploads (
         round INTEGER NOT NULL, attempt INTEGER NOT NULL, phase INTEGER NOT NULL, site TEXT NOT NULL,
         sha256 BLOB NOT NULL, content BLOB, received_at REAL NOT NULL,
         PRIMARY KEY (round, attempt, phase, site)
     ) STRICT""",
-    # Sites of a group have the same result: it is kept once.
+    # Sites of one group share a result, which is stored once.
     """CREATE TABLE results (
         round INTEGER NOT NULL, attempt INTEGER NOT NULL, phase INTEGER NOT NULL, site TEXT NOT NULL,
         sha256 BLOB NOT NULL,
@@ -58,7 +58,7 @@ _DELETE_RESULTS = """
 
 @dataclass(frozen=True)
 class Received:
-    """Message that a site sent and the coordinator took: a statement (``key`` is None) or an answer.
+    """Message that a site sent and the coordinator accepted: a statement (``key`` is None) or an answer.
 
     ``received_at`` is in seconds since the epoch, by the coordinator's clock.
     """
@@ -129,7 +129,7 @@ class Store(DatabaseOwner):
         super().close()
         self._lock.close()
 
-    # The state and what caused it
+    # State and its cause
 
     def load(self) -> State | None:
         """Return the last saved state, None in a new store; raise :class:`WrongStore` if the state is damaged."""
@@ -165,8 +165,8 @@ class Store(DatabaseOwner):
     def prune(self, before_round: int) -> None:
         """Delete the data of rounds before ``before_round``, except the set-up.
 
-        The data are results, save each site's latest, which the site may not have fetched, and unless recording the
-        contents of uploads.
+        This deletes results, except each site's latest, which the site may not have fetched. Unless the store records,
+        this deletes contents of uploads too.
         """
         with self._transaction():
             self._db.execute(_DELETE_RESULTS, (before_round,))
@@ -177,7 +177,7 @@ class Store(DatabaseOwner):
                     (before_round, int(Phase.ROSTER), int(Phase.SECRET)),
                 )
 
-    # What is stored
+    # Stored contents
 
     def reader(self) -> Reader:
         """Return a reader for another thread, which closes it before this store is closed."""
@@ -289,23 +289,23 @@ class Store(DatabaseOwner):
 
 
 def check_same(what: str, stored: bytes, given: bytes) -> None:
-    """Raise :class:`Conflict` unless the two are equal."""
+    """Raise :class:`Conflict` unless stored and given content are equal."""
     if stored != given:
-        raise Conflict(f"{what} is already stored with other content, and stays as it is")
+        raise Conflict(f"{what} is already stored with other content, which is kept")
 
 
 def check_run(key: PhaseKey, run: str) -> None:
     """Raise :class:`WrongPhase` if the key is of another run."""
     if key.run != run:
-        raise WrongPhase(f"{key.phase.name} of run {key.run!r}: this is run {run!r}")
+        raise WrongPhase(f"{key.phase.name} is for run {key.run!r}, but this is run {run!r}")
 
 
 def check_identity(path: Path, found: object, expected: tuple[int, str, bytes]) -> None:
     """Raise :class:`OtherRun` unless the file is of this version of the schema, run and agreement."""
     if found != expected:
         raise OtherRun(
-            f"{path} is of another run, agreement or version of protoseal; give this run a state_dir of its "
-            "own, or go back to the agreement it was started with"
+            f"{path} belongs to another run, agreement or version of protoseal: set another "
+            "state_dir for this run, or restore the agreement that the run was started with"
         )
 
 
@@ -315,7 +315,7 @@ def _step(key: PhaseKey) -> tuple[int, int, int]:
 
 def _open_database(path: Path, identity: tuple[int, str, bytes], durable: bool) -> sqlite3.Connection:
     make_private(path)
-    # Statements are not kept: each would keep the last values bound to it.
+    # Statements are not cached: each would keep the last values bound to it in memory.
     database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=0)
     with closed_on_error(database):
         try:

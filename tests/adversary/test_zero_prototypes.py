@@ -109,7 +109,7 @@ def test_a_class_of_zeros_is_not_held(play: ClusterPlay, monkeypatch: pytest.Mon
 def test_the_coordinator_takes_no_zeros(length: float) -> None:
     cases = (
         (Protection.PLAIN, Phase.VALUES, "plain/1", "a local prototype is zero"),
-        (Protection.MASKED, Phase.DIRECTIONS, "rotation/1", "a direction is not of length 1"),
+        (Protection.MASKED, Phase.DIRECTIONS, "rotation/1", "a direction does not have length 1"),
     )
     for protection, phase, scheme, refusal in cases:
         agreement = clustered_agreement(protection=protection)

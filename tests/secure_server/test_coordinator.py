@@ -211,7 +211,7 @@ class TestSizes:
         for site, most in (("clinic-a", coordinator._limits.roster_answer), ("clinic-b", 512)):
             key = coordinator.state.roster_key
             coordinator.check_upload(site, UploadHeader(key, most, b"h" * 32))
-            with pytest.raises(TooLarge, match=f"at most {most} taken"):
+            with pytest.raises(TooLarge, match=f"at most {most} are accepted"):
                 coordinator.check_upload(site, UploadHeader(key, most + 1, b"h" * 32))
 
     def test_follow_from_the_sites_of_the_coordinators_file(self, scene: Scene) -> None:

@@ -231,7 +231,7 @@ def test_who_cannot_last_the_set_up_is_refused_at_once(scene: Scene) -> None:
 
 def test_another_sites_statement_is_refused(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     request = JoinRequest(PROTOCOL_VERSION, RUN, AGREEMENT.hash(), scene.statements["clinic-c"])
-    with pytest.raises(WrongIdentity, match="clinic-b presents a statement of clinic-c"):
+    with pytest.raises(WrongIdentity, match="clinic-b sent a statement of clinic-c"):
         scene.coordinator.join("clinic-b", request)
     monkeypatch.setattr(membership, "_check_own", lambda *_: None)
     scene.coordinator.join("clinic-b", request)

@@ -114,9 +114,9 @@ def test_the_operator_is_told_of_a_ledger_that_is_behind(
             anchors.kept(A, anchor(4, "another"))
             anchors.note(stated(A, anchor(4, "another")))
     assert [message.partition(" (")[0] for message in caplog.messages] == [
-        f"{A}: its privacy ledger ends with entry 3",
-        f"{A}: its privacy ledger ends with entry 4",
-        f"{A}: its privacy ledger has another entry 4 than it had",
+        f"{A}: the privacy ledger ends with entry 3",
+        f"{A}: the privacy ledger ends with entry 4",
+        f"{A}: the privacy ledger has another entry 4 than before",
     ]
 
 

@@ -43,7 +43,7 @@ def test_groups_are_told_once_they_are_made(masked: Play, lines: Lines) -> None:
     masked.go_to(Stage.PRESENCE, 1, without=("x",))
     assert "group 1: a, b, c, d, x" in lines
     assert "group 2: w, y, z" in lines
-    assert "absent when groups were made, so in the largest: x" in lines
+    assert "sites absent from the clustering join the largest group: x" in lines
 
 
 @pytest.mark.parametrize(
@@ -53,9 +53,10 @@ def test_groups_are_told_once_they_are_made(masked: Play, lines: Lines) -> None:
         (
             2,
             5,
-            "groups = 2 is agreed, and 1 made of 8 sites: none has fewer than min_holders = 5; one group alone",
+            "groups = 2 is agreed, but 1 formed from 8 sites, because each group needs min_holders = 5 sites or"
+            " more; a single group",
         ),
-        (3, 3, "groups = 3 is agreed, and 2 made of 8 sites: none has fewer than min_holders = 3"),
+        (3, 3, "groups = 3 is agreed, but 2 formed from 8 sites, because each group needs min_holders = 3"),
     ],
 )
 def test_fewer_groups_than_were_agreed_are_told(
@@ -87,14 +88,14 @@ def test_who_dropped_out_is_told_with_the_step(masked: Play, lines: Lines) -> No
 def test_who_sits_out_is_told(masked: Play, lines: Lines) -> None:
     masked.go_to(Stage.PRESENCE, 1)
     masked.go_to(Stage.SHARES, 1, without=("a", "b"))
-    assert "round 1: c, d sit out, too few of their group are there" in lines
-    assert "going on without a, b" in lines
+    assert "round 1: c, d sit out, because too few members of their group are present" in lines
+    assert "round 1: continuing without a, b" in lines
 
 
 def test_an_abandoned_last_round_is_told_at_the_end(masked: Play, lines: Lines) -> None:
     masked.go_to(Stage.UNMASK, 2)
     masked.go_to(Stage.FINISHED, without=("b", "c"))
-    why = "round 2, attempt 1: no shares to unmask with from b, c; the round is abandoned, without a result"
+    why = "round 2, attempt 1: no released shares from b, c; the round is abandoned, without a result"
     assert f"the run is over: {why}" in lines
     assert (masked.rounds[-1].round, masked.rounds[-1].abandoned) == (2, True)
 
@@ -113,8 +114,7 @@ def test_an_abandoned_round_is_told(masked: Play, lines: Lines) -> None:
     masked.go_to(Stage.UNMASK, 1)
     masked.go_to(Stage.PRESENCE, 2, without=("b", "c"))
     assert (
-        "round 1, attempt 1: no shares to unmask with from b, c; the round is abandoned, without a result"
-        in lines
+        "round 1, attempt 1: no released shares from b, c; the round is abandoned, without a result" in lines
     )
     assert masked.rounds[0].sites == (*NEAR, "w", "x", "y", "z")
 

@@ -109,9 +109,9 @@ OF_VALUES: dict[Callable[[Arrays], None], str] = {
     other_order: "not ordered by class",
     no_class: "not from 0 to 2",
     half_a_class: "a number is not whole",
-    a_class_less: "not of the classes that the site holds",
-    no_weight: "it counts samples",
-    a_large_model: "beyond its agreed bound",
+    a_class_less: "differ from the classes that the site stated",
+    no_weight: "number of samples from 1 to",
+    a_large_model: "exceeds its agreed bound",
 }
 
 
@@ -134,10 +134,10 @@ def half_as_long(found: Arrays) -> None:
 
 
 OF_DIRECTIONS: dict[Callable[[Arrays], None], str] = {
-    half_as_long: "a direction is not of length 1",
+    half_as_long: "a direction does not have length 1",
     other_order: "not ordered by class",
     no_class: "not from 0 to 2",
-    a_class_less: "not of the classes that the site holds",
+    a_class_less: "differ from the classes that the site stated",
 }
 
 
@@ -152,7 +152,7 @@ def test_a_direction_of_zeros_is_refused_and_the_honest_ones_are_taken(direction
     found = arrays(directions)
     refuse(directions, found, UnknownSchemeError, "expected a payload of scheme", scheme="plain/1")
     found[0][0] = 0.0
-    refuse(directions, found, MalformedError, "a direction is not of length 1")
+    refuse(directions, found, MalformedError, "a direction does not have length 1")
     exchange, attempt = exchange_of(directions)
     exchange.check(attempt, Phase.DIRECTIONS, B, directions.honest)
 
@@ -167,7 +167,7 @@ def exchange_of(scene: Scene) -> tuple[MaskedClusters, Attempt]:
 def test_more_prototypes_of_a_class_than_are_agreed_are_refused() -> None:
     holds = np.array([True, False])
     assert read_labels(np.zeros(4), holds, 4).tolist() == [0] * 4
-    with pytest.raises(MalformedError, match="5 local prototypes of a class, at most 4"):
+    with pytest.raises(MalformedError, match="5 local prototypes of one class; at most 4"):
         read_labels(np.zeros(5), holds, 4)
 
 
@@ -181,7 +181,7 @@ def test_more_clusters_than_are_agreed_become_as_many() -> None:
     assert assigned(agreement, local).labels.tolist() == [0] * 5
     masked = agreement.model_copy(update={"protection": Protection.MASKED})
     assert assigned(masked, local).labels.tolist() == [0] * 4  # 10 inner products of sums, of 12 rows
-    with pytest.raises(ValueError, match="too few sites"):
+    with pytest.raises(ValueError, match="fewer than min_holders"):
         assigned(agreement.model_copy(update={"min_holders": 3}), local)
 
 
@@ -208,8 +208,8 @@ def a_sum(exchange: MaskedClusters, attempt: Attempt) -> GroupSum:
 @pytest.mark.parametrize(
     ("place", "value", "match"),
     [
-        ("counts", 0.0, "fewer samples than they are"),
-        ("counts", 1e9, "or for too many"),
+        ("counts", 0.0, "fewer samples than prototypes"),
+        ("counts", 1e9, "more samples than its sites may count"),
         ("weight", 3.0, "4 members have 3 samples"),
         ("weight", 1e9, "samples together"),
         ("rows", 1e3, "a cluster's centre has norm"),

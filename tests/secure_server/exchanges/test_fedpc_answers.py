@@ -33,11 +33,11 @@ def _shares(change: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> Change:
 
 
 SHARES: dict[str, tuple[type[Exception], str, Change]] = {
-    "one is missing": (BadPayload, "each other member", _shares(lambda shares: shares[1:])),
+    "one is missing": (BadPayload, "other members of its group", _shares(lambda shares: shares[1:])),
     "one twice": (CodecError, "not distinct", _shares(lambda shares: (*shares[:-1], shares[0]))),
     "one for a stranger": (
         BadPayload,
-        "each other member",
+        "other members of its group",
         _shares(lambda shares: (replace(shares[0], recipient="w"), *shares[1:])),
     ),
     "of another sender": (
@@ -185,7 +185,7 @@ SURVIVORS: dict[str, tuple[type[Exception], str, Change]] = {
     "another set": (VerificationError, "", _signed(lambda there: there[1:])),
     "in another's name": (
         BadPayload,
-        "for itself",
+        "sign as itself",
         lambda site, key, honest: codec.encode_survivor_signature(
             replace(codec.decode_survivor_signature(honest, site.limits), site="b")
         ),

@@ -79,7 +79,7 @@ def test_presence_with_another_sites_key(masked: Play, twin: bool) -> None:
     public = masked.sites["a"].secrets.public.mask
     taken = plus_small_order(public)[0] if twin else public
     change = _keys(lambda keys: MaskKeys(keys.mask, taken))
-    check_refused(masked, Stage.PRESENCE, 1, change, BadPayload, "another site's")
+    check_refused(masked, Stage.PRESENCE, 1, change, BadPayload, "another site has stated")
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -112,7 +112,7 @@ def _group_keys(public: bytes, sealed_for: bytes) -> Change:
 
 @pytest.mark.parametrize(
     ("public", "sealed_for", "match"),
-    [(b"keys", b"keys", "needs none"), (b"", b"keys", "other evaluation keys")],
+    [(b"keys", b"keys", "uses none"), (b"", b"keys", "hash of public keys")],
 )
 def test_a_rotations_seed_comes_with_no_evaluation_keys(
     masked: Play, public: bytes, sealed_for: bytes, match: str

@@ -173,7 +173,7 @@ def test_a_round_that_nobody_may_go_on_with_is_abandoned_and_reported(
         play.go_to(Stage.SURVIVORS, 2)
         play.go_to(Stage.PRESENCE, 3, without=("b", "c", "x"))
         assert play.state.reason == (
-            "round 2, attempt 2: too few are there of those who were asked for values before; missing: b, c, x; "
+            "round 2, attempt 2: too few of the sites that were asked for values before are present; missing: b, c, x; "
             "the round is abandoned, without a result"
         )
         assert [(each.round, each.attempt, each.sites, each.abandoned) for each in play.rounds] == [
@@ -217,7 +217,7 @@ def test_too_few_in_unmask_abandon_the_round(play: Play) -> None:
     assert (play.state.attempt, play.state.failures) == (1, 1)
     assert play.state.benched == {"b", "c"}
     assert play.state.reason == (
-        "round 1, attempt 1: no shares to unmask with from b, c; the round is abandoned, without a result"
+        "round 1, attempt 1: no released shares from b, c; the round is abandoned, without a result"
     )
     assert [(each.round, each.abandoned) for each in play.rounds] == [(1, True)]
     play.go_to(Stage.FINISHED)

@@ -70,7 +70,7 @@ def test_an_owner_whose_share_nobody_else_released_made_bad_ones(honest: Answers
         for site, released in honest.items()
     }
     (only,) = told(answers)
-    assert only.startswith("b: of all who answered, nobody else")
+    assert only.startswith("b: no other site that answered")
 
 
 def test_an_owner_of_whom_one_had_a_share_is_not_named_for_it(honest: Answers) -> None:
@@ -84,7 +84,9 @@ def test_an_owner_of_whom_one_had_a_share_is_not_named_for_it(honest: Answers) -
 def test_a_wrong_share_of_a_key_shows_with_one_answer_more_than_it_takes(honest: Answers) -> None:
     """The key that the others give is the one that was stated."""
     answers = changed(honest, "c", lambda share: wrong(share) if share.owner == GONE else share)
-    assert told(answers) == ("c: its share of a secret of g does not fit the others', unless g made it so",)
+    assert told(answers) == (
+        "c: its share of a secret of g contradicts the other shares, unless g made the share wrongly",
+    )
 
 
 def test_a_wrong_share_of_a_seed_needs_two_more_to_show(honest: Answers) -> None:
@@ -97,7 +99,7 @@ def test_a_wrong_share_of_a_seed_needs_two_more_to_show(honest: Answers) -> None
         for site, share in zip(MEMBERS, shares, strict=True)
     }
     assert suspicions(changed(seven, "c", wrong), BINDING, ("a",), PUBLIC) == (
-        "c: its share of a secret of a does not fit the others', unless a made it so",
+        "c: its share of a secret of a contradicts the other shares, unless a made the share wrongly",
     )
 
 

@@ -135,9 +135,9 @@ def test_a_stored_state_keeps_it_and_refuses_it_as_participant() -> None:
     player = in_round()
     lose_values(player)
     assert State.from_json(player.state.to_json()) == player.state
-    with pytest.raises(ValueError, match="takes no part"):
+    with pytest.raises(ValueError, match="must not be a participant"):
         replace(player.state, participants=("cid", "dot"))
-    with pytest.raises(ValueError, match="only members"):
+    with pytest.raises(ValueError, match="must be members"):
         replace(player.state, benched=frozenset({"eve"}))
 
 

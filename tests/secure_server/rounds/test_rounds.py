@@ -146,7 +146,7 @@ class TestValues:
         player.to_deadline()
         player.do(machine.Polled("dot"))
         assert player.task("dot") is None
-        with pytest.raises(WrongPhase, match="its task now: none"):
+        with pytest.raises(WrongPhase, match="which is none"):
             player.do(machine.Answered("dot", player.state.key(Phase.VALUES)))
 
 
@@ -282,7 +282,7 @@ class TestWrongAnswers:
     )
     def test_an_answer_that_is_not_asked_for_is_refused(self, key: PhaseKey) -> None:
         player = in_round()
-        current = "its task now: PRESENCE of round 1, attempt 1, run r1"
+        current = "which is PRESENCE of round 1, attempt 1, run r1"
         with pytest.raises(WrongPhase, match=current):
             player.do(machine.Answered("ada", key))
 

@@ -86,8 +86,8 @@ class TestAfterValuesWereAsked:
         assert (player.state.failures, player.state.committed) == (before.failures + 1, ())
         assert machine.abandons(before, player.state)
         assert player.state.reason == (
-            "round 1, attempt 2: too few are there of those who were asked for values before; missing: ada, bea; "
-            "the round is abandoned, without a result"
+            "round 1, attempt 2: too few of the sites that were asked for values before are present; missing: ada, "
+            "bea; the round is abandoned, without a result"
         )
         player.answer("cid", "dot", "eve")
         assert player.state.participants == ("cid", "dot", "eve"), "in a new round nobody has sent anything"
@@ -151,5 +151,5 @@ class TestAGroupWithoutAResult:
         player = GroupPlayer()
         player.begin()
         player.go_to(Stage.COMPUTING)
-        with pytest.raises(ValueError, match="only participants are without"):
+        with pytest.raises(ValueError, match="must be participants"):
             player.do(machine.Computed(without=frozenset(lacking)))

@@ -165,10 +165,10 @@ class TestGroups:
 class TestPlanning:
     def test_is_the_coordinators_and_done_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         player = GroupPlayer()
-        with pytest.raises(WrongPhase, match="nothing is being planned"):
+        with pytest.raises(WrongPhase, match="no plan is due"):
             player.do(Planned())
         player.begin()
-        with pytest.raises(WrongPhase, match="nothing is being planned"):
+        with pytest.raises(WrongPhase, match="no plan is due"):
             player.do(Planned())
         player.answer(*ALL)
         monkeypatch.setattr(machine, "check_planning", lambda *_: None)
@@ -185,12 +185,12 @@ class TestPlanning:
         player = GroupPlayer()
         player.answer(*LEFT)
         player.to_deadline()
-        with pytest.raises(ValueError, match="a quorum is of participants"):
+        with pytest.raises(ValueError, match="a quorum must be participants"):
             player.do(Planned(THREE_OF_EACH))
 
     @pytest.mark.parametrize("least", [0, 5])
     def test_a_quorum_that_nobody_can_miss_or_meet_is_refused(self, least: int) -> None:
-        with pytest.raises(ValueError, match="a quorum of"):
+        with pytest.raises(ValueError, match="a quorum needs"):
             Quorum(Phase.VALUES, frozenset(LEFT), least)
 
 
@@ -361,7 +361,7 @@ class TestAfterUnmaskWasAsked:
         player = self.abandoned(replace(GROUPED, rounds=1))
         assert player.stage is Stage.STOPPED
         assert player.state.reason == (
-            "no round of the run had a result; the last: round 1, attempt 1: no shares to unmask with from cid, dot; "
+            "no round of the run had a result; the last failure: round 1, attempt 1: no released shares from cid, dot; "
             "the round is abandoned, without a result"
         )
 
