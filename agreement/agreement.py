@@ -122,8 +122,8 @@ class Agreement(RunSettings):
     def _check_few_holders_are_meant(self) -> None:
         if self.protection is not Protection.PLAIN and not self.allow_fewer_holders_reveals_peers:
             raise ValueError(
-                f"min_holders = {self.min_holders} lets a site compute another site's prototype; set it"
-                " to 3 or more, or say allow_fewer_holders_reveals_peers = true"
+                f"min_holders = {self.min_holders} lets a site compute another site's prototype; set min_holders"
+                " to 3 or more, or set allow_fewer_holders_reveals_peers = true"
             )
 
     @model_validator(mode="after")
@@ -131,9 +131,8 @@ class Agreement(RunSettings):
         self.check_served(self.method)
         if self.clustering.literal_norms and self.plan.values is not Form.LOCAL_CLUSTERS:
             raise ValueError(
-                f"literal_norms clusters vectors as they are, and protection {self.protection.value!r} shows their"
-                " directions alone; set"
-                " literal_norms = false, or choose protection 'plain'"
+                f"literal_norms needs vectors with their norms, but protection {self.protection.value!r} shows only"
+                " their directions; set literal_norms = false, or choose protection 'plain'"
             )
         return self
 
@@ -142,19 +141,22 @@ class Agreement(RunSettings):
         if self.preprocessing is None and self.training.model in BUILT_IN_MODELS:
             raise ValueError(
                 f"model {self.training.model!r} needs a table [preprocessing] with image_size, channels, mean"
-                " and std; without one, name a model of your own as module:function"
+                " and std: add the table, or name your own model as module:function"
             )
         return self
 
     @model_validator(mode="after")
     def _knows_what_it_averages(self) -> Self:
         if self.method is Method.AVERAGE:
-            raise ValueError("method 'average' is fedpc with groups = 1 and alignment = 0: say that")
+            raise ValueError(
+                "an agreement cannot have method 'average': choose fedpc with groups = 1 and alignment = 0"
+            )
         if self.method.averages and not self.averaging.parameters:
             raise ValueError(
-                f"method {self.method.value} needs the size of what it averages: set parameters in [averaging] to the"
-                f" number of the model's parameters ({_AVERAGED[self.method.traits.averaged]}); write 1, and `protoseal"
-                " client check` tells the right number"
+                f"method {self.method.value} needs the number of averaged parameters: set parameters "
+                "in [averaging] to the number of the model's parameters "
+                f"({_AVERAGED[self.method.traits.averaged]}), or to 1, for which `protoseal client "
+                "check` prints the right number"
             )
         return self
 

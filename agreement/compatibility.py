@@ -33,21 +33,21 @@ def check_protection_serves(
     needs = frozenset({Need.GRAM}) if by_own_weights else NEEDS[family]
     if not _values(needs) <= _values(protection.offers):
         raise ValueError(
-            f"method {method.value} needs {_names(needs, 'and')}, and protection {protection.value!r} offers"
-            f" {_names(protection.offers)}"
+            f"method {method.value} needs {_names(needs, 'and')}, but protection {protection.value!r} offers"
+            f" {_names(protection.offers)}: choose another protection"
         )
 
 
 def check_noise_is_shared(method: Method, protection: Protection, *, personal: bool) -> None:
-    """Raise ``ValueError`` unless everything that leaves a site with distributed noise leaves it in a masked sum.
+    """Raise ``ValueError`` unless a site with distributed noise sends nothing but masked sums.
 
     ``personal``: FedDBP's targets have channels of a site's own prototypes, which are never released.
     """
     traits = method.traits
     if protection is not Protection.MASKED:
         raise ValueError(
-            f"noise = 'distributed' needs sums that show nothing of their terms: protection 'masked', not"
-            f" {protection.value!r}; choose noise = 'local'"
+            f"noise = 'distributed' needs protection 'masked', whose sums hide their terms, not"
+            f" {protection.value!r}: choose noise = 'local', or protection 'masked'"
         )
     if traits.family not in (Family.GROUPS, Family.SUMS) or not traits.prototypes or traits.weighted:
         why = (
@@ -60,8 +60,8 @@ def check_noise_is_shared(method: Method, protection: Protection, *, personal: b
         )
     if method is Method.FEDDBP and personal:
         raise ValueError(
-            "with noise = 'distributed' no site has released prototypes of its own, which FedDBP's targets are made of:"
-            " set personal = false in [feddbp], so that they are the means, or choose noise = 'local'"
+            "FedDBP's personal targets use a site's own released prototypes, which noise = 'distributed' does not"
+            " provide: set personal = false in [feddbp], or choose noise = 'local'"
         )
 
 
@@ -73,7 +73,7 @@ def _check_weighting_served(
         form = weighting.value if squared else f"{weighting.value}, unsquared"
         others = "weighting 'complement', 'distance' or 'uniform', squared, or "
         raise ValueError(
-            f"method {method.value} with weighting {form!r} needs {_names(needs)}, and protection"
+            f"method {method.value} with weighting {form!r} needs {_names(needs)}, but protection"
             f" {protection.value!r} offers {_names(offers)}; choose"
             f" {others if Offer.DISTANCE_WEIGHTS in offers else ''}protection 'plain' or 'masked'"
         )

@@ -57,7 +57,7 @@ def check_protection(
         if protection.peers is not None:
             _check_peers(protection, given, secret, tolerance)
     except CryptoError as error:
-        raise NotConforming(f"{protection.name}: what is right is refused: {error}") from error
+        raise NotConforming(f"{protection.name}: valid values are refused: {error}") from error
 
 
 def check_weights(method: Method, settings: Section | None = None) -> None:
@@ -66,7 +66,7 @@ def check_weights(method: Method, settings: Section | None = None) -> None:
     These include equal ones, zeros, a class that nobody holds and one with a single holder.
     """
     if method.weights is None:
-        raise ValueError(f"{method.name!r} has no weights of its own")
+        raise ValueError(f"method {method.name!r} defines no weights to check")
     weights = convex(method.weights(method.settings() if settings is None else settings))
     stack, holds = _rows(), _cohort().holds
     for rows in (stack, np.zeros_like(stack), np.repeat(stack[:1], len(stack), axis=0)):
@@ -80,7 +80,7 @@ def check_weights(method: Method, settings: Section | None = None) -> None:
 def _check_sums(protection: Protection, settings: Section, secret: bytes) -> None:
     halves, cohort = protection.sums, _cohort()
     if halves is None:
-        raise ValueError(f"{protection.name!r} adds nothing up")
+        raise ValueError(f"protection {protection.name!r} serves no sums")
     facts = SumFacts(_SEGMENTS, terms=len(_SITES))
     site, server = halves.site(settings, secret, facts), halves.server(settings, facts)
     form, bounds = (
@@ -89,7 +89,7 @@ def _check_sums(protection: Protection, settings: Section, secret: bytes) -> Non
     )
     error = site.error()
     _check_vector(f"{protection.name}: the stated error", error, facts.length)
-    for share in (0.0, 1.0, -1.0, None):  # nothing, both bounds, anything
+    for share in (0.0, 1.0, -1.0, None):  # zeros, both bounds, random values
         values = [_within(bounds, share) for _ in cohort.sites]
         sent = [
             _travelled(site.protect(each, name, cohort, b"one"), form)
@@ -102,7 +102,7 @@ def _check_sums(protection: Protection, settings: Section, secret: bytes) -> Non
         off = np.abs(got - np.sum(values, axis=0))
         if not (off <= error + facts.rounding).all():
             raise NotConforming(
-                f"{protection.name}: a sum is off by {off.max():.3g}, more than its half says"
+                f"{protection.name}: a sum is off by {off.max():.3g}, more than the error that the site's half states"
             )
     for each, name in zip(values, cohort.sites, strict=True):
         _check_unlike(protection.name, name, partial(site.protect, each, name, cohort))
@@ -118,7 +118,7 @@ def _check_sums(protection: Protection, settings: Section, secret: bytes) -> Non
 def _check_peers(protection: Protection, settings: Section, secret: bytes, tolerance: float) -> None:
     halves, cohort, stack = protection.peers, _cohort(), _rows()
     if halves is None:
-        raise ValueError(f"{protection.name!r} serves no peers")
+        raise ValueError(f"protection {protection.name!r} serves no peers")
     weights = partial(peer_weights, weighting=Weighting.DISTANCE, squared=True, tau=1e-4)
     site, server = halves.site(settings, secret, b"one"), halves.server(settings, weights)
     form, plain = halves.form(settings, _CLASSES, _DIM), PlainSite()
@@ -149,11 +149,11 @@ def _check_vector(what: str, values: Float, length: int) -> None:
 
 
 def _check_unlike(name: str, site: str, protect: Callable[[bytes], Payload]) -> None:
-    """Compare each part with each, since a fresh part says nothing about another. A site may leave a part at zero."""
+    """Compare each part with each, because a fresh part does not show that the others are fresh. Parts may be zero."""
     for one, two in product(_parts(protect(b"one")), _parts(protect(b"two"))):
         if one.any() and np.array_equal(one, two):
             raise NotConforming(
-                f"{name}: two attempts are protected alike at site {site!r}, so that what they sent can be subtracted"
+                f"{name}: site {site!r} protects two attempts alike, so that their payloads can be subtracted"
             )
 
 
@@ -167,16 +167,16 @@ def _check_refused(name: str, act: Callable[[], Payload], expected: type[CryptoE
         act()
     except expected:
         return
-    raise NotConforming(f"{name}: values beyond their bound are sent, and no {expected.__name__} is raised")
+    raise NotConforming(f"{name}: values beyond their bound must raise {expected.__name__}, but were sent")
 
 
 def _travelled(payload: Payload, form: PayloadForm) -> Payload:
-    """Encode and decode a payload; raise :class:`NotConforming` for a payload that has not the declared form."""
+    """Encode and decode a payload; raise :class:`NotConforming` for a payload without the declared form."""
     try:
         return codec.decode_payload(codec.encode_payload(payload), _LIMITS, form)
     except codec.CodecError as error:
         raise NotConforming(
-            f"a payload of scheme {payload.scheme!r} has not the declared form: {error}"
+            f"a payload of scheme {payload.scheme!r} does not have the declared form: {error}"
         ) from error
 
 

@@ -49,7 +49,7 @@ class Named:
 def _check_name(name: str) -> None:
     if not NAME.fullmatch(name):
         raise ValueError(
-            f"{name!r} is no name: lower-case letters, digits and hyphens, 32 at most, a letter first"
+            f"name {name!r} must be 1 to 32 lower-case letters, digits and hyphens, and begin with a letter"
         )
     if name.startswith(_CONTROL):
-        raise ValueError(f"{name!r} is no name: {_CONTROL!r} begins those of a control's results")
+        raise ValueError(f"name {name!r} must not begin with {_CONTROL!r}, which marks results of a control")

@@ -21,7 +21,7 @@ def _address(value: str) -> str:
         and int(value.rpartition(":")[2]) < 65_536
     ):
         return value
-    raise ValueError(f"{value!r} is not host:port, such as coordinator.example.org:8443")
+    raise ValueError(f"{value!r} is not of the form host:port, such as coordinator.example.org:8443")
 
 
 Address = Annotated[str, AfterValidator(_address)]
@@ -42,14 +42,14 @@ def _agreement_of(value: object, info: ValidationInfo) -> object:
 def _deployable(agreement: Agreement) -> Agreement:
     if agreement.method in SIMULATED:
         raise ValueError(
-            f"method {agreement.method.value!r} is here to be compared with: it runs in `protoseal simulate` only;"
+            f"method {agreement.method.value!r} is a comparison that runs in `protoseal simulate` only;"
             f" choose {', '.join(sorted(method.value for method in DEPLOYABLE))}"
         )
     for added in added_among((agreement.method, agreement.protection)):
         if not added.deployable:
             raise ValueError(
-                f"{added.value!r} of {agreement.distributions[added.name]} runs in `protoseal simulate` only: its maker"
-                " does not declare it to be deployable"
+                f"{added.value!r} of {agreement.distributions[added.name]} runs in `protoseal simulate` only, because"
+                " its author does not declare it deployable"
             )
     return agreement
 

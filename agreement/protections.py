@@ -74,9 +74,9 @@ class Protection(Named):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.offers:
-            raise ValueError("a protection serves peers, sums, or both")
+            raise ValueError("a protection must serve peers, sums, or both")
         if not 0 <= self.secret_bytes <= MOST_SECRET_BYTES:
-            raise ValueError(f"a secret has from 0 to {MOST_SECRET_BYTES} bytes, not {self.secret_bytes}")
+            raise ValueError(f"secret_bytes must be from 0 to {MOST_SECRET_BYTES}, not {self.secret_bytes}")
 
     @property
     def built_in(self) -> bool:

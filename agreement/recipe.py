@@ -44,7 +44,7 @@ class Stage:
 
     def __post_init__(self) -> None:
         if self.epochs is not None and self.epochs < 1:
-            raise ValueError(f"a stage has 1 epoch or more, not {self.epochs}")
+            raise ValueError(f"epochs of a stage must be at least 1, not {self.epochs}")
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,12 @@ class Recipe:
 
     def __post_init__(self) -> None:
         if not self.stages:
-            raise ValueError("a round of training has at least one stage")
+            raise ValueError("stages is empty: a round of training needs at least one stage")
         for name, weight in (("proximal", self.proximal), ("personal", self.personal or 0.0)):
             if not 0.0 <= weight < float("inf"):
-                raise ValueError(f"{name} is a number from 0 up, not {weight}")
+                raise ValueError(f"{name} must be a number of at least 0, not {weight}")
         whole = len(self.stages) == 1 and self.stages[0] == Stage()
         if self.dp_sgd is not None and (self.proximal or self.personal is not None or not whole):
             raise ValueError(
-                "DP-SGD is for one model that trains as a whole: no proximal term, no personal model, no parts"
+                "dp_sgd trains one whole model: remove the proximal term, the personal model and stages of parts"
             )

@@ -92,8 +92,8 @@ class RunSettings(Section):
         agreed.check_projected(self.dim)
         if method.unprojected:
             raise ValueError(
-                f"project_from in [privacy] does not serve {method.value!r}: {method.unprojected}; set dim to what"
-                " the model is to have, and leave project_from out"
+                f"project_from in [privacy] does not serve {method.value!r}: {method.unprojected}; remove"
+                " project_from, and set dim to the model's number of features"
             )
 
     def _refusals(self, method: Method, *, frozen: bool) -> Iterator[tuple[bool, str]]:
@@ -102,17 +102,18 @@ class RunSettings(Section):
         averaged = method.traits.averaged
         yield (
             not method.private,
-            f"[privacy] serves {served}: of method {method.value!r} more leaves a site than noisy prototypes",
+            f"[privacy] serves {served}, but not method {method.value!r}, which sends more than noisy "
+            "prototypes: choose another method, or remove [privacy]",
         )
         yield (
             frozen and averaged not in (Part.NOTHING, Part.EXTRACTOR),
             f"method {method.value!r} averages models with their classifiers, which extractor = 'frozen' trains without"
-            " noise: no record-level guarantee would be left",
+            " noise, so that no record-level guarantee holds: choose extractor = 'private'",
         )
         yield (
             frozen and method is Method.FEDDBP and self.feddbp.decision,
-            "feddbp predicts by its decision branch, which extractor = 'frozen' leaves as it began: set decision ="
-            " false in [feddbp], or another extractor",
+            "feddbp predicts by its decision branch, which extractor = 'frozen' does not train: set decision ="
+            " false in [feddbp], or choose another extractor",
         )
         yield (
             not frozen and averaged is not Part.NOTHING and self.averaging.buffers > 0,
@@ -122,7 +123,7 @@ class RunSettings(Section):
         own = self.fedplcc
         yield (
             method.traits.family is Family.CLUSTERS and own.most_clusters > own.most_prototypes,
-            "with [privacy] a site has a prototype for each cluster of the round before: set most_prototypes in"
+            "with [privacy] a site sends a prototype for each cluster of the previous round: set most_prototypes in"
             " [fedplcc] to most_clusters or more",
         )
 
@@ -140,7 +141,7 @@ class RunSettings(Section):
     def check_colluding(self, method: Method, sites: int) -> None:
         """Raise ``ValueError`` where a group of a run of so many sites may be too small for ``max_colluding`` of them.
 
-        Sites would refuse every masked sum of it (:meth:`MaskingSection.fewest_listed`).
+        Sites would refuse every masked sum of such a group (:meth:`MaskingSection.fewest_listed`).
         """
         if method.traits.family is Family.ALONE or not plan_for(method, self.protection).masked:
             return
@@ -149,9 +150,9 @@ class RunSettings(Section):
         if smallest < fewest:
             larger = f"set min_holders to {fewest} or more, " if fewest <= sites else ""
             raise ValueError(
-                f"max_colluding in [masking] is {self.masking.colluding(sites)} of {sites} sites, which a group of"
-                f" {smallest} does not hold off: {larger}lower max_colluding, or raise complete_up_to to {sites}, where"
-                " min_holders alone decides"
+                f"max_colluding in [masking] is {self.masking.colluding(sites)} of {sites} sites, and "
+                f"a group of {smallest} does not resist them: {larger}lower max_colluding, or raise "
+                f"complete_up_to to {sites}, where only min_holders counts"
             )
 
     def _check_noise_is_held(self, sites: int, smallest: int) -> None:
@@ -161,12 +162,12 @@ class RunSettings(Section):
         colluding = self.privacy.colluding
         if smallest < fewest_against(colluding):
             raise ValueError(
-                f"colluding in [privacy] is {colluding}, which a group of {smallest} does not hold off: lower it, or"
-                f" set min_holders to {fewest_against(colluding)} or more"
+                f"colluding in [privacy] is {colluding}, and a group of {smallest} does not resist "
+                f"them: lower colluding, or set min_holders to {fewest_against(colluding)} or more"
             )
         if sites > self.masking.complete_up_to and self.masking.colluding(sites) < colluding:
             raise ValueError(
-                f"colluding in [privacy] is {colluding}, and masks of {sites} sites hold off"
+                f"colluding in [privacy] is {colluding}, but masks of {sites} sites resist only"
                 f" {self.masking.colluding(sites)}: raise max_colluding in [masking], or complete_up_to to {sites}"
             )
 

@@ -58,9 +58,7 @@ def validate(model: type[SectionT], table: dict[str, Any], *, source: str, direc
     try:
         text = json.dumps(table, allow_nan=True)
     except TypeError as error:
-        raise ConfigError(
-            source, ["dates and times are not used in this file; write them as text"]
-        ) from error
+        raise ConfigError(source, ["this file has no dates and times: write them as text"]) from error
     try:
         return model.model_validate_json(text, context={"source": source, "directory": directory.absolute()})
     except ValidationError as error:

@@ -58,7 +58,7 @@ class CountedSum:
     def opened(self, values: Float) -> Opened:
         """Return the content of a sum (L + K + 1,) of :meth:`vector` over sites.
 
-        Raises :class:`ImplausibleError` for values that no sites add up to, whatever the protection returned.
+        Raises :class:`ImplausibleError` for values that are no possible sum, whatever the protection returned.
         """
         _check_numbers(values, self._error.shape)
         ends = [self._agreement.layout.length]
@@ -68,11 +68,11 @@ class CountedSum:
         if self._agreement.layout.weighted:
             total[-1:] = whole_counts(total[-1:], errors[-1:])
         if not 1 <= holders[-1] <= self._agreement.max_sites or (holders[:-1] > holders[-1]).any():
-            raise ImplausibleError("a decrypted sum is over no number of sites")
+            raise ImplausibleError("a decrypted sum counts no possible number of sites")
         return Opened(total, holders[:-1], int(holders[-1]))
 
     def means(self, opened: Opened) -> Means:
-        """Return the means; raise :class:`ImplausibleError` for means beyond the bounds or of too few."""
+        """Return the means; raise :class:`ImplausibleError` for means beyond the bounds or of too few sites."""
         try:
             check_total(self._agreement, opened.total, opened.holders, opened.members)
             means = means_of(self._agreement, opened.total, opened.holders, opened.members)
@@ -89,18 +89,16 @@ class AddedSum(CountedSum):
     def __init__(self, agreement: Agreement, error: Float) -> None:
         """Set ``error`` (L + K + 1,) as the protection's half states it; float64's own error is added here.
 
-        Raises :class:`PrecisionError` for an error that leaves counts in doubt: too few holders could pass for
+        Raises :class:`PrecisionError` for an error that makes counts ambiguous: too few holders could pass for
         enough.
         """
         facts = agreement.sum_facts
         if error.shape != (facts.length,):
-            raise PrecisionError(f"the stated error of sums is of shape {error.shape}, not ({facts.length},)")
+            raise PrecisionError(f"the stated error of sums has shape {error.shape}, not ({facts.length},)")
         super().__init__(agreement, error + facts.rounding)
         counted = self._error[agreement.layout.length - agreement.layout.weighted :]
         if not (np.isfinite(self._error).all() and (_NOT_WHOLE * counted < 0.5).all()):
-            raise PrecisionError(
-                f"sums under {agreement.protection.value!r} are too inexact to count sites by"
-            )
+            raise PrecisionError(f"sums under {agreement.protection.value!r} are too inexact to count sites")
 
 
 class EncryptedSum(CountedSum):
@@ -150,7 +148,7 @@ class EncryptedClusterSum:
         counts = whole_counts(counts, own.split(errors[0], number, dim)[1]).astype(np.float64)
         model[-1] = samples
         if (rows_in < self._agreement.min_holders).any() or sites < self._agreement.min_holders:
-            raise ImplausibleError("a decrypted sum is over fewer sites than were agreed")
+            raise ImplausibleError("a decrypted sum has fewer sites than min_holders")
         total = Contribution(sums, rows_in.astype(np.float64), counts)
         try:
             check_samples(float(samples), int(sites), self._agreement.averaging.most_samples)
@@ -205,7 +203,7 @@ class EncryptedGroups:
         agreement, classes = self._agreement, len(self._agreement.classes)
         numbers, shares, (total,) = np.split(values, [len(values) - classes - 1, len(values) - 1])
         if not 0.5 < total <= self.form.groups + 0.5:
-            raise ImplausibleError("a decrypted result is mixed of no number of groups")
+            raise ImplausibleError("a decrypted result mixes no possible number of groups")
         has = shares > agreement.agreement_threshold * total
         rows, model = np.split(numbers, [self._rows])
         divisor = total if agreement.fedpc.literal_absent else np.where(has, shares, 1.0)[:, None]
@@ -219,13 +217,13 @@ class EncryptedGroups:
 def _check_model(agreement: Agreement, model: Float, slack: Float) -> None:
     """Raise :class:`ImplausibleError` for a mean (p + q,) that no models within their bounds have.
 
-    No honest sum gives such a mean, so a site does not train from it. ``slack`` (p + q,) is what ciphertexts err.
+    No honest sum gives such a mean, so a site does not train from it. ``slack`` (p + q,) is the error of ciphertexts.
     """
     layout, averaging = agreement.layout, agreement.averaging
     largest = [averaging.parameter_bound, averaging.buffer_bound]
     bounds = np.repeat(largest, [layout.parameters, layout.buffers])
     if not (np.abs(model) <= bounds * (1.0 + 2.0 * _SLACK) + slack).all():
-        raise ImplausibleError("a decrypted model is beyond the bounds of what is averaged")
+        raise ImplausibleError("a decrypted model exceeds the agreed bounds")
 
 
 def _check_numbers(values: Float, shape: tuple[int, ...]) -> None:
@@ -235,9 +233,9 @@ def _check_numbers(values: Float, shape: tuple[int, ...]) -> None:
 
 
 def whole_counts(values: Float, errors: Float) -> Counts:
-    """Return exact counts from a decryption that errs by ``errors``; raise :class:`ImplausibleError` otherwise."""
+    """Return exact counts from a decryption with these ``errors``; raise :class:`ImplausibleError` otherwise."""
     counts = np.rint(values)
-    possible = (counts >= 0.0) & (counts <= _MOST)  # NaN is neither
+    possible = (counts >= 0.0) & (counts <= _MOST)  # NaN fails both comparisons
     if not possible.all() or not (np.abs(values - counts) <= _NOT_WHOLE * errors).all():
-        raise ImplausibleError("a decrypted sum counts sites in parts")
+        raise ImplausibleError("a decrypted sum has a count that is not whole")
     return counts.astype(np.int64)

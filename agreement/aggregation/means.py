@@ -39,14 +39,14 @@ def check_total(agreement: Agreement, total: Float, holders: Counts, members: in
         check_samples(float(total[-1]), members, agreement.averaging.most_samples)
     if not layout.classes:
         return
-    if layout.noisy:  # of these nothing is implausible: they are shortened to the norm bound
+    if layout.noisy:  # noisy means are shortened to the norm bound, so no length is implausible
         return
     rows, _ = layout.split(total)
     counted = holders >= agreement.min_holders
     longest = np.linalg.norm(rows[counted] / holders[counted, None], axis=1).max(initial=0.0)
     if not longest <= longest_mean(agreement):  # NaN is refused too
         raise MalformedError(
-            f"a mean prototype has norm {longest:.9g}: a member did not keep to the bound of {agreement.norm_bound:g}"
+            f"a mean prototype has norm {longest:.9g}: a member exceeded norm_bound = {agreement.norm_bound:g}"
         )
 
 
@@ -57,7 +57,9 @@ def means_of(agreement: Agreement, total: Float, holders: Counts, members: int) 
     """
     layout = agreement.layout
     if members < agreement.min_holders:
-        raise ValueError(f"a sum over {members} sites, at least {agreement.min_holders} are agreed")
+        raise ValueError(
+            f"a sum has {members} sites; at least min_holders = {agreement.min_holders} are needed"
+        )
     rows, model = layout.split(total)
     weight = float(total[-1]) if layout.weighted else float(members)
     has = np.zeros(len(agreement.classes), dtype=np.bool_)
@@ -97,7 +99,7 @@ def cluster_means(
     longest = float(np.linalg.norm(clusters.rows, axis=1).max(initial=0.0))
     if not longest <= longest_mean(agreement):  # NaN is refused too
         raise MalformedError(
-            f"a cluster's centre has norm {longest:.9g}: a site did not keep to the bound of {agreement.norm_bound:g}"
+            f"a cluster's centre has norm {longest:.9g}: a site exceeded norm_bound = {agreement.norm_bound:g}"
         )
     _, parameters = agreement.layout.split(model)
     return clusters, weighted_mean(parameters, float(model[-1]))
@@ -105,6 +107,8 @@ def cluster_means(
 
 def check_samples(weight: float, members: int, most: int) -> None:
     """Raise :class:`MalformedError` if the members, with ``most`` samples each, cannot have that many samples."""
-    # What the fixed point rounds is a whole number already: it comes out exactly.
+    # The sum of whole numbers is exact in fixed point.
     if not members <= weight <= members * most:
-        raise MalformedError(f"{members} members have {weight:g} samples together, {most} each at most")
+        raise MalformedError(
+            f"{members} members have {weight:g} samples together; each may count at most {most}"
+        )

@@ -43,7 +43,7 @@ class Registry(Generic[AddedT]):
             known = _FOUND.setdefault((self.group, name), (self._loaded(point), _distribution(point)))
         found, _ = known
         if not isinstance(found, self.kind):
-            raise TypeError(f"{found!r} was registered in another group's place")
+            raise TypeError(f"{found!r} is registered in the wrong group of entry points")
         return found
 
     def names(self) -> list[str]:
@@ -55,8 +55,8 @@ class Registry(Generic[AddedT]):
         for point in points:
             if point.name in self.built_in:
                 raise ValueError(
-                    f"{_told(point)} registers the name {point.name!r}, which is built in: it has to choose another, or"
-                    " be removed"
+                    f"{_told(point)} registers the built-in name {point.name!r}: rename or uninstall that"
+                    " extension"
                 )
         found = [point for point in points if point.name == name]
         if len(found) > 1:
@@ -69,12 +69,12 @@ class Registry(Generic[AddedT]):
     def _loaded(self, point: EntryPoint) -> AddedT:
         try:
             found = point.load()
-        except Exception as error:  # whatever a third party's module raises
+        except Exception as error:  # a third party's module may raise anything
             raise ValueError(f"{_told(point)} cannot be loaded ({type(error).__name__}: {error})") from error
         if not isinstance(found, self.kind):
-            raise ValueError(f"{_told(point)} is of {type(found)}, not a {self.kind.__name__}")
+            raise ValueError(f"{_told(point)} must be a {self.kind.__name__}, not {type(found)}")
         if found.name != point.name:
-            raise ValueError(f"{_told(point)} leads to what calls itself {found.name!r}")
+            raise ValueError(f"{_told(point)} loads an object named {found.name!r}: both names must be equal")
         try:
             found.check_complete()
         except ValueError as error:
@@ -92,7 +92,7 @@ def distribution_of(added: Added) -> str:
         if found is added:
             return distribution
     raise ValueError(
-        f"{added.name!r} is registered by no entry point: install what defines it (docs/how-to/extending.md)"
+        f"no entry point registers {added.name!r}: install the distribution that defines it (docs/how-to/extending.md)"
     )
 
 

@@ -41,14 +41,14 @@ def _known(value: object, kind: str, registry: Registry[AddedT], built_in: Mappi
         return value
     name = value.name if isinstance(value, registry.kind) else value
     if not isinstance(name, str):
-        raise ValueError(f"a {kind} is named by text, not {value!r}")
+        raise ValueError(f"the name of a {kind} must be text, not {value!r}")
     found = registry.find(name)
     if found is not None and value in (name, found):
         return found
     known = [*built_in, *registry.names()]
     if name not in known:
         raise ValueError(f"unknown {kind} {name!r}{nearest(name, known)}")
-    raise ValueError(f"{kind} {name!r} is not what is registered by that name")
+    raise ValueError(f"{kind} {name!r} is not the object registered under that name")
 
 
 @dataclass(frozen=True)

@@ -35,9 +35,7 @@ def extension_settings(
     added = _by_name(used)
     for name in tables:
         if name not in added:
-            raise ValueError(
-                f"{name!r} is no method or protection of a third party in use{nearest(name, added)}"
-            )
+            raise ValueError(f"no third-party method or protection {name!r} is in use{nearest(name, added)}")
     return {name: _settings(each, tables.get(name, {}), source) for name, each in added.items()}
 
 
@@ -50,11 +48,11 @@ def extension_distributions(stated: Mapping[str, str], used: Iterable[Added]) ->
     found = {name: distribution_of(each) for name, each in _by_name(used).items()}
     for name, agreed in stated.items():
         if name not in found:
-            raise ValueError(f"{name!r} is no method or protection of a third party in use")
+            raise ValueError(f"no third-party method or protection {name!r} is in use: remove the entry")
         if agreed != found[name]:
             raise ValueError(
-                f"{name!r} is agreed to be of {agreed!r}, and {found[name]!r} is installed: install the agreed one, or"
-                " agree on this one"
+                f"the agreement has {name!r} of {agreed!r}, but {found[name]!r} is installed: install the agreed"
+                " version, or change the agreement"
             )
     return found
 
@@ -64,9 +62,7 @@ def _by_name(used: Iterable[Added]) -> dict[str, Added]:
     added: dict[str, Added] = {}
     for each in added_among(used):
         if added.setdefault(each.name, each) is not each:
-            raise ValueError(
-                f"a method and a protection are both called {each.name!r}: use one of them alone"
-            )
+            raise ValueError(f"a method and a protection are both called {each.name!r}: use only one of them")
     return added
 
 
@@ -74,5 +70,5 @@ def _settings(added: Added, table: object, source: str) -> Section:
     if isinstance(table, added.settings):
         return table
     if not isinstance(table, dict):
-        raise ValueError(f"the settings of {added.name!r} are a table, [extension.{added.name}]")
+        raise ValueError(f"the settings of {added.name!r} must be a table, [extension.{added.name}]")
     return validate(added.settings, table, source=f"{source}: extension.{added.name}", directory=Path())

@@ -21,17 +21,17 @@ class AveragingSection(Section):
 
     ``parameters`` and ``buffers`` count its numbers: parameters (FedPC: outside the classifier), and floating-point
     buffers such as batch normalisation's. Write 1 for the parameters, and `protoseal client check` prints both
-    numbers. A site clamps values beyond ``parameter_bound`` or ``buffer_bound`` before it sends any, with a warning;
-    an initial model beyond them is refused. The bounds make room for sums in fixed point. So does ``most_samples``,
-    where models are weighed by sample counts: a site with more training samples counts as one with that many, and
-    logs a warning as it starts.
+    numbers. Before sending, a site clamps values beyond ``parameter_bound`` or ``buffer_bound`` and logs a warning;
+    an initial model beyond the bounds is refused. Sums in fixed point have room for values within the bounds. Where
+    models are weighed by sample counts, ``most_samples`` is such a bound too: a site with more training samples counts
+    as a site with that many, and logs a warning when it starts.
     """
 
     parameters: Elements = 0
     """Number of averaged parameters; write 1, and `protoseal client check` prints the right number."""
     buffers: Elements = 0
     """Number of averaged floating-point buffers, such as batch normalisation's."""
-    parameter_bound: Positive = 60.0  # 32 bits are enough for masked sums over 256 sites
+    parameter_bound: Positive = 60.0  # masked sums over 256 sites then fit in 32 bits
     """Largest absolute value of a parameter; a site sets larger ones to it before it sends any."""
     buffer_bound: Positive = 1e6
     """Largest absolute value of a buffer; a site sets larger ones to it."""
@@ -41,7 +41,7 @@ class AveragingSection(Section):
     @model_validator(mode="after")
     def _buffers_come_with_parameters(self) -> Self:
         if self.buffers and not self.parameters:
-            raise ValueError("buffers without parameters: give both numbers")
+            raise ValueError("buffers is set, but parameters is not: set both")
         return self
 
 
@@ -52,15 +52,15 @@ class MaskingSection(Section):
     default the agreement has 32 where that fits, every bound times ``max_sites`` being below 2^14, and else 64.
 
     In a group of up to ``complete_up_to`` members each member has a mask with each other and holds shares of its
-    secrets. In a larger group each member has so with a few others, drawn at random: as many as it takes to hold off
-    ``max_colluding`` of the run's sites, if these help the coordinator, and to open the sum without ``max_dropped``
-    of the group's members. Beyond that share of colluders nothing is promised there; a complete graph holds off
-    almost a third of the group's members.
+    secrets. In a larger group each member shares masks and secrets with a few others, drawn at random: as many as are
+    needed to resist ``max_colluding`` of the run's sites, if these help the coordinator, and to open the sum without
+    ``max_dropped`` of the group's members. More colluders void the guarantee there; a complete graph resists almost a
+    third of the group's members.
 
-    In a run of more than ``complete_up_to`` sites a list of members is at least so long that it holds off that share
-    by itself (:meth:`fewest_listed`), since the coordinator chooses the list. In a run of up to so many every graph
-    is complete and ``max_colluding`` **means nothing**: the threshold and ``min_holders`` decide, which has to be
-    max(3c − 1, c + 2) for c colluders. The coordinator also states the number of the run's sites, from ``min_sites``
+    In a run of more than ``complete_up_to`` sites a list of members must be long enough to resist that share
+    (:meth:`fewest_listed`), since the coordinator chooses the list. In a smaller run every graph is complete and
+    ``max_colluding`` **has no effect**: the threshold and ``min_holders`` decide, and c colluders require min_holders
+    of max(3c − 1, c + 2). The coordinator also states the number of the run's sites, from ``min_sites``
     up.
     """
 

@@ -50,7 +50,9 @@ class Clustering:
     def segments(self, clusters: int, dim: int, norm_bound: float, most_samples: int) -> tuple[Segment, ...]:
         """Largest magnitudes in :meth:`vector`."""
         times = self.most_counted(most_samples) if self.weighted_centres else self.most_local
-        sums = Segment(clusters * dim, times * norm_bound * (1.0 + NORM_SLACK))  # they round on the way
+        sums = Segment(
+            clusters * dim, times * norm_bound * (1.0 + NORM_SLACK)
+        )  # rounding may leave the quotients above the bound
         counts = Segment(clusters if self.counted else 0, float(self.most_counted(most_samples)))
         return tuple(each for each in (sums, counts) if each.length)
 
@@ -71,7 +73,7 @@ class Clustering:
 def counted_samples(counts: NDArray[np.int64], most_samples: int) -> NDArray[np.int64]:
     """Return a site's sample counts as it sends them: as they are, or in proportion if they are too many.
 
-    A site with more than ``most_samples`` samples counts as one with about that many: rounded down, but none to 0.
+    A site with more than ``most_samples`` samples counts as a site with about that many: rounded down, but none to 0.
     """
     total = int(counts.sum())
     return counts if total <= most_samples else np.maximum(counts * most_samples // total, 1)

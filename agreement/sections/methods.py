@@ -33,7 +33,7 @@ class PfplSection(Section):
     def _unsquared_is_distance(self) -> Self:
         if not self.squared and self.weighting is not Weighting.DISTANCE:
             raise ValueError(
-                "squared = false is a form of weighting 'distance' alone; set that or remove squared"
+                "squared = false needs weighting 'distance': set weighting = 'distance', or remove squared"
             )
         return self
 
@@ -100,7 +100,9 @@ class FeddbpSection(Section):
     @model_validator(mode="after")
     def _a_branch_is_left(self) -> Self:
         if not (self.share or self.decision):
-            raise ValueError("share and decision are both false: nothing would be trained")
+            raise ValueError(
+                "share and decision are both false, so nothing would train: set one of them to true"
+            )
         return self
 
 

@@ -104,17 +104,18 @@ class PrivacySection(Section):
     def _trains_as_it_says(self) -> Self:
         if self.extractor is Extractor.PRIVATE and self.dp_sgd is None:
             raise ValueError(
-                "extractor = 'private' trains by DP-SGD: say how in [privacy.dp_sgd] (noise_multiplier, clip,"
-                " sampling_rate)"
+                "extractor = 'private' needs a table [privacy.dp_sgd] with noise_multiplier, clip and"
+                " sampling_rate"
             )
         if self.extractor is not Extractor.PRIVATE and self.dp_sgd is not None:
             raise ValueError(
-                f"[privacy.dp_sgd] is of extractor = 'private', not {self.extractor.value!r}: remove it, or change that"
+                f"[privacy.dp_sgd] needs extractor = 'private', not {self.extractor.value!r}: remove "
+                "the table, or change extractor"
             )
         if self.extractor is Extractor.PRIVATE and self.unit is Unit.SITE:
             raise ValueError(
-                "extractor = 'private' samples a site's records or subjects, and unit = 'site' is agreed on: choose"
-                " extractor = 'frozen'"
+                "extractor = 'private' protects records or subjects, but unit is 'site': choose "
+                "extractor = 'frozen', or another unit"
             )
         return self
 
@@ -122,8 +123,8 @@ class PrivacySection(Section):
     def _each_sum_is_a_release(self) -> Self:
         if self.distributed and self.release_every > 1:
             raise ValueError(
-                "distributed noise is drawn for each sum, since what two sums with the same noise differ by has hardly"
-                " any: set release_every = 1, and fewer rounds"
+                "distributed noise must be fresh in each sum, because the difference of two sums "
+                "with the same noise has hardly any: set release_every = 1, and fewer rounds"
             )
         return self
 
@@ -140,8 +141,8 @@ class PrivacySection(Section):
         """Raise ``ValueError`` unless the projection, if there is one, leaves fewer features than there were."""
         if self.project_from is not None and self.project_from <= dim:
             raise ValueError(
-                f"project_from = {self.project_from} in [privacy] are the model's features, and dim = {dim} of them are"
-                " left: agree on more of the one, or fewer of the other"
+                f"project_from = {self.project_from} in [privacy] must be above dim = {dim}: raise "
+                "project_from to the model's number of features, or lower dim"
             )
 
     def releases(self, rounds: int) -> int:

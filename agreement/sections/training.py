@@ -23,7 +23,9 @@ def model_spec(value: str) -> str:
     """Return the value if it names a built-in model or has the form ``module:function``; else raise ``ValueError``."""
     if value in BUILT_IN_MODELS or re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", value):
         return value
-    raise ValueError(f"unknown model {value!r}, and not module:function{nearest(value, BUILT_IN_MODELS)}")
+    raise ValueError(
+        f"unknown model {value!r}, not of the form module:function{nearest(value, BUILT_IN_MODELS)}"
+    )
 
 
 ModelSpec = Annotated[
@@ -99,7 +101,10 @@ class TrainingSection(Section):
     @model_validator(mode="after")
     def _momentum_is_of_sgd(self) -> Self:
         if self.optimiser is Optimiser.ADAM and "momentum" in self.model_fields_set:
-            raise ValueError("momentum is SGD's, Adam's own is fixed: remove it, or set optimiser = 'sgd'")
+            raise ValueError(
+                "momentum is a setting of SGD, and Adam has its own: remove momentum, or set "
+                "optimiser = 'sgd'"
+            )
         return self
 
     @model_serializer(mode="wrap")

@@ -2,8 +2,8 @@
 
 The coordinator keeps a record of all sites, and each site one of its peers. A noted anchor is on the disk when
 :meth:`AnchorRecord.note` returns, and the number kept of a ledger never goes down. Several processes may have the
-file open. The limit: an older copy of *this* file put back, or the file removed, is not noticed here, which is why
-more than one party has one.
+file open. The limit: a record does not notice that *its own* file was removed, or replaced by an older copy. For that
+reason more than one party keeps a record.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class AnchorRecord(DatabaseOwner):
     def open(cls, path: Path, *, read_only: bool = False) -> Self:
         """Open or create the file, readable by its owner alone, in an existing folder.
 
-        With ``read_only`` the file must exist, is not changed, and nothing can be noted. Raises
+        With ``read_only`` the file must exist, and neither changes nor takes new anchors. Raises
         :class:`AnchorRecordError` if it cannot be opened or is no such record.
         """
         with _named(path):
@@ -102,8 +102,8 @@ class AnchorRecord(DatabaseOwner):
 
 
 def _prepare(database: sqlite3.Connection) -> None:
-    # One file, and no log beside it that a copy could lack. EXTRA: the folder is synced too, so that what was
-    # committed outlasts a power cut just after.
+    # Without a write-ahead log, a copy of this one file is complete. EXTRA syncs the folder too, so that a commit
+    # survives a power cut just after it.
     database.execute("PRAGMA synchronous=EXTRA")
     with transaction(database):
         (version,) = database.execute("PRAGMA user_version").fetchone()
@@ -117,7 +117,9 @@ def _prepare(database: sqlite3.Connection) -> None:
 def _check_version(database: sqlite3.Connection) -> None:
     (version,) = database.execute("PRAGMA user_version").fetchone()
     if version != _VERSION:
-        raise sqlite3.DatabaseError(f"it is of version {version}, this release knows {_VERSION}")
+        raise sqlite3.DatabaseError(
+            f"the file has version {version}, but this release reads version {_VERSION}"
+        )
 
 
 @contextmanager
@@ -126,5 +128,6 @@ def _named(path: Path) -> Iterator[None]:
         yield
     except (sqlite3.Error, OSError) as error:
         raise AnchorRecordError(
-            f"{path}, the record of ledgers' anchors: {error}; mend the disk, or give its latest copy back"
+            f"the record of ledgers' anchors {path} cannot be used: {error}; repair the disk, or "
+            "restore the latest copy"
         ) from error

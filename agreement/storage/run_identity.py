@@ -33,7 +33,7 @@ def differs_in(folder: Path, agreement: Agreement) -> str:
     if kept is None:
         return "another run, agreement or version of protoseal"
     if run != agreement.run:
-        return f"run {run!r}, and the agreement is for run {agreement.run!r}"
+        return f"run {run!r}, but the agreement is for run {agreement.run!r}"
     changed = changed_fields(kept, agreement)
     if not changed:
         return f"another party of run {run!r}, or another version of protoseal"

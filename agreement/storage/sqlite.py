@@ -36,7 +36,7 @@ def transaction(database: sqlite3.Connection) -> Iterator[None]:
         yield
         database.execute("COMMIT")
     except BaseException:
-        if database.in_transaction:  # SQLite itself rolls back after some errors, such as a full disk
+        if database.in_transaction:  # after some errors, such as a full disk, SQLite has rolled back already
             database.execute("ROLLBACK")
         raise
 

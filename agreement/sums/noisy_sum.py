@@ -39,21 +39,21 @@ class NoisySum:
     def of(cls, agreed: PrivacySection, dim: int, listed: int) -> NoisySum:
         """Return the noisy sum for features (d,) and a list of n ``listed`` sites.
 
-        Raises ``ValueError`` for a list that so many colluding sites open by themselves, or leave no other site of
+        Raises ``ValueError`` for a list that ``colluding`` sites can open by themselves, or that has no other sites
         (:func:`crypto.pairwise.attempt_binding.fewest_against`), and for noise without a grid.
         """
         least = fewest_against(agreed.colluding)
         if listed < least:
             raise ValueError(
-                f"{listed} sites are listed: noise that {agreed.colluding} colluding sites may know a part of is that"
-                f" of {least} sites or more"
+                f"{listed} sites are listed; distributed noise against {agreed.colluding} colluding "
+                f"sites needs {least} or more"
             )
         quorum = threshold(listed)
         share = share_of(agreed.noise_multiplier, quorum - agreed.colluding)
         return cls(quorum, share, Grid.of(agreed.clip, agreed.weight(dim), share), agreed.min_count)
 
     def bound(self, most_samples: int) -> float:
-        """Return the largest magnitude of a number that a site with so many records adds, but once in e^2047."""
+        """Return the largest magnitude of a number that a site with so many records adds, except with e^-2047."""
         return most_samples * max(self.grid.radius, self.grid.weight) + _NOISE_BOUND
 
     def least_count(self, survivors: int) -> float:

@@ -93,8 +93,8 @@ def test_an_agreement_that_was_written_is_read_as_it_was(tmp_path: Path, trainin
     ("changes", "said"),
     [
         ({"averaging": {}}, "set parameters in [averaging]"),
-        ({"averaging": {}}, "write 1, and `protoseal client check` tells the right number"),
-        ({"averaging": {"buffers": 3}}, "buffers without parameters"),
+        ({"averaging": {}}, "`protoseal client check` prints the right number"),
+        ({"averaging": {"buffers": 3}}, "buffers is set, but parameters is not"),
         ({"fedpc": {"alignment": 1.0}}, "fedpc.alignment"),
         ({"fedpc": {"group": 2}}, "did you mean 'groups'"),
         ({"masking": {"ring_bits": 48}}, "masking.ring_bits"),

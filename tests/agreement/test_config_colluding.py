@@ -73,7 +73,7 @@ def test_a_run_of_all_that_does_not_hold_them_off_is_refused(tmp_path: Path) -> 
     write(tmp_path / "agreement.toml", AGREEMENT | FEDPC | {"protection": "masked", "masking": masking})
     with pytest.raises(
         ConfigError,
-        match="35 of 103 sites, which a group of 3 does not hold off: lower max_colluding, or raise",
+        match="35 of 103 sites, and a group of 3 does not resist them: lower max_colluding, or raise",
     ):
         load_party(tmp_path, COORDINATOR, sites=[f"site-{n}" for n in range(103)])
 
@@ -81,7 +81,7 @@ def test_a_run_of_all_that_does_not_hold_them_off_is_refused(tmp_path: Path) -> 
 @pytest.mark.parametrize("method", ["average", "feddbp", "pfpl"])
 def test_simulation_refuses_a_group_too_small_for_its_colluders(tmp_path: Path, method: str) -> None:
     flags = {"protection": "masked", "sites": 150, "rounds": 1, "dataset": "digits"}
-    with pytest.raises(ConfigError, match="15 of 150 sites, which a group of 3 does not hold off"):
+    with pytest.raises(ConfigError, match="15 of 150 sites, and a group of 3 does not resist them"):
         config_in("", tmp_path / "out", method=method, compare=("fedpc",), **flags)
     assert config_in("", tmp_path / "out", method=method, **flags).sites == 150
     assert (

@@ -48,7 +48,7 @@ def test_a_site_may_insist_on_more_sites_in_a_round(agreed: Path) -> None:
 @pytest.mark.parametrize(
     ("base", "changes", "said"),
     [
-        (SITE, {"coordinator": "localhost"}, "is not host:port"),
+        (SITE, {"coordinator": "localhost"}, "is not of the form host:port"),
         (SITE, {"nmae": "x"}, "did you mean 'name'"),
         (SITE, {"pins": {"south": "abc"}}, "the pin of 'south' is not a SHA-256 fingerprint"),
         (COORDINATOR, {"sites": ["north", "south"]}, "2 listed, but the agreement's min_sites is 3"),

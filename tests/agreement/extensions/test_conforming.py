@@ -118,15 +118,15 @@ def _another_form(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ("weaken", "said"),
     [
         (_no_last_pad, "a sum"),
-        (_no_context, "two attempts are protected alike at site 'b'"),
-        (_no_pads, "two attempts are protected alike at site 'a'"),
+        (_no_context, "protects two attempts alike at site 'b'"),
+        (_no_pads, "protects two attempts alike at site 'a'"),
         (_coarse, "a sum is off by"),
         (_clips, "a sum is off by"),
-        (_clips_all_but_the_first, "values beyond their bound are sent"),
+        (_clips_all_but_the_first, "values beyond their bound must raise"),
         (_of_another_shape, "a sum is not finite float64"),
         (_of_another_type, "a sum is not finite float64"),
         (_promises_nothing, "the stated error is not finite"),
-        (_another_form, "has not the declared form"),
+        (_another_form, "does not have the declared form"),
     ],
 )
 def test_pads_that_are_weakened_are_noticed(
@@ -164,7 +164,7 @@ class FreshAtFirst(RotationSite):
                 "site": lambda settings, secret, context: PlainSite(),
                 "server": lambda settings, weights: PlainServer(weights),
             },
-            "two attempts are protected alike",
+            "protects two attempts alike",
         ),
         (
             {
@@ -200,5 +200,5 @@ def test_weights_that_are_not_convex_are_noticed(
     check_weights(right)
     with np.errstate(all="ignore"), pytest.raises(NotConforming, match="cosine-peers: "):
         check_weights(replace(right, weights=lambda settings: weights))
-    with pytest.raises(ValueError, match="has no weights of its own"):
+    with pytest.raises(ValueError, match="defines no weights"):
         check_weights(replace(right, weights=None))

@@ -101,7 +101,7 @@ def test_a_name_that_nobody_knows_is_told_the_nearest_of_all(example: Path, tmp_
 
 def test_a_method_that_is_not_installed_is_unknown(tmp_path: Path) -> None:
     assert "unknown method 'cosine-proto'" in problem(tmp_path, method="cosine-proto")
-    assert "a method is named by text, not 5" in problem(tmp_path, method=5)
+    assert "the name of a method must be text, not 5" in problem(tmp_path, method=5)
 
 
 @pytest.mark.parametrize(("group", "name"), [(METHODS, "fedavg"), (PROTECTIONS, "masked")])
@@ -111,7 +111,7 @@ def test_a_name_that_is_built_in_cannot_be_registered(
     install(others, {group: {name: "evil:method"}}, name="evil", version="6.6")
     field = "method" if group == METHODS else "protection"
     said = problem(tmp_path, **{field: "another"})
-    assert f"evil 6.6, entry point {name} = 'evil:method' of {group} registers the name {name!r}" in said
+    assert f"evil 6.6, entry point {name} = 'evil:method' of {group} registers the built-in name {name!r}" in said
     # Nor is it ever taken for the built-in one, which is not looked up.
     assert agreement_with(tmp_path, protection="masked").protection.value == "masked"
 
@@ -151,9 +151,9 @@ def test_one_entry_point_of_the_two_would_do(others: Path, tmp_path: Path) -> No
         ("another = 5", "cannot be loaded (AttributeError"),
         ("method = 5", "is of <class 'int'>, not a Method"),
         ("from tests.support.rotation_extension import turned as method", "not a Method"),
-        (GOOD.format(name="theirs"), "leads to what calls itself 'theirs'"),
-        (GOOD.format(name="pfpl"), "leads to what calls itself 'pfpl'"),
-        (GOOD.format(name="Mine"), "cannot be loaded (ValueError: 'Mine' is no name"),
+        (GOOD.format(name="theirs"), "loads an object named 'theirs'"),
+        (GOOD.format(name="pfpl"), "loads an object named 'pfpl'"),
+        (GOOD.format(name="Mine"), "cannot be loaded (ValueError: name 'Mine' must be"),
         (GOOD.format(name="mine").replace("SUMS", "GROUPS"), "its steps are FedPC's"),
         (GOOD.format(name="mine").replace("objective=", "recipe="), "states no objective"),
     ],
@@ -178,7 +178,7 @@ def test_an_object_that_no_entry_point_leads_to_cannot_be_agreed_on(example: Pat
 
     with pytest.raises(ValueError, match="unknown method 'unheard-of'"):
         Agreement.model_validate({**agreement, "method": made("unheard-of")})
-    with pytest.raises(ValueError, match="is not what is registered by that name"):
+    with pytest.raises(ValueError, match="is not the object registered"):
         Agreement.model_validate({**agreement, "method": made("cosine-proto")})
     own = method_named("cosine-proto")
     assert Agreement.model_validate({**agreement, "method": own}).method is own
@@ -190,13 +190,13 @@ def test_an_object_that_no_entry_point_leads_to_cannot_be_agreed_on(example: Pat
 @pytest.mark.parametrize(
     ("method", "protection", "said"),
     [
-        ("cosine-peers", "ckks", "method cosine-peers needs 'gram', and protection 'ckks' offers"),
-        ("cosine-peers", "pads", "method cosine-peers needs 'gram', and protection 'pads' offers 'sum'"),
-        ("pfpl", "pads", "needs 'distance weights' or 'gram', and protection 'pads' offers 'sum'"),
+        ("cosine-peers", "ckks", "method cosine-peers needs 'gram', but protection 'ckks' offers"),
+        ("cosine-peers", "pads", "method cosine-peers needs 'gram', but protection 'pads' offers 'sum'"),
+        ("pfpl", "pads", "needs 'distance weights' or 'gram', but protection 'pads' offers 'sum'"),
         ("fedpc", "pads", "method fedpc needs 'clustering' and 'cosine weights' and 'sum'"),
-        ("fedplcc", "pads", "method fedplcc needs 'clustering' and 'sum', and protection 'pads'"),
+        ("fedplcc", "pads", "method fedplcc needs 'clustering' and 'sum', but protection 'pads'"),
         ("fedpc", "turned", "method fedpc needs 'clustering' and 'cosine weights' and 'sum'"),
-        ("cosine-proto", "turned", "method cosine-proto needs 'sum', and protection 'turned' offers 'gram'"),
+        ("cosine-proto", "turned", "method cosine-proto needs 'sum', but protection 'turned' offers 'gram'"),
     ],
 )
 def test_a_mismatch_is_refused_by_both_names(
@@ -246,9 +246,9 @@ def test_other_things_that_cannot_be_made() -> None:
             objective=lambda settings: NotImplemented,
             private=True,
         )
-    with pytest.raises(ValueError, match="serves peers, sums, or both"):
+    with pytest.raises(ValueError, match="must serve peers, sums, or both"):
         Protection(name="mine")
-    with pytest.raises(ValueError, match="'self-pfpl' is no name"):
+    with pytest.raises(ValueError, match="name 'self-pfpl' must not begin with"):
         Protection(name="self-pfpl")
 
 
@@ -273,8 +273,8 @@ def test_settings_are_their_owners_and_a_part_of_the_hash(example: Path, tmp_pat
             "extension.cosine-proto: wieght: unknown key; did you mean 'weight'",
         ),
         ({"cosine-proto": {"weight": -1.0}}, "extension.cosine-proto: weight: "),
-        ({"cosine-peers": {"weight": 1.0}}, "extension: 'cosine-peers' is no method or protection"),
-        ({"cosine-proto": 5}, "extension: the settings of 'cosine-proto' are a table"),
+        ({"cosine-peers": {"weight": 1.0}}, "extension: no third-party method or protection 'cosine-peers'"),
+        ({"cosine-proto": 5}, "extension: the settings of 'cosine-proto' must be a table"),
     ],
 )
 def test_settings_that_their_owner_does_not_know_are_refused(
@@ -288,7 +288,7 @@ def test_another_version_than_was_agreed_on_is_refused(example: Path, tmp_path: 
     named = {"cosine-proto": "protoseal-example 1.0"}
     assert agreement_with(tmp_path, method="cosine-proto", distributions=named).hash() == agreed.hash()
     text = agreed.to_json().replace("protoseal-example 1.0", "protoseal-example 1.1")
-    with pytest.raises(ConfigError, match=r"agreed to be of 'protoseal-example 1\.1', and"):
+    with pytest.raises(ConfigError, match=r"'cosine-proto' of 'protoseal-example 1\.1', but"):
         Agreement.from_json(text, source="text")
     assert "'pads' is no method or protection" in problem(
         tmp_path, method="cosine-proto", distributions={"pads": "protoseal-example 1.0"}

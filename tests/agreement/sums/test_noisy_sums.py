@@ -141,8 +141,8 @@ def test_shared_noise_that_overflows_the_ring_is_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"protection": Protection.PLAIN}, "needs sums that show nothing of their terms: .* not 'plain'"),
-        ({"protection": Protection.CKKS}, "needs sums that show nothing of their terms: .* not 'ckks'"),
+        ({"protection": Protection.PLAIN}, "needs protection 'masked'.* not 'plain'"),
+        ({"protection": Protection.CKKS}, "needs protection 'masked'.* not 'ckks'"),
         ({"method": Method.PFPL}, "does not serve method pfpl: it sends more than sums of prototypes"),
         (
             {
@@ -150,7 +150,7 @@ def test_shared_noise_that_overflows_the_ring_is_refused() -> None:
                 "averaging": AveragingSection(),
                 "feddbp": FeddbpSection(decision=False),
             },
-            r"no site has .* set personal = false in \[feddbp\]",
+            r"personal targets .* set personal = false in \[feddbp\]",
         ),
     ],
 )
@@ -174,7 +174,7 @@ def test_shared_noise_serves_each_supported_method() -> None:
 
 
 def test_noise_is_not_carried_over_rounds() -> None:
-    with pytest.raises(ValidationError, match=r"drawn for each sum.*release_every = 1"):
+    with pytest.raises(ValidationError, match=r"fresh in each sum.*release_every = 1"):
         PrivacySection(clip=1.0, noise_multiplier=1.0, noise=Noise.DISTRIBUTED, release_every=2)
 
 
@@ -191,7 +191,7 @@ def test_lists_are_as_long_as_the_colluders_ask() -> None:
 @pytest.mark.parametrize(
     ("colluding", "changes", "sites", "reason"),
     [
-        (2, {}, 10, "which a group of 3 does not hold off: .* min_holders to 5"),
+        (2, {}, 10, "and a group of 3 does not resist them: .* min_holders to 5"),
         (2, {"min_holders": 5, "min_sites": 5}, 10, None),
         (3, {"method": Method.FEDPROTO, "averaging": AveragingSection()}, 7, "a group of 7 does not"),
         (3, {"method": Method.FEDPROTO, "averaging": AveragingSection()}, 8, None),
@@ -199,7 +199,7 @@ def test_lists_are_as_long_as_the_colluders_ask() -> None:
             21,
             {"method": Method.FEDPROTO, "averaging": AveragingSection()},
             200,
-            "masks of 200 sites hold off 20",
+            "masks of 200 sites resist only 20",
         ),
         (20, {"method": Method.FEDPROTO, "averaging": AveragingSection()}, 200, None),
         (

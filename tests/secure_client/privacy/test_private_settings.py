@@ -101,7 +101,7 @@ def test_a_sites_file_refuses_trained_features_unless_it_says_so(tmp_path: Path)
 @pytest.mark.parametrize("method", [each for each in METHODS.values() if not each.private])
 def test_methods_of_which_more_leaves_a_site_are_refused(method: Method) -> None:
     agreed = small_agreement().model_copy(update={"privacy": AGREED})
-    with pytest.raises(ValueError, match="more leaves a site than noisy prototypes"):
+    with pytest.raises(ValueError, match="sends more than noisy prototypes"):
         agreed.check_served(method)
 
 

@@ -195,7 +195,7 @@ def test_a_projection_serves_methods_whose_features_may_have_any_sign(method: Me
     [
         (Method.FEDPC, "its features must not be negative"),
         (Method.AVERAGE, "its features must not be negative"),
-        (Method.FEDDBP, "its branches make their features by linear layers"),
+        (Method.FEDDBP, "its branches compute features in linear layers"),
     ],
 )
 def test_a_projection_is_refused_elsewhere_by_the_methods_name_and_reason(

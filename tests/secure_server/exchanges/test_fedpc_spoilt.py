@@ -185,7 +185,7 @@ class TestLongRows:
         with caplog.at_level(logging.ERROR, LOG):
             play.go_to(Stage.FINISHED)
         check_results(play, 1, expected(play.agreement, 1, FAR), FAR)
-        assert "did not keep to the bound of 2" in caplog.text
+        assert "exceeded norm_bound = 2" in caplog.text
         assert [each.without for each in play.rounds] == [NEAR] * 2
 
     def test_would_be_published_without_the_check(self, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +211,7 @@ class TestLongestMean:
 
     def test_lets_no_longer_ones_pass(self, masked: Play) -> None:
         row = np.full(DIM, masked.agreement.norm_bound / np.sqrt(DIM))
-        with pytest.raises(MalformedError, match="did not keep to the bound"):
+        with pytest.raises(MalformedError, match="exceeded norm_bound"):
             check_means(masked.agreement, self.sum_of(masked, row + 2.0**-16))
 
     def test_looks_at_no_class_that_is_withheld(self, masked: Play) -> None:

@@ -199,5 +199,5 @@ def test_a_site_is_sampled_by_nothing_and_refused_by_name() -> None:
         "dp_sgd": SETTINGS,
     }
     PrivacySection(**settings, unit=Unit.SUBJECT)
-    with pytest.raises(ValueError, match="unit = 'site' is agreed on: choose extractor = 'frozen'"):
+    with pytest.raises(ValueError, match="unit is 'site': choose extractor = 'frozen'"):
         PrivacySection(**settings, unit=Unit.SITE)

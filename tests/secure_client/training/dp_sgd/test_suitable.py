@@ -156,7 +156,7 @@ def test_batch_normalisation_is_refused_by_the_agreements_own_words() -> None:
 )
 def test_recipes_that_are_not_accounted_for_are_refused(changes: dict[str, Any]) -> None:
     recipe = Recipe(OBJECTIVES["pfpl"], dp_sgd=SETTINGS)
-    with pytest.raises(ValueError, match="one model that trains as a whole"):
+    with pytest.raises(ValueError, match="dp_sgd trains one whole model"):
         replace(recipe, **changes)
 
 
