@@ -30,5 +30,5 @@ def by_prototype(outputs: Outputs, guide: Guide) -> Tensor:
 def _nearest_cluster(features: Tensor, clusters: Clusters) -> Tensor:
     if not len(clusters.labels):
         raise ValueError("no class has a prototype")
-    products = features @ units(clusters.rows).T  # cosines times a sample's own norm
+    products = features @ units(clusters.rows).T  # cosines times the sample's norm; argmax is the same
     return clusters.labels[products.argmax(dim=1)]

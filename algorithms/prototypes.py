@@ -107,7 +107,9 @@ def project_to_norm(rows: Float, bound: float) -> tuple[NDArray[np.float64], int
     factors = np.where(norms > bound, bound / np.maximum(norms, bound), 1.0)
     within = np.asarray(rows * factors, dtype=np.float64)
     while (over := np.linalg.norm(within, axis=1) > bound).any():
-        within[over] *= 1.0 - np.finfo(np.float64).eps  # by the last digit or two
+        within[over] *= (
+            1.0 - np.finfo(np.float64).eps
+        )  # rounding may leave the norm above the bound by a digit or two
     return within, int((norms > bound).sum())
 
 

@@ -28,8 +28,10 @@ def write(path: Path, content: bytes, *, mode: int = _OWN, overwrite: bool = Tru
     writers succeeds, and ``OSError`` if the disk refuses, or if the name is a device or a folder. A failed call leaves
     no file behind.
     """
-    if path.exists() and not path.is_file():  # replacing a device would remove it for every program
-        raise OSError(errno.EINVAL, "is no regular file; give another place", str(path))
+    if (
+        path.exists() and not path.is_file()
+    ):  # replacing a device file would remove the device for every program
+        raise OSError(errno.EINVAL, "is not a regular file; give another path", str(path))
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -52,7 +54,7 @@ def _keep_owner(handle: int, path: Path) -> None:
     """Give a file that root writes the owner of the file it replaces, so that a service can still read the file."""
     if os.geteuid() == 0 and path.exists():
         replaced = path.stat()
-        with suppress(OSError):  # a container's root may not know the owner
+        with suppress(OSError):  # the owner may be unknown to a container's root
             os.fchown(handle, replaced.st_uid, replaced.st_gid)
 
 

@@ -45,7 +45,7 @@ class NoisySum:
         least = fewest_against(agreed.colluding)
         if listed < least:
             raise ValueError(
-                f"{listed} sites are listed; distributed noise against {agreed.colluding} colluding "
+                f"{listed} sites are listed: distributed noise against {agreed.colluding} colluding "
                 f"sites needs {least} or more"
             )
         quorum = threshold(listed)

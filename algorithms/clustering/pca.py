@@ -31,7 +31,7 @@ def principal_scores(gram: Float, dimension: int) -> NDArray[np.float64]:
     check_gram(gram)
     n = len(gram)
     if not 0 <= dimension <= n:
-        raise ValueError(f"{n} vectors have at most {n} components, not {dimension}")
+        raise ValueError(f"dimension must be from 0 to {n}, the number of vectors, not {dimension}")
     values, vectors = np.linalg.eigh(_double_centred(gram))
     variances = np.where(values > n * resolution(gram), values, 0.0)
     scores = vectors * np.sqrt(variances)
@@ -54,9 +54,9 @@ def check_gram(gram: Float) -> None:
         raise ValueError("a Gram matrix must be float64 and finite")
     slack = _INDEFINITE * len(gram) * float(np.abs(np.einsum("ii->i", gram)).max())
     if np.abs(gram - gram.T).max() > slack:
-        raise ValueError("a Gram matrix must be symmetric; this matrix is not")
+        raise ValueError("a Gram matrix must be symmetric")
     if np.linalg.eigvalsh(gram).min() < -slack:
-        raise ValueError("a Gram matrix has no negative eigenvalue; this matrix has one")
+        raise ValueError("a Gram matrix must not have a negative eigenvalue")
 
 
 def _double_centred(gram: Float) -> Float:

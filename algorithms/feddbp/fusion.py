@@ -64,4 +64,4 @@ def _check_settings(eta: float, top: int) -> None:
     if not 0.0 <= eta <= 1.0:
         raise ValueError(f"eta must be between 0 and 1, not {eta}")
     if top < 0:
-        raise ValueError(f"top, a number of channels, must be at least 0, not {top}")
+        raise ValueError(f"top must be at least 0 channels, not {top}")

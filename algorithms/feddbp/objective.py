@@ -42,7 +42,9 @@ class Objective:
         if not 0.0 < self.temperature < float("inf"):
             raise ValueError(f"temperature must be above 0 and finite, not {self.temperature}")
         if not (self.share or self.decision):
-            raise ValueError("share and decision cannot both be False: nothing would be trained")
+            raise ValueError(
+                "share and decision are both False, so nothing would train: set one of them to True"
+            )
 
     def __call__(self, outputs: Outputs, labels: Tensor, targets: Targets | None) -> Terms:
         """Return the terms for a batch with labels (B,), each part with its weights; without targets alignment is 0.

@@ -102,6 +102,4 @@ def _check_parts(keys: Any, places: Iterable[int]) -> None:
     """Raise unless exactly these places have whole keys; SEAL's arithmetic reads past the end of a partial key."""
     present = {place: len(parts) for place, parts in enumerate(keys.data()) if parts}
     if present != dict.fromkeys(places, _PARTS):
-        raise MalformedError(
-            "evaluation keys are for other steps than the circuit's, or without all their parts"
-        )
+        raise MalformedError("evaluation keys are incomplete, or for other rotations than the circuit's")

@@ -70,7 +70,7 @@ class MixingServer:
         """Return the ciphertexts of a direction and of a vector, whose forms are checked when they are read."""
         if len(payload.blobs) != len(self._form.uploads):
             raise MalformedError(
-                f"a payload of {len(payload.blobs)} ciphertexts instead of {len(self._form.uploads)}"
+                f"a payload has {len(payload.blobs)} ciphertexts instead of {len(self._form.uploads)}"
             )
         split = self._form.direction_parts
         return payload.blobs[:split], payload.blobs[split:]

@@ -56,8 +56,8 @@ def read_payload(payload: Payload, forms: Sequence[Form]) -> list[Ciphertext]:
         raise UnknownSchemeError(f"expected a payload of scheme {SCHEME!r}, not {payload.scheme!r}")
     if payload.arrays or len(payload.blobs) != len(forms):
         raise MalformedError(
-            f"a payload of {len(payload.blobs)} blobs and {len(payload.arrays)} arrays, where "
-            f"{len(forms)} ciphertexts are required"
+            f"a payload has {len(payload.blobs)} blobs and {len(payload.arrays)} arrays instead of "
+            f"{len(forms)} ciphertexts"
         )
     return read_ciphertexts(payload.blobs, forms)
 
@@ -117,4 +117,4 @@ def check_domain(ciphertext: Ciphertext) -> None:
 def check_not_transparent(ciphertext: Ciphertext) -> None:
     """Raise for a transparent ciphertext, which can be read without the key and never results from encryption."""
     if ciphertext.is_transparent():
-        raise MalformedError("a ciphertext hides nothing: it can be read without the key")
+        raise MalformedError("a ciphertext is transparent: it can be read without the key")

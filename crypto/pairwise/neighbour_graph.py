@@ -83,7 +83,7 @@ def sparse_graph(members: int, colluding: int, dropped: int) -> Graph:
     honest = quorum - colluding
     if not 0 <= colluding < 2 * quorum - members or not 0 <= dropped <= members - quorum or honest < 2:
         raise GraphError(
-            f"a group of {members} resists fewer than {2 * quorum - members} colluding members, and goes on"
+            f"a group of {members} resists fewer than {2 * quorum - members} colluding members, and works"
             f" without {members - quorum} at most, not {colluding} and {dropped}"
         )
     for holders in range(_SMALLEST, members - 1):
@@ -103,7 +103,7 @@ def graph_of(members: int, colluding: int, dropped: int) -> Graph:
         return complete_graph(members)
 
 
-# The holders
+# Holders
 
 
 def _threshold_against(members: int, colluding: int, holders: int) -> int:
@@ -132,7 +132,7 @@ def _counts(others: int, marked: int, drawn: int) -> list[int]:
     return [comb(marked, x) * comb(others - marked, drawn - x) for x in range(drawn + 1)]
 
 
-# The masks
+# Masks
 
 
 @lru_cache(maxsize=256)

@@ -92,12 +92,12 @@ def _secret(
 
 def _check_stated(owner: str, private: bytes, public: Mapping[str, MaskKeys]) -> None:
     if public_of(private) != public[owner].mask:
-        raise MalformedError(f"the reconstructed mask key of {owner} is not the key that it stated")
+        raise MalformedError(f"the reconstructed mask key of {owner} differs from the stated key")
 
 
 def _check_senders(masked: Mapping[str, Words], survivors: Sequence[str]) -> None:
     if set(masked) != set(survivors):
-        raise MalformedError("there must be one masked vector of each survivor, and no other")
+        raise MalformedError("masked vectors must be exactly one of each survivor")
 
 
 def _check_alike(words: Words, total: Words) -> None:

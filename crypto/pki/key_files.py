@@ -75,7 +75,9 @@ def rewrap(path: Path, old: bytes, new: bytes) -> None:
 
     Raises :class:`KeyStoreError` if the file does not decrypt with the old passphrase.
     """
-    path = path.resolve()  # otherwise the link would be replaced, and the key keep the old passphrase
+    path = (
+        path.resolve()
+    )  # otherwise the link would be replaced, and its target would keep the old passphrase
     kind, secret = _opened(path, old)
     stretching = max(stretching_of(read(path)), Stretching.FOR_PASSPHRASE)
     _write(path, wrap(kind, secret, new, stretching), _PRIVATE, overwrite=True)

@@ -89,7 +89,7 @@ class Composed:
                 kind = min(event.noise_multiplier, _MOST_TRAINING_NOISE), rate
                 steps[kind] = steps.get(kind, 0) + event.steps
             else:  # an unknown event must not count as free
-                raise TypeError(f"there is no accounting for {event!r:.80}")
+                raise TypeError(f"no accountant covers the event {event!r:.80}")
         return cls(
             squares=math.fsum(map(_square, releases)),
             coordinates=sum(release.coordinates for release in releases),
@@ -118,7 +118,7 @@ class Composed:
     def delta(self, epsilon: float) -> float:
         """Return δ as :func:`delta_of` does."""
         if not 0 <= epsilon <= MOST_EPSILON:
-            raise ValueError(f"an ε is from 0 to {MOST_EPSILON:g}, not {epsilon}")
+            raise ValueError(f"epsilon must be from 0 to {MOST_EPSILON:g}, not {epsilon}")
         if self == Composed():
             return 0.0
         if self.is_beyond() or (slack := self.slack()).delta >= 1.0:
@@ -176,7 +176,7 @@ def _square(release: GaussianRelease) -> float:
 
 def _check_delta(delta: float) -> None:
     if not 0 < delta < 1:
-        raise ValueError(f"a δ is between 0 and 1, not {delta}")
+        raise ValueError(f"delta must be between 0 and 1, not {delta}")
 
 
 def _accountant(composed: Composed) -> PLDAccountant:

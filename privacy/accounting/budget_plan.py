@@ -35,7 +35,9 @@ class Query:
     def __post_init__(self) -> None:
         most = 1 if self.unit is Unit.RECORD else self.classes
         if not 1 <= self.classes_of_one <= most:
-            raise ValueError(f"one {self.unit} has records of 1 to {most} classes, not {self.classes_of_one}")
+            raise ValueError(
+                f"classes_of_one must be from 1 to {most} for unit {self.unit}, not {self.classes_of_one}"
+            )
 
     @property
     def coordinates(self) -> int:
@@ -126,7 +128,7 @@ def plan(
         return replace(known, releases=most)
     if epsilon is None and count is not None and noise is not None:
         return replace(known, epsilon=known.spent)
-    raise ValueError("give two of ε, the number of releases and the noise multiplier")
+    raise ValueError("give exactly two of epsilon, the number of releases and the noise multiplier")
 
 
 def _with_noise(known: Plan, count: int) -> Plan:

@@ -104,17 +104,17 @@ def _mu(epsilon: float, delta: float) -> float:
 
 def _check(epsilon: float, releases: int) -> None:
     if not 0 < epsilon < math.inf:
-        raise ValueError(f"an ε is a number over 0, not {epsilon}")
+        raise ValueError(f"epsilon must be positive and finite, not {epsilon}")
     if releases < 1:
-        raise ValueError(f"a plan has 1 release or more, not {releases}")
+        raise ValueError(f"releases must be at least 1, not {releases}")
 
 
 def _leaves_something(base: Composed, epsilon: float, delta: float) -> None:
     spent = base.epsilon(delta)
     if spent > epsilon:
         raise Unattainable(
-            f"DP-SGD costs ε = {spent:.4g} alone, of {epsilon:g} at δ = {delta:g}: more noise there, a lower sampling"
-            " rate or fewer steps leave some for releases"
+            f"DP-SGD alone costs ε = {spent:.4g} of {epsilon:g} at δ = {delta:g}: raise its noise, or "
+            "lower its sampling rate or steps, to leave a budget for releases"
         )
 
 

@@ -55,7 +55,7 @@ def filtered_epsilon(history: Sequence[Event], delta: float) -> float:
 def epsilon_of_composed(composed: Composed, delta: float) -> float:
     """Return :func:`filtered_epsilon` for a merged history."""
     if not 0 < delta < 1:
-        raise ValueError(f"a δ is between 0 and 1, not {delta}")
+        raise ValueError(f"delta must be between 0 and 1, not {delta}")
     if composed == Composed():
         return 0.0
     if composed.is_beyond():

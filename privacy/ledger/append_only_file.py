@@ -46,7 +46,9 @@ def _lock(file: int, kind: int, path: Path) -> None:
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
-        with _warn_if_long("%s is held by another process, which may be stopped: waiting for it", path):
+        with _warn_if_long(
+            "waiting for the lock of %s, which another process holds; that process may be stopped", path
+        ):
             fcntl.flock(file, kind)
 
 

@@ -45,7 +45,7 @@ class Allowance:
 
     def __post_init__(self) -> None:
         if not (self.reason.strip() and len(self.reason) <= LONGEST_REASON and self.reason.isprintable()):
-            raise ValueError(f"a reason is 1 to {LONGEST_REASON} printable characters")
+            raise ValueError(f"a reason must have 1 to {LONGEST_REASON} printable characters")
 
 
 Line = Entry | Exposure | Loss | Allowance

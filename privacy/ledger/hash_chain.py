@@ -65,7 +65,7 @@ def make_line(after: Anchor, content: Mapping[str, object]) -> bytes:
     Raises ``ValueError`` for content that JSON cannot hold, or that has ``seq``, ``prev`` or ``hash``.
     """
     if _CHAINING & content.keys():
-        raise ValueError(f"content may not have {', '.join(sorted(_CHAINING & content.keys()))}")
+        raise ValueError(f"content must not have the fields {', '.join(sorted(_CHAINING & content.keys()))}")
     unsigned = {**content, "seq": after.seq + 1, "prev": after.head}
     return _canonical({**unsigned, "hash": _hash(unsigned)}) + b"\n"
 

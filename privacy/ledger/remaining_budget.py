@@ -44,11 +44,11 @@ def check_covered(entries: Sequence[Entry], spending: Spending, limit: Limit) ->
         isinstance(each.event, DpSgd) for each in spent
     ):
         raise BudgetError(
-            f"{spending.release} is under another agreement than the ledger's entries, and there is DP-SGD among them:"
-            f" accountant = {Accounting.PLD.value!r} does not cover an agreement that was chosen after looking at what"
-            " earlier ones gave. `protoseal budget allow --accountant renyi-filter` does, for more epsilon; or, where"
-            " all agreements were fixed before the first of them released anything, --accountant pld-planned; then let"
-            " [privacy] of the site's file say the same"
+            f"{spending.release} has another agreement than earlier entries of the ledger, and DP-SGD is among them:"
+            f" accountant = {Accounting.PLD.value!r} does not cover agreements chosen after seeing earlier results. Run"
+            " `protoseal budget allow --accountant renyi-filter`, which costs more epsilon, or, if all agreements were"
+            " fixed before the first release, --accountant pld-planned; then set the same accountant in [privacy] of"
+            " the site's file"
         )
 
 

@@ -36,7 +36,7 @@ class Cells:
             raise ValueError(f"cells of {self.classes.shape} and centres of {self.centres.shape} do not fit")
         steps = np.diff(self.classes, prepend=0)
         if self.classes[0] != 0 or ((steps < 0) | (steps > 1)).any():
-            raise ValueError("cells are ordered by class, and no class is without one")
+            raise ValueError("cells must be ordered by class, and each class must have a cell")
         if not np.isfinite(self.centres).all():
             raise ValueError("a cell's centre is not finite")
 
@@ -47,7 +47,7 @@ class Cells:
         Raises ``ValueError`` for a label outside [0, K), K being ``classes``.
         """
         if ((labels < 0) | (labels >= classes)).any():
-            raise ValueError(f"a centre is of none of {classes} classes")
+            raise ValueError(f"the label of a centre must be below {classes}, the number of classes")
         without = np.setdiff1d(np.arange(classes, dtype=np.int64), labels)
         owners = np.concatenate([labels, without])
         rows = np.concatenate([centres, np.zeros((len(without), centres.shape[1]))])

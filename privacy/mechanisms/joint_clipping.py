@@ -130,11 +130,13 @@ class JointSums:
 
     def _check_order(self, owners: Ints, records: int) -> None:
         if owners.dtype != np.int64 or owners.shape != (records,):
-            raise ValueError(f"subjects are int64, one a record, not {owners.dtype} of {owners.shape}")
+            raise ValueError(
+                f"subjects must be int64, one for each record, not {owners.dtype} of {owners.shape}"
+            )
         if (np.diff(np.r_[self._held.owners[-1:], owners]) < 0).any():
-            raise ValueError("a subject's records come together, in the order of the subjects' numbers")
+            raise ValueError("records must be in ascending order of their subjects' numbers")
         if self._records + records > _MOST_RECORDS:
-            raise ValueError("sums have room for 2^32 records")
+            raise ValueError("sums can hold at most 2^32 records")
 
 
 def joint_sums(sums: Sums, batches: Iterable[tuple[Float, Ints]], owners: Ints) -> Sums:
@@ -147,7 +149,7 @@ def joint_sums(sums: Sums, batches: Iterable[tuple[Float, Ints]], owners: Ints) 
         joint.add(features, labels, owners[at : at + len(labels)])
         at += len(labels)
     if at != len(owners):
-        raise ValueError(f"{len(owners)} records have a subject, and {at} came")
+        raise ValueError(f"{len(owners)} subjects were given for {at} records")
     return joint.close()
 
 

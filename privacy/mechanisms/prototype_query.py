@@ -64,7 +64,7 @@ class PrototypeQuery:
 
     def __post_init__(self) -> None:
         if not 0.0 < self.min_count < math.inf:
-            raise ValueError(f"the least noisy count is positive and finite, not {self.min_count}")
+            raise ValueError(f"min_count must be positive and finite, not {self.min_count}")
         object.__setattr__(self, "grid", Grid.of(self.clip, self.count_weight, self.noise_multiplier))
 
     @staticmethod
@@ -82,7 +82,7 @@ class PrototypeQuery:
     def start(self, classes: int, dim: int) -> Sums:
         """Return sums over no records yet. Raises ``ValueError`` unless K ≥ 1 classes and d ≥ 1 features are given."""
         if classes < 1 or dim < 1:
-            raise ValueError(f"classes and features are 1 or more, not {classes} and {dim}")
+            raise ValueError(f"classes and features must be at least 1, not {classes} and {dim}")
         return Sums(self, np.zeros((classes, dim), np.int64), np.zeros(classes, np.int64))
 
     def exact(self, features: Float, labels: Ints, classes: int) -> Sums:
@@ -146,15 +146,17 @@ class Sums:
         classes, dim = self.vectors.shape
         if features.dtype != np.float64 or features.ndim != 2 or features.shape[1] != dim:
             raise ValueError(
-                f"features are float64 of shape (N, {dim}), not {features.dtype} of {features.shape}"
+                f"features must be float64 of shape (N, {dim}), not {features.dtype} of {features.shape}"
             )
         if labels.dtype != np.int64 or labels.shape != features.shape[:1]:
-            raise ValueError(f"labels are int64, one a record, not {labels.dtype} of {labels.shape}")
+            raise ValueError(
+                f"labels must be int64, one for each record, not {labels.dtype} of {labels.shape}"
+            )
         if ((labels < 0) | (labels >= classes)).any():
-            raise ValueError(f"a label is not one of the {classes} classes")
+            raise ValueError(f"a label is outside the {classes} classes")
         if not np.isfinite(features).all():
             raise NotFiniteError(
-                "a feature is not finite; lower the learning rate, and look for extreme values in the data"
+                "a feature is not finite: lower the learning rate, or remove extreme values from the data"
             )
         if int(self.weights.sum()) // self.query.grid.weight + len(labels) > _MOST_RECORDS:
-            raise ValueError("sums have room for 2^32 records")
+            raise ValueError("sums can hold at most 2^32 records")

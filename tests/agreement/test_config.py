@@ -36,9 +36,7 @@ def test_deployment_refuses_methods_for_comparison(tmp_path: Path, method: Metho
     write(tmp_path / "agreement.toml", AGREEMENT | table)
     table = {"agreement": "agreement.toml"} | (COORDINATOR if side == "coordinator" else SITE)
     load = load_coordinator if side == "coordinator" else load_site
-    with pytest.raises(
-        ConfigError, match=f"'{method}' is here to be compared with.*choose feddbp, fedpc, fedplcc, pfpl"
-    ):
+    with pytest.raises(ConfigError, match=f"'{method}' is a comparison.*choose feddbp, fedpc, fedplcc, pfpl"):
         load(write(tmp_path / "party.toml", table))
 
 
@@ -52,7 +50,7 @@ def test_ckks_refuses_weightings_that_need_inner_products(
     line = problem(tmp_path, pfpl=pfpl)
     assert named in line
     assert (
-        "needs 'gram', and protection 'ckks' offers 'clustering' or 'cosine weights' or 'distance weights' or"
+        "needs 'gram', but protection 'ckks' offers 'clustering' or 'cosine weights' or 'distance weights' or"
         in line
     )
     agreement(tmp_path, pfpl=pfpl, protection="plain")
@@ -70,7 +68,7 @@ def test_a_protection_that_lacks_what_a_method_needs_is_refused_by_name(
     monkeypatch.setitem(vars(Protection.CKKS), "computes", offered)
     line = problem(tmp_path, **FEDPC | {"protection": "ckks"})
     assert (
-        "method fedpc needs 'clustering' and 'cosine weights' and 'sum', and protection 'ckks' offers" in line
+        "method fedpc needs 'clustering' and 'cosine weights' and 'sum', but protection 'ckks' offers" in line
     )
 
 
@@ -160,7 +158,7 @@ def test_small_bounds_fit_a_ring_of_32_bits(tmp_path: Path) -> None:
         ({"preprocessing": {"image_size": 8, "channels": 3, "mean": [0.5], "std": [0.5]}}, "3 channels"),
         ({"training": {"model": "small-cn"}}, "did you mean 'small-cnn'"),
         ({"training": {"lr": -1.0}}, "training.lr"),
-        ({"training": {"optimiser": "adam", "momentum": 0.9}}, "training: momentum is SGD's"),
+        ({"training": {"optimiser": "adam", "momentum": 0.9}}, "training: momentum is a setting of SGD"),
         ({"feddbp": {"share": False, "decision": False}}, "feddbp: share and decision are both false"),
     ],
 )

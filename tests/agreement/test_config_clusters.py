@@ -36,7 +36,9 @@ def test_encrypted_sums_take_directions_and_values() -> None:
 
 def test_vectors_as_they_are_cannot_be_clustered_by_their_directions() -> None:
     for protection in (Protection.MASKED, Protection.CKKS):
-        with pytest.raises(ValidationError, match=f"as they are, and protection '{protection}' shows"):
+        with pytest.raises(
+            ValidationError, match=f"vectors with their norms, but protection '{protection}' shows"
+        ):
             agreement(fedplcc={"literal_norms": True}, protection=protection)
     assert agreement(fedplcc={"literal_norms": True}, protection=Protection.PLAIN).clustering.literal_norms
     # It is FedPLCC's own switch.

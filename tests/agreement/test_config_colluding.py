@@ -62,7 +62,7 @@ def test_groups_that_may_be_too_small_are_refused_where_the_roster_is_known(
         return
     with pytest.raises(
         ConfigError,
-        match=r"15 of 150 sites, which a group of \d+ does not hold off: set min_holders to 44 or more",
+        match=r"15 of 150 sites, and a group of \d+ does not resist them: set min_holders to 44 or more",
     ):
         load_party(tmp_path, COORDINATOR, sites=sites)
 

@@ -108,8 +108,8 @@ def test_the_bound_on_rotations_is_beyond_float32(tmp_path: Path) -> None:
 
 
 def test_ckks_refuses_weightings_that_need_inner_products() -> None:
-    with pytest.raises(ValidationError, match="weighting 'inverse' needs 'gram', and protection 'ckks'"):
+    with pytest.raises(ValidationError, match="weighting 'inverse' needs 'gram', but protection 'ckks'"):
         agreement_for(Protection.CKKS, Weighting.INVERSE, classes=3, dim=8)
-    with pytest.raises(ValidationError, match="'distance, unsquared' needs 'gram', and protection 'ckks'"):
+    with pytest.raises(ValidationError, match="'distance, unsquared' needs 'gram', but protection 'ckks'"):
         agreement_for(Protection.CKKS, Weighting.DISTANCE, classes=3, dim=8, pfpl=UNSQUARED)
     assert agreement_for(Protection.PLAIN, Weighting.DISTANCE, classes=3, dim=8, pfpl=UNSQUARED)

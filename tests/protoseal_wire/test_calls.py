@@ -237,7 +237,7 @@ def test_phases_have_the_numbers_of_the_schema() -> None:
 def test_unknown_phases_are_malformed(phase: int) -> None:
     message = codec.encode_download(DownloadRequest(KEY))
     message.key.phase = pb.Phase.ValueType(phase)
-    with pytest.raises(Malformed, match=f"no phase {phase}"):
+    with pytest.raises(Malformed, match=f"phase {phase} does not exist"):
         codec.decode_download(message)
 
 

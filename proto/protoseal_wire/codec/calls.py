@@ -221,7 +221,7 @@ def _read_key(message: pb.PhaseKey) -> PhaseKey:
     try:
         phase = Phase(message.phase)
     except ValueError as error:
-        raise Malformed(f"there is no phase {message.phase}") from error
+        raise Malformed(f"phase {message.phase} does not exist") from error
     if phase not in (_BEFORE_TRAINING if message.round == 0 else _IN_ROUNDS):
         raise Malformed(f"{phase.name} does not belong to round {message.round}")
     if message.attempt == 0:
@@ -232,13 +232,13 @@ def _read_key(message: pb.PhaseKey) -> PhaseKey:
 def _read_left(message: pb.PhaseKey) -> PhaseKey:
     key = _read_key(message)
     if key.phase is not Phase.PRESENCE:
-        raise Malformed(f"an attempt is left by its PRESENCE, not by {key.phase.name}")
+        raise Malformed(f"left must be the PRESENCE of an attempt, not {key.phase.name}")
     return key
 
 
 def _check_session(number: int) -> int:
     if number == 0:
-        raise Malformed("sessions count from 1")
+        raise Malformed("session must be at least 1")
     return number
 
 

@@ -67,7 +67,7 @@ def _read_listing(message: pb.CheckReply) -> Listing:
     try:
         stage = RunStage(message.stage)
     except ValueError as error:
-        raise Malformed(f"there is no stage {message.stage} of a run") from error
+        raise Malformed(f"stage {message.stage} of a run does not exist") from error
     return Listing(
         check_exact("agreement_hash", message.agreement_hash),
         _read_fields(message.fields),

@@ -61,7 +61,7 @@ class Limits:
             raise ValueError("the numbers of parameters and of ciphertexts must be at least 0")
         if self._numbers > self._room:
             raise ValueError(
-                f"the numbers of one site take {self._numbers} bytes, and at most {self._room} can be sent:"
+                f"the numbers of one site take {self._numbers} bytes, but at most {self._room} can be sent:"
                 " choose a smaller model, a smaller prototype dimension, or fewer prototypes of a class"
             )
 

@@ -253,4 +253,4 @@ def _read_kind(kind: int) -> ShareKind:
     try:
         return ShareKind(kind)
     except ValueError as error:
-        raise Malformed(f"there is no kind of share {kind}") from error
+        raise Malformed(f"kind of share {kind} does not exist") from error

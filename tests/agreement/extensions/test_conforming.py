@@ -118,8 +118,8 @@ def _another_form(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ("weaken", "said"),
     [
         (_no_last_pad, "a sum"),
-        (_no_context, "protects two attempts alike at site 'b'"),
-        (_no_pads, "protects two attempts alike at site 'a'"),
+        (_no_context, "site 'b' protects two attempts alike"),
+        (_no_pads, "site 'a' protects two attempts alike"),
         (_coarse, "a sum is off by"),
         (_clips, "a sum is off by"),
         (_clips_all_but_the_first, "values beyond their bound must raise"),
@@ -157,7 +157,7 @@ class FreshAtFirst(RotationSite):
     [
         (
             {"site": lambda settings, secret, context: PlainSite()},
-            "what is right is refused: expected a payload",
+            "valid values are refused: expected a payload",
         ),
         (
             {
@@ -174,8 +174,14 @@ class FreshAtFirst(RotationSite):
             },
             "an answer is off by",
         ),
-        ({"site": lambda settings, secret, context: RotationSite(secret, b"same")}, "protected alike"),
-        ({"site": lambda settings, secret, context: FreshAtFirst(secret, context)}, "alike at site 'b'"),
+        (
+            {"site": lambda settings, secret, context: RotationSite(secret, b"same")},
+            "protects two attempts alike",
+        ),
+        (
+            {"site": lambda settings, secret, context: FreshAtFirst(secret, context)},
+            "site 'b' protects two attempts alike",
+        ),
         ({"form": lambda settings, classes, dim: PayloadForm(arrays=((classes, dim + 1),))}, "declared form"),
     ],
 )

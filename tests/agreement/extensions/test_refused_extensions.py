@@ -111,7 +111,10 @@ def test_a_name_that_is_built_in_cannot_be_registered(
     install(others, {group: {name: "evil:method"}}, name="evil", version="6.6")
     field = "method" if group == METHODS else "protection"
     said = problem(tmp_path, **{field: "another"})
-    assert f"evil 6.6, entry point {name} = 'evil:method' of {group} registers the built-in name {name!r}" in said
+    assert (
+        f"evil 6.6, entry point {name} = 'evil:method' of {group} registers the built-in name {name!r}"
+        in said
+    )
     # Nor is it ever taken for the built-in one, which is not looked up.
     assert agreement_with(tmp_path, protection="masked").protection.value == "masked"
 
@@ -149,8 +152,8 @@ def test_one_entry_point_of_the_two_would_do(others: Path, tmp_path: Path) -> No
         ("raise RuntimeError('no licence')", "cannot be loaded (RuntimeError: no licence)"),
         ("method", "cannot be loaded (NameError"),
         ("another = 5", "cannot be loaded (AttributeError"),
-        ("method = 5", "is of <class 'int'>, not a Method"),
-        ("from tests.support.rotation_extension import turned as method", "not a Method"),
+        ("method = 5", "must be a Method, not <class 'int'>"),
+        ("from tests.support.rotation_extension import turned as method", "must be a Method"),
         (GOOD.format(name="theirs"), "loads an object named 'theirs'"),
         (GOOD.format(name="pfpl"), "loads an object named 'pfpl'"),
         (GOOD.format(name="Mine"), "cannot be loaded (ValueError: name 'Mine' must be"),

@@ -150,7 +150,7 @@ def test_shared_noise_that_overflows_the_ring_is_refused() -> None:
                 "averaging": AveragingSection(),
                 "feddbp": FeddbpSection(decision=False),
             },
-            r"personal targets .* set personal = false in \[feddbp\]",
+            r" does not provide: set personal = false in \[feddbp\]",
         ),
     ],
 )

@@ -161,7 +161,7 @@ def test_from_the_sites_sums_to_each_sites_targets(seed: int, min_holders: int) 
         ({"eta": -0.1}, "eta must be between 0 and 1"),
         ({"eta": 1.1}, "eta must be between 0 and 1"),
         ({"eta": float("nan")}, "eta must be between 0 and 1"),
-        ({"top": -1}, "top, a number of channels"),
+        ({"top": -1}, "top must be at least 0"),
         ({"scores": np.full((5, 6), -1.0)}, "finite and not negative"),
         ({"scores": np.full((5, 6), np.nan)}, "finite and not negative"),
         ({"scores": np.zeros((5, 5))}, "do not fit together"),

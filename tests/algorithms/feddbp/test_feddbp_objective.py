@@ -327,7 +327,7 @@ def test_numbers_that_are_no_weights_are_refused(name: str, value: float) -> Non
 
 
 def test_settings_that_train_nothing_or_divide_by_zero_are_refused() -> None:
-    with pytest.raises(ValueError, match="nothing would be trained"):
+    with pytest.raises(ValueError, match="nothing would train"):
         Objective(share=False, decision=False)
     with pytest.raises(ValueError, match="temperature"):
         Objective(temperature=0.0)

@@ -244,7 +244,7 @@ def test_impossible_splits_and_dimensions_are_refused() -> None:
     for clusters in (0, 4):
         with pytest.raises(ValueError, match="cannot be split"):
             kmeans(np.zeros((3, 1)), clusters, seed=0)
-    with pytest.raises(ValueError, match="at most 3 components"):
+    with pytest.raises(ValueError, match="dimension must be from 0 to 3"):
         principal_scores(np.eye(3), 4)
 
 

@@ -215,7 +215,7 @@ def test_a_truncated_upload_is_refused(payloads: dict[str, Payload], cut: int) -
 
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_another_number_of_ciphertexts_is_refused(payloads: dict[str, Payload], count: int) -> None:
-    with pytest.raises(MalformedError, match="ciphertexts are required"):
+    with pytest.raises(MalformedError, match="ciphertexts"):
         validate(*(payloads[NAME].blobs * 2)[:count])
 
 

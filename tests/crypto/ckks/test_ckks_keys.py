@@ -86,7 +86,7 @@ def rotation_keys(elements: list[int]) -> bytes:
     "elements", [GALOIS_ELEMENTS[1:], GALOIS_ELEMENTS[:-1], [*GALOIS_ELEMENTS[1:], 5], [*GALOIS_ELEMENTS, 3]]
 )
 def test_rotation_keys_for_other_steps_are_refused(elements: list[int]) -> None:
-    with pytest.raises(MalformedError, match="other steps"):
+    with pytest.raises(MalformedError, match="other rotations"):
         EvaluationKeys(group().keys.relinearisation, rotation_keys(elements)).load()
 
 
@@ -104,7 +104,7 @@ RELINEARISATION = {
 def test_relinearisation_keys_are_exactly_one_whole_key(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """SEAL loads all of these, and rotation keys of the same kinds."""
     bad, good = EvaluationKeys(key_set(RELINEARISATION[name]), group().keys.rotation), key_set([FULL])
-    with pytest.raises(MalformedError, match="all their parts"):
+    with pytest.raises(MalformedError, match="evaluation keys are incomplete"):
         bad.load()
     EvaluationKeys(good, group().keys.rotation).load()
     monkeypatch.setattr(evaluation_keys, "_check_parts", lambda keys, places: None)
@@ -116,7 +116,7 @@ def test_rotation_keys_without_all_their_parts_are_refused() -> None:
     whole = [FULL if place in places else EMPTY for place in range(max(places) + 1)]
     EvaluationKeys(key_set([FULL]), key_set(whole)).load()
     short = [*whole[:-1], FULL - 1]
-    with pytest.raises(MalformedError, match="all their parts"):
+    with pytest.raises(MalformedError, match="evaluation keys are incomplete"):
         EvaluationKeys(key_set([FULL]), key_set(short)).load()
 
 

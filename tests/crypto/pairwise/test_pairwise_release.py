@@ -186,8 +186,8 @@ def test_vectors_and_answers_of_another_form_are_refused(group: Group) -> None:
     survivors = (A, B, C, D)
     masked, released = _answers(group, survivors)
     odd_masked: dict[str, dict[str, Any]] = {
-        "one masked vector of each survivor": {name: masked[name] for name in (A, B, C)},
-        "and no other": masked | {E: masked[A]},
+        "must be exactly one of each survivor": {name: masked[name] for name in (A, B, C)},
+        "exactly one of each survivor": masked | {E: masked[A]},
         "differ in length or ring": masked | {A: masked[A][:-1]},
         "differ in length": masked | {A: masked[A].astype(np.uint32)},
         "one vector of uint32 or uint64": masked | {A: masked[A].astype(np.float64)},

@@ -150,7 +150,7 @@ def test_nothing_costs_nothing() -> None:
 
 def test_an_unknown_event_is_refused() -> None:
     unknown: Any = object()
-    with pytest.raises(TypeError, match="no accounting"):
+    with pytest.raises(TypeError, match="no accountant covers"):
         epsilon([GaussianRelease(1.0), unknown], DELTA)
 
 

@@ -83,7 +83,7 @@ def test_training_that_costs_more_than_the_budget_leaves_nothing() -> None:
         lambda: noise_multiplier(0.5, DELTA, 1, beside=[TRAINING]),
         lambda: releases(0.5, DELTA, 14.0, beside=[TRAINING]),
     ):
-        with pytest.raises(Unattainable, match=r"alone, of 0\.5 at"):
+        with pytest.raises(Unattainable, match=r"alone costs .* of 0\.5 at"):
             solve()
 
 
@@ -99,14 +99,14 @@ def test_releases_that_cost_nothing_are_not_counted() -> None:
 
 @pytest.mark.parametrize("budget", [0.0, -1.0, math.inf, math.nan])
 def test_a_budget_is_a_number_over_zero(budget: float) -> None:
-    with pytest.raises(ValueError, match="a number over 0"):
+    with pytest.raises(ValueError, match="epsilon must be positive and finite"):
         noise_multiplier(budget, DELTA, 1)
-    with pytest.raises(ValueError, match="a number over 0"):
+    with pytest.raises(ValueError, match="epsilon must be positive and finite"):
         releases(budget, DELTA, 1.0)
 
 
 def test_a_plan_has_a_release() -> None:
-    with pytest.raises(ValueError, match="1 release or more"):
+    with pytest.raises(ValueError, match="releases must be at least 1"):
         noise_multiplier(1.0, DELTA, 0)
 
 

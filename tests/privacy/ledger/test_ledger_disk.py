@@ -192,7 +192,7 @@ def test_waiting_for_the_lock_is_logged(
     ledger = open_ledger(path)
     with ThreadPoolExecutor(1) as pool, append_only_file.locked(path) as _:
         spent = pool.submit(ledger.spend, spending(2))
-        while "held by another process" not in caplog.text:
+        while "which another process holds" not in caplog.text:
             assert not spent.done()
             time.sleep(0.01)
     assert len(open_ledger(path).history) == 2

@@ -206,22 +206,22 @@ def test_a_subject_that_another_has_followed_cannot_come_again() -> None:
     joint.add(one, label, np.array([3]))
     joint.add(one, label, np.array([3]))
     joint.add(one, label, np.array([4]))
-    with pytest.raises(ValueError, match="come together"):
+    with pytest.raises(ValueError, match="in ascending order of their subjects"):
         joint.add(one, label, np.array([3]))
-    with pytest.raises(ValueError, match="come together"):
+    with pytest.raises(ValueError, match="in ascending order of their subjects"):
         joint.add(np.ones((2, 2)), np.zeros(2, np.int64), np.array([5, 4]))
 
 
 @pytest.mark.parametrize("owners", [np.zeros(3, np.int64), np.zeros(2, np.int32), np.zeros((2, 1), np.int64)])
 def test_owners_that_do_not_fit_are_refused(owners: NDArray[np.int64]) -> None:
-    with pytest.raises(ValueError, match="one a record"):
+    with pytest.raises(ValueError, match="one for each record"):
         JointSums(QUERY.start(CLASSES, 2)).add(np.ones((2, 2)), np.zeros(2, np.int64), owners)
 
 
 @pytest.mark.parametrize("owners", [1, 3])
 def test_as_many_records_have_an_owner_as_come(owners: int) -> None:
     batch = np.ones((2, 2)), np.zeros(2, np.int64)
-    with pytest.raises(ValueError, match=r"one a record|3 records have a subject, and 2 came"):
+    with pytest.raises(ValueError, match=r"one for each record|3 subjects were given for 2 records"):
         joint_sums(QUERY.start(CLASSES, 2), [batch], np.zeros(owners, np.int64))
 
 

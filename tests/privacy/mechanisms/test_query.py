@@ -207,7 +207,7 @@ def test_settings_without_a_meaning_are_refused(settings: tuple[float, float, fl
 
 @pytest.mark.parametrize(("classes", "dim"), [(0, 1), (1, 0)])
 def test_sums_of_nothing_are_refused(classes: int, dim: int) -> None:
-    with pytest.raises(ValueError, match="1 or more"):
+    with pytest.raises(ValueError, match="classes and features must be at least 1"):
         QUERY.start(classes, dim)
 
 

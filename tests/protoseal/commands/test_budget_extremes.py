@@ -82,5 +82,5 @@ def test_a_plot_takes_the_place_of_files_alone(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     result = plan("--epsilon", 3, *USUAL, "--plot", pipe)
     assert result.exit_code == 1
-    assert "is no regular file" in result.stderr
+    assert "is not a regular file" in result.stderr
     assert stat.S_ISFIFO(pipe.stat().st_mode)
