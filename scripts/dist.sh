@@ -22,7 +22,7 @@ cp "$bill" "$info/sboms/"
 
 "$python" -m twine check --strict dist/*
 
-# The wheel has to work where nothing else is, from a folder that is not the checkout.
+# The wheel must work in an empty environment, from a folder outside the checkout.
 "$python" -m venv "$scratch/empty"
 "$scratch/empty/bin/python" -m pip install --quiet --disable-pip-version-check dist/*.whl
 (cd "$scratch" && empty/bin/protoseal --help >/dev/null && empty/bin/protoseal pki init --help >/dev/null)

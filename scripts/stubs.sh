@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Generates the protobuf stubs in proto/; with --check, fails unless the committed ones are current.
+# Generate the protobuf stubs in proto/; with --check, fail unless the committed stubs are current.
 # The generator is older than the newest runtime on purpose: see docs/adr/0004-stubs-by-an-older-generator.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds both images, starts deploy/compose.yaml with three sites on scans of digits, and waits until all parties ended
-# well. No test calls it, since it needs root, a container engine with compose, and a base image (several GB, minutes).
+# Build both images, start deploy/compose.yaml with three sites on scans of digits, and wait until all parties exit with
+# 0. No test calls this script: it needs root, a container engine with compose, and a base image (several GB, minutes).
 #
 #     scripts/try-containers.sh                                       # Docker
 #     ENGINE=podman COMPOSE=podman-compose scripts/try-containers.sh
@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 ENGINE=${ENGINE:-docker} COMPOSE=${COMPOSE:-docker compose} VERSION=0.1.0
 PROTOSEAL=$PWD/.venv/bin/protoseal
 SITES="north south west"
-[ -x "$PROTOSEAL" ] || { echo "no $PROTOSEAL: run make env"; exit 1; }
+[ -x "$PROTOSEAL" ] || { echo "$PROTOSEAL is missing: run make env"; exit 1; }
 FOLDER=$(mktemp -d)
 export PROTOSEAL_ETC=$FOLDER/etc PROTOSEAL_DATA=$FOLDER/data
 
@@ -69,6 +69,6 @@ for NAME in coordinator $SITES; do
     STATUS=$("$ENGINE" wait "$("$ENGINE" ps --all --quiet --filter "label=com.docker.compose.project=protoseal" \
         --filter "label=com.docker.compose.service=$NAME")")
     compose logs "$NAME" | tail -n 2
-    [ "$STATUS" = 0 ] || { echo "$NAME ended with $STATUS"; exit 1; }
+    [ "$STATUS" = 0 ] || { echo "$NAME exited with $STATUS"; exit 1; }
 done
-echo "All parties ended well."
+echo "All parties exited with 0."

@@ -1,8 +1,8 @@
-# The coordinator: no PyTorch, no compiler, no secret. From the project's root:
+# The coordinator: no PyTorch, no compiler, no secret. Build from the project's root:
 #
 #     docker build -f deploy/docker/coordinator.Dockerfile -t protoseal-coordinator:0.1.0 .
 #
-# Tags can be moved: an institution that builds for others to trust pins the digest,
+# Tags can move: pin the digest if others must trust the image,
 # --build-arg PYTHON_IMAGE=python:3.12.12-slim-bookworm@sha256:...
 ARG PYTHON_IMAGE=python:3.12.12-slim-bookworm
 
@@ -23,13 +23,13 @@ RUN python -m venv /opt/protoseal \
     && /opt/protoseal/bin/pip install --no-cache-dir --disable-pip-version-check .
 
 FROM ${PYTHON_IMAGE}
-# A volume takes its owner from the directory that it is first mounted on.
+# A volume inherits the owner of the directory that it is first mounted on.
 RUN groupadd --system --gid 10001 protoseal \
     && useradd --system --uid 10001 --gid 10001 --no-create-home --home-dir /var/lib/protoseal \
         --shell /usr/sbin/nologin protoseal \
     && install -d -o protoseal -g protoseal -m 0700 /var/lib/protoseal
 COPY --from=build /opt/protoseal /opt/protoseal
-# The root may be read-only: bytecode was written by pip, state goes to the volume, temporary files to a tmpfs.
+# The root can be read-only: pip wrote the bytecode, state goes to the volume, temporary files to a tmpfs.
 ENV PATH=/opt/protoseal/bin:$PATH \
     HOME=/var/lib/protoseal \
     PYTHONDONTWRITEBYTECODE=1 \

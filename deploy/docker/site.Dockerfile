@@ -1,8 +1,8 @@
-# A site: PyTorch, several GB. It listens on nothing. From the project's root:
+# A site: PyTorch, several GB, no open port. Build from the project's root:
 #
 #     docker build -f deploy/docker/site.Dockerfile -t protoseal-site:0.1.0 .
 #
-# The configuration is named when it is started: protoseal client run --config /etc/protoseal/NAME/site.toml
+# Give the configuration when starting a container: protoseal client run --config /etc/protoseal/NAME/site.toml
 ARG PYTHON_IMAGE=python:3.12.12-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build
@@ -22,13 +22,13 @@ RUN python -m venv /opt/protoseal \
     && /opt/protoseal/bin/pip install --no-cache-dir --disable-pip-version-check '.[site]'
 
 FROM ${PYTHON_IMAGE}
-# A volume takes its owner from the directory that it is first mounted on.
+# A volume inherits the owner of the directory that it is first mounted on.
 RUN groupadd --system --gid 10001 protoseal \
     && useradd --system --uid 10001 --gid 10001 --no-create-home --home-dir /var/lib/protoseal \
         --shell /usr/sbin/nologin protoseal \
     && install -d -o protoseal -g protoseal -m 0700 /var/lib/protoseal
 COPY --from=build /opt/protoseal /opt/protoseal
-# The root may be read-only: bytecode was written by pip, state goes to the volume, temporary files to a tmpfs.
+# The root can be read-only: pip wrote the bytecode, state goes to the volume, temporary files to a tmpfs.
 ENV PATH=/opt/protoseal/bin:$PATH \
     HOME=/var/lib/protoseal \
     MPLCONFIGDIR=/tmp \
@@ -36,6 +36,6 @@ ENV PATH=/opt/protoseal/bin:$PATH \
     PYTHONUNBUFFERED=1
 WORKDIR /etc/protoseal
 USER 10001:10001
-# No HEALTHCHECK: nothing listens here; a site that cannot go on ends, and is started again.
+# No HEALTHCHECK: no port is open; a site that cannot continue exits and is restarted.
 ENTRYPOINT ["protoseal"]
 CMD ["client", "run", "--config", "/etc/protoseal/site/site.toml"]

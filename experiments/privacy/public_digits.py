@@ -1,8 +1,9 @@
-"""An extractor of digits from public data: USPS's scans and Chars74K's typefaces, nothing of MNIST.
+"""Extractor of digits trained on public data: USPS's scans and Chars74K's typefaces, without MNIST.
 
-``python experiments/privacy/public_digits.py --data-root DIR --out FILE.safetensors`` trains a built-in network on all
-of both, turned, moved, scaled, sheared and warped anew in each epoch, and prints the file's SHA-256, which an
-agreement's ``pretrained_sha256`` takes. Weights follow from ``--seed``, with the same versions on the same machine.
+``python experiments/privacy/public_digits.py --data-root DIR --out FILE.safetensors`` trains a built-in network on both
+data sets, with fresh random rotations, shifts, scalings, shears and warps in each epoch. It prints the SHA-256 of the
+file, for an agreement's ``pretrained_sha256``. Weights are reproducible from ``--seed`` with the same versions on the
+same machine.
 """
 
 from __future__ import annotations
@@ -35,21 +36,21 @@ WARPS = v2.Compose(
 
 
 def read_public(data: str, root: Path) -> TensorDataset:
-    """Training and test parts: images (N, 1, 28, 28) in [−1, 1], bright on dark as in MNIST, and labels (N,)."""
+    """Return training and test parts: images (N, 1, 28, 28) in [−1, 1], bright on dark as in MNIST, and labels (N,)."""
     parts = [part for source in read(data, data_root=root, agreed=PREPROCESSING) for part in source.parts]
     images = torch.cat([to_tensor(part.inputs, PREPROCESSING, where=data) for part in parts])
     return TensorDataset(bright_ink(images), torch.cat([torch.from_numpy(part.labels) for part in parts]))
 
 
 def bright_ink(images: Tensor) -> Tensor:
-    """Images (N, 1, H, W) with those inverted whose edge is bright on average."""
+    """Return images (N, 1, H, W), inverting images whose edge is bright on average."""
     edges = (images[..., 0, :], images[..., -1, :], images[..., 0], images[..., -1])
     ground = torch.cat(edges, dim=-1).mean(dim=(1, 2))
     return torch.where(ground[:, None, None, None] > 0, -images, images)
 
 
 def train(model: PrototypeModel, public: TensorDataset, epochs: int, lr: float) -> None:
-    """By cross-entropy, Adam, and one cycle of the learning rate."""
+    """Train by cross-entropy and Adam, with one cycle of the learning rate."""
     batches = DataLoader(public, batch_size=64, shuffle=True, drop_last=True)
     optimiser = torch.optim.Adam(model.parameters(), lr=lr)
     cycle = torch.optim.lr_scheduler.OneCycleLR(optimiser, lr, total_steps=epochs * len(batches))
@@ -74,7 +75,7 @@ def train(model: PrototypeModel, public: TensorDataset, epochs: int, lr: float) 
 def main(
     data_root: Path, out: Path, data: str, name: str, dim: int, epochs: int, lr: float, seed: int
 ) -> None:
-    """Train an extractor on public digits, and say what its file's SHA-256 is."""
+    """Train an extractor on public digits, write it to --out, and print the SHA-256 of that file."""
     torch.manual_seed(seed)
     model = build_model(name, classes=CLASSES, dim=dim, channels=1, image_size=SIDE, seed=seed)
     train(model, read_public(data, data_root), epochs, lr)
