@@ -9,7 +9,7 @@ from agreement.method_traits import Family
 from agreement.methods import Method
 from agreement.protections import Protection
 from algorithms.gram import Need
-from algorithms.pfpl import Weighting, served_by
+from algorithms.pfpl import Weighting, sufficient_needs
 from crypto.protection import Offer
 
 NEEDS = {
@@ -68,7 +68,7 @@ def check_noise_is_shared(method: Method, protection: Protection, *, personal: b
 def _check_weighting_served(
     method: Method, weighting: Weighting, squared: bool, protection: Protection
 ) -> None:
-    needs, offers = served_by(weighting, squared=squared), protection.offers
+    needs, offers = sufficient_needs(weighting, squared=squared), protection.offers
     if _values(needs).isdisjoint(_values(offers)):
         form = weighting.value if squared else f"{weighting.value}, unsquared"
         others = "weighting 'complement', 'distance' or 'uniform', squared, or "

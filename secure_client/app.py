@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from agreement.storage.ledger_anchors import AnchorRecord
-from agreement.storage.run_identity import differs_in, holds, keep_agreement
+from agreement.storage.run_identity import describe_owner, holds, keep_agreement
 from agreement.storage.sqlite import closed_on_error
 from crypto.errors import KeyStoreError
 from crypto.keys import StorageKey
@@ -118,7 +118,7 @@ def open_journal_of(config: SiteConfig, path: Path, party: Party) -> Journal:
         return open_journal(path, config.agreement, party)
     except OtherRun as error:
         raise OtherRun(
-            f"{config.state_dir} belongs to {differs_in(config.state_dir, config.agreement)}: give this run its "
+            f"{config.state_dir} belongs to {describe_owner(config.state_dir, config.agreement)}: give this run its "
             "own state_dir and out, or use the agreement that the run was started with"
         ) from error
 
@@ -129,7 +129,7 @@ def check_out(config: SiteConfig, *, begun: bool) -> None:
         return
     told = "an earlier start of this run, which has no state in state_dir"
     if not holds(config.out, config.agreement):
-        told = differs_in(config.out, config.agreement)
+        told = describe_owner(config.out, config.agreement)
     raise OtherRun(
         f"{config.out} holds the model of {told}: give this run its own out, or move that model away"
     )

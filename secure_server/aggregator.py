@@ -31,12 +31,12 @@ from secure_server.exchanges.encrypted_clusters import EncryptedClusters
 from secure_server.exchanges.encrypted_groups import EncryptedGroupSums
 from secure_server.exchanges.encrypted_sums import EncryptedSums
 from secure_server.exchanges.masked_clusters import MaskedClusters
-from secure_server.exchanges.masked_sums import PairwiseSums
-from secure_server.exchanges.peer_combinations import Peers
+from secure_server.exchanges.masked_sums import MaskedSums
+from secure_server.exchanges.peer_combinations import PeerCombinations
 from secure_server.exchanges.plain_clusters import PlainClusters
-from secure_server.exchanges.plain_sums import GroupSums
+from secure_server.exchanges.plain_sums import PlainSums
 from secure_server.exchanges.site_grouping import Clustering
-from secure_server.process_pool import run_apart
+from secure_server.process_pool import run_isolated
 from secure_server.rounds.events import Planned
 
 
@@ -112,7 +112,7 @@ class Aggregator:
 
         Only ``ckks`` has keys; another protection must have none. Once bad keys are accepted, every round fails
         through no fault of its sites. Where heavy work goes to processes, the check takes a process of its own, with
-        bounded memory and time (:func:`run_apart`). This thread waits for it, so a maker of keys can keep the thread
+        bounded memory and time (:func:`run_isolated`). This thread waits for it, so a maker of keys can keep the thread
         busy for as long, again with each try until the set-up's deadline. Without processes nothing is bounded: the
         sites are then this process's own.
         """
@@ -121,7 +121,7 @@ class Aggregator:
         if self._executor is None:
             return worker_tasks.check_keys(evaluation_keys)
         try:
-            return run_apart(worker_tasks.check_keys, evaluation_keys)
+            return run_isolated(worker_tasks.check_keys, evaluation_keys)
         except BrokenExecutor as error:
             raise MalformedError("evaluation keys take too much time or memory to load") from error
 
@@ -135,7 +135,9 @@ class Aggregator:
 
 
 def _peers(run: Run) -> Exchange:
-    return Peers(run.agreement, run.limits, server_half(run.agreement, run.keys_path, run.executor))
+    return PeerCombinations(
+        run.agreement, run.limits, server_half(run.agreement, run.keys_path, run.executor)
+    )
 
 
 def _encrypted_groups(run: Run) -> Exchange:
@@ -155,8 +157,8 @@ _EXCHANGES: Mapping[ExchangeKind, Callable[[Run], Exchange]] = {
     ExchangeKind.ROTATED_PEERS: _peers,
     ExchangeKind.ENCRYPTED_PEERS: _peers,
     ExchangeKind.EXTENSION_PEERS: _peers,
-    ExchangeKind.PLAIN_SUMS: lambda run: GroupSums(run.agreement, run.limits),
-    ExchangeKind.MASKED_SUMS: lambda run: PairwiseSums(run.agreement, run.limits),
+    ExchangeKind.PLAIN_SUMS: lambda run: PlainSums(run.agreement, run.limits),
+    ExchangeKind.MASKED_SUMS: lambda run: MaskedSums(run.agreement, run.limits),
     ExchangeKind.ENCRYPTED_SUMS: lambda run: EncryptedSums(run.agreement, run.limits),
     ExchangeKind.ENCRYPTED_GROUPS: _encrypted_groups,
     ExchangeKind.EXTENSION_SUMS: _extension_sums,

@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from agreement.storage.ledger_anchors import AnchorRecord
-from agreement.storage.run_identity import differs_in, keep_agreement
+from agreement.storage.run_identity import describe_owner, keep_agreement
 from crypto import durable_files
 from crypto.pki import Credentials, Role, TrustAnchor
 from protoseal_wire.messages import Phase
@@ -83,7 +83,7 @@ def open_store(config: CoordinatorConfig) -> Store:
         )
     except OtherRun as error:
         raise OtherRun(
-            f"{folder} belongs to {differs_in(folder, agreement)}: set another state_dir for this "
+            f"{folder} belongs to {describe_owner(folder, agreement)}: set another state_dir for this "
             "run, or restore the agreement that the run was started with"
         ) from error
     keep_agreement(folder, agreement)

@@ -54,10 +54,10 @@ from secure_server.round_log import (
 )
 from secure_server.rounds import machine
 from secure_server.rounds.preconditions import check_protocol
-from secure_server.rounds.shutdown import Ending
+from secure_server.rounds.shutdown import ShutdownWait
 from secure_server.rounds.state import Rules, Stage, State
 from secure_server.storage.store import Store
-from secure_server.stored_outcome import Computation, computation
+from secure_server.stored_outcome import EncodedOutcome, encode_outcome
 from secure_server.upload_checks import AnswerCheck
 
 __all__ = ["Coordinator", "CoordinatorRound"]
@@ -100,7 +100,7 @@ class Coordinator:
         self._check = AnswerCheck(agreement, self._requests, aggregator, self._anchors, self._limits)
         self._callbacks: list[Callable[[], None]] = []
         self._job: Future[Done] | None = None
-        self._ending = Ending(clock, rules.seconds(Stage.RESULT))
+        self._ending = ShutdownWait(clock, rules.seconds(Stage.RESULT))
         self._waits = WaitLog(rules)
         self._round_began = self._compute_began = time.perf_counter()
         self._compute_seconds = 0.0
@@ -167,7 +167,7 @@ class Coordinator:
     def _end_or_wait(self, site: str) -> Finished | Stopped | Wait:
         if not self._state.over:
             return Wait()
-        self._ending.tell(site)
+        self._ending.note_notified(site)
         finished = self._state.stage is Stage.FINISHED
         return Finished(self._state.round) if finished else Stopped(self._state.reason)
 
@@ -340,8 +340,8 @@ class Coordinator:
         else:
             self._job = self._background.submit(self._done_apart, work, attempt)
 
-    def _computation(self, attempt: Attempt) -> Computation:
-        return computation(self._aggregator.combine(attempt))
+    def _computation(self, attempt: Attempt) -> EncodedOutcome:
+        return encode_outcome(self._aggregator.combine(attempt))
 
     def _done_apart(self, work: Job, attempt: Attempt) -> Done:
         """Run a job in another thread.
@@ -383,7 +383,7 @@ class Coordinator:
         else:
             self._take_results(done)
 
-    def _take_results(self, done: Computation) -> None:
+    def _take_results(self, done: EncodedOutcome) -> None:
         log_failures(self._state, done.failures)
         if done.failures and not done.results:
             self._step(machine.ComputeFailed())
@@ -405,7 +405,7 @@ class Coordinator:
         machine.check_on_roster(self._rules, site)
 
 
-Done = machine.Planned | Computation
+Done = machine.Planned | EncodedOutcome
 Job = Callable[[Attempt], Done]
 """Computation that the coordinator makes for an attempt and that may take long."""
 

@@ -19,10 +19,10 @@ from protoseal_wire.messages import (
 )
 from secure_server.aggregator import Aggregator
 from secure_server.errors import WrongPhase
-from secure_server.exchanges.base import Attempt, Kept
+from secure_server.exchanges.base import Attempt, AttemptCache
 from secure_server.membership import Members
 from secure_server.rounds.state import State
-from secure_server.storage.store import Given, Store
+from secure_server.storage.store import ResultReference, Store
 
 
 class Requests:
@@ -33,8 +33,8 @@ class Requests:
         self._members, self._aggregator = members, aggregator
         self._limits = limits_of(agreement)
         self._group_keys: tuple[PhaseKey, GroupKeys] | None = None
-        self._roster = Kept[bytes]()
-        self._stated = Kept[dict[str, PresenceStatement]]()
+        self._roster = AttemptCache[bytes]()
+        self._stated = AttemptCache[dict[str, PresenceStatement]]()
 
     def content(self, state: State, key: PhaseKey, site: str) -> bytes:
         """Return the request of ``key`` for ``site``; raise :class:`WrongPhase` if there is none."""
@@ -102,10 +102,10 @@ class Requests:
         base = self._base(state, site)
         return b"" if base is None else base.sha256
 
-    def _base(self, state: State, site: str) -> Given | None:
+    def _base(self, state: State, site: str) -> ResultReference | None:
         """Return the last result that the site's group was given; None before the first, and without groups."""
         group = next((group for group in state.groups if site in group), ())
-        return self._store.latest_given(group, state.round)
+        return self._store.latest_result(group, state.round)
 
     def attempt(self, state: State) -> Attempt:
         """Return the current attempt, from PLANNING or its first step on."""

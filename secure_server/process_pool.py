@@ -26,8 +26,8 @@ _log = logging.getLogger("protoseal.coordinator")
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-_APART_BYTES = 2**28
-_APART_SECONDS = 10
+_ISOLATED_BYTES = 2**28
+_ISOLATED_SECONDS = 10
 """Memory and processor seconds of an isolated call; valid evaluation keys take half of the one, 1 % of the other."""
 
 
@@ -62,7 +62,7 @@ class Workers(Pool):
         self._pool.shutdown(wait, cancel_futures=cancel_futures)
 
 
-def run_apart(function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
+def run_isolated(function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
     """Run a top-level function in a process of its own, limited to 256 MiB and 10 seconds.
 
     Raises the function's error, and :class:`BrokenProcessPool` when the process ended: native code can crash without
@@ -70,7 +70,7 @@ def run_apart(function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -
     """
     with _pool(1) as pool:
         return pool.submit(
-            _bounded, _APART_BYTES, _APART_SECONDS, partial(function, *args, **kwargs)
+            _bounded, _ISOLATED_BYTES, _ISOLATED_SECONDS, partial(function, *args, **kwargs)
         ).result()
 
 

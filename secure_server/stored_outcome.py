@@ -11,7 +11,7 @@ from secure_server.rounds.state import Groups
 
 
 @dataclass(frozen=True)
-class Computation:
+class EncodedOutcome:
     """Results of sites as bytes, the groups of a clustering, and the groups that get nothing."""
 
     results: Mapping[str, bytes]
@@ -19,8 +19,8 @@ class Computation:
     failures: tuple[GroupFailure, ...]
 
 
-def computation(outcome: Outcome) -> Computation:
+def encode_outcome(outcome: Outcome) -> EncodedOutcome:
     """Encode an outcome. A result that several sites share, of megabytes, is encoded once."""
     contents = {id(payload): codec.encode_payload(payload) for payload in outcome.results.values()}
     results = {site: contents[id(payload)] for site, payload in outcome.results.items()}
-    return Computation(results, outcome.groups, outcome.failures)
+    return EncodedOutcome(results, outcome.groups, outcome.failures)

@@ -33,7 +33,7 @@ _MOST = 2.0**53
 
 
 @dataclass(frozen=True)
-class Opened:
+class DecryptedSum:
     """Decrypted sum: ``total`` (L,) as the layout says, over ``members``; ``holders`` (K,) have a class."""
 
     total: Float
@@ -55,7 +55,7 @@ class CountedSum:
         """Return the vector for a contribution (L,) that has rows of the classes ``holds`` (K,)."""
         return np.concatenate([contribution, holds.astype(np.float64), [1.0]])
 
-    def opened(self, values: Float) -> Opened:
+    def opened(self, values: Float) -> DecryptedSum:
         """Return the content of a sum (L + K + 1,) of :meth:`vector` over sites.
 
         Raises :class:`ImplausibleError` for values that are no possible sum, whatever the protection returned.
@@ -69,9 +69,9 @@ class CountedSum:
             total[-1:] = whole_counts(total[-1:], errors[-1:])
         if not 1 <= holders[-1] <= self._agreement.max_sites or (holders[:-1] > holders[-1]).any():
             raise ImplausibleError("a decrypted sum counts no possible number of sites")
-        return Opened(total, holders[:-1], int(holders[-1]))
+        return DecryptedSum(total, holders[:-1], int(holders[-1]))
 
-    def means(self, opened: Opened) -> Means:
+    def means(self, opened: DecryptedSum) -> Means:
         """Return the means; raise :class:`ImplausibleError` for means beyond the bounds or of too few sites."""
         try:
             check_total(self._agreement, opened.total, opened.holders, opened.members)

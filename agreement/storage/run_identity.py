@@ -26,7 +26,7 @@ def holds(folder: Path, agreement: Agreement) -> bool:
     return _kept(folder) == agreement.to_json()
 
 
-def differs_in(folder: Path, agreement: Agreement) -> str:
+def describe_owner(folder: Path, agreement: Agreement) -> str:
     """Return what the folder belongs to, as the end of a sentence: another run, or one whose agreement has changed."""
     kept = _kept(folder)
     run = None if kept is None else json.loads(kept)["run"]

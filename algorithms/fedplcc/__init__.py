@@ -23,7 +23,7 @@ from algorithms.fedplcc.aggregation import (
     has_direction,
     local_clusters,
 )
-from algorithms.fedplcc.cluster_merging import most_hiding
+from algorithms.fedplcc.cluster_merging import most_norm_hiding
 
 __all__ = [
     "WITHHELD",
@@ -36,5 +36,5 @@ __all__ = [
     "global_clusters",
     "has_direction",
     "local_clusters",
-    "most_hiding",
+    "most_norm_hiding",
 ]

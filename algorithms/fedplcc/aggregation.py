@@ -17,7 +17,7 @@ import numpy as np
 from algorithms.averaging import weighted_mean
 from algorithms.clustering.finch import LEAST_NORM, finch, finch_rows
 from algorithms.clustering.kmeans import Labels, in_order_of_appearance
-from algorithms.fedplcc.cluster_merging import Merging, most_hiding
+from algorithms.fedplcc.cluster_merging import Merging, most_norm_hiding
 from algorithms.gram import Bool, Float
 
 WITHHELD = -1
@@ -132,8 +132,8 @@ def assign(
 
     A cluster with prototypes of fewer than ``min_holders`` *sites* is merged into the cluster whose mean is nearest by
     cosine (:class:`algorithms.fedplcc.cluster_merging.Merging`). So are the smallest clusters while a class has more
-    than ``most``, or with ``hiding`` more than :func:`algorithms.fedplcc.cluster_merging.most_hiding` allows. A class
-    that fewer than min_holders sites hold is withheld; a zero prototype does not make its site a holder.
+    than ``most``, or with ``hiding`` more than :func:`algorithms.fedplcc.cluster_merging.most_norm_hiding` allows. A
+    class that fewer than min_holders sites hold is withheld; a zero prototype does not make its site a holder.
 
     So every centre mixes at least min_holders sites. The limits: **the mix is uneven**, since a site with many of a
     cluster's prototypes or samples, or with much longer prototypes, outweighs the others; changes of the centres from
@@ -147,7 +147,7 @@ def assign(
     labels: list[int] = []
     holders: list[int] = []
     for k, (gram, sites) in enumerate(_paired(gram_by_class, sites_by_class)):
-        limit = min(most or len(sites), most_hiding(len(sites)) if hiding else len(sites))
+        limit = min(most or len(sites), most_norm_hiding(len(sites)) if hiding else len(sites))
         parts, found = _assign_class(gram, sites, min_holders, limit, literal)
         of_row.append(np.where(parts == WITHHELD, WITHHELD, parts + len(labels)))
         labels += [k] * len(found)

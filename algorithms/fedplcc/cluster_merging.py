@@ -12,7 +12,7 @@ from algorithms.clustering.kmeans import Labels, in_order_of_appearance
 from algorithms.gram import Float
 
 
-def most_hiding(rows: int) -> int:
+def most_norm_hiding(rows: int) -> int:
     """Return the largest number of clusters G, at least 1, with G·(G + 1)/2 < ``rows``, a class's prototypes.
 
     The sums of G clusters have G·(G + 1)/2 inner products, each an equation in the prototypes' unknown norms. The

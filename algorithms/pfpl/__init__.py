@@ -8,6 +8,6 @@ and trains with cross entropy + λ · ℓ_R(C̄_i, C_i) (equation 5). Only proto
 is :mod:`algorithms.pfpl.aggregation` (numpy), the site's :mod:`algorithms.pfpl.objective` (torch).
 """
 
-from algorithms.pfpl.aggregation import Weighting, peer_weights, personalise, served_by
+from algorithms.pfpl.aggregation import Weighting, peer_weights, personalise, sufficient_needs
 
-__all__ = ["Weighting", "peer_weights", "personalise", "served_by"]
+__all__ = ["Weighting", "peer_weights", "personalise", "sufficient_needs"]

@@ -23,7 +23,7 @@ class Weighting(StrEnum):
     """Weight w = 1/(cnt − 1): the control that ignores distances."""
 
 
-def served_by(weighting: Weighting, *, squared: bool = True) -> frozenset[Need]:
+def sufficient_needs(weighting: Weighting, *, squared: bool = True) -> frozenset[Need]:
     """Return the needs of which a protection must offer at least *one* to compute these weights.
 
     Raises ``ValueError`` for an unsquared weighting other than ``distance``.

@@ -14,14 +14,14 @@ from crypto.ckks.parameters import SLOTS
 from crypto.errors import ImplausibleError, MalformedError
 from crypto.fixed_point import Float, Segment, check_bound, segment_slices
 
-IN_A_CIPHERTEXT = 2 * SLOTS
+VALUES_PER_CIPHERTEXT = 2 * SLOTS
 ROOM_BITS = 58
 """Bits of the largest value, in units of 1/scale; the last modulus has 60, so values are far from wrapping around."""
 MOST_SCALE_BITS = 50
 """Bits of the largest scale, beyond which float64 encoding is coarser than the ciphertext's own error."""
 FRESH_ERROR = 300.0
 """Standard deviation of a fresh ciphertext's error in each part of a slot, in units of 1/scale: 3.2·√8192 is 290."""
-SURE = 8.0
+SURE_DEVIATIONS = 8.0
 """Number of standard deviations that, except with probability 1e-7, none of 2^26 values exceeds."""
 
 Complex = NDArray[np.complex128]
@@ -47,7 +47,7 @@ class BoundedVector:
     @property
     def parts(self) -> int:
         """Number of ciphertexts that the values need."""
-        return -(-self.length // IN_A_CIPHERTEXT)
+        return -(-self.length // VALUES_PER_CIPHERTEXT)
 
     def parts_of(self, values: Float) -> Iterator[tuple[Segment, Float]]:
         """Yield each segment with its values."""
@@ -70,7 +70,7 @@ class BoundedVector:
         :class:`MalformedError` unless values are float64 of shape (L,).
         """
         self.check(values)
-        slots = np.zeros(self.parts * IN_A_CIPHERTEXT)
+        slots = np.zeros(self.parts * VALUES_PER_CIPHERTEXT)
         slots[: self.length] = values / self.bounds
         return list(slots.view(np.complex128).reshape(self.parts, SLOTS))
 

@@ -16,7 +16,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from crypto.ckks.bounded_packing import FRESH_ERROR, MOST_SCALE_BITS, ROOM_BITS, SURE, BoundedVector, Complex
+from crypto.ckks.bounded_packing import (
+    FRESH_ERROR,
+    MOST_SCALE_BITS,
+    ROOM_BITS,
+    SURE_DEVIATIONS,
+    BoundedVector,
+    Complex,
+)
 from crypto.ckks.parameters import SCHEME, SLOTS, Form, Level, dropped_prime
 from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import read_payload
@@ -32,7 +39,7 @@ _UNIT_SCALE = 2.0**45
 COSINE_SCALE = _UNIT_SCALE * _UNIT_SCALE / dropped_prime(Level.UPLOAD)
 _ROTATION_ERROR = 1.2e-5 * 2.0**40 / COSINE_SCALE
 """Error of a sum over all slots, in each slot; docs/explanation/ckks-error.md derives it for sums at scale 2^40."""
-_COSINE_ERROR = SURE * FRESH_ERROR * math.sqrt(2.0) / _UNIT_SCALE + _ROTATION_ERROR
+_COSINE_ERROR = SURE_DEVIATIONS * FRESH_ERROR * math.sqrt(2.0) / _UNIT_SCALE + _ROTATION_ERROR
 _LEAST_SCALE_BITS = 30
 
 
@@ -70,7 +77,7 @@ class MixForm:
 
     def error(self, magnitudes: Float) -> Float:
         """Return a bound on the error of each mixed value (L,), from ``magnitudes`` (L,) of at least Σ_k |w_k|."""
-        fresh: float = SURE * FRESH_ERROR * math.sqrt(self.groups) / self._scale
+        fresh: float = SURE_DEVIATIONS * FRESH_ERROR * math.sqrt(self.groups) / self._scale
         return _COSINE_ERROR * magnitudes + self.vector.bounds * fresh
 
     def pack_direction(self, vector: Float) -> list[Float]:

@@ -25,12 +25,12 @@ Pair = tuple[int, int]
 Bool = NDArray[np.bool_]
 
 
-def weighs(combination: Combination) -> bool:
+def needs_distances(combination: Combination) -> bool:
     """Return True if the combination needs distances."""
     return combination is not Combination.UNIFORM
 
 
-def adds_up(combination: Combination) -> bool:
+def needs_bare_sum(combination: Combination) -> bool:
     """Return True if the combination needs the bare sum of all sites' prototypes."""
     return combination is not Combination.DISTANCE
 
@@ -56,7 +56,7 @@ class Combining:
         """Yield each site's answer, from the prototypes of all sites."""
         sums: dict[int, list[Ciphertext]] = {}
         lengths: dict[int, list[Ciphertext]] = {}
-        if weighs(self._combination):
+        if needs_distances(self._combination):
             sites = {i: self.prepare(parts) for i, parts in enumerate(prototypes)}
             sums = self.weighted_sums(list(combinations(sites, 2)), sites)
             lengths = self.lengths(sites, {i: receiver.lacks for i, receiver in enumerate(receivers)})
@@ -64,7 +64,7 @@ class Combining:
             del sites
         else:
             low = [self.lower(parts) for parts in prototypes]
-        total = self.sum(low) if adds_up(self._combination) else []
+        total = self.sum(low) if needs_bare_sum(self._combination) else []
         for i, own in enumerate(low):
             peers = self.less(total, own) if total else []
             yield self.answer(sums.pop(i, []), peers, receivers[i], lengths.pop(i, []))

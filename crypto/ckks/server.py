@@ -19,7 +19,7 @@ from crypto.ckks import worker_tasks
 from crypto.ckks.keys_file import KeysFile
 from crypto.ckks.packing import Packing
 from crypto.ckks.parameters import SCHEME, upload_forms
-from crypto.ckks.peer_combination import Pair, weighs
+from crypto.ckks.peer_combination import Pair, needs_distances
 from crypto.ckks.precision import check_cohort_size
 from crypto.ckks.serialization import read_payload
 from crypto.protection import Cohort, Combination, Payload
@@ -64,7 +64,7 @@ class CkksServer:
         uploads = [payloads[site].blobs for site in cohort.sites]
         setting = worker_tasks.Setting(KeysFile.at(self._keys_path), self._combination, _packing(cohort))
         lacks = list(~cohort.holds)
-        if self._executor is None or not weighs(self._combination):
+        if self._executor is None or not needs_distances(self._combination):
             answers = worker_tasks.combine(setting, uploads, lacks)
         else:
             answers = _combined(self._executor, setting, uploads, lacks)

@@ -16,7 +16,13 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from tenseal import sealapi
 
-from crypto.ckks.bounded_packing import FRESH_ERROR, MOST_SCALE_BITS, ROOM_BITS, SURE, BoundedVector
+from crypto.ckks.bounded_packing import (
+    FRESH_ERROR,
+    MOST_SCALE_BITS,
+    ROOM_BITS,
+    SURE_DEVIATIONS,
+    BoundedVector,
+)
 from crypto.ckks.parameters import SCHEME, Ciphertext, Form, Level, context
 from crypto.ckks.secret_key import CkksSecret
 from crypto.ckks.serialization import dump, read_payload
@@ -74,7 +80,7 @@ class SumForm:
 
     def relative_error(self, terms: int) -> float:
         """Return a bound on the error of each value divided by its bound."""
-        return SURE * FRESH_ERROR * math.sqrt(terms) / self.scale
+        return SURE_DEVIATIONS * FRESH_ERROR * math.sqrt(terms) / self.scale
 
     def split(self, values: Float) -> Float:
         """Split values (L,) with large bounds in two; raise as :meth:`pack`."""

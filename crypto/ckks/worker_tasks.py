@@ -20,7 +20,7 @@ from crypto.ckks.evaluation_keys import EvaluationKeys
 from crypto.ckks.keys_file import KeysFile, circuit_of, failures
 from crypto.ckks.packing import Packing
 from crypto.ckks.parameters import CORRECTION, PROTOTYPE, Ciphertext, context, upload_forms
-from crypto.ckks.peer_combination import Combining, Pair, adds_up
+from crypto.ckks.peer_combination import Combining, Pair, needs_bare_sum
 from crypto.ckks.serialization import dump, read_ciphertext
 from crypto.ckks.slot_masking import Receiver
 from crypto.protection import Combination
@@ -40,12 +40,12 @@ class Block:
     """Block of pairs of sites, and the sites whose prototypes this block's task also adds."""
 
     pairs: Sequence[Pair]
-    adds_up: Sequence[int]
+    needs_bare_sum: Sequence[int]
 
     @property
     def sites(self) -> list[int]:
         """Sites that occur in the block, sorted."""
-        return sorted({*chain.from_iterable(self.pairs), *self.adds_up})
+        return sorted({*chain.from_iterable(self.pairs), *self.needs_bare_sum})
 
 
 class Scratch:
@@ -108,8 +108,8 @@ def accumulate(
     with failures():
         sites = {i: combining.prepare(_prototypes(setting, upload)) for i, upload in uploads.items()}
         sums = combining.weighted_sums(block.pairs, sites)
-        lengths = combining.lengths(sites, {i: lacks[i] for i in block.adds_up if i in lacks})
-        total = combining.sum([sites[i].low for i in block.adds_up])
+        lengths = combining.lengths(sites, {i: lacks[i] for i in block.needs_bare_sum if i in lacks})
+        total = combining.sum([sites[i].low for i in block.needs_bare_sum])
     scratch.put(f"total-{number}", total)
     for site, parts in lengths.items():
         scratch.put(f"lengths-{site}", parts)
@@ -131,7 +131,7 @@ def finish(
         partials = [scratch.take(f"sums-{number}-{site}", parts + 1) for number in range(blocks)]
         with failures():
             receiver, peers = _receiver(setting, upload, classes), []
-            if adds_up(setting.combination):
+            if needs_bare_sum(setting.combination):
                 peers = combining.less(total, combining.lower(_prototypes(setting, upload)))
             lengths = scratch.take(f"lengths-{site}", 2)
             answer = combining.answer(combining.sum(filter(None, partials)), peers, receiver, lengths)

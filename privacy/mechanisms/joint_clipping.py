@@ -57,7 +57,7 @@ class Parts:
         """Return the parts at the indices ``chosen``."""
         return Parts(self.owners[chosen], self.labels[chosen], self.rows[chosen], self.counts[chosen])
 
-    def and_(self, other: Parts) -> Parts:
+    def merged_with(self, other: Parts) -> Parts:
         """Return the union of both, with one part for each subject and class."""
         mine, others = (vars(each).values() for each in (self, other))
         owners, labels, rows, counts = (np.concatenate(pair) for pair in zip(mine, others, strict=True))
@@ -116,7 +116,7 @@ class JointSums:
 
     def _take(self, parts: Parts) -> None:
         """Count the complete subjects, and hold back the last subject, which may have further records."""
-        joined = self._held.and_(parts)
+        joined = self._held.merged_with(parts)
         complete = joined.owners != joined.owners[-1]
         self._count(joined.take(np.flatnonzero(complete)))
         self._held = joined.take(np.flatnonzero(~complete))

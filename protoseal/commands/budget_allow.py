@@ -13,7 +13,7 @@ from privacy.ledger.entries import Limit
 from privacy.ledger.ledger import Ledger, read_account
 from privacy.ledger.remaining_budget import epsilon_of
 from protoseal.commands.budget_ledger import accountant as accountant_by
-from protoseal.commands.budget_ledger import check_whole
+from protoseal.commands.budget_ledger import check_fields
 from protoseal.commands.error_output import one_line_errors
 from protoseal.commands.examples import example
 
@@ -48,7 +48,7 @@ def allow_command(
     renyi-filter also covers agreements that are chosen after looking at earlier results; it cannot be undone.
     """
     before = read_account(ledger)
-    check_whole(before)  # opening it would drop a torn end, and another line would take its place
+    check_fields(before)  # opening it would drop a torn end, and another line would take its place
     was = before.limit
     account = Ledger(ledger, before.budget.dataset, was, epsilon=accountant_by(was))
     try:

@@ -96,7 +96,7 @@ def verify_command(*, ledger: Path, anchor: Anchor | None, as_json: bool) -> Non
 
 
 def _verified(account: Account, anchor: Anchor | None, *, as_json: bool) -> None:
-    check_whole(account)
+    check_fields(account)
     if anchor is not None:
         account.check_anchor(anchor)
     facts = _facts(account) | {"anchored": None if anchor is None else str(anchor)}
@@ -119,7 +119,7 @@ def _verified(account: Account, anchor: Anchor | None, *, as_json: bool) -> None
     )
 
 
-def check_whole(account: Account) -> None:
+def check_fields(account: Account) -> None:
     """Raise :class:`RolledBackError` where the ledger lacks an entry that the site has shown, as it keeps beside it."""
     kept = lacking(account)
     if kept is not None:

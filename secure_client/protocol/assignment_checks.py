@@ -11,7 +11,7 @@ import numpy as np
 
 from agreement import Agreement
 from algorithms.clustering.kmeans import Labels
-from algorithms.fedplcc import most_hiding
+from algorithms.fedplcc import most_norm_hiding
 from crypto.errors import MalformedError
 from crypto.protection import Cohort
 from protoseal_wire.assignment import AssignedClusters, clusters_of
@@ -57,14 +57,14 @@ def check_classes(assigned: AssignedRows, cohort: Cohort, agreement: Agreement) 
 
 
 def check_few(found: AssignedClusters, agreement: Agreement) -> None:
-    """Check that each class has at most the agreed clusters, and that visible sums hide norms (:func:`most_hiding`)."""
+    """Check that each class has at most the agreed clusters, and that sums hide norms (:func:`most_norm_hiding`)."""
     clusters = np.bincount(found.labels)
     if clusters.max(initial=0) > agreement.clustering.most_clusters:
         raise Violation("the assignment has more clusters of a class than agreed")
     shown = agreement.plan.masked
     rows = np.bincount(found.labels, weights=found.rows.sum(axis=0))
     for k in np.flatnonzero(clusters):
-        if shown and clusters[k] > most_hiding(int(rows[k])):
+        if shown and clusters[k] > most_norm_hiding(int(rows[k])):
             raise Violation(
                 f"the assignment has {clusters[k]} clusters for {rows[k]:.0f} rows of class "
                 f"{agreement.classes[k]!r}: their sums would reveal norms"

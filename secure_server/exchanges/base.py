@@ -60,7 +60,7 @@ class Attempt:
         return replace(self, answer=lambda phase, site: answer(replace(self.key, phase=phase), site))
 
 
-class Kept(Generic[T]):
+class AttemptCache(Generic[T]):
     """Cache of the value computed for one attempt, because each of its sites asks for the same value."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from crypto.row_checks import whole_numbers
 
 
 @dataclass(frozen=True)
-class Local:
+class LocalPrototypes:
     """Local prototypes of one site, or their directions, as received: ``rows`` (M, d) of classes ``labels`` (M,)."""
 
     rows: Float
@@ -26,7 +26,7 @@ class Local:
 
 
 @dataclass(frozen=True)
-class Assigned:
+class ClusterAssignment:
     """G clusters of classes ``labels`` (G,), and for each site the cluster of each of its rows, in their order."""
 
     labels: Labels
@@ -50,7 +50,7 @@ def read_labels(numbers: Float, holds: Bool, most: int) -> Labels:
     return labels
 
 
-def assigned(agreement: Agreement, local: Mapping[str, Local]) -> Assigned:
+def assign_clusters(agreement: Agreement, local: Mapping[str, LocalPrototypes]) -> ClusterAssignment:
     """Cluster every site's rows by their inner products.
 
     A class has at most the agreed number of clusters, and under masks at most as many as hide norms. Raises
@@ -75,7 +75,7 @@ def assigned(agreement: Agreement, local: Mapping[str, Local]) -> Assigned:
         hiding=agreement.plan.masked,
     )
     _check_held(found)
-    return Assigned(
+    return ClusterAssignment(
         found.labels, {site: _of_site(number, owners, found) for number, site in enumerate(sites)}
     )
 

@@ -30,7 +30,7 @@ class EncryptedClusters(OneStep):
     def request(self, attempt: Attempt, phase: Phase, site: str) -> bytes:
         """Return the list of participants, then the assignment."""
         if phase is Phase.VALUES:
-            return self._directions.told(attempt).content
+            return self._directions.assignment(attempt).content
         return super().request(attempt, phase, site)
 
     def check(self, attempt: Attempt, phase: Phase, site: str, content: bytes) -> None:
@@ -48,9 +48,9 @@ class EncryptedClusters(OneStep):
         """Return the sum and the clusters' classes, the same for each participant."""
         (group,) = attempt.groups
         total = self._server(attempt).add(self.payload(attempt, site) for site in group)
-        labels = self._directions.told(attempt).clusters.labels.astype(np.float64)
+        labels = self._directions.assignment(attempt).clusters.labels.astype(np.float64)
         return for_members(attempt.groups, [Payload(total.scheme, (labels,), total.blobs)])
 
     def _server(self, attempt: Attempt) -> SummingServer:
-        clusters = len(self._directions.told(attempt).clusters.labels)
+        clusters = len(self._directions.assignment(attempt).clusters.labels)
         return SummingServer(EncryptedClusterSum(self._agreement, clusters).form)

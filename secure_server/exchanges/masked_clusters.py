@@ -26,12 +26,12 @@ from protoseal_wire.messages import Phase
 from secure_server.exchanges.base import Attempt
 from secure_server.exchanges.cluster_assignment import result_of
 from secure_server.exchanges.group_results import GroupSum
-from secure_server.exchanges.masked_sums import PairwiseSums
+from secure_server.exchanges.masked_sums import MaskedSums
 from secure_server.exchanges.rotated_clusters import Directions
 from secure_server.rounds.state import Quorum
 
 
-class MaskedClusters(PairwiseSums):
+class MaskedClusters(MaskedSums):
     """DIRECTIONS, then the steps of a masked sum over all sites, which are one group."""
 
     summing = (Phase.DIRECTIONS, Phase.SHARES, Phase.VALUES)
@@ -45,7 +45,7 @@ class MaskedClusters(PairwiseSums):
         yield from super().quorums_of(attempt, group)
         if Phase.DIRECTIONS not in attempt.survivors:
             return
-        for holders in sorted(set(self._directions.told(attempt).clusters.holders)):
+        for holders in sorted(set(self._directions.assignment(attempt).clusters.holders)):
             for phase in (Phase.SHARES, Phase.VALUES):
                 yield Quorum(phase, frozenset(holders), self._agreement.min_holders)
 
@@ -55,7 +55,7 @@ class MaskedClusters(PairwiseSums):
             case Phase.DIRECTIONS:
                 return self.listed(attempt)
             case Phase.SHARES:
-                return self._directions.told(attempt).content
+                return self._directions.assignment(attempt).content
             case _:
                 return super().request(attempt, phase, site)
 
@@ -70,11 +70,11 @@ class MaskedClusters(PairwiseSums):
 
     def fixed_point(self, attempt: Attempt) -> FixedPoint:
         """Return the fixed-point encoding for as many clusters as the attempt has."""
-        return self._agreement.fixed_point(len(self._directions.told(attempt).clusters.labels))
+        return self._agreement.fixed_point(len(self._directions.assignment(attempt).clusters.labels))
 
     def broadcast(self, attempt: Attempt, group: tuple[str, ...]) -> bytes:
         """Return the broadcast's hash, the assignment included."""
-        return broadcast(super().broadcast(attempt, group), self._directions.told(attempt).content)
+        return broadcast(super().broadcast(attempt, group), self._directions.assignment(attempt).content)
 
     def check_sum(self, attempt: Attempt, found: GroupSum) -> None:
         """Check a sum of samples, counts and centres, as the base class does."""
@@ -89,16 +89,16 @@ class MaskedClusters(PairwiseSums):
 
     def _result(self, attempt: Attempt, found: GroupSum) -> Payload:
         clusters, model = self._parts(attempt, found)
-        labels = self._directions.told(attempt).clusters.labels
+        labels = self._directions.assignment(attempt).clusters.labels
         return result_of(self._agreement, clusters, labels, model, SCHEME)
 
     def _parts(self, attempt: Attempt, found: GroupSum) -> tuple[Contribution, Float]:
         """Split a sum into its cluster part, over the sites that are in it, and its model part."""
-        told, own = self._directions.told(attempt).clusters, self._agreement.clustering
-        number, dim = len(told.labels), self._agreement.dim
+        assignment, own = self._directions.assignment(attempt).clusters, self._agreement.clustering
+        number, dim = len(assignment.labels), self._agreement.dim
         of_clusters, model = np.split(found.total, [own.length(number, dim)])
         sums, counts = own.split(of_clusters, number, dim)
-        members = told.members(found.members).astype(np.float64)
+        members = assignment.members(found.members).astype(np.float64)
         return Contribution(sums, members, counts), model
 
     def _check_counts(self, attempt: Attempt, found: GroupSum) -> None:

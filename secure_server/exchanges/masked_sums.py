@@ -40,13 +40,13 @@ from protoseal_wire.messages import (
     SurvivorSignature,
 )
 from secure_server.errors import BadPayload
-from secure_server.exchanges.base import Attempt, GroupFailure, Kept, Outcome
+from secure_server.exchanges.base import Attempt, AttemptCache, GroupFailure, Outcome
 from secure_server.exchanges.fault_attribution import Released, suspicions
 from secure_server.exchanges.group_results import GroupSum, check_means, for_members, results_of
 from secure_server.rounds.state import Quorum
 
 
-class ReadOneByOne(Mapping[str, Words]):
+class LazyVectors(Mapping[str, Words]):
     """Masked vectors by site; each access reads and decodes a vector, and no vector is cached."""
 
     def __init__(self, sites: Sequence[str], read: Callable[[str], Words]) -> None:
@@ -64,7 +64,7 @@ class ReadOneByOne(Mapping[str, Words]):
         return len(self._sites)
 
 
-class PairwiseSums:
+class MaskedSums:
     """SHARES, VALUES, SURVIVORS and UNMASK of all groups, side by side."""
 
     masked = True
@@ -73,10 +73,10 @@ class PairwiseSums:
 
     def __init__(self, agreement: Agreement, limits: Limits) -> None:
         self._agreement, self._limits = agreement, limits
-        self._listed = Kept[bytes]()
-        self._relayed = Kept[Mapping[str, list[SealedShare]]]()
-        self._on_sharers = Kept[dict[str, bytes]]()
-        self._on_survivors = Kept[Mapping[tuple[str, ...], tuple[SurvivorSignature, ...]]]()
+        self._listed = AttemptCache[bytes]()
+        self._relayed = AttemptCache[Mapping[str, list[SealedShare]]]()
+        self._on_sharers = AttemptCache[dict[str, bytes]]()
+        self._on_survivors = AttemptCache[Mapping[tuple[str, ...], tuple[SurvivorSignature, ...]]]()
 
     def quorums(self, attempt: Attempt) -> tuple[Quorum, ...]:
         """Return each group's quorums: the threshold, and for vectors also enough holders of each active class."""
@@ -259,7 +259,7 @@ class PairwiseSums:
     def _sum(self, attempt: Attempt, group: tuple[str, ...], released: Released) -> GroupSum:
         survivors = attempt.among(group, Phase.VALUES)
         words = unmask(
-            ReadOneByOne(
+            LazyVectors(
                 survivors, lambda site: self._words(attempt, site, attempt.answer(Phase.VALUES, site))
             ),
             released,

@@ -10,7 +10,7 @@ from secure_server.exchanges.base import Attempt, Outcome
 from secure_server.exchanges.single_step import OneStep
 
 
-class Peers(OneStep):
+class PeerCombinations(OneStep):
     """Exchange in which the protection's server half combines rows by the method's weights."""
 
     def __init__(self, agreement: Agreement, limits: Limits, server: ServerHalf) -> None:

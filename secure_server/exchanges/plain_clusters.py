@@ -12,7 +12,13 @@ from crypto.plain import SCHEME
 from crypto.protection import Payload
 from crypto.row_checks import NORM_SLACK, whole_numbers
 from secure_server.exchanges.base import Attempt, Outcome
-from secure_server.exchanges.cluster_assignment import Assigned, Local, assigned, read_labels, result_of
+from secure_server.exchanges.cluster_assignment import (
+    ClusterAssignment,
+    LocalPrototypes,
+    assign_clusters,
+    read_labels,
+    result_of,
+)
 from secure_server.exchanges.group_results import for_members
 from secure_server.exchanges.plain_sums import check_model, check_weight
 from secure_server.exchanges.single_step import OneStep
@@ -37,13 +43,13 @@ class PlainClusters(OneStep):
         for site in group:
             local[site], vector = self._read(self.payload(attempt, site), site, attempt)
             model += vector
-        found = assigned(
-            self._agreement, {site: Local(each.rows, each.labels) for site, each in local.items()}
+        found = assign_clusters(
+            self._agreement, {site: LocalPrototypes(each.rows, each.labels) for site, each in local.items()}
         )
         total = self._sum(found, local)
         return for_members(attempt.groups, [result_of(self._agreement, total, found.labels, model, SCHEME)])
 
-    def _sum(self, found: Assigned, local: dict[str, LocalClusters]) -> Contribution:
+    def _sum(self, found: ClusterAssignment, local: dict[str, LocalClusters]) -> Contribution:
         weighted = self._agreement.clustering.weighted_centres
         each = [
             contribution(local[site], found.of_site[site], len(found.labels), weighted_centres=weighted)

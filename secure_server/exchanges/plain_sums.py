@@ -16,7 +16,7 @@ from secure_server.exchanges.group_results import GroupSum, Vector, for_members,
 from secure_server.exchanges.single_step import OneStep
 
 
-class GroupSums(OneStep):
+class PlainSums(OneStep):
     """One vector (L,) from each site, as :class:`agreement.Layout` says."""
 
     def validate(self, payload: Payload, site: str, attempt: Attempt) -> None:

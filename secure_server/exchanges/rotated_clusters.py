@@ -19,12 +19,12 @@ from protoseal_wire import codec
 from protoseal_wire.assignment import AssignedClusters, clusters_of
 from protoseal_wire.codec import Limits
 from protoseal_wire.messages import AssignedRows, Assignment, Phase
-from secure_server.exchanges.base import Attempt, Kept
-from secure_server.exchanges.cluster_assignment import Local, assigned, read_labels
+from secure_server.exchanges.base import Attempt, AttemptCache
+from secure_server.exchanges.cluster_assignment import LocalPrototypes, assign_clusters, read_labels
 
 
 @dataclass(frozen=True)
-class Told:
+class EncodedAssignment:
     """Assignment of one attempt, as encoded for every site, and its outcome."""
 
     content: bytes
@@ -40,22 +40,22 @@ class Directions:
 
     def __init__(self, agreement: Agreement, limits: Limits) -> None:
         self._agreement, self._limits = agreement, limits
-        self._told = Kept[Told]()
+        self._assignment = AttemptCache[EncodedAssignment]()
 
-    def told(self, attempt: Attempt) -> Told:
+    def assignment(self, attempt: Attempt) -> EncodedAssignment:
         """Return the assignment. Two threads that ask at once may both compute it, with equal results."""
         senders = attempt.survivors[Phase.DIRECTIONS]
-        return self._told.of((attempt.key, senders), lambda: self._assigned(attempt, senders))
+        return self._assignment.of((attempt.key, senders), lambda: self._assigned(attempt, senders))
 
-    def _assigned(self, attempt: Attempt, senders: tuple[str, ...]) -> Told:
+    def _assigned(self, attempt: Attempt, senders: tuple[str, ...]) -> EncodedAssignment:
         local = {site: self.read(attempt, site, attempt.answer(Phase.DIRECTIONS, site)) for site in senders}
-        found = assigned(self._agreement, local)
+        found = assign_clusters(self._agreement, local)
         assignment = Assignment(
             tuple(AssignedRows(site, local[site].labels, found.of_site[site]) for site in sorted(local))
         )
-        return Told(codec.encode_assignment(assignment), clusters_of(assignment))
+        return EncodedAssignment(codec.encode_assignment(assignment), clusters_of(assignment))
 
-    def read(self, attempt: Attempt, site: str, content: bytes) -> Local:
+    def read(self, attempt: Attempt, site: str, content: bytes) -> LocalPrototypes:
         """Return a site's rotated rows and their classes; raise :class:`MalformedError` for an invalid upload."""
         payload = codec.decode_payload(content, self._limits, directions_form(self._agreement))
         if payload.scheme != SCHEME:
@@ -67,4 +67,4 @@ class Directions:
         norms = np.linalg.norm(rows, axis=1)
         if (np.abs(norms - 1.0) > NORM_SLACK).any():
             raise MalformedError("a direction does not have length 1")
-        return Local(rows, labels)
+        return LocalPrototypes(rows, labels)

@@ -61,13 +61,13 @@ from secure_server.rounds.preconditions import (
 from secure_server.rounds.state import Groups, Quorum, Rules, Stage, State, Survivors
 from secure_server.rounds.task_assignment import ready_sites, task_for
 from secure_server.rounds.transitions import (
-    emptied,
     enter,
     failed,
     next_attempt,
     next_round,
     next_step,
     settled,
+    stop_if_empty,
     within_full_time,
 )
 
@@ -110,7 +110,7 @@ def step(rules: Rules, state: State, event: Event, now: float) -> State:
     Raises :class:`NotOnRoster`, :class:`JoinClosed`, :class:`NotJoined` or :class:`WrongPhase` for an event that the
     state does not allow. An answer counts until an event has ended its phase, even just after the deadline.
     """
-    return emptied(rules, _followed(rules, within_full_time(rules, state, now), event, now), now)
+    return stop_if_empty(rules, _followed(rules, within_full_time(rules, state, now), event, now), now)
 
 
 def _followed(rules: Rules, state: State, event: Event, now: float) -> State:

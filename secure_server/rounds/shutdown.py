@@ -15,13 +15,13 @@ _log = logging.getLogger("protoseal.coordinator")
 _GRACE_SECONDS = 30.0
 
 
-class Ending:
+class ShutdownWait:
     """End of one run, by its coordinator's ``clock``. Late sites are waited for during ``late_seconds``."""
 
     def __init__(self, clock: Callable[[], float], late_seconds: float) -> None:
         self._clock, self._late_seconds = clock, late_seconds
         self._began: float | None = None
-        self._told: set[str] = set()
+        self._notified: set[str] = set()
         self._awaited: frozenset[str] = frozenset()
 
     def begin(self, ended: State) -> None:
@@ -40,24 +40,24 @@ class Ending:
             _log.error("run %s is over: %s", ended.run, ended.reason)
         if self._awaited:
             late = ", ".join(sorted(self._awaited))
-            _log.info("waiting %.0f s for %s to fetch the last result", self._patience, late)
+            _log.info("waiting %.0f s for %s to fetch the last result", self._wait_seconds, late)
         else:
-            _log.info("answering calls of sites for %.0f s", self._patience)
+            _log.info("answering calls of sites for %.0f s", self._wait_seconds)
 
-    def tell(self, site: str) -> None:
+    def note_notified(self, site: str) -> None:
         """Note that the site was notified of the end."""
-        self._told.add(site)
+        self._notified.add(site)
 
     def is_over(self, state: State) -> bool:
         """Return True if nobody needs the coordinator any more."""
         if self._began is None:
             return False
-        if self._told >= (state.joined - state.absent) | self._awaited:
+        if self._notified >= (state.joined - state.absent) | self._awaited:
             return True
-        return self._clock() - self._began > self._patience
+        return self._clock() - self._began > self._wait_seconds
 
     @property
-    def _patience(self) -> float:
+    def _wait_seconds(self) -> float:
         """Return the wait in seconds. A late site that was notified needs no more time than the others."""
-        late = self._awaited - self._told
+        late = self._awaited - self._notified
         return max(_GRACE_SECONDS, self._late_seconds) if late else _GRACE_SECONDS

@@ -34,7 +34,7 @@ class Stage(StrEnum):
     STOPPED = "stopped"
 
 
-ASKED: Mapping[Stage, Phase] = {
+PHASE_OF_STAGE: Mapping[Stage, Phase] = {
     Stage.PRESENCE: Phase.PRESENCE,
     Stage.DIRECTIONS: Phase.DIRECTIONS,
     Stage.SHARES: Phase.SHARES,
@@ -46,16 +46,16 @@ ASKED: Mapping[Stage, Phase] = {
 }
 """Phase that each of a round's stages asks of sites."""
 
-ASKING: Mapping[Phase, Stage] = {phase: stage for stage, phase in ASKED.items()}
+STAGE_OF_PHASE: Mapping[Phase, Stage] = {phase: stage for stage, phase in PHASE_OF_STAGE.items()}
 """Stage of a round that asks sites for a phase."""
 
 STEPS = (Phase.DIRECTIONS, Phase.SHARES, Phase.VALUES, Phase.SURVIVORS, Phase.UNMASK, Phase.MEANS)
 """Possible phases between PRESENCE and the computation, in their order."""
 
-OPENING = (Phase.UNMASK, Phase.MEANS)
+SUM_OPENING_STEPS = (Phase.UNMASK, Phase.MEANS)
 """Phases after which a party may know a sum: no other sum may then be taken over the same values."""
 
-PLANNED_ANEW = Phase.DIRECTIONS
+REPLANNING_STEP = Phase.DIRECTIONS
 """Step after which the quorums of later steps are settled again, because they depend on its answers."""
 
 Groups = tuple[tuple[str, ...], ...]
@@ -131,7 +131,7 @@ class Rules:
             case Stage.COMPUTING:
                 return _COMPUTING_FACTOR * times[Phase.VALUES]
             case _:
-                return times[ASKED[stage]]
+                return times[PHASE_OF_STAGE[stage]]
 
 
 @dataclass(frozen=True)
@@ -337,7 +337,7 @@ class State:
     @property
     def asked_key(self) -> PhaseKey | None:
         """Step that the current stage of a round asks of sites, or None."""
-        phase = ASKED.get(self.stage)
+        phase = PHASE_OF_STAGE.get(self.stage)
         return None if phase is None else self.key(phase)
 
     def to_json(self) -> str:

@@ -10,10 +10,10 @@ from typing import Protocol
 
 from protoseal_wire.messages import Phase
 from secure_server.rounds.state import (
-    ASKED,
-    ASKING,
-    OPENING,
-    PLANNED_ANEW,
+    PHASE_OF_STAGE,
+    REPLANNING_STEP,
+    STAGE_OF_PHASE,
+    SUM_OPENING_STEPS,
     Quorum,
     Rules,
     Stage,
@@ -39,7 +39,7 @@ def settled(rules: Rules, state: State, now: float) -> State:
     return state if settle is None else settle(rules, state, now, late=now >= state.deadline)
 
 
-def emptied(rules: Rules, state: State, now: float) -> State:
+def stop_if_empty(rules: Rules, state: State, now: float) -> State:
     """Stop a run that waits for members who are all gone, once none came back in time."""
     waits = state.stage in (Stage.SETUP, Stage.PRESENCE) and state.is_empty
     if not waits or math.isinf(rules.empty_seconds):
@@ -144,7 +144,7 @@ def next_step(rules: Rules, state: State, now: float) -> State:
     """Ask for the first step that is not over, given settled participants and quorums."""
     over = {each.phase for each in state.survivors}
     left = [phase for phase in rules.steps(state.round) if phase not in over]
-    return enter(rules, state, ASKING[left[0]] if left else Stage.COMPUTING, now)
+    return enter(rules, state, STAGE_OF_PHASE[left[0]] if left else Stage.COMPUTING, now)
 
 
 def _settled_step(rules: Rules, state: State, now: float, *, late: bool) -> State:
@@ -154,13 +154,13 @@ def _settled_step(rules: Rules, state: State, now: float, *, late: bool) -> Stat
     if unmet:
         # Only quorums that fail count: missing members of a group whose quorum holds cost nothing.
         lost = frozenset().union(*(quorum.sites for quorum in unmet)) & (missing - awaited)
-        return failed(rules, state, _without(ASKED[state.stage], lost, late), now, lost=lost)
+        return failed(rules, state, _without(PHASE_OF_STAGE[state.stage], lost, late), now, lost=lost)
     return state if awaited else _step_over(rules, state, missing, now)
 
 
 def _quorums(state: State) -> tuple[Quorum, ...]:
     """Return the quorums of the current step: everyone, unless the step has its own."""
-    phase = ASKED[state.stage]
+    phase = PHASE_OF_STAGE[state.stage]
     own = tuple(quorum for quorum in state.quorums if quorum.phase is phase)
     return own or (Quorum(phase, frozenset(state.asked), len(state.asked)),)
 
@@ -170,10 +170,10 @@ def _without(phase: Phase, lost: Iterable[str], late: bool) -> str:
 
 
 def _step_over(rules: Rules, state: State, missing: Set[str], now: float) -> State:
-    phase = ASKED[state.stage]
+    phase = PHASE_OF_STAGE[state.stage]
     done = Survivors(phase, tuple(sorted(state.answered)))
     state = replace(state, survivors=(*state.survivors, done), absent=state.absent | missing)
-    if phase is PLANNED_ANEW:
+    if phase is REPLANNING_STEP:
         return enter(rules, state, Stage.PLANNING, now)
     return next_step(rules, state, now)
 
@@ -233,8 +233,10 @@ def _sum_may_be_open(rules: Rules, state: State) -> bool:
 
     Sites that released shares refuse any other attempt of the round. For encrypted sums the sites cannot know.
     """
-    computing = state.stage is Stage.COMPUTING and bool(set(OPENING) & set(rules.steps(state.round)))
-    return ASKED.get(state.stage) in OPENING or computing
+    computing = state.stage is Stage.COMPUTING and bool(
+        set(SUM_OPENING_STEPS) & set(rules.steps(state.round))
+    )
+    return PHASE_OF_STAGE.get(state.stage) in SUM_OPENING_STEPS or computing
 
 
 def _signed_for_good(rules: Rules, state: State) -> bool:

@@ -27,7 +27,7 @@ from protoseal_wire.codec import CHUNK_BYTES
 from protoseal_wire.v1 import protoseal_pb2_grpc as pb_grpc
 from secure_server.service.change_notifier import Changes
 from secure_server.service.servicer import Handler, Servicer
-from secure_server.service.tcp_proxy import Front, bound_sockets, limits_of_process
+from secure_server.service.tcp_proxy import TcpProxy, bound_sockets, limits_of_process
 
 _log = logging.getLogger("protoseal.coordinator")
 _TICK_SECONDS = 0.25
@@ -70,7 +70,7 @@ async def serve(
         _listening(listen) as sockets,
         _socket_path() as inside,
     ):
-        front = Front(inside, limits_of_process())
+        front = TcpProxy(inside, limits_of_process())
         server, checkup = grpc.aio.server(options=_OPTIONS), health.aio.HealthServicer()
         server.add_secure_port(f"unix:{inside}", _tls(credentials, trust))
         health_pb2_grpc.add_HealthServicer_to_server(checkup, server)

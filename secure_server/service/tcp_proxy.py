@@ -4,7 +4,7 @@ gRPC can limit handshakes by time and connections by number, but at its limit it
 that opens many and opens them again shuts every site out. The front passes bytes between each connection and the gRPC
 server, and at its limit it closes the *oldest* connection of the network that has most of those without a certificate.
 TLS ends at the server, so the front sees ciphertext only; the service vouches for a connection at its first call, which
-nobody makes without a certificate of the federation's CA (:meth:`Front.vouch`).
+nobody makes without a certificate of the federation's CA (:meth:`TcpProxy.vouch`).
 
 Guaranteed, however many connections are opened: files and memory for them are bounded; a network (an IPv4 address, an
 IPv6 /64) loses its connections to another one only while it has more of them itself; and a host that shares its network
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from secure_server.errors import CannotListen
-from secure_server.service.tcp_relay import End, Outer
+from secure_server.service.tcp_relay import OuterEnd, RelayEnd
 
 _log = logging.getLogger("protoseal.coordinator")
 _MOST_FILES = 65_536
@@ -64,14 +64,14 @@ def limits_of_process() -> Limits:
     return Limits(connections, min(_MOST_STRANGERS, connections // 2))
 
 
-class Front:
+class TcpProxy:
     """Proxy between the network and the server at a Unix socket. All calls come on one event loop."""
 
     def __init__(self, server: Path, limits: Limits) -> None:
         self._server, self._limits = server, limits
-        self._strangers: defaultdict[str, dict[Outer, None]] = defaultdict(dict)
-        self._sites: defaultdict[str, dict[Outer, None]] = defaultdict(dict)
-        self._by_name: dict[str, Outer] = {}
+        self._strangers: defaultdict[str, dict[OuterEnd, None]] = defaultdict(dict)
+        self._sites: defaultdict[str, dict[OuterEnd, None]] = defaultdict(dict)
+        self._by_name: dict[str, OuterEnd] = {}
         self._listening: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._turned_away, self._logged = 0, -_LOG_SECONDS
@@ -80,7 +80,9 @@ class Front:
         """Accept connections at these bound sockets, which the front owns from now on."""
         loop = asyncio.get_running_loop()
         for each in sockets:
-            self._listening.append(await loop.create_server(lambda: Outer(self), sock=each, backlog=_AT_ONCE))
+            self._listening.append(
+                await loop.create_server(lambda: OuterEnd(self), sock=each, backlog=_AT_ONCE)
+            )
             each.listen(
                 socket.SOMAXCONN
             )  # asyncio takes one number for the queue and for the connections accepted at once
@@ -113,7 +115,7 @@ class Front:
 
     # Calls of its connections
 
-    def admit(self, outer: Outer) -> None:
+    def admit(self, outer: OuterEnd) -> None:
         """Count a new connection, and close another one for it if there are too many."""
         self._strangers[outer.network][outer] = None
         outer.timer = asyncio.get_running_loop().call_later(self._limits.seconds, outer.drop)
@@ -122,20 +124,20 @@ class Front:
         if strangers > self._limits.strangers or in_all > self._limits.connections:
             self._turn_away(max(self._strangers, key=lambda network: len(self._strangers[network])))
 
-    def connect(self, outer: Outer, first: bytes) -> None:
+    def connect(self, outer: OuterEnd, first: bytes) -> None:
         """Open the other half of a connection that has sent its ``first`` bytes."""
         task = asyncio.get_running_loop().create_task(self._connected(outer, first))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def remove(self, outer: Outer) -> None:
+    def remove(self, outer: OuterEnd) -> None:
         """Forget a connection that has ended."""
         self._forget(outer)
         if outer.name is not None:
             self._by_name.pop(outer.name, None)
 
-    async def _connected(self, outer: Outer, first: bytes) -> None:
-        inner, loop = End(), asyncio.get_running_loop()
+    async def _connected(self, outer: OuterEnd, first: bytes) -> None:
+        inner, loop = RelayEnd(), asyncio.get_running_loop()
         end: socket.socket | None = None
         try:
             end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -155,7 +157,7 @@ class Front:
         if outer.over:
             outer.abort()
 
-    def _forget(self, outer: Outer) -> None:
+    def _forget(self, outer: OuterEnd) -> None:
         if outer.timer is not None:
             outer.timer.cancel()
         groups = self._strangers if outer.site is None else self._sites

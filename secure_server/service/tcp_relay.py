@@ -7,14 +7,14 @@ from ipaddress import IPv6Address, ip_address
 from typing import Protocol
 
 
-class End(asyncio.Protocol):
+class RelayEnd(asyncio.Protocol):
     """One end of a connection. Use :meth:`join` to give it the other."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
-        self._other: End | None = None
+        self._other: RelayEnd | None = None
 
-    def join(self, other: End, first: bytes) -> None:
+    def join(self, other: RelayEnd, first: bytes) -> None:
         """Relay to and from ``other`` from now on, beginning with ``first``, which this end has read."""
         self._other, other._other = other, self
         if other.transport is not None:
@@ -55,29 +55,29 @@ class End(asyncio.Protocol):
                 end.transport.abort()
 
 
-class Keeper(Protocol):
+class ConnectionOwner(Protocol):
     """Counter of connections from outside."""
 
-    def admit(self, outer: Outer) -> None:
+    def admit(self, outer: OuterEnd) -> None:
         """Count a new connection."""
         ...
 
-    def connect(self, outer: Outer, first: bytes) -> None:
+    def connect(self, outer: OuterEnd, first: bytes) -> None:
         """Open the other end of a connection that has sent its first bytes."""
         ...
 
-    def remove(self, outer: Outer) -> None:
+    def remove(self, outer: OuterEnd) -> None:
         """Forget a connection that has ended."""
         ...
 
 
-class Outer(End):
+class OuterEnd(RelayEnd):
     """End towards the network. Its other end is opened only once it has sent bytes.
 
     ``name`` is the server's name for the other end, ``site`` the site that authenticated on it: None until then.
     """
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: ConnectionOwner) -> None:
         super().__init__()
         self._keeper = keeper
         self.origin = self.network = ""

@@ -70,7 +70,7 @@ class Received:
 
 
 @dataclass(frozen=True)
-class Given:
+class ResultReference:
     """Reference to a result that a site was given: its RESULT key, and its SHA-256 (32 bytes)."""
 
     key: PhaseKey
@@ -205,7 +205,7 @@ class Store(DatabaseOwner):
         row = self._db.execute("SELECT content FROM contents WHERE sha256 = ?", (sha256,)).fetchone()
         return None if row is None else row[0]
 
-    def latest_given(self, sites: Iterable[str], before_round: int) -> Given | None:
+    def latest_result(self, sites: Iterable[str], before_round: int) -> ResultReference | None:
         """Return the last result that any of ``sites`` was given before a round; None before the first."""
         row = self._db.execute(
             "SELECT round, attempt, phase, sha256 FROM results "
@@ -216,7 +216,7 @@ class Store(DatabaseOwner):
         if row is None:
             return None
         round_, attempt, phase, digest = row
-        return Given(PhaseKey(self._run, round_, attempt, Phase(phase)), digest)
+        return ResultReference(PhaseKey(self._run, round_, attempt, Phase(phase)), digest)
 
     def statements(self) -> dict[str, bytes]:
         """Return each joined site's signed statement."""

@@ -15,7 +15,7 @@ from protoseal_wire import codec
 from protoseal_wire.assignment import AssignedClusters, clusters_of
 from protoseal_wire.messages import ActiveList, AssignedRows, Assignment, Phase
 from secure_client.methods import rotated_clusters
-from secure_server.exchanges.cluster_assignment import Local, assigned
+from secure_server.exchanges.cluster_assignment import LocalPrototypes, assign_clusters
 from tests.adversary.masked_play import Attempt, MaskedPlay, Vector
 from tests.support.grouped import EVERYONE, PARAMETERS, grouped_agreement
 from tests.support.small import CLASSES, DIM
@@ -66,10 +66,10 @@ class ClusterAttempt(Attempt):
     def honest(self) -> Assignment:
         """What the honest coordinator makes of the directions."""
         rows = {
-            name: Local(payload.arrays[0], payload.arrays[1].astype(np.int64))
+            name: LocalPrototypes(payload.arrays[0], payload.arrays[1].astype(np.int64))
             for name, payload in sorted(self.directions.items())
         }
-        found = assigned(self.play.agreement, rows)
+        found = assign_clusters(self.play.agreement, rows)
         return Assignment(
             tuple(AssignedRows(name, rows[name].labels, found.of_site[name]) for name in sorted(rows))
         )

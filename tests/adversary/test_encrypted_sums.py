@@ -15,7 +15,7 @@ import pytest
 
 from agreement import Method, Protection
 from agreement.aggregation import encrypted_sums
-from agreement.aggregation.encrypted_sums import EncryptedSum, Opened
+from agreement.aggregation.encrypted_sums import DecryptedSum, EncryptedSum
 from agreement.aggregation.means import Means, means_of
 from agreement.payload_forms import limits_of, sums_form
 from crypto.ckks.sums import SummingSite
@@ -159,7 +159,7 @@ def given_for_the_sum(play: MaskedPlay) -> tuple[Vector, Vector, Vector | None]:
     return read[: rows.size].reshape(rows.shape), rows, base.rows if base.received else None
 
 
-def without_the_minimum(sums: EncryptedSum, opened: Opened) -> Means:
+def without_the_minimum(sums: EncryptedSum, opened: DecryptedSum) -> Means:
     return means_of(sums._agreement.model_copy(update={"min_holders": 1}), *vars(opened).values())
 
 

@@ -11,7 +11,7 @@ import pytest
 from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
 from algorithms.clustering.kmeans import Labels
-from algorithms.fedplcc import most_hiding
+from algorithms.fedplcc import most_norm_hiding
 from algorithms.gram import Float
 from crypto.protection import Cohort
 from crypto.rotation import class_key, rotate
@@ -111,7 +111,7 @@ def test_as_many_sums_as_minimums_allow_give_norms_away_and_are_refused(
 
 
 def test_as_many_as_sites_go_along_with_leave_norms_open() -> None:
-    most = most_hiding(SITES * ROWS)
+    most = most_norm_hiding(SITES * ROWS)
     assert most == 9
     check(most)
     assert error(most) > 0.01

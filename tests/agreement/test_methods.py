@@ -28,8 +28,8 @@ from secure_client.methods.sums import Sums
 from secure_client.training import built_in_methods
 from secure_client.training.objectives import build_objective, build_recipe
 from secure_server.aggregator import Aggregator
-from secure_server.exchanges.peer_combinations import Peers
-from secure_server.exchanges.plain_sums import GroupSums
+from secure_server.exchanges.peer_combinations import PeerCombinations
+from secure_server.exchanges.plain_sums import PlainSums
 from tests.support.small import small_data
 from tests.support.summed import method_agreement
 
@@ -47,9 +47,9 @@ OBJECTIVES: dict[Method, Any] = {
 }
 AT_A_SITE: dict[Family, Any] = {Family.PEERS: Pfpl, Family.GROUPS: Sums, Family.SUMS: Sums}
 AT_THE_COORDINATOR: dict[Family, Any] = {
-    Family.PEERS: Peers,
-    Family.GROUPS: GroupSums,
-    Family.SUMS: GroupSums,
+    Family.PEERS: PeerCombinations,
+    Family.GROUPS: PlainSums,
+    Family.SUMS: PlainSums,
 }
 AGREED = [method for method in METHODS.values() if method is not Method.AVERAGE]
 """``average`` is an agreement on ``fedpc``."""

@@ -11,7 +11,7 @@ from protoseal_wire.messages import Finished, Phase, Stopped, Work
 from secure_server.aggregator import Aggregator
 from secure_server.coordinator import Coordinator
 from secure_server.rounds.rules_from_agreement import agreed_rules
-from secure_server.rounds.state import ASKING, Stage, State
+from secure_server.rounds.state import STAGE_OF_PHASE, Stage, State
 
 SECONDS = 10.0
 """How long every phase may take."""
@@ -50,11 +50,11 @@ class Loss:
             return False
         if self.back and state.stage is Stage.RESULT:
             return False
-        return state.attempt > 1 or _ORDER.index(state.stage) >= _ORDER.index(ASKING[self.phase])
+        return state.attempt > 1 or _ORDER.index(state.stage) >= _ORDER.index(STAGE_OF_PHASE[self.phase])
 
     def is_at(self, state: State) -> bool:
         """Where the answer is lost."""
-        return state.stage is ASKING[self.phase] and (state.round, state.attempt) == (self.round, 1)
+        return state.stage is STAGE_OF_PHASE[self.phase] and (state.round, state.attempt) == (self.round, 1)
 
 
 def set_deadlines(federation: LocalFederation, keys: Path, clock: Clock) -> None:

@@ -24,7 +24,7 @@ from crypto.errors import MalformedError
 from crypto.protection import Combination
 from secure_server import process_pool
 from secure_server.aggregator import Aggregator
-from secure_server.process_pool import Workers, run_apart
+from secure_server.process_pool import Workers, run_isolated
 from tests.crypto.ckks_reference import cohort_of, group, random_stack, uploads
 from tests.support.seal_keys import FULL, bomb, inflating_ciphertext, key_set
 from tests.support.small import small_agreement
@@ -71,17 +71,17 @@ def test_a_pool_of_the_library_would_stay_broken() -> None:
 
 
 def test_apart_is_another_process_whose_errors_come_back() -> None:
-    assert run_apart(os.getpid) != os.getpid()
+    assert run_isolated(os.getpid) != os.getpid()
     with pytest.raises(ValueError, match="invalid literal"):
-        run_apart(int, "x")
+        run_isolated(int, "x")
 
 
 @pytest.mark.full
 def test_time_apart_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run_apart(signal.alarm, 0) > 0
-    monkeypatch.setattr(process_pool, "_APART_SECONDS", 1)
+    assert run_isolated(signal.alarm, 0) > 0
+    monkeypatch.setattr(process_pool, "_ISOLATED_SECONDS", 1)
     with pytest.raises(BrokenProcessPool):
-        run_apart(time.sleep, 60.0)
+        run_isolated(time.sleep, 60.0)
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def aggregator(tmp_path: Path) -> Iterator[Aggregator]:
 def test_good_keys_are_checked_apart_with_room_to_spare(
     aggregator: Aggregator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_pool, "_APART_BYTES", process_pool._APART_BYTES // 2)
+    monkeypatch.setattr(process_pool, "_ISOLATED_BYTES", process_pool._ISOLATED_BYTES // 2)
     assert aggregator.check_keys(group().keys.to_bytes()) == group().keys.hash
 
 
@@ -104,12 +104,12 @@ def test_keys_that_inflate_cost_a_worker_and_not_the_coordinator(
 ) -> None:
     content = EvaluationKeys(key_set([FULL]), bomb(BOMB_KEYS)).to_bytes()
     assert len(content) < 3 * MIB
-    monkeypatch.setattr(process_pool, "_APART_SECONDS", 4)  # which the test waits for
+    monkeypatch.setattr(process_pool, "_ISOLATED_SECONDS", 4)  # which the test waits for
     with pytest.raises(MalformedError, match="memory"):
         aggregator.check_keys(content)
     # The double: as much as they like, and time for it on a busy machine.
-    monkeypatch.setattr(process_pool, "_APART_BYTES", 1024 * MIB)
-    monkeypatch.setattr(process_pool, "_APART_SECONDS", 120)
+    monkeypatch.setattr(process_pool, "_ISOLATED_BYTES", 1024 * MIB)
+    monkeypatch.setattr(process_pool, "_ISOLATED_SECONDS", 120)
     with pytest.raises(MalformedError, match="evaluation keys are incomplete"):
         aggregator.check_keys(content)
 
@@ -120,6 +120,6 @@ def test_ciphertexts_that_would_inflate_are_refused_before_they_do(
 ) -> None:
     """Which is why they are checked in the coordinator's own process."""
     blob = inflating_ciphertext(polynomials, 128 * MIB // 8)
-    monkeypatch.setattr(process_pool, "_APART_BYTES", 64 * MIB)
+    monkeypatch.setattr(process_pool, "_ISOLATED_BYTES", 64 * MIB)
     with pytest.raises(MalformedError, match="not the serialization"):
-        run_apart(read_ciphertext, blob, PROTOTYPE)
+        run_isolated(read_ciphertext, blob, PROTOTYPE)

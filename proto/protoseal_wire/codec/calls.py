@@ -15,8 +15,8 @@ from protoseal_wire.codec.fields import (
     check_exact,
     check_known_fields,
     check_name,
+    check_present,
     check_seconds,
-    check_there,
     read_anchor,
 )
 from protoseal_wire.codec.setup import read_statement, statement_message
@@ -61,7 +61,7 @@ def encode_join(request: JoinRequest) -> pb.JoinRequest:
 def decode_join(message: pb.JoinRequest) -> JoinRequest:
     """Decode a site's request to join."""
     check_protocol(message.protocol)
-    check_whole(message, "statement")
+    check_fields(message, "statement")
     return JoinRequest(
         message.protocol,
         check_name("run", message.run),
@@ -85,7 +85,7 @@ def encode_join_reply(reply: JoinReply) -> pb.JoinReply:
 def decode_join_reply(message: pb.JoinReply) -> JoinReply:
     """Decode the coordinator's reply to a join."""
     check_protocol(message.protocol)
-    check_whole(message)
+    check_fields(message)
     return JoinReply(
         message.protocol,
         check_seconds("poll_seconds", message.poll_seconds, LONGEST_POLL_SECONDS),
@@ -102,7 +102,7 @@ def encode_task_request(request: TaskRequest) -> pb.TaskRequest:
 def decode_task_request(message: pb.TaskRequest) -> TaskRequest:
     """Decode a site's question for its next task."""
     check_protocol(message.protocol)
-    check_whole(message)
+    check_fields(message)
     return TaskRequest(message.protocol, check_name("run", message.run))
 
 
@@ -121,7 +121,7 @@ def encode_task(task: Task) -> pb.Task:
 
 def decode_task(message: pb.Task) -> Task:
     """Decode a site's task."""
-    check_whole(message)
+    check_fields(message)
     match message.WhichOneof("task"):
         case "wait":
             return Wait()
@@ -144,8 +144,8 @@ def encode_upload_header(header: UploadHeader) -> pb.UploadFrame:
 
 def decode_upload_header(frame: pb.UploadFrame) -> UploadHeader:
     """Decode the first frame of an upload."""
-    check_whole(frame, "header")
-    check_there(frame.header, "key")
+    check_fields(frame, "header")
+    check_present(frame.header, "key")
     return UploadHeader(
         _read_key(frame.header.key),
         check_content_size(frame.header.size),
@@ -160,7 +160,7 @@ def encode_upload_chunk(chunk: bytes) -> pb.UploadFrame:
 
 def decode_upload_chunk(frame: pb.UploadFrame) -> bytes:
     """Decode a later frame of an upload."""
-    check_whole(frame, "chunk")
+    check_fields(frame, "chunk")
     return frame.chunk
 
 
@@ -171,7 +171,7 @@ def encode_download(request: DownloadRequest) -> pb.DownloadRequest:
 
 def decode_download(message: pb.DownloadRequest) -> DownloadRequest:
     """Decode a site's question for the request of a phase."""
-    check_whole(message, "key")
+    check_fields(message, "key")
     return DownloadRequest(_read_key(message.key))
 
 
@@ -182,7 +182,7 @@ def encode_download_chunk(chunk: bytes) -> pb.DownloadFrame:
 
 def decode_download_chunk(frame: pb.DownloadFrame) -> bytes:
     """Decode a frame of a download."""
-    check_whole(frame)
+    check_fields(frame)
     return frame.chunk
 
 
@@ -193,7 +193,7 @@ def encode_leave(request: LeaveRequest) -> pb.LeaveRequest:
 
 def decode_leave(message: pb.LeaveRequest) -> LeaveRequest:
     """Decode a site's notice that it leaves the run."""
-    check_whole(message)
+    check_fields(message)
     return LeaveRequest(_check_session(message.session))
 
 
@@ -205,10 +205,10 @@ def check_protocol(protocol: int) -> None:
         )
 
 
-def check_whole(message: Message, *fields: str) -> None:
+def check_fields(message: Message, *fields: str) -> None:
     """Raise :class:`Malformed` for unknown fields, and for a message that lacks one of ``fields``."""
     check_known_fields(message)
-    check_there(message, *fields)
+    check_present(message, *fields)
 
 
 def _key_message(key: PhaseKey) -> pb.PhaseKey:
@@ -249,7 +249,7 @@ def _work_message(work: Work) -> pb.Work:
 
 
 def _read_work(message: pb.Work) -> Work:
-    check_there(message, "key")
+    check_present(message, "key")
     return Work(
         _read_key(message.key),
         check_content_size(message.size),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from protoseal_wire.codec.calls import check_protocol, check_whole
+from protoseal_wire.codec.calls import check_fields, check_protocol
 from protoseal_wire.codec.errors import Malformed
 from protoseal_wire.codec.fields import check_count, check_distinct, check_exact, check_name
 from protoseal_wire.messages import AgreementField, CheckReply, CheckRequest, Listing, RunStage
@@ -31,7 +31,7 @@ def encode_check(request: CheckRequest) -> pb.CheckRequest:
 def decode_check(message: pb.CheckRequest) -> CheckRequest:
     """Decode a site's question; the reverse of :func:`encode_check`."""
     check_protocol(message.protocol)
-    check_whole(message)
+    check_fields(message)
     return CheckRequest(message.protocol)
 
 
@@ -56,7 +56,7 @@ def decode_check_reply(message: pb.CheckReply) -> CheckReply:
     Texts are shown on terminals, so they must be printable ASCII, as canonical JSON always is.
     """
     check_protocol(message.protocol)
-    check_whole(message)
+    check_fields(message)
     listing = _read_listing(message) if message.listed else None
     if listing is None and (message.fields or message.agreement_hash or message.stage):
         raise Malformed("a CheckReply must not have an agreement for a site that is not listed")

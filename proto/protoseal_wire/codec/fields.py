@@ -31,7 +31,7 @@ def check_known_fields(message: Message) -> None:
         raise Malformed(f"a {message.DESCRIPTOR.name} has fields that this version does not know")
 
 
-def check_there(message: Message, *fields: str) -> None:
+def check_present(message: Message, *fields: str) -> None:
     """Raise unless these fields, which are messages, are present."""
     for field in fields:
         if not message.HasField(field):

@@ -21,9 +21,9 @@ from protoseal_wire.codec.fields import (
     check_exact,
     check_name,
     check_one_length,
+    check_present,
     check_signature,
     check_sorted,
-    check_there,
     decode_words,
     encode_words,
 )
@@ -111,7 +111,7 @@ def encode_masked_values(values: MaskedValues) -> bytes:
 def decode_masked_values(content: bytes, limits: Limits, form: PayloadForm) -> MaskedValues:
     """Decode the answer to VALUES in a sparse graph, with a payload of this ``form``."""
     message = parse(content, "masked_values", limits.payload).masked_values
-    check_there(message, "payload")
+    check_present(message, "payload")
     return MaskedValues(read_payload(message.payload, form), check_signature(message.signature))
 
 
@@ -181,7 +181,7 @@ def decode_released_shares(content: bytes, limits: Limits) -> ReleasedShares:
 
 
 def _read_assigned(message: pb.AssignedRows, limits: Limits) -> AssignedRows:
-    check_there(message, "classes", "clusters")
+    check_present(message, "classes", "clusters")
     axis = UpTo(limits.rows)
     classes, clusters = (decode_words(each, 32, axis) for each in (message.classes, message.clusters))
     check_one_length([message.classes, message.clusters], [(axis,), (axis,)])

@@ -19,10 +19,10 @@ from protoseal_wire.codec.fields import (
     check_exact,
     check_name,
     check_one_length,
+    check_present,
     check_scheme,
     check_signature,
     check_sorted,
-    check_there,
     decode_bools,
     decode_floats,
     decode_words,
@@ -147,7 +147,7 @@ def _presence_message(statement: PresenceStatement) -> pb.PresenceStatement:
 
 
 def _read_presence(message: pb.PresenceStatement, limits: Limits) -> PresenceStatement:
-    check_there(message, "holds")
+    check_present(message, "holds")
     return PresenceStatement(
         check_name("a presence statement's site", message.site),
         decode_bools(message.holds, (limits.classes,)),

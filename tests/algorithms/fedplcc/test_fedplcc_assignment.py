@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from algorithms.fedplcc import WITHHELD, LocalClusters, assign, most_hiding
+from algorithms.fedplcc import WITHHELD, LocalClusters, assign, most_norm_hiding
 from tests.algorithms import finch_reference as reference
 from tests.algorithms.clustered_sites import DIM, SEEDS, by_class, grams, sites
 
@@ -108,7 +108,7 @@ def test_the_smallest_clusters_join_until_there_are_few_enough(
     )
     for k, (vectors, who) in enumerate(zip(rows, owners, strict=True)):
         before, number = int((first.labels == k).sum()), int((few.labels == k).sum())
-        limit = min(most, most_hiding(len(who)) if seed % 2 == 0 else most)
+        limit = min(most, most_norm_hiding(len(who)) if seed % 2 == 0 else most)
         assert number == min(before, limit)
         if not number:
             continue
@@ -121,7 +121,7 @@ def test_the_smallest_clusters_join_until_there_are_few_enough(
 
 def test_fewer_inner_products_than_prototypes_are_what_hides_norms() -> None:
     for rows in range(400):
-        number = most_hiding(rows)
+        number = most_norm_hiding(rows)
         assert number == 1 or number * (number + 1) // 2 < rows
         assert (number + 1) * (number + 2) // 2 >= rows
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
 from algorithms.gram import Bool, Float, Need, combine, gram
-from algorithms.pfpl import Weighting, peer_weights, personalise, served_by
+from algorithms.pfpl import Weighting, peer_weights, personalise, sufficient_needs
 from crypto.protection import Combination, Offer
 
 TAU = 1e-9
@@ -231,13 +231,13 @@ def test_only_distance_has_an_unsquared_form(weighting: Weighting) -> None:
     with pytest.raises(ValueError, match="squared=False"):
         peer_weights(gram(stack), holds, weighting, squared=False, tau=TAU)
     with pytest.raises(ValueError, match="squared=False"):
-        served_by(weighting, squared=False)
+        sufficient_needs(weighting, squared=False)
 
 
 def test_needs_name_what_protections_offer() -> None:
     """The two sides never import each other: they meet by value."""
     assert {need.value for need in Need} <= {offer.value for offer in Offer}
-    blind = {w.value for w in ALL if Need.DISTANCE_WEIGHTS in served_by(w)}
+    blind = {w.value for w in ALL if Need.DISTANCE_WEIGHTS in sufficient_needs(w)}
     assert blind == {combination.value for combination in Combination}
-    assert served_by(Weighting.INVERSE) == {Need.GRAM}
-    assert served_by(Weighting.DISTANCE, squared=False) == {Need.GRAM}
+    assert sufficient_needs(Weighting.INVERSE) == {Need.GRAM}
+    assert sufficient_needs(Weighting.DISTANCE, squared=False) == {Need.GRAM}

@@ -49,8 +49,8 @@ def test_blocks_hold_each_pair_once(sites: int, workers: int) -> None:
     assert len(pairs) == len(set(pairs)) == sites * (sites - 1) // 2
     assert all(len(pair) == 2 for pair in pairs)
     assert len(blocks) <= workers
-    assert sorted(i for block in blocks for i in block.adds_up) == list(range(sites))
-    assert all({i for pair in block.pairs for i in pair} >= set(block.adds_up) for block in blocks)
+    assert sorted(i for block in blocks for i in block.needs_bare_sum) == list(range(sites))
+    assert all({i for pair in block.pairs for i in pair} >= set(block.needs_bare_sum) for block in blocks)
 
 
 @pytest.mark.parametrize("workers", range(1, 17))

@@ -22,7 +22,7 @@ from secure_server.aggregator import Aggregator
 from secure_server.coordinator import Coordinator
 from secure_server.round_log import CoordinatorRound
 from secure_server.rounds.rules_from_agreement import agreed_rules
-from secure_server.rounds.state import ASKED, Stage, State
+from secure_server.rounds.state import PHASE_OF_STAGE, Stage, State
 from secure_server.storage.store import Store
 from tests.secure_server.clock import Clock
 from tests.secure_server.scripted_sites import (
@@ -209,7 +209,7 @@ def check_refused(
 ) -> None:
     """The victim's answer, changed, is refused; its own, sent after that, is taken."""
     play.go_to(stage, number)
-    site, key = play.sites[VICTIM], play.state.key(ASKED[stage])
+    site, key = play.sites[VICTIM], play.state.key(PHASE_OF_STAGE[stage])
     honest = site.answer(key, site.download(key))
     before = play.state
     with pytest.raises(error, match=match or None):
@@ -223,6 +223,6 @@ def check_refused(
 def check_passes(play: Play, stage: Stage, change: Change) -> None:
     """The victim's answer, changed, is taken."""
     play.go_to(stage, 1)
-    site, key = play.sites[VICTIM], play.state.key(ASKED[stage])
+    site, key = play.sites[VICTIM], play.state.key(PHASE_OF_STAGE[stage])
     site.upload(key, change(site, key, site.answer(key, site.download(key))))
     assert VICTIM in play.state.answered

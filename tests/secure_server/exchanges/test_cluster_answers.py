@@ -17,7 +17,7 @@ from protoseal_wire import codec
 from protoseal_wire.codec import Malformed
 from protoseal_wire.messages import Phase
 from secure_server.exchanges.base import Attempt
-from secure_server.exchanges.cluster_assignment import Local, assigned, read_labels
+from secure_server.exchanges.cluster_assignment import LocalPrototypes, assign_clusters, read_labels
 from secure_server.exchanges.group_results import GroupSum
 from secure_server.exchanges.masked_clusters import MaskedClusters
 from tests.adversary.cluster_play import clustered_agreement
@@ -177,12 +177,12 @@ def test_more_clusters_than_are_agreed_become_as_many() -> None:
         min_holders=1, min_sites=2, protection=Protection.PLAIN, fedplcc={"most_clusters": 5}
     )
     rows = np.eye(6, agreement.dim)
-    local = {name: Local(rows, np.zeros(6, dtype=np.int64)) for name in ("a", "b")}
-    assert assigned(agreement, local).labels.tolist() == [0] * 5
+    local = {name: LocalPrototypes(rows, np.zeros(6, dtype=np.int64)) for name in ("a", "b")}
+    assert assign_clusters(agreement, local).labels.tolist() == [0] * 5
     masked = agreement.model_copy(update={"protection": Protection.MASKED})
-    assert assigned(masked, local).labels.tolist() == [0] * 4  # 10 inner products of sums, of 12 rows
+    assert assign_clusters(masked, local).labels.tolist() == [0] * 4  # 10 inner products of sums, of 12 rows
     with pytest.raises(ValueError, match="fewer than min_holders"):
-        assigned(agreement.model_copy(update={"min_holders": 3}), local)
+        assign_clusters(agreement.model_copy(update={"min_holders": 3}), local)
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +195,7 @@ def survivors() -> Iterator[tuple[MaskedClusters, Attempt]]:
 
 def a_sum(exchange: MaskedClusters, attempt: Attempt) -> GroupSum:
     """Of four sites with prototypes of length 1 and a sample each, and models of zeros."""
-    clusters = exchange._directions.told(attempt).clusters
+    clusters = exchange._directions.assignment(attempt).clusters
     number = len(clusters.labels)
     members = clusters.members(attempt.sites).astype(np.float64)
     rows = np.zeros((number, MASKED.dim))
@@ -221,7 +221,7 @@ def test_a_sum_that_sites_cannot_have_is_noticed(
     exchange, attempt = survivors
     found = a_sum(exchange, attempt)
     exchange.check_sum(attempt, found)
-    number = len(exchange._directions.told(attempt).clusters.labels)
+    number = len(exchange._directions.assignment(attempt).clusters.labels)
     found.total[{"rows": 0, "counts": number * MASKED.dim, "weight": -1}[place]] = value
     with pytest.raises(MalformedError, match=match):
         exchange.check_sum(attempt, found)

@@ -14,7 +14,7 @@ from protoseal_wire.messages import DownloadRequest, Phase, UploadHeader
 from secure_server.aggregator import Aggregator
 from secure_server.coordinator import Coordinator
 from secure_server.exchanges import rotated_clusters
-from secure_server.exchanges.base import Kept
+from secure_server.exchanges.base import AttemptCache
 from secure_server.exchanges.masked_clusters import MaskedClusters
 from tests.adversary.cluster_play import clustered_agreement
 from tests.adversary.victim import Scene, stopped_at
@@ -49,13 +49,13 @@ def test_a_restarted_coordinator_has_it_before_it_is_asked(
     def again(*_: object) -> None:
         raise AssertionError("worked out within a site's call")
 
-    monkeypatch.setattr(rotated_clusters, "assigned", again)
+    monkeypatch.setattr(rotated_clusters, "assign_clusters", again)
     assert coordinator.download(B, DownloadRequest(scene.key)) == scene.request
     header = UploadHeader(scene.key, len(scene.honest), hashlib.sha256(scene.honest).digest())
     coordinator.upload(B, header, scene.honest)
 
 
-class OvertakenKept(Kept[Any]):
+class OvertakenCache(AttemptCache[Any]):
     """As below, of what is kept."""
 
     @property
@@ -71,7 +71,7 @@ class Overtaken(MaskedClusters):
 
     def __init__(self, agreement: Agreement, limits: Limits) -> None:
         super().__init__(agreement, limits)
-        self._listed = self._relayed = OvertakenKept()
+        self._listed = self._relayed = OvertakenCache()
 
     @property
     def _known(self) -> Any:

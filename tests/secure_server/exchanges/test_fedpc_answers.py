@@ -19,7 +19,7 @@ from protoseal_wire.codec import CodecError
 from protoseal_wire.messages import Phase, PhaseKey, ReleasedShares, SharesMade, SurvivorSignature
 from secure_server.errors import BadPayload, TooLarge
 from secure_server.exchanges import masked_sums, plain_sums
-from secure_server.rounds.state import ASKED, Stage
+from secure_server.rounds.state import PHASE_OF_STAGE, Stage
 from tests.secure_server.exchanges.fedpc_play import VICTIM, Change, Play, check_passes, check_refused
 from tests.secure_server.scripted_sites import CLASSES, DIM, FAR, NEAR, PARAMETERS, ScriptedSite
 
@@ -72,7 +72,7 @@ def test_shares(masked: Play, case: str) -> None:
 
 def test_shares_of_an_earlier_attempt(masked: Play) -> None:
     masked.go_to(Stage.SHARES, 1)
-    key = masked.state.key(ASKED[Stage.SHARES])
+    key = masked.state.key(PHASE_OF_STAGE[Stage.SHARES])
     old = masked.sites[VICTIM].answer(key, masked.sites[VICTIM].download(key))
     masked.go_to(Stage.PRESENCE, 1, without=("a", "b"))
     masked.restart()  # and nobody is benched any more
@@ -238,11 +238,11 @@ def test_the_kind_is_checked_for_those_who_dropped_out_too(masked: Play) -> None
 def test_a_wrong_share_costs_its_group_the_round_and_tells_nobody_why(masked: Play) -> None:
     """It cannot be told from a good one before the secrets are put together."""
     masked.go_to(Stage.UNMASK, 1)
-    masked.sites[VICTIM].twist[ASKED[Stage.UNMASK]] = lambda content: _released(
+    masked.sites[VICTIM].twist[PHASE_OF_STAGE[Stage.UNMASK]] = lambda content: _released(
         lambda shares: tuple(
             replace(share, share=bytes([*share.share[:-1], share.share[-1] ^ 1])) for share in shares
         )
-    )(masked.sites[VICTIM], masked.state.key(ASKED[Stage.UNMASK]), content)
+    )(masked.sites[VICTIM], masked.state.key(PHASE_OF_STAGE[Stage.UNMASK]), content)
     masked.go_to(Stage.PRESENCE, 2)
     assert masked.state.reason == ""
     masked.sites[VICTIM].twist.clear()

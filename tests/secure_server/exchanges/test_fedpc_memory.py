@@ -13,9 +13,9 @@ import pytest
 
 from agreement import AveragingSection, FedpcSection, Protection
 from secure_server.exchanges.base import Attempt
-from secure_server.exchanges.masked_sums import ReadOneByOne
+from secure_server.exchanges.masked_sums import LazyVectors
 from secure_server.rounds.state import Stage
-from secure_server.stored_outcome import Computation
+from secure_server.stored_outcome import EncodedOutcome
 from tests.secure_server import scripted_sites
 from tests.secure_server.conftest import Identities
 from tests.secure_server.exchanges.fedpc_play import Play, playing
@@ -112,10 +112,10 @@ def test_reading_all_answers_first_would_show(
 
 def test_computing_in_a_thread_gives_the_inline_result(play: Play, later: Later) -> None:
     play.step(*ALL)
-    apart: Computation = later.job()
+    apart: EncodedOutcome = later.job()
     attempt = play.coordinator._requests.attempt(play.state)
     inline = play.coordinator._done_inline(play.coordinator._computation, attempt).result()
-    assert isinstance(inline, Computation)
+    assert isinstance(inline, EncodedOutcome)
     assert set(apart.results) == set(ALL)
     assert apart == inline
 
@@ -127,7 +127,7 @@ def test_vectors_are_read_when_they_are_looked_at_and_not_kept() -> None:
         reads.append(site)
         return np.zeros(1, dtype=np.uint64)
 
-    vectors = ReadOneByOne(("a", "b"), read)
+    vectors = LazyVectors(("a", "b"), read)
     assert (set(vectors), len(vectors), reads) == ({"a", "b"}, 2, [])
     assert vectors["a"] is not vectors["a"]
     assert reads == ["a", "a"]

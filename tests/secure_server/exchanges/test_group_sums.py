@@ -22,7 +22,7 @@ from protoseal_wire.messages import ActiveList, Phase, PhaseKey, PresenceStateme
 from secure_server.exchanges import plain_sums
 from secure_server.exchanges.base import Attempt
 from secure_server.exchanges.group_results import GroupSum, check_means, results_of
-from secure_server.exchanges.plain_sums import GroupSums
+from secure_server.exchanges.plain_sums import PlainSums
 from tests.algorithms import feddbp_reference as paper
 from tests.support.small import CLASSES, DIM, HOLDINGS
 from tests.support.summed import PARTS, method_agreement, sizes_of
@@ -81,7 +81,7 @@ def sent(agreement: Agreement, rows: list[Vector], models: list[Vector]) -> dict
 def check(agreement: Agreement, vector: Vector, site: str = SITES[0]) -> None:
     """As it comes: encoded, decoded, validated."""
     content = codec.encode_payload(Payload(PLAIN, arrays=(vector,)))
-    GroupSums(agreement, limits_of(agreement)).check(attempt(), Phase.VALUES, site, content)
+    PlainSums(agreement, limits_of(agreement)).check(attempt(), Phase.VALUES, site, content)
 
 
 # What is refused
@@ -97,7 +97,7 @@ def test_a_weight_counts_samples(weight: float) -> None:
         check(agreement, vector)
     payload = Payload(PLAIN, arrays=(vector,))  # what the codec refuses anyway
     with pytest.raises(MalformedError, match="number of samples from 1 to 50"):
-        GroupSums(agreement, limits_of(agreement)).validate(payload, SITES[0], attempt())
+        PlainSums(agreement, limits_of(agreement)).validate(payload, SITES[0], attempt())
 
 
 @pytest.mark.parametrize("weight", [1.0, 2.0, float(MOST)])
@@ -231,7 +231,7 @@ def test_a_plain_outcome_is_the_same_result_for_everyone() -> None:
     answers = {
         site: codec.encode_payload(Payload(PLAIN, arrays=(vector,))) for site, vector in vectors.items()
     }
-    outcome = GroupSums(agreement, limits_of(agreement)).outcome(attempt(answers=answers))
+    outcome = PlainSums(agreement, limits_of(agreement)).outcome(attempt(answers=answers))
     assert set(outcome.results) == set(SITES)
     (expected,) = results_of(agreement, [total(agreement, vectors)], PLAIN)
     for result in outcome.results.values():

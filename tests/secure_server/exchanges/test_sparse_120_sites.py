@@ -22,7 +22,7 @@ from protoseal_wire.presence import sign_presence
 from secure_client.protocol.journal import Journal
 from secure_client.protocol.masked_sum import Group, MaskedSum
 from secure_server.exchanges.base import Attempt
-from secure_server.exchanges.masked_sums import PairwiseSums
+from secure_server.exchanges.masked_sums import MaskedSums
 from tests.crypto.masked_group import credentials, member, names, sha256
 from tests.support.summed import method_agreement
 
@@ -90,7 +90,7 @@ def test_a_hundred_and_twenty_sites_add_up_though_an_eleventh_goes_after_each_st
     active = ActiveList(tuple(sites[name].state(begun) for name in MEMBERS))
     keys = {each.site: each.keys for each in active.statements if each.keys is not None}
     group = Group(group_cohort(active, MEMBERS, agreement), keys, sha256("base"))
-    server = PairwiseSums(agreement, limits_of(agreement))
+    server = MaskedSums(agreement, limits_of(agreement))
     answers: dict[tuple[Phase, str], bytes] = {}
     attempt = Attempt(begun, ROSTER, active, (MEMBERS,), {}, lambda phase, site: answers[phase, site])
     generator = np.random.default_rng(3)

@@ -15,7 +15,7 @@ from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.errors import CoordinatorError
 from secure_server.rounds import machine
 from secure_server.rounds.events import Planned
-from secure_server.rounds.state import PLANNED_ANEW, Groups, Quorum, Stage, State
+from secure_server.rounds.state import REPLANNING_STEP, Groups, Quorum, Stage, State
 from tests.secure_server.rounds.simulation_rules import NEED_EVERYONE, content_of, random_rules, require
 
 _HELD_UP = (Stage.DIRECTIONS, Stage.SHARES, Stage.VALUES, Stage.SURVIVORS)
@@ -128,7 +128,7 @@ class CheckedRun:
             require((key, site) in self.accepted, f"went on without {site}'s {key}")
 
     def _check_quorums(self, state: State, phase: Phase, asked: set[str], answered: set[str]) -> None:
-        anew = PLANNED_ANEW in self.rules.steps(state.round) and phase is not PLANNED_ANEW
+        anew = REPLANNING_STEP in self.rules.steps(state.round) and phase is not REPLANNING_STEP
         plan = self.plans.get((state.presence_key, anew), Planned())
         require(isinstance(plan, Planned), f"{phase.name} was asked, and nothing planned")
         quorums = [quorum for quorum in getattr(plan, "quorums", ()) if quorum.phase is phase]

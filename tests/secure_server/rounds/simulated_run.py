@@ -12,7 +12,7 @@ from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.errors import JoinClosed
 from secure_server.rounds import machine
 from secure_server.rounds.events import Planned
-from secure_server.rounds.state import ASKED, Stage
+from secure_server.rounds.state import PHASE_OF_STAGE, Stage
 from tests.secure_server.rounds.checked_run import CheckedRun
 from tests.secure_server.rounds.simulation_rules import require
 
@@ -137,7 +137,7 @@ class SimulatedRun(CheckedRun):
         """With too few sites left, the run stops, or ends if its last result is out, in bounded time."""
         staying = self.rng.sample(self.rules.roster, self.rules.min_sites - 1)
         rules, attempts = self.rules, self.rules.max_attempts
-        one_round = sum(rules.seconds(stage) for stage in ASKED)
+        one_round = sum(rules.seconds(stage) for stage in PHASE_OF_STAGE)
         bound = rules.join_seconds + attempts * rules.seconds(Stage.SETUP) + (attempts + 2) * one_round
         end = self.now + bound
         while not self.state.over and self.now <= end:

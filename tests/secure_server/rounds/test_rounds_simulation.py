@@ -20,13 +20,13 @@ from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.rounds import machine, task_assignment, transitions
 from secure_server.rounds.events import Planned
 from secure_server.rounds.preconditions import check_expected
-from secure_server.rounds.state import ASKING, STEPS, Groups, Quorum, Rules, Stage, State
+from secure_server.rounds.state import STAGE_OF_PHASE, STEPS, Groups, Quorum, Rules, Stage, State
 from tests.secure_server.rounds.simulated_run import SimulatedRun
 from tests.secure_server.rounds.simulation_rules import InvariantError
 from tests.support.marks import full_but
 
 RUNS, FEW = 600, 200
-ASKING_STEPS = [ASKING[phase] for phase in STEPS]
+ASKING_STEPS = [STAGE_OF_PHASE[phase] for phase in STEPS]
 
 
 def simulate(seed: int) -> SimulatedRun:

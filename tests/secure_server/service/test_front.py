@@ -54,8 +54,8 @@ asyncio.run(
 )
 """
 DOUBLES = {
-    "no limit": "Front._turn_away = lambda self, network: None",
-    "refuses the newest": "Front._turn_away = lambda self, network: [*self._strangers[network]][-1].drop()",
+    "no limit": "TcpProxy._turn_away = lambda self, network: None",
+    "refuses the newest": "TcpProxy._turn_away = lambda self, network: [*self._strangers[network]][-1].drop()",
 }
 
 

@@ -15,7 +15,7 @@ from protoseal_wire.messages import Phase, PhaseKey
 from secure_server.errors import Conflict, StoreInUse, WrongPhase, WrongStore
 from secure_server.rounds import machine
 from secure_server.storage import store as store_module
-from secure_server.storage.store import Given, Received, Store
+from secure_server.storage.store import Received, ResultReference, Store
 from tests.secure_server.rounds.round_player import RULES, SITES, START, Player, in_round
 
 AGREEMENT = b"a" * 32
@@ -232,16 +232,18 @@ class TestResults:
         assert self.contents(store) == 1
 
     def test_latest_of_a_group_is_the_newest_that_any_member_was_given(self, store: Store) -> None:
-        assert store.latest_given(SITES, 3) is None
+        assert store.latest_result(SITES, 3) is None
         first = self.give(store, 1, {"ada": b"one", "bea": b"one"})
         second = self.give(store, 2, {"ada": b"two"}, attempt=3)
-        assert store.latest_given(("ada", "bea"), 2) == Given(first, hashlib.sha256(b"one").digest())
-        latest = store.latest_given(("ada", "bea"), 3)
-        assert latest == Given(second, hashlib.sha256(b"two").digest())
+        assert store.latest_result(("ada", "bea"), 2) == ResultReference(
+            first, hashlib.sha256(b"one").digest()
+        )
+        latest = store.latest_result(("ada", "bea"), 3)
+        assert latest == ResultReference(second, hashlib.sha256(b"two").digest())
         assert store.content(latest.sha256) == b"two"
-        assert store.latest_given(("bea",), 3) == Given(first, hashlib.sha256(b"one").digest())
-        assert store.latest_given(("cid",), 3) is None
-        assert store.latest_given((), 3) is None
+        assert store.latest_result(("bea",), 3) == ResultReference(first, hashlib.sha256(b"one").digest())
+        assert store.latest_result(("cid",), 3) is None
+        assert store.latest_result((), 3) is None
         assert store.content(b"0" * 32) is None
 
 
