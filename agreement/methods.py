@@ -131,8 +131,8 @@ class Method(Named):
         return self.traits.averaged is not Part.NOTHING
 
 
-_BELOW_ZERO = "its features must not be negative, and projected ones have any sign"
-_BRANCHES = "its branches make their features by linear layers of their own, which no projection follows"
+_BELOW_ZERO = "its features must not be negative, but projected features may be"
+_BRANCHES = "its branches compute features in linear layers, after which no projection can follow"
 _ALONE = Traits(Family.ALONE)
 _AVERAGED = Traits(Family.SUMS, Part.MODEL, weighted=True, predicts=Predicts.AGGREGATED)
 _GROUPED = Traits(Family.GROUPS, Part.EXTRACTOR, prototypes=True)

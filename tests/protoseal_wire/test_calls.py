@@ -187,9 +187,9 @@ def test_bad_times_are_malformed(seconds: float) -> None:
 
 
 def test_sessions_count_from_one() -> None:
-    with pytest.raises(Malformed, match="sessions"):
+    with pytest.raises(Malformed, match="session must be at least 1"):
         codec.decode_join_reply(codec.encode_join_reply(JoinReply(PROTOCOL_VERSION, 1.0, 0)))
-    with pytest.raises(Malformed, match="sessions"):
+    with pytest.raises(Malformed, match="session must be at least 1"):
         codec.decode_leave(codec.encode_leave(LeaveRequest(0)))
 
 

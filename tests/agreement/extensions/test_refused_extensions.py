@@ -293,7 +293,7 @@ def test_another_version_than_was_agreed_on_is_refused(example: Path, tmp_path: 
     text = agreed.to_json().replace("protoseal-example 1.0", "protoseal-example 1.1")
     with pytest.raises(ConfigError, match=r"'cosine-proto' of 'protoseal-example 1\.1', but"):
         Agreement.from_json(text, source="text")
-    assert "'pads' is no method or protection" in problem(
+    assert "no third-party method or protection 'pads'" in problem(
         tmp_path, method="cosine-proto", distributions={"pads": "protoseal-example 1.0"}
     )
 

@@ -240,7 +240,7 @@ def test_a_wrong_share_of_a_key_is_noticed_with_just_enough(
     masked, released = _answers(group, survivors)
     spoilt = _flip(released, A, 4)
     expected = total(random_vectors(MEMBERS, 64, 4, seed=3), survivors)
-    with pytest.raises(MalformedError, match="mask key of clinic-e is not the key"):
+    with pytest.raises(MalformedError, match="mask key of clinic-e differs from the stated key"):
         unmask(masked, spoilt, BINDING, MEMBERS, survivors, group.public)
     assert unmask(masked, released, BINDING, MEMBERS, survivors, group.public).tolist() == expected.tolist()
     weaken("crypto.pairwise.unmask._check_stated")
