@@ -256,7 +256,7 @@ def different_assignments(play: ClusterPlay) -> tuple[EncryptedClusterAttempt, V
     return begun, begun.read(begun.total(EVERYONE))
 
 
-def test_different_assignments_leave_a_row_alone_and_its_count_refuses_it(play: ClusterPlay) -> None:
+def test_a_row_left_alone_by_different_assignments_is_refused_by_its_count(play: ClusterPlay) -> None:
     """The stated limit, as above: no mask binds sites to one assignment, so a site that looks can read the row."""
     begun, read = different_assignments(play)
     np.testing.assert_allclose(read[:DIM], play.local(A).rows[0], rtol=0.0, atol=1e-9)
@@ -268,7 +268,7 @@ def test_different_assignments_leave_a_row_alone_and_its_count_refuses_it(play: 
         assert base.guide() is None
 
 
-def test_without_the_count_it_would_be_what_sites_train_towards(
+def test_without_the_count_check_sites_would_train_towards_a_lone_row(
     play: ClusterPlay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, _ = different_assignments(play)

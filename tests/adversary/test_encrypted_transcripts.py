@@ -132,7 +132,7 @@ def check_same(honest: Transcript, tampered: Transcript) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_sites_do_decrypt_other_numbers_and_train_from_them(
+def test_tampered_runs_decrypt_and_train_from_other_numbers(
     pairs: Callable[[Method], Pair], method: Method
 ) -> None:
     honest, tampered = pairs(method)
@@ -148,7 +148,9 @@ def test_sites_do_decrypt_other_numbers_and_train_from_them(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_nothing_that_they_send_tells_the_runs_apart(pairs: Callable[[Method], Pair], method: Method) -> None:
+def test_sent_bytes_do_not_depend_on_decrypted_numbers(
+    pairs: Callable[[Method], Pair], method: Method
+) -> None:
     honest, tampered = pairs(method)
     check_same(honest, tampered)
     assert {content for (_, _, phase), content in told(tampered).items() if phase is Phase.RESULT} == {
@@ -198,7 +200,7 @@ def cosines(transcript: Transcript) -> dict[tuple[int, str], Float]:
     return found
 
 
-def test_a_site_that_states_what_it_decrypted_is_noticed(
+def test_comparison_detects_a_site_that_states_what_it_decrypted(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The power of the above: of classes 1 and 2 it says that it has them by digits of what it trains from."""

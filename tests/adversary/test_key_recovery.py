@@ -205,13 +205,13 @@ def attack(request: pytest.FixtureRequest, open_play: Open, open_masked: OpenMas
 
 
 @pytest.mark.usefixtures("telling")
-def test_one_decryption_that_comes_back_gives_the_key_and_every_upload(attack: Attack) -> None:
+def test_a_returned_decryption_reveals_the_key_and_every_upload(attack: Attack) -> None:
     read, secret = attack()
     assert np.linalg.norm(secret, axis=1).min() > 0.1
     np.testing.assert_allclose(read, secret, rtol=0.0, atol=1e-6)
 
 
-def test_no_site_says_anything_that_a_key_follows_from(attack: Attack) -> None:
+def test_sites_return_nothing_that_reveals_the_key(attack: Attack) -> None:
     with pytest.raises(NoKey, match="says nothing"):
         attack()
 

@@ -97,7 +97,7 @@ def check(number: int, **bounds: int) -> None:
     )
 
 
-def test_as_many_sums_as_minimums_allow_give_norms_away_and_are_refused(
+def test_the_most_sums_that_minimums_allow_reveal_norms_and_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Sixteen clusters of three sites: 136 equations in 48 norms."""
@@ -110,7 +110,7 @@ def test_as_many_sums_as_minimums_allow_give_norms_away_and_are_refused(
     check(16)
 
 
-def test_as_many_as_sites_go_along_with_leave_norms_open() -> None:
+def test_the_most_sums_that_sites_accept_do_not_reveal_norms() -> None:
     most = most_norm_hiding(SITES * ROWS)
     assert most == 9
     check(most)

@@ -35,14 +35,14 @@ def lists_the_victim_and_its_two_helpers(play: MaskedPlay) -> None:
     assert_is(play, total, play.vector(VICTIM, begun), 3)
 
 
-def test_the_attack_succeeds_where_sites_do_not_mind(
+def test_the_attack_succeeds_without_the_sites_check(
     open_masked: OpenMasked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weaken(ENOUGH, monkeypatch)
     lists_the_victim_and_its_two_helpers(played(open_masked))
 
 
-def test_the_site_refuses_so_short_a_list(open_masked: OpenMasked) -> None:
+def test_the_site_refuses_a_list_that_colluders_dominate(open_masked: OpenMasked) -> None:
     play, refusal = (
         played(open_masked),
         f"3 sites of the group take part, at least {LEAST} are required in a run of 10",
@@ -55,14 +55,14 @@ def test_the_site_refuses_so_short_a_list(open_masked: OpenMasked) -> None:
 
 
 @pytest.mark.parametrize("listed", [LEAST, 6, 7, 10])
-def test_a_list_that_holds_them_off_is_gone_along_with(open_masked: OpenMasked, listed: int) -> None:
+def test_a_list_long_enough_against_colluders_is_accepted(open_masked: OpenMasked, listed: int) -> None:
     """In a graph of either kind."""
     begun = played(open_masked).attempt(*TEN[:listed], groups=(TEN,))
     begun.share(*TEN[:listed])
     assert begun.graph.sparse is (listed == 10)
 
 
-def test_one_shorter_is_refused_whatever_its_size(open_masked: OpenMasked) -> None:
+def test_a_list_one_site_too_short_is_refused(open_masked: OpenMasked) -> None:
     begun = played(open_masked).attempt(*TEN[: LEAST - 1], groups=(TEN,))
     with pytest.raises(Violation, match="4 sites of the group take part, at least 5"):
         begun.share(VICTIM)

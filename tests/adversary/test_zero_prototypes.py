@@ -81,7 +81,7 @@ def test_prototypes_among_zeros_would_be_opened(play: ClusterPlay, monkeypatch: 
     in_zero_company(play)
 
 
-def test_zeros_are_not_sent(play: ClusterPlay, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_site_does_not_send_a_zero_prototype(play: ClusterPlay, monkeypatch: pytest.MonkeyPatch) -> None:
     have(monkeypatch, with_zero, B, C)
     attempt = begun(play)
     for name in EVERYONE:
@@ -106,7 +106,7 @@ def test_a_class_of_zeros_is_not_held(play: ClusterPlay, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("length", [0.0, 1e-200])
-def test_the_coordinator_takes_no_zeros(length: float) -> None:
+def test_the_coordinator_refuses_a_zero_prototype(length: float) -> None:
     cases = (
         (Protection.PLAIN, Phase.VALUES, "plain/1", "a local prototype is zero"),
         (Protection.MASKED, Phase.DIRECTIONS, "rotation/1", "a direction does not have length 1"),

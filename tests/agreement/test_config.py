@@ -80,7 +80,7 @@ def test_masked_serves_every_weighting(tmp_path: Path, weighting: str) -> None:
 
 
 @pytest.mark.parametrize("training", [{"optimiser": "adam"}, {"optimiser": "sgd", "momentum": 0.5}, {}])
-def test_an_agreement_that_was_written_is_read_as_it_was(tmp_path: Path, training: dict[str, Any]) -> None:
+def test_an_agreement_survives_a_json_round_trip(tmp_path: Path, training: dict[str, Any]) -> None:
     agreed = agreement(tmp_path, training=training)
     again = Agreement.from_json(agreed.to_json(), source="written")
     assert (again, again.hash()) == (agreed, agreed.hash())
@@ -228,7 +228,7 @@ def test_every_setting_changes_the_hash(tmp_path: Path, changes: dict[str, Any])
     assert agreement(tmp_path, **changes).hash() != agreement(tmp_path).hash()
 
 
-def test_writing_out_a_default_changes_nothing(tmp_path: Path) -> None:
+def test_writing_out_a_default_does_not_change_the_hash(tmp_path: Path) -> None:
     assert agreement(tmp_path, norm_bound=10.0).hash() == agreement(tmp_path).hash()
     again = Agreement.from_json(agreement(tmp_path).to_json(), source="test")
     assert again.hash() == agreement(tmp_path).hash()

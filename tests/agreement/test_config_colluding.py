@@ -67,7 +67,7 @@ def test_groups_that_may_be_too_small_are_refused_where_the_roster_is_known(
         load_party(tmp_path, COORDINATOR, sites=sites)
 
 
-def test_a_run_of_all_that_does_not_hold_them_off_is_refused(tmp_path: Path) -> None:
+def test_a_run_too_small_against_its_colluders_is_refused(tmp_path: Path) -> None:
     """A third, rounded up, is one too many."""
     masking = {"max_colluding": 0.333}
     write(tmp_path / "agreement.toml", AGREEMENT | FEDPC | {"protection": "masked", "masking": masking})

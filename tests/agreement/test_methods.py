@@ -74,7 +74,7 @@ def test_every_method_has_its_familys_session_and_exchange(method: Method, tmp_p
     assert has_common_group(agreement) is (family in (Family.SUMS, Family.CLUSTERS))
 
 
-def test_no_method_is_another() -> None:
+def test_methods_differ_in_what_they_exchange_or_compute() -> None:
     """In what it exchanges and what a site does with it; controls alone train as PFPL does, without its answers."""
     courses: dict[Method, Hashable] = {
         method: (method.traits, build_recipe(method_agreement(method))) for method in AGREED
@@ -89,7 +89,7 @@ def test_deployable_methods_differ_in_family_or_layout() -> None:
 
 
 @pytest.mark.parametrize("method", [Method.PFPL, Method.FEDPC, Method.FEDDBP])
-def test_a_family_that_nothing_knows_is_no_other_family(method: Method, tmp_path: Path) -> None:
+def test_an_unknown_family_is_refused(method: Method, tmp_path: Path) -> None:
     agreement = method_agreement(method)
     pfpl = agreement.pfpl
     another: Any = "another"
@@ -106,9 +106,7 @@ def test_a_family_that_nothing_knows_is_no_other_family(method: Method, tmp_path
 
 
 @pytest.mark.parametrize("method", AGREED)
-def test_a_method_that_nothing_knows_is_no_other_method(
-    method: Method, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_method_is_refused(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
     agreement = method_agreement(method)
     unknown = agreement.model_copy(update={"method": replace(method, name="another")})
     monkeypatch.delitem(built_in_methods.BUILT_IN, method)

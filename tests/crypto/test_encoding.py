@@ -29,7 +29,7 @@ def test_encoding_is_frozen(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("case", VECTORS["bad_encode"], ids=lambda case: case["name"])
-def test_encoding_is_not_another(case: dict[str, Any]) -> None:
+def test_bad_encoding_vectors_differ_from_the_encoding(case: dict[str, Any]) -> None:
     assert encode(case["label"], *_fields(case)).hex() != case["encoded"]
 
 
@@ -39,7 +39,7 @@ def test_derivation_is_frozen(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("case", VECTORS["bad_derive"], ids=lambda case: case["name"])
-def test_derivation_is_not_another(case: dict[str, Any]) -> None:
+def test_bad_derivation_vectors_differ_from_the_derivation(case: dict[str, Any]) -> None:
     assert derive(bytes.fromhex(case["secret"]), case["label"], *_fields(case)).hex() != case["derived"]
 
 

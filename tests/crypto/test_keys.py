@@ -54,7 +54,7 @@ def test_a_sealed_message_is_frozen() -> None:
             key.open(bytes.fromhex(twin["message"]), bytes.fromhex(twin["info"]))
 
 
-def test_a_channel_key_goes_through_its_bytes_and_hides_them() -> None:
+def test_channel_key_survives_serialisation_and_is_redacted() -> None:
     key = ChannelKey.generate()
     private = key.private_bytes()
     assert ChannelKey.from_private_bytes(private).public_bytes == key.public_bytes

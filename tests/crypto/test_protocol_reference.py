@@ -40,12 +40,12 @@ def _fields(case: dict[str, Any]) -> list[bytes]:
 
 
 @_cases(ENCODING, "encode")
-def test_layout(case: dict[str, Any]) -> None:
+def test_reference_layout_gives_the_frozen_bytes(case: dict[str, Any]) -> None:
     assert protocol_reference.layout(case["label"], *_fields(case)).hex() == case["encoded"]
 
 
 @_cases(ENCODING, "derive")
-def test_derived_keys(case: dict[str, Any]) -> None:
+def test_reference_derives_the_frozen_keys(case: dict[str, Any]) -> None:
     secret = bytes.fromhex(case["secret"])
     assert protocol_reference.derived(secret, case["label"], *_fields(case)).hex() == case["derived"]
 
@@ -64,21 +64,21 @@ def _self_key(site: str, binding: dict[str, Any]) -> bytes:
 
 
 @_cases(PAIRWISE, "key_schedule")
-def test_keys_of_masks(case: dict[str, Any]) -> None:
+def test_reference_derives_the_frozen_mask_keys(case: dict[str, Any]) -> None:
     shared, pair = _pair(case)
     assert protocol_reference.derived(shared, "mask-pair", *pair).hex() == case["pair_key"]
     assert _self_key(case["site"], case["binding"]).hex() == case["self_key"]
 
 
 @_cases(PAIRWISE, "bad_key_schedule")
-def test_keys_of_masks_under_anything_else(case: dict[str, Any]) -> None:
+def test_reference_derives_other_mask_keys_under_other_contexts(case: dict[str, Any]) -> None:
     shared, pair = _pair(case)
     assert protocol_reference.derived(shared, "mask-pair", *pair).hex() != case["pair_key"]
     assert _self_key(case["site"], case["binding"]).hex() != case["self_key"]
 
 
 @_cases(PAIRWISE, "coins")
-def test_coins(case: dict[str, Any]) -> None:
+def test_reference_gives_the_frozen_coins(case: dict[str, Any]) -> None:
     shared, pair = _pair(case)
     assert (
         int.from_bytes(protocol_reference.derived(shared, "mask-coin", *pair), "big") % 1024 == case["coin"]
@@ -86,13 +86,13 @@ def test_coins(case: dict[str, Any]) -> None:
 
 
 @_cases(PAIRWISE, "streams")
-def test_streams(case: dict[str, Any]) -> None:
+def test_reference_gives_the_frozen_streams(case: dict[str, Any]) -> None:
     words = protocol_reference.keystream(bytes.fromhex(case["key"]), case["bits"], len(case["first"]))
     assert [str(word) for word in words] == case["first"]
 
 
 @_cases(PAIRWISE, "masks")
-def test_masks(case: dict[str, Any]) -> None:
+def test_reference_gives_the_frozen_masks(case: dict[str, Any]) -> None:
     site, bits, masked = case["site"], case["bits"], [int(word) for word in case["words"]]
     _add(masked, _self_key(site, PAIRWISE["binding"]), bits, 1)
     for peer in case["sharers"]:
@@ -110,7 +110,7 @@ def _add(words: list[int], key: bytes, bits: int, sign: int) -> None:
 
 
 @_cases(SHAMIR, "combine")
-def test_shares(case: dict[str, Any]) -> None:
+def test_reference_opens_the_frozen_shares(case: dict[str, Any]) -> None:
     shares = {int(x): bytes.fromhex(share) for x, share in case["shares"].items()}
     assert protocol_reference.secrets_of(shares, case["threshold"]) == {int(case["secret"], 16)}
 

@@ -42,7 +42,7 @@ def test_bad_shares_are_refused(case: dict[str, Any]) -> None:
         combine(_shares(case), case["threshold"])
 
 
-def test_the_field_is_one() -> None:
+def test_the_modulus_passes_fermats_test_and_exceeds_two_to_the_256() -> None:
     """Fermat, for a few bases; and no smaller number of this form would do."""
     assert all(pow(base, PRIME - 1, PRIME) == 1 for base in (2, 3, 5, 7, 11, 13))
     assert PRIME > 2**256

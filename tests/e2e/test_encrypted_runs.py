@@ -70,7 +70,7 @@ RUNS: dict[str, tuple[Callable[..., Agreement], tuple[SiteArrays, ...], Killings
 
 
 @pytest.mark.parametrize("method", RUNS)
-def test_processes_come_to_what_a_simulation_under_plain_does(
+def test_processes_under_ckks_give_the_result_of_the_plain_simulation(
     method: str, nursery: Nursery, tmp_path: Path
 ) -> None:
     make, sites, killings = RUNS[method]

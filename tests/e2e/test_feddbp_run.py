@@ -38,7 +38,7 @@ PLAIN_DIES: Killings = (
         pytest.param(Protection.PLAIN, PLAIN_DIES, id="plain", marks=pytest.mark.full),
     ],
 )
-def test_processes_come_to_what_a_simulation_does(
+def test_processes_give_the_result_of_the_simulation(
     protection: Protection, killings: Killings, nursery: Nursery, tmp_path: Path
 ) -> None:
     agreement = feddbp_agreement(rounds=2, protection=protection)

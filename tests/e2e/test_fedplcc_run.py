@@ -43,7 +43,7 @@ PLAIN_DIES: Killings = (
         pytest.param(Protection.PLAIN, PLAIN_DIES, id="plain"),
     ],
 )
-def test_processes_come_to_what_a_simulation_does(
+def test_processes_give_the_result_of_the_simulation(
     protection: Protection, killings: Killings, nursery: Nursery, tmp_path: Path
 ) -> None:
     agreement = fedplcc_agreement(rounds=2, protection=protection)

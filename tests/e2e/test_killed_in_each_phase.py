@@ -133,7 +133,7 @@ LOSSES = (
 """The first two join the odd sites, of whom then five of six go on each time, and three of the four even ones."""
 
 
-def test_the_others_go_on_without_whoever_stays_away(nursery: Nursery, tmp_path: Path) -> None:
+def test_the_round_completes_without_sites_that_stay_away(nursery: Nursery, tmp_path: Path) -> None:
     agreement, sites = fedpc_agreement(rounds=5), two_kinds_of_sites(10)
     wanted = expected(agreement, sites, tmp_path / "simulation", LOSSES)
     with Federation(tmp_path / "run", agreement, sites, stopped_clock=True, nursery=nursery) as federation:

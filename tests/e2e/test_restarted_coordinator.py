@@ -9,7 +9,7 @@ from tests.e2e.federations import check_saved, simulated, small_agreement, small
 from tests.support.processes import Federation, frozen
 
 
-def test_stopped_between_rounds_and_killed_within_one_it_ends_in_the_same_result(tmp_path: Path) -> None:
+def test_coordinator_stopped_and_killed_gives_the_same_result(tmp_path: Path) -> None:
     agreement, sites = small_agreement(rounds=2), small_sites(3)
     with Federation(tmp_path / "run", agreement, sites) as federation:
         federation.hold("site-1", 2)

@@ -117,7 +117,7 @@ def test_settings_reach_the_twin(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_own_weights_say_themselves_how_much_of_a_sites_own_they_take(tmp_path: Path) -> None:
+def test_alpha_has_no_effect_on_an_extensions_own_weights(tmp_path: Path) -> None:
     """``alpha`` of PFPL means nothing to them."""
     one, other = (ran(tmp_path / str(alpha), "by-weights", "plain", alpha=alpha) for alpha in (0.0, 0.9))
     assert off(one, other) == 0.0

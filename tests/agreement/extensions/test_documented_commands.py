@@ -101,13 +101,13 @@ def test_the_added_method_is_the_same_under_every_protection(runs: Path) -> None
 
 
 @pytest.mark.full
-def test_the_added_methods_are_not_those_that_they_are_like(runs: Path) -> None:
+def test_added_methods_differ_from_the_built_in_methods_they_resemble(runs: Path) -> None:
     assert off(runs / "peers", runs / "peers" / "compared" / "pfpl") > 1e-3
     assert off(runs / "plain", runs / "peers") > 1e-3
 
 
 @pytest.mark.full
-def test_the_agreement_of_a_run_says_whose_code_it_was(runs: Path, example: Path) -> None:
+def test_a_runs_agreement_names_the_extensions_distributions(runs: Path, example: Path) -> None:
     agreed: dict[str, Any] = json.loads((runs / "pads" / RESULT).read_text(encoding="utf-8"))["config"]
     assert agreed["distributions"] == dict.fromkeys(("cosine-proto", "pads"), "protoseal-example 1.0")
     assert agreed["extension"] == {"cosine-proto": {"weight": 1.0}, "pads": {}}

@@ -174,7 +174,7 @@ def test_the_context_differs_wherever_sites_may_be_told_differently(example: Pat
 
 @pytest.mark.full
 @pytest.mark.usefixtures("one_thread")
-def test_processes_come_to_what_a_simulation_does(
+def test_processes_give_the_result_of_the_simulation(
     example_folder: Path, example: Path, nursery: Nursery, tmp_path: Path
 ) -> None:
     changed = {"method": "cosine-proto", "protection": "pads", "distributions": {}, "norm_bound": 10.0}

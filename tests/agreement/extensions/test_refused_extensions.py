@@ -90,7 +90,7 @@ def others(tmp_path: Path) -> Iterator[Path]:
 # Names
 
 
-def test_a_name_that_nobody_knows_is_told_the_nearest_of_all(example: Path, tmp_path: Path) -> None:
+def test_an_unknown_name_is_refused_with_the_nearest_known_one(example: Path, tmp_path: Path) -> None:
     assert "method: unknown method 'cosine-prot'; did you mean 'cosine-proto'?" in problem(
         tmp_path, method="cosine-prot"
     )
@@ -139,7 +139,7 @@ def test_a_method_and_a_protection_do_not_have_one_name(others: Path, tmp_path: 
     assert agreement_with(tmp_path, method="mine").distributions == {"mine": "first 1.0"}
 
 
-def test_one_entry_point_of_the_two_would_do(others: Path, tmp_path: Path) -> None:
+def test_an_extension_alone_under_its_name_is_accepted(others: Path, tmp_path: Path) -> None:
     install(others, {METHODS: {"mine": "first:method"}}, name="first")
     (others / "first.py").write_text(GOOD.format(name="mine"), encoding="utf-8")
     assert agreement_with(tmp_path, method="mine").distributions == {"mine": "first 1.0"}
@@ -234,7 +234,7 @@ def test_a_method_that_no_machinery_runs_cannot_be_made(made: Callable[[], Trait
         Method(name="mine", traits=made(), objective=lambda settings: NotImplemented)
 
 
-def test_other_things_that_cannot_be_made() -> None:
+def test_an_extension_with_invalid_fields_is_refused() -> None:
     with pytest.raises(ValueError, match="weights belong to the family 'peers'"):
         Method(
             name="mine",

@@ -252,7 +252,7 @@ def slope_as_the_hard_negative_backs_away(**switches: bool) -> float:
     return float(slopes[0] * -sin + slopes[1] * cos)
 
 
-def test_seen_from_the_prototype_it_is_the_same() -> None:
+def test_a_hard_negative_is_repelled_seen_from_the_prototype() -> None:
     assert slope_as_the_hard_negative_backs_away() < -1.0
     assert slope_as_the_hard_negative_backs_away(literal=True) > 0.0
 

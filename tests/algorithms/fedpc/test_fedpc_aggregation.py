@@ -126,7 +126,7 @@ def test_known_answers() -> None:
     np.testing.assert_allclose(literal.rows[0, 1], [0, 3**0.5 / 6], atol=1e-15)
 
 
-def test_a_class_nobody_with_weight_has_is_had_by_nobody() -> None:
+def test_a_class_of_groups_at_cosine_0_is_not_mixed_in() -> None:
     """Groups without a class in common are at cosine 0, so neither gets the other's; the third class is nobody's."""
     rows = np.array([[[1.0], [0.0], [0.0]], [[0.0], [2.0], [0.0]]])
     has = np.array([[True, False, False], [False, True, False]])
@@ -144,7 +144,7 @@ def test_rows_of_rho_are_convex(sites: Sites) -> None:
     assert (weights <= own[:, None] * (1 + 1e-12)).all(), "no group is more alike than the group itself"
 
 
-def test_a_group_without_anything_listens_to_itself() -> None:
+def test_a_group_without_prototypes_has_weight_on_itself_alone() -> None:
     rows = np.zeros((3, 2, 2))
     rows[1, 0] = [1.0, 2.0]
     rows[2, 0] = [2.0, 1.0]
@@ -164,7 +164,7 @@ def test_a_cosine_below_zero_counts_as_zero() -> None:
 
 @pytest.mark.parametrize("literal", [False, True])
 @given(sites=federations())
-def test_one_group_keeps_what_it_has_to_the_bit(literal: bool, sites: Sites) -> None:
+def test_a_single_group_keeps_its_means_bit_for_bit(literal: bool, sites: Sites) -> None:
     alone = replace(sites, labels=np.zeros_like(sites.labels)).groups()
     mixed = between(alone, literal_absent=literal)
     np.testing.assert_array_equal(mixed.rows, alone.rows)

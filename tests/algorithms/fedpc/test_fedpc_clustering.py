@@ -180,7 +180,7 @@ def test_equal_vectors_are_one_group(vectors: Float, groups: int | None) -> None
 
 
 @pytest.mark.parametrize("groups", [None, 2, 5])
-def test_too_few_sites_for_two_groups_are_one(groups: int | None) -> None:
+def test_too_few_sites_for_two_groups_form_one_group(groups: int | None) -> None:
     vectors = np.random.default_rng(0).random((5, 9))
     assert not cluster(gram_of(vectors), min_holders=3, groups=groups, dimension=None, seed=0).any()
     vectors = np.repeat(np.eye(2), 3, axis=0)
@@ -188,7 +188,7 @@ def test_too_few_sites_for_two_groups_are_one(groups: int | None) -> None:
     assert enough.tolist() == [0, 0, 0, 1, 1, 1]
 
 
-def test_one_group_is_one_group() -> None:
+def test_asking_for_one_group_gives_one_group() -> None:
     vectors, _ = federation(0)
     assert not cluster(gram_of(vectors), min_holders=1, groups=1, dimension=None, seed=0).any()
 
@@ -328,7 +328,7 @@ def test_neither_order_nor_rotation_changes_the_groups(change: str) -> None:
         assert after.tolist() == in_order_of_appearance(before[order]).tolist()
 
 
-def test_one_seed_gives_one_answer() -> None:
+def test_kmeans_is_deterministic_for_a_seed() -> None:
     points = np.random.default_rng(0).normal(size=(30, 4))
     found = [kmeans(points, 6, seed=seed) for seed in (7, 7)]
     assert found[0].labels.tolist() == found[1].labels.tolist()

@@ -28,7 +28,7 @@ def test_two_secrets_differ() -> None:
     assert CkksSecret.generate()[0].to_bytes() != group().secret.to_bytes()
 
 
-def test_representations_show_nothing() -> None:
+def test_representations_redact_keys() -> None:
     assert repr(group().secret) == "CkksSecret(<redacted>)"
     shown = repr(group().keys)
     assert group().keys.hash.hex()[:16] in shown

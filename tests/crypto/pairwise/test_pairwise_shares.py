@@ -24,7 +24,7 @@ A, B, C, D, E = MEMBERS
 # Secrets
 
 
-def test_secrets_go_through_their_bytes_and_hide_them() -> None:
+def test_secrets_survive_serialisation_and_are_redacted() -> None:
     secrets = AttemptSecrets.generate()
     assert len(secrets.to_bytes()) == 96
     assert AttemptSecrets.from_bytes(secrets.to_bytes()) == secrets
@@ -47,7 +47,7 @@ def test_secrets_of_another_size_are_refused(size: int) -> None:
         AttemptSecrets(bytes(32), bytes(32), bytes(size))
 
 
-def test_a_pair_goes_through_its_bytes_and_hides_them() -> None:
+def test_share_pair_survives_serialisation_and_is_redacted() -> None:
     pair = SharePair(bytes(32) + b"\x07", bytes(32) + b"\x09")
     assert SharePair.from_bytes(pair.to_bytes()) == pair
     assert repr(pair) == "SharePair(<redacted>)"

@@ -66,7 +66,7 @@ def test_the_sum_is_exact_with_none_a_tenth_or_three_tenths_dropped_out(
 
 
 @pytest.mark.parametrize("dropped", [3, 9])
-def test_the_sum_is_exact_when_they_drop_out_before_they_made_shares(dropped: int) -> None:
+def test_the_sum_is_exact_when_members_drop_out_before_shares(dropped: int) -> None:
     sharers = gone(dropped, dropped)
     group = Group.of(BINDING, GRAPH)
     group.share(sharers)
@@ -75,7 +75,7 @@ def test_the_sum_is_exact_when_they_drop_out_before_they_made_shares(dropped: in
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_sum_is_exact_when_they_drop_out_in_every_step(seed: int) -> None:
+def test_the_sum_is_exact_when_members_drop_out_in_every_step(seed: int) -> None:
     """Nine in all: of three each step is the last."""
     order = [MEMBERS[i] for i in np.random.default_rng(seed).permutation(N)]
     sharers, survivors, answering = (tuple(sorted(order[cut:])) for cut in (3, 6, 9))
@@ -283,7 +283,7 @@ def test_odd_sets_are_neither_signed_nor_believed(case: str) -> None:
         verify_sharers(member(A), BINDING, sharers, b"")
 
 
-def test_each_owner_has_to_have_signed_and_nobody_else() -> None:
+def test_sharers_must_be_signed_by_every_owner_and_nobody_else() -> None:
     signed = {name: sign_sharers(credentials(name), BINDING, MEMBERS) for name in MEMBERS[:4]}
     members = roster(MEMBERS)
     verify_signed_sharers(signed, members, BINDING, MEMBERS, MEMBERS[:4])

@@ -123,7 +123,7 @@ def test_key_files_are_private_and_encrypted(tmp_path: Path) -> None:
             read_key(path, b"wrong")
 
 
-def test_nothing_is_overwritten_unless_told(tmp_path: Path) -> None:
+def test_existing_files_are_kept_without_overwrite(tmp_path: Path) -> None:
     authority, party, identity = tmp_path / "ca", tmp_path / "a", Identity.site("f", "a")
     makers: list[Callable[[bool], object]] = [
         lambda overwrite: create_authority(authority, "f", PASSPHRASE, overwrite=overwrite, stretching=CHEAP),

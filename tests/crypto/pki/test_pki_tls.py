@@ -93,7 +93,7 @@ def test_a_site_calls_the_coordinator(parties: dict[str, Credentials], anchor: T
     [("site", "site"), ("coordinator", "coordinator"), ("elsewhere", "site"), ("coordinator", None)],
     ids=["site serves", "coordinator calls", "another host's certificate", "no certificate"],
 )
-def test_nobody_else_gets_through(
+def test_tls_refuses_every_other_party(
     server: str, client: str | None, parties: dict[str, Credentials], anchor: TrustAnchor
 ) -> None:
     credentials = parties[client] if client else None

@@ -35,7 +35,7 @@ def armored(body: bytes, kind: str = "STORAGE KEY") -> bytes:
     return b"-----BEGIN " + label + b"-----\n" + base64.b64encode(body) + b"\n-----END " + label + b"-----\n"
 
 
-def test_the_passphrase_opens_it_and_no_other_does() -> None:
+def test_wrapped_file_opens_with_its_passphrase_alone() -> None:
     assert unwrap(wrapped(), PASSPHRASE) == (Kind.STORAGE_KEY, SECRET)
     assert wrapped() != wrapped()
     for wrong in (b"", b"correct hors", PASSPHRASE + b"\n"):

@@ -143,7 +143,7 @@ def test_many_steps_come_near_the_central_limit(training: DpSgd, limit: float) -
     assert central < epsilon([training], DELTA) < 1.15 * central
 
 
-def test_nothing_costs_nothing() -> None:
+def test_an_empty_history_costs_nothing() -> None:
     assert epsilon([], DELTA) == 0
     assert delta_of([], 0.0) == 0
 

@@ -83,7 +83,7 @@ def test_the_filter_counts_more_than_a_plan_costs_and_not_much_more(history: lis
     assert planned < filtered_epsilon(history, DELTA) < 1.75 * planned + 0.1
 
 
-def test_nothing_costs_nothing_and_too_little_noise_everything() -> None:
+def test_an_empty_history_costs_nothing_and_too_little_noise_everything() -> None:
     assert filtered_epsilon([], DELTA) == 0.0
     assert filtered_epsilon([GaussianRelease(1e-3)], DELTA) == math.inf
     for delta in (0.0, 1.0):

@@ -108,7 +108,7 @@ def test_a_reason_is_printable(path: Path, reason: str) -> None:
     ("limit", "message"),
     [(LIMIT, "already"), (replace(MORE, unit=Unit.SUBJECT), "one record says nothing of one subject")],
 )
-def test_a_change_that_is_none_is_refused(path: Path, limit: Limit, message: str) -> None:
+def test_an_invalid_change_of_the_limit_is_refused(path: Path, limit: Limit, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         open_ledger(path).allow(limit, "why not")
 

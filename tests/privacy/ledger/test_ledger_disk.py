@@ -142,7 +142,7 @@ def test_lines_of_other_processes_are_synced_before_they_count(
 
 
 @pytest.mark.parametrize("call", ["write", "fsync"])
-def test_a_ledger_that_cannot_be_begun_is_none(
+def test_a_failed_creation_leaves_no_entry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     FailingDisk(monkeypatch, errno.ENOSPC, **{call: 1})
@@ -151,7 +151,7 @@ def test_a_ledger_that_cannot_be_begun_is_none(
     assert open_ledger(tmp_path / "heart.ledger").history == ()
 
 
-def test_places_that_are_none(tmp_path: Path) -> None:
+def test_an_unusable_ledger_path_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="folder is not there"):
         open_ledger(tmp_path / "unmounted" / "heart.ledger")
     assert not (tmp_path / "unmounted").exists()
@@ -162,7 +162,7 @@ def test_places_that_are_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"secret", b"line\n", b'{"dataset":"heart-2024","seq"', b"\0" * 600])
-def test_a_file_of_something_else_is_left_as_it_is(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_no_ledger_is_refused_and_kept(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "key.pem"
     path.write_bytes(content)
     path.chmod(0o644)
@@ -172,7 +172,7 @@ def test_a_file_of_something_else_is_left_as_it_is(tmp_path: Path, content: byte
     assert path.stat().st_mode & 0o777 == 0o644
 
 
-def test_through_a_link_it_is_the_files_own_folder_that_is_waited_for(
+def test_a_linked_ledger_syncs_the_folder_of_the_linked_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("here", "there"):

@@ -156,7 +156,7 @@ def test_a_restored_older_copy_is_told_by_its_anchor(path: Path) -> None:
 
 
 @pytest.mark.parametrize("begun_anew", [False, True])
-def test_a_ledger_that_vanished_is_not_begun_again_by_who_saw_it(path: Path, begun_anew: bool) -> None:
+def test_a_vanished_ledger_is_not_recreated_by_a_process_that_read_it(path: Path, begun_anew: bool) -> None:
     ledger = open_ledger(path)
     path.unlink()
     if begun_anew:

@@ -131,7 +131,7 @@ def test_sizes_that_no_group_has(more: tuple[object, ...], code: int) -> None:
     assert "Traceback" not in done.output
 
 
-def test_nothing_to_plot(tmp_path: Path) -> None:
+def test_bench_pairwise_refuses_a_plot_without_growth(tmp_path: Path) -> None:
     assert invoke("--growth", "", "--plot", tmp_path / "x.svg").exit_code == 2
 
 

@@ -46,7 +46,7 @@ def test_bench_rotation_writes_one_record_for_each_case(tmp_path: Path) -> None:
     assert "mathdefault" not in drawn
 
 
-def test_nothing_to_plot(tmp_path: Path) -> None:
+def test_bench_rotation_refuses_a_plot_without_growth(tmp_path: Path) -> None:
     assert invoke("--growth", "", "--plot", tmp_path / "x.svg").exit_code == 2
 
 

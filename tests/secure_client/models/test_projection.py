@@ -131,7 +131,7 @@ def in_float64(given: Job) -> Job:
     return replace(given, model=given.model.double(), source=source, guide=guide)
 
 
-def test_other_matrices_are_not_stacked() -> None:
+def test_models_with_different_projections_are_not_stacked() -> None:
     assert signature(projected()) == signature(projected())
     assert signature(projected(seed=2)) != signature(projected())
 
