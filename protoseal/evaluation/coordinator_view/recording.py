@@ -132,7 +132,7 @@ def _inner_products(payloads: Rounds) -> ViewLine:
     return ViewLine(
         what="inner products of sites' prototypes",
         seen=bool(of_each),
-        evidence=f"{len(of_each)} uploads have them{clustering}",
+        evidence=f"{len(of_each)} uploads show them{clustering}",
     )
 
 
@@ -180,7 +180,8 @@ def _prototypes(
         what="prototypes anywhere in the bytes of its uploads",
         seen=found.leaks,
         evidence=(
-            f"best cosine with a prototype {found.prototypes:.3f}, with shuffled copies of it {found.twins:.3f}, "
-            f"a leak above {found.threshold:.3f} (the last {_ROUNDS} rounds, read as four number types at every offset)"
+            f"closest match with a prototype: cosine {found.prototypes:.3f}; chance alone reaches {found.twins:.3f}, "
+            f"with shuffled prototypes; a leak would be above {found.threshold:.3f} (the last {_ROUNDS} rounds, bytes"
+            " read as four number types at every offset)"
         ),
     )

@@ -214,7 +214,7 @@ def test_the_description_of_fedpc_says_what_was_seen(transcripts: dict[Protectio
         "each group's mean of prototypes and extractors",
     }
     products = by_masked["inner products of sites' prototypes"].evidence
-    assert products == "8 uploads have them, of the initial model alone"
+    assert products == "8 uploads show them, of the initial model alone"
 
 
 # FedDBP: prototypes; and scores, which no protection is for, since nobody sends them
